@@ -1,0 +1,64 @@
+"""The meaning of an AttentionSpec, in float64 NumPy. This is the definition of correct."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Offset, SlidingWindow
+
+Array = npt.NDArray[np.generic]
+F64 = npt.NDArray[np.float64]
+
+
+def _canonical(x: Array, layout: tuple[int, ...]) -> F64:
+    return np.transpose(x, np.argsort(layout)).astype(np.float64)
+
+
+def _offset(offset: Offset, sq: int, skv: int) -> int:
+    return skv - sq if offset == "end" else offset
+
+
+def scores(spec: AttentionSpec, *operands: Array) -> F64:
+    """The masked scores (*B, Hq, Sq, Skv) that the softmax sees."""
+    q, k = _canonical(operands[0], spec.q_layout), _canonical(operands[1], spec.k_layout)
+    k = np.repeat(k, spec.group, axis=-3)
+    s: F64 = spec.scale * (q @ np.swapaxes(k, -1, -2))
+    for mod in spec.mods:
+        s = mod.cap * np.tanh(s / mod.cap)
+    sq, skv = s.shape[-2:]
+    i, j = np.arange(sq)[:, None], np.arange(skv)[None, :]
+    tensors = iter(operands[3:])
+    for mask in spec.masks:
+        match mask:
+            case AddMask():
+                s = s + mask.factor * next(tensors).astype(np.float64)
+            case BoolMask():
+                s = np.where(next(tensors).astype(bool), s, mask.fill)
+            case Causal():
+                s = np.where(j <= i + _offset(mask.offset, sq, skv), s, mask.fill)
+            case SlidingWindow():
+                rel = j - i - _offset(mask.offset, sq, skv)
+                keep = np.ones_like(rel, bool)
+                if mask.left is not None:
+                    keep &= rel >= -mask.left
+                if mask.right is not None:
+                    keep &= rel <= mask.right
+                s = np.where(keep, s, mask.fill)
+    return s
+
+
+def attention(spec: AttentionSpec, *operands: Array) -> F64:
+    """Output of the attention, in the spec's output layout, float64.
+
+    `operands` are q, k, v and the mask tensors, in the order and layouts that the spec names.
+    A row whose softmax is NaN (no key left) yields NaN, or zero where `spec.empty_row` is "zero".
+    """
+    s = scores(spec, *operands)
+    v = np.repeat(_canonical(operands[2], spec.v_layout), spec.group, axis=-3)
+    with np.errstate(invalid="ignore"):
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p = p / p.sum(axis=-1, keepdims=True)
+    if spec.empty_row == "zero":
+        p = np.where(np.isnan(p), 0.0, p)
+    return np.transpose(p @ v, spec.o_layout)

@@ -1,0 +1,231 @@
+"""AttentionSpec: what one attention computes, whatever its spelling. `reference.py` gives its meaning in float64.
+
+Shapes use the field's letters: B (leading batch dims), Hq and Hkv heads, Sq and Skv lengths, D and Dv head dims.
+A dim is an int, or a str symbol for a length that is known only at run time.
+
+Canonical operand order, before a layout permutes it:
+
+    q (*B, Hq, Sq, D)   k (*B, Hkv, Skv, D)   v (*B, Hkv, Skv, Dv)   out (*B, Hq, Sq, Dv)
+
+Query head h reads key/value head h // (Hq // Hkv). A layout is a permutation as in `numpy.transpose`: the stored tensor is
+`canonical.transpose(layout)`, so (0, 2, 1, 3) is BSHD and (0, 1, 3, 2) for k is K given transposed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Dim = int | str
+DType = Literal["f64", "f32", "f16", "bf16"]
+EmptyRow = Literal["nan", "zero", "mean"]
+Offset = int | Literal["end"]
+"""Where the query block starts among the keys: query i stands at key position i + offset; "end" is Skv - Sq."""
+
+NEG_INF = -math.inf
+
+
+@dataclass(frozen=True)
+class Softcap:
+    """score = cap * tanh(score / cap)"""
+
+    cap: float
+
+
+ScoreMod = Softcap
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Keeps key j for query i iff j <= i + offset; other scores become `fill`."""
+
+    offset: Offset = 0
+    fill: float = NEG_INF
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Keeps key j for query i iff i + offset - left <= j <= i + offset + right (None: no bound); others become `fill`."""
+
+    left: int | None = None
+    right: int | None = None
+    offset: Offset = 0
+    fill: float = NEG_INF
+
+
+@dataclass(frozen=True)
+class BoolMask:
+    """A boolean tensor, true keeps, false becomes `fill`. `shape` broadcasts (right-aligned) to (*B, Hq, Sq, Skv)."""
+
+    shape: tuple[Dim, ...]
+    fill: float = NEG_INF
+
+
+@dataclass(frozen=True)
+class AddMask:
+    """A float tensor times `factor`, added. `shape` broadcasts (right-aligned) to (*B, Hq, Sq, Skv)."""
+
+    shape: tuple[Dim, ...]
+    dtype: DType = "f32"
+    factor: float = 1.0
+
+
+MaskTerm = Causal | SlidingWindow | BoolMask | AddMask
+TensorMask = BoolMask | AddMask
+_TERMS: dict[str, type] = {c.__name__: c for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask)}
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """softmax(mask(mods(scale * q @ k^T))) @ v.
+
+    Masks apply in order, after the score modifications. Operands are q, k, v, then the tensor of every BoolMask and AddMask in
+    order. `empty_row` is what a query with no key left yields: "nan" and "zero" where masked scores are -inf, "mean" (of v) where
+    they are finite, as with a finfo.min fill. Raises ValueError when the fields contradict each other.
+    """
+
+    dtype: DType
+    Hq: Dim
+    Hkv: Dim
+    Sq: Dim
+    Skv: Dim
+    D: int
+    Dv: int
+    batch: tuple[Dim, ...] = ()
+    scale: float = 1.0
+    mods: tuple[ScoreMod, ...] = ()
+    masks: tuple[MaskTerm, ...] = ()
+    empty_row: EmptyRow = "nan"
+    q_layout: tuple[int, ...] = ()
+    k_layout: tuple[int, ...] = ()
+    v_layout: tuple[int, ...] = ()
+    o_layout: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("q_layout", "k_layout", "v_layout", "o_layout"):
+            layout = getattr(self, name) or tuple(range(self.rank))
+            if sorted(layout) != list(range(self.rank)):
+                raise ValueError(f"{name} {layout} is not a permutation of {self.rank} axes")
+            object.__setattr__(self, name, tuple(layout))
+        if isinstance(self.Hq, int) and isinstance(self.Hkv, int):
+            if self.Hkv < 1 or self.Hq % self.Hkv:
+                raise ValueError(f"Hq={self.Hq} is not a multiple of Hkv={self.Hkv}")
+        elif self.Hq != self.Hkv:
+            raise ValueError("symbolic head counts must be equal")
+        for mask in self.tensor_masks:
+            if len(mask.shape) > self.rank:
+                raise ValueError(f"mask rank {len(mask.shape)} exceeds the score's rank {self.rank}")
+            for have, want in zip(reversed(mask.shape), reversed(self.score_shape), strict=False):
+                if have not in (1, want):
+                    raise ValueError(f"mask shape {mask.shape} does not broadcast to {self.score_shape}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.batch) + 3
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.Hq // self.Hkv if isinstance(self.Hq, int) and isinstance(self.Hkv, int) else 1
+
+    @property
+    def score_shape(self) -> tuple[Dim, ...]:
+        return (*self.batch, self.Hq, self.Sq, self.Skv)
+
+    @property
+    def tensor_masks(self) -> tuple[TensorMask, ...]:
+        return tuple(m for m in self.masks if isinstance(m, (BoolMask, AddMask)))
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        dims = (*self.score_shape, self.Hkv)
+        return tuple(dict.fromkeys(d for d in dims if isinstance(d, str)))
+
+    @property
+    def canonical_shapes(self) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...]]:
+        """Shapes of q, k, v and out before their layouts permute them."""
+        b = self.batch
+        return (
+            (*b, self.Hq, self.Sq, self.D),
+            (*b, self.Hkv, self.Skv, self.D),
+            (*b, self.Hkv, self.Skv, self.Dv),
+            (*b, self.Hq, self.Sq, self.Dv),
+        )
+
+    @property
+    def operand_shapes(self) -> tuple[tuple[Dim, ...], ...]:
+        """Shapes as stored: q, k, v, then each tensor mask."""
+        layouts = (self.q_layout, self.k_layout, self.v_layout)
+        qkv = [tuple(s[a] for a in p) for s, p in zip(self.canonical_shapes, layouts, strict=False)]
+        return (*qkv, *(m.shape for m in self.tensor_masks))
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        """Element types of the operands: "f32", ... or "bool"."""
+        return (*[self.dtype] * 3, *("bool" if isinstance(m, BoolMask) else m.dtype for m in self.tensor_masks))
+
+    @property
+    def out_shape(self) -> tuple[Dim, ...]:
+        return tuple(self.canonical_shapes[3][a] for a in self.o_layout)
+
+    @property
+    def variant(self) -> str:
+        """A short name: heads, then what changes the score, e.g. "gqa4+causal+softcap"."""
+        if self.group == 1:
+            words = ["mha"]
+        else:
+            words = ["mqa" if self.Hkv == 1 else f"gqa{self.group}"]
+        words += [type(t).__name__.lower() for t in (*self.mods, *self.masks)]
+        return "+".join(words)
+
+    def bind(self, dims: Mapping[str, int]) -> AttentionSpec:
+        """The same spec with symbols replaced by sizes; symbols not in `dims` stay."""
+
+        def sub(d: Any) -> Any:
+            return dims.get(d, d) if isinstance(d, str) else d
+
+        masks = tuple(
+            dataclasses.replace(m, shape=tuple(map(sub, m.shape))) if isinstance(m, (BoolMask, AddMask)) else m
+            for m in self.masks
+        )
+        return dataclasses.replace(
+            self,
+            batch=tuple(map(sub, self.batch)),
+            masks=masks,
+            **{n: sub(getattr(self, n)) for n in ("Hq", "Hkv", "Sq", "Skv")},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict; infinities are written as strings."""
+
+        def enc(x: Any) -> Any:
+            if dataclasses.is_dataclass(x) and not isinstance(x, type):
+                fields = {f.name: enc(getattr(x, f.name)) for f in dataclasses.fields(x)}
+                return fields if isinstance(x, AttentionSpec) else {"kind": type(x).__name__, **fields}
+            if isinstance(x, tuple):
+                return [enc(y) for y in x]
+            if isinstance(x, float) and not math.isfinite(x):
+                return str(x)
+            return x
+
+        result: dict[str, Any] = enc(self)
+        return result
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AttentionSpec:
+        """The inverse of `to_dict`. Raises ValueError on unknown terms."""
+
+        def dec(x: Any) -> Any:
+            if isinstance(x, dict):
+                fields = {k: dec(v) for k, v in x.items() if k != "kind"}
+                if x.get("kind") not in _TERMS:
+                    raise ValueError(f"unknown term {x.get('kind')!r} in an attention spec")
+                return _TERMS[x["kind"]](**fields)
+            if isinstance(x, list):
+                return tuple(dec(y) for y in x)
+            return float(x) if x in ("inf", "-inf", "nan") else x
+
+        return cls(**{k: dec(v) for k, v in data.items()})
