@@ -226,6 +226,6 @@ class AttentionSpec:
                 return _TERMS[x["kind"]](**fields)
             if isinstance(x, list):
                 return tuple(dec(y) for y in x)
-            return float(x) if x in ("inf", "-inf", "nan") else x
+            return float(x) if x in ("inf", "-inf") else x
 
         return cls(**{k: dec(v) for k, v in data.items()})
