@@ -1,0 +1,554 @@
+"""The general kernel body for llvm-cpu: IREE's `online_attention` with its producers and epilogue in one dispatch.
+
+The kernel is a `flow.executable` written by hand, so that its name is ours and nothing between the model and the code
+generator can split it, fold a dim of the op that our tile sizes count on, or fuse a neighbour into it. Inside, operands are
+loaded whole in the layout they are stored in (the op's indexing maps do the rest), masks are made by one `linalg.generic`
+that the compiler tiles into the K/V loop, and the epilogue divides by the row sum. All arithmetic is f32.
+
+Iteration dims: b0, b1, ... (batch), h (key/value heads), g (query heads per key/value head), m (queries), n (Dv), k1 (D),
+k2 (keys). Batch and head dims of size one are left out; with a single query the group takes the place of m.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, MaskTerm, Offset, SlidingWindow
+from onnx_fa.target import Target
+
+LOG2E = math.log2(math.e)
+LN2 = math.log(2.0)
+
+MLIR_DTYPE = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1"}
+
+FINITE_FILLS = (-1e30, -1e33, -1e36)
+"""What stands for the finite fills of a spec, weakest first. Each swallows any score it is added to, as a `where` would, and
+log2(e) times it still is a finite f32 (finfo.min is not)."""
+
+STRONGEST_MODERATE_FILL = -1e4
+"""A finite fill above this may compete with real scores, which adding cannot express."""
+
+ADD_LIMIT = 1e37
+"""Additive masks are clamped to this magnitude (infinities stay), so that log2(e) times their sum is finite in f32."""
+
+_FLAGS = (
+    "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192",
+    "--iree-llvmcpu-stack-allocation-limit=65536",
+)
+
+Axis = tuple[str | None, Dim]
+"""An axis of a stored operand: the iteration dim that walks it (None for one of size 1 that nothing walks) and its size."""
+
+
+@dataclass(frozen=True)
+class OpConfig:
+    """Tiles: queries per workgroup, queries per register tile, keys per step; and whether K is transposed first."""
+
+    block_m: int
+    tile_m: int
+    tile_k2: int
+    transpose_k: bool
+
+
+def default_config(spec: AttentionSpec, target: Target) -> OpConfig:
+    """Tiles for a spec, from its head dims, its number of query rows and the target's vector registers.
+
+    The accumulator of a register tile is tile_m x Dv; K and V are walked whole for every tile_m rows, so tile_m is as large as
+    the registers allow, and never less than 1.
+    """
+    rows = _rows(spec)
+    vectors = -(-spec.Dv // target.lanes)
+    tile_m = max(1, min(4, target.registers // (2 * vectors)))
+    if isinstance(rows, int):
+        tile_m = min(tile_m, rows)
+    block_m = 64 if not isinstance(rows, int) or rows >= 64 else -(-rows // tile_m) * tile_m
+    decode = isinstance(rows, int) and rows == 1
+    return OpConfig(block_m, tile_m, 32, transpose_k=not decode)
+
+
+def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | None = None) -> Kernel:
+    """The kernel for `spec` with symbol `name`. Raises UnsupportedError with the reason when the op cannot express it."""
+    if target.backend != "llvm-cpu":
+        raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
+    if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
+        raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
+    fills = _fills(spec.masks)
+    chosen = config or default_config(spec, target)
+    emitter = _Emitter(spec, name, chosen, fills)
+    return Kernel(
+        name=name,
+        text=emitter.text(),
+        body="op",
+        spec=spec,
+        config={k: int(v) for k, v in dataclasses.asdict(chosen).items()},
+        flags=_FLAGS,
+    )
+
+
+def _rows(spec: AttentionSpec) -> Dim:
+    """Size of iteration dim m: the queries, or the group when there is one query."""
+    return spec.group if spec.Sq == 1 else spec.Sq
+
+
+def _fills(masks: Sequence[MaskTerm]) -> dict[float, float]:
+    """What is added to a score in place of each fill: the same result for every row, also those with no key left."""
+    finite: set[float] = set()
+    for mask in masks:
+        if isinstance(mask, AddMask):
+            if any(f > FINITE_FILLS[0] for f in finite):
+                raise UnsupportedError("an additive mask after a mask with a moderate finite fill")
+        elif math.isnan(mask.fill) or mask.fill > STRONGEST_MODERATE_FILL:
+            raise UnsupportedError(f"a mask fill of {mask.fill} competes with real scores")
+        elif math.isfinite(mask.fill):
+            finite.add(mask.fill)
+    if len(finite) > len(FINITE_FILLS):
+        raise UnsupportedError(f"more than {len(FINITE_FILLS)} different finite mask fills")
+    ladder = dict(zip(sorted(finite, reverse=True), FINITE_FILLS, strict=False))
+    return {-math.inf: -math.inf, **ladder}
+
+
+def _float(value: float) -> str:
+    """An f32 constant, exact, infinities included."""
+    return f"0x{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"
+
+
+def _type(dims: Sequence[Dim], dtype: str) -> str:
+    sizes = "".join(f"{d if isinstance(d, int) else '?'}x" for d in dims)
+    return f"tensor<{sizes}{MLIR_DTYPE[dtype]}>"
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tensor at the dispatch boundary. `axes` are its stored axes with the query heads split in (h, g)."""
+
+    name: str
+    stored: tuple[Dim, ...]
+    axes: tuple[Axis, ...]
+    dtype: str
+
+    @property
+    def split(self) -> tuple[Dim, ...]:
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def walked(self) -> tuple[tuple[str, Dim], ...]:
+        """The axes that an iteration dim walks; the others are dropped when the tensor is loaded."""
+        return tuple((name, size) for name, size in self.axes if name is not None)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.walked)
+
+    @property
+    def loaded(self) -> str:
+        return _type([size for _, size in self.walked], self.dtype)
+
+
+class _Emitter:
+    """Builds the text of one kernel."""
+
+    def __init__(self, spec: AttentionSpec, name: str, config: OpConfig, fills: dict[float, float]) -> None:
+        self.spec, self.name, self.config, self.fills = spec, name, config, fills
+        self.fold = spec.Sq == 1 and spec.group > 1
+        batch_names = [f"b{i}" for i in range(len(spec.batch))]
+        heads = spec.Hkv if spec.group > 1 else spec.Hq
+        outer: list[tuple[str, Dim]] = [*zip(batch_names, spec.batch, strict=True), ("h", heads)]
+        if spec.group > 1 and not self.fold:
+            outer.append(("g", spec.group))
+        self.outer = {n: d for n, d in outer if d != 1}
+        self.sizes: dict[str, Dim] = {**self.outer, "m": _rows(spec), "n": spec.Dv, "k1": spec.D, "k2": spec.Skv}
+        self.order = list(self.sizes)
+        q, k, v, o = spec.canonical_shapes
+        kinds = (("Hq", "m", "k1"), ("Hkv", "k2", "k1"), ("Hkv", "k2", "n"), ("Hq", "m", "n"))
+        layouts = (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout)
+        self.q, self.k, self.v, self.o = (
+            self._operand(letter, shape, (*batch_names, *kind), layout, spec.dtype)
+            for letter, shape, kind, layout in zip("qkvo", (q, k, v, o), kinds, layouts, strict=True)
+        )
+        score_axes = (*batch_names, "Hq", "m", "k2")
+        self.masks = [
+            self._operand(f"t{i}", m.shape, score_axes[len(score_axes) - len(m.shape) :], None, dtype)
+            for i, (m, dtype) in enumerate(zip(spec.tensor_masks, spec.operand_dtypes[3:], strict=True))
+        ]
+
+    def _operand(
+        self, letter: str, shape: Sequence[Dim], kinds: Sequence[str], layout: Sequence[int] | None, dtype: str
+    ) -> _Operand:
+        """`shape` and `kinds` are in canonical order; the result is in stored order."""
+        axes: list[Axis] = []
+        stored = []
+        for a in layout or range(len(shape)):
+            size, kind = shape[a], kinds[a]
+            stored.append(size)
+            if kind == "Hq" and self.spec.group > 1 and size != 1:
+                axes += [self._axis("h", self.spec.Hkv), ("m" if self.fold else "g", self.spec.group)]
+            elif kind == "m" and self.fold:
+                axes.append((None, 1))
+            else:
+                axes.append(self._axis({"Hq": "h", "Hkv": "h"}.get(kind, kind), size))
+        if letter.startswith("t"):  # a mask's axes of size 1 broadcast
+            axes = [(None if size == 1 else name, size) for name, size in axes]
+        return _Operand(letter, tuple(stored), tuple(axes), dtype)
+
+    def _axis(self, name: str, size: Dim) -> Axis:
+        return (name if name in self.outer or name in ("m", "n", "k1", "k2") else None, size)
+
+    # Small pieces of text.
+
+    def _map(self, dims: Sequence[str]) -> str:
+        return f"affine_map<({', '.join(self.order)}) -> ({', '.join(dims)})>"
+
+    def _shape(self, dims: Sequence[str]) -> tuple[Dim, ...]:
+        return tuple(self.sizes[d] for d in dims)
+
+    def _size(self, symbol: str) -> str:
+        """The value that holds a symbol's size: symbols are any text, values are not."""
+        return f"%dim{self.spec.symbols.index(symbol)}"
+
+    def _dynamic(self, dims: Sequence[Dim]) -> str:
+        return ", ".join(self._size(d) for d in dims if isinstance(d, str))
+
+    def _braces(self, dims: Sequence[Dim]) -> str:
+        """The list of dynamic sizes that a flow or dispatch tensor carries."""
+        return f"{{{self._dynamic(dims)}}}" if self._dynamic(dims) else ""
+
+    def _empty(self, name: str, dims: Sequence[Dim], dtype: str) -> str:
+        return f"%{name} = tensor.empty({self._dynamic(dims)}) : {_type(dims, dtype)}"
+
+    def _bounds(self, dims: Sequence[Dim]) -> str:
+        sizes = ", ".join(str(d) if isinstance(d, int) else self._size(d) for d in dims)
+        zeros, ones = ", ".join("0" for _ in dims), ", ".join("1" for _ in dims)
+        return f"offsets = [{zeros}], sizes = [{sizes}], strides = [{ones}]"
+
+    def _binding(self, x: _Operand, access: str) -> str:
+        return f"!iree_tensor_ext.dispatch.tensor<{access}:{_type(x.split, x.dtype)}>"
+
+    # The parts of the kernel.
+
+    def text(self) -> str:
+        spec, name = self.spec, self.name
+        inputs = [self.q, self.k, self.v, *self.masks]
+        out: list[str] = []
+        key = self.k
+        if self._transposes_k():
+            key = _Operand("kt", (), tuple((d, self.sizes[d]) for d in (*self._kv_outer(), "k1", "k2")), "f32")
+            out.append(self._executable("transpose", [self.k], key, self._transpose_body(key)))
+        inside = [self.q, key, self.v, *self.masks]
+        out.append(self._executable("attention", inside, self.o, self._attention_body(key)))
+
+        args = ", ".join(f"%{x.name}: {_type(x.stored, x.dtype)}" for x in inputs)
+        result = _type(self.o.stored, self.o.dtype)
+        body = [f"util.func private @{name}({args}) -> {result} {{"]
+        for i in range(max(len(x.stored) for x in inputs)):
+            body.append(f"  %axis{i} = arith.constant {i} : index")
+        for symbol in spec.symbols:
+            x, axis = next((x, x.stored.index(symbol)) for x in inputs if symbol in x.stored)
+            body.append(f"  {self._size(symbol)} = tensor.dim %{x.name}, %axis{axis} : {_type(x.stored, x.dtype)}")
+        for x in inputs:
+            body.append("  " + self._reshape(f"{x.name}_", x.name, x.dtype, x.stored, x.split))
+        if key is not self.k:
+            body.append("  " + self._dispatch("transpose", [self.k], key))
+        body.append("  " + self._dispatch("attention", inside, self.o))
+        body.append("  " + self._reshape("result", "o_", self.o.dtype, self.o.split, self.o.stored))
+        body.append(f"  util.return %result : {result}\n}}")
+        out.append("\n".join(body))
+        return "\n".join(out) + "\n"
+
+    def _kv_outer(self) -> list[str]:
+        return [d for d in self.outer if d in self.k.dims]
+
+    def _transposes_k(self) -> bool:
+        return self.config.transpose_k and self.k.dims[-1] == "k1"
+
+    def _reshape(self, result: str, source: str, dtype: str, old: Sequence[Dim], new: Sequence[Dim]) -> str:
+        types = f"{_type(old, dtype)}{self._braces(old)} -> {_type(new, dtype)}{self._braces(new)}"
+        return f"%{result} = flow.tensor.reshape %{source} : {types}"
+
+    def _dispatch(self, part: str, inputs: Sequence[_Operand], result: _Operand) -> str:
+        entry = f"@{self.name}_{part}::@{self.name}_{part}"
+        symbols = self.spec.symbols
+        workload = f"[{self._dynamic(symbols)}]" if symbols else ""
+        args = ", ".join([*(f"%{x.name}_" for x in inputs), *map(self._size, symbols)])
+        types = [f"{_type(x.split, x.dtype)}{self._braces(x.split)}" for x in inputs] + ["index"] * len(symbols)
+        to = f"{_type(result.split, result.dtype)}{self._braces(result.split)}"
+        return f"%{result.name}_ = flow.dispatch {entry}{workload}({args}) : ({', '.join(types)}) -> {to}"
+
+    def _executable(self, part: str, inputs: Sequence[_Operand], result: _Operand, body: Sequence[str]) -> str:
+        symbol, symbols = f"@{self.name}_{part}", self.spec.symbols
+        work = ", ".join(f"%w{i}" for i in range(len(symbols)))
+        typed = ", ".join(f"%w{i}: index" for i in range(len(symbols)))
+        args = [f"%{x.name}_arg: {self._binding(x, 'readonly')}" for x in inputs]
+        args += [f"{self._size(s)}_arg: index" for s in symbols]
+        args.append(f"%{result.name}_arg: {self._binding(result, 'writeonly')}")
+        lines = [
+            f"flow.executable private {symbol} {{",
+            f"flow.executable.export public {symbol} workgroups({typed}) -> (index, index, index) {{",
+            f"  %x, %y, %z = iree_tensor_ext.dispatch.workgroup_count_from_slice({work})",
+            "  flow.return %x, %y, %z : index, index, index",
+            "}",
+            "builtin.module {",
+            f"func.func {symbol}({', '.join(args)}) {{",
+        ]
+        lines += [
+            f"  %dim{i} = iree_tensor_ext.dispatch.workload.ordinal %dim{i}_arg, {i} : index" for i in range(len(symbols))
+        ]
+        for x, access in [*((x, "readonly") for x in inputs), (result, "writeonly")]:
+            binding, tied = self._binding(x, access), self._braces(x.split)
+            source = f"%{x.name}_arg"
+            if tied:
+                lines.append(f"  %{x.name}_tied = flow.dispatch.tie_shape {source} : {binding}{tied}")
+                source = f"%{x.name}_tied"
+            if access == "readonly":
+                load = f"iree_tensor_ext.dispatch.tensor.load {source}, {self._bounds(x.split)}"
+                lines.append(f"  %{x.name} = {load} : {binding}{tied} -> {x.loaded}")
+            else:
+                target = source
+        lines += [f"  {line}" for line in body]
+        store = f"iree_tensor_ext.dispatch.tensor.store %{result.name}, {target}, {self._bounds(result.split)}"
+        binding, tied = self._binding(result, "writeonly"), self._braces(result.split)
+        lines += [f"  {store} : {result.loaded} -> {binding}{tied}", "  return", "}", "}", "}"]
+        return "\n".join(lines)
+
+    def _elementwise(
+        self, result: str, dims: Sequence[str], sources: Sequence[tuple[str, Sequence[str], str]], body: Sequence[str], dtype: str
+    ) -> list[str]:
+        """A linalg.generic over `dims` with inputs (name, dims, dtype) as %x0, %x1, ... whose body ends in %y."""
+        shape = self._shape(dims)
+        maps = [f"affine_map<({', '.join(dims)}) -> ({', '.join(d)})>" for d in [*(s[1] for s in sources), dims]]
+        ins = ""
+        if sources:
+            names = ", ".join(f"%{s[0]}" for s in sources)
+            ins = f"ins({names} : {', '.join(_type(self._shape(s[1]), s[2]) for s in sources)}) "
+        types = [MLIR_DTYPE[s[2]] for s in sources]
+        args = ", ".join([*(f"%x{i}: {t}" for i, t in enumerate(types)), f"%unused: {MLIR_DTYPE[dtype]}"])
+        kinds = ", ".join('"parallel"' for _ in dims)
+        return [
+            self._empty(f"{result}_empty", shape, dtype),
+            f"%{result} = linalg.generic {{indexing_maps = [{', '.join(maps)}], iterator_types = [{kinds}]}} "
+            f"{ins}outs(%{result}_empty : {_type(shape, dtype)}) {{",
+            f"^bb0({args}):",
+            *(f"  {line}" for line in body),
+            f"  linalg.yield %y : {MLIR_DTYPE[dtype]}",
+            f"}} -> {_type(shape, dtype)}",
+        ]
+
+    def _widen(self, x: _Operand) -> tuple[str, list[str]]:
+        """The loaded tensor in f32: its name and the ops that make it."""
+        if x.dtype == "f32":
+            return x.name, []
+        body = [f"%y = arith.extf %x0 : {x.dtype} to f32"]
+        return f"{x.name}_f32", self._elementwise(f"{x.name}_f32", x.dims, [(x.name, x.dims, x.dtype)], body, "f32")
+
+    def _transpose_body(self, key: _Operand) -> list[str]:
+        cast = f"%y = arith.extf %x0 : {self.k.dtype} to f32"
+        if self.k.dtype == "f32":
+            cast = "%zero = arith.constant -0.0 : f32\n%y = arith.addf %x0, %zero : f32"
+        return self._elementwise("kt", key.dims, [("k", self.k.dims, self.k.dtype)], [cast], "f32")
+
+    def _attention_body(self, key: _Operand) -> list[str]:
+        spec = self.spec
+        lines = [
+            f"%scale = arith.constant {_float(spec.scale)} : f32",
+            "%zero = arith.constant 0.0 : f32",
+            f"%one = arith.constant {_float(1.0)} : f32",
+            "%lowest = arith.constant 0xFF7FFFFF : f32",
+            *self._mask_constants(),
+        ]
+        names = []
+        for x in (self.q, key, self.v):
+            name, ops = self._widen(x)
+            names.append(name)
+            lines += ops
+        mask_dims, ops = self._mask()
+        lines += ops
+        acc, row = (*self.outer, "m", "n"), (*self.outer, "m")
+        acc_type, row_type = _type(self._shape(acc), "f32"), _type(self._shape(row), "f32")
+        lines += [self._empty("acc_empty", self._shape(acc), "f32"), self._empty("row_empty", self._shape(row), "f32")]
+        for name, value, empty, kind in (
+            ("acc0", "zero", "acc_empty", acc_type),
+            ("max0", "lowest", "row_empty", row_type),
+            ("sum0", "zero", "row_empty", row_type),
+        ):
+            lines.append(f"%{name} = linalg.fill ins(%{value} : f32) outs(%{empty} : {kind}) -> {kind}")
+        dims = [self.q.dims, key.dims, self.v.dims, ()]
+        types = [_type(self._shape(d), "f32") for d in dims[:3]] + ["f32"]
+        names.append("scale")
+        if mask_dims:
+            dims.append(mask_dims)
+            types.append(_type(self._shape(mask_dims), "f32"))
+            names.append("mask")
+        maps = ", ".join(self._map(d) for d in [*dims, acc, row, row])
+        ins = f"ins({', '.join(f'%{n}' for n in names)} : {', '.join(types)})"
+        lines += [
+            f"%online:3 = iree_linalg_ext.online_attention <indexing_maps = [{maps}]> "
+            f"{{compilation_info = {self._compilation_info()}}} {ins} "
+            f"outs(%acc0, %max0, %sum0 : {acc_type}, {row_type}, {row_type}) {{",
+            "^bb0(%score: f32):",
+            *(f"  {line}" for line in self._score_mods()),
+            f"}} -> {acc_type}, {row_type}, {row_type}",
+        ]
+        body = []
+        divisor = "%x1"
+        if spec.empty_row == "zero":
+            # A row with no key left has a sum of 0 and an accumulator of 0 (NaN where v has one); its quotient must not be 0/0.
+            body += ["%none = arith.cmpf oeq, %x1, %zero : f32", "%sum = arith.select %none, %one, %x1 : f32"]
+            divisor = "%sum"
+        last = "%y" if spec.dtype == "f32" and spec.empty_row != "zero" else "%quotient"
+        body.append(f"{last} = arith.divf %x0, {divisor} : f32")
+        if spec.empty_row == "zero":
+            # The reference zeroes every row whose softmax is NaN.
+            known = "%y" if spec.dtype == "f32" else "%known"
+            body += [
+                "%nan = arith.cmpf uno, %x1, %x1 : f32",
+                f"{known} = arith.select %nan, %zero, %quotient : f32",
+            ]
+            last = known
+        if spec.dtype != "f32":
+            body.append(f"%y = arith.truncf {last} : f32 to {spec.dtype}")
+        sources = [("online#0", acc, "f32"), ("online#2", row, "f32")]
+        lines += self._elementwise("o", self.o.dims, sources, body, spec.dtype)
+        return lines
+
+    def _score_mods(self) -> list[str]:
+        """The op's region: it sees score * scale * log2(e) and yields the same unit."""
+        lines, value = [], "%score"
+        for i, mod in enumerate(self.spec.mods):
+            lines += [
+                f"%in{i} = arith.constant {_float(LN2 / mod.cap)} : f32",
+                f"%out{i} = arith.constant {_float(LOG2E * mod.cap)} : f32",
+                f"%a{i} = arith.mulf {value}, %in{i} : f32",
+                f"%b{i} = math.tanh %a{i} : f32",
+                f"%c{i} = arith.mulf %b{i}, %out{i} : f32",
+            ]
+            value = f"%c{i}"
+        return [*lines, f"iree_linalg_ext.yield {value} : f32"]
+
+    def _mask_constants(self) -> list[str]:
+        """Sizes and offsets that the index terms use."""
+        lines = []
+        for i, mask in enumerate(self.spec.masks):
+            if isinstance(mask, (Causal, SlidingWindow)):
+                lines += self._offset(f"offset{i}", mask.offset)
+        return lines
+
+    def _offset(self, name: str, offset: Offset) -> list[str]:
+        if offset != "end":
+            return [f"%{name} = arith.constant {offset} : index"]
+        sq, skv = self.spec.Sq, self.spec.Skv
+        if isinstance(sq, int) and isinstance(skv, int):
+            return [f"%{name} = arith.constant {skv - sq} : index"]
+        lines, names = [], []
+        for size in (skv, sq):
+            if isinstance(size, int):
+                lines.append(f"%{name}_{size} = arith.constant {size} : index")
+            names.append(f"%{name}_{size}" if isinstance(size, int) else self._size(size))
+        return [*lines, f"%{name} = arith.subi {names[0]}, {names[1]} : index"]
+
+    def _mask(self) -> tuple[tuple[str, ...], list[str]]:
+        """The dims of the mask operand (none: no mask) and the generic that makes it: terms apply in order."""
+        spec = self.spec
+        if not spec.masks:
+            return (), []
+        indexed = any(isinstance(m, (Causal, SlidingWindow)) for m in spec.masks)
+        used = {"k2"} | ({"m"} if indexed and not self.fold else set())
+        for x in self.masks:
+            used |= set(x.dims)
+        dims = tuple(d for d in self.order if d in used)
+        body: list[str] = []
+        if indexed:
+            body.append(f"%j = linalg.index {dims.index('k2')} : index")
+            if self.fold:
+                body.append("%i = arith.constant 0 : index")
+            else:
+                body.append(f"%i = linalg.index {dims.index('m')} : index")
+        value, tensor = "%zero", 0
+        for i, mask in enumerate(spec.masks):
+            if isinstance(mask, AddMask):
+                body += self._add_term(i, mask, f"%x{tensor}", value)
+                tensor += 1
+            else:
+                if isinstance(mask, BoolMask):
+                    keep, ops = f"%x{tensor}", []
+                    tensor += 1
+                else:
+                    keep, ops = self._index_term(i, mask)
+                body += [
+                    *ops,
+                    f"%fill{i} = arith.constant {_float(self.fills[mask.fill])} : f32",
+                    f"%m{i} = arith.select {keep}, {value}, %fill{i} : f32",
+                ]
+            value = f"%m{i}"
+        body.append(f"%y = arith.addf {value}, %zero : f32")
+        sources = [(x.name, x.dims, x.dtype) for x in self.masks]
+        return dims, self._elementwise("mask", dims, sources, body, "f32")
+
+    @staticmethod
+    def _add_term(i: int, mask: AddMask, source: str, value: str) -> list[str]:
+        lines = []
+        if mask.dtype != "f32":
+            lines.append(f"%wide{i} = arith.extf {source} : {mask.dtype} to f32")
+            source = f"%wide{i}"
+        largest = 65504.0 if mask.dtype == "f16" else 3.4028234663852886e38
+        if largest * abs(mask.factor) > ADD_LIMIT:
+            limit = min(ADD_LIMIT / abs(mask.factor), largest)
+            lines += [
+                f"%hi{i} = arith.constant {_float(limit)} : f32",
+                f"%lo{i} = arith.constant {_float(-limit)} : f32",
+                f"%inf{i} = arith.constant 0x7F800000 : f32",
+                f"%abs{i} = math.absf {source} : f32",
+                f"%big{i} = arith.cmpf oeq, %abs{i}, %inf{i} : f32",
+                f"%max{i} = arith.maximumf {source}, %lo{i} : f32",
+                f"%min{i} = arith.minimumf %max{i}, %hi{i} : f32",
+                f"%clamped{i} = arith.select %big{i}, {source}, %min{i} : f32",
+            ]
+            source = f"%clamped{i}"
+        if mask.factor != 1.0:
+            lines += [
+                f"%factor{i} = arith.constant {_float(mask.factor)} : f32",
+                f"%scaled{i} = arith.mulf {source}, %factor{i} : f32",
+            ]
+            source = f"%scaled{i}"
+        return [*lines, f"%m{i} = arith.addf {value}, {source} : f32"]
+
+    @staticmethod
+    def _index_term(i: int, mask: Causal | SlidingWindow) -> tuple[str, list[str]]:
+        """An i1 that tells whether query %i sees key %j."""
+        lines = [f"%pos{i} = arith.addi %i, %offset{i} : index"]
+        if isinstance(mask, Causal):
+            return f"%keep{i}", [*lines, f"%keep{i} = arith.cmpi sle, %j, %pos{i} : index"]
+        keeps = []
+        for side, bound, sign, test in (("l", mask.left, -1, "sge"), ("r", mask.right, 1, "sle")):
+            if bound is not None:
+                lines += [
+                    f"%{side}{i} = arith.constant {sign * bound} : index",
+                    f"%{side}p{i} = arith.addi %pos{i}, %{side}{i} : index",
+                    f"%{side}k{i} = arith.cmpi {test}, %j, %{side}p{i} : index",
+                ]
+                keeps.append(f"%{side}k{i}")
+        if not keeps:
+            return f"%keep{i}", [f"%keep{i} = arith.constant true"]
+        if len(keeps) == 1:
+            return keeps[0], lines
+        return f"%keep{i}", [*lines, f"%keep{i} = arith.andi {keeps[0]}, {keeps[1]} : i1"]
+
+    def _compilation_info(self) -> str:
+        """Tiles in the order of the iteration dims. k1 and n stay whole: tiling k1 gives wrong numbers, tiling n repeats QK."""
+        rows = len(self.outer)
+        ones = [1] * rows
+        c = self.config
+        tiles = {
+            "distribution": [*ones, c.block_m, 0, 0, 0],
+            "vector_common_parallel": [*ones, c.tile_m, self.spec.Dv, 0, 0],
+            "vector_reduction": [0] * (rows + 3) + [c.tile_k2],
+        }
+        levels = ", ".join(f"{k} = {v}" for k, v in tiles.items())
+        return (
+            f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{levels}>, "
+            "translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>>"
+        )
