@@ -1,0 +1,121 @@
+"""The `blocked` form: a Loop over K/V blocks with running maximum, sum and rescaling (online softmax, Milakov and Gimelshein
+2018; FlashAttention, Dao et al. 2022), in standard ops. Memory is O(Sq x block) on any runtime."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.emit.decomposed import canonical_operands, finish, group, ungroup
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.emit.score import Positions, compute_type, modify
+from onnx_fa.match import _NUMPY
+from onnx_fa.patterns.blocked import SPEC_KEY
+from onnx_fa.spec import AttentionSpec
+
+_SCORE_ELEMENTS = 1 << 24
+"""Aim for one block of scores: 64 MiB of f32; a runtime holds a handful of such buffers at a time."""
+
+
+def block_size(spec: AttentionSpec) -> int:
+    """Keys per block: a power of two from 64 to 512, so that a block of scores stays near `_SCORE_ELEMENTS`."""
+    rows = math.prod(d if isinstance(d, int) else 1 for d in (*spec.batch, spec.Hq, spec.Sq))
+    fit = max(1, _SCORE_ELEMENTS // max(rows, 1))
+    return min(512, max(64, 1 << (fit.bit_length() - 1)))
+
+
+def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
+    """A Loop whose body handles one block of keys; the last block may be shorter. Returns the site's output."""
+    q, kt, v = canonical_operands(b, spec, operands)
+    kind = np.dtype(_NUMPY[compute_type(spec)])
+    dtype = ir.DataType.from_numpy(kind)
+    block = block_size(spec)
+    zero, one, size = (b.const(np.asarray(i, np.int64)) for i in (0, 1, block))
+    skv = b.const(np.asarray(spec.Skv, np.int64)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
+    sq = b.const(np.asarray(spec.Sq, np.int64)) if isinstance(spec.Sq, int) else b.dim(q, -2)
+    trips = b.op("Div", b.op("Add", skv, b.const(np.asarray(block - 1, np.int64))), size)
+    query = b.unsqueeze(b.op("Range", zero, sq, one), 1)
+
+    # Start values with the shapes of a row statistic and of the output: q reduced to one column, times zero columns of v.
+    rows = _row_shape(b, spec, q)
+    minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
+    m0, l0 = b.op("Expand", minus_inf, rows(1)), b.op("Expand", nought, rows(1))
+    a0 = b.op("Expand", nought, rows(spec.Dv))
+
+    body = b.nested()
+    trip, cond, m, total, acc = (ir.Value(name=b.name(n)) for n in ("i", "go", "max", "sum", "acc"))
+    trip.type, cond.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
+    trip.shape = cond.shape = ir.Shape([])
+    for state in (m, total, acc):
+        state.type = ir.TensorType(dtype)
+    start = body.op("Mul", trip, size)
+    end = body.op("Min", body.op("Add", start, size), skv)
+    first, last = body.unsqueeze(start, 0), body.unsqueeze(end, 0)
+
+    def columns(x: ir.Value, axis: int) -> ir.Value:
+        return body.op("Slice", x, first, last, b.ints(axis))
+
+    score = body.op("MatMul", q, columns(kt, -1))
+    if spec.group > 1:
+        score = _ungroup_block(body, spec, score)
+    tensors = [
+        columns(t, -1) if mask.shape and mask.shape[-1] != 1 else t
+        for t, mask in zip(operands[3:], spec.tensor_masks, strict=True)
+    ]
+    score = modify(body, spec, score, tensors, lambda: Positions(query, body.unsqueeze(body.op("Range", start, end, one), 0), sq, skv))
+    m_new = body.op("Max", m, body.reduce_max(score))
+    # A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN.
+    safe = body.op("Where", body.op("Equal", m_new, minus_inf), nought, m_new)
+    alpha = body.op("Exp", body.op("Sub", m, safe))
+    p = body.op("Exp", body.op("Sub", score, safe))
+    l_new = body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))
+    v_block = columns(v, -2)
+    pv = ungroup(body, spec, body.op("MatMul", _group_block(body, spec, p), v_block), "Dv") if spec.group > 1 else body.op("MatMul", p, v_block)
+    a_new = body.op("Add", body.op("Mul", acc, alpha), pv)
+    go = body.op("Identity", cond)
+    for value, like in ((go, cond), (m_new, m), (l_new, total), (a_new, acc)):
+        value.type, value.shape = like.type, like.shape
+    graph = ir.Graph([trip, cond, m, total, acc], [go, m_new, l_new, a_new], nodes=body.nodes, name=b.name("blocks"))
+    outs = [ir.Value(name=b.name(n), type=ir.TensorType(dtype)) for n in ("max_out", "sum_out", "acc_out")]
+    loop = ir.Node(
+        "", "Loop", [trips, b.const(np.asarray(True)), m0, l0, a0], [ir.AttrGraph("body", graph)], outputs=outs, name=b.name("Loop")
+    )
+    loop.metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
+    b.nodes.append(loop)
+    return finish(b, spec, outs[2], outs[1])
+
+
+def _group_block(b: OnnxBuilder, spec: AttentionSpec, p: ir.Value) -> ir.Value:
+    """The last block may be shorter, so its width is not static."""
+    return group(b, _loose(spec), p, "Skv")
+
+
+def _ungroup_block(b: OnnxBuilder, spec: AttentionSpec, score: ir.Value) -> ir.Value:
+    return ungroup(b, _loose(spec), score, "Skv")
+
+
+def _loose(spec: AttentionSpec) -> AttentionSpec:
+    from dataclasses import replace
+
+    return replace(spec, Skv="block", masks=())
+
+
+def _row_shape(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value):  # type: ignore[no-untyped-def]
+    """A function width -> shape tensor (*B, Hq, Sq, width)."""
+    dims = (*spec.batch, spec.Hq, spec.Sq)
+    if all(isinstance(d, int) for d in dims):
+        return lambda width: b.ints(*dims, width)
+    parts: list[ir.Value] = []
+    grouped = spec.group > 1
+    shape = b.op("Shape", q)
+    for i, d in enumerate(dims):
+        if isinstance(d, int):
+            parts.append(b.ints(d))
+        else:
+            axis = i + 1 if grouped and i > len(spec.batch) else i
+            parts.append(b.op("Slice", shape, b.ints(axis), b.ints(axis + 1)))
+    return lambda width: b.op("Concat", *parts, b.ints(width), axis=0)

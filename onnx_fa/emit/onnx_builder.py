@@ -1,0 +1,92 @@
+"""Adds standard ONNX ops to a graph, spelled as the model's opset wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.graph_view import Array
+
+Attr = int | float | str | Sequence[int] | ir.Attr
+
+
+class OnnxBuilder:
+    """Collects nodes; the caller inserts `nodes` where they belong. `taken` holds every name in use in the model.
+
+    Constants become initializers of `graph` (the graph the nodes go to), shared when equal.
+    """
+
+    def __init__(self, graph: ir.Graph, opset: int, prefix: str, taken: set[str], consts: dict[tuple[str, ...], ir.Value]) -> None:
+        self.graph, self.opset, self.prefix, self.taken, self.consts = graph, opset, prefix, taken, consts
+        self.nodes: list[ir.Node] = []
+
+    def name(self, hint: str) -> str:
+        name, n = f"{self.prefix}/{hint}", 1
+        while name in self.taken:
+            n += 1
+            name = f"{self.prefix}/{hint}_{n}"
+        self.taken.add(name)
+        return name
+
+    def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attrs: Attr) -> ir.Value:
+        """Adds a node with one output and returns it. Its type and shape are left to shape inference."""
+        name = self.name(op_type)
+        out = ir.Value(name=f"{name}_out" if f"{name}_out" not in self.taken else self.name(f"{op_type}_out"))
+        self.taken.add(str(out.name))
+        attributes = [v if isinstance(v, ir.Attr) else _attr(k, v) for k, v in attrs.items()]
+        self.nodes.append(ir.Node(domain, op_type, inputs, attributes, outputs=[out], name=name))
+        return out
+
+    def const(self, array: Array, hint: str = "const") -> ir.Value:
+        key = (str(array.dtype), str(array.shape), array.tobytes().hex() if array.nbytes <= 4096 else str(id(array)))
+        if key not in self.consts:
+            name = self.name(hint)
+            value = ir.Value(
+                name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape), type=ir.TensorType(ir.tensor(array).dtype)
+            )
+            self.graph.register_initializer(value)
+            self.consts[key] = value
+        return self.consts[key]
+
+    def ints(self, *values: int) -> ir.Value:
+        return self.const(np.asarray(values, np.int64), "ints")
+
+    def unsqueeze(self, x: ir.Value, *axes: int) -> ir.Value:
+        return self.op("Unsqueeze", x, axes=axes) if self.opset < 13 else self.op("Unsqueeze", x, self.ints(*axes))
+
+    def squeeze(self, x: ir.Value, *axes: int) -> ir.Value:
+        return self.op("Squeeze", x, axes=axes) if self.opset < 13 else self.op("Squeeze", x, self.ints(*axes))
+
+    def reduce_max(self, x: ir.Value) -> ir.Value:
+        """Row maximum over the last axis, kept as a unit dim."""
+        if self.opset < 18:
+            return self.op("ReduceMax", x, axes=(-1,), keepdims=1)
+        return self.op("ReduceMax", x, self.ints(-1), keepdims=1)
+
+    def reduce_sum(self, x: ir.Value) -> ir.Value:
+        if self.opset < 13:
+            return self.op("ReduceSum", x, axes=(-1,), keepdims=1)
+        return self.op("ReduceSum", x, self.ints(-1), keepdims=1)
+
+    def less_equal(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        return self.op("LessOrEqual", x, y) if self.opset >= 12 else self.op("Not", self.op("Greater", x, y))
+
+    def nested(self) -> OnnxBuilder:
+        """A builder for a subgraph: its own nodes, the same names and constants."""
+        return OnnxBuilder(self.graph, self.opset, self.prefix, self.taken, self.consts)
+
+    def dim(self, x: ir.Value, axis: int) -> ir.Value:
+        """The size of a dim as a scalar int64."""
+        return self.op("Gather", self.op("Shape", x), self.const(np.asarray(axis, np.int64)), axis=0)
+
+
+def _attr(name: str, value: int | float | str | Sequence[int]) -> ir.Attr:
+    if isinstance(value, str):
+        return ir.AttrString(name, value)
+    if isinstance(value, float):
+        return ir.AttrFloat32(name, value)
+    if isinstance(value, int):
+        return ir.AttrInt64(name, value)
+    return ir.AttrInt64s(name, list(value))

@@ -1,0 +1,87 @@
+"""Score modifications and mask terms as standard ONNX ops, shared by the decomposed and the blocked form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.match import _NUMPY
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Offset, SlidingWindow
+
+
+@dataclass(frozen=True)
+class Positions:
+    """int64 tensors: query positions (Sq, 1) and key positions (1, block), and Sq, Skv as scalars."""
+
+    query: ir.Value
+    key: ir.Value
+    sq: ir.Value
+    skv: ir.Value
+
+
+def compute_type(spec: AttentionSpec) -> str:
+    """Half types are computed in f32: a deferred division would overflow f16, and sums would lose bits."""
+    return "f32" if spec.dtype in ("f16", "bf16") else spec.dtype
+
+
+def cast(b: OnnxBuilder, x: ir.Value, to: str) -> ir.Value:
+    return b.op("Cast", x, to=int(ir.DataType.from_numpy(np.dtype(_NUMPY[to]))))
+
+
+def modify(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    score: ir.Value,
+    tensors: Sequence[ir.Value],
+    positions: Callable[[], Positions],
+) -> ir.Value:
+    """Applies the spec's modifications and masks to `score`. `tensors` are the mask operands, already fitting the score."""
+    kind = _NUMPY[compute_type(spec)]
+    rest = iter(tensors)
+    for mod in spec.mods:
+        cap = b.const(np.asarray(mod.cap, kind))
+        score = b.op("Mul", b.op("Tanh", b.op("Div", score, cap)), cap)
+    for mask in spec.masks:
+        match mask:
+            case AddMask():
+                value = next(rest)
+                if mask.dtype != compute_type(spec):
+                    value = cast(b, value, compute_type(spec))
+                if mask.factor != 1.0:
+                    value = b.op("Mul", value, b.const(np.asarray(mask.factor, kind)))
+                score = b.op("Add", score, value)
+            case BoolMask():
+                score = b.op("Where", next(rest), score, _fill(b, mask.fill, kind))
+            case Causal():
+                p = positions()
+                keep = b.less_equal(p.key, _shift(b, p, mask.offset, 0))
+                score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
+            case SlidingWindow():
+                p = positions()
+                bounds = []
+                if mask.right is not None:
+                    bounds.append(b.less_equal(p.key, _shift(b, p, mask.offset, mask.right)))
+                if mask.left is not None:
+                    bounds.append(b.less_equal(_shift(b, p, mask.offset, -mask.left), p.key))
+                for keep in bounds:
+                    score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
+    return score
+
+
+def _fill(b: OnnxBuilder, fill: float, kind: type) -> ir.Value:
+    lowest = -3.4028234663852886e38
+    return b.const(np.asarray(fill if fill < lowest else max(fill, lowest), kind))
+
+
+def _shift(b: OnnxBuilder, p: Positions, offset: Offset, by: int) -> ir.Value:
+    """Query positions moved by the offset and `by`."""
+    query = p.query
+    if offset == "end":
+        query = b.op("Add", query, b.op("Sub", p.skv, p.sq))
+    elif offset:
+        by += offset
+    return b.op("Add", query, b.const(np.asarray(by, np.int64))) if by else query

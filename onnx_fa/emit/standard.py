@@ -1,0 +1,84 @@
+"""The `attention` form: the ONNX Attention op of opset 23 to 25, where it says exactly what the spec says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.emit.decomposed import _inverse, transpose
+from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.match import _NUMPY
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
+
+
+def check(spec: AttentionSpec, opset: int) -> None:
+    """Raises UnsupportedError where the op cannot express the spec in this opset."""
+    if opset < 23:
+        raise UnsupportedError(f"the Attention op needs opset 23, the model has {opset}")
+    if len(spec.batch) != 1:
+        raise UnsupportedError(f"the Attention op takes one batch dim, the site has {len(spec.batch)}")
+    infinite = [m for m in spec.masks if isinstance(m, AddMask) or m.fill == -math.inf]
+    never_empty = all(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset >= 0 for m in infinite)
+    if spec.empty_row == "nan" and infinite and not never_empty:
+        raise UnsupportedError("the Attention op yields zero for a fully masked row, the model NaN")
+    causal = [m for m in spec.masks if isinstance(m, Causal)]
+    if len(causal) > 1 or any(m.offset != 0 or m.fill != -math.inf for m in causal):
+        raise UnsupportedError("is_causal has offset 0 and masks with -inf")
+    if any(isinstance(m, SlidingWindow) for m in spec.masks):
+        raise UnsupportedError("a sliding window needs a mask tensor in the Attention op")
+
+
+def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
+    """One Attention node, with masks combined into its attn_mask. Raises UnsupportedError as `check` does."""
+    check(spec, b.opset)
+    layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
+    q, k, v = (transpose(b, x, _inverse(p)) for x, p in zip(operands, layouts, strict=False))
+    attrs: dict[str, Attr] = {"scale": float(spec.scale)}
+    if spec.mods:
+        attrs["softcap"] = float(spec.mods[0].cap)
+    tensors = iter(operands[3:])
+    terms: list[ir.Value] = []
+    only_bool = [m for m in spec.masks if isinstance(m, (AddMask, BoolMask))]
+    keep_bool = len(only_bool) == 1 and isinstance(only_bool[0], BoolMask) and only_bool[0].fill == -math.inf
+    kind = _NUMPY[spec.dtype]
+    for mask in spec.masks:
+        if isinstance(mask, Causal):
+            attrs["is_causal"] = 1
+        elif isinstance(mask, BoolMask):
+            value = next(tensors)
+            if not keep_bool:
+                fill = b.const(np.asarray(max(mask.fill, float(np.finfo(np.float32).min)) if math.isfinite(mask.fill) else mask.fill, kind))
+                value = b.op("Where", value, b.const(np.asarray(0, kind)), fill)
+            terms.append(value)
+        elif isinstance(mask, AddMask):
+            value = next(tensors)
+            if mask.dtype != spec.dtype:
+                value = b.op("CastLike", value, q)
+            if mask.factor != 1.0:
+                value = b.op("Mul", value, b.const(np.asarray(mask.factor, kind)))
+            terms.append(value)
+    bias: ir.Value | None = None
+    for term in terms:
+        bias = term if bias is None else b.op("Add", bias, term)
+    if bias is not None and not _full(spec):
+        # The op pads a short last dim instead of broadcasting it, and onnxruntime wants the query dim in full too.
+        bias = b.op("Expand", bias, _lengths(b, spec, q, k))
+    out = b.op("Attention", q, k, v, *([bias] if bias is not None else []), **attrs)
+    return transpose(b, out, spec.o_layout)
+
+
+def _full(spec: AttentionSpec) -> bool:
+    """Whether some mask tensor already has the score's last two dims."""
+    return any(m.shape[-2:] == (spec.Sq, spec.Skv) for m in spec.tensor_masks)
+
+
+def _lengths(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value, k: ir.Value) -> ir.Value:
+    """The shape tensor [Sq, Skv]."""
+    parts = [
+        b.ints(d) if isinstance(d, int) else b.op("Shape", x, start=2, end=3) for d, x in ((spec.Sq, q), (spec.Skv, k))
+    ]
+    return b.op("Concat", *parts, axis=0)

@@ -1,0 +1,149 @@
+"""Read-only questions about a graph while matching: constants, shapes, producers, uses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from onnx_fa.spec import Dim, DType
+
+Array = npt.NDArray[np.generic]
+
+DTYPES: dict[ir.DataType, DType] = {
+    ir.DataType.FLOAT: "f32",
+    ir.DataType.FLOAT16: "f16",
+    ir.DataType.BFLOAT16: "bf16",
+    ir.DataType.DOUBLE: "f64",
+}
+FLOATS = frozenset(DTYPES)
+
+# Deterministic ops cheap enough to evaluate when all their inputs are constants.
+_FOLDABLE = frozenset(
+    "Identity Cast CastLike Concat Gather Unsqueeze Squeeze Reshape Transpose Expand Slice Mul Div Add Sub Neg Pow Sqrt Reciprocal "
+    "Range Trilu ConstantOfShape Where Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Max Min ReduceProd Tile "
+    "IsInf IsNaN Mod CumSum GatherND Flatten EyeLike ScatterND".split()
+)
+_MAX_FOLD = 1 << 26  # elements
+
+
+class GraphView:
+    """Memoised facts about one model's values. Not valid any more once the graph has been changed."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.opset = default_opset(model)
+        self._consts: dict[ir.Value, Array | None] = {}
+
+    def const(self, value: ir.Value | None) -> Array | None:
+        """The value's content when it is known before run time (initializers, constants, and small arithmetic on them)."""
+        if value is None:
+            return None
+        if value not in self._consts:
+            self._consts[value] = None  # a cycle cannot recurse for ever
+            self._consts[value] = self._evaluate(value)
+        return self._consts[value]
+
+    def _evaluate(self, value: ir.Value) -> Array | None:
+        if value.is_graph_input():
+            return None  # an initialized input may be overridden by the caller
+        if value.const_value is not None:
+            return None if value.const_value.size > _MAX_FOLD else value.const_value.numpy()
+        node = value.producer()
+        if node is None or node.domain not in ("", "ai.onnx"):
+            return None
+        if node.op_type == "Constant":
+            tensor = ir.convenience.get_const_tensor(value)
+            return None if tensor is None else tensor.numpy()
+        if node.op_type in ("Shape", "Size"):
+            return self._shape_of(node)
+        if node.op_type not in _FOLDABLE or len(node.outputs) != 1:
+            return None
+        shape = self.shape(value)
+        if shape is not None and math.prod(d if isinstance(d, int) else 1 for d in shape) > _MAX_FOLD:
+            return None
+        inputs = [self.const(i) if i is not None else None for i in node.inputs]
+        if any(a is None for a, i in zip(inputs, node.inputs, strict=True) if i is not None):
+            return None
+        feeds = {i.name: a for i, a in zip(node.inputs, inputs, strict=True) if i is not None and a is not None}
+        return _run_node(node, feeds, self.opset)
+
+    def _shape_of(self, node: ir.Node) -> Array | None:
+        shape = self.shape(node.inputs[0])
+        if shape is None:
+            return None
+        if node.op_type == "Shape":
+            start, end = attr_int(node, "start", 0), attr_int(node, "end", len(shape))
+            shape = shape[slice(start, end)]
+        dims = [d for d in shape if isinstance(d, int)]
+        if len(dims) != len(shape):
+            return None
+        return np.asarray(dims if node.op_type == "Shape" else math.prod(dims), np.int64)
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """The one element of a constant, whatever its rank."""
+        array = self.const(value)
+        return float(array.reshape(()).astype(np.float64)) if array is not None and array.size == 1 else None
+
+    def shape(self, value: ir.Value | None) -> tuple[Dim | None, ...] | None:
+        """Dims as ints, symbol names, or None where nothing is known; None when not even the rank is known."""
+        if value is None or value.shape is None:
+            return None
+        return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+    def producer(self, value: ir.Value | None, *op_types: str) -> ir.Node | None:
+        """The node that makes `value`, if it is one of the standard ops named (any standard op when none is)."""
+        node = value.producer() if value is not None else None
+        if node is None or node.domain not in ("", "ai.onnx") or (op_types and node.op_type not in op_types):
+            return None
+        return node
+
+    def users(self, value: ir.Value) -> list[ir.Node]:
+        """The distinct nodes that read `value`, in the order they were added."""
+        return list(dict.fromkeys(use.node for use in value.uses()))
+
+    def last_axis(self, node: ir.Node, value: ir.Value, axis: int) -> bool:
+        """Whether `axis` of `value` is its last one; unknown ranks answer False unless it is -1."""
+        shape = self.shape(value)
+        return axis == -1 or (shape is not None and axis == len(shape) - 1)
+
+
+def default_opset(model: ir.Model) -> int:
+    imports = model.opset_imports
+    return imports.get("", imports.get("ai.onnx", 1))
+
+
+def attr_int(node: ir.Node, name: str, default: int) -> int:
+    attr = node.attributes.get(name)
+    return default if attr is None else int(attr.as_int())
+
+
+def attr_float(node: ir.Node, name: str, default: float) -> float:
+    attr = node.attributes.get(name)
+    return default if attr is None else float(attr.as_float())
+
+
+def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:
+    """Axes of a Reduce*, Squeeze or Unsqueeze in either spelling (attribute, or constant second input); None when unknown."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        array = view.const(node.inputs[1])
+        return None if array is None else [int(a) for a in array.reshape(-1)]
+    return None
+
+
+def _run_node(node: ir.Node, feeds: dict[str | None, Array], opset: int) -> Array | None:
+    inputs = [ir.Value(name=i.name) if i is not None else None for i in node.inputs]
+    out = ir.Value(name="out")
+    clone = ir.Node("", node.op_type, inputs, list(node.attributes.values()), outputs=[out])
+    graph_inputs = list({i.name: i for i in inputs if i is not None}.values())
+    graph = ir.Graph(graph_inputs, [out], nodes=[clone], opset_imports={"": opset}, name="fold")
+    try:
+        (result,) = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=10))).run(None, feeds)
+    except Exception:  # the reference evaluator raises anything on ill-typed constants: then it is not a constant we know
+        return None
+    return np.asarray(result)

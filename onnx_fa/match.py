@@ -1,0 +1,529 @@
+"""The matching engine: anchor at each softmax, walk outward one layer at a time, and name what was found as an AttentionSpec.
+
+A layer is a function from `patterns/` that peels one optional thing (a scale, a mask, a softcap, a transpose, ...). Layers know
+nothing of each other, so spellings add up instead of multiplying. What ends in an AttentionSpec is a Match, everything else a
+Miss with a reason and a node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.graph_view import DTYPES, Array, GraphView
+from onnx_fa.report import Miss
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, EmptyRow, MaskTerm, ScoreMod, SlidingWindow, Softcap
+
+
+class NoMatch(Exception):
+    """Raised while parsing one site; carries the reason and the node that stands in the way."""
+
+    def __init__(self, reason: str, node: ir.Node | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.node = node
+
+
+# Operand expressions: a graph value, a constant, or a standard op on those that the rewriter adds to the graph.
+
+
+@dataclass(frozen=True)
+class Call:
+    """`op(*args)` with integer (or integer list) attributes, to be added to the graph when the site is rewritten."""
+
+    op: str
+    args: tuple[Expr, ...]
+    attrs: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Const:
+    array: Array
+
+
+Expr = ir.Value | Call | Const
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A softmax: of `score`, giving `prob`. With `row_sum`, `prob` is not yet divided by it (deferred division)."""
+
+    node: ir.Node
+    op: str
+    score: ir.Value
+    prob: ir.Value
+    row_sum: ir.Value | None = None
+    interior: tuple[ir.Node, ...] = ()
+
+
+# Steps from the matmul's output to the softmax's input, innermost first.
+
+
+@dataclass(frozen=True)
+class Scale:
+    factor: float
+
+
+@dataclass(frozen=True)
+class Cap:
+    """cap * tanh(score / cap)"""
+
+    cap: float
+
+
+@dataclass(frozen=True)
+class AddTerm:
+    """score + factor * value"""
+
+    value: Expr
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Select:
+    """score where `keep` is true (false, if `inverted`), else `fill`."""
+
+    keep: Expr
+    inverted: bool
+    fill: float
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A layer that leaves the value as it is (a cast between float types, Identity)."""
+
+
+Step = Scale | Cap | AddTerm | Select | Nothing
+
+
+@dataclass(frozen=True)
+class Peel:
+    """One layer taken off the score: `step` was applied to `inner`."""
+
+    step: Step
+    inner: ir.Value
+    nodes: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True)
+class After:
+    """One layer taken off behind the softmax: goes on at `value`; `guard` when it turns NaN probabilities into zero."""
+
+    value: ir.Value
+    nodes: tuple[ir.Node, ...]
+    guard: bool = False
+
+
+@dataclass(frozen=True)
+class Term:
+    """A mask term and, for tensor masks, its operand."""
+
+    term: MaskTerm
+    operand: Expr | None = None
+
+
+@dataclass(frozen=True)
+class OperandChoice:
+    """One way to read q, k or v: `value` is the canonical operand, permuted by `layout`, to be multiplied by `scale`.
+    `heads` differs from the matmul's own head count where a repeat of K/V heads was peeled off."""
+
+    value: Expr
+    layout: tuple[int, ...]
+    scale: float
+    heads: Dim
+    nodes: tuple[ir.Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Match:
+    """A recognised site. `operands` are in the spec's order. `wrap` are ops to apply to the site's output, one after the other,
+    to get `output`. `presents` are further outputs of the replaced node and what they become. `interior` are the nodes that the
+    site replaces."""
+
+    name: str
+    op: str
+    form: str
+    spec: AttentionSpec
+    operands: tuple[Expr, ...]
+    output: ir.Value
+    anchor: ir.Node
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    presents: tuple[tuple[ir.Value, Expr], ...] = ()
+    interior: tuple[ir.Node, ...] = ()
+    keep: bool = False
+    """Already in a final form that is not to be rewritten again."""
+
+
+ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
+AfterLayer = Callable[[GraphView, ir.Value, Sequence[ir.Node]], After | None]
+BoolLayer = Callable[[GraphView, Expr, tuple[Dim, ...]], list[Term] | None]
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The ordered tables that `patterns/` fills in."""
+
+    anchors: Callable[[GraphView, ir.Node], Anchor | None]
+    score: Sequence[ScoreLayer]
+    after: Sequence[AfterLayer]
+    operand: Callable[[GraphView, ir.Value, tuple[str, ...], tuple[Dim, ...]], list[OperandChoice]]
+    mask: Callable[[GraphView, AddTerm | Select, tuple[Dim, ...], str], list[Term]]
+    ops: Sequence[Callable[[GraphView, ir.Node, str], Match | None]] = field(default=())
+
+
+def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:
+    """Every attention in the model, in graph order, and a Miss for every softmax or attention op that is not one."""
+    matches: list[Match] = []
+    misses: list[Miss] = []
+    for graph in view.model.graphs():
+        for node in graph:
+            if isinstance(graph, ir.Function):
+                continue
+            label = node.name or f"{node.op_type}:{node.outputs[0].name if node.outputs else '?'}"
+            anchor = None
+            try:
+                found = _match_op(view, node, label, patterns)
+                if found is None:
+                    anchor = patterns.anchors(view, node)
+                    if anchor is None:
+                        continue
+                    found = _match_anchor(view, anchor, label, patterns)
+                matches.append(found)
+            except NoMatch as miss:
+                where = miss.node.name or miss.node.op_type if miss.node is not None else None
+                reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
+                misses.append(Miss(label, anchor.op if anchor else node.op_type, reason))
+    for function in view.model.functions.values():
+        for node in function:
+            if node.op_type in ("Softmax", "Attention"):
+                misses.append(Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: inline it first"))
+    return matches, misses
+
+
+def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) -> Match | None:
+    for rule in patterns.ops:
+        found = rule(view, node, label)
+        if found is not None:
+            return found
+    return None
+
+
+def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
+    pv, prob, guard, after_nodes = _walk_after(view, anchor, patterns)
+    output, guard, tail = _walk_tail(view, anchor, pv, guard)
+    steps, qk, score_nodes = parse_score(view, anchor.score, patterns.score)
+    dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
+    operands = _operands(view, qk, pv, patterns)
+    return build_match(
+        view,
+        patterns,
+        name=label,
+        op=anchor.op,
+        dtype=dtype,
+        operands=operands,
+        steps=steps,
+        guard=guard,
+        output=output,
+        anchor=anchor.node,
+        interior=(*score_nodes, *anchor.interior, anchor.node, *after_nodes, pv, *tail),
+    )
+
+
+def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, ir.Value, bool, list[ir.Node]]:
+    """From the probabilities to the matmul with V: (matmul, probabilities it reads, NaN guard seen, nodes between)."""
+    prob, guard, nodes = anchor.prob, False, []
+    seen_sum = {u for v in ([anchor.row_sum] if anchor.row_sum is not None else []) if (u := v.producer()) is not None}
+    while True:
+        users = [u for u in view.users(prob) if u not in seen_sum]
+        if prob.is_graph_output():
+            raise NoMatch("the softmax result is a graph output")
+        if not users:
+            raise NoMatch("the softmax result is not used")
+        after = next((a for layer in patterns.after if (a := layer(view, prob, users)) is not None), None)
+        if after is not None:
+            prob, guard = after.value, guard or after.guard
+            nodes += after.nodes
+            continue
+        if len(users) > 1:
+            others = ", ".join(u.name or u.op_type for u in users[:3])
+            raise NoMatch(f"the probabilities are read by several nodes ({others})")
+        node = users[0]
+        if node.domain in ("", "ai.onnx") and node.op_type == "MatMul":
+            if node.inputs[0] is prob and node.inputs[1] is not prob:
+                return node, prob, guard, nodes
+            raise NoMatch("the probabilities are not the left operand of the matmul with V", node)
+        raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+
+
+def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: bool) -> tuple[ir.Value, bool, list[ir.Node]]:
+    """Behind the matmul with V: the deferred division and its guard for empty rows, where there are such."""
+    out = pv.outputs[0]
+    if anchor.row_sum is None:
+        return out, guard, []
+    users = view.users(out)
+    if out.is_graph_output() or len(users) != 1 or users[0].op_type != "Div" or users[0].inputs[0] is not out:
+        raise NoMatch("the product with V is not divided by the row sum", pv)
+    div = users[0]
+    if div.inputs[1] is not anchor.row_sum:
+        raise NoMatch("the product with V is divided by something else than the row sum", div)
+    out, nodes = div.outputs[0], [div]
+    users = view.users(out)
+    if not out.is_graph_output() and len(users) == 1 and users[0].op_type == "Where":
+        where = users[0]
+        test = view.producer(where.inputs[0], "Greater")
+        if (
+            test is not None
+            and test.inputs[0] is anchor.row_sum
+            and view.scalar(test.inputs[1]) == 0.0
+            and where.inputs[1] is out
+            and view.scalar(where.inputs[2]) == 0.0
+        ):
+            return where.outputs[0], True, [div, test, where]
+    return out, guard, nodes
+
+
+def parse_score(
+    view: GraphView, value: ir.Value, layers: Sequence[ScoreLayer], depth: int = 0
+) -> tuple[list[Step], ir.Node, list[ir.Node]]:
+    """Peels layers until the matmul of Q and K: (steps innermost first, the matmul, nodes passed). Backtracks where an Add has
+    two candidates. Raises NoMatch naming the op that no layer knows."""
+    qk = view.producer(value, "MatMul")
+    if qk is not None:
+        return [], qk, [qk]
+    if depth > 32:
+        raise NoMatch("more than 32 layers between the matmul and the softmax")
+    failure: NoMatch | None = None
+    for layer in layers:
+        for peel in layer(view, value):
+            try:
+                steps, qk, nodes = parse_score(view, peel.inner, layers, depth + 1)
+            except NoMatch as e:
+                failure = failure or e
+                continue
+            return [*steps, peel.step], qk, [*nodes, *peel.nodes]
+    if failure is not None:
+        raise failure
+    node = value.producer()
+    if node is None:
+        raise NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K")
+    raise NoMatch(f"{node.op_type} between the softmax and a matmul of Q and K is not a known layer", node)
+
+
+def _operands(view: GraphView, qk: ir.Node, pv: ir.Node, patterns: Patterns) -> Operands:
+    q, kt, v = qk.inputs[0], qk.inputs[1], pv.inputs[1]
+    if q is None or kt is None or v is None:
+        raise NoMatch("a matmul lacks an operand", qk)
+    shapes = [view.shape(x) for x in (q, kt, v)]
+    if any(s is None for s in shapes):
+        raise NoMatch("the rank of Q, K or V is unknown", qk)
+    qs, ks, vs = (s for s in shapes if s is not None)
+    if not len(qs) == len(ks) == len(vs):
+        raise NoMatch(f"Q, K and V have different ranks ({len(qs)}, {len(ks)}, {len(vs)})", qk)
+    if len(qs) < 2:
+        raise NoMatch("a matmul operand is a vector", qk)
+    return plan_operands(view, patterns, q, kt, v, qk)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """q, k, v as read by the spec, with their named dims."""
+
+    q: OperandChoice
+    k: OperandChoice
+    v: OperandChoice
+    batch: tuple[Dim, ...]
+    Hq: Dim
+    Hkv: Dim
+    Sq: Dim
+    Skv: Dim
+    D: int
+    Dv: int
+    rank2: bool = False
+
+
+def plan_operands(view: GraphView, patterns: Patterns, q: ir.Value, kt: ir.Value, v: ir.Value, at: ir.Node) -> Operands:
+    """Names the dims of Q (…, Sq, D), K^T (…, D, Skv) and V (…, Skv, Dv), and peels transposes, head repeats and scales off them.
+
+    Raises NoMatch where a dim cannot be proved equal to the one it must equal.
+    """
+
+    def dims(value: ir.Value, letter: str) -> list[Dim]:
+        shape = view.shape(value) or ()
+        return [d if d is not None else f"{at.name}_{letter}{i}" for i, d in enumerate(shape)]
+
+    qs, ks, vs = dims(q, "q"), dims(kt, "k"), dims(v, "v")
+    rank2 = len(qs) == 2
+    D = qs[-1] if isinstance(qs[-1], int) else ks[-2]
+    Dv = vs[-1]
+    if not isinstance(D, int) or not isinstance(Dv, int):
+        raise NoMatch("the head dim is not static", at)
+    Skv = ks[-1] if isinstance(ks[-1], int) else vs[-2]  # the matmul with V makes them equal
+    Sq = qs[-2]
+    lead_q, lead_k, lead_v = qs[:-2], ks[:-2], vs[:-2]
+    if rank2:
+        lead_q, lead_k, lead_v = [1], [1], [1]
+    batch = tuple(lead_q[:-1])
+    for name, lead in (("K", lead_k), ("V", lead_v)):
+        if tuple(lead[:-1]) != batch:
+            raise NoMatch(f"the batch dims of Q {list(batch)} and {name} {list(lead[:-1])} are not provably equal", at)
+    Hq = lead_q[-1]
+    b = tuple(f"b{i}" for i in range(len(batch)))
+
+    def choices(value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...], unswapped: tuple[int, ...]) -> list[OperandChoice]:
+        if rank2:
+            raised = Call("Unsqueeze", (value, Const(np.asarray([0], np.int64))))
+            return [OperandChoice(raised, unswapped, 1.0, sizes[len(batch)])]
+        return patterns.operand(view, value, names, sizes)
+
+    rank = len(batch) + 3
+    straight, swapped = tuple(range(rank)), (*range(rank - 2), rank - 1, rank - 2)
+    q_all = choices(q, (*b, "h", "s", "d"), (*batch, Hq, Sq, D), straight)
+    k_all = choices(kt, (*b, "h", "d", "s"), (*batch, lead_k[-1], Skv, D), swapped)
+    v_all = choices(v, (*b, "h", "s", "d"), (*batch, lead_v[-1], Skv, Dv), straight)
+    q_all = [c for c in q_all if c.heads == Hq]
+    for k_choice in reversed(k_all):  # the deepest reading that K and V share
+        for v_choice in reversed(v_all):
+            if k_choice.heads == v_choice.heads and _groups(Hq, k_choice.heads):
+                return Operands(
+                    q_all[-1], k_choice, v_choice, batch, Hq, k_choice.heads, Sq, Skv, D, Dv, rank2
+                )
+    raise NoMatch(f"the heads of Q ({Hq}), K ({lead_k[-1]}) and V ({lead_v[-1]}) do not form groups", at)
+
+
+def _groups(hq: Dim, hkv: Dim) -> bool:
+    return hq == hkv or (isinstance(hq, int) and isinstance(hkv, int) and hkv > 0 and hq % hkv == 0)
+
+
+def build_match(
+    view: GraphView,
+    patterns: Patterns,
+    *,
+    name: str,
+    op: str,
+    dtype: str | None,
+    operands: Operands,
+    steps: Sequence[Step],
+    guard: bool,
+    output: ir.Value,
+    anchor: ir.Node,
+    interior: tuple[ir.Node, ...],
+    wrap: tuple[Callable[[Expr], Expr], ...] = (),
+    presents: tuple[tuple[ir.Value, Expr], ...] = (),
+    form: str = "original",
+    extra_terms: Sequence[Term] = (),
+) -> Match:
+    """Folds steps into scale, modifications and mask terms, and checks that everything fits an AttentionSpec."""
+    if dtype is None:
+        raise NoMatch(f"element type {output.dtype} is not a float type that attention is defined on", anchor)
+    o = operands
+    for choice in (o.q, o.k, o.v):
+        if isinstance(choice.value, ir.Value) and DTYPES.get(choice.value.dtype or ir.DataType.UNDEFINED) != dtype:
+            raise NoMatch("Q, K, V and the output have different element types", anchor)
+    score_shape = (*o.batch, o.Hq, o.Sq, o.Skv)
+    scale, mods, terms = _fold(view, patterns, steps, score_shape, dtype, anchor)
+    scale *= o.q.scale * o.k.scale
+    terms += extra_terms
+    masks = tuple(t.term for t in terms)
+    value_operands = (o.q.value, o.k.value, o.v.value, *(t.operand for t in terms if t.operand is not None))
+    o_layout, out_value, tail = _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output, ())
+    if o.rank2:
+        wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
+    if o.v.scale != 1.0:
+        factor = o.v.scale
+        wrap = (lambda e: Call("Mul", (e, Const(np.asarray(factor, _NUMPY[dtype])))), *wrap)
+    try:
+        spec = AttentionSpec(
+            dtype=dtype,  # type: ignore[arg-type]
+            batch=o.batch,
+            Hq=o.Hq,
+            Hkv=o.Hkv,
+            Sq=o.Sq,
+            Skv=o.Skv,
+            D=o.D,
+            Dv=o.Dv,
+            scale=scale,
+            mods=mods,
+            masks=masks,
+            empty_row=_empty_row(masks, guard),
+            q_layout=o.q.layout,
+            k_layout=o.k.layout,
+            v_layout=o.v.layout,
+            o_layout=o_layout,
+        )
+    except ValueError as e:
+        raise NoMatch(str(e), anchor) from e
+    nodes = (*interior, *tail, *o.q.nodes, *o.k.nodes, *o.v.nodes)
+    return Match(name, op, form, spec, value_operands, out_value, anchor, wrap, presents, nodes)
+
+
+def _numpy_types() -> dict[str, type]:
+    import ml_dtypes
+
+    return {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+_NUMPY = _numpy_types()
+
+
+def _fold(
+    view: GraphView, patterns: Patterns, steps: Sequence[Step], shape: tuple[Dim, ...], dtype: str, at: ir.Node
+) -> tuple[float, tuple[ScoreMod, ...], list[Term]]:
+    scale = 1.0
+    mods: list[ScoreMod] = []
+    terms: list[Term] = []
+    for step in steps:
+        match step:
+            case Nothing():
+                pass
+            case Scale(factor):
+                if mods:
+                    raise NoMatch("a scale after a softcap", at)
+                if terms and not factor > 0:
+                    raise NoMatch("a scale that is not positive after a mask", at)
+                scale *= factor
+                terms = [_scaled(t, factor) for t in terms]
+            case Cap(cap):
+                if terms:
+                    raise NoMatch("a softcap after a mask", at)
+                if mods or not cap > 0:
+                    raise NoMatch("more than one softcap" if mods else "a softcap that is not positive", at)
+                mods.append(Softcap(cap))
+            case AddTerm() | Select():
+                terms += patterns.mask(view, step, shape, dtype)
+    if not math.isfinite(scale):
+        raise NoMatch("the scale is not finite", at)
+    return scale, tuple(mods), terms
+
+
+def _scaled(term: Term, factor: float) -> Term:
+    t = term.term
+    if isinstance(t, AddMask):
+        return Term(replace(t, factor=t.factor * factor), term.operand)
+    # A huge finite fill times a scale is still a huge finite fill, unless it overflows.
+    fill = max(t.fill * factor, -3.4e38) if math.isfinite(t.fill) else t.fill
+    return Term(replace(t, fill=fill), term.operand)
+
+
+def _empty_row(masks: Sequence[MaskTerm], guard: bool) -> EmptyRow:
+    """With a guard a NaN row becomes zero. Without one, a row that only finite fills have masked is the mean of V."""
+    if guard:
+        return "zero"
+    fills = [m.fill for m in masks if isinstance(m, (BoolMask, Causal, SlidingWindow))]
+    only_finite = bool(fills) and all(map(math.isfinite, fills)) and not any(isinstance(m, AddMask) for m in masks)
+    return "mean" if only_finite else "nan"
+
+
+def _output_layout(view: GraphView, output: ir.Value, rank: int) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]]:
+    """Absorbs a Transpose behind the site when it is the only reader and leaves Dv innermost."""
+    users = view.users(output)
+    if not output.is_graph_output() and len(users) == 1 and len(list(output.uses())) == 1:
+        node = view.producer(users[0].outputs[0], "Transpose")
+        if node is not None and "perm" in node.attributes:
+            perm = tuple(node.attributes["perm"].as_ints())
+            if len(perm) == rank and perm[-1] == rank - 1:
+                return perm, node.outputs[0], (node,)
+    return (), output, ()

@@ -1,0 +1,34 @@
+"""What is done to a model in memory before matching: nothing that a reader of the result could see.
+
+Only types and shapes are filled in. Constants are folded lazily while matching (`GraphView.const`), so that no part of the graph
+outside a site is ever rewritten.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them."""
+    fixed = {*model.graph.inputs, *model.graph.outputs}
+    complete = True
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if value in fixed:
+                continue
+            if value.shape is not None and any(not isinstance(d, int) and d.value is None for d in value.shape):
+                value.shape = None
+            complete &= value.shape is not None and value.dtype is not None
+    if complete:
+        return
+    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
+    try:
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    finally:
+        logger.setLevel(level)

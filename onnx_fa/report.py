@@ -1,0 +1,60 @@
+"""What a rewrite found and did: the content of `--report` JSON (schema: docs/report.schema.json)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx_fa.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A softmax (or attention-like op) that was left alone, and why."""
+
+    node: str
+    op: str
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"node": self.node, "op": self.op, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One attention. `op` is the spelling it was found in; the last four fields are None until a compiled artifact was inspected."""
+
+    name: str
+    op: str
+    form: str
+    spec: AttentionSpec
+    fused: bool | None = None
+    dispatches: int | None = None
+    largest_buffer_bytes: int | None = None
+    tiles: dict[str, Any] | None = None
+
+    @property
+    def variant(self) -> str:
+        return self.spec.variant
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "op": self.op,
+            "form": self.form,
+            "variant": self.variant,
+            "spec": self.spec.to_dict(),
+            "fused": self.fused,
+            "dispatches": self.dispatches,
+            "largest_buffer_bytes": self.largest_buffer_bytes,
+            "tiles": self.tiles,
+        }
+
+
+@dataclass(frozen=True)
+class RewriteReport:
+    sites: tuple[SiteReport, ...] = field(default=())
+    misses: tuple[Miss, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"sites": [s.to_dict() for s in self.sites], "misses": [m.to_dict() for m in self.misses]}

@@ -1,0 +1,257 @@
+"""Matches become the chosen form; everything else in the model stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Literal, overload
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_fa.emit import blocked, decomposed, standard
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.graph_view import GraphView, default_opset
+from onnx_fa.io import ModelLike, load, same_kind
+from onnx_fa.match import Call, Const, Expr, Match, find_sites
+from onnx_fa.normalize import infer_shapes
+from onnx_fa.patterns import PATTERNS
+from onnx_fa.report import Miss, RewriteReport, SiteReport
+from onnx_fa.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+
+Form = Literal["decomposed", "attention", "blocked", "site"]
+FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
+_EMITTERS = {"decomposed": decomposed.emit, "attention": standard.emit, "blocked": blocked.emit}
+
+
+@overload
+def rewrite(model: onnx.ModelProto, form: Form = ...) -> tuple[onnx.ModelProto, RewriteReport]: ...
+@overload
+def rewrite(model: ModelLike, form: Form = ...) -> tuple[ir.Model | onnx.ModelProto, RewriteReport]: ...
+
+
+def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onnx.ModelProto, RewriteReport]:
+    """Every recognised attention of `model` in `form`. The model passed is not changed.
+
+    Returns a model of the kind passed (onnx_ir.Model for a path) and the report of sites and misses. Raises ModelError for an
+    unusable model. Sites that the form cannot express become misses with that reason.
+    """
+    work = load(model)
+    if isinstance(model, ir.Model):
+        work = model.clone()
+    report = rewrite_in_place(work, form)[0]
+    return same_kind(model, work), report
+
+
+def explain(model: ModelLike) -> RewriteReport:
+    """What `rewrite` would find, without writing anything."""
+    work = load(model)
+    infer_shapes(work)
+    matches, misses = find_sites(GraphView(work), PATTERNS)
+    return RewriteReport(tuple(SiteReport(m.name, m.op, m.form, m.spec) for m in matches), tuple(misses))
+
+
+class Site:
+    """One rewritten site inside the model: what the stock road's pattern is made from.
+
+    `operands` are the values that the new nodes read, in the spec's order; `nodes` the new nodes of the site itself.
+    """
+
+    def __init__(self, name: str, match: Match, operands: tuple[ir.Value, ...], output: ir.Value, nodes: tuple[ir.Node, ...]) -> None:
+        self.name, self.spec, self.operands, self.output, self.nodes = name, match.spec, operands, output, nodes
+
+
+def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
+    """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
+    infer_shapes(model)
+    view = GraphView(model)
+    matches, misses = find_sites(view, PATTERNS)
+    plan: list[Match] = []
+    reports: list[SiteReport] = []
+    for match in matches:
+        try:
+            if form == "attention" and not match.keep:
+                standard.check(match.spec, view.opset)
+            if form == "site" and match.anchor.graph is not model.graph:
+                raise UnsupportedError("the site lies in a subgraph")
+        except UnsupportedError as e:
+            misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
+            continue
+        if match.keep and form == "site":
+            misses.append(Miss(match.name, match.op, "already in the blocked form, which is compiled as it is"))
+            continue
+        plan.append(match)
+    names = _unique_names([m.name for m in plan])
+    taken = _names(model)
+    consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
+    sites: list[Site] = []
+    for name, match in zip(names, plan, strict=True):
+        done = match.form if match.keep else form
+        reports.append(SiteReport(name, match.op, done, match.spec))
+        if match.keep:
+            continue
+        graph = match.anchor.graph
+        assert isinstance(graph, ir.Graph)
+        builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
+        site = _replace(builder, match, form, name)
+        if site is not None:
+            sites.append(site)
+    if form == "site" and sites:
+        model.opset_imports[DOMAIN] = 1
+        model.graph.opset_imports[DOMAIN] = 1
+    if sites:
+        for graph in consts:
+            _drop_unused_initializers(graph)
+        infer_new_shapes(model)
+    return RewriteReport(tuple(reports), tuple(misses)), sites
+
+
+def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site | None:
+    """Puts the site's new nodes before the node that made its output, redirects the readers, and drops what became dead."""
+    operands = tuple(_realise(b, e) for e in match.operands)
+    presents = [(old, _realise(b, e)) for old, e in match.presents]
+    before = len(b.nodes)
+    if form == "site":
+        out = b.op(OP_TYPE, *operands, domain=DOMAIN, **{SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())})
+        node = b.nodes[-1]
+        node.name = name
+        out.type, out.shape = match.output.type, ir.Shape(match.spec.out_shape)
+    else:
+        out = _EMITTERS[form](b, match.spec, operands)
+    inner = tuple(b.nodes[before:])
+    for wrap in match.wrap:
+        out = _realise(b, wrap(out))
+    old = match.output
+    if form != "site" and not match.wrap and not match.presents and _same(out, old, set(operands), {}):
+        return Site(name, match, operands, old, _between(old, set(operands)))
+    producer = old.producer()
+    assert producer is not None
+    if not b.nodes or out.producer() not in set(b.nodes):  # the site reduced to an existing value: give it a node of its own
+        out = b.op("Identity", out)
+    producer.graph.insert_before(producer, b.nodes)  # type: ignore[union-attr]
+    for value, new in [(old, out), *presents]:
+        _take_over(b, value, new)
+    dead = [producer]
+    _sweep(dead)
+    return Site(name, match, operands, out, inner)
+
+
+def _realise(b: OnnxBuilder, expr: Expr) -> ir.Value:
+    """The graph value of an operand expression; missing ops are added."""
+    if isinstance(expr, Call):
+        if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
+            axes = tuple(int(a) for a in expr.args[1].array)
+            return b.op(expr.op, _realise(b, expr.args[0]), axes=axes)
+        return b.op(expr.op, *(_realise(b, a) for a in expr.args), **dict(expr.attrs))
+    return b.const(expr.array) if isinstance(expr, Const) else expr
+
+
+def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
+    """`new` stands where `old` stood, with its name, type and shape, also as a graph output."""
+    if new.producer() is None or new not in {o for n in b.nodes for o in n.outputs} or new.name == old.name:
+        fresh = b.nested()
+        new = fresh.op("Identity", new)
+        old.producer().graph.insert_before(old.producer(), fresh.nodes)  # type: ignore[union-attr]
+    name = old.name
+    new.type, new.shape = old.type or new.type, old.shape or new.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name = b.name("replaced")
+    new.name = name
+
+
+def _sweep(nodes: list[ir.Node]) -> None:
+    """Removes nodes whose outputs nobody reads, and then what only they read."""
+    while nodes:
+        node = nodes.pop()
+        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
+        implicit = [p for sub in _subgraph_reads(node) if (p := sub.producer()) is not None]
+        node.graph.remove(node, safe=True)
+        nodes += [*sources, *implicit]
+
+
+def _subgraph_reads(node: ir.Node) -> Iterable[ir.Value]:
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            inner = attr.as_graph()
+            own = {o for n in inner.all_nodes() for o in n.outputs} | set(inner.inputs)
+            yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
+
+
+def _drop_unused_initializers(graph: ir.Graph) -> None:
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del graph.initializers[name]
+
+
+def _names(model: ir.Model) -> set[str]:
+    names: set[str] = set()
+    for graph in model.graphs():
+        names |= {str(v.name) for v in graph.inputs} | set(graph.initializers)
+        for node in graph:
+            names |= {str(o.name) for o in node.outputs} | {str(node.name)}
+    return names
+
+
+def _unique_names(names: list[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return result
+
+
+def _same(new: ir.Value, old: ir.Value, stop: set[ir.Value], memo: Mapping[object, object]) -> bool:
+    """Whether two values are computed by the same ops from the same operands: then a rewrite would change nothing."""
+    if new is old:
+        return True
+    if new in stop or old in stop:
+        return False
+    if new.const_value is not None and old.const_value is not None:
+        a, b = new.const_value, old.const_value
+        return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a.numpy(), b.numpy())
+    x, y = new.producer(), old.producer()
+    if x is None or y is None or x.op_identifier() != y.op_identifier() or len(x.inputs) != len(y.inputs):
+        return False
+    if x.outputs.index(new) != y.outputs.index(old) or not _same_attributes(x, y):
+        return False
+    return all(
+        (i is None and j is None) or (i is not None and j is not None and _same(i, j, stop, memo))
+        for i, j in zip(x.inputs, y.inputs, strict=True)
+    )
+
+
+def _same_attributes(x: ir.Node, y: ir.Node) -> bool:
+    def plain(node: ir.Node) -> dict[str, object]:
+        return {k: tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value for k, a in node.attributes.items()}
+
+    return plain(x) == plain(y)
+
+
+def _between(output: ir.Value, operands: set[ir.Value]) -> tuple[ir.Node, ...]:
+    """The nodes from the operands to the output, in graph order."""
+    found: dict[ir.Node, None] = {}
+
+    def walk(value: ir.Value) -> None:
+        node = value.producer()
+        if value in operands or node is None or node in found:
+            return
+        for i in node.inputs:
+            if i is not None:
+                walk(i)
+        found[node] = None
+
+    walk(output)
+    return tuple(found)
+
+
+def infer_new_shapes(model: ir.Model) -> None:
+    """Types and shapes of the nodes that were added."""
+    infer_shapes(model)
+
+
+__all__ = ["FORMS", "Form", "Site", "default_opset", "explain", "rewrite", "rewrite_in_place"]

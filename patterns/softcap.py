@@ -1,0 +1,29 @@
+"""Score layer: c * tanh(x / c), with the division spelled Div or Mul by the reciprocal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import GraphView
+from onnx_fa.match import Cap, Peel
+
+
+def softcap(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+    mul = view.producer(value, "Mul")
+    if mul is None:
+        return
+    for inner, factor in (mul.inputs, reversed(mul.inputs)):
+        cap = view.scalar(factor)
+        tanh = view.producer(inner, "Tanh")
+        if cap is None or tanh is None:
+            continue
+        div = view.producer(tanh.inputs[0], "Div", "Mul")
+        if div is None:
+            continue
+        for score, by in (div.inputs, reversed(div.inputs)) if div.op_type == "Mul" else (tuple(div.inputs),):
+            c = view.scalar(by)
+            if c and score is not None and math.isclose(1 / c if div.op_type == "Mul" else c, cap, rel_tol=1e-6):
+                yield Peel(Cap(cap), score, (div, tanh, mul))
