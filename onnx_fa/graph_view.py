@@ -92,7 +92,21 @@ class GraphView:
         """Dims as ints, symbol names, or None where nothing is known; None when not even the rank is known."""
         if value is None or value.shape is None:
             return None
-        return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+        dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
+        expand = self.producer(value, "Expand")
+        if expand is None or all(isinstance(d, int) for d in dims):
+            return dims
+        return self._expanded(expand, dims)
+
+    def _expanded(self, node: ir.Node, dims: tuple[Dim | None, ...]) -> tuple[Dim | None, ...]:
+        """Inference gives up on shapes that are computed in a roundabout way but constant: broadcast them here."""
+        source, to = self.shape(node.inputs[0]), self.const(node.inputs[1])
+        if source is None or to is None:
+            return dims
+        want = [int(d) for d in to]
+        rank = max(len(source), len(want))
+        a, b = (1,) * (rank - len(source)) + source, [1] * (rank - len(want)) + want
+        return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
 
     def producer(self, value: ir.Value | None, *op_types: str) -> ir.Node | None:
         """The node that makes `value`, if it is one of the standard ops named (any standard op when none is)."""

@@ -260,30 +260,34 @@ def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir
 
 
 def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: bool) -> tuple[ir.Value, bool, list[ir.Node]]:
-    """Behind the matmul with V: the deferred division and its guard for empty rows, where there are such."""
-    out = pv.outputs[0]
-    if anchor.row_sum is None:
-        return out, guard, []
-    users = view.users(out)
-    if out.is_graph_output() or len(users) != 1 or users[0].op_type != "Div" or users[0].inputs[0] is not out:
+    """Behind the matmul with V: the deferred division, and around it the guard for empty rows, where there are such."""
+    acc, total, nodes = pv.outputs[0], anchor.row_sum, list[ir.Node]()
+    if total is None:
+        return acc, guard, nodes
+    guarded = _positive_or(view, acc, total, 0.0, nodes)
+    if guarded is not None:
+        safe = _positive_or(view, total, total, 1.0, nodes)
+        if safe is None:
+            raise NoMatch("only one side of the division by the row sum is guarded", pv)
+        acc, total, guard = guarded, safe, True
+    users = view.users(acc)
+    if acc.is_graph_output() or len(users) != 1 or users[0].op_type != "Div" or users[0].inputs[0] is not acc:
         raise NoMatch("the product with V is not divided by the row sum", pv)
-    div = users[0]
-    if div.inputs[1] is not anchor.row_sum:
-        raise NoMatch("the product with V is divided by something else than the row sum", div)
-    out, nodes = div.outputs[0], [div]
-    users = view.users(out)
-    if not out.is_graph_output() and len(users) == 1 and users[0].op_type == "Where":
-        where = users[0]
-        test = view.producer(where.inputs[0], "Greater")
-        if (
-            test is not None
-            and test.inputs[0] is anchor.row_sum
-            and view.scalar(test.inputs[1]) == 0.0
-            and where.inputs[1] is out
-            and view.scalar(where.inputs[2]) == 0.0
-        ):
-            return where.outputs[0], True, [div, test, where]
-    return out, guard, nodes
+    if users[0].inputs[1] is not total:
+        raise NoMatch("the product with V is divided by something else than the row sum", users[0])
+    return users[0].outputs[0], guard, [*nodes, users[0]]
+
+
+def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float, nodes: list[ir.Node]) -> ir.Value | None:
+    """The result of Where(total > 0, value, other), if `value` is read like that."""
+    for where in view.users(value):
+        test = view.producer(where.inputs[0], "Greater") if where.op_type == "Where" else None
+        if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
+            continue
+        if where.inputs[1] is value and view.scalar(where.inputs[2]) == other:
+            nodes += [test, where]
+            return where.outputs[0]
+    return None
 
 
 def parse_score(
@@ -434,7 +438,7 @@ def build_match(
         wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
     if o.v.scale != 1.0:
         factor = o.v.scale
-        wrap = (lambda e: Call("Mul", (e, Const(np.asarray(factor, _NUMPY[dtype])))), *wrap)
+        wrap = (lambda e: Call("Mul", (e, Const(np.asarray(factor, NUMPY[dtype])))), *wrap)
     try:
         spec = AttentionSpec(
             dtype=dtype,  # type: ignore[arg-type]
@@ -466,7 +470,7 @@ def _numpy_types() -> dict[str, type]:
     return {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-_NUMPY = _numpy_types()
+NUMPY = _numpy_types()
 
 
 def _fold(

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView, axes_of
 from onnx_fa.match import Term
-from onnx_fa.spec import Causal, Dim, Offset
+from onnx_fa.spec import Causal, Dim, SlidingWindow
 
 # compare(a, b) as a bound on (key - query): keep iff key - query <= bound.
 _SWAP = {"LessOrEqual": "GreaterOrEqual", "Less": "Greater", "GreaterOrEqual": "LessOrEqual", "Greater": "Less"}
@@ -25,7 +25,7 @@ class _Positions:
 
 
 def index_terms(view: GraphView, keep: ir.Value, inverted: bool, fill: float, shape: tuple[Dim, ...]) -> list[Term] | None:
-    """[Causal] when `keep` is a comparison of key with query positions, else None."""
+    """[Causal] or a one-sided [SlidingWindow] when `keep` is a comparison of key with query positions, else None."""
     node = view.producer(keep, *_SWAP)
     if node is None:
         return None
@@ -40,10 +40,27 @@ def index_terms(view: GraphView, keep: ir.Value, inverted: bool, fill: float, sh
     if (a.from_end, b.from_end) != (0, 1) or (a.length, b.length) != (shape[-1], shape[-2]):
         return None
     # key + a.start  op  query + b.start
-    offset: Offset = b.start - a.start
-    if op == "Less":
-        offset -= 1
-    return [Term(Causal(offset, fill))] if op in ("LessOrEqual", "Less") else None
+    offset = b.start - a.start
+    match op:
+        case "LessOrEqual":
+            return [Term(Causal(offset, fill))]
+        case "Less":
+            return [Term(Causal(offset - 1, fill))]
+        case "GreaterOrEqual":
+            return [Term(SlidingWindow(left=-offset, fill=fill))]
+        case _:
+            return [Term(SlidingWindow(left=-offset - 1, fill=fill))]
+
+
+def merge_bounds(terms: list[Term]) -> list[Term]:
+    """An upper and a lower bound on key - query with the same fill are one window."""
+    if len(terms) == 2:
+        for x, y in (terms, reversed(terms)):
+            upper, lower = x.term, y.term
+            if isinstance(upper, Causal) and isinstance(lower, SlidingWindow) and upper.fill == lower.fill:
+                if lower.right is None and lower.offset == 0 and isinstance(upper.offset, int):
+                    return [Term(SlidingWindow(lower.left, upper.offset, 0, upper.fill))]
+    return terms
 
 
 def _positions(view: GraphView, value: ir.Value | None) -> _Positions | None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match import AddTerm, Call, Const, Expr, NoMatch, Peel, Select, Term
 from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, SlidingWindow
-from onnx_fa.patterns.index_mask import index_terms
+from onnx_fa.patterns.index_mask import index_terms, merge_bounds
 
 # Adding this or less to a float32 score gives the fill itself: the score is below half an ulp of it.
 _SWALLOWS = -1e37
@@ -143,7 +143,7 @@ def _bool_terms(
             if both is not None and all(i is not None for i in both.inputs):
                 a, b = both.inputs
                 assert a is not None and b is not None
-                return [*_bool_terms(view, a, False, fill, shape, dtype), *_bool_terms(view, b, False, fill, shape, dtype)]
+                return merge_bounds([t for x in (a, b) for t in _bool_terms(view, x, False, fill, shape, dtype)])
         negated = view.producer(keep, "Not")
         if negated is not None and negated.inputs[0] is not None:
             return _bool_terms(view, negated.inputs[0], not inverted, fill, shape, dtype)
@@ -152,17 +152,30 @@ def _bool_terms(
             if either is not None and all(i is not None for i in either.inputs):
                 a, b = either.inputs
                 assert a is not None and b is not None
-                return [*_bool_terms(view, a, True, fill, shape, dtype), *_bool_terms(view, b, True, fill, shape, dtype)]
+                return merge_bounds([t for x in (a, b) for t in _bool_terms(view, x, True, fill, shape, dtype)])
         array = view.const(keep)
+        if array is not None and (array.astype(bool) ^ inverted).all():
+            return []  # keeps everything
         if array is not None:
             found = _constant_bool(array.astype(bool) ^ inverted, fill, shape)
-            if found is not None and (huge or not found):
+            if found is not None and huge:
                 return found
+        spread = view.producer(keep, "Expand")
+        if spread is not None and spread.inputs[0] is not None and _expand_is_free(view, spread, shape):
+            return _bool_terms(view, spread.inputs[0], inverted, fill, shape, dtype)
         index = index_terms(view, keep, inverted, fill, shape)
         if index is not None and huge:
             return index
     operand, dims = _fit(view, Call("Not", (keep,)) if inverted else keep, shape)
     return [Term(BoolMask(dims, fill), operand)]
+
+
+def _expand_is_free(view: GraphView, node: ir.Node, shape: tuple[Dim, ...]) -> bool:
+    """Whether the score's own broadcast does what this Expand does."""
+    dims = view.shape(node.outputs[0])
+    return dims is not None and len(dims) <= len(shape) and all(
+        have in (1, want) for have, want in zip(reversed(dims), reversed(shape), strict=False)
+    )
 
 
 def _fit(view: GraphView, value: Expr, shape: tuple[Dim, ...]) -> tuple[Expr, tuple[Dim, ...]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import canonical_operands, finish, group, ungroup
+from onnx_fa.emit.decomposed import canonical_operands, finish
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, compute_type, modify
-from onnx_fa.match import _NUMPY
+from onnx_fa.match import NUMPY
 from onnx_fa.patterns.blocked import SPEC_KEY
 from onnx_fa.spec import AttentionSpec
 
@@ -30,8 +30,8 @@ def block_size(spec: AttentionSpec) -> int:
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
     """A Loop whose body handles one block of keys; the last block may be shorter. Returns the site's output."""
-    q, kt, v = canonical_operands(b, spec, operands)
-    kind = np.dtype(_NUMPY[compute_type(spec)])
+    inner, q, kt, v, masks = canonical_operands(b, spec, operands)
+    kind = np.dtype(NUMPY[compute_type(spec)])
     dtype = ir.DataType.from_numpy(kind)
     block = block_size(spec)
     zero, one, size = (b.const(np.asarray(i, np.int64)) for i in (0, 1, block))
@@ -40,8 +40,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     trips = b.op("Div", b.op("Add", skv, b.const(np.asarray(block - 1, np.int64))), size)
     query = b.unsqueeze(b.op("Range", zero, sq, one), 1)
 
-    # Start values with the shapes of a row statistic and of the output: q reduced to one column, times zero columns of v.
-    rows = _row_shape(b, spec, q)
+    rows = _row_shape(b, inner, q)
     minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
     m0, l0 = b.op("Expand", minus_inf, rows(1)), b.op("Expand", nought, rows(1))
     a0 = b.op("Expand", nought, rows(spec.Dv))
@@ -60,21 +59,18 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
         return body.op("Slice", x, first, last, b.ints(axis))
 
     score = body.op("MatMul", q, columns(kt, -1))
-    if spec.group > 1:
-        score = _ungroup_block(body, spec, score)
     tensors = [
         columns(t, -1) if mask.shape and mask.shape[-1] != 1 else t
-        for t, mask in zip(operands[3:], spec.tensor_masks, strict=True)
+        for t, mask in zip(masks, inner.tensor_masks, strict=True)
     ]
-    score = modify(body, spec, score, tensors, lambda: Positions(query, body.unsqueeze(body.op("Range", start, end, one), 0), sq, skv))
+    score = modify(body, inner, score, tensors, lambda: Positions(query, body.op("Range", start, end, one), sq, skv))
     m_new = body.op("Max", m, body.reduce_max(score))
     # A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN.
     safe = body.op("Where", body.op("Equal", m_new, minus_inf), nought, m_new)
     alpha = body.op("Exp", body.op("Sub", m, safe))
     p = body.op("Exp", body.op("Sub", score, safe))
     l_new = body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))
-    v_block = columns(v, -2)
-    pv = ungroup(body, spec, body.op("MatMul", _group_block(body, spec, p), v_block), "Dv") if spec.group > 1 else body.op("MatMul", p, v_block)
+    pv = body.op("MatMul", p, columns(v, -2))
     a_new = body.op("Add", body.op("Mul", acc, alpha), pv)
     go = body.op("Identity", cond)
     for value, like in ((go, cond), (m_new, m), (l_new, total), (a_new, acc)):
@@ -89,33 +85,11 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     return finish(b, spec, outs[2], outs[1])
 
 
-def _group_block(b: OnnxBuilder, spec: AttentionSpec, p: ir.Value) -> ir.Value:
-    """The last block may be shorter, so its width is not static."""
-    return group(b, _loose(spec), p, "Skv")
-
-
-def _ungroup_block(b: OnnxBuilder, spec: AttentionSpec, score: ir.Value) -> ir.Value:
-    return ungroup(b, _loose(spec), score, "Skv")
-
-
-def _loose(spec: AttentionSpec) -> AttentionSpec:
-    from dataclasses import replace
-
-    return replace(spec, Skv="block", masks=())
-
-
-def _row_shape(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value):  # type: ignore[no-untyped-def]
+def _row_shape(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value) -> Callable[[int], ir.Value]:
     """A function width -> shape tensor (*B, Hq, Sq, width)."""
     dims = (*spec.batch, spec.Hq, spec.Sq)
-    if all(isinstance(d, int) for d in dims):
-        return lambda width: b.ints(*dims, width)
-    parts: list[ir.Value] = []
-    grouped = spec.group > 1
-    shape = b.op("Shape", q)
-    for i, d in enumerate(dims):
-        if isinstance(d, int):
-            parts.append(b.ints(d))
-        else:
-            axis = i + 1 if grouped and i > len(spec.batch) else i
-            parts.append(b.op("Slice", shape, b.ints(axis), b.ints(axis + 1)))
-    return lambda width: b.op("Concat", *parts, b.ints(width), axis=0)
+    known = [d for d in dims if isinstance(d, int)]
+    if len(known) == len(dims):
+        return lambda width: b.ints(*known, width)
+    shape = b.op("Slice", b.op("Shape", q), b.ints(0), b.ints(len(dims)))
+    return lambda width: b.op("Concat", shape, b.ints(width), axis=0)

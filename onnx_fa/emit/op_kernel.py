@@ -6,7 +6,8 @@ loaded whole in the layout they are stored in (the op's indexing maps do the res
 that the compiler tiles into the K/V loop, and the epilogue divides by the row sum. All arithmetic is f32.
 
 Iteration dims: b0, b1, ... (batch), h (key/value heads), g (query heads per key/value head), m (queries), n (Dv), k1 (D),
-k2 (keys). Batch and head dims of size one are left out; with a single query the group takes the place of m.
+k2 (keys). Dims of size one are left out, as the compiler
+would fold them and leave our tile sizes one too long; with a single query the group takes the place of m.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _FLAGS = (
     "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192",
     "--iree-llvmcpu-stack-allocation-limit=65536",
 )
+
+ONE_KEY = "one key"
+"""The symbol that stands for Skv = 1, hidden from the compiler, which would fold the dim away."""
 
 Axis = tuple[str | None, Dim]
 """An axis of a stored operand: the iteration dim that walks it (None for one of size 1 that nothing walks) and its size."""
@@ -78,6 +82,8 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
+    if min(spec.D, spec.Dv) < 2:
+        raise UnsupportedError(f"head dims D={spec.D}, Dv={spec.Dv}: a head dim of 1 is folded away by the compiler")
     fills = _fills(spec.masks)
     chosen = config or default_config(spec, target)
     emitter = _Emitter(spec, name, chosen, fills)
@@ -154,6 +160,8 @@ class _Emitter:
     """Builds the text of one kernel."""
 
     def __init__(self, spec: AttentionSpec, name: str, config: OpConfig, fills: dict[float, float]) -> None:
+        if spec.Skv == 1:
+            spec = dataclasses.replace(spec, Skv=ONE_KEY)
         self.spec, self.name, self.config, self.fills = spec, name, config, fills
         self.fold = spec.Sq == 1 and spec.group > 1
         batch_names = [f"b{i}" for i in range(len(spec.batch))]
@@ -162,7 +170,9 @@ class _Emitter:
         if spec.group > 1 and not self.fold:
             outer.append(("g", spec.group))
         self.outer = {n: d for n, d in outer if d != 1}
-        self.sizes: dict[str, Dim] = {**self.outer, "m": _rows(spec), "n": spec.Dv, "k1": spec.D, "k2": spec.Skv}
+        inner: dict[str, Dim] = {"m": _rows(spec), "n": spec.Dv, "k1": spec.D, "k2": spec.Skv}
+        self.sizes: dict[str, Dim] = {**self.outer, **{n: d for n, d in inner.items() if d != 1}}
+        self.rows = (*self.outer, "m") if "m" in self.sizes else tuple(self.outer)
         self.order = list(self.sizes)
         q, k, v, o = spec.canonical_shapes
         kinds = (("Hq", "m", "k1"), ("Hkv", "k2", "k1"), ("Hkv", "k2", "n"), ("Hq", "m", "n"))
@@ -185,7 +195,7 @@ class _Emitter:
         stored = []
         for a in layout or range(len(shape)):
             size, kind = shape[a], kinds[a]
-            stored.append(size)
+            stored.append(1 if size == ONE_KEY else size)
             if kind == "Hq" and self.spec.group > 1 and size != 1:
                 axes += [self._axis("h", self.spec.Hkv), ("m" if self.fold else "g", self.spec.group)]
             elif kind == "m" and self.fold:
@@ -197,7 +207,7 @@ class _Emitter:
         return _Operand(letter, tuple(stored), tuple(axes), dtype)
 
     def _axis(self, name: str, size: Dim) -> Axis:
-        return (name if name in self.outer or name in ("m", "n", "k1", "k2") else None, size)
+        return (name if name in self.sizes else None, size)
 
     # Small pieces of text.
 
@@ -248,6 +258,9 @@ class _Emitter:
         for i in range(max(len(x.stored) for x in inputs)):
             body.append(f"  %axis{i} = arith.constant {i} : index")
         for symbol in spec.symbols:
+            if symbol == ONE_KEY:
+                body.append(f"  {self._size(symbol)} = util.optimization_barrier %axis1 : index")
+                continue
             x, axis = next((x, x.stored.index(symbol)) for x in inputs if symbol in x.stored)
             body.append(f"  {self._size(symbol)} = tensor.dim %{x.name}, %axis{axis} : {_type(x.stored, x.dtype)}")
         for x in inputs:
@@ -367,7 +380,7 @@ class _Emitter:
             lines += ops
         mask_dims, ops = self._mask()
         lines += ops
-        acc, row = (*self.outer, "m", "n"), (*self.outer, "m")
+        acc, row = (*self.rows, "n"), self.rows
         acc_type, row_type = _type(self._shape(acc), "f32"), _type(self._shape(row), "f32")
         lines += [self._empty("acc_empty", self._shape(acc), "f32"), self._empty("row_empty", self._shape(row), "f32")]
         for name, value, empty, kind in (
@@ -456,17 +469,15 @@ class _Emitter:
         if not spec.masks:
             return (), []
         indexed = any(isinstance(m, (Causal, SlidingWindow)) for m in spec.masks)
-        used = {"k2"} | ({"m"} if indexed and not self.fold else set())
+        rows_matter = indexed and not self.fold and "m" in self.sizes
+        used = {"k2"} | ({"m"} if rows_matter else set())
         for x in self.masks:
             used |= set(x.dims)
         dims = tuple(d for d in self.order if d in used)
         body: list[str] = []
         if indexed:
             body.append(f"%j = linalg.index {dims.index('k2')} : index")
-            if self.fold:
-                body.append("%i = arith.constant 0 : index")
-            else:
-                body.append(f"%i = linalg.index {dims.index('m')} : index")
+            body.append(f"%i = linalg.index {dims.index('m')} : index" if rows_matter else "%i = arith.constant 0 : index")
         value, tensor = "%zero", 0
         for i, mask in enumerate(spec.masks):
             if isinstance(mask, AddMask):
@@ -539,14 +550,13 @@ class _Emitter:
 
     def _compilation_info(self) -> str:
         """Tiles in the order of the iteration dims. k1 and n stay whole: tiling k1 gives wrong numbers, tiling n repeats QK."""
-        rows = len(self.outer)
-        ones = [1] * rows
         c = self.config
-        tiles = {
-            "distribution": [*ones, c.block_m, 0, 0, 0],
-            "vector_common_parallel": [*ones, c.tile_m, self.spec.Dv, 0, 0],
-            "vector_reduction": [0] * (rows + 3) + [c.tile_k2],
+        sizes = {
+            "distribution": {"m": c.block_m, "n": 0, "k1": 0, "k2": 0},
+            "vector_common_parallel": {"m": c.tile_m, "n": self.spec.Dv, "k1": 0, "k2": 0},
+            "vector_reduction": {"k2": c.tile_k2} | dict.fromkeys([*self.outer, "m", "n", "k1"], 0),
         }
+        tiles = {level: [size.get(d, 1) for d in self.order] for level, size in sizes.items()}
         levels = ", ".join(f"{k} = {v}" for k, v in tiles.items())
         return (
             f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{levels}>, "

@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.match import _NUMPY
+from onnx_fa.match import NUMPY
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Offset, SlidingWindow
 
 
 @dataclass(frozen=True)
 class Positions:
-    """int64 tensors: query positions (Sq, 1) and key positions (1, block), and Sq, Skv as scalars."""
+    """int64 tensors: query positions (Sq, 1) and key positions (block), and Sq, Skv as scalars."""
 
     query: ir.Value
     key: ir.Value
@@ -29,7 +29,7 @@ def compute_type(spec: AttentionSpec) -> str:
 
 
 def cast(b: OnnxBuilder, x: ir.Value, to: str) -> ir.Value:
-    return b.op("Cast", x, to=int(ir.DataType.from_numpy(np.dtype(_NUMPY[to]))))
+    return b.op("Cast", x, to=int(ir.DataType.from_numpy(np.dtype(NUMPY[to]))))
 
 
 def modify(
@@ -40,7 +40,7 @@ def modify(
     positions: Callable[[], Positions],
 ) -> ir.Value:
     """Applies the spec's modifications and masks to `score`. `tensors` are the mask operands, already fitting the score."""
-    kind = _NUMPY[compute_type(spec)]
+    kind = NUMPY[compute_type(spec)]
     rest = iter(tensors)
     for mod in spec.mods:
         cap = b.const(np.asarray(mod.cap, kind))
@@ -67,8 +67,8 @@ def modify(
                     bounds.append(b.less_equal(p.key, _shift(b, p, mask.offset, mask.right)))
                 if mask.left is not None:
                     bounds.append(b.less_equal(_shift(b, p, mask.offset, -mask.left), p.key))
-                for keep in bounds:
-                    score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
+                keep = b.op("And", *bounds) if len(bounds) == 2 else bounds[0]
+                score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
     return score
 
 

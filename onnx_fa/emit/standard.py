@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import _inverse, transpose
+from onnx_fa.emit.decomposed import inverse, transpose
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.match import _NUMPY
+from onnx_fa.match import NUMPY
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
 
 
@@ -36,7 +36,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     """One Attention node, with masks combined into its attn_mask. Raises UnsupportedError as `check` does."""
     check(spec, b.opset)
     layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
-    q, k, v = (transpose(b, x, _inverse(p)) for x, p in zip(operands, layouts, strict=False))
+    q, k, v = (transpose(b, x, inverse(p)) for x, p in zip(operands, layouts, strict=False))
     attrs: dict[str, Attr] = {"scale": float(spec.scale)}
     if spec.mods:
         attrs["softcap"] = float(spec.mods[0].cap)
@@ -44,7 +44,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     terms: list[ir.Value] = []
     only_bool = [m for m in spec.masks if isinstance(m, (AddMask, BoolMask))]
     keep_bool = len(only_bool) == 1 and isinstance(only_bool[0], BoolMask) and only_bool[0].fill == -math.inf
-    kind = _NUMPY[spec.dtype]
+    kind = NUMPY[spec.dtype]
     for mask in spec.masks:
         if isinstance(mask, Causal):
             attrs["is_causal"] = 1

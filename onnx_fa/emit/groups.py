@@ -1,0 +1,73 @@
+"""Grouped-query attention in standard ops: the group becomes the head dim and the K/V heads a batch dim, so that MatMul
+broadcasts K and V over the group and nothing is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Dim, MaskTerm
+
+
+def is_grouped(spec: AttentionSpec) -> bool:
+    """Whether K and V have fewer heads than Q, but more than one (one head broadcasts as it is)."""
+    return spec.group > 1 and spec.Hkv != 1
+
+
+def split_spec(spec: AttentionSpec) -> AttentionSpec:
+    """The same attention with batch (*B, Hkv) and G query heads on one K/V head, in canonical layouts."""
+    assert isinstance(spec.Hkv, int)
+    masks: list[MaskTerm] = []
+    for mask in spec.masks:
+        if isinstance(mask, (AddMask, BoolMask)):
+            masks.append(replace(mask, shape=_split_dims(spec, mask.shape)))
+        else:
+            masks.append(mask)
+    return replace(
+        spec,
+        batch=(*spec.batch, spec.Hkv),
+        Hq=spec.group,
+        Hkv=1,
+        masks=tuple(masks),
+        q_layout=(),
+        k_layout=(),
+        v_layout=(),
+        o_layout=(),
+    )
+
+
+def _split_dims(spec: AttentionSpec, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """A mask's dims with its head dim, if it has one, as (Hkv, G) or (1, 1)."""
+    if len(shape) < 3:
+        return shape
+    heads = (1, 1) if shape[-3] == 1 else (spec.Hkv, spec.group)
+    return (*shape[:-3], *heads, *shape[-2:])
+
+
+def split_tensor(b: OnnxBuilder, spec: AttentionSpec, x: ir.Value, shape: Sequence[Dim]) -> ir.Value:
+    """A canonical tensor (..., Hq, m, n) as (..., Hkv, G, m, n); unit head dims as (1, 1). Lower ranks stay."""
+    if len(shape) < 3:
+        return x
+    if shape[-3] == 1:
+        return b.unsqueeze(x, len(shape) - 3)
+    assert isinstance(spec.Hkv, int)
+    return _reshape(b, x, len(shape) - 3, (spec.Hkv, spec.group), shape[-2:])
+
+
+def join_heads(b: OnnxBuilder, spec: AttentionSpec, x: ir.Value) -> ir.Value:
+    """(*B, Hkv, G, Sq, Dv) -> (*B, Hq, Sq, Dv)"""
+    assert isinstance(spec.Hq, int)
+    return _reshape(b, x, len(spec.batch), (spec.Hq,), (spec.Sq, spec.Dv))
+
+
+def _reshape(b: OnnxBuilder, x: ir.Value, lead: int, heads: tuple[int, ...], tail: Sequence[Dim]) -> ir.Value:
+    head = [*[0] * lead, *heads]  # 0 copies the dim
+    symbols = [d for d in tail if isinstance(d, str)]
+    if len(symbols) < 2:
+        return b.op("Reshape", x, b.ints(*head, *(d if isinstance(d, int) else -1 for d in tail)))
+    ends = b.op("Slice", b.op("Shape", x), b.ints(-2), b.ints(np.iinfo(np.int64).max))
+    return b.op("Reshape", x, b.op("Concat", b.ints(*head), ends, axis=0))
