@@ -1,0 +1,300 @@
+"""The stock road: decomposed ONNX through unmodified iree-import-onnx and iree-compile with our transform spec."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from iree.compiler.tools import binaries
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx_fa.emit.transform_spec import SpecSite, emit_transform_spec, spec_flags
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.target import parse_target
+
+TARGET = parse_target("cpu-host")
+LIMITS = "ulimit -v 8000000; exec timeout 120 "
+
+
+@dataclass
+class Graph:
+    """ONNX nodes under construction, and the sites among them."""
+
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    initializers: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    sites: list[tuple[AttentionSpec, tuple[str, ...], str, range]] = field(default_factory=list)
+
+    def input(self, name: str, shape: tuple[int | str, ...], type_: int = TensorProto.FLOAT) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, type_, shape))
+        return name
+
+    def const(self, value: Any) -> str:
+        name = f"c{len(self.initializers)}"
+        self.initializers[name] = numpy_helper.from_array(np.asarray(value), name)
+        return name
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        name = f"x{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [name], name=f"n{len(self.nodes)}", **attributes))
+        return name
+
+    def attention(self, spec: AttentionSpec, *operands: str) -> str:
+        """The decomposed form of `spec`."""
+        start = len(self.nodes)
+        rank, out = spec.rank, ""
+        q, k, v = (
+            self.to_canonical(x, p)
+            for x, p in zip(operands, (spec.q_layout, spec.k_layout, spec.v_layout), strict=False)
+        )
+        kt = self.op("Transpose", k, perm=[*range(rank - 2), rank - 1, rank - 2])
+        if spec.group > 1:
+            axis = self.const(np.array([len(spec.batch) + 1]))
+            q = self.op("Reshape", q, self.const([*spec.batch, spec.Hkv, spec.group, spec.Sq, spec.D]))
+            kt, v = self.op("Unsqueeze", kt, axis), self.op("Unsqueeze", v, axis)
+        s = self.op("MatMul", self.op("Mul", q, self.const(np.float32(spec.scale))), kt)
+        for mod in spec.mods:
+            cap = self.const(np.float32(mod.cap))
+            s = self.op("Mul", self.op("Tanh", self.op("Div", s, cap)), cap)
+        tensors = iter(operands[3:])
+        for mask in spec.masks:
+            if isinstance(mask, AddMask):
+                s = self.op("Add", s, next(tensors))
+            else:
+                keep = next(tensors) if isinstance(mask, BoolMask) else self.index_mask(spec, mask)
+                s = self.op("Where", keep, s, self.const(np.float32(mask.fill)))
+        axes = self.const(np.array([-1]))
+        p = self.op("Exp", self.op("Sub", s, self.op("ReduceMax", s, axes, keepdims=1)))
+        total = self.op("ReduceSum", p, axes, keepdims=1)
+        out = self.op("Div", self.op("MatMul", p, v), total)
+        if spec.empty_row == "zero":
+            zero = self.const(np.float32(0))
+            out = self.op("Where", self.op("Greater", total, zero), out, zero)
+        if spec.group > 1:
+            out = self.op("Reshape", out, self.const([*spec.batch, spec.Hq, spec.Sq, spec.Dv]))
+        if spec.o_layout != tuple(range(rank)):
+            out = self.op("Transpose", out, perm=spec.o_layout)
+        self.sites.append((spec, operands, out, range(start, len(self.nodes))))
+        return out
+
+    def to_canonical(self, x: str, layout: tuple[int, ...]) -> str:
+        perm = [layout.index(a) for a in range(len(layout))]
+        return x if perm == sorted(perm) else self.op("Transpose", x, perm=perm)
+
+    def index_mask(self, spec: AttentionSpec, mask: Causal | SlidingWindow) -> str:
+        zero, one = self.const(np.int64(0)), self.const(np.int64(1))
+        offset = spec.Skv - spec.Sq if mask.offset == "end" else mask.offset
+        rows = self.op("Unsqueeze", self.op("Range", zero, self.const(np.int64(spec.Sq)), one), self.const([-1]))
+        i = self.op("Add", rows, self.const(np.int64(offset)))
+        j = self.op("Range", zero, self.const(np.int64(spec.Skv)), one)
+        if isinstance(mask, Causal):
+            return self.op("LessOrEqual", j, i)
+        low = self.op("GreaterOrEqual", j, self.op("Sub", i, self.const(np.int64(mask.left))))
+        return self.op("And", low, self.op("LessOrEqual", j, self.op("Add", i, self.const(np.int64(mask.right)))))
+
+    def operands(self, spec: AttentionSpec, prefix: str = "") -> list[str]:
+        types = {"f32": TensorProto.FLOAT, "bool": TensorProto.BOOL}
+        shapes = zip(spec.operand_dtypes, spec.operand_shapes, strict=True)
+        return [self.input(f"{prefix}{i}", shape, types[dtype]) for i, (dtype, shape) in enumerate(shapes)]
+
+    def model(self, output: str, shape: tuple[int | str, ...]) -> onnx.ModelProto:
+        outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)]
+        graph = helper.make_graph(self.nodes, "g", self.inputs, outputs, list(self.initializers.values()))
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        onnx.checker.check_model(proto, full_check=True)
+        return proto
+
+    def spec_sites(self, model: ir.Model) -> list[SpecSite]:
+        nodes = list(model.graph)
+        return [
+            SpecSite(f"site{i}", spec, tuple(operands), out, tuple(nodes[n] for n in span))
+            for i, (spec, operands, out, span) in enumerate(self.sites)
+        ]
+
+
+def random_inputs(model: onnx.ModelProto, sizes: dict[str, int] | None = None) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = []
+    for value in model.graph.input:
+        shape = [(sizes or {})[d.dim_param] if d.dim_param else d.dim_value for d in value.type.tensor_type.shape.dim]
+        if value.type.tensor_type.elem_type == TensorProto.BOOL:
+            mask = rng.random(shape) < 0.7
+            mask[..., 0] = True
+            arrays.append(mask)
+        else:
+            arrays.append(rng.standard_normal(shape, dtype=np.float32))
+    return arrays
+
+
+def run_tool(*command: str) -> str:
+    done = subprocess.run(
+        ["bash", "-c", LIMITS + '"$@"', "run", *command], capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
+def stock_compile(tmp_path: Path, model: onnx.ModelProto, spec_text: str) -> tuple[Path, str]:
+    """(the compiled module, its flow-level IR), by the stock tools."""
+    source, imported, spec, out = (tmp_path / f for f in ("m.onnx", "m.mlir", "m.spec.mlir", "m.vmfb"))
+    onnx.save(model, source)
+    spec.write_text(spec_text)
+    run_tool(sys.executable, "-m", "iree.compiler.tools.import_onnx", str(source), "-o", str(imported))
+    run_tool(
+        binaries.find_tool("iree-compile"),
+        str(imported),
+        *TARGET.flags,
+        *spec_flags(spec_text),
+        f"--iree-preprocessing-transform-spec-filename={spec}",
+        f"--dump-compilation-phases-to={tmp_path}",
+        "-o",
+        str(out),
+    )
+    return out, next(tmp_path.glob("*.flow.mlir")).read_text()
+
+
+def run_module(path: Path, inputs: list[np.ndarray]) -> np.ndarray:
+    import iree.runtime as rt
+
+    config = rt.Config("local-task")
+    module = rt.VmModule.mmap(config.vm_instance, str(path))
+    bound = rt.load_vm_module(module, config)
+    name = next(n for n in module.function_names if not n.endswith("$async") and n != "__init")
+    return np.asarray(bound[name](*inputs))
+
+
+def check(
+    tmp_path: Path,
+    graph: Graph,
+    model: onnx.ModelProto,
+    patterns: int | None = None,
+    sizes: dict[str, int] | None = None,
+) -> str:
+    """Every site is one dispatch of its kernel, and the numbers are onnxruntime's."""
+    loaded = ir.from_proto(model)
+    sites = graph.spec_sites(loaded)
+    text = emit_transform_spec(loaded, sites, TARGET)
+    path, flow = stock_compile(tmp_path, model, text)
+    calls = re.findall(r"flow\.dispatch @(\w+)::", flow)
+    ours = [c for c in calls if c.startswith("fa_")]
+    assert len(ours) == len(sites), f"{ours} of {calls}"
+    assert "math.exp " not in flow  # nothing is left of the decomposed softmax
+    if patterns is not None:
+        assert text.count("cast_compatible_dag_from_root") == patterns
+    inputs = random_inputs(model, sizes)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, {v.name: x for v, x in zip(model.graph.input, inputs, strict=True)})[0]
+    np.testing.assert_allclose(run_module(path, inputs), want, rtol=1e-5, atol=1e-5)
+    return flow
+
+
+BASE: dict[str, Any] = dict(dtype="f32", batch=(2,), Hq=4, Hkv=4, Sq=32, Skv=48, D=16, Dv=16, scale=0.25)
+SPECS = {
+    "plain": AttentionSpec(**BASE),
+    "add-mask": AttentionSpec(**BASE, masks=(AddMask((2, 1, 1, 48)),)),
+    "full-add-mask": AttentionSpec(**BASE, masks=(AddMask((2, 4, 32, 48)),)),
+    "bool-mask": AttentionSpec(**BASE, masks=(BoolMask((2, 1, 1, 48)),)),
+    "causal": AttentionSpec(**BASE, masks=(Causal("end"),)),
+    "window": AttentionSpec(**BASE, masks=(SlidingWindow(8, 3, 4),)),
+    "softcap": AttentionSpec(**BASE, mods=(Softcap(2.0),)),
+    "zero": AttentionSpec(**BASE, masks=(BoolMask((2, 1, 32, 48)),), empty_row="zero"),
+    "gqa": AttentionSpec(**{**BASE, "Hkv": 2}, masks=(Causal(16),)),
+    "bshd": AttentionSpec(
+        **BASE, q_layout=(0, 2, 1, 3), k_layout=(0, 2, 1, 3), v_layout=(0, 2, 1, 3), o_layout=(0, 2, 1, 3)
+    ),
+    "3d": AttentionSpec(**{**BASE, "batch": (), "Hq": 6, "Hkv": 6}),
+    "unit-batch": AttentionSpec(**{**BASE, "batch": (1,)}),
+    "decode": AttentionSpec(**{**BASE, "Sq": 1}, masks=(AddMask((2, 1, 1, 48)),)),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_site_alone(tmp_path: Path, spec: AttentionSpec) -> None:
+    graph = Graph()
+    out = graph.attention(spec, *graph.operands(spec))
+    check(tmp_path, graph, graph.model(out, spec.out_shape))
+
+
+def linear(graph: Graph, x: str, rng: np.random.Generator, rows: int, columns: int) -> str:
+    return graph.op("MatMul", x, graph.const((rng.standard_normal((rows, columns)) / rows**0.5).astype(np.float32)))
+
+
+def layer(graph: Graph, x: str, mask: str, rng: np.random.Generator, masks: tuple[Any, ...], **fields: Any) -> str:
+    """A transformer block over x (1, 24, 32) with 4 heads of 8."""
+    spec = AttentionSpec("f32", 4, 4, 24, 24, 8, 8, (1,), scale=0.35, masks=masks, **fields)
+    heads = [
+        graph.op(
+            "Transpose",
+            graph.op("Reshape", linear(graph, x, rng, 32, 32), graph.const([0, 24, 4, 8])),
+            perm=[0, 2, 1, 3],
+        )
+        for _ in range(3)
+    ]
+    out = graph.attention(spec, *heads, *([mask] if spec.tensor_masks else []))
+    out = graph.op("Reshape", graph.op("Transpose", out, perm=[0, 2, 1, 3]), graph.const([0, 24, 32]))
+    x = graph.op("Add", x, linear(graph, out, rng, 32, 32))
+    ones = graph.const(np.ones(32, np.float32))
+    x = graph.op("LayerNormalization", x, ones, axis=-1)
+    return graph.op("Add", x, linear(graph, graph.op("Relu", linear(graph, x, rng, 32, 64)), rng, 64, 32))
+
+
+def test_equal_sites_share_a_pattern(tmp_path: Path) -> None:
+    graph, rng = Graph(), np.random.default_rng(0)
+    x, mask = graph.input("x", (1, 24, 32)), graph.input("mask", (1, 1, 1, 24))
+    for _ in range(2):
+        x = layer(graph, x, mask, rng, (AddMask((1, 1, 1, 24)),))
+    check(tmp_path, graph, graph.model(x, (1, 24, 32)), patterns=1)
+
+
+def test_different_sites_in_one_model(tmp_path: Path) -> None:
+    """The second is the first with an epilogue, so the first's pattern is part of the second's."""
+    graph, rng = Graph(), np.random.default_rng(0)
+    x, mask = graph.input("x", (1, 24, 32)), graph.input("mask", (1, 1, 24, 24), TensorProto.BOOL)
+    bools = (BoolMask((1, 1, 24, 24)),)
+    x = layer(graph, x, mask, rng, bools)
+    x = layer(graph, x, mask, rng, bools, empty_row="zero")
+    x = layer(graph, x, mask, rng, (Causal(),))
+    x = layer(graph, x, mask, rng, ())
+    check(tmp_path, graph, graph.model(x, (1, 24, 32)), patterns=4)
+
+
+def test_another_site_is_left_alone(tmp_path: Path) -> None:
+    """A spec made for one scale and one mask must not catch others."""
+    spec = SPECS["causal"]
+    made_for, model_of = Graph(), Graph()
+    made_for.attention(spec, *made_for.operands(spec))
+    others = [
+        AttentionSpec(**{**BASE, "scale": 0.5}, masks=(Causal("end"),)),
+        AttentionSpec(**BASE, masks=(Causal(3),)),
+        AttentionSpec(**BASE),
+    ]
+    outs = [model_of.attention(other, *model_of.operands(other, f"s{i}_")) for i, other in enumerate(others)]
+    total = model_of.op("Sum", *outs)
+    donor = ir.from_proto(made_for.model(made_for.sites[0][2], spec.out_shape))
+    text = emit_transform_spec(donor, made_for.spec_sites(donor), TARGET)
+    _, flow = stock_compile(tmp_path, model_of.model(total, spec.out_shape), text)
+    assert "flow.dispatch @" in flow
+    assert "flow.dispatch @fa_" not in flow
+
+
+DYNAMIC = {
+    "batch": AttentionSpec(**{**BASE, "batch": ("B",)}, masks=(AddMask(("B", 1, 1, 48)),)),
+    "lengths": AttentionSpec(**{**BASE, "batch": (1,), "Sq": "Sq", "Skv": "Skv"}),
+    "all": AttentionSpec(**{**BASE, "batch": ("B",), "Sq": "S", "Skv": "S"}, masks=(AddMask(("B", 1, 1, "S")),)),
+}
+
+
+@pytest.mark.parametrize("spec", DYNAMIC.values(), ids=DYNAMIC)
+def test_lengths_known_at_run_time(tmp_path: Path, spec: AttentionSpec) -> None:
+    graph = Graph()
+    out = graph.attention(spec, *graph.operands(spec))
+    check(tmp_path, graph, graph.model(out, spec.out_shape), sizes={"B": 3, "Sq": 20, "Skv": 28, "S": 36})
