@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import cast
 
 import onnx
 import onnx_ir as ir
@@ -27,7 +26,9 @@ def load(model: ModelLike) -> ir.Model:
     name = "model" if isinstance(model, onnx.ModelProto) else os.fspath(model)
     proto = model if isinstance(model, onnx.ModelProto) else _read(Path(name))
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
-        raise ModelError(f"{name}: not an ONNX model (no graph in it); pass a file that torch.onnx.export or onnx.save wrote")
+        raise ModelError(
+            f"{name}: not an ONNX model (no graph in it); pass a file that torch.onnx.export or onnx.save wrote"
+        )
     if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
         raise ModelError(f"{name}: the model imports no opset of the default domain; set opset_import before using it")
     base = Path() if isinstance(model, onnx.ModelProto) else Path(name).resolve().parent
@@ -69,10 +70,14 @@ def _check_external(proto: onnx.ModelProto, base: Path, name: str) -> None:
         info = {e.key: e.value for e in tensor.external_data}
         path = base / info.get("location", "")
         if not path.is_file():
-            raise ModelError(f"{name}: external data of {tensor.name!r} is missing: no file {path}; keep it beside the model")
+            raise ModelError(
+                f"{name}: external data of {tensor.name!r} is missing: no file {path}; keep it beside the model"
+            )
         end = int(info.get("offset", 0)) + int(info.get("length", 0))
         if path.stat().st_size < end:
-            raise ModelError(f"{name}: external data of {tensor.name!r} is truncated: {path} is shorter than {end} bytes")
+            raise ModelError(
+                f"{name}: external data of {tensor.name!r} is truncated: {path} is shorter than {end} bytes"
+            )
 
 
 def _check_order(graph: onnx.GraphProto, outer: set[str], name: str) -> None:
@@ -86,7 +91,9 @@ def _check_order(graph: onnx.GraphProto, outer: set[str], name: str) -> None:
             if i and i not in known:
                 where = "is not produced by any node" if i not in all_outputs else "is produced only later"
                 hint = "sort the nodes, or break the cycle" if i in all_outputs else "repair the export"
-                raise ModelError(f"{name}: graph {graph.name!r} is not topologically sorted or has a cycle: input {i!r} of {label} {where}; {hint}")
+                raise ModelError(
+                    f"{name}: graph {graph.name!r} is not topologically sorted or has a cycle: input {i!r} of {label} {where}; {hint}"
+                )
         for attr in node.attribute:
             for sub in [attr.g] if attr.type == onnx.AttributeProto.GRAPH else attr.graphs:
                 _check_order(sub, known, name)
@@ -119,8 +126,12 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     """Writes the model, whole or not at all. Weights go to `<name>.data` beside it when the model had external data or is too
     large for one protobuf. Raises OnnxFaError when the place cannot be written."""
     target = Path(path)
-    external = any(isinstance(v.const_value, ir.ExternalTensor) for g in model.graphs() for v in g.initializers.values())
-    size = sum(v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None)
+    external = any(
+        isinstance(v.const_value, ir.ExternalTensor) for g in model.graphs() for v in g.initializers.values()
+    )
+    size = sum(
+        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
+    )
     data = f"{target.name}.data" if external or size > _SPLIT_BYTES else None
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".onnx_fa-") as tmp:
@@ -136,4 +147,4 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
 
 def same_kind(model: ModelLike, result: ir.Model) -> onnx.ModelProto | ir.Model:
     """`result` in the kind that the caller passed: ModelProto for ModelProto, else ir.Model."""
-    return cast(onnx.ModelProto, ir.to_proto(result)) if isinstance(model, onnx.ModelProto) else result
+    return ir.to_proto(result) if isinstance(model, onnx.ModelProto) else result

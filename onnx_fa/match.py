@@ -16,7 +16,18 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, Array, GraphView
 from onnx_fa.report import Miss
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, EmptyRow, MaskTerm, ScoreMod, SlidingWindow, Softcap
+from onnx_fa.spec import (
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Dim,
+    EmptyRow,
+    MaskTerm,
+    ScoreMod,
+    SlidingWindow,
+    Softcap,
+)
 
 
 class NoMatch(Exception):
@@ -200,7 +211,9 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
     for function in view.model.functions.values():
         for node in function:
             if node.op_type in ("Softmax", "Attention"):
-                misses.append(Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: inline it first"))
+                misses.append(
+                    Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: inline it first")
+                )
     return matches, misses
 
 
@@ -235,7 +248,8 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
 
 def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, ir.Value, bool, list[ir.Node]]:
     """From the probabilities to the matmul with V: (matmul, probabilities it reads, NaN guard seen, nodes between)."""
-    prob, guard, nodes = anchor.prob, False, []
+    prob, guard = anchor.prob, False
+    nodes: list[ir.Node] = []
     seen_sum = {u for v in ([anchor.row_sum] if anchor.row_sum is not None else []) if (u := v.producer()) is not None}
     while True:
         users = [u for u in view.users(prob) if u not in seen_sum]
@@ -278,7 +292,9 @@ def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: bool) -> tup
     return users[0].outputs[0], guard, [*nodes, users[0]]
 
 
-def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float, nodes: list[ir.Node]) -> ir.Value | None:
+def _positive_or(
+    view: GraphView, value: ir.Value, total: ir.Value, other: float, nodes: list[ir.Node]
+) -> ir.Value | None:
     """The result of Where(total > 0, value, other), if `value` is read like that."""
     for where in view.users(value):
         test = view.producer(where.inputs[0], "Greater") if where.op_type == "Where" else None
@@ -377,7 +393,9 @@ def plan_operands(view: GraphView, patterns: Patterns, q: ir.Value, kt: ir.Value
     Hq = lead_q[-1]
     b = tuple(f"b{i}" for i in range(len(batch)))
 
-    def choices(value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...], unswapped: tuple[int, ...]) -> list[OperandChoice]:
+    def choices(
+        value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...], unswapped: tuple[int, ...]
+    ) -> list[OperandChoice]:
         if rank2:
             raised = Call("Unsqueeze", (value, Const(np.asarray([0], np.int64))))
             return [OperandChoice(raised, unswapped, 1.0, sizes[len(batch)])]
@@ -392,9 +410,7 @@ def plan_operands(view: GraphView, patterns: Patterns, q: ir.Value, kt: ir.Value
     for k_choice in reversed(k_all):  # the deepest reading that K and V share
         for v_choice in reversed(v_all):
             if k_choice.heads == v_choice.heads and _groups(Hq, k_choice.heads):
-                return Operands(
-                    q_all[-1], k_choice, v_choice, batch, Hq, k_choice.heads, Sq, Skv, D, Dv, rank2
-                )
+                return Operands(q_all[-1], k_choice, v_choice, batch, Hq, k_choice.heads, Sq, Skv, D, Dv, rank2)
     raise NoMatch(f"the heads of Q ({Hq}), K ({lead_k[-1]}) and V ({lead_v[-1]}) do not form groups", at)
 
 
@@ -431,9 +447,12 @@ def build_match(
     scale, mods, terms = _fold(view, patterns, steps, score_shape, dtype, anchor)
     scale *= o.q.scale * o.k.scale
     terms += extra_terms
+    terms = _tighten(terms)
     masks = tuple(t.term for t in terms)
     value_operands = (o.q.value, o.k.value, o.v.value, *(t.operand for t in terms if t.operand is not None))
-    o_layout, out_value, tail = _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output, ())
+    o_layout, out_value, tail = (
+        _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output, ())
+    )
     if o.rank2:
         wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
     if o.v.scale != 1.0:
@@ -503,6 +522,16 @@ def _fold(
     return scale, tuple(mods), terms
 
 
+def _tighten(terms: list[Term]) -> list[Term]:
+    """A causal mask that always leaves key 0, and is alone, gives masked keys a probability of exactly zero whatever its fill:
+    then -inf says the same, and whole blocks may be skipped."""
+    if len(terms) == 1 and isinstance(terms[0].term, Causal):
+        mask = terms[0].term
+        if isinstance(mask.offset, int) and mask.offset >= 0:
+            return [Term(replace(mask, fill=-math.inf))]
+    return terms
+
+
 def _scaled(term: Term, factor: float) -> Term:
     t = term.term
     if isinstance(t, AddMask):
@@ -521,7 +550,9 @@ def _empty_row(masks: Sequence[MaskTerm], guard: bool) -> EmptyRow:
     return "mean" if only_finite else "nan"
 
 
-def _output_layout(view: GraphView, output: ir.Value, rank: int) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]]:
+def _output_layout(
+    view: GraphView, output: ir.Value, rank: int
+) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]]:
     """Absorbs a Transpose behind the site when it is the only reader and leaves Dv innermost."""
     users = view.users(output)
     if not output.is_graph_output() and len(users) == 1 and len(list(output.uses())) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal, overload
 
 import numpy as np
@@ -59,7 +59,9 @@ class Site:
     `operands` are the values that the new nodes read, in the spec's order; `nodes` the new nodes of the site itself.
     """
 
-    def __init__(self, name: str, match: Match, operands: tuple[ir.Value, ...], output: ir.Value, nodes: tuple[ir.Node, ...]) -> None:
+    def __init__(
+        self, name: str, match: Match, operands: tuple[ir.Value, ...], output: ir.Value, nodes: tuple[ir.Node, ...]
+    ) -> None:
         self.name, self.spec, self.operands, self.output, self.nodes = name, match.spec, operands, output, nodes
 
 
@@ -85,6 +87,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
         plan.append(match)
     names = _unique_names([m.name for m in plan])
     taken = _names(model)
+    unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
@@ -101,9 +104,9 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
         model.graph.opset_imports[DOMAIN] = 1
-    if sites:
+    if consts:
         for graph in consts:
-            _drop_unused_initializers(graph)
+            _drop_unused_initializers(graph, keep=unused)
         infer_new_shapes(model)
     return RewriteReport(tuple(reports), tuple(misses)), sites
 
@@ -114,7 +117,7 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site | None
     presents = [(old, _realise(b, e)) for old, e in match.presents]
     before = len(b.nodes)
     if form == "site":
-        out = b.op(OP_TYPE, *operands, domain=DOMAIN, **{SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())})
+        out = b.op_of(DOMAIN, OP_TYPE, operands, {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())})
         node = b.nodes[-1]
         node.name = name
         out.type, out.shape = match.output.type, ir.Shape(match.spec.out_shape)
@@ -124,18 +127,27 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site | None
     for wrap in match.wrap:
         out = _realise(b, wrap(out))
     old = match.output
-    if form != "site" and not match.wrap and not match.presents and _same(out, old, set(operands), {}):
+    if form != "site" and not match.wrap and not match.presents and _same(out, old, set(operands)):
+        for node in b.nodes:
+            node.resize_inputs(0)  # they are not used: let go of what they read
         return Site(name, match, operands, old, _between(old, set(operands)))
     producer = old.producer()
     assert producer is not None
-    if not b.nodes or out.producer() not in set(b.nodes):  # the site reduced to an existing value: give it a node of its own
+    if not b.nodes or out.producer() not in set(
+        b.nodes
+    ):  # the site reduced to an existing value: give it a node of its own
         out = b.op("Identity", out)
-    producer.graph.insert_before(producer, b.nodes)  # type: ignore[union-attr]
+    _insert(producer, b.nodes)
     for value, new in [(old, out), *presents]:
         _take_over(b, value, new)
     dead = [producer]
     _sweep(dead)
     return Site(name, match, operands, out, inner)
+
+
+def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
+    assert before.graph is not None
+    before.graph.insert_before(before, nodes)
 
 
 def _realise(b: OnnxBuilder, expr: Expr) -> ir.Value:
@@ -144,7 +156,7 @@ def _realise(b: OnnxBuilder, expr: Expr) -> ir.Value:
         if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
             axes = tuple(int(a) for a in expr.args[1].array)
             return b.op(expr.op, _realise(b, expr.args[0]), axes=axes)
-        return b.op(expr.op, *(_realise(b, a) for a in expr.args), **dict(expr.attrs))
+        return b.op_of("", expr.op, [_realise(b, a) for a in expr.args], dict(expr.attrs))
     return b.const(expr.array) if isinstance(expr, Const) else expr
 
 
@@ -153,7 +165,9 @@ def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
     if new.producer() is None or new not in {o for n in b.nodes for o in n.outputs} or new.name == old.name:
         fresh = b.nested()
         new = fresh.op("Identity", new)
-        old.producer().graph.insert_before(old.producer(), fresh.nodes)  # type: ignore[union-attr]
+        before = old.producer()
+        assert before is not None
+        _insert(before, fresh.nodes)
     name = old.name
     new.type, new.shape = old.type or new.type, old.shape or new.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -181,9 +195,13 @@ def _subgraph_reads(node: ir.Node) -> Iterable[ir.Value]:
             yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
 
 
-def _drop_unused_initializers(graph: ir.Graph) -> None:
+def _is_unused(value: ir.Value) -> bool:
+    return not value.uses() and not value.is_graph_output() and not value.is_graph_input()
+
+
+def _drop_unused_initializers(graph: ir.Graph, keep: set[int]) -> None:
     for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+        if _is_unused(value) and id(value) not in keep:
             del graph.initializers[name]
 
 
@@ -205,7 +223,7 @@ def _unique_names(names: list[str]) -> list[str]:
     return result
 
 
-def _same(new: ir.Value, old: ir.Value, stop: set[ir.Value], memo: Mapping[object, object]) -> bool:
+def _same(new: ir.Value, old: ir.Value, stop: set[ir.Value]) -> bool:
     """Whether two values are computed by the same ops from the same operands: then a rewrite would change nothing."""
     if new is old:
         return True
@@ -220,14 +238,16 @@ def _same(new: ir.Value, old: ir.Value, stop: set[ir.Value], memo: Mapping[objec
     if x.outputs.index(new) != y.outputs.index(old) or not _same_attributes(x, y):
         return False
     return all(
-        (i is None and j is None) or (i is not None and j is not None and _same(i, j, stop, memo))
+        (i is None and j is None) or (i is not None and j is not None and _same(i, j, stop))
         for i, j in zip(x.inputs, y.inputs, strict=True)
     )
 
 
 def _same_attributes(x: ir.Node, y: ir.Node) -> bool:
     def plain(node: ir.Node) -> dict[str, object]:
-        return {k: tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value for k, a in node.attributes.items()}
+        return {
+            k: tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value for k, a in node.attributes.items()
+        }
 
     return plain(x) == plain(y)
 

@@ -24,7 +24,9 @@ class _Positions:
     start: int = 0
 
 
-def index_terms(view: GraphView, keep: ir.Value, inverted: bool, fill: float, shape: tuple[Dim, ...]) -> list[Term] | None:
+def index_terms(
+    view: GraphView, keep: ir.Value, inverted: bool, fill: float, shape: tuple[Dim, ...]
+) -> list[Term] | None:
     """[Causal] or a one-sided [SlidingWindow] when `keep` is a comparison of key with query positions, else None."""
     node = view.producer(keep, *_SWAP)
     if node is None:
@@ -84,8 +86,9 @@ def _positions(view: GraphView, value: ir.Value | None) -> _Positions | None:
     if node.op_type in ("Add", "Sub"):
         by = view.scalar(node.inputs[1])
         if inner is not None and by is not None and by == int(by):
-            return _Positions(inner.length, inner.from_end, inner.start + (int(by) if node.op_type == "Add" else -int(by)))
+            return _Positions(
+                inner.length, inner.from_end, inner.start + (int(by) if node.op_type == "Add" else -int(by))
+            )
     if node.op_type in ("Cast", "Identity"):
         return inner
     return None
-

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match import AddTerm, Call, Const, Expr, NoMatch, Peel, Select, Term
-from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, SlidingWindow
 from onnx_fa.patterns.index_mask import index_terms, merge_bounds
+from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, DType, SlidingWindow
 
 # Adding this or less to a float32 score gives the fill itself: the score is below half an ulp of it.
 _SWALLOWS = -1e37
@@ -73,12 +73,12 @@ def terms(view: GraphView, step: AddTerm | Select, shape: tuple[Dim, ...], dtype
     if array is not None and not array.any():
         return []  # adds zero
     if array is not None:
-        by_value = _constant_float(array * step.factor, shape, dtype)
+        by_value = _constant_float(array.astype(np.float64) * step.factor, shape, dtype)
         if by_value is not None:
             return by_value
     element = _element_type(value)
     if element not in ("f32", "f16", "bf16"):
-        raise NoMatch(f"an additive mask of type {element}", _node(value))
+        raise NoMatch("an additive mask whose element type is not f32, f16 or bf16", _node(value))
     operand, dims = _fit(view, value, shape)
     return [Term(AddMask(dims, element, step.factor), operand)]
 
@@ -100,13 +100,12 @@ def _swallows(fill: float, dtype: str) -> bool:
     return fill == -math.inf or (fill <= _SWALLOWS and dtype != "f16")
 
 
-def _constant_float(array: npt.NDArray[np.generic], shape: tuple[Dim, ...], dtype: str) -> list[Term] | None:
+def _constant_float(array: npt.NDArray[np.float64], shape: tuple[Dim, ...], dtype: str) -> list[Term] | None:
     """A constant of zeros and one fill is a boolean mask; None when it is anything else or no index term describes it."""
-    values = array.astype(np.float64)
-    low = float(values.min())
-    if not _swallows(low, dtype) or not bool(((values == 0) | (values == low)).all()):
+    low = float(array.min())
+    if not _swallows(low, dtype) or not bool(((array == 0) | (array == low)).all()):
         return None
-    return _constant_bool(values == 0, low, shape)
+    return _constant_bool(array == 0, low, shape)
 
 
 def _constant_bool(keep: Bool, fill: float, shape: tuple[Dim, ...]) -> list[Term] | None:
@@ -173,15 +172,23 @@ def _bool_terms(
 def _expand_is_free(view: GraphView, node: ir.Node, shape: tuple[Dim, ...]) -> bool:
     """Whether the score's own broadcast does what this Expand does."""
     dims = view.shape(node.outputs[0])
-    return dims is not None and len(dims) <= len(shape) and all(
-        have in (1, want) for have, want in zip(reversed(dims), reversed(shape), strict=False)
+    return (
+        dims is not None
+        and len(dims) <= len(shape)
+        and all(have in (1, want) for have, want in zip(reversed(dims), reversed(shape), strict=False))
     )
 
 
 def _fit(view: GraphView, value: Expr, shape: tuple[Dim, ...]) -> tuple[Expr, tuple[Dim, ...]]:
     """The mask as an operand whose dims are 1 or provably those of the score, expanded where that is not known."""
     source = value.args[0] if isinstance(value, Call) else value
-    dims = view.shape(source) if isinstance(source, ir.Value) else np.shape(source.array) if isinstance(source, Const) else None
+    dims = (
+        view.shape(source)
+        if isinstance(source, ir.Value)
+        else np.shape(source.array)
+        if isinstance(source, Const)
+        else None
+    )
     if dims is None:
         raise NoMatch("the rank of a mask is unknown", _node(value))
     if len(dims) > len(shape):
@@ -193,15 +200,17 @@ def _fit(view: GraphView, value: Expr, shape: tuple[Dim, ...]) -> tuple[Expr, tu
     fitted: list[Dim] = []
     for have, want in zip(dims, shape[len(shape) - len(dims) :], strict=True):
         if have is None or have not in (1, want):
-            raise NoMatch(f"a mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}", _node(value))
+            raise NoMatch(
+                f"a mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}", _node(value)
+            )
         fitted.append(have)
     return value, tuple(fitted)
 
 
-def _element_type(value: Expr) -> str:
+def _element_type(value: Expr) -> DType | None:
     if isinstance(value, ir.Value) and value.dtype is not None:
-        return str(DTYPES.get(value.dtype, value.dtype))
-    return "unknown"
+        return DTYPES.get(value.dtype)
+    return None
 
 
 def _node(value: Expr) -> ir.Node | None:

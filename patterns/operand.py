@@ -39,7 +39,9 @@ class _State:
     nodes: tuple[ir.Node, ...] = ()
 
 
-def read_operand(view: GraphView, value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...]) -> list[OperandChoice]:
+def read_operand(
+    view: GraphView, value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...]
+) -> list[OperandChoice]:
     """Readings of a matmul operand, the shallowest (the operand itself) first, the one furthest up the graph last.
 
     `names` are the operand's axes in order, `sizes` the dims in canonical order (b.., h, s, d).
@@ -185,7 +187,9 @@ def _regroup(atoms: list[_Atom], dims: tuple[Dim | None, ...]) -> list[_Axis] | 
     """
     if any(a.repeated for a in atoms):
         return None
-    rest, right, left = list(atoms), [], []
+    rest = list(atoms)
+    right: list[_Axis] = []
+    left: list[_Axis] = []
     todo = list(dims)
     while todo and (axis := _take(rest, todo[-1], from_right=True)) is not None:
         right.insert(0, axis)

@@ -55,4 +55,9 @@ def _keeps_last_axis(view: GraphView, node: ir.Node) -> bool:
     axes = axes_of(view, node)
     value = node.inputs[0]
     assert value is not None
-    return attr_int(node, "keepdims", 1) == 1 and axes is not None and len(axes) == 1 and view.last_axis(node, value, axes[0])
+    return (
+        attr_int(node, "keepdims", 1) == 1
+        and axes is not None
+        and len(axes) == 1
+        and view.last_axis(node, value, axes[0])
+    )

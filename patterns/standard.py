@@ -119,7 +119,7 @@ def _heads(
             raise NoMatch("the head dim is not static")
         if past:
             plain = [OperandChoice(x, (0, 1, 2, 3), 1.0, h) for x, h in zip(values, (hq, hkv, hkv), strict=True)]
-            return Operands(*plain, (b,), hq, hkv, sq, skv, d, dv), ()
+            return Operands(plain[0], plain[1], plain[2], (b,), hq, hkv, sq, skv, d, dv), ()
         names = ("b0", "h", "s", "d")
         sizes = ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
         read = [read_operand(view, x, names, s) for x, s in zip(values, sizes, strict=True)]
@@ -145,7 +145,7 @@ def _heads(
         lambda e: Call("Transpose", (e,), (("perm", layout),)),
         lambda e: _reshape(e, (0, 0, hq * dv)),
     )
-    return Operands(*split, (b,), hq, hkv, sq, skv, d, dv), merge
+    return Operands(split[0], split[1], split[2], (b,), hq, hkv, sq, skv, d, dv), merge
 
 
 def _reshape(value: Expr, shape: tuple[int, ...]) -> Call:
@@ -166,5 +166,3 @@ def _append(o: Operands, past: tuple[ir.Value, ir.Value], length: int) -> Operan
     )
     assert isinstance(o.Skv, int)
     return Operands(o.q, k, v, o.batch, o.Hq, o.Hkv, o.Sq, o.Skv + length, o.D, o.Dv)
-
-

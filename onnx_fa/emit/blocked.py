@@ -78,7 +78,12 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     graph = ir.Graph([trip, cond, m, total, acc], [go, m_new, l_new, a_new], nodes=body.nodes, name=b.name("blocks"))
     outs = [ir.Value(name=b.name(n), type=ir.TensorType(dtype)) for n in ("max_out", "sum_out", "acc_out")]
     loop = ir.Node(
-        "", "Loop", [trips, b.const(np.asarray(True)), m0, l0, a0], [ir.AttrGraph("body", graph)], outputs=outs, name=b.name("Loop")
+        "",
+        "Loop",
+        [trips, b.const(np.asarray(True)), m0, l0, a0],
+        [ir.AttrGraph("body", graph)],
+        outputs=outs,
+        name=b.name("Loop"),
     )
     loop.metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
     b.nodes.append(loop)

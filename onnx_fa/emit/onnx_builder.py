@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,9 @@ class OnnxBuilder:
     Constants become initializers of `graph` (the graph the nodes go to), shared when equal.
     """
 
-    def __init__(self, graph: ir.Graph, opset: int, prefix: str, taken: set[str], consts: dict[tuple[str, ...], ir.Value]) -> None:
+    def __init__(
+        self, graph: ir.Graph, opset: int, prefix: str, taken: set[str], consts: dict[tuple[str, ...], ir.Value]
+    ) -> None:
         self.graph, self.opset, self.prefix, self.taken, self.consts = graph, opset, prefix, taken, consts
         self.nodes: list[ir.Node] = []
 
@@ -30,8 +32,13 @@ class OnnxBuilder:
         self.taken.add(name)
         return name
 
-    def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attrs: Attr) -> ir.Value:
-        """Adds a node with one output and returns it. Its type and shape are left to shape inference."""
+    def op(self, op_type: str, *inputs: ir.Value | None, **attrs: Attr) -> ir.Value:
+        """Adds a standard op with one output and returns it. Its type and shape are left to shape inference."""
+        return self.op_of("", op_type, inputs, attrs)
+
+    def op_of(
+        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Attr]
+    ) -> ir.Value:
         name = self.name(op_type)
         out = ir.Value(name=f"{name}_out" if f"{name}_out" not in self.taken else self.name(f"{op_type}_out"))
         self.taken.add(str(out.name))
@@ -44,7 +51,10 @@ class OnnxBuilder:
         if key not in self.consts:
             name = self.name(hint)
             value = ir.Value(
-                name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape), type=ir.TensorType(ir.tensor(array).dtype)
+                name=name,
+                const_value=ir.tensor(array, name=name),
+                shape=ir.Shape(array.shape),
+                type=ir.TensorType(ir.tensor(array).dtype),
             )
             self.graph.register_initializer(value)
             self.consts[key] = value

@@ -51,7 +51,11 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
         elif isinstance(mask, BoolMask):
             value = next(tensors)
             if not keep_bool:
-                fill = b.const(np.asarray(max(mask.fill, float(np.finfo(np.float32).min)) if math.isfinite(mask.fill) else mask.fill, kind))
+                fill = b.const(
+                    np.asarray(
+                        max(mask.fill, float(np.finfo(np.float32).min)) if math.isfinite(mask.fill) else mask.fill, kind
+                    )
+                )
                 value = b.op("Where", value, b.const(np.asarray(0, kind)), fill)
             terms.append(value)
         elif isinstance(mask, AddMask):
