@@ -145,7 +145,11 @@ def _bool_terms(
                 return merge_bounds([t for x in (a, b) for t in _bool_terms(view, x, False, fill, shape, dtype)])
         negated = view.producer(keep, "Not")
         if negated is not None and negated.inputs[0] is not None:
-            return _bool_terms(view, negated.inputs[0], not inverted, fill, shape, dtype)
+            inner = _bool_terms(view, negated.inputs[0], not inverted, fill, shape, dtype)
+            if not inverted and any(isinstance(t.operand, Call) for t in inner):
+                operand, dims = _fit(view, keep, shape)  # nothing gained: the negated tensor is there already
+                return [Term(BoolMask(dims, fill), operand)]
+            return inner
         if inverted:
             either = view.producer(keep, "Or")
             if either is not None and all(i is not None for i in either.inputs):

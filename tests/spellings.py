@@ -1,0 +1,230 @@
+"""Small attention graphs in every spelling that the matcher claims to know: one axis per field, any combination."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice")
+KT = ("transpose", "sandwich", "bshd", "given", "bmm")
+MASK = ("none", "add", "add_left", "sub", "where", "where_swapped", "bool_add", "and", "const_causal", "range_causal", "const_window")
+SOFTMAX = ("op", "explicit", "deferred", "cast", "positive_axis")
+GUARD = ("none", "isnan", "dropout", "identity")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A graph of one attention, B batch rows, Hq and Hkv heads, lengths Sq and Skv, head dims D and Dv."""
+
+    scale: str = "mul"
+    kt: str = "transpose"
+    mask: str = "none"
+    softmax: str = "op"
+    guard: str = "none"
+    softcap: bool = False
+    B: int = 2
+    Hq: int = 4
+    Hkv: int = 4
+    Sq: int = 7
+    Skv: int = 9
+    D: int = 8
+    Dv: int = 6
+    opset: int = 18
+    fill: float = float("-inf")
+
+
+class Graph:
+    """Nodes and initializers by name, with fresh value names."""
+
+    def __init__(self, opset: int) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.inits: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.opset = opset
+
+    def op(self, kind: str, *inputs: str, outs: int = 1, **attrs: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        outputs = [name, *(f"{name}_{i}" for i in range(1, outs))]
+        self.nodes.append(h.make_node(kind, list(inputs), outputs, name=f"n{len(self.nodes)}_{kind}", **attrs))
+        return name
+
+    def const(self, value: Any, dtype: Any = np.float32) -> str:
+        name = f"c{len(self.inits)}"
+        self.inits.append(nh.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def input(self, name: str, shape: list[int | str], dtype: int = T.FLOAT) -> str:
+        self.inputs.append(h.make_tensor_value_info(name, dtype, shape))
+        return name
+
+    def model(self, outputs: dict[str, tuple[list[int | str], int]]) -> onnx.ModelProto:
+        infos = [h.make_tensor_value_info(n, t, s) for n, (s, t) in outputs.items()]
+        graph = h.make_graph(self.nodes, "g", self.inputs, infos, self.inits)
+        model = h.make_model(graph, opset_imports=[h.make_opsetid("", self.opset)], ir_version=10)
+        onnx.checker.check_model(model)
+        return model
+
+
+def build(s: Spelling) -> onnx.ModelProto:
+    """The graph of a spelling. Inputs q, k, v (and mask), output o."""
+    g = Graph(s.opset)
+    q = g.input("q", [s.B, s.Hq, s.Sq, s.D])
+    heads = s.Hkv
+    k_shape: list[int | str] = [s.B, s.Skv, heads, s.D] if s.kt == "bshd" else [s.B, heads, s.Skv, s.D]
+    if s.kt == "given":
+        k_shape = [s.B, heads, s.D, s.Skv]
+    k, v = g.input("k", k_shape), g.input("v", [s.B, heads, s.Skv, s.Dv])
+    factor = s.D**-0.5
+    if s.scale == "q":
+        q = g.op("Mul", q, g.const(factor))
+    if s.scale in ("both", "twice"):
+        q = g.op("Mul", q, g.const(np.sqrt(factor)))
+    kt = _transposed_k(g, s, k)
+    if s.scale == "k":
+        kt = g.op("Div", kt, g.const(1 / factor))
+    if s.scale in ("both", "twice"):
+        kt = g.op("Mul", g.const(np.sqrt(factor)), kt)
+    if s.Hkv != s.Hq:
+        v = _repeat(g, s, v, s.Dv)
+    if s.kt == "bmm":
+        q = g.op("Reshape", q, g.const([-1, s.Sq, s.D], np.int64))
+        v = g.op("Reshape", v, g.const([-1, s.Skv, s.Dv], np.int64))
+    score = g.op("MatMul", q, kt)
+    if s.kt == "bmm":
+        score = g.op("Reshape", score, g.const([s.B, s.Hq, s.Sq, s.Skv], np.int64)) if s.mask != "none" else score
+    score = _scaled(g, s, score, factor)
+    if s.softcap:
+        score = g.op("Mul", g.op("Tanh", g.op("Div", score, g.const(3.0))), g.const(3.0))
+    score = _masked(g, s, score)
+    if s.scale == "after_mask":
+        score = g.op("Mul", score, g.const(factor))
+    if s.kt == "bmm" and s.mask != "none":
+        score = g.op("Reshape", score, g.const([-1, s.Sq, s.Skv], np.int64))
+    out = _softmax_times_v(g, s, score, v)
+    if s.kt == "bmm":
+        out = g.op("Reshape", out, g.const([s.B, s.Hq, s.Sq, s.Dv], np.int64))
+    g.nodes.append(h.make_node("Identity", [out], ["o"], name="out"))
+    return g.model({"o": ([s.B, s.Hq, s.Sq, s.Dv], T.FLOAT)})
+
+
+def _repeat(g: Graph, s: Spelling, x: str, width: int) -> str:
+    x = g.op("Unsqueeze", x, g.const([2], np.int64))
+    x = g.op("Expand", x, g.const([s.B, s.Hkv, s.Hq // s.Hkv, s.Skv, width], np.int64))
+    return g.op("Reshape", x, g.const([s.B, s.Hq, s.Skv, width], np.int64))
+
+
+def _transposed_k(g: Graph, s: Spelling, k: str) -> str:
+    if s.kt == "given":
+        return k
+    if s.kt == "bshd":
+        return g.op("Transpose", k, perm=[0, 2, 3, 1])
+    if s.Hkv != s.Hq:
+        k = _repeat(g, s, k, s.D)
+    if s.kt == "transpose":
+        return g.op("Transpose", k, perm=[0, 1, 3, 2])
+    k = g.op("Reshape", k, g.const([-1, s.Skv, s.D], np.int64))
+    k = g.op("Transpose", k, perm=[0, 2, 1])
+    return k if s.kt == "bmm" else g.op("Reshape", k, g.const([s.B, s.Hq, s.D, s.Skv], np.int64))
+
+
+def _scaled(g: Graph, s: Spelling, score: str, factor: float) -> str:
+    match s.scale:
+        case "mul":
+            return g.op("Mul", score, g.const([factor]))
+        case "mul_left":
+            return g.op("Mul", g.const(factor), score)
+        case "mul_4d":
+            return g.op("Mul", score, g.const([[[factor]]]))
+        case "div":
+            return g.op("Div", score, g.const(1 / factor))
+        case "twice":
+            return g.op("Mul", g.op("Mul", score, g.const(2.0)), g.const(0.5))
+    return score
+
+
+def _masked(g: Graph, s: Spelling, score: str) -> str:
+    fill, zero = g.const(s.fill), g.const(0.0)
+    full: list[int | str] = [s.B, 1, s.Sq, s.Skv]
+    i, j = np.arange(s.Sq)[:, None], np.arange(s.Skv)[None, :]
+    match s.mask:
+        case "add":
+            return g.op("Add", score, g.input("mask", full))
+        case "add_left":
+            return g.op("Add", g.input("mask", [s.Sq, s.Skv]), score)
+        case "sub":
+            return g.op("Sub", score, g.input("mask", [s.B, 1, 1, s.Skv]))
+        case "where":
+            return g.op("Where", g.input("mask", full, T.BOOL), score, fill)
+        case "where_swapped":
+            return g.op("Where", g.input("mask", full, T.BOOL), fill, score)
+        case "bool_add":
+            return g.op("Add", score, g.op("Where", g.input("mask", [s.B, 1, 1, s.Skv], T.BOOL), zero, fill))
+        case "and":
+            keep = g.op("And", g.const((j <= i)[None, None], bool), g.input("mask", [s.B, 1, 1, s.Skv], T.BOOL))
+            return g.op("Where", keep, score, fill)
+        case "const_causal":
+            return g.op("Add", score, g.const(np.where(j <= i, 0, s.fill)))
+        case "const_window":
+            return g.op("Where", g.const((j - i <= 1) & (j - i >= -2), bool), score, fill)
+        case "range_causal":
+            rows = g.op("Range", g.const(0, np.int64), g.const(s.Sq, np.int64), g.const(1, np.int64))
+            cols = g.op("Range", g.const(0, np.int64), g.const(s.Skv, np.int64), g.const(1, np.int64))
+            drop = g.op("Greater", g.op("Unsqueeze", cols, g.const([0], np.int64)), g.op("Unsqueeze", rows, g.const([1], np.int64)))
+            return g.op("Where", drop, fill, score)
+    return score
+
+
+def _softmax_times_v(g: Graph, s: Spelling, score: str, v: str) -> str:
+    last = [-1]
+    if s.softmax in ("explicit", "deferred"):
+        axes = (g.const(last, np.int64),) if s.opset >= 18 else ()
+        kw: dict[str, Any] = {} if s.opset >= 18 else {"axes": last}
+        top = g.op("ReduceMax", score, *axes, keepdims=1, **kw)
+        e = g.op("Exp", g.op("Sub", score, top))
+        total = g.op("ReduceSum", e, g.const(last, np.int64), keepdims=1)
+        if s.softmax == "deferred":
+            return g.op("Div", g.op("MatMul", e, v), total)
+        p = g.op("Div", e, total)
+    elif s.softmax == "cast":
+        p = g.op("Cast", g.op("Softmax", g.op("Cast", score, to=T.FLOAT), axis=-1), to=T.FLOAT)
+    else:
+        rank = 3 if s.kt == "bmm" else 4
+        p = g.op("Softmax", score, axis=rank - 1 if s.softmax == "positive_axis" else -1)
+    if s.guard == "isnan":
+        p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
+    if s.guard == "dropout":
+        p = g.op("Dropout", p)
+    if s.guard == "identity":
+        p = g.op("Identity", p)
+    return g.op("MatMul", p, v)
+
+
+def feeds(model: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False) -> dict[str, np.ndarray]:
+    """Inputs for a spelling: normal floats (scores of +-1000 if `large`), masks that keep most keys, and in some rows none."""
+    rng = np.random.default_rng(seed)
+    result: dict[str, np.ndarray] = {}
+    for i in model.graph.input:
+        shape = [d.dim_value for d in i.type.tensor_type.shape.dim]
+        if i.type.tensor_type.elem_type == T.BOOL:
+            mask = rng.random(shape) < 0.7
+            mask[..., 0] = True
+            if empty_rows:
+                mask[0] = False
+            result[i.name] = mask
+        else:
+            x = rng.standard_normal(shape).astype(np.float32)
+            if i.name == "mask":
+                x = np.where(rng.random(shape) < 0.3, -np.inf, x).astype(np.float32)
+                x[..., 0] = 0
+                if empty_rows:
+                    x[0] = -np.inf
+            elif large and i.name in "qk":
+                x *= 30
+            result[i.name] = x
+    return result
