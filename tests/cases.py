@@ -29,7 +29,7 @@ TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """One attention. `sizes` are the lengths at which the symbols of a dynamic spec are tried, as tuples of (symbol, size)."""
+    """One attention. `sizes` are where a dynamic spec is tried: each a tuple of (symbol, size)."""
 
     name: str
     spec: AttentionSpec
@@ -88,7 +88,8 @@ def _cases() -> Iterator[Case]:
     yield case("window_unbounded", masks=(SlidingWindow(),))
 
     # Tensor masks, each broadcast.
-    for i, shape in enumerate(((2, 2, 64, 64), (2, 1, 64, 64), (1, 1, 64, 64), (64, 64), (2, 1, 1, 64), (1, 2, 1, 64), (64,))):
+    shapes = ((2, 2, 64, 64), (2, 1, 64, 64), (1, 1, 64, 64), (64, 64), (2, 1, 1, 64), (1, 2, 1, 64), (64,))
+    for i, shape in enumerate(shapes):
         yield case(f"bool_mask_{i}", "mask", masks=(BoolMask(shape),))
         yield case(f"add_mask_{i}", "mask", masks=(AddMask(shape),))
     yield case("bool_mask_row", "mask", masks=(BoolMask((2, 1, 64, 1)),), empty_row="zero")
@@ -100,7 +101,9 @@ def _cases() -> Iterator[Case]:
     yield case("bool_then_causal", "mask", masks=(BoolMask((2, 1, 1, 64)), Causal()))
     yield case("causal_then_add", "mask", masks=(Causal(), AddMask((2, 64, 64))))
     yield case("add_add_bool", "mask", masks=(AddMask((64, 64)), AddMask((2, 1, 1, 64)), BoolMask((64, 64), FLOAT_MIN)))
-    yield case("two_finite_fills", "mask", masks=(BoolMask((2, 1, 1, 64), -1e9), Causal(0, FLOAT_MIN)), empty_row="mean")
+    yield case(
+        "two_finite_fills", "mask", masks=(BoolMask((2, 1, 1, 64), -1e9), Causal(0, FLOAT_MIN)), empty_row="mean"
+    )
 
     # What changes the score.
     yield case("softcap", mods=(Softcap(2.0),))
@@ -128,8 +131,9 @@ def _cases() -> Iterator[Case]:
 
     # Layouts.
     bshd, kt = (0, 2, 1, 3), (0, 1, 3, 2)
-    yield case("bshd", "layout", "smoke", q_layout=bshd, k_layout=bshd, v_layout=bshd, o_layout=bshd)
-    yield case("bshd_gqa", "layout", Hq=4, q_layout=bshd, k_layout=bshd, v_layout=bshd, o_layout=bshd, masks=(Causal(),))
+    all_bshd: dict[str, Any] = dict.fromkeys(("q_layout", "k_layout", "v_layout", "o_layout"), bshd)
+    yield case("bshd", "layout", "smoke", **all_bshd)
+    yield case("bshd_gqa", "layout", Hq=4, **all_bshd, masks=(Causal(),))
     yield case("bshd_out", "layout", o_layout=bshd, Sq=31)
     yield case("k_transposed", "layout", k_layout=kt)
     yield case("k_transposed_odd", "layout", k_layout=kt, Sq=45, Skv=77)
@@ -152,7 +156,7 @@ def _cases() -> Iterator[Case]:
     yield case("decode_mqa_b1", "decode", Sq=1, Hq=8, Hkv=1, batch=(1,), Skv=99)
     yield case("decode_gqa_mask", "decode", Sq=1, Hq=4, Skv=77, masks=(AddMask((2, 4, 1, 77)), BoolMask((2, 1, 1, 77))))
     yield case("decode_window", "decode", Sq=1, Skv=77, masks=(SlidingWindow(20, 0, "end"),))
-    yield case("decode_bshd", "decode", Sq=1, Hq=4, Skv=65, q_layout=bshd, k_layout=bshd, v_layout=bshd, o_layout=bshd)
+    yield case("decode_bshd", "decode", Sq=1, Hq=4, Skv=65, **all_bshd)
     yield case("decode_kt", "decode", Sq=1, Skv=65, k_layout=kt)
 
     # Dynamic shapes.
@@ -168,7 +172,7 @@ def _cases() -> Iterator[Case]:
     heads = tuple((("h", h), ("s", s)) for h, s in ((3, 20), (1, 33)))
     yield case("dyn_heads", "dynamic", Hq="h", Hkv="h", Sq="s", Skv="s", sizes=heads)
     yield case("dyn_keys", "dynamic", Skv="t", sizes=two)
-    yield case("dyn_bshd", "dynamic", **dyn, q_layout=bshd, k_layout=bshd, v_layout=bshd, o_layout=bshd)
+    yield case("dyn_bshd", "dynamic", **dyn, **all_bshd)
     yield case("dyn_odd_head_dim", "dynamic", **dyn, D=27, Dv=41)
     yield case("dyn_f16", "dynamic", **dyn, dtype="f16")
     yield case("dyn_symbol_names", "dynamic", Sq="seq len", Skv="past + 1", sizes=((("seq len", 5), ("past + 1", 40)),))
@@ -186,7 +190,11 @@ def _cases() -> Iterator[Case]:
     yield case("bench_softcap", "bench", **bench | s1024 | {"mods": (Softcap(20.0),)})
     yield case("bench_window", "bench", **bench | {"Sq": 4096, "Skv": 4096, "masks": (SlidingWindow(256, 0),)})
     yield case("bench_add_mask", "bench", **bench | s1024 | {"masks": (AddMask((1, 1, 1, 1024)),)})
-    yield case("bench_bert", "bench", **bench | {"Sq": 512, "Skv": 512, "Hq": 12, "Hkv": 12, "masks": (BoolMask((512,)),)})
+    yield case(
+        "bench_bert",
+        "bench",
+        **bench | {"Sq": 512, "Skv": 512, "Hq": 12, "Hkv": 12, "masks": (BoolMask((1, 1, 1, 512)),)},
+    )
     yield case("bench_vit", "bench", **bench | {"Sq": 197, "Skv": 197, "Hq": 12, "Hkv": 12})
     decode = {"Sq": 1, "Skv": 2048, "D": 128, "Dv": 128}
     yield case("bench_decode", "bench", "decode", **bench | decode | {"Hq": 32, "Hkv": 32})
@@ -206,8 +214,8 @@ def select(*tags: str, without: tuple[str, ...] = ("bench",)) -> list[Case]:
 def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) -> list[Array]:
     """Operands of a spec without symbols: q, k, v ~ N(0, 1), masks that keep three of four keys.
 
-    `adversarial` draws queries ten times as large, makes some rows lose every key (where a mask has rows or a padding to do it
-    with), and gives additive masks finfo.min or -inf in place of small numbers.
+    `adversarial` draws queries ten times as large, makes some rows lose every key (where a mask has rows or a padding
+    to do it with), and gives additive masks finfo.min or -inf in place of small numbers.
     """
     if spec.symbols:
         raise ValueError(f"symbols {spec.symbols} have no size")
@@ -234,5 +242,3 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
             values = np.where(keep, 0.0, 1.0) if mask.factor < 0 else values
         operands.append(np.asarray(values).astype(DTYPES[mask.dtype]))
     return operands
-
-

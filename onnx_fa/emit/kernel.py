@@ -21,7 +21,7 @@ _EMITTERS: dict[str, Callable[[AttentionSpec, Target, str], Kernel]] = {"vector"
 
 
 def kernel_name(spec: AttentionSpec, target: Target, body: Body = "auto") -> str:
-    """"fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can."""
+    """ "fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can."""
     key = json.dumps([spec.to_dict(), target.name, target.flags, body], sort_keys=True)
     return f"fa_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
 

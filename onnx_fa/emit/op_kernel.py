@@ -1,13 +1,17 @@
 """The general kernel body for llvm-cpu: IREE's `online_attention` with its producers and epilogue in one dispatch.
 
 The kernel is a `flow.executable` written by hand, so that its name is ours and nothing between the model and the code
-generator can split it, fold a dim of the op that our tile sizes count on, or fuse a neighbour into it. Inside, operands are
-loaded whole in the layout they are stored in (the op's indexing maps do the rest), masks are made by one `linalg.generic`
-that the compiler tiles into the K/V loop, and the epilogue divides by the row sum. All arithmetic is f32.
+generator can split it, fold a dim of the op that our tile sizes count on, or fuse a neighbour into it. Inside, operands
+are loaded whole in the layout they are stored in (the op's indexing maps do the rest), masks are made by one
+`linalg.generic` that the compiler tiles into the K/V loop, and the epilogue divides by the row sum. All arithmetic is
+f32.
 
-Iteration dims: b0, b1, ... (batch), h (key/value heads), g (query heads per key/value head), m (queries), n (Dv), k1 (D),
-k2 (keys). Dims of size one are left out, as the compiler
-would fold them and leave our tile sizes one too long; with a single query the group takes the place of m.
+Iteration dims: b0, b1, ... (batch), h (key/value heads), g (query heads per key/value head), m (queries), n (Dv),
+k1 (D), k2 (keys). Dims of size one are left out, as the compiler would fold them and leave our tile sizes one too long;
+with a single query the group takes the place of m.
+
+Masks are added, so a NaN or infinite score of a masked key makes its row NaN, where the reference drops it; a NaN is
+never turned into a number, not even by `empty_row = "zero"`.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ LN2 = math.log(2.0)
 MLIR_DTYPE = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1"}
 
 FINITE_FILLS = (-1e30, -1e33, -1e36)
-"""What stands for the finite fills of a spec, weakest first. Each swallows any score it is added to, as a `where` would, and
-log2(e) times it still is a finite f32 (finfo.min is not)."""
+"""What stands for the finite fills of a spec, weakest first. Each swallows any score it is added to, as a `where`
+would, and log2(e) times it still is a finite f32 (finfo.min is not)."""
 
 STRONGEST_MODERATE_FILL = -1e4
 """A finite fill above this may compete with real scores, which adding cannot express."""
@@ -47,7 +51,7 @@ ONE_KEY = "one key"
 """The symbol that stands for Skv = 1, hidden from the compiler, which would fold the dim away."""
 
 Axis = tuple[str | None, Dim]
-"""An axis of a stored operand: the iteration dim that walks it (None for one of size 1 that nothing walks) and its size."""
+"""An axis of a stored operand: the iteration dim that walks it (None: size 1, nothing walks it) and its size."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class OpConfig:
 def default_config(spec: AttentionSpec, target: Target) -> OpConfig:
     """Tiles for a spec, from its head dims, its number of query rows and the target's vector registers.
 
-    The accumulator of a register tile is tile_m x Dv; K and V are walked whole for every tile_m rows, so tile_m is as large as
-    the registers allow, and never less than 1.
+    The accumulator of a register tile is tile_m x Dv; K and V are walked whole for every tile_m rows, so tile_m is as
+    large as the registers allow, and never less than 1.
     """
     rows = _rows(spec)
     vectors = -(-spec.Dv // target.lanes)
@@ -77,7 +81,7 @@ def default_config(spec: AttentionSpec, target: Target) -> OpConfig:
 
 
 def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | None = None) -> Kernel:
-    """The kernel for `spec` with symbol `name`. Raises UnsupportedError with the reason when the op cannot express it."""
+    """The kernel for `spec`, named `name`. Raises UnsupportedError with the reason when the op cannot express it."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
@@ -309,7 +313,8 @@ class _Emitter:
             f"func.func {symbol}({', '.join(args)}) {{",
         ]
         lines += [
-            f"  %dim{i} = iree_tensor_ext.dispatch.workload.ordinal %dim{i}_arg, {i} : index" for i in range(len(symbols))
+            f"  %dim{i} = iree_tensor_ext.dispatch.workload.ordinal %dim{i}_arg, {i} : index"
+            for i in range(len(symbols))
         ]
         for x, access in [*((x, "readonly") for x in inputs), (result, "writeonly")]:
             binding, tied = self._binding(x, access), self._braces(x.split)
@@ -329,7 +334,12 @@ class _Emitter:
         return "\n".join(lines)
 
     def _elementwise(
-        self, result: str, dims: Sequence[str], sources: Sequence[tuple[str, Sequence[str], str]], body: Sequence[str], dtype: str
+        self,
+        result: str,
+        dims: Sequence[str],
+        sources: Sequence[tuple[str, Sequence[str], str]],
+        body: Sequence[str],
+        dtype: str,
     ) -> list[str]:
         """A linalg.generic over `dims` with inputs (name, dims, dtype) as %x0, %x1, ... whose body ends in %y."""
         shape = self._shape(dims)
@@ -406,24 +416,14 @@ class _Emitter:
             *(f"  {line}" for line in self._score_mods()),
             f"}} -> {acc_type}, {row_type}, {row_type}",
         ]
-        body = []
-        divisor = "%x1"
+        body, divisor = [], "%x1"
         if spec.empty_row == "zero":
-            # A row with no key left has a sum of 0 and an accumulator of 0 (NaN where v has one); its quotient must not be 0/0.
-            body += ["%none = arith.cmpf oeq, %x1, %zero : f32", "%sum = arith.select %none, %one, %x1 : f32"]
+            # A row with no key left has sum 0 and accumulator 0 (NaN where v has one): divide by 1 instead.
+            body = ["%none = arith.cmpf oeq, %x1, %zero : f32", "%sum = arith.select %none, %one, %x1 : f32"]
             divisor = "%sum"
-        last = "%y" if spec.dtype == "f32" and spec.empty_row != "zero" else "%quotient"
-        body.append(f"{last} = arith.divf %x0, {divisor} : f32")
-        if spec.empty_row == "zero":
-            # The reference zeroes every row whose softmax is NaN.
-            known = "%y" if spec.dtype == "f32" else "%known"
-            body += [
-                "%nan = arith.cmpf uno, %x1, %x1 : f32",
-                f"{known} = arith.select %nan, %zero, %quotient : f32",
-            ]
-            last = known
+        body.append(f"{'%y' if spec.dtype == 'f32' else '%wide'} = arith.divf %x0, {divisor} : f32")
         if spec.dtype != "f32":
-            body.append(f"%y = arith.truncf {last} : f32 to {spec.dtype}")
+            body.append(f"%y = arith.truncf %wide : f32 to {spec.dtype}")
         sources = [("online#0", acc, "f32"), ("online#2", row, "f32")]
         lines += self._elementwise("o", self.o.dims, sources, body, spec.dtype)
         return lines
@@ -477,7 +477,9 @@ class _Emitter:
         body: list[str] = []
         if indexed:
             body.append(f"%j = linalg.index {dims.index('k2')} : index")
-            body.append(f"%i = linalg.index {dims.index('m')} : index" if rows_matter else "%i = arith.constant 0 : index")
+            body.append(
+                f"%i = linalg.index {dims.index('m')} : index" if rows_matter else "%i = arith.constant 0 : index"
+            )
         value, tensor = "%zero", 0
         for i, mask in enumerate(spec.masks):
             if isinstance(mask, AddMask):
@@ -485,12 +487,12 @@ class _Emitter:
                 tensor += 1
             else:
                 if isinstance(mask, BoolMask):
-                    keep, ops = f"%x{tensor}", []
+                    keep = f"%x{tensor}"
                     tensor += 1
                 else:
                     keep, ops = self._index_term(i, mask)
+                    body += ops
                 body += [
-                    *ops,
                     f"%fill{i} = arith.constant {_float(self.fills[mask.fill])} : f32",
                     f"%m{i} = arith.select {keep}, {value}, %fill{i} : f32",
                 ]
@@ -549,7 +551,7 @@ class _Emitter:
         return f"%keep{i}", [*lines, f"%keep{i} = arith.andi {keeps[0]}, {keeps[1]} : i1"]
 
     def _compilation_info(self) -> str:
-        """Tiles in the order of the iteration dims. k1 and n stay whole: tiling k1 gives wrong numbers, tiling n repeats QK."""
+        """Tiles, in the op's order. k1 and n stay whole: tiling k1 gives wrong numbers, tiling n repeats QK."""
         c = self.config
         sizes = {
             "distribution": {"m": c.block_m, "n": 0, "k1": 0, "k2": 0},
@@ -560,5 +562,6 @@ class _Emitter:
         levels = ", ".join(f"{k} = {v}" for k, v in tiles.items())
         return (
             f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{levels}>, "
-            "translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>>"
+            "translation_info = "
+            "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>>"
         )

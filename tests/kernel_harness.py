@@ -1,0 +1,103 @@
+"""Compiles many kernels as one module and runs them against the reference."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from iree import runtime
+
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.reference import attention, scores
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.target import Target, parse_target
+from tests.cases import TOLERANCE
+
+HOST = parse_target("cpu-host")
+Array = npt.NDArray[Any]
+
+
+def tensor_type(dims: Sequence[int | str], dtype: str) -> str:
+    sizes = "".join(f"{d if isinstance(d, int) else '?'}x" for d in dims)
+    return f"tensor<{sizes}{'i1' if dtype == 'bool' else dtype}>"
+
+
+def entry(kernel: Kernel, function: str) -> str:
+    """A public function that calls the kernel."""
+    spec = kernel.spec
+    types = [tensor_type(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
+    result = tensor_type(spec.out_shape, spec.dtype)
+    params = ", ".join(f"%a{i}: {t}" for i, t in enumerate(types))
+    args = ", ".join(f"%a{i}" for i in range(len(types)))
+    return (
+        f"func.func @{function}({params}) -> {result} {{\n"
+        f"  %r = util.call @{kernel.name}({args}) : ({', '.join(types)}) -> {result}\n"
+        f"  return %r : {result}\n}}\n"
+    )
+
+
+def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Target = HOST, timeout: int = 240) -> None:
+    source = output.with_suffix(".mlir")
+    source.write_text(text)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+
+    done = subprocess.run(
+        ["iree-compile", str(source), "-o", str(output), *target.flags, *flags],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        preexec_fn=limit,
+    )
+    assert done.returncode == 0, f"{source}: {done.stderr[:2000]}"
+
+
+class Kernels:
+    """Kernels compiled together; `run(i, operands)` runs the i-th."""
+
+    def __init__(self, kernels: Sequence[Kernel], folder: Path, target: Target = HOST) -> None:
+        names = {k.name: k for k in kernels}
+        text = "".join(k.text for k in names.values())
+        text += "".join(entry(k, f"call{i}") for i, k in enumerate(kernels))
+        flags = dict.fromkeys(f for k in kernels for f in k.flags)
+        output = folder / "kernels.vmfb"
+        run_iree_compile(text, output, tuple(flags), target)
+        config = runtime.Config(target.device)
+        self._module = runtime.load_vm_module(runtime.VmModule.mmap(config.vm_instance, str(output)), config)
+
+    def run(self, index: int, operands: Sequence[Array]) -> Array:
+        result: Array = self._module[f"call{index}"](*operands).to_host()
+        return result
+
+
+def tolerance(spec: AttentionSpec, operands: Sequence[Array]) -> float:
+    """The relative error to allow: the type's, and what rounding the largest score to f32 does to its exp.
+
+    Scores beyond 1e6 are masks that swallow what they are added to, so that their rounding cannot matter.
+    """
+    with np.errstate(all="ignore"):
+        s = np.abs(scores(spec, *operands))
+    largest = float(np.max(s[s < 1e6], initial=0.0))
+    return TOLERANCE[spec.dtype] + 1.2e-7 * largest
+
+
+def mismatch(spec: AttentionSpec, operands: Sequence[Array], result: Array) -> str | None:
+    """What is wrong with a result, or None."""
+    with np.errstate(all="ignore"):
+        want = attention(spec, *operands)
+    got = np.asarray(result).astype(np.float64)
+    if got.shape != want.shape:
+        return f"shape {got.shape}, not {want.shape}"
+    if (np.isnan(got) != np.isnan(want)).any():
+        return f"{np.isnan(got).sum()} NaN, not {np.isnan(want).sum()} (or not the same ones)"
+    known = ~np.isnan(want)
+    norm = float(np.linalg.norm(want[known]))
+    error = float(np.linalg.norm((got - want)[known])) / (norm or 1.0)
+    allowed = tolerance(spec, operands)
+    return f"relative error {error:.2e}, allowed {allowed:.2e}" if error > allowed else None
