@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_fa.errors import ModelError, OnnxFaError
 
 ModelLike = onnx.ModelProto | ir.Model | str | os.PathLike[str]
+_SMALL = 64  # elements: shapes, axes and scalars, which shape inference must see
 _SPLIT_BYTES = 1 << 30  # protobuf refuses files over 2 GiB; weights go to one external file well before
 
 
@@ -109,8 +110,11 @@ def _check_order(graph: onnx.GraphProto, outer: set[str], name: str) -> None:
 def _rebase_external(model: ir.Model, base: Path) -> None:
     for graph in model.graphs():
         for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value.base_dir = base
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                tensor.base_dir = base
+                if tensor.size <= _SMALL:
+                    value.const_value = ir.tensor(tensor.numpy(), name=tensor.name)
 
 
 def to_proto(model: ModelLike) -> onnx.ModelProto:
