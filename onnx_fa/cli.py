@@ -1,0 +1,496 @@
+"""The command line. One function per command; heavy imports are inside, so that --help and errors are quick."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx_fa.errors import ModelError, OnnxFaError, RunError
+from onnx_fa.files import check_writable, write_whole
+from onnx_fa.table import text_table
+from onnx_fa.target import TARGET_NAMES, Target, parse_target
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from onnx_fa.report import SiteReport
+    from onnx_fa.spec import AttentionSpec, MaskTerm
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code: 0, 1 (compiler, run or mismatch), 2 (input or usage), 130 (interrupted)."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=[logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose + 1, 3)])
+    try:
+        code: int = args.command(args) or 0
+        sys.stdout.flush()
+        return code
+    except OnnxFaError as e:
+        return _fail(str(e), e.exit_code)
+    except BrokenPipeError:
+        # The reader of a pipe has gone; what is left must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as e:
+        return _fail(f"{e.filename or 'file'}: {e.strerror or e}", 2)
+    except MemoryError:
+        return _fail("out of memory", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"onnx-fa: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        """Usage errors in the same one line as all others."""
+        self.exit(2, f"onnx-fa: error: {message} (see `{self.prog} --help`)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = version("onnx-fa")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        number = "(not installed)"
+    parser = _Parser(prog="onnx-fa", description="Turns every attention of an ONNX model into one fused IREE dispatch.")
+    parser.add_argument("--version", action="version", version=f"onnx-fa {number}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("-v", "--verbose", action="count", default=0, help="more messages (-vv: all)")
+    common.add_argument("-q", "--quiet", action="store_const", const=-1, dest="verbose", help="results and errors only")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int | None], help_: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help_, description=help_, parents=[common])
+        sub.set_defaults(command=run)
+        return sub
+
+    def target(sub: argparse.ArgumentParser, default: str | None = "cpu-host") -> None:
+        sub.add_argument(
+            "--target", default=default, metavar="NAME", help=f"one of {', '.join(TARGET_NAMES)} (default: {default})"
+        )
+
+    def dims(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--dim", action="append", default=[], type=_dim, metavar="NAME=SIZE", help="size of a symbolic dim"
+        )
+
+    def flags(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--iree-flag",
+            action="append",
+            default=[],
+            metavar="FLAG",
+            help="pass FLAG to iree-compile: --iree-flag=--iree-opt-level=O3",
+        )
+
+    sub = add("explain", explain, "show every attention found, and every softmax left alone and why")
+    sub.add_argument("model")
+    sub.add_argument("--report", metavar="FILE", help="write the same as JSON")
+
+    sub = add("rewrite", rewrite, "write the model with its attention in one canonical form")
+    sub.add_argument("model")
+    sub.add_argument("-o", "--output", required=True)
+    sub.add_argument("--form", choices=("decomposed", "attention", "blocked"), default="decomposed")
+    sub.add_argument("--report", metavar="FILE", help="write what was found as JSON")
+    sub.add_argument(
+        "--spec", metavar="FILE", help="also write a transform spec, for stock iree-compile (needs --target)"
+    )
+    target(sub, None)
+
+    sub = add("import", import_, "import to MLIR with kernels in place, as iree-import-onnx does without")
+    sub.add_argument("model")
+    sub.add_argument("-o", "--output", required=True, help="a file, or - for standard output")
+    sub.add_argument("--report", metavar="FILE")
+    target(sub)
+
+    sub = add("compile", compile_, "compile to an IREE module with every attention fused")
+    sub.add_argument("model")
+    sub.add_argument("-o", "--output", required=True)
+    sub.add_argument("--report", metavar="FILE")
+    sub.add_argument("--keep-intermediates", metavar="DIR", help="keep the MLIR of the way there")
+    flags(sub)
+    target(sub)
+
+    sub = add("run", run, "run a compiled module")
+    sub.add_argument("module")
+    sub.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]VALUE",
+        help="FILE.npy, or like iree-run-module: 2x3xf32, 2x3xi64=7",
+    )
+    sub.add_argument(
+        "--random-inputs", metavar="MODEL", help="random inputs that fit this ONNX model (and names for --input)"
+    )
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
+    sub.add_argument("--device", default="local-task")
+    dims(sub)
+
+    sub = add("inspect", inspect, "say per site whether it is fused, from the compiler's own output")
+    sub.add_argument("model", help=".onnx or .vmfb")
+    sub.add_argument("--report", metavar="FILE")
+    flags(sub)
+    target(sub)
+
+    sub = add("verify", verify, "compare original, rewritten and compiled model with each other and with float64")
+    sub.add_argument("model")
+    sub.add_argument("--seeds", type=int, default=3)
+    sub.add_argument("--report", metavar="FILE", help="write the table as JSON")
+    dims(sub)
+    flags(sub)
+    target(sub)
+
+    sub = add("bench", bench, "time against stock IREE and onnxruntime")
+    sub.add_argument("model")
+    sub.add_argument(
+        "-o", "--output", metavar="PREFIX", help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench)"
+    )
+    sub.add_argument("--rounds", type=int, default=7)
+    sub.add_argument("--threads", type=int, default=2)
+    sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
+    dims(sub)
+    target(sub)
+    return parser
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, _, size = text.rpartition("=")
+    if not name or not size.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SIZE")
+    return name, int(size)
+
+
+def explain(args: argparse.Namespace) -> None:
+    from onnx_fa.rewrite import explain as find
+
+    if args.report:
+        check_writable(args.report)
+    report = find(args.model)
+    if args.report:
+        _write_json(args.report, report.to_dict())
+    head = (
+        "site",
+        "spelling",
+        "variant",
+        "type",
+        "q -> out",
+        "k, v",
+        "scale",
+        "mask",
+        "empty row",
+        "layouts q k v out",
+    )
+    rows = [(s.name, f"{s.op} ({s.form})", s.variant, s.spec.dtype, *_spec_cells(s.spec)) for s in report.sites]
+    if rows:
+        print(text_table(head, rows))
+    print(f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
+    if report.misses:
+        print("\n" + text_table(("left alone", "op", "reason"), [(m.node, m.op, m.reason) for m in report.misses]))
+
+
+def _spec_cells(spec: AttentionSpec) -> tuple[str, ...]:
+    def shape(dims: Sequence[int | str]) -> str:
+        return "x".join(map(str, dims))
+
+    q, k, v, out = spec.canonical_shapes
+    mods = [f"softcap {m.cap:g}" for m in spec.mods]
+    mask = ", ".join([*mods, *map(mask_words, spec.masks)]) or "none"
+    layouts = " ".join("".join(map(str, p)) for p in (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout))
+    return f"{shape(q)} -> {shape(out)}", f"{shape(k)}, {shape(v)}", f"{spec.scale:.6g}", mask, spec.empty_row, layouts
+
+
+def mask_words(term: MaskTerm) -> str:
+    """A mask term in words, e.g. "causal from the end", "bool 2x1x1xS"."""
+    from onnx_fa.spec import AddMask, BoolMask, Causal
+
+    def at(offset: int | str) -> str:
+        return "" if offset == 0 else " from the end" if offset == "end" else f" offset {offset}"
+
+    if isinstance(term, Causal):
+        words = f"causal{at(term.offset)}"
+    elif isinstance(term, BoolMask):
+        words = f"bool {'x'.join(map(str, term.shape)) or 'scalar'}"
+    elif isinstance(term, AddMask):
+        factor = "" if term.factor == 1 else f" times {term.factor:g}"
+        return f"add {term.dtype} {'x'.join(map(str, term.shape)) or 'scalar'}{factor}"
+    else:
+        left, right = ("any" if n is None else str(n) for n in (term.left, term.right))
+        words = f"window {left} left, {right} right{at(term.offset)}"
+    return words if term.fill == float("-inf") else f"{words}, fill {term.fill:.3g}"
+
+
+def rewrite(args: argparse.Namespace) -> None:
+    from onnx_fa import io
+    from onnx_fa.rewrite import rewrite_in_place
+
+    if args.spec and not args.target:
+        raise OnnxFaError("--spec needs --target: kernels are per target")
+    if args.spec and args.form != "decomposed":
+        raise OnnxFaError("--spec needs --form decomposed: that is the form it recognises")
+    target = parse_target(args.target) if args.target else None
+    for path in filter(None, (args.output, args.report, args.spec)):
+        check_writable(path)
+    model = io.load(args.model)
+    report, sites = rewrite_in_place(model, args.form)
+    text = ""
+    if args.spec and target:
+        from onnx_fa.emit.transform_spec import SpecSite, emit_transform_spec
+
+        spec_sites = [
+            SpecSite(s.name, s.spec, tuple(str(v.name) for v in s.operands), str(s.output.name), s.nodes) for s in sites
+        ]
+        text = emit_transform_spec(
+            model,
+            spec_sites,
+            target,
+            left_out=lambda s, e: print(f"not in the spec, compiles unfused: {s.name}: {e}", file=sys.stderr),
+        )
+    io.save(model, args.output)
+    if args.spec:
+        write_whole(args.spec, text)
+    if args.report:
+        _write_json(args.report, report.to_dict())
+    _note(args, f"{args.output}: {len(report.sites)} sites in form {args.form}, {len(report.misses)} left alone")
+
+
+def import_(args: argparse.Namespace) -> None:
+    from onnx_fa.backend.compile import import_model
+
+    target = parse_target(args.target)
+    for path in filter(lambda p: p and p != "-", (args.output, args.report)):
+        check_writable(path)
+    done = import_model(args.model, target)
+    if args.output == "-":
+        print(done.text)
+    else:
+        write_whole(args.output, done.text)
+    if args.report:
+        _write_json(args.report, done.report.to_dict())
+    if args.output != "-":
+        _note(args, f"{args.output}: {len(done.sites)} sites as kernels, {len(done.report.misses)} left alone")
+        flags = sorted({f for k in done.kernels.values() for f in k.flags})
+        _note(args, f"compile it with: iree-compile {' '.join([*target.flags, *flags])} {args.output} -o MODULE.vmfb")
+
+
+def compile_(args: argparse.Namespace) -> None:
+    from onnx_fa.backend.compile import compile_model
+
+    target = parse_target(args.target)
+    for path in filter(None, (args.output, args.report)):
+        check_writable(path)
+    keep = Path(args.keep_intermediates) if args.keep_intermediates else None
+    if keep:
+        keep.mkdir(parents=True, exist_ok=True)
+    done = compile_model(args.model, Path(args.output), target, keep_intermediates=keep, flags=tuple(args.iree_flag))
+    if args.report:
+        _write_json(args.report, done.to_dict())
+    fused = sum(s.fused is True for s in done.sites)
+    _note(
+        args,
+        f"{args.output}: {len(done.sites)} sites, {fused} of them one fused dispatch, {len(done.misses)} left alone",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from onnx_fa.backend.run import load_module
+
+    if args.output and not Path(args.output).parent.is_dir():
+        raise OnnxFaError(f"{args.output}: cannot be written: no folder {Path(args.output).parent}")
+    arrays = _run_inputs(args)
+    path = Path(args.module)
+    if not path.is_file():
+        raise RunError(f"{path}: no such file")
+    outputs = load_module(path, args.device)(*arrays)
+    if args.output:
+        Path(args.output).mkdir(exist_ok=True)
+    for n, out in enumerate(outputs):
+        finite = np.isfinite(out) if out.dtype.kind == "f" else np.ones(out.shape, bool)
+        kept = out[finite].astype(np.float64)
+        stats = f" min {kept.min():.6g} mean {kept.mean():.6g} max {kept.max():.6g}" if kept.size else ""
+        bad = f", {np.count_nonzero(~finite)} not finite" if not finite.all() else ""
+        print(f"output {n}: {'x'.join(map(str, out.shape))}x{out.dtype}{stats}{bad}")
+        if args.output:
+            staged = Path(args.output) / f".output{n}.tmp.npy"
+            np.save(staged, out)
+            os.replace(staged, Path(args.output) / f"output{n}.npy")
+
+
+def _run_inputs(args: argparse.Namespace) -> list[npt.NDArray[np.generic]]:
+    named: dict[str, npt.NDArray[np.generic]] = {}
+    if args.random_inputs:
+        from onnx_fa import io
+        from onnx_fa.inputs import random_inputs
+
+        named = random_inputs(io.load(args.random_inputs), seed=args.seed, dims=dict(args.dim))
+    positional: list[npt.NDArray[np.generic]] = []
+    for text in args.input:
+        name, _, rest = text.partition("=")
+        if name in named:
+            named[name] = _parse_input(rest)
+        elif rest and (rest.endswith(".npy") or "x" in rest) and not Path(text).exists():
+            raise OnnxFaError(
+                f"--input {text}: "
+                + (
+                    f"the model's inputs are {', '.join(named)}"
+                    if named
+                    else "names need --random-inputs MODEL; give values in order"
+                )
+            )
+        else:
+            positional.append(_parse_input(text))
+    if named and positional:
+        raise OnnxFaError("--input without a name cannot be mixed with --random-inputs")
+    return [*named.values(), *positional]
+
+
+_ELEMENTS = {
+    **{f"{k}{n}": f"{w}{n}" for k, w in (("i", "int"), ("si", "int"), ("ui", "uint")) for n in (8, 16, 32, 64)},
+    **{"f16": "float16", "f32": "float32", "f64": "float64", "i1": "bool", "bf16": "bfloat16"},
+}
+
+
+def _parse_input(text: str) -> npt.NDArray[np.generic]:
+    """FILE.npy, or `2x3xf32`, `2x3xf32=1`, `2x2xi64=1 2 3 4`, `[..]` and commas allowed; no value means zeros."""
+    import numpy as np
+
+    if text.endswith(".npy"):
+        try:
+            array: npt.NDArray[np.generic] = np.load(text.removeprefix("@"), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as e:
+            raise OnnxFaError(f"{text}: cannot be read as .npy: {e}") from e
+        return array
+    kind, _, values = text.partition("=")
+    *dims, element = kind.split("x")
+    if element not in _ELEMENTS or not all(d.isdigit() for d in dims):
+        raise OnnxFaError(
+            f"--input {text}: not a .npy file, nor SHAPExTYPE[=value] such as 1x16xi64=7; types: {', '.join(_ELEMENTS)}"
+        )
+    shape = tuple(map(int, dims))
+    if element == "bf16":
+        import ml_dtypes
+
+        dtype = np.dtype(ml_dtypes.bfloat16)
+    else:
+        dtype = np.dtype(_ELEMENTS[element])
+    words = values.translate(str.maketrans("[],", "   ")).split()
+    try:
+        read = np.array([float(w) if dtype.kind in "fV" else int(w) for w in words] or [0], dtype)
+    except (ValueError, OverflowError) as e:
+        raise OnnxFaError(f"--input {text}: {e}") from e
+    count = int(np.prod(shape, dtype=np.int64))
+    if read.size not in (1, count):
+        raise OnnxFaError(f"--input {text}: {read.size} values for {count} elements; give one, or all")
+    return np.broadcast_to(read[0], shape).copy() if read.size == 1 else read.reshape(shape)
+
+
+def inspect(args: argparse.Namespace) -> None:
+    from onnx_fa.backend.inspect import inspect_model, inspect_vmfb
+
+    if args.report:
+        check_writable(args.report)
+    path, target = Path(args.model), parse_target(args.target)
+    if path.suffix == ".vmfb":
+        if not path.is_file():
+            raise ModelError(f"{path}: no such file")
+        report = inspect_vmfb(path)
+    else:
+        report = inspect_model(path, target, flags=tuple(args.iree_flag))
+    if args.report:
+        _write_json(args.report, report.to_dict())
+    _print_sites(report.sites)
+    for miss in report.misses:
+        print(f"left alone: {miss.node} ({miss.op}): {miss.reason}")
+
+
+def _print_sites(sites: Sequence[SiteReport]) -> None:
+    def cell(value: object) -> str:
+        return "?" if value is None else {True: "yes", False: "NO"}[value] if isinstance(value, bool) else str(value)
+
+    rows = [
+        (
+            s.name,
+            s.variant,
+            cell(s.fused),
+            cell(s.dispatches),
+            cell(s.largest_buffer_bytes),
+            " ".join(f"{k}={v}" for k, v in (s.tiles or {}).items()) or "?",
+        )
+        for s in sites
+    ]
+    print(
+        text_table(("site", "variant", "fused", "dispatches", "largest buffer", "tiles"), rows)
+        if rows
+        else "no attention sites"
+    )
+
+
+def verify(args: argparse.Namespace) -> int:
+    from onnx_fa.verify import verify as check
+
+    if args.seeds < 1:
+        raise OnnxFaError("--seeds must be at least 1")
+    target = parse_target(args.target)
+    if args.report:
+        check_writable(args.report)
+    report = check(
+        args.model,
+        target,
+        seeds=args.seeds,
+        dims=dict(args.dim),
+        flags=tuple(args.iree_flag),
+        progress=lambda m: _note(args, m),
+    )
+    if args.report:
+        _write_json(args.report, report.to_dict())
+    print(report.table())
+    report.check()
+    return 0
+
+
+def bench(args: argparse.Namespace) -> None:
+    from onnx_fa.bench import bench as measure
+
+    target: Target = parse_target(args.target)
+    if args.rounds < 1 or args.threads < 1:
+        raise OnnxFaError("--rounds and --threads must be at least 1")
+    prefix = Path(args.output or f"{Path(args.model).stem}.bench")
+    check_writable(f"{prefix}.csv")
+    result = measure(
+        args.model,
+        target,
+        rounds=args.rounds,
+        threads=args.threads,
+        dims=dict(args.dim),
+        progress=lambda m: _note(args, m),
+    )
+    written = result.write(prefix, plot=not args.no_plot)
+    print(result.table())
+    _note(args, "wrote " + ", ".join(map(str, written)))
+
+
+def _write_json(path: str, data: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def _note(args: argparse.Namespace, message: str) -> None:
+    """Progress and summaries go to standard error; -q silences them."""
+    if args.verbose >= 0:
+        print(message, file=sys.stderr, flush=True)
