@@ -1,0 +1,213 @@
+"""iree-compile with limits, and the road from a model to a .vmfb."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_fa.backend import limits
+from onnx_fa.backend.importer import import_mlir, settle_kernels
+from onnx_fa.backend.inspect import Inspection, inspect_phases
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
+from onnx_fa.io import ModelLike, save, to_proto
+from onnx_fa.report import Miss, RewriteReport, SiteReport
+from onnx_fa.rewrite import rewrite
+from onnx_fa.target import Target
+
+COMPILER_ENV = "ONNX_FA_IREE_COMPILE"
+"""Environment variable: another iree-compile than the installed wheel's."""
+
+MODEL_FLAGS: dict[str, tuple[str, ...]] = {
+    "llvm-cpu": (
+        # Matmuls in packed layout: more than twice as fast, and weights are packed at compile time.
+        "--iree-opt-data-tiling",
+        # Kernels keep their blocks on the worker's stack, 128 KiB in the runtime; the compiler's own limit is 32 KiB.
+        "--iree-llvmcpu-stack-allocation-limit=131072",
+        # Register tiles of kernels are wider than what the compiler lets vectors be by default.
+        "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192",
+    )
+}
+"""Flags for a whole model, by backend."""
+
+
+def find_compiler() -> Path:
+    """The iree-compile program itself (not its Python wrapper). Raises MissingDependencyError."""
+    override = os.environ.get(COMPILER_ENV)
+    if override:
+        return Path(override)
+    try:
+        from iree.compiler.tools import binaries
+    except ImportError as e:
+        raise MissingDependencyError("iree-compile is not installed: pip install iree-base-compiler") from e
+    return Path(binaries.find_tool("iree-compile"))
+
+
+def iree_compile(
+    source: str | os.PathLike[str],
+    output: Path,
+    target: Target,
+    *,
+    flags: Sequence[str] = (),
+    phase: str | None = None,
+    timeout_s: float = 600,
+    memory_bytes: int = 8 << 30,
+) -> None:
+    """Compiles MLIR (a path, or text with a newline in it) for `target` to `output`: a .vmfb, or the IR of `phase`.
+
+    `phase` is a name that iree-compile's --compile-to takes ("input", "flow", "stream", ...). `flags` come after the
+    target's own. Raises CompileError, of one line, when iree-compile fails, hangs or needs too much memory; its command
+    and stderr are then in `<output>.log`. `output` is written whole or not at all.
+    """
+    output = Path(output)
+    compiler = find_compiler()
+    try:
+        staging = tempfile.TemporaryDirectory(dir=output.parent, prefix=".onnx_fa-")
+    except OSError as e:
+        raise OnnxFaError(f"{output}: cannot be written: {e.strerror}") from e
+    with staging as tmp:
+        staged = Path(tmp) / "out"
+        is_text = isinstance(source, str) and "\n" in source
+        path = Path(tmp) / "in.mlir" if is_text else Path(source)
+        if is_text:
+            path.write_text(str(source))
+        options = [*target.flags, *flags, *([f"--compile-to={phase}"] if phase else [])]
+        command = [str(compiler), str(path), *options, "-o", str(staged)]
+        try:
+            done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes)
+        except OSError as e:
+            raise CompileError(f"{compiler}: cannot be run: {e.strerror}") from e
+        if done.ending == "ok" and staged.exists():
+            os.replace(staged, output)
+            return
+        log = output.with_name(output.name + ".log")
+        kept = output.with_name(output.name + ".failed.mlir") if is_text else path
+        if is_text:
+            os.replace(path, kept)
+        shown = [str(compiler), str(kept), *options, "-o", str(output)]
+        log.write_text(f"$ {shlex.join(shown)}\n# {done.describe(timeout_s, memory_bytes)}\n{done.stdout}{done.stderr}")
+    what = done.describe(timeout_s, memory_bytes) if done.ending != "ok" else "wrote no output"
+    raise CompileError(f"iree-compile {what}{_first_error(done.stderr)}; command and messages are in {log}")
+
+
+def _first_error(stderr: str) -> str:
+    for line in stderr.splitlines():
+        if "error:" in line:
+            return f" ({line.partition('error:')[2].strip()[:160]})"
+    return ""
+
+
+@dataclass(frozen=True)
+class ImportedModule:
+    """MLIR `text` for iree-compile. `kernels` maps a site's name to its kernel (sites with equal specs share one);
+    `flags` are what the kernels need. `model` is the ONNX model that was imported."""
+
+    text: str
+    sites: tuple[SiteReport, ...]
+    misses: tuple[Miss, ...]
+    kernels: dict[str, Kernel]
+    flags: tuple[str, ...]
+    model: ir.Model
+
+    @property
+    def report(self) -> RewriteReport:
+        return RewriteReport(self.sites, self.misses)
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What became of a model. `sites` are inspected; `inspection` is everything that the compiler's output showed."""
+
+    output: Path
+    sites: tuple[SiteReport, ...]
+    misses: tuple[Miss, ...]
+    command: tuple[str, ...]
+    seconds: float
+    vmfb_bytes: int
+    inspection: Inspection
+
+    @property
+    def report(self) -> RewriteReport:
+        return RewriteReport(self.sites, self.misses)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.report.to_dict(),
+            "command": list(self.command),
+            "seconds": self.seconds,
+            "vmfb_bytes": self.vmfb_bytes,
+        }
+
+
+def import_model(model: ModelLike, target: Target) -> ImportedModule:
+    """`model` as MLIR with a kernel in the place of every attention that one can express.
+
+    A site without a kernel is written in the decomposed form and reported as a miss with the reason. Raises ModelError.
+    """
+    site_model, report = rewrite(model, form="site")
+    work = site_model if isinstance(site_model, ir.Model) else ir.from_proto(site_model)
+    kernels, sites, misses = settle_kernels(work, report, target)
+    text = import_mlir(to_proto(work), kernels)
+    flags = tuple(dict.fromkeys(f for k in kernels.values() for f in k.flags))
+    return ImportedModule(text, sites, misses, kernels, flags, work)
+
+
+def compile_model(
+    model: ModelLike,
+    output: Path,
+    target: Target,
+    *,
+    keep_intermediates: Path | None = None,
+    flags: Sequence[str] = (),
+    timeout_s: float = 1800,
+    memory_bytes: int = 12 << 30,
+) -> CompileReport:
+    """Compiles `model` to `output` (.vmfb) and inspects the result. `flags` come last, so they win.
+
+    `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
+    after each phase (weights elided). Raises ModelError and CompileError.
+    """
+    output = Path(output)
+    start = time.monotonic()
+    imported = import_model(model, target)
+    options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
+    try:
+        scratch = tempfile.TemporaryDirectory(dir=output.parent, prefix=".onnx_fa-")
+        if keep_intermediates:
+            keep_intermediates.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OnnxFaError(f"{e.filename or output}: cannot be written: {e.strerror}") from e
+    with scratch as tmp:
+        phases = keep_intermediates / "phases" if keep_intermediates else Path(tmp)
+        phases.mkdir(exist_ok=True)
+        if keep_intermediates:
+            save(imported.model, keep_intermediates / "site.onnx")
+            (keep_intermediates / "imported.mlir").write_text(imported.text)
+        dump = (f"--dump-compilation-phases-to={phases}", *_ELIDE)
+        limits_ = {"timeout_s": timeout_s, "memory_bytes": memory_bytes}
+        iree_compile(imported.text, output, target, flags=(*options, *dump), **limits_)
+        inspection = inspect_phases(phases, imported.kernels, imported.sites)
+    sites = tuple(inspection.fill(s) for s in imported.sites)
+    command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
+    size = output.stat().st_size
+    return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection)
+
+
+_ELIDE = ("--mlir-elide-resource-strings-if-larger=64", "--mlir-elide-elementsattrs-if-larger=64")
+"""Keeps weights out of dumped IR; they are in the module all the same."""
+
+
+def merge_flags(*groups: Sequence[str]) -> tuple[str, ...]:
+    """All flags, the last value of each name: iree-compile refuses a repeated option."""
+    merged: dict[str, str] = {}
+    for flag in (f for group in groups for f in group):
+        merged[flag.partition("=")[0]] = flag
+    return tuple(merged.values())

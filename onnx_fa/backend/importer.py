@@ -1,0 +1,238 @@
+"""ONNX to the MLIR that iree-compile takes, with a kernel in the place of every AttentionSite node.
+
+Everything but the sites is done by the importer of the installed iree.compiler, so the result is what iree-import-onnx
+writes: the same function name, the same operators, weights as resources at the end of the text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnx_fa.backend.legalize import legalize
+from onnx_fa.emit import decomposed
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.errors import MissingDependencyError, ModelError, UnsupportedError
+from onnx_fa.report import Miss, RewriteReport, SiteReport
+from onnx_fa.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.target import Target
+
+try:
+    from iree.compiler import ir as mlir
+    from iree.compiler.extras import onnx_importer as stock
+except ImportError as _error:
+    raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
+
+_MLIR_TYPES = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1"}
+_INFERENCE_BYTES = 1 << 12
+"""Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
+
+
+def site_spec(node: onnx.NodeProto) -> AttentionSpec:
+    """The spec in an AttentionSite node."""
+    text = next(a.s for a in node.attribute if a.name == SPEC_ATTRIBUTE)
+    return AttentionSpec.from_dict(json.loads(text))
+
+
+def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
+    """MLIR text of `model`, whose AttentionSite nodes call the kernel that `kernels` holds under the node's name.
+
+    The model is legalized for IREE on the way. Raises ModelError naming the node for an operator of a domain that IREE
+    does not know, and for what the importer cannot express.
+    """
+    proto = legalize(model)
+    for node in _all_nodes(proto.graph):
+        if node.domain not in ("", "ai.onnx", "com.microsoft") and (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+            raise ModelError(
+                f"node {node.name!r}: operator {node.op_type} of domain {node.domain!r} has no definition in the model "
+                "and is unknown to IREE; export it as standard operators or as a model-local function"
+            )
+    infer_types(proto)
+    info = stock.ModelInfo(proto)
+    module = info.create_module(mlir.Context()).operation
+    importer = _SiteImporter.define(info.main_graph, module)
+    importer.kernels = kernels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # outputs nobody reads may have no type
+        try:
+            importer.import_all()
+        except stock.OnnxImportError as e:
+            raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
+    with _declared(module, kernels):
+        try:
+            module.verify()
+        except mlir.MLIRError as e:
+            raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
+    text: str = module.get_asm(assume_verified=True)
+    used = {k.name: k.text for k in kernels.values()}
+    # The module's closing bracket is the first one at the start of a line: strings in MLIR text hold no raw newlines.
+    end = text.index("\n}") + 1
+    return text[:end] + "\n".join(used.values()) + "\n" + text[end:]
+
+
+@contextlib.contextmanager
+def _declared(module: Any, kernels: Mapping[str, Kernel]) -> Iterator[None]:
+    """Declares the kernels' functions for the time of a verification; their text joins the module later."""
+    declarations = []
+    with module.context, mlir.Location.unknown(), mlir.InsertionPoint(module.regions[0].blocks[0]):
+        for kernel in {k.name: k for k in kernels.values()}.values():
+            spec = kernel.spec
+            types = zip(spec.operand_shapes, spec.operand_dtypes, strict=True)
+            args = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in types)
+            result = _tensor(spec.out_shape, spec.dtype)
+            declarations.append(mlir.Operation.parse(f"util.func private @{kernel.name}({args}) -> {result}"))
+            mlir.InsertionPoint(module.regions[0].blocks[0]).insert(declarations[-1])
+    try:
+        yield
+    finally:
+        for declaration in declarations:
+            declaration.operation.erase()
+
+
+def settle_kernels(
+    model: ir.Model, report: RewriteReport, target: Target
+) -> tuple[dict[str, Kernel], tuple[SiteReport, ...], tuple[Miss, ...]]:
+    """A kernel for every AttentionSite node of `model`, by node name.
+
+    Where no kernel can express a site, its node is replaced (in place) by the decomposed form, and the site becomes a
+    miss.
+    """
+    kernels: dict[str, Kernel] = {}
+    made: dict[AttentionSpec, Kernel] = {}
+    lost: dict[str, str] = {}
+    taken = {str(v.name) for n in model.graph.all_nodes() for v in n.outputs} | set(model.graph.initializers)
+    consts: dict[tuple[str, ...], ir.Value] = {}
+    for node in list(model.graph):
+        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+            continue
+        name = str(node.name)
+        spec = AttentionSpec.from_dict(json.loads(node.attributes[SPEC_ATTRIBUTE].as_string()))
+        try:
+            if spec not in made:
+                made[spec] = emit_kernel(spec, target)
+            kernels[name] = made[spec]
+        except UnsupportedError as e:
+            lost[name] = str(e)
+            builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
+            out = decomposed.emit(builder, spec, [v for v in node.inputs if v is not None])
+            old = node.outputs[0]
+            model.graph.insert_before(node, builder.nodes)
+            out.type, out.shape = old.type, old.shape
+            ir.convenience.replace_all_uses_with(old, out, replace_graph_outputs=True)
+            kept, old.name = old.name, f"{old.name}/replaced"
+            out.name = kept
+            model.graph.remove(node, safe=True)
+    sites = tuple(s for s in report.sites if s.name not in lost)
+    misses = tuple(Miss(s.name, s.op, lost[s.name]) for s in report.sites if s.name in lost)
+    return kernels, sites, report.misses + misses
+
+
+def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        for attr in node.attribute:
+            if attr.type == onnx.AttributeProto.GRAPH:
+                nodes += _all_nodes(attr.g)
+    return nodes
+
+
+def infer_types(model: onnx.ModelProto) -> None:
+    """Shape inference in place. Large weights stay out of it, so models beyond protobuf's 2 GiB work too."""
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    graph = light.graph
+    graph.name = model.graph.name
+    for name in ("node", "input", "output", "value_info"):
+        getattr(graph, name).extend(getattr(model.graph, name))
+    known = {v.name for v in graph.value_info}
+    for node in graph.node:
+        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE) and node.output[0] not in known:
+            spec = site_spec(node)
+            kind = {"f64": 11, "f32": 1, "f16": 10, "bf16": 16}[spec.dtype]
+            graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[0], kind, spec.out_shape))
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() <= _INFERENCE_BYTES:
+            graph.initializer.append(tensor)
+        else:
+            graph.initializer.add(
+                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
+            )
+    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    for name in ("value_info", "output", "node"):
+        del getattr(model.graph, name)[:]
+        getattr(model.graph, name).extend(getattr(inferred.graph, name))
+
+
+class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
+    """The stock importer plus one operator. `kernels` maps the name of an AttentionSite node to its kernel."""
+
+    __slots__ = ["kernels"]
+
+    @classmethod
+    def define(cls, graph: Any, module: Any) -> _SiteImporter:
+        base = stock.NodeImporter.define_function(graph, module)
+        # define_function makes a NodeImporter whatever class it is called on.
+        self = cls(
+            graph,
+            parent_op=base._p,
+            block=base._b,
+            context_cache=base._cc,
+            module_op=base._m,
+            module_cache=base._mc,
+        )
+        self._nv_map = base._nv_map
+        self.kernels: Mapping[str, Kernel] = {}
+        return self
+
+    def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
+        if node.domain != DOMAIN:
+            return False
+        kernel = self.kernels[node.name]
+        spec = kernel.spec
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            operands = []
+            for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
+                value = self._nv_map[name]
+                have = _builtin(value.type, _MLIR_TYPES[dtype])
+                want = _tensor(shape, dtype)
+                operands.append(_cast(_op("torch_c.to_builtin_tensor", value, have), want))
+            result = mlir.Operation.create(
+                "util.call",
+                results=[_tensor(spec.out_shape, spec.dtype)],
+                operands=operands,
+                attributes={"callee": mlir.FlatSymbolRefAttr.get(kernel.name)},
+            ).result
+            torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
+            cast = _cast(result, _builtin(torch_type, _MLIR_TYPES[spec.dtype]))
+            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+        return True
+
+
+def _op(name: str, operand: Any, result: Any) -> Any:
+    return mlir.Operation.create(name, results=[result], operands=[operand]).result
+
+
+def _cast(value: Any, want: Any) -> Any:
+    return value if value.type == want else _op("tensor.cast", value, want)
+
+
+def _tensor(shape: tuple[int | str, ...], dtype: str) -> Any:
+    dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
+    return mlir.Type.parse(f"tensor<{dims}{_MLIR_TYPES[dtype]}>")
+
+
+def _builtin(torch_type: Any, element: str) -> Any:
+    """The builtin tensor type for a `!torch.vtensor<[1,?],f32>`."""
+    dims = str(torch_type).partition("[")[2].partition("]")[0]
+    return mlir.Type.parse("tensor<" + "".join(f"{d}x" for d in dims.split(",") if d) + element + ">")

@@ -1,0 +1,127 @@
+"""Running a program that may hang or eat all memory: a time limit and a memory limit on its whole process group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+Ending = Literal["ok", "failed", "timeout", "memory"]
+_POLL_S = 0.02
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a program ended. `returncode` is negative for a signal, as in subprocess; `peak_bytes` is the largest resident
+    size seen: of the whole process group (sampled), or of its first process (the kernel's high-water mark)."""
+
+    ending: Ending
+    returncode: int
+    seconds: float
+    peak_bytes: int
+    stdout: str
+    stderr: str
+
+    def describe(self, timeout_s: float, memory_bytes: int) -> str:
+        """One phrase that says what happened: "failed with exit code 1", "was stopped after 600 s", ..."""
+        if self.ending == "timeout":
+            return f"was stopped after {timeout_s:g} s"
+        if self.ending == "memory":
+            return f"was stopped because it needed more than {memory_bytes / 2**30:.3g} GiB of memory"
+        if self.returncode < 0:
+            return f"was killed by signal {signal.Signals(-self.returncode).name}"
+        return f"failed with exit code {self.returncode}"
+
+
+def run_limited(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    memory_bytes: int,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Finished:
+    """Runs `command` in a process group of its own and waits for it; kills the whole group when it passes a limit.
+
+    Memory is the resident size of the group, looked at every 20 ms: an address-space limit would count the compiler's
+    mapped libraries and thread stacks, which cost nothing. OSError (no such program) passes through.
+    """
+    # Files, not pipes: a killed child's grandchildren may hold a pipe open, and stderr may be large.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        start = time.monotonic()
+        child = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, env=env, start_new_session=True
+        )
+        ending: Ending = "ok"
+        peak = 0
+        try:
+            while True:
+                if child.poll() is not None:
+                    break
+                peak = max(peak, _group_rss(child.pid), _high_water(child.pid))
+                if ending == "ok":
+                    if peak > memory_bytes:
+                        ending = "memory"
+                    elif time.monotonic() - start > timeout_s:
+                        ending = "timeout"
+                    if ending != "ok":
+                        _kill_group(child.pid)
+                time.sleep(_POLL_S)
+        finally:
+            # Also on KeyboardInterrupt, and for children that outlive their parent.
+            _kill_group(child.pid)
+            if child.returncode is None:
+                child.wait()
+        seconds = time.monotonic() - start
+        if ending == "ok" and child.returncode != 0:
+            ending = "failed"
+        return Finished(ending, child.returncode, seconds, peak, _text(out), _text(err))
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode("utf-8", errors="replace")
+
+
+def _kill_group(pgid: int) -> None:
+    try:
+        os.killpg(pgid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # everything in it has ended
+
+
+def _high_water(pid: int) -> int:
+    """VmHWM in bytes. (ru_maxrss is no use here: after vfork it starts at the parent's size.)"""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0  # it has ended, only its entry is left
+
+
+def _group_rss(pgid: int) -> int:
+    """Resident bytes of all processes of the group; 0 where there is no /proc (then only the time limit works)."""
+    total = 0
+    try:
+        pids = [e for e in os.listdir("/proc") if e.isdigit()]
+    except OSError:
+        return 0
+    for pid in pids:
+        try:
+            # The program's name may hold spaces and brackets: fields start after the last ")".
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended between listing and reading
+        if int(fields[2]) == pgid:
+            total += int(fields[21]) * _PAGE
+    return total

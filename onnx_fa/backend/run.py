@@ -1,0 +1,167 @@
+"""Running compiled modules: in this process, and in a child for times and peak memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_fa.backend import limits
+from onnx_fa.errors import MissingDependencyError, RunError
+
+Array = NDArray[Any]
+
+
+def _runtime() -> Any:
+    try:
+        import iree.runtime as rt
+    except ImportError as e:
+        raise MissingDependencyError("the IREE runtime is not installed: pip install iree-base-runtime") from e
+    return rt
+
+
+def load_module(
+    vmfb: Path | bytes, device: str = "local-task", function: str | None = None
+) -> Callable[..., list[Array]]:
+    """A callable that takes NumPy arrays in the function's argument order and returns its results as a list.
+
+    `function` is needed only when the module exports more than one. Raises RunError when the module cannot be loaded or a
+    call fails.
+    """
+    rt = _runtime()
+    try:
+        data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
+        config = rt.Config(device)
+        context = rt.SystemContext(config=config)
+        module = rt.VmModule.copy_buffer(context.instance, data)
+        context.add_vm_module(module)
+    except OSError as e:
+        raise RunError(f"{vmfb!r}: cannot be read: {e.strerror}") from e
+    except (RuntimeError, ValueError) as e:
+        raise RunError(f"the module cannot be loaded on {device}: {_one_line(e)}") from e
+    names = [n for n in module.function_names if not n.startswith("__")]
+    if function is None:
+        public = [n for n in names if not n.endswith("$async")]
+        if len(public) != 1:
+            raise RunError(f"the module exports {', '.join(public) or 'no function'}: say which to call")
+        function = public[0]
+    elif function not in names:
+        raise RunError(f"the module has no function {function!r}, only {', '.join(names)}")
+    invoke = context.modules[module.name][function]
+
+    def call(*arrays: Array) -> list[Array]:
+        try:
+            result = invoke(*arrays)
+        except (RuntimeError, ValueError) as e:
+            raise RunError(f"{function}: {_one_line(e)}") from e
+        results = result if isinstance(result, (list, tuple)) else [result]
+        return [np.asarray(r.to_host()) for r in results]
+
+    return call
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def tool_path(name: str) -> str:
+    """Path of a program of the runtime wheel itself, not its Python wrapper: the wrapper would be measured too."""
+    try:
+        from iree import _runtime_libs
+    except ImportError as e:
+        raise MissingDependencyError("the IREE runtime is not installed: pip install iree-base-runtime") from e
+    return str(Path(next(iter(_runtime_libs.__path__))) / name)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Raw wall-clock times of one call each, in milliseconds, and the child's peak resident size."""
+
+    ms: tuple[float, ...]
+    peak_bytes: int
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.ms))
+
+
+def _module_flags(
+    folder: Path, vmfb: Path, inputs: Sequence[Array], function: str, device: str, threads: int | None
+) -> list[str]:
+    flags = [f"--module={vmfb}", f"--device={device}", f"--function={function}"]
+    if threads is not None:
+        flags.append(f"--task_topology_max_group_count={threads}")
+    for i, array in enumerate(inputs):
+        np.save(folder / f"{i}.npy", array)
+        flags.append(f"--input=@{folder / f'{i}.npy'}")
+    return flags
+
+
+def benchmark_module(
+    vmfb: Path,
+    inputs: Sequence[Array],
+    *,
+    function: str = "main_graph",
+    device: str = "local-task",
+    repetitions: int = 10,
+    threads: int | None = None,
+    extra: Sequence[str] = (),
+    timeout_s: float = 600,
+    memory_bytes: int = 16 << 30,
+) -> Samples:
+    """Times `repetitions` calls with iree-benchmark-module, after one that is not counted. Raises RunError."""
+    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
+        out = Path(tmp) / "out.json"
+        command = [
+            tool_path("iree-benchmark-module"),
+            *_module_flags(Path(tmp), vmfb, inputs, function, device, threads),
+            f"--benchmark_repetitions={repetitions + 1}",
+            "--benchmark_min_time=1x",
+            f"--benchmark_out={out}",
+            "--benchmark_out_format=json",
+            *extra,
+        ]
+        done = _run(command, timeout_s, memory_bytes)
+        rows = json.loads(out.read_text())["benchmarks"]
+    to_ms = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+    samples = [r["real_time"] * to_ms[r["time_unit"]] for r in rows if r.get("run_type") == "iteration"]
+    return Samples(tuple(samples[1:]), done.peak_bytes)
+
+
+def run_module(
+    vmfb: Path,
+    inputs: Sequence[Array],
+    outputs: int,
+    *,
+    function: str = "main_graph",
+    device: str = "local-task",
+    threads: int | None = None,
+    timeout_s: float = 600,
+    memory_bytes: int = 16 << 30,
+) -> tuple[list[Array], int]:
+    """One call in a child process: its `outputs` results and its peak resident size in bytes. Raises RunError."""
+    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
+        flags = _module_flags(Path(tmp), vmfb, inputs, function, device, threads)
+        results = [Path(tmp) / f"out{i}.npy" for i in range(outputs)]
+        command = [tool_path("iree-run-module"), *flags, *(f"--output=@{r}" for r in results)]
+        done = _run(command, timeout_s, memory_bytes)
+        return [np.load(r) for r in results], done.peak_bytes
+
+
+def _run(command: list[str], timeout_s: float, memory_bytes: int) -> limits.Finished:
+    name = os.path.basename(command[0])
+    try:
+        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes)
+    except OSError as e:
+        raise RunError(f"{command[0]}: cannot be run: {e.strerror}") from e
+    if done.ending != "ok":
+        last = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RunError(f"{name} {done.describe(timeout_s, memory_bytes)}: {last[0][:300] if last else 'no message'}")
+    return done
