@@ -17,9 +17,14 @@ import pytest
 from iree.compiler.tools import binaries
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_fa.emit.transform_spec import SpecSite, emit_transform_spec, spec_flags
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.transform_spec import SpecSite, emit_transform_spec, spec_flags, spec_for_model
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.io import load, to_proto
+from onnx_fa.rewrite import rewrite_in_place
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
-from onnx_fa.target import parse_target
+from onnx_fa.target import Target, parse_target
 
 TARGET = parse_target("cpu-host")
 LIMITS = "ulimit -v 8000000; exec timeout 120 "
@@ -184,7 +189,7 @@ def check(
     sites = graph.spec_sites(loaded)
     text = emit_transform_spec(loaded, sites, TARGET)
     path, flow = stock_compile(tmp_path, model, text)
-    calls = re.findall(r"flow\.dispatch @(\w+)::", flow)
+    calls = re.findall(r"flow\.dispatch @([\w$]+)::", flow)
     ours = [c for c in calls if c.startswith("fa_")]
     assert len(ours) == len(sites), f"{ours} of {calls}"
     assert "math.exp " not in flow  # nothing is left of the decomposed softmax
@@ -298,3 +303,71 @@ def test_lengths_known_at_run_time(tmp_path: Path, spec: AttentionSpec) -> None:
     graph = Graph()
     out = graph.attention(spec, *graph.operands(spec))
     check(tmp_path, graph, graph.model(out, spec.out_shape), sizes={"B": 3, "Sq": 20, "Skv": 28, "S": 36})
+
+
+def test_an_operand_used_twice(tmp_path: Path) -> None:
+    """Keys that are also the values, as in a shared latent."""
+    spec, graph = SPECS["plain"], Graph()
+    q, kv, _ = graph.operands(spec)
+    graph.inputs.pop()
+    out = graph.attention(spec, q, kv, kv)
+    check(tmp_path, graph, graph.model(out, spec.out_shape))
+
+
+def test_a_constant_query(tmp_path: Path) -> None:
+    spec, graph = SPECS["plain"], Graph()
+    _, k, v = graph.operands(spec)
+    graph.inputs.pop(0)
+    query = np.random.default_rng(1).standard_normal(spec.operand_shapes[0]).astype(np.float32)
+    out = graph.attention(spec, graph.const(query), k, v)
+    check(tmp_path, graph, graph.model(out, spec.out_shape))
+
+
+def test_a_site_that_reads_something_else_is_refused() -> None:
+    spec, graph = SPECS["add-mask"], Graph()
+    out = graph.attention(spec, *graph.operands(spec))
+    graph.sites[0] = (spec, (*graph.sites[0][1][:3], graph.sites[0][1][0]), *graph.sites[0][2:])
+    model = ir.from_proto(graph.model(out, spec.out_shape))
+    with pytest.raises(UnsupportedError, match="site0 reads 3, which is neither an operand nor a constant"):
+        emit_transform_spec(model, graph.spec_sites(model), TARGET)
+
+
+def test_a_site_without_a_kernel_is_left_out() -> None:
+    graph = Graph()
+    for name in ("plain", "causal"):
+        graph.attention(SPECS[name], *graph.operands(SPECS[name], name))
+    out = graph.op("Sum", *(site[2] for site in graph.sites))
+    model = ir.from_proto(graph.model(out, SPECS["plain"].out_shape))
+    sites = graph.spec_sites(model)
+
+    def emit(spec: AttentionSpec, target: Target) -> Kernel:
+        if spec.masks:
+            raise UnsupportedError("no masks today")
+        return emit_kernel(spec, target)
+
+    with pytest.raises(UnsupportedError, match="no masks today"):
+        emit_transform_spec(model, sites, TARGET, emit=emit)
+    left: list[str] = []
+    text = emit_transform_spec(model, sites, TARGET, emit=emit, left_out=lambda site, error: left.append(site.name))
+    assert left == ["site1"]
+    assert text.count("cast_compatible_dag_from_root") == 1
+
+
+@pytest.mark.parametrize("name", ["tiny_bert", "tiny_gpt", "tiny_llama", "tiny_vit"])
+def test_exported_models(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("torch")
+    from onnx_fa.models import build as zoo
+    from onnx_fa.models.export import export_onnx
+
+    entry = zoo.find(name)
+    original = export_onnx(name)
+    model = load(original)
+    _, sites = rewrite_in_place(model, "decomposed")
+    assert len(sites) == entry.sites
+    path, flow = stock_compile(tmp_path, to_proto(model), spec_for_model(model, sites, TARGET))
+    assert len(re.findall(r"flow\.dispatch @fa_\w+::", flow)) == entry.sites
+    feeds = zoo.inputs(entry)
+    session = ort.InferenceSession(original.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, feeds)[0]
+    got = run_module(path, [feeds[v.name] for v in original.graph.input])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
