@@ -49,7 +49,10 @@ def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
     The model is legalized for IREE on the way. Raises ModelError naming the node for an operator of a domain that IREE
     does not know, and for what the importer cannot express.
     """
-    proto = legalize(model)
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    infer_types(typed)
+    proto = legalize(typed)
     for node in _all_nodes(proto.graph):
         if node.domain not in ("", "ai.onnx", "com.microsoft") and (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
             raise ModelError(

@@ -28,8 +28,8 @@ EXPAND = (
 def legalize(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model with equal results that IREE can import; the model passed is not changed.
 
-    Model-local functions are inlined. Operators that IREE refuses become smaller ones, and a Reshape that merges two dynamic
-    dims is written so that IREE does not miscompile it. Needs no shape inference, but uses `value_info` where there is some.
+    Model-local functions are inlined and operators that IREE refuses become smaller ones. The types of values are
+    taken from `value_info`: infer shapes before.
     """
     out = onnx.ModelProto()
     out.CopyFrom(model)
@@ -130,33 +130,80 @@ def _rms_norm(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _reshape(g: _Graph, node: onnx.NodeProto) -> bool:
-    """IREE casts the second of two leading dynamic dims to 1 when a Reshape merges them with -1.
+def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
+    """RotaryEmbedding in the layout that it comes in, without the transposes of its function body."""
+    x, cos, sin, ids = [*node.input, ""][:4]
+    cache, shape = g.shape(cos), g.shape(x)
+    half = cache[-1] if cache else None
+    if not isinstance(half, int) or shape is None or not half:
+        return False
+    hint = node.name or "RotaryEmbedding"
+    rotated = 2 * half
+    flat = len(shape) == 3
+    heads = _attr(node, "num_heads", 0)
+    head_dim = shape[-1] // heads if flat and heads and isinstance(shape[-1], int) else shape[-1]
+    if not isinstance(head_dim, int):
+        return False
 
-    A Reshape [d0, d1, ..., tail] -> [-1, tail'] with several dynamic dims becomes one Reshape that merges the static tail
-    only, keeping dynamic dims by 0, and one to a shape computed from the input's dims.
+    def ints(*values: int) -> str:
+        return g.const(np.array(values, np.int64), hint)
+
+    def part(value: str, start: int, end: int) -> str:
+        return g.add("Slice", [value, ints(start), ints(end), ints(-1)], hint)
+
+    if flat:  # (B, S, H * D): heads are axis 2
+        x = g.add("Reshape", [x, ints(0, 0, heads, head_dim)], hint)
+    tables = []
+    for table in (cos, sin):
+        rows = g.add("Gather", [table, ids], hint, axis=0) if ids else table
+        tables.append(g.add("Unsqueeze", [rows, ints(2 if flat else 1)], hint))
+    turning = x if head_dim == rotated else part(x, 0, rotated)
+    if _attr(node, "interleaved", 0):
+        pairs = g.add("Reshape", [turning, ints(0, 0, 0, half, 2)], hint)
+        a, b = (g.add("Gather", [pairs, g.const(np.array(k, np.int64), hint)], hint, axis=4) for k in (0, 1))
+    else:
+        a, b = part(turning, 0, half), part(turning, half, rotated)
+    real = g.add("Sub", [g.add("Mul", [a, tables[0]], hint), g.add("Mul", [b, tables[1]], hint)], hint)
+    imag = g.add("Add", [g.add("Mul", [a, tables[1]], hint), g.add("Mul", [b, tables[0]], hint)], hint)
+    if _attr(node, "interleaved", 0):
+        last = [g.add("Unsqueeze", [v, ints(-1)], hint) for v in (real, imag)]
+        parts = [g.add("Reshape", [g.add("Concat", last, hint, axis=-1), ints(0, 0, 0, rotated)], hint)]
+    else:
+        parts = [real, imag]
+    if head_dim != rotated:
+        parts.append(part(x, rotated, head_dim))
+    final = None if flat else node.output[0]
+    joined = parts[0] if len(parts) == 1 else g.add("Concat", parts, hint, out=final, axis=-1)
+    if flat:
+        g.add("Reshape", [joined, ints(0, 0, heads * head_dim)], hint, out=node.output[0])
+    elif joined != node.output[0]:
+        g.add("Identity", [joined], hint, out=node.output[0])
+    return True
+
+
+def _reshape(g: _Graph, node: onnx.NodeProto) -> bool:
+    """A Reshape to [-1, tail] that merges two or more dynamic dims.
+
+    IREE casts all but one of them to 1 (silently wrong, or a run-time failure) unless the input ends in the same tail.
+    In two steps it is right: the static dims first, or all of it flat where dynamic dims do not lead.
     """
     shape, target = g.shape(node.input[0]), g.constants.get(node.input[1])
     if shape is None or target is None or _attr(node, "allowzero", 0):
         return False
     want = [int(i) for i in numpy_helper.to_array(target).ravel()]
     dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
-    if len(dynamic) < 2 or -1 not in want or any(i < len(want) and want[i] == 0 for i in dynamic):
-        return False
-    known = math.prod(want[i] if want[i] else int(shape[i] or 1) for i in range(len(want)) if want[i] != -1)
-    static = math.prod(d for d in shape if isinstance(d, int))
-    if known == 0 or static % known:
+    tail = want[1:]
+    if len(dynamic) < 2 or not tail or want[0] != -1 or 0 in tail or shape[-len(tail) :] == tail:
         return False
     hint = node.name or "Reshape"
-    sizes = g.add("Shape", [node.input[0]], hint)
-    merged = g.const(np.array([static // known], np.int64), hint)
-    for i in dynamic:
-        one = g.add("Gather", [sizes, g.const(np.array([i], np.int64), hint)], hint, axis=0)
-        merged = g.add("Mul", [merged, one], hint)
-    parts = [merged if w == -1 else g.const(np.array([w or shape[i]], np.int64), hint) for i, w in enumerate(want)]
-    full = parts[0] if len(parts) == 1 else g.add("Concat", parts, hint, axis=0)
-    g.add("Reshape", [node.input[0], full], hint, out=node.output[0])
+    lead = len(dynamic)
+    if dynamic == list(range(lead)) and math.prod(d for d in shape if isinstance(d, int)) == math.prod(tail):
+        first = [0] * lead + tail
+    else:
+        first = [-1]
+    middle = g.add("Reshape", [node.input[0], g.const(np.array(first, np.int64), hint)], hint)
+    g.add("Reshape", [middle, node.input[1]], hint, out=node.output[0])
     return True
 
 
-_HANDLERS: dict[str, _Handler] = {"RMSNormalization": _rms_norm}
+_HANDLERS: dict[str, _Handler] = {"RMSNormalization": _rms_norm, "RotaryEmbedding": _rotary, "Reshape": _reshape}
