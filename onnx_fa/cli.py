@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx_fa.errors import ModelError, OnnxFaError, RunError
-from onnx_fa.files import check_writable, write_whole
+from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.table import text_table
 from onnx_fa.target import TARGET_NAMES, Target, parse_target
 
@@ -402,22 +402,38 @@ def _parse_input(text: str) -> npt.NDArray[np.generic]:
 
 
 def inspect(args: argparse.Namespace) -> None:
-    from onnx_fa.backend.inspect import inspect_model, inspect_vmfb
-
     if args.report:
         check_writable(args.report)
     path, target = Path(args.model), parse_target(args.target)
     if path.suffix == ".vmfb":
-        if not path.is_file():
-            raise ModelError(f"{path}: no such file")
-        report = inspect_vmfb(path)
-    else:
-        report = inspect_model(path, target, flags=tuple(args.iree_flag))
+        _inspect_vmfb(path, args.report)
+        return
+    from onnx_fa.backend.compile import compile_model
+
+    # The compiler's own output is read, so it has to run.
+    with scratch_folder() as folder:
+        done = compile_model(path, folder / "model.vmfb", target, flags=tuple(args.iree_flag))
     if args.report:
-        _write_json(args.report, report.to_dict())
-    _print_sites(report.sites)
-    for miss in report.misses:
+        _write_json(args.report, done.to_dict())
+    _print_sites(done.sites)
+    for buffer in done.inspection.buffers:
+        print(f"buffer of Sq x Skv size: {buffer}")
+    for miss in done.misses:
         print(f"left alone: {miss.node} ({miss.op}): {miss.reason}")
+    print(f"{len(done.inspection.dispatches)} dispatches in all")
+
+
+def _inspect_vmfb(path: Path, report: str | None) -> None:
+    from onnx_fa.backend.inspect import inspect_vmfb
+
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file")
+    if report:
+        raise OnnxFaError("--report needs the .onnx: a .vmfb holds no sites, only kernels and dispatches")
+    facts = inspect_vmfb(path)
+    kernels = facts.kernels()
+    print(f"attention kernels: {', '.join(kernels) or 'none'}")
+    print("\n".join(f"dispatch {name}" for name in facts.exports))
 
 
 def _print_sites(sites: Sequence[SiteReport]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from onnx_fa.errors import OnnxFaError
+from onnx_fa.errors import CompileError, OnnxFaError
 
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
@@ -31,3 +34,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise OnnxFaError(f"{target}: cannot be written: no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):
         raise OnnxFaError(f"{target}: cannot be written: no permission in {target.parent}")
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder. It stays when a CompileError passes through, because the log that the error names is in it."""
+    folder = Path(tempfile.mkdtemp(prefix="onnx_fa-"))
+    keep = False
+    try:
+        yield folder
+    except CompileError:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, get_args
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -29,7 +30,24 @@ ODD_LENGTH = 37
 _BATCH_WORDS = ("batch", "bsz", "bs", "n_batch")
 # Nodes that hand an integer on (reshaped or cast) on its way to a table look-up or a mask.
 _PASSING = frozenset(
-    "Cast Identity Reshape Unsqueeze Squeeze Flatten Transpose Expand Slice Clip Concat Add Where Max Min Tile".split()
+    [
+        "Cast",
+        "Identity",
+        "Reshape",
+        "Unsqueeze",
+        "Squeeze",
+        "Flatten",
+        "Transpose",
+        "Expand",
+        "Slice",
+        "Clip",
+        "Concat",
+        "Add",
+        "Where",
+        "Max",
+        "Min",
+        "Tile",
+    ]
 )
 _INT_TYPES = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT8}
 _FLOAT_TYPES = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
@@ -165,8 +183,9 @@ def _fill(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, var
         kind = dtype.numpy()
         if _is_mask(value):
             keep = _keep(shape, rng, variant)
-            # Added to scores: 0 and a large negative; anything else (1 - mask, mask * x): 1 and 0.
-            return (np.where(keep, 0.0, -1e4) if _is_added(value) else keep).astype(kind)
+            # Added to scores: 0 and the type's minimum, as exporters do; anything else (1 - mask, mask * x): 1 and 0.
+            least = ml_dtypes.finfo(kind).min
+            return np.where(keep, 0.0, float(least)).astype(kind) if _is_added(value) else keep.astype(kind)
         return (rng.standard_normal(shape) * (4.0 if variant == "large" else 1.0)).astype(kind)
     raise ModelError(f"input {value.name!r} has element type {dtype}: give it with --input")
 
@@ -208,7 +227,7 @@ def _table_rows(value: ir.Value) -> int | None:
             table = node.inputs[0]
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             size = table.shape[axis] if table is not None and table.shape is not None else None
-            if isinstance(size, int) and (table is not None and table.const_value is not None or size > 1):
+            if isinstance(size, int) and ((table is not None and table.const_value is not None) or size > 1):
                 rows.append(size)
     return min(rows) if rows else None
 

@@ -1,0 +1,94 @@
+"""PNGs from the CSVs that bench writes, and from nothing else: a committed CSV can be plotted again."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from onnx_fa.errors import MissingDependencyError, OnnxFaError
+
+COLUMNS = ("model", "what", "flags", "round", "ms")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One timed call."""
+
+    model: str
+    what: str
+    flags: str
+    round: int
+    ms: float
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of a CSV of bench; lines that start with # are comments. Raises OnnxFaError when it is not one."""
+    try:
+        lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+        table = list(csv.DictReader(lines))
+        return [Row(r["model"], r["what"], r["flags"], int(r["round"]), float(r["ms"])) for r in table]
+    except OSError as e:
+        raise OnnxFaError(f"{path}: cannot be read: {e.strerror}") from e
+    except (KeyError, TypeError, ValueError) as e:
+        raise OnnxFaError(f"{path}: not a CSV of onnx-fa bench (columns {', '.join(COLUMNS)}): {e}") from e
+
+
+def medians(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Median ms by model and by what was run: of stock IREE only its best flags, as "stock IREE"."""
+    result: dict[str, dict[str, float]] = {}
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for r in rows:
+        groups.setdefault((r.model, r.what, r.flags), []).append(r.ms)
+    for (model, what, _), times in groups.items():
+        best = result.setdefault(model, {})
+        best[what] = min(best.get(what, float("inf")), median(times))
+    return result
+
+
+def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
+    """Bars of the medians of every model; over each bar ms and, where the model has a baseline, the ratio to it.
+
+    Raises MissingDependencyError without matplotlib, OnnxFaError for a CSV without samples.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as e:
+        raise MissingDependencyError(
+            "matplotlib is not installed: pip install 'onnx-fa[plot]', or use --no-plot"
+        ) from e
+    table = medians(read_csv(csv_path))
+    if not table:
+        raise OnnxFaError(f"{csv_path}: no samples to plot")
+    kinds = list(dict.fromkeys(k for by in table.values() for k in by))
+    figure, axes = plt.subplots(
+        1, len(table), figsize=(1.2 + 3.2 * len(table), 3.6), squeeze=False, layout="constrained"
+    )
+    colors = {k: f"C{i}" for i, k in enumerate(kinds)}
+    for ax, (model, by) in zip(axes[0], table.items(), strict=True):
+        names = [k for k in kinds if k in by]
+        bars = ax.bar(range(len(names)), [by[k] for k in names], color=[colors[k] for k in names])
+        base = by.get(baseline)
+        for bar, k in zip(bars, names, strict=True):
+            text = f"{by[k]:.3g} ms" + (f"\n{by[k] / base:.2f}x" if base else "")
+            ax.annotate(text, (bar.get_x() + bar.get_width() / 2, by[k]), ha="center", va="bottom", fontsize=8)
+        ax.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
+        ax.set_title(model, fontsize=9)
+        ax.margins(y=0.2)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("ms per call, median")
+    try:
+        with tempfile.TemporaryDirectory(dir=png_path.parent, prefix=".onnx_fa-") as tmp:
+            staged = Path(tmp) / "plot.png"
+            figure.savefig(staged, dpi=130, metadata={"Software": "onnx_fa"})
+            os.replace(staged, png_path)
+    except OSError as e:
+        raise OnnxFaError(f"{png_path}: cannot be written: {e.strerror}") from e
+    finally:
+        plt.close(figure)
