@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,9 @@ def run_tool(*command: str) -> str:
     return done.stderr
 
 
-def stock_compile(tmp_path: Path, model: onnx.ModelProto, spec_text: str) -> tuple[Path, str]:
+def stock_compile(
+    tmp_path: Path, model: onnx.ModelProto, spec_text: str, flags: Sequence[str] = ()
+) -> tuple[Path, str]:
     """(the compiled module, its flow-level IR), by the stock tools."""
     source, imported, spec, out = (tmp_path / f for f in ("m.onnx", "m.mlir", "m.spec.mlir", "m.vmfb"))
     onnx.save(model, source)
@@ -159,6 +162,7 @@ def stock_compile(tmp_path: Path, model: onnx.ModelProto, spec_text: str) -> tup
         str(imported),
         *TARGET.flags,
         *spec_flags(spec_text),
+        *flags,
         f"--iree-preprocessing-transform-spec-filename={spec}",
         f"--dump-compilation-phases-to={tmp_path}",
         "-o",
@@ -183,14 +187,15 @@ def check(
     model: onnx.ModelProto,
     patterns: int | None = None,
     sizes: dict[str, int] | None = None,
+    flags: tuple[str, ...] = (),
 ) -> str:
     """Every site is one dispatch of its kernel, and the numbers are onnxruntime's."""
     loaded = ir.from_proto(model)
     sites = graph.spec_sites(loaded)
     text = emit_transform_spec(loaded, sites, TARGET)
-    path, flow = stock_compile(tmp_path, model, text)
+    path, flow = stock_compile(tmp_path, model, text, flags)
     calls = re.findall(r"flow\.dispatch @([\w$]+)::", flow)
-    ours = [c for c in calls if c.startswith("fa_")]
+    ours = [c for c in calls if re.fullmatch(r"fa_\w+_attention", c)]
     assert len(ours) == len(sites), f"{ours} of {calls}"
     assert "math.exp " not in flow  # nothing is left of the decomposed softmax
     if patterns is not None:
@@ -305,6 +310,26 @@ def test_lengths_known_at_run_time(tmp_path: Path, spec: AttentionSpec) -> None:
     check(tmp_path, graph, graph.model(out, spec.out_shape), sizes={"B": 3, "Sq": 20, "Skv": 28, "S": 36})
 
 
+@pytest.mark.parametrize("name", ["plain", "gqa", "bshd"])
+def test_reshapes_next_to_a_site(tmp_path: Path, name: str) -> None:
+    """They fold with those of the site."""
+    spec, graph = SPECS[name], Graph()
+    operands = [
+        graph.op("Reshape", graph.input(f"flat{i}", (2, int(np.prod(shape[1:])))), graph.const(np.array(shape)))
+        for i, shape in enumerate(spec.operand_shapes)
+    ]
+    out = graph.op("Transpose", graph.attention(spec, *operands), perm=[0, 3, 1, 2])
+    out = graph.op("Reshape", out, graph.const(np.array([2, -1])))
+    check(tmp_path, graph, graph.model(out, (2, spec.Hq * spec.Sq * spec.Dv)))
+
+
+@pytest.mark.parametrize("flags", [("--iree-opt-data-tiling",), ("--iree-opt-level=O2",)], ids=["tiling", "O2"])
+def test_other_compiler_flags(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    graph, rng = Graph(), np.random.default_rng(0)
+    x = layer(graph, graph.input("x", (1, 24, 32)), "", rng, (Causal(),))
+    check(tmp_path, graph, graph.model(x, (1, 24, 32)), flags=flags)
+
+
 def test_an_operand_used_twice(tmp_path: Path) -> None:
     """Keys that are also the values, as in a shared latent."""
     spec, graph = SPECS["plain"], Graph()
@@ -365,7 +390,7 @@ def test_exported_models(tmp_path: Path, name: str) -> None:
     _, sites = rewrite_in_place(model, "decomposed")
     assert len(sites) == entry.sites
     path, flow = stock_compile(tmp_path, to_proto(model), spec_for_model(model, sites, TARGET))
-    assert len(re.findall(r"flow\.dispatch @fa_\w+::", flow)) == entry.sites
+    assert len(re.findall(r"flow\.dispatch @fa_\w+_attention::", flow)) == entry.sites
     feeds = zoo.inputs(entry)
     session = ort.InferenceSession(original.SerializeToString(), providers=["CPUExecutionProvider"])
     want = session.run(None, feeds)[0]

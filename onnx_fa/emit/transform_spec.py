@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import iree.compiler.ir as mlir
 import onnx
 import onnx_ir as ir
-from iree.compiler.tools import binaries
 
+from onnx_fa.backend.compile import find_compiler
+from onnx_fa.backend.limits import run_limited
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, UnsupportedError
@@ -40,6 +41,7 @@ _ONNX_TYPES = {
 }
 _EDGE_OPS = ("tensor.collapse_shape", "tensor.expand_shape", "linalg.transpose", "tensor.cast")
 _TIMEOUT_S = 120
+_MEMORY_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -185,20 +187,18 @@ def _lower(proto: onnx.ModelProto, name: str) -> str:
         _run(name, [sys.executable, "-m", "iree.compiler.tools.import_onnx", str(source), "-o", str(imported)])
         # Device flags play no part before preprocessing; some device has to be named.
         flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
-        compiler = binaries.find_tool("iree-compile")
+        compiler = str(find_compiler())
         _run(name, [compiler, "--compile-to=input", *flags, str(imported), "-o", str(lowered)])
         return lowered.read_text()
 
 
 def _run(name: str, command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise CompileError(f"site {name}: {Path(command[0]).name} ran past {_TIMEOUT_S} s") from error
-    if done.returncode:
+    done = run_limited(command, timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES)
+    if done.ending != "ok":
         with tempfile.NamedTemporaryFile("w", prefix="onnx_fa_", suffix=".log", delete=False) as log:
-            log.write(f"{' '.join(command)}\n{done.stderr}")
-        raise CompileError(f"site {name}: {Path(command[0]).name} failed on its nodes alone; see {log.name}")
+            log.write(f"{shlex.join(command)}\n{done.stderr}")
+        how = done.describe(_TIMEOUT_S, _MEMORY_BYTES)
+        raise CompileError(f"site {name}: {command[0]} {how} on the site's nodes alone; see {log.name}")
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,13 @@ class _Replacement:
     imports: tuple[str, ...]
 
 
+def _parse(text: str, what: str) -> Any:
+    try:
+        return mlir.Module.parse(text)
+    except mlir.MLIRError as error:
+        raise CompileError(f"{what} is not valid MLIR: {str(error).splitlines()[-1]}") from error
+
+
 def _op(operation: Any) -> Any:
     """The generic view: op classes may hide `name` behind an attribute of that name."""
     return operation.operation
@@ -225,13 +232,13 @@ def _owner(value: Any) -> Any | None:
 def _replacement(site: SpecSite, text: str, kernel: Kernel, symbol: str) -> _Replacement:
     with mlir.Context() as context, mlir.Location.unknown():
         context.allow_unregistered_dialects = True
-        module = mlir.Module.parse(text)
+        module = _parse(text, f"the lowered site {site.name}")
         function = next(op for op in module.body.operations if any(_named(op, "hal.tensor.import")))
         operands = _operand_values(site, function)
         root, epilogue = _trailing_edge(next(iter(_named(function, "hal.tensor.barrier"))).operands[0])
         inputs, prologues = _leading_edges(operands, root)
         pattern, arguments = _pattern_text(site, root, inputs)
-        kernel_module = mlir.Module.parse(f"module {{\n{kernel.text}\n}}")
+        kernel_module = _parse(f"module {{\n{kernel.text}\n}}", f"the kernel of site {site.name}")
         symbols = [mlir.StringAttr(_op(op).attributes["sym_name"]).value for op in kernel_module.body.operations]
         entry = next(op for op, s in zip(kernel_module.body.operations, symbols, strict=True) if s == kernel.name)
         body = _function_text(symbol, arguments, prologues, _op(entry), epilogue, root)
@@ -302,6 +309,8 @@ def _leading_edges(operands: Sequence[Any], root: Any) -> tuple[list[Any], list[
             if len(edges) < len(users):
                 reached.append((value, chain))
             work.extend((op.results[0], [op, *chain]) for op in edges)
+        if not reached:
+            raise UnsupportedError("IREE's lowering of the site does not read one of its operands")
         value, chain = reached[0] if len(reached) == 1 else (operand, [])
         inputs[value.get_name()] = value
         result.append((value, chain))
