@@ -21,10 +21,9 @@ _ALLOCA = re.compile(r"llvm\.alloca (%\w+) x (\S.*?) (?:\{|:)")
 _CONSTANT = re.compile(r"(%\w+) = llvm\.mlir\.constant\((\d+) : \w+\)")
 _BITS = {"bf16": 16, "index": 64}
 # What only an attention (or a softmax) needs; a transpose, a cast or a mask preparation has none of it.
-_COMPUTES = re.compile(
-    r"math\.exp|vector\.fma|linalg\.(?:batch_)?matmul|contraction|attention|linalg\.softmax|arith\.mulf"
-)
-_SOFTMAX = re.compile(r"linalg\.softmax|math\.exp")
+_COMPUTES = re.compile(r"math\.exp|vector\.fma|linalg\.(?:batch_)?matmul|contraction|attention|linalg\.softmax")
+# The exponential of a difference: a sigmoid or a GELU has none.
+_SOFTMAX = re.compile(r"linalg\.softmax|(%\w+) = arith\.subf[^\n]*\n\s*%\w+ = math\.exp2? \1\b")
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """Of one kernel: its dispatches per site, how many of them compute, buffers between them, stack of one workgroup."""
+    """Of one kernel: its dispatches per site, how many of them compute, buffers between them, a workgroup's stack."""
 
     dispatches: int
     computing: int
@@ -70,8 +69,8 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """`by_kernel` has the facts of each kernel by its name; `buffers` is every Sq x Skv buffer of the program, and what a
-    softmax that is not in a kernel reads or writes; `dispatches` are all dispatches in order of first use."""
+    """`by_kernel` has the facts of each kernel by its name; `buffers` is every Sq x Skv buffer of the program, and what
+    a softmax that is not in a kernel writes; `dispatches` are all dispatches in order of first use."""
 
     by_kernel: Mapping[str, SiteFacts] = field(default_factory=dict)
     buffers: tuple[Buffer, ...] = ()
@@ -217,7 +216,7 @@ def _is_output(text: str, spec: AttentionSpec) -> bool:
 
 
 def _stack_bytes(lines: Sequence[str]) -> int | None:
-    """Bytes of all allocas of an executable: one workgroup's memory. None when one has a size known only at run time."""
+    """Bytes of all allocas of an executable: one workgroup's memory. None when a size is known only at run time."""
     constants = {m[1]: int(m[2]) for line in lines if (m := _CONSTANT.search(line))}
     total = 0
     for line in lines:

@@ -19,8 +19,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Finished:
-    """How a program ended. `returncode` is negative for a signal, as in subprocess; `peak_bytes` is the largest resident
-    size seen: of the whole process group (sampled), or of its first process (the kernel's high-water mark)."""
+    """How a program ended. `returncode` is negative for a signal, as in subprocess; `peak_bytes` is the largest
+    resident size seen: of the whole process group (sampled), or of its first process (the kernel's high-water mark)."""
 
     ending: Ending
     returncode: int

@@ -32,8 +32,8 @@ def load_module(
 ) -> Callable[..., list[Array]]:
     """A callable that takes NumPy arrays in the function's argument order and returns its results as a list.
 
-    `function` is needed only when the module exports more than one. Raises RunError when the module cannot be loaded or a
-    call fails.
+    `function` is needed only when the module exports more than one. Raises RunError when the module cannot be loaded or
+    a call fails.
     """
     rt = _runtime()
     try:

@@ -1,0 +1,314 @@
+"""The backend: limits, compiling, importing, legalizing, running and inspecting."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx_fa.backend import limits
+from onnx_fa.backend.compile import COMPILER_ENV, MODEL_FLAGS, compile_model, import_model, iree_compile, merge_flags
+from onnx_fa.backend.importer import import_mlir
+from onnx_fa.backend.inspect import inspect_vmfb, is_score_shape
+from onnx_fa.backend.legalize import legalize
+from onnx_fa.backend.run import benchmark_module, load_module, run_module
+from onnx_fa.errors import CompileError, ModelError, OnnxFaError, RunError
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.target import parse_target
+
+TARGET = parse_target("cpu-host")
+DOUBLE = """module {
+  func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    %y = arith.addf %x, %x : tensor<4xf32>
+    return %y : tensor<4xf32>
+  }
+}
+"""
+
+
+def _python(code: str, **kwargs: Any) -> limits.Finished:
+    return limits.run_limited([sys.executable, "-c", code], **{"timeout_s": 20, "memory_bytes": 1 << 30, **kwargs})
+
+
+def test_limits_ok_and_failed() -> None:
+    done = _python("import sys; print('out'); print('err', file=sys.stderr)")
+    assert (done.ending, done.returncode, done.stdout, done.stderr) == ("ok", 0, "out\n", "err\n")
+    failed = _python("raise SystemExit(3)")
+    assert failed.ending == "failed"
+    assert failed.describe(20, 1 << 30) == "failed with exit code 3"
+    killed = _python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert "SIGSEGV" in killed.describe(20, 1 << 30)
+
+
+def test_limits_kill_the_whole_group(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    child = f"import subprocess; p = subprocess.Popen(['sleep', '60']); open({str(pid_file)!r}, 'w').write(str(p.pid)); p.wait()"
+    start = time.monotonic()
+    done = _python(child, timeout_s=1.5)
+    assert done.ending == "timeout"
+    assert time.monotonic() - start < 10
+    grandchild = Path(f"/proc/{pid_file.read_text()}/stat")
+    deadline = time.monotonic() + 5
+    while grandchild.exists() and grandchild.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "the grandchild is still running"
+        time.sleep(0.05)
+
+
+def test_limits_memory() -> None:
+    done = _python("x = bytearray(400 << 20); import time; time.sleep(30)", memory_bytes=200 << 20)
+    assert done.ending == "memory"
+    assert done.peak_bytes > 200 << 20
+    assert "0.195 GiB" in done.describe(20, 200 << 20)
+    small = _python("x = bytearray(100 << 20)\nimport time; time.sleep(0.2)")
+    assert 100 << 20 < small.peak_bytes < 160 << 20
+
+
+def _fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    script = tmp_path / "fake-compile"
+    script.write_text(f"#!{sys.executable}\nimport sys, time\n{body}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv(COMPILER_ENV, str(script))
+
+
+def test_compile_and_run(tmp_path: Path) -> None:
+    out = tmp_path / "double.vmfb"
+    iree_compile(DOUBLE, out, TARGET)
+    assert os.listdir(tmp_path) == ["double.vmfb"]
+    x = np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal(load_module(out)(x)[0], 2 * x)
+    np.testing.assert_array_equal(load_module(out.read_bytes())(x)[0], 2 * x)
+    results, peak = run_module(out, [x], 1, function="main")
+    np.testing.assert_array_equal(results[0], 2 * x)
+    assert peak > 1 << 20
+    samples = benchmark_module(out, [x], function="main", repetitions=3)
+    assert len(samples.ms) == 3
+    assert 0 < samples.median < 1000
+    with pytest.raises(RunError, match="no function 'f'"):
+        load_module(out, function="f")
+    with pytest.raises(RunError, match="main:"):
+        load_module(out)(np.zeros((3, 3), np.float32))
+
+
+def test_compile_error_names_a_log(tmp_path: Path) -> None:
+    out = tmp_path / "bad.vmfb"
+    with pytest.raises(CompileError, match="failed with exit code 1") as info:
+        iree_compile(DOUBLE.replace("addf", "nonsense"), out, TARGET)
+    log = tmp_path / "bad.vmfb.log"
+    assert "\n" not in str(info.value)
+    assert str(log) in str(info.value)
+    assert "nonsense" in log.read_text()
+    assert "--iree-hal-target-device=local" in log.read_text()
+    assert not out.exists()
+
+
+def test_hung_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_compiler(tmp_path, monkeypatch, "print('still thinking', file=sys.stderr, flush=True); time.sleep(60)")
+    out = tmp_path / "x.vmfb"
+    with pytest.raises(CompileError, match=r"stopped after 1 s.*x\.vmfb\.log"):
+        iree_compile(DOUBLE, out, TARGET, timeout_s=1)
+    assert "still thinking" in (tmp_path / "x.vmfb.log").read_text()
+    assert not out.exists()
+
+
+def test_compile_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_compiler(tmp_path, monkeypatch, "x = bytearray(400 << 20); time.sleep(60)")
+    with pytest.raises(CompileError, match="more than 0.195 GiB"):
+        iree_compile(DOUBLE, tmp_path / "x.vmfb", TARGET, memory_bytes=200 << 20)
+
+
+def test_compiler_that_writes_nothing_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_compiler(tmp_path, monkeypatch, "")
+    with pytest.raises(CompileError, match="wrote no output"):
+        iree_compile(DOUBLE, tmp_path / "x.vmfb", TARGET)
+    monkeypatch.setenv(COMPILER_ENV, str(tmp_path / "absent"))
+    with pytest.raises(CompileError, match="absent: cannot be run"):
+        iree_compile(DOUBLE, tmp_path / "x.vmfb", TARGET)
+    with pytest.raises(OnnxFaError, match="cannot be written"):
+        iree_compile(DOUBLE, tmp_path / "no" / "x.vmfb", TARGET)
+
+
+def test_merge_flags() -> None:
+    assert merge_flags(("--a=1", "--b"), ("--a=2",), ("--c=3",)) == ("--a=2", "--b", "--c=3")
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[int | str]],
+    constants: dict[str, Any],
+    output: list[int | str] | None,
+    *,
+    opset: int = 23,
+    functions: list[onnx.FunctionProto] | None = None,
+    domains: tuple[str, ...] = (),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "main_graph",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items()],
+    )
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10, functions=functions or [])
+
+
+def _check(model: onnx.ModelProto, tmp_path: Path, *arrays: Any) -> None:
+    """The compiled model agrees with onnx's own reference implementation."""
+    from onnx.reference import ReferenceEvaluator
+
+    names = [i.name for i in model.graph.input]
+    want = ReferenceEvaluator(model).run(None, dict(zip(names, arrays, strict=True)))
+    out = tmp_path / "m.vmfb"
+    iree_compile(import_mlir(model, {}), out, TARGET, flags=MODEL_FLAGS["llvm-cpu"], timeout_s=120)
+    got = load_module(out)(*arrays)
+    for a, b in zip(want, got, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+
+
+def _random(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("dims", "target"),
+    [
+        (["b", "s", 4, 32], [-1, 128]),
+        (["b", "s", 128], [-1, 64]),
+        (["b", 4, "s", 32], [-1, 128]),
+        (["b", "s", 4, 32], [-1, 32]),
+    ],
+)
+def test_reshape_that_merges_dynamic_dims(tmp_path: Path, dims: list[int | str], target: list[int]) -> None:
+    node = helper.make_node("Reshape", ["x", "s"], ["r"])
+    model = _model([node, helper.make_node("Mul", ["r", "r"], ["y"])], {"x": dims}, {"s": target}, None)
+    shape = [{"b": 2, "s": 5}.get(d, d) if isinstance(d, str) else d for d in dims]
+    _check(model, tmp_path, _random(*(int(d) for d in shape)))
+
+
+@pytest.mark.parametrize("axis", [-1, 2])
+def test_rms_normalization(tmp_path: Path, axis: int) -> None:
+    scale = _random(8) if axis == -1 else _random(3, 8)
+    node = helper.make_node("RMSNormalization", ["x", "w"], ["y"], axis=axis, epsilon=1e-3)
+    _check(_model([node], {"x": ["b", "s", 3, 8]}, {"w": scale}, None), tmp_path, _random(2, 5, 3, 8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "attrs"),
+    [
+        ([2, 4, 5, 16], {}),
+        ([2, 4, 5, 16], {"interleaved": 1}),
+        ([2, 5, 64], {"num_heads": 4}),
+        ([2, 4, 5, 24], {"rotary_embedding_dim": 16}),
+    ],
+)
+def test_rotary_embedding(tmp_path: Path, shape: list[int | str], attrs: dict[str, int]) -> None:
+    ids = np.arange(10, dtype=np.int64).reshape(2, 5)
+    node = helper.make_node("RotaryEmbedding", ["x", "c", "s", "p"], ["y"], **attrs)
+    constants = {"c": _random(20, 8), "s": _random(20, 8) * 0.5, "p": ids}
+    _check(_model([node], {"x": shape}, constants, shape), tmp_path, _random(*(int(d) for d in shape)))
+
+
+def test_operator_defined_as_a_function_is_expanded(tmp_path: Path) -> None:
+    model = _model([helper.make_node("Swish", ["x"], ["y"], alpha=0.7)], {"x": [3, 4]}, {}, [3, 4], opset=24)
+    assert "Swish" not in {n.op_type for n in legalize(model).graph.node}
+    _check(model, tmp_path, _random(3, 4))
+
+
+def test_local_functions_are_inlined(tmp_path: Path) -> None:
+    body = helper.make_function(
+        "local", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 23)]
+    )
+    node = helper.make_node("Twice", ["x"], ["y"], domain="local")
+    model = _model([node], {"x": [3]}, {}, [3], functions=[body], domains=("local",))
+    _check(model, tmp_path, _random(3))
+
+
+def test_unknown_domain_is_refused() -> None:
+    node = helper.make_node("Foo", ["x"], ["y"], name="the_node", domain="acme")
+    with pytest.raises(ModelError, match="'the_node'.*Foo.*'acme'"):
+        import_mlir(_model([node], {"x": [3]}, {}, [3], domains=("acme",)), {})
+
+
+def test_import_is_what_iree_import_onnx_gives() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
+    text = import_mlir(_model(nodes, {"x": ["b", 4]}, {"w": _random(4, 3)}, ["b", 3]), {})
+    assert "func.func @main_graph(%arg0: !torch.vtensor<[?,4],f32>) -> !torch.vtensor<[?,3],f32>" in text
+    assert 'torch.operator "onnx.MatMul"' in text
+    assert "dialect_resources" in text
+
+
+def _attention(S: int, D: int = 16, H: int = 2, *, foreign: bool = False) -> onnx.ModelProto:
+    """softmax(q k^T) v; `foreign` puts something no kernel knows between score and softmax."""
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "kt"], ["s0"], name="scores"),
+        helper.make_node("Mul", ["s0", "c"], ["s1"]),
+        helper.make_node("CumSum", ["s1", "axis"], ["s2"]) if foreign else helper.make_node("Identity", ["s1"], ["s2"]),
+        helper.make_node("Softmax", ["s2"], ["p"], axis=-1, name="softmax"),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    shape: list[int | str] = [1, H, S, D]
+    constants = {"c": np.float32(D**-0.5), "axis": np.int64(3)}
+    return _model(nodes, dict.fromkeys("qkv", shape), constants, shape, opset=18)
+
+
+def _softmax_attention(q: Any, k: Any, v: Any) -> Any:
+    s = (q @ k.transpose(0, 1, 3, 2)).astype(np.float64) * q.shape[-1] ** -0.5
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True) @ v
+
+
+def test_a_fused_site_is_reported_as_such(tmp_path: Path) -> None:
+    out = tmp_path / "m.vmfb"
+    report = compile_model(_attention(64), out, TARGET, keep_intermediates=tmp_path / "kept")
+    (site,) = report.sites
+    assert (site.fused, site.dispatches) == (True, 1)
+    assert site.largest_buffer_bytes is not None
+    assert site.largest_buffer_bytes < 131072
+    assert site.tiles
+    assert report.misses == ()
+    assert report.inspection.buffers == ()
+    assert report.vmfb_bytes == out.stat().st_size
+    kept = {p.name for p in (tmp_path / "kept").iterdir()}
+    assert kept == {"site.onnx", "imported.mlir", "phases"}
+    kernels = {k.name for k in import_model(_attention(64), TARGET).kernels.values()}
+    assert set(inspect_vmfb(out).kernels()) == kernels
+    q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 64, 16)).astype(np.float32) for i in range(3))
+    np.testing.assert_allclose(load_module(out)(q, k, v)[0], _softmax_attention(q, k, v), atol=1e-5)
+
+
+def test_an_unfused_model_shows_its_score_buffer(tmp_path: Path) -> None:
+    report = compile_model(_attention(64, foreign=True), tmp_path / "m.vmfb", TARGET)
+    assert report.sites == ()
+    assert len(report.misses) == 1
+    assert any(b.bytes == 2 * 64 * 64 * 4 for b in report.inspection.buffers), report.inspection.buffers
+    assert inspect_vmfb(tmp_path / "m.vmfb").kernels() == ()
+
+
+def test_score_shape() -> None:
+    spec = AttentionSpec("f32", Hq=12, Hkv=12, Sq=1024, Skv=1024, D=64, Dv=64, batch=(1,))
+    assert is_score_shape((12, 1024, 1024), spec)
+    assert is_score_shape((12288, 1024), spec)
+    assert not is_score_shape((1024, 1024), spec)  # an activation with hidden = 1024
+    assert not is_score_shape((1024, 12288), spec)
+    assert not is_score_shape((12, 1024, None), spec)
+
+
+def test_inspect_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.vmfb"
+    path.write_bytes(b"not a module")
+    with pytest.raises(RunError, match="not a compiled IREE module"):
+        inspect_vmfb(path)
+    with pytest.raises(RunError, match="cannot be"):
+        load_module(path)
