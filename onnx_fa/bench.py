@@ -1,8 +1,8 @@
 """bench: stock IREE with its best flags against onnx_fa against onnxruntime, in one run, interleaved.
 
-IREE modules, stock and ours alike, are timed with the wheel's iree-benchmark-module; onnxruntime and torch in a child of their own
-(`bench_worker`). Every round starts each contestant once, so that a slow minute of the machine hits all of them, and every
-child reports its peak resident memory.
+IREE modules, stock and ours alike, are timed with the wheel's iree-benchmark-module; onnxruntime and torch in a child
+of their own (`bench_worker`). Every round starts each contestant once, so that a slow minute of the machine hits all
+of them, and every child reports its peak resident memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +57,8 @@ STOCK_FLAGS: tuple[tuple[str, ...], ...] = (
 
 @dataclass
 class Contestant:
-    """One thing that is timed. `samples` are (round, ms). `problem` says why there are none. Memory in bytes, of the child."""
+    """One thing that is timed. `samples` are (round, ms). `problem` says why there are none. Memory in bytes, of the
+    child."""
 
     what: str
     flags: str = ""
@@ -90,7 +92,7 @@ class BenchResult:
 
     def rows(self) -> list[tuple[str, ...]]:
         stock = self.best(STOCK)
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for c in self.contestants:
             ms = c.median_ms
             ratio = "-" if ms is None or stock is None or not stock.median_ms else f"{ms / stock.median_ms:.2f}x"
@@ -188,12 +190,12 @@ def bench(
 ) -> BenchResult:
     """Times `calls` calls of each contestant in each of `rounds` rounds, on the same random inputs (seed 0).
 
-    A contestant that cannot be built or run keeps its place in the table, with the reason. `extra` are further workers of
-    `bench_worker`: (kind, argument). Raises ModelError, and MissingDependencyError without onnxruntime.
+    A contestant that cannot be built or run keeps its place in the table, with the reason. `extra` are further workers
+    of `bench_worker`: (kind, argument). Raises ModelError, and MissingDependencyError without onnxruntime.
     """
     target = parse_target(target) if isinstance(target, str) else target
     if find_spec("onnxruntime") is None:
-        raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[onnxruntime]'")
+        raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[ort]'")
     loaded = io.load(model)
     label = name or (
         Path(str(model)).stem if not isinstance(model, (ir.Model, onnx.ModelProto)) else loaded.graph.name or "model"
@@ -243,11 +245,8 @@ def bench(
                 contestant.problem = imported
                 field_.append((contestant, _never))
                 break  # the importer refuses it: flags make no difference
-            source = imported
-            module(
-                contestant,
-                lambda out, fl=tuple(flags): iree_compile(source, out, target, flags=fl, timeout_s=timeout_s),
-            )  # type: ignore[misc]
+            settings = {"flags": tuple(flags), "timeout_s": timeout_s}
+            module(contestant, partial(_compile_stock, imported, target, settings))
         ours = Contestant(OURS)
         sites: list[Any] = []
 
@@ -334,6 +333,10 @@ def _worker(
     return results, start
 
 
+def _compile_stock(source: Path, target: Target, settings: Mapping[str, Any], output: Path) -> None:
+    iree_compile(source, output, target, **settings)
+
+
 def _stock_import(path: Path, folder: Path) -> Path | str:
     """The model through iree-import-onnx, or the reason why that fails."""
     output = folder / "stock.mlir"
@@ -359,7 +362,8 @@ def _function(vmfb: Path) -> str:
 
 
 def _difference(got: Sequence[Array], want: Sequence[Array]) -> float | None:
-    """The largest difference over the largest magnitude, over all outputs; None when there is nothing to compare with."""
+    """The largest difference over the largest magnitude, over all outputs; None when there is nothing to compare
+    with."""
     if not want:
         return None
     worst = 0.0
@@ -393,7 +397,8 @@ def machine_facts(threads: int) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "versions": versions,
-        "method": "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; memory is the child's peak",
+        "method": "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; "
+        "memory is the child's peak",
     }
 
 
@@ -407,7 +412,8 @@ def _cpu_name() -> str:
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """One attention by itself: f32, q (B, Hq, Sq, D), k and v (B, Hq, Skv, D), scale 1/sqrt(D); causal masks by an additive constant."""
+    """One attention by itself: f32, q (B, Hq, Sq, D), k and v (B, Hq, Skv, D), scale 1/sqrt(D); causal masks by an
+    additive constant."""
 
     H: int
     S: int
@@ -441,7 +447,7 @@ def attention_model(case: AttentionCase) -> onnx.ModelProto:
         "v": (case.B, case.H, skv, case.D),
     }
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
-    constants = [numpy_helper.from_array(np.float32(case.D**-0.5), "scale")]
+    constants = [numpy_helper.from_array(np.array(case.D**-0.5, np.float32), "scale")]
     nodes = [
         helper.make_node("Transpose", ["k"], ["kt"], "transpose_k", perm=[0, 1, 3, 2]),
         helper.make_node("MatMul", ["q", "kt"], ["qk"], "qk"),
@@ -489,3 +495,18 @@ def bench_attention(
             )
         )
     return results
+
+
+def main(argv: Sequence[str]) -> None:
+    """`python -m onnx_fa.bench PREFIX [THREADS [ROUNDS]]`: bench_attention on all its cases."""
+    prefix, threads, rounds = (*argv, *("2", "5")[len(argv) - 1 :])
+    results = bench_attention(
+        threads=int(threads), rounds=int(rounds), progress=lambda message: print(message, file=sys.stderr, flush=True)
+    )
+    written = write_results(results, Path(prefix))
+    print(text_table(TABLE_HEAD, [row for r in results for row in r.rows()]))
+    print("wrote " + ", ".join(map(str, written)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

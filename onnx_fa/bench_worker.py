@@ -1,7 +1,7 @@
 """One timed batch of calls outside IREE, in a process of its own, so that its peak memory is its own.
 
-`python -m onnx_fa.bench_worker onnxruntime MODEL.onnx INPUTS.npz THREADS CALLS [OUTPUTS.npz]`, or `torch-sdpa CAUSAL,SCALE` in
-place of `onnxruntime MODEL.onnx`. Prints JSON: {"ms": [...]}, one untimed call left out.
+`python -m onnx_fa.bench_worker onnxruntime MODEL.onnx INPUTS.npz THREADS CALLS [OUTPUTS.npz]`, or `torch-sdpa
+CAUSAL,SCALE` in place of `onnxruntime MODEL.onnx`. Prints JSON: {"ms": [...]}, one untimed call left out.
 """
 
 from __future__ import annotations

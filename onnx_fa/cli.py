@@ -27,7 +27,8 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 1 (compiler, run or mismatch), 2 (input or usage), 130 (interrupted)."""
+    """Runs one command and returns the exit code: 0, 1 (compiler, run or mismatch), 2 (input or usage), 130
+    (interrupted)."""
     args = _parser().parse_args(argv)
     logging.basicConfig(level=[logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose + 1, 3)])
     try:
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         number = "(not installed)"
     parser = _Parser(prog="onnx-fa", description="Turns every attention of an ONNX model into one fused IREE dispatch.")
     parser.add_argument("--version", action="version", version=f"onnx-fa {number}")
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument("-v", "--verbose", action="count", default=0, help="more messages (-vv: all)")
     common.add_argument("-q", "--quiet", action="store_const", const=-1, dest="verbose", help="results and errors only")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -38,7 +38,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder. It stays when a CompileError passes through, because the log that the error names is in it."""
+    """A temporary folder. It stays when a CompileError passes through, because the log that the error names is in
+    it."""
     folder = Path(tempfile.mkdtemp(prefix="onnx_fa-"))
     keep = False
     try:

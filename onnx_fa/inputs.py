@@ -1,7 +1,7 @@
 """Seeded random inputs for any model: by element type, by name, and by what the graph does with each input.
 
-Integers that index a table stay inside it, masks keep at least one key, and a symbolic dim has one size in all inputs. A
-`Variant` makes the same inputs adversarial: large scores, long padding, rows with no key at all, odd lengths.
+Integers that index a table stay inside it, masks keep at least one key, and a symbolic dim has one size in all inputs.
+A `Variant` makes the same inputs adversarial: large scores, long padding, rows with no key at all, odd lengths.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from onnx_fa.errors import ModelError
 
 Array = npt.NDArray[np.generic]
 Variant = Literal["normal", "large", "padded", "empty"]
-"""normal: unit normal floats, masks that pad a little. large: floats four times as big, so that scores are about 16 times as
-big. padded: masks that keep few keys. empty: as padded, and the first batch row keeps none."""
+"""normal: unit normal floats, masks that pad a little. large: floats four times as big, so that scores are about 16
+times as big. padded: masks that keep few keys. empty: as padded, and the first batch row keeps none."""
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 ODD_LENGTH = 37
@@ -184,8 +184,8 @@ def _fill(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, var
         if _is_mask(value):
             keep = _keep(shape, rng, variant)
             # Added to scores: 0 and the type's minimum, as exporters do; anything else (1 - mask, mask * x): 1 and 0.
-            least = ml_dtypes.finfo(kind).min
-            return np.where(keep, 0.0, float(least)).astype(kind) if _is_added(value) else keep.astype(kind)
+            least = float(ml_dtypes.finfo(kind).min)  # type: ignore[no-untyped-call]
+            return np.where(keep, 0.0, least).astype(kind) if _is_added(value) else keep.astype(kind)
         return (rng.standard_normal(shape) * (4.0 if variant == "large" else 1.0)).astype(kind)
     raise ModelError(f"input {value.name!r} has element type {dtype}: give it with --input")
 

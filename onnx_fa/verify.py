@@ -1,9 +1,9 @@
 """verify: the original, the rewritten and the compiled model against each other, and every site against float64.
 
-Four computations see the same inputs. The original and the rewritten model run in onnxruntime (in onnx's reference evaluator
-where onnxruntime cannot run an op or type, and the table says so), the compiled one in IREE. The operands of every site are read
-off the rewritten run; `onnx_fa.reference` computes the site from them in float64, and the rewritten site, the same site of the
-original and the site's kernel alone are compared with that.
+Four computations see the same inputs. The original and the rewritten model run in onnxruntime (in onnx's reference
+evaluator where onnxruntime cannot run an op or type, and the table says so), the compiled one in IREE. The operands of
+every site are read off the rewritten run; `onnx_fa.reference` computes the site from them in float64, and the
+rewritten site, the same site of the original and the site's kernel alone are compared with that.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from onnx_fa.target import Target, parse_target
 MODEL_TOLERANCE = {"f64": 1e-4, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}
 """Whole models: largest difference over the largest magnitude of the output, by the model's narrowest float type."""
 SITE_TOLERANCE = {"f64": 2e-6, "f32": 2e-6, "f16": 2e-3, "bf16": 1e-2}
-"""One site against float64: 2-norm of the difference over the 2-norm of the reference. Where the original itself is further off,
-its error is allowed, but never more than ten times this."""
+"""One site against float64: 2-norm of the difference over the 2-norm of the reference. Where the original itself is
+further off, its error is allowed, but never more than ten times this."""
 ROUNDING = {"f64": 2.3e-16, "f32": 1.2e-7, "f16": 9.8e-4, "bf16": 7.9e-3}
-"""Added to both, times the largest score that a row's softmax rests on: rounding a score moves its exp by that much, in every
-spelling. It is 1e-3 for a row where all keys are masked by -1e4, and nothing to speak of elsewhere."""
+"""Added to both, times the largest score that a row's softmax rests on: rounding a score moves its exp by that much,
+in every spelling. It is 1e-3 for a row where all keys are masked by -1e4, and nothing to speak of elsewhere."""
 REFERENCE_BYTES = 1 << 30
 """Sites whose float64 scores would need more than this are not compared (the table says so)."""
 ODD_LENGTHS = (37, 61, 1)
@@ -151,8 +151,8 @@ def verify(
 ) -> VerifyReport:
     """Compares on `seeds` random inputs, and on adversarial ones where the model has inputs for them.
 
-    `dims` fixes symbolic dims; the others take lengths that divide nothing. Does not raise on a mismatch: ask `.check()` or
-    `.ok`. Raises ModelError, CompileError, RunError, and MissingDependencyError without onnxruntime.
+    `dims` fixes symbolic dims; the others take lengths that divide nothing. Does not raise on a mismatch: ask
+    `.check()` or `.ok`. Raises ModelError, CompileError, RunError, and MissingDependencyError without onnxruntime.
     """
     target = parse_target(target) if isinstance(target, str) else target
     original = io.load(model)
@@ -200,8 +200,8 @@ def verify(
             progress(f"inputs {draw_.name}")
             want, got = before(draw_.arrays), after(draw_.arrays)
             iree = call(*draw_.arrays.values())
-            values = {**rewritten_constants(rewritten, sites), **draw_.arrays, **got}
-            of_sites = [_compare_site(draw_.name, s, taps[id(s)], values, want, kernels) for s in sites]
+            known = {**rewritten_constants(rewritten, sites), **draw_.arrays, **got}
+            of_sites = [_compare_site(draw_.name, s, taps[id(s)], known, want, kernels) for s in sites]
             peak = max((p for _, p in of_sites), default=0.0)
             allowed = MODEL_TOLERANCE[dtype] + ROUNDING[dtype] * peak
             if len(iree) != n_out:
@@ -236,13 +236,14 @@ def draw(model: ir.Model, seeds: int, dims: Mapping[str, int] | None) -> list[_D
 
 
 class _Runner:
-    """A model in onnxruntime, or in onnx's reference evaluator where onnxruntime refuses it. Returns all outputs by name."""
+    """A model in onnxruntime, or in onnx's reference evaluator where onnxruntime refuses it. Returns all outputs by
+    name."""
 
     def __init__(self, model: ir.Model, path: Path) -> None:
         try:
             import onnxruntime as ort
         except ImportError as e:
-            raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[onnxruntime]'") from e
+            raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[ort]'") from e
         self._names = [str(o.name) for o in model.graph.outputs]
         self._inputs = [str(v.name) for v in graph_inputs(model)]
         self._session: Any = None
@@ -327,7 +328,8 @@ def rewritten_constants(model: ir.Model, sites: Sequence[Site]) -> dict[str, Arr
 
 
 def _site_output(site: Site) -> ir.Value:
-    """The value that the spec describes: the one that no node of the site reads (`site.output` may be reshaped from it)."""
+    """The value that the spec describes: the one that no node of the site reads (`site.output` may be reshaped from
+    it)."""
     own = set(site.nodes)
     for node in reversed(site.nodes):
         for out in node.outputs:
@@ -368,7 +370,8 @@ def _compare_model(inputs: str, what: str, against: str, got: Array, want: Array
 
 
 def norm_error(got: Array, want: F64) -> float:
-    """2-norm of the difference over the 2-norm of `want`, over what is not NaN; inf when shapes or NaN places differ."""
+    """2-norm of the difference over the 2-norm of `want`, over what is not NaN; inf when shapes or NaN places
+    differ."""
     if got.shape != want.shape or (np.isnan(got.astype(np.float64)) != np.isnan(want)).any():
         return float("inf")
     known = ~np.isnan(want)
@@ -427,5 +430,5 @@ def _bound(dim: int | str, spec: AttentionSpec, operands: Sequence[Array]) -> in
         return dim
     for shape, array in zip(spec.operand_shapes, operands, strict=True):
         if dim in shape:
-            return array.shape[shape.index(dim)]
+            return int(array.shape[shape.index(dim)])
     raise OnnxFaError(f"dim {dim} of a site is in none of its operands")
