@@ -396,3 +396,20 @@ def test_exported_models(tmp_path: Path, name: str) -> None:
     want = session.run(None, feeds)[0]
     got = run_module(path, [feeds[v.name] for v in original.graph.input])
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_attention_op_with_heads_in_the_last_dim(tmp_path: Path) -> None:
+    """The rewrite adds a Reshape after the site's own nodes, which the pattern must not take in."""
+    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], q_num_heads=4, kv_num_heads=2, is_causal=1)
+    shapes = {"q": (2, 32, 64), "k": (2, 32, 32), "v": (2, 32, 32), "o": (2, 32, 64)}
+    *inputs, output = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items())
+    graph = helper.make_graph([node], "g", inputs, [output])
+    original = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    model = load(original)
+    _, sites = rewrite_in_place(model, "decomposed")
+    path, flow = stock_compile(tmp_path, to_proto(model), spec_for_model(model, sites, TARGET))
+    assert len(re.findall(r"flow\.dispatch @fa_\w+_attention::", flow)) == len(sites) == 1
+    arrays = random_inputs(original)
+    session = ort.InferenceSession(original.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, dict(zip("qkv", arrays, strict=True)))[0]
+    np.testing.assert_allclose(run_module(path, arrays), want, rtol=1e-5, atol=1e-5)
