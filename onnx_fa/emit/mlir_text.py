@@ -1,0 +1,85 @@
+"""MLIR text under construction: SSA names, constants, loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from onnx_fa.spec import Dim
+
+INDEX, I32 = "index", "i32"
+
+
+def float_literal(value: float) -> str:
+    """An f32 constant as MLIR writes it; infinities by their bits."""
+    if math.isinf(value):
+        return "0xFF800000" if value < 0 else "0x7F800000"
+    return f"{value:.9e}"
+
+
+def tensor_type(shape: Sequence[Dim], element: str) -> str:
+    """tensor<2x?xf32> for (2, "n") and "f32"."""
+    return f"tensor<{''.join(f'{d}x' if isinstance(d, int) else '?x' for d in shape)}{element}>"
+
+
+class Text:
+    """The body of one function. Constants are written once, before everything else."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._constants: dict[str, str] = {}
+        self._count = 0
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"%x{self._count}"
+
+    def do(self, operation: str) -> None:
+        """Appends an operation without a result."""
+        self._lines.append(operation)
+
+    def let(self, operation: str) -> str:
+        """Appends an operation and returns the name of its result."""
+        result = self._name()
+        self._lines.append(f"{result} = {operation}")
+        return result
+
+    def constant(self, literal: str, type_: str) -> str:
+        key = f"arith.constant {literal} : {type_}"
+        return self._constants.setdefault(key, f"%c{len(self._constants)}")
+
+    def index(self, value: int) -> str:
+        return self.constant(str(value), INDEX)
+
+    def f32(self, value: float) -> str:
+        return self.constant(float_literal(value), "f32")
+
+    def arith(self, op: str, a: str, b: str, type_: str = INDEX) -> str:
+        """A binary operation of the arith dialect, e.g. arith("addi", a, b)."""
+        return self.let(f"arith.{op} {a}, {b} : {type_}")
+
+    def shifted(self, base: str, by: int) -> str:
+        """The index base + by."""
+        return base if by == 0 else self.arith("addi", base, self.index(by))
+
+    def loop(
+        self,
+        bounds: tuple[str, str, str],
+        carried: Sequence[tuple[str, str]],
+        body: Callable[[str, list[str]], list[str]],
+    ) -> list[str]:
+        """scf.for over (low, high, step) that carries (value, type) pairs; `body(iv, values)` returns the next."""
+        result, iv = self._name(), self._name()
+        values = [self._name() for _ in carried]
+        types = ", ".join(t for _, t in carried)
+        inits = ", ".join(f"{v} = {init}" for v, (init, _) in zip(values, carried, strict=True))
+        low, high, step = bounds
+        self.do(
+            f"{result}:{len(carried)} = scf.for {iv} = {low} to {high} step {step} iter_args({inits}) -> ({types}) {{"
+        )
+        self.do(f"scf.yield {', '.join(body(iv, values))} : {types}")
+        self.do("}")
+        return [f"{result}#{i}" for i in range(len(carried))]
+
+    def render(self) -> list[str]:
+        return [f"{name} = {key}" for key, name in self._constants.items()] + self._lines

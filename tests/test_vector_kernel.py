@@ -1,0 +1,276 @@
+"""The vector body: cases against the reference, what it refuses, and what its text and its compiled form must hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filecheck.finput import FInput
+from filecheck.matcher import Matcher
+from filecheck.options import Options
+from filecheck.parser import Parser, pattern_for_opts
+
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, _tiles, default_config, emit_vector, stack_bytes
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
+from onnx_fa.target import TARGET_NAMES, Target, parse_target
+from tests.cases import BY_NAME, FLOAT_MIN, Case, draw_operands, select
+from tests.kernel_harness import HOST, Kernels, entry, mismatch, run_iree_compile
+
+
+def _spec(**changes: Any) -> AttentionSpec:
+    base: dict[str, Any] = {"dtype": "f32", "Hq": 2, "Hkv": 2, "Sq": 128, "Skv": 128, "D": 32, "Dv": 32, "scale": 0.2}
+    return AttentionSpec(**base | changes)
+
+
+BASE = _spec()
+
+
+# Longer than the shared table: several blocks of keys, so that some are skipped, some whole and some on an edge.
+_LONG = [
+    Case("long_causal", _spec(Sq=200, Skv=200, masks=(Causal(),))),
+    Case("long_causal_end", _spec(Sq=100, Skv=333, masks=(Causal("end"),))),
+    Case("long_window", _spec(Sq=300, Skv=300, masks=(SlidingWindow(40, 40),))),
+    Case("long_causal_window", _spec(Sq=300, Skv=300, masks=(Causal(), SlidingWindow(100, 100)))),
+    Case("disjoint_masks", _spec(Sq=300, Skv=256, masks=(Causal(-150), SlidingWindow(20, None)), empty_row="zero")),
+    Case("skipped_mean", _spec(Sq=130, masks=(Causal(-40, FLOAT_MIN),), empty_row="mean")),
+    Case("skipped_mean_ragged", _spec(Sq=150, Skv=101, masks=(Causal(-43, FLOAT_MIN),), empty_row="mean")),
+    Case("skipped_mean_window", _spec(Sq=300, Skv=200, masks=(SlidingWindow(9, 0, fill=-1e9),), empty_row="mean")),
+    Case(
+        "skipped_mean_disjoint",
+        _spec(
+            Sq=300, Skv=256, masks=(Causal(-150, FLOAT_MIN), SlidingWindow(20, None, fill=FLOAT_MIN)), empty_row="mean"
+        ),
+    ),
+    Case(
+        "skipped_mean_add",
+        _spec(Sq=130, Skv=192, masks=(AddMask((130, 192)), Causal(-9, FLOAT_MIN)), empty_row="mean"),
+    ),
+    Case("fill_lifted", _spec(masks=(Causal(0, -20.0), AddMask((128, 128), factor=8.0)))),
+]
+_QUICK = (
+    "plain",
+    "cross",
+    "dv_wider",
+    "head_dim_33",
+    "head_dim_256",
+    "head_dim_odd_dv",
+    "prime_vit",
+    "long_keys",
+    "causal",
+    "causal_end_empty_rows",
+    "window_both",
+    "window_end",
+    "window_empty_zero",
+    "bool_mask_0",
+    "bool_mask_row",
+    "add_mask_3",
+    "add_mask_4",
+    "add_mask_row",
+    "add_mask_scalar",
+    "add_mask_factor",
+    "add_mask_f16",
+    "bool_mask_finite",
+    "bool_then_causal",
+    "add_add_bool",
+    "two_finite_fills",
+    "softcap_window_gqa",
+    "gqa_mask_per_head",
+    "empty_zero_bool",
+    "empty_nan_bool",
+    "empty_nan_add",
+    "empty_mean_add",
+    "empty_mean_causal",
+    "bshd_gqa",
+    "k_transposed_odd",
+    "batch_5d_masks",
+    "f16_mask",
+    "bf16_causal_gqa",
+    "dyn_all",
+    "dyn_mask",
+    "dyn_add_mask",
+    "dyn_heads",
+    "dyn_bshd",
+    "dyn_odd_head_dim",
+    "dyn_f16",
+)
+
+
+def _emit(cases: list[Case], target: Target = HOST) -> Iterator[tuple[Case, Kernel]]:
+    for i, case in enumerate(cases):
+        try:
+            yield case, emit_vector(case.spec, target, f"fa_case{i}")
+        except UnsupportedError:
+            continue
+
+
+_ALL = list(_emit(_LONG + [c for c in select() if c.name in _QUICK] + [c for c in select() if c.name not in _QUICK]))
+_FIRST = [pair for pair in _ALL if pair[0].name in _QUICK or pair[0] in _LONG]
+_REST = [pair for pair in _ALL if pair not in _FIRST]
+_INDEX = {case.name: i for i, (case, _) in enumerate(_FIRST)}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels([kernel for _, kernel in _FIRST], tmp_path_factory.mktemp("vector"))
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels([kernel for _, kernel in _REST], tmp_path_factory.mktemp("vector_rest"))
+
+
+def _check(case: Case, compiled: Kernels, index: int, adversarial: bool) -> None:
+    for seed, spec in enumerate(case.bound()):
+        operands = draw_operands(spec, seed, adversarial=adversarial)
+        assert mismatch(spec, operands, compiled.run(index, operands)) is None, spec
+
+
+@pytest.mark.parametrize("adversarial", [False, True], ids=["plain", "adversarial"])
+@pytest.mark.parametrize("index", range(len(_FIRST)), ids=[c.name for c, _ in _FIRST])
+def test_case(first: Kernels, index: int, adversarial: bool) -> None:
+    _check(_FIRST[index][0], first, index, adversarial)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adversarial", [False, True], ids=["plain", "adversarial"])
+@pytest.mark.parametrize("index", range(len(_REST)), ids=[c.name for c, _ in _REST])
+def test_remaining_case(rest: Kernels, index: int, adversarial: bool) -> None:
+    _check(_REST[index][0], rest, index, adversarial)
+
+
+def test_what_is_refused_is_what_was_meant() -> None:
+    refused = {c.name for c in select()} - {c.name for c, _ in _ALL}
+    assert set(_QUICK) <= {c.name for c, _ in _ALL} | {"long_keys"}
+    assert all(
+        c.spec.Sq in range(8) or c.spec.q_layout[-1] != c.spec.rank - 1 for c in select() if c.name in refused
+    ), refused
+
+
+@pytest.mark.parametrize("name", ["empty_zero_bool", "empty_nan_bool", "causal", "plain"])
+@pytest.mark.parametrize("operand", [0, 1, 2])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_nan_and_inf_come_through(first: Kernels, name: str, operand: int, poison: float) -> None:
+    spec = BY_NAME[name].spec
+    operands = draw_operands(spec, 3, adversarial=True)
+    operands[operand][0, 0, 5, 3] = poison
+    assert mismatch(spec, operands, first.run(_INDEX[name], operands)) is None
+
+
+def test_scores_that_overflow_exp(first: Kernels) -> None:
+    """Scores of a few thousand: the maximum must come off before the exponential."""
+    spec = BY_NAME["causal"].spec
+    operands = draw_operands(spec, 4)
+    operands[0] *= 1000
+    assert mismatch(spec, operands, first.run(_INDEX["causal"], operands)) is None
+
+
+@pytest.mark.parametrize("name", ["cpu-avx2", "cpu-host"])
+def test_every_measured_tile(name: str, tmp_path: Path) -> None:
+    """Each row of the tile table computes the right thing on this machine (AVX2 code runs where AVX-512 does)."""
+    target = parse_target(name)
+    if target.lanes > HOST.lanes:
+        pytest.skip(f"this machine cannot run {name}")
+    spec = _spec(Sq=100, Skv=130, D=48, Dv=40, masks=(Causal("end"),))
+    configs = [
+        VectorConfig(t["lanes"], t["lanes"] * t["vectors"], t["BK"], t["rows"], t["rows"], t["U"])
+        for t in _tiles()
+        if t["lanes"] <= target.lanes and t["registers"] == target.registers
+    ]
+    kernels = [emit_vector(spec, target, f"fa_tile{i}", c) for i, c in enumerate(configs)]
+    assert kernels
+    compiled = Kernels(kernels, tmp_path, target)
+    operands = draw_operands(spec, 0)
+    for i, config in enumerate(configs):
+        assert mismatch(spec, operands, compiled.run(i, operands)) is None, config
+
+
+def test_neon_compiles(tmp_path: Path) -> None:
+    target = parse_target("cpu-neon")
+    kernel = emit_vector(_spec(masks=(Causal(), BoolMask((128, 128)))), target, "fa_neon")
+    run_iree_compile(kernel.text + entry(kernel, "main"), tmp_path / "neon.vmfb", kernel.flags, target)
+
+
+@pytest.mark.parametrize("name", TARGET_NAMES)
+def test_default_tiles_fit(name: str) -> None:
+    target = parse_target(name)
+    for d in (4, 8, 16, 33, 64, 80, 128, 192, 256):
+        for sq in (8, 20, 197, 1024, "n"):
+            for dtype in ("f32", "f16"):
+                spec = AttentionSpec(dtype, 2, 2, sq, 512, d, d, masks=(AddMask((512,)),))
+                config = default_config(spec, target)
+                assert stack_bytes(spec, config) <= STACK_BYTES
+                assert target.lanes >= config.W
+                assert not isinstance(sq, int) or sq + target.lanes > config.BM
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (_spec(dtype="f64"), "f64"),
+        (_spec(masks=(AddMask((128, 128), "f64"),)), "f64"),
+        (_spec(Sq=1), "do not fill a vector"),
+        (_spec(D=3), "below one vector"),
+        (_spec(D=2048, Dv=2048), "bytes of stack"),
+        (_spec(q_layout=(0, 2, 1)), "q is stored with its head dim before its length"),
+        (_spec(o_layout=(0, 2, 1)), "the output is stored with its head dim before its length"),
+        (_spec(masks=(Causal(0, float("nan")),)), "fills with nan"),
+    ],
+)
+def test_refusals(spec: AttentionSpec, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=re.escape(reason)):
+        emit_vector(spec, HOST, "fa_no")
+
+
+def test_tiles_that_do_not_fit() -> None:
+    with pytest.raises(UnsupportedError, match="bytes of stack"):
+        emit_vector(BASE, HOST, "fa_no", VectorConfig(4, 256, 128, 4, 4, 4))
+    with pytest.raises(UnsupportedError, match="16 lanes exceed the head dims"):
+        emit_vector(_spec(D=8), HOST, "fa_no", VectorConfig(16, 32, 64, 8, 8, 8))
+    with pytest.raises(ValueError, match="BK of RI"):
+        VectorConfig(8, 32, 60, 8, 8, 8)
+    gpu = dataclasses.replace(HOST, name="gpu", backend="cuda")
+    with pytest.raises(UnsupportedError, match="not a CPU"):
+        emit_vector(BASE, gpu, "fa_no")
+
+
+def test_one_dispatch_named_after_the_kernel(tmp_path: Path) -> None:
+    """Also with a boolean mask and dynamic sizes: no second dispatch converts or copies anything."""
+    spec = _spec(Sq="s", Skv="t", batch=("b",), masks=(BoolMask(("b", 1, "s", "t")),))
+    kernel = emit_vector(spec, HOST, "fa_site")
+    source = tmp_path / "k.mlir"
+    source.write_text(kernel.text + entry(kernel, "main"))
+    command = ["iree-compile", str(source), "--compile-to=flow", *HOST.flags, *kernel.flags]
+    flow = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert len(re.findall(r"flow\.executable\.export public @", flow)) == 1
+    assert re.findall(r"flow\.dispatch @(\w+)", flow) == ["fa_site_attention"]
+
+
+def _filecheck(checks: Path, text: str) -> None:
+    options = Options(match_filename=str(checks))
+    with checks.open() as lines:
+        parser = Parser(options, lines, *pattern_for_opts(options))
+        matcher = Matcher(options, FInput("kernel", text), parser)
+        matcher.stderr = io.StringIO()
+        assert matcher.run() == 0, matcher.stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("checks", "spec"),
+    [
+        ("vector_plain.mlir", _spec(batch=(3,), Hq=8, Skv=256)),
+        ("vector_causal.mlir", _spec(masks=(Causal(),))),
+        ("vector_dynamic.mlir", _spec(Sq="s", Skv="t", batch=("b",), masks=(BoolMask(("b", 1, 1, "t")),))),
+    ],
+)
+def test_text(checks: str, spec: AttentionSpec) -> None:
+    kernel = emit_vector(spec, parse_target("cpu-avx512"), "fa_site", VectorConfig(16, 32, 64, 2, 2, 1))
+    _filecheck(Path(__file__).parent / "filecheck" / checks, kernel.text)
