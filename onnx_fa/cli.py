@@ -123,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("-o", "--output", required=True)
     sub.add_argument("--report", metavar="FILE")
     sub.add_argument("--keep-intermediates", metavar="DIR", help="keep the MLIR of the way there")
+    sub.add_argument("--timeout", type=_seconds, default=1800, metavar="S", help="stop iree-compile after S seconds")
     flags(sub)
     target(sub)
 
@@ -175,6 +176,16 @@ def _dim(text: str) -> tuple[str, int]:
     if not name or not size.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SIZE")
     return name, int(size)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def explain(args: argparse.Namespace) -> None:
@@ -298,7 +309,14 @@ def compile_(args: argparse.Namespace) -> None:
     keep = Path(args.keep_intermediates) if args.keep_intermediates else None
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
-    done = compile_model(args.model, Path(args.output), target, keep_intermediates=keep, flags=tuple(args.iree_flag))
+    done = compile_model(
+        args.model,
+        Path(args.output),
+        target,
+        keep_intermediates=keep,
+        flags=tuple(args.iree_flag),
+        timeout_s=args.timeout,
+    )
     if args.report:
         _write_json(args.report, done.to_dict())
     fused = sum(s.fused is True for s in done.sites)

@@ -283,6 +283,17 @@ def test_failing_compiler(tmp_path: Path, model: Path) -> None:
     assert not (tmp_path / "b.vmfb").exists()
 
 
+def test_hanging_compiler(tmp_path: Path, model: Path) -> None:
+    fake = _compiler(tmp_path, "echo waiting >&2\nsleep 100")
+    args = ("compile", model, "-o", "b.vmfb", "--timeout", 1)
+    assert "stopped after 1 s" in error_line(cli(*args, cwd=tmp_path, code=1, ONNX_FA_IREE_COMPILE=fake))
+    assert "waiting" in (tmp_path / "b.vmfb.log").read_text()
+    assert not (tmp_path / "b.vmfb").exists()
+    assert "number of seconds" in error_line(
+        cli("compile", model, "-o", "b", "--timeout", "soon", cwd=tmp_path, code=2)
+    )
+
+
 def test_log_of_failed_inspect_is_kept(tmp_path: Path, model: Path) -> None:
     fake = _compiler(tmp_path, "echo 'error: broken' >&2\nexit 1")
     scratch = tmp_path / "tmp"

@@ -1,0 +1,156 @@
+"""verify: agreement on tiny models, and that it sees a wrong result wherever one is put."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnx_fa.backend.run
+import onnx_fa.emit.kernel
+import onnx_fa.verify
+from onnx_fa import io
+from onnx_fa.cli import main
+from onnx_fa.errors import MismatchError, ModelError
+from onnx_fa.inputs import input_shapes, random_inputs, symbols
+from onnx_fa.verify import VerifyReport, norm_error, verify
+from tests import tiny
+
+
+def kinds(report: VerifyReport) -> set[str]:
+    return {c.what for c in report.checks if c.error is not None}
+
+
+def test_agrees_static(tmp_path: Path) -> None:
+    report = verify(tiny.attention(tmp_path / "a.onnx", s=37), seeds=2)
+    report.check()
+    assert report.ok and "MISMATCH" not in report.table()
+    assert kinds(report) == {
+        "rewritten: output o",
+        "IREE: output o",
+        "site softmax: original",
+        "site softmax: rewritten",
+        "site softmax: kernel",
+    }
+    assert {c.inputs for c in report.checks} == {"seed 0", "seed 1", "large", "padded", "empty"}
+    assert all(c.ok for c in report.checks if not c.what.endswith(": original"))
+
+
+def test_agrees_dynamic_over_odd_lengths(tmp_path: Path) -> None:
+    report = verify(tiny.attention(tmp_path / "a.onnx", s="S", skv="T", batch="batch"), seeds=1)
+    report.check()
+    assert {c.inputs for c in report.checks} >= {f"seed {i}, length {n}" for i, n in enumerate((37, 61, 1))}
+
+
+def test_agrees_with_token_ids_and_padding(tmp_path: Path) -> None:
+    """The model compiles, its site is fused, and a fully masked row (the mean of v) agrees too."""
+    report = verify(tiny.encoder(tmp_path / "e.onnx"), seeds=1)
+    report.check()
+    assert [s.fused for s in report.sites] == [True]
+    assert "empty" in {c.inputs for c in report.checks}
+
+
+def test_attention_op(tmp_path: Path) -> None:
+    report = verify(tiny.standard(tmp_path / "s.onnx"), seeds=1)
+    report.check()
+    assert [s.variant for s in report.sites] == ["mha+causal"]
+
+
+def test_kinds_of_model(tmp_path: Path) -> None:
+    """A proto and an ir.Model work like a path, and are not changed."""
+    path = tiny.attention(tmp_path / "a.onnx", mask=False)
+    proto = onnx.load(path)
+    before = proto.SerializeToString()
+    verify(proto, seeds=1).check()
+    assert proto.SerializeToString() == before
+    model = io.load(path)
+    verify(model, seeds=1).check()
+    assert ir.to_proto(model).SerializeToString() == ir.to_proto(io.load(path)).SerializeToString()
+
+
+def test_sees_a_wrong_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = onnx_fa.backend.run.load_module
+
+    def wrong(*args: Any) -> Any:
+        call = right(*args)
+        return lambda *arrays: [out * np.float32(1.001) for out in call(*arrays)]
+
+    monkeypatch.setattr(onnx_fa.backend.run, "load_module", wrong)
+    path = tiny.attention(tmp_path / "a.onnx")
+    report = verify(path, seeds=1)
+    bad = {c.what for c in report.checks if c.ok is False}
+    assert bad == {"IREE: output o", "site softmax: kernel"}
+    with pytest.raises(MismatchError, match="site softmax: kernel"):
+        report.check()
+    assert main(["verify", str(path), "--seeds", "1", "-q"]) == 1
+    shown = capsys.readouterr()
+    assert "MISMATCH" in shown.out and "onnx-fa: error:" in shown.err
+
+
+def test_sees_nan_at_other_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = onnx_fa.backend.run.load_module
+
+    def wrong(*args: Any) -> Any:
+        def call(*arrays: Any) -> list[Any]:
+            (out,) = right(*args)(*arrays)
+            out = out.copy()
+            out[0, 0, 0, 0] = np.nan
+            return [out]
+
+        return call
+
+    monkeypatch.setattr(onnx_fa.backend.run, "load_module", wrong)
+    report = verify(tiny.attention(tmp_path / "a.onnx", mask=False), seeds=1)
+    with pytest.raises(MismatchError, match="NaN"):
+        report.check()
+
+
+def test_sees_a_wrong_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose spec says another scale than what runs: the float64 reference disagrees."""
+    right = onnx_fa.verify.attention
+    monkeypatch.setattr(onnx_fa.verify, "attention", lambda spec, *operands: right(spec, *operands) * (1 + 3e-5))
+    report = verify(tiny.attention(tmp_path / "a.onnx", mask=False), seeds=1)
+    bad = {c.what for c in report.checks if c.ok is False and c.inputs == "seed 0"}
+    assert bad == {"site softmax: rewritten", "site softmax: kernel"}
+
+
+def test_norm_error() -> None:
+    want = np.array([3.0, 4.0, np.nan])
+    assert norm_error(np.array([3.0, 4.5, np.nan], np.float32), want) == pytest.approx(0.1)
+    assert norm_error(np.array([3.0, 4.5, 1.0], np.float32), want) == np.inf
+    assert norm_error(np.zeros(2, np.float32), want) == np.inf
+
+
+def test_inputs_stay_in_their_table(tmp_path: Path) -> None:
+    model = io.load(tiny.encoder(tmp_path / "e.onnx", vocabulary=5))
+    seen: set[int] = set()
+    for seed in range(5):
+        arrays = random_inputs(model, seed=seed)
+        seen |= set(arrays["input_ids"].ravel().tolist())
+        mask = arrays["attention_mask"]
+        assert mask.dtype == np.int64 and set(np.unique(mask)) <= {0, 1} and (mask.sum(axis=1) >= 1).all()
+    assert seen == set(range(5))
+    empty = random_inputs(model, variant="empty")["attention_mask"]
+    assert not empty[0].any() and empty[1].any()
+    padded = random_inputs(model, variant="padded")["attention_mask"]
+    assert (padded.sum(axis=1) <= padded.shape[1] // 4).all() and (padded.sum(axis=1) >= 1).all()
+
+
+def test_inputs_are_seeded_and_share_dims(tmp_path: Path) -> None:
+    model = io.load(tiny.attention(tmp_path / "a.onnx", s="S", skv="P + S", batch="batch"))
+    assert symbols(model) == ("batch", "S", "P")
+    shapes = input_shapes(model, {"P": 3}, default=5)
+    assert shapes == {"q": (2, 2, 5, 16), "k": (2, 2, 8, 16), "v": (2, 2, 8, 16), "mask": (2, 1, 1, 8)}
+    a, b, c = (random_inputs(model, seed=s) for s in (1, 1, 2))
+    assert all(np.array_equal(a[n], b[n]) for n in a)
+    assert not np.array_equal(a["q"], c["q"])
+    with pytest.raises(ModelError, match="no such dim"):
+        input_shapes(model, {"Z": 1})
+    with pytest.raises(ModelError, match="comes out as -"):
+        input_shapes(io.load(tiny.attention(tmp_path / "b.onnx", s="S - 4")), {"S": 1})
