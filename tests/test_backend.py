@@ -50,7 +50,10 @@ def test_limits_ok_and_failed() -> None:
 
 def test_limits_kill_the_whole_group(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    child = f"import subprocess; p = subprocess.Popen(['sleep', '60']); open({str(pid_file)!r}, 'w').write(str(p.pid)); p.wait()"
+    child = (
+        "import subprocess; p = subprocess.Popen(['sleep', '60']);"
+        f"open({str(pid_file)!r}, 'w').write(str(p.pid)); p.wait()"
+    )
     start = time.monotonic()
     done = _python(child, timeout_s=1.5)
     assert done.ending == "timeout"
@@ -120,7 +123,7 @@ def test_hung_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_compile_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fake_compiler(tmp_path, monkeypatch, "x = bytearray(400 << 20); time.sleep(60)")
-    with pytest.raises(CompileError, match="more than 0.195 GiB"):
+    with pytest.raises(CompileError, match=r"more than 0\.195 GiB"):
         iree_compile(DOUBLE, tmp_path / "x.vmfb", TARGET, memory_bytes=200 << 20)
 
 
@@ -236,7 +239,7 @@ def test_local_functions_are_inlined(tmp_path: Path) -> None:
 
 def test_unknown_domain_is_refused() -> None:
     node = helper.make_node("Foo", ["x"], ["y"], name="the_node", domain="acme")
-    with pytest.raises(ModelError, match="'the_node'.*Foo.*'acme'"):
+    with pytest.raises(ModelError, match=r"'the_node'.*Foo.*'acme'"):
         import_mlir(_model([node], {"x": [3]}, {}, [3], domains=("acme",)), {})
 
 

@@ -192,8 +192,9 @@ def compile_model(
             save(imported.model, keep_intermediates / "site.onnx")
             (keep_intermediates / "imported.mlir").write_text(imported.text)
         dump = (f"--dump-compilation-phases-to={phases}", *_ELIDE)
-        limits_ = {"timeout_s": timeout_s, "memory_bytes": memory_bytes}
-        iree_compile(imported.text, output, target, flags=(*options, *dump), **limits_)
+        iree_compile(
+            imported.text, output, target, flags=(*options, *dump), timeout_s=timeout_s, memory_bytes=memory_bytes
+        )
         inspection = inspect_phases(phases, imported.kernels, imported.sites)
     sites = tuple(inspection.fill(s) for s in imported.sites)
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))

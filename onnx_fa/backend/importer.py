@@ -62,8 +62,7 @@ def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
     infer_types(proto)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
-    importer = _SiteImporter.define(info.main_graph, module)
-    importer.kernels = kernels
+    importer = _SiteImporter.define(info.main_graph, module, kernels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # outputs nobody reads may have no type
         try:
@@ -181,9 +180,10 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `kernels` maps the name of an AttentionSite node to its kernel."""
 
     __slots__ = ["kernels"]
+    kernels: Mapping[str, Kernel]
 
     @classmethod
-    def define(cls, graph: Any, module: Any) -> _SiteImporter:
+    def define(cls, graph: Any, module: Any, kernels: Mapping[str, Kernel]) -> _SiteImporter:
         base = stock.NodeImporter.define_function(graph, module)
         # define_function makes a NodeImporter whatever class it is called on.
         self = cls(
@@ -195,7 +195,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             module_cache=base._mc,
         )
         self._nv_map = base._nv_map
-        self.kernels: Mapping[str, Kernel] = {}
+        self.kernels = kernels
         return self
 
     def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
