@@ -54,6 +54,7 @@ _LONG = [
         "skipped_mean_add",
         _spec(Sq=130, Skv=192, masks=(AddMask((130, 192)), Causal(-9, FLOAT_MIN)), empty_row="mean"),
     ),
+    Case("many_keys", _spec(Hq=1, Hkv=1, Sq=16, Skv=8192)),
     Case("fill_lifted", _spec(masks=(Causal(0, -20.0), AddMask((128, 128), factor=8.0)))),
 ]
 _QUICK = (

@@ -539,7 +539,7 @@ class VectorBody:
     def probabilities(
         self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: _Block
     ) -> tuple[str, list[str]]:
-        """P = 2^(S - m) in the scores' place, and the new sum."""
+        """P = 2^(S - m) in the scores' place, and the new sum (the block by itself first, which rounds less)."""
         t = self.t
 
         def body(i: str, carried: list[str]) -> list[str]:
@@ -551,13 +551,12 @@ class VectorBody:
                 tile = t.write(p, tile, self.tile_type, i, self.lane(j))
             return [tile, *sums]
 
-        decayed = [t.vop("arith.mulf", x, a) for x, a in zip(total, decay, strict=True)]
-        carried = [(scores, self.tile_type), *((x, t.vec) for x in decayed)]
+        carried = [(scores, self.tile_type), *[(t.splat(0.0), t.vec)] * self.vectors]
         tile, *sums = t.loop((t.index(0), block.rows, t.index(1)), carried, body)
-        return tile, sums
+        return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
     def output(self, acc: str, tile: str, decay: list[str], block: _Block, scratch: list[str]) -> str:
-        """O^T = O^T decay + V^T P, RN head dims at a time."""
+        """O^T = O^T decay + V^T P, RN head dims at a time (the block by itself first, which rounds less)."""
         t, config, dv = self.t, self.config, self.spec.Dv
         unroll = math.gcd(self.unroll(block), config.RI if block.edge else config.BK)
 
@@ -568,12 +567,12 @@ class VectorBody:
 
         def body(d: str, acc: str, count: int) -> str:
             dims = [t.shifted(d, r) for r in range(count)]
-            old = [[t.read(acc, self.acc_type, x, self.lane(j)) for j in range(self.vectors)] for x in dims]
-            inits = [[t.vop("arith.mulf", x, a) for x, a in zip(row, decay, strict=True)] for row in old]
-            new = self.fma_tile([column(x) for x in dims], block.rows, unroll, tile, self.tile_type, inits)
+            zeros = [[t.splat(0.0)] * self.vectors] * count
+            new = self.fma_tile([column(x) for x in dims], block.rows, unroll, tile, self.tile_type, zeros)
             for x, row in zip(dims, new, strict=True):
                 for j, value in enumerate(row):
-                    acc = t.write(value, acc, self.acc_type, x, self.lane(j))
+                    old = t.read(acc, self.acc_type, x, self.lane(j))
+                    acc = t.write(t.vop("vector.fma", old, decay[j], value), acc, self.acc_type, x, self.lane(j))
             return acc
 
         rest = dv % config.RN
