@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 import onnx_fa.backend.run
 import onnx_fa.emit.kernel
 import onnx_fa.verify
 from onnx_fa import io
 from onnx_fa.cli import main
-from onnx_fa.errors import MismatchError, ModelError
+from onnx_fa.errors import MismatchError, ModelError, RunError
 from onnx_fa.inputs import input_shapes, random_inputs, symbols
 from onnx_fa.verify import VerifyReport, norm_error, verify
 from tests import tiny
@@ -154,3 +155,43 @@ def test_inputs_are_seeded_and_share_dims(tmp_path: Path) -> None:
         input_shapes(model, {"Z": 1})
     with pytest.raises(ModelError, match="comes out as -"):
         input_shapes(io.load(tiny.attention(tmp_path / "b.onnx", s="S - 4")), {"S": 1})
+
+
+def test_failing_run_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = onnx_fa.backend.run.load_module
+
+    def wrong(vmfb: Path, *args: Any) -> Any:
+        def call(*arrays: Any) -> list[Any]:
+            raise RunError("device lost")
+
+        return call if vmfb.name == "model.vmfb" else right(vmfb, *args)
+
+    monkeypatch.setattr(onnx_fa.backend.run, "load_module", wrong)
+    report = verify(tiny.attention(tmp_path / "a.onnx", mask=False), seeds=1)
+    assert {c.what: c.note for c in report.checks if c.ok is False} == {"IREE: run": "device lost"}
+    with pytest.raises(MismatchError, match="device lost"):
+        report.check()
+
+
+def test_sizes_that_the_model_refuses_are_skipped(tmp_path: Path) -> None:
+    """A table of 40 positions: 61 is skipped, and the table says so; a size that must be taken is refused."""
+    path = tiny.attention(tmp_path / "a.onnx", s="S", mask=False)
+    proto = onnx.load(path)
+    table = numpy_helper.from_array(np.ones((40, 1), np.float32), "table")
+    proto.graph.initializer.extend([table, numpy_helper.from_array(np.array([1]), "one")])
+    proto.graph.node[-1].output[0] = "o0"
+    proto.graph.node.extend(
+        [
+            onnx.helper.make_node("Shape", ["q"], ["length"], "length", start=2, end=3),
+            onnx.helper.make_node("Sub", ["length", "one"], ["last"], "last"),
+            onnx.helper.make_node("Gather", ["table", "last"], ["position"], "position"),
+            onnx.helper.make_node("Add", ["o0", "position"], ["o"], "add_position"),
+        ]
+    )
+    onnx.save(proto, path)
+    report = verify(path, seeds=1)
+    report.check()
+    assert "inputs seed 1, length 61 skipped" in "\n".join(report.notes)
+    assert "inputs seed 0, length 37 skipped" not in "\n".join(report.notes)
+    with pytest.raises(RunError, match="--dim"):
+        verify(path, seeds=1, dims={"S": 61})
