@@ -222,6 +222,17 @@ def test_rotary_embedding(tmp_path: Path, shape: list[int | str], attrs: dict[st
     _check(_model([node], {"x": shape}, constants, shape), tmp_path, _random(*(int(d) for d in shape)))
 
 
+@pytest.mark.parametrize("batch", [2, "b"])
+def test_convolution_of_patches_is_a_matmul(tmp_path: Path, batch: int | str) -> None:
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], strides=[4, 2], kernel_shape=[4, 2])
+    constants = {"w": _random(5, 3, 4, 2), "b": _random(5)}
+    model = _model([node], {"x": [batch, 3, 8, 6]}, constants, None)
+    assert "Conv" not in {n.op_type for n in legalize(model).graph.node}
+    _check(model, tmp_path, _random(2, 3, 8, 6))
+    overlapping = _model([helper.make_node("Conv", ["x", "w", "b"], ["y"])], {"x": [2, 3, 8, 6]}, constants, None)
+    assert "Conv" in {n.op_type for n in legalize(overlapping).graph.node}
+
+
 def test_operator_defined_as_a_function_is_expanded(tmp_path: Path) -> None:
     model = _model([helper.make_node("Swish", ["x"], ["y"], alpha=0.7)], {"x": [3, 4]}, {}, [3, 4], opset=24)
     assert "Swish" not in {n.op_type for n in legalize(model).graph.node}
