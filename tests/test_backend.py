@@ -248,6 +248,19 @@ def test_local_functions_are_inlined(tmp_path: Path) -> None:
     _check(model, tmp_path, _random(3))
 
 
+def test_a_slice_with_computed_bounds_keeps_its_other_dims() -> None:
+    """IREE takes a dim for a broadcast one only where it is statically 1, so losing it breaks a later Expand."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["end"]),
+        helper.make_node("Slice", ["table", "zero", "end", "one"], ["part"]),
+        helper.make_node("Expand", ["part", "shape"], ["y"]),
+    ]
+    constants = {"one": np.array([1]), "zero": np.array([0]), "table": _random(1, 48)}
+    text = import_mlir(_model(nodes, {"x": ["b", "s"]}, constants, None), {})
+    assert "!torch.vtensor<[1,?],f32>" in text
+
+
 def test_unknown_domain_is_refused() -> None:
     node = helper.make_node("Foo", ["x"], ["y"], name="the_node", domain="acme")
     with pytest.raises(ModelError, match=r"'the_node'.*Foo.*'acme'"):

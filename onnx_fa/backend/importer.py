@@ -33,6 +33,7 @@ except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
 
 _MLIR_TYPES = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1"}
+_INFERENCE_ROUNDS = 8
 _INFERENCE_BYTES = 1 << 12
 """Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
 
@@ -170,10 +171,43 @@ def infer_types(model: onnx.ModelProto) -> None:
             graph.initializer.add(
                 name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
             )
-    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    for _ in range(_INFERENCE_ROUNDS):
+        inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
+        del graph.value_info[:]
+        graph.value_info.extend(inferred.graph.value_info)
+        if not _refine_slices(graph):
+            break
     for name in ("value_info", "output", "node"):
         del getattr(model.graph, name)[:]
         getattr(model.graph, name).extend(getattr(inferred.graph, name))
+
+
+def _refine_slices(graph: onnx.GraphProto) -> bool:
+    """Sets dims that a Slice with computed bounds leaves alone; shape inference forgets them. True when there was one."""
+    shapes = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    constants = {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+    found = False
+    for node in graph.node:
+        if node.op_type != "Slice" or len(node.input) < 4 or node.input[3] not in constants:
+            continue
+        source, result = shapes.get(node.input[0]), shapes.get(node.output[0])
+        if node.input[0] in constants:
+            dims: list[int | None] = list(constants[node.input[0]].dims)
+        elif source is not None and source.HasField("shape"):
+            dims = [d.dim_value if d.HasField("dim_value") else None for d in source.shape.dim]
+        else:
+            continue
+        if result is None or len(result.shape.dim) != len(dims):
+            continue
+        sliced = {int(a) % len(dims) for a in onnx.numpy_helper.to_array(constants[node.input[3]]).ravel()}
+        for i, (dim, known) in enumerate(zip(result.shape.dim, dims, strict=True)):
+            if i not in sliced and known is not None and not dim.HasField("dim_value"):
+                dim.dim_value = known
+                found = True
+    return found
 
 
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
