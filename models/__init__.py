@@ -1,0 +1,1 @@
+"""The PyTorch attention zoo: small seeded models (`build`) and their ONNX exports (`export`). Needs the `torch` extra."""

@@ -1,0 +1,157 @@
+"""Exports of the zoo to ONNX by either PyTorch exporter, kept in an on-disk cache keyed by everything that shapes them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+import platformdirs
+
+from onnx_fa.errors import MissingDependencyError, OnnxFaError
+from onnx_fa.models import build as zoo
+
+Exporter = Literal["dynamo", "torchscript"]
+OUTPUT = "hidden"
+
+
+class ExportError(OnnxFaError):
+    """The exporter cannot write this model so; the message says why."""
+
+
+def cache_dir() -> Path:
+    """Where exports are kept: $ONNX_FA_CACHE, or the user's cache folder."""
+    return Path(os.environ.get("ONNX_FA_CACHE") or platformdirs.user_cache_dir("onnx_fa")) / "exports"
+
+
+def export_onnx(
+    entry: str | zoo.Model,
+    exporter: Exporter = "dynamo",
+    opset: int = 18,
+    dynamic: bool = False,
+    attn: zoo.Attn = "sdpa",
+) -> onnx.ModelProto:
+    """The model as ONNX, from the cache or exported now.
+
+    dynamic: batch and length are the symbols "batch" and "seq". Raises ExportError where the exporter cannot do it,
+    MissingDependencyError without torch, transformers or onnxscript.
+    """
+    return onnx.load(export_path(entry, exporter, opset, dynamic, attn))
+
+
+def export_path(
+    entry: str | zoo.Model,
+    exporter: Exporter = "dynamo",
+    opset: int = 18,
+    dynamic: bool = False,
+    attn: zoo.Attn = "sdpa",
+) -> Path:
+    """The cached file of `export_onnx`, written first where it is missing."""
+    model = zoo.find(entry) if isinstance(entry, str) else entry
+    choice = {"exporter": exporter, "opset": opset, "dynamic": dynamic, "attn": attn}
+    path = cache_dir() / f"{model.name}-{_key(model, choice)}.onnx"
+    if not path.is_file():
+        _write_whole(path, _export(model, exporter, opset, dynamic, attn).SerializeToString())
+    return path
+
+
+def _key(model: zoo.Model, choice: dict[str, Any]) -> str:
+    """A digest of the config, the export's options, the versions that shape it, and this code."""
+    versions = {}
+    for package in ("torch", "transformers", "onnxscript", "onnx", "onnx-ir"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError as error:
+            raise MissingDependencyError(f"exporting needs {package}: pip install 'onnx-fa[torch]'") from error
+    digest = hashlib.sha256(json.dumps([dataclasses.asdict(model), choice, versions], sort_keys=True).encode())
+    for source in (zoo.__file__, __file__):
+        digest.update(Path(source).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters print progress and warn about their own internals; their exceptions still say what went wrong."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _export(model: zoo.Model, exporter: Exporter, opset: int, dynamic: bool, attn: zoo.Attn) -> onnx.ModelProto:
+    import torch
+
+    module = zoo.build(model, attn)
+    # A size of 1 would be taken as a constant by a dynamic trace.
+    arrays = zoo.inputs(model, B=2 if dynamic else None)
+    args = tuple(torch.from_numpy(a) for a in arrays.values())
+    names = list(arrays)
+    buffer = io.BytesIO()
+    where = f"{model.name} by {exporter} at opset {opset}{', dynamic' if dynamic else ''}"
+    try:
+        with _quiet(), torch.no_grad():
+            if exporter == "dynamo":
+                program = torch.onnx.export(
+                    module,
+                    args,
+                    dynamo=True,
+                    opset_version=opset,
+                    input_names=names,
+                    output_names=[OUTPUT],
+                    dynamic_shapes=_dynamic_shapes(model) if dynamic else None,
+                    verbose=False,
+                )
+                assert program is not None  # given no file, dynamo returns the program
+                return program.model_proto
+            axes = zoo.dynamic_dims(model) | {OUTPUT: {0: "batch", 1: "seq"}}
+            torch.onnx.export(
+                module,
+                args,
+                buffer,
+                dynamo=False,
+                opset_version=opset,
+                input_names=names,
+                output_names=[OUTPUT],
+                dynamic_axes=axes if dynamic else None,
+                do_constant_folding=True,
+            )
+    except Exception as error:  # the exporters raise whatever their passes raise
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ExportError(f"cannot export {where}: {type(error).__name__}: {reason.strip()}") from error
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def _dynamic_shapes(model: zoo.Model) -> tuple[Any, ...]:
+    """torch.export's tree for a module that takes its inputs as *args: one dict of axis -> Dim per input."""
+    import torch
+
+    dims = {name: torch.export.Dim(name, min=2, max=max(model.S, 64)) for name in ("batch", "seq")}
+    return tuple({axis: dims[s] for axis, s in axes.items()} for axes in zoo.dynamic_dims(model).values())
