@@ -323,6 +323,19 @@ def test_an_unfused_model_shows_its_score_buffer(tmp_path: Path) -> None:
     assert inspect_vmfb(tmp_path / "m.vmfb").kernels() == ()
 
 
+def test_a_failed_model_compile_leaves_only_its_log(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"m\.vmfb\.log"):
+        compile_model(_attention(64), tmp_path / "m.vmfb", TARGET, flags=("--iree-no-such-flag",))
+    assert sorted(os.listdir(tmp_path)) == ["m.vmfb.failed.mlir", "m.vmfb.log"]
+
+
+def test_a_stack_beyond_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx_fa.backend.compile.STACK_BYTES", 1000)
+    with pytest.raises(CompileError, match="bytes of stack"):
+        compile_model(_attention(64), tmp_path / "m.vmfb", TARGET)
+    assert os.listdir(tmp_path) == []
+
+
 def test_score_shape() -> None:
     spec = AttentionSpec("f32", Hq=12, Hkv=12, Sq=1024, Skv=1024, D=64, Dv=64, batch=(1,))
     assert is_score_shape((12, 1024, 1024), spec)

@@ -60,12 +60,13 @@ def iree_compile(
     phase: str | None = None,
     timeout_s: float = 600,
     memory_bytes: int = 8 << 30,
+    log: Path | None = None,
 ) -> None:
     """Compiles MLIR (a path, or text with a newline in it) for `target` to `output`: a .vmfb, or the IR of `phase`.
 
     `phase` is a name that iree-compile's --compile-to takes ("input", "flow", "stream", ...). `flags` come after the
     target's own. Raises CompileError, of one line, when iree-compile fails, hangs or needs too much memory; its command
-    and stderr are then in `<output>.log`. `output` is written whole or not at all.
+    and stderr are then in `log` (`<output>.log`). `output` is written whole or not at all.
     """
     output = Path(output)
     compiler = find_compiler()
@@ -88,8 +89,8 @@ def iree_compile(
         if done.ending == "ok" and staged.exists():
             os.replace(staged, output)
             return
-        log = output.with_name(output.name + ".log")
-        kept = output.with_name(output.name + ".failed.mlir") if is_text else path
+        log = log or output.with_name(output.name + ".log")
+        kept = log.with_suffix(".failed.mlir") if is_text else path
         if is_text:
             os.replace(path, kept)
         shown = [str(compiler), str(kept), *options, "-o", str(output)]
@@ -186,21 +187,38 @@ def compile_model(
     except OSError as e:
         raise OnnxFaError(f"{e.filename or output}: cannot be written: {e.strerror}") from e
     with scratch as tmp:
-        phases = keep_intermediates / "phases" if keep_intermediates else Path(tmp)
+        staged, log = Path(tmp) / output.name, output.with_name(output.name + ".log")
+        phases = keep_intermediates / "phases" if keep_intermediates else Path(tmp) / "phases"
         phases.mkdir(exist_ok=True)
         if keep_intermediates:
             save(imported.model, keep_intermediates / "site.onnx")
             (keep_intermediates / "imported.mlir").write_text(imported.text)
         dump = (f"--dump-compilation-phases-to={phases}", *_ELIDE)
         iree_compile(
-            imported.text, output, target, flags=(*options, *dump), timeout_s=timeout_s, memory_bytes=memory_bytes
+            imported.text,
+            staged,
+            target,
+            flags=(*options, *dump),
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+            log=log,
         )
         inspection = inspect_phases(phases, imported.kernels, imported.sites)
+        for name, stack in inspection.stacks.items():
+            if stack is not None and stack > STACK_BYTES:
+                raise CompileError(
+                    f"dispatch {name} needs {stack} bytes of stack, more than a worker of the IREE runtime has: "
+                    "a call would end without a message; compile with other --iree-llvmcpu flags"
+                )
+        os.replace(staged, output)
     sites = tuple(inspection.fill(s) for s in imported.sites)
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
     return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection)
 
+
+STACK_BYTES = 131072 - 4096
+"""What a workgroup may keep on a runtime worker's stack (--task_worker_stack_size), less some for calls and spills."""
 
 _ELIDE = ("--mlir-elide-resource-strings-if-larger=64", "--mlir-elide-elementsattrs-if-larger=64")
 """Keeps weights out of dumped IR; they are in the module all the same."""

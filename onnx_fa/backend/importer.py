@@ -183,7 +183,7 @@ def infer_types(model: onnx.ModelProto) -> None:
 
 
 def _refine_slices(graph: onnx.GraphProto) -> bool:
-    """Sets dims that a Slice with computed bounds leaves alone; shape inference forgets them. True when there was one."""
+    """Sets dims that a Slice with computed bounds leaves alone; shape inference forgets them. True if there was one."""
     shapes = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
     constants = {t.name: t for t in graph.initializer}
     for node in graph.node:

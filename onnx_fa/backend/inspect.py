@@ -70,11 +70,13 @@ class SiteFacts:
 @dataclass(frozen=True)
 class Inspection:
     """`by_kernel` has the facts of each kernel by its name; `buffers` is every Sq x Skv buffer of the program, and what
-    a softmax that is not in a kernel writes; `dispatches` are all dispatches in order of first use."""
+    a softmax that is not in a kernel writes; `dispatches` are all dispatches in order of first use; `stacks` has the
+    stack bytes of a workgroup by executable (None: known only at run time)."""
 
     by_kernel: Mapping[str, SiteFacts] = field(default_factory=dict)
     buffers: tuple[Buffer, ...] = ()
     dispatches: tuple[Dispatch, ...] = ()
+    stacks: Mapping[str, int | None] = field(default_factory=dict)
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
 
     def fill(self, site: SiteReport) -> SiteReport:
@@ -121,7 +123,7 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
         if call.softmax and not any(name in call.executable for name in specs):
             everywhere += [_buffer(call, t, "a softmax outside any kernel") for t in call.results]
     unique = {(b.dispatch, b.type): b for b in reversed(everywhere)}
-    return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), dict(kernels))
+    return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks, dict(kernels))
 
 
 def _phase(folder: Path, phase: str) -> list[str]:
@@ -216,7 +218,17 @@ def _is_output(text: str, spec: AttentionSpec) -> bool:
 
 
 def _stack_bytes(lines: Sequence[str]) -> int | None:
-    """Bytes of all allocas of an executable: one workgroup's memory. None when a size is known only at run time."""
+    """Bytes of all allocas of an executable's largest function: one workgroup's memory.
+
+    None when a size is known only at run time.
+    """
+    starts = [i for i, line in enumerate(lines) if "llvm.func @" in line]
+    bounds = zip(starts, [*starts[1:], len(lines)], strict=True)
+    sizes = [_function_stack(lines[a:b]) for a, b in bounds]
+    return None if None in sizes else max((s for s in sizes if s is not None), default=0)
+
+
+def _function_stack(lines: Sequence[str]) -> int | None:
     constants = {m[1]: int(m[2]) for line in lines if (m := _CONSTANT.search(line))}
     total = 0
     for line in lines:
