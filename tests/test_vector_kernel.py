@@ -18,7 +18,7 @@ from filecheck.options import Options
 from filecheck.parser import Parser, pattern_for_opts
 
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, _tiles, default_config, emit_vector, stack_bytes
+from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tile_table
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
 from onnx_fa.target import TARGET_NAMES, Target, parse_target
@@ -183,7 +183,7 @@ def test_every_measured_tile(name: str, tmp_path: Path) -> None:
     spec = _spec(Sq=100, Skv=130, D=48, Dv=40, masks=(Causal("end"),))
     configs = [
         VectorConfig(t["lanes"], t["lanes"] * t["vectors"], t["BK"], t["rows"], t["rows"], t["U"])
-        for t in _tiles()
+        for t in tile_table()
         if t["lanes"] <= target.lanes and t["registers"] == target.registers
     ]
     kernels = [emit_vector(spec, target, f"fa_tile{i}", c) for i, c in enumerate(configs)]

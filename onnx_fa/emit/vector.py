@@ -37,7 +37,8 @@ def stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
 
 
 @cache
-def _tiles() -> list[dict[str, Any]]:
+def tile_table() -> list[dict[str, Any]]:
+    """Rows of the tile database: lanes, registers, vectors, rows, BK, U, cost (see the file)."""
     data = json.loads(resources.files("onnx_fa.tuning").joinpath("data/cpu_vector.json").read_text())
     tiles: list[dict[str, Any]] = data["tiles"]
     return tiles
@@ -52,7 +53,7 @@ def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
         lanes //= 2  # narrow head dims are transposed in narrow vectors
     for keys in (1, 2, 4):
         found: list[tuple[float, VectorConfig]] = []
-        for tile in _tiles():
+        for tile in tile_table():
             if tile["lanes"] != lanes or tile["registers"] != (32 if target.registers >= 32 else 16):
                 continue
             bm, bk, rows = tile["vectors"] * lanes, tile["BK"] // keys, tile["rows"]
