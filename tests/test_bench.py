@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 
-import onnx_fa.bench
 from onnx_fa import plot
 from onnx_fa.bench import ORT, OURS, STOCK, TORCH, AttentionCase, BenchResult, Contestant, bench, bench_attention
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from tests import tiny
 
+# By import_module, because `onnx_fa.bench` may also be the function of that name.
+bench_module = importlib.import_module("onnx_fa.bench")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -93,7 +95,7 @@ def _result() -> BenchResult:
         contestant(STOCK, "--fast", 2.0, 9.0, 2.0),
         contestant(OURS, "", 1.0, 1.0, 7.0),
     )
-    return BenchResult("m", field, onnx_fa.bench.machine_facts(2))
+    return BenchResult("m", field, bench_module.machine_facts(2))
 
 
 def test_best_is_by_median_and_survives_the_csv(tmp_path: Path) -> None:
@@ -129,6 +131,6 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def no_spec(name: str) -> Any:
         return None
 
-    monkeypatch.setattr(onnx_fa.bench, "find_spec", no_spec)
+    monkeypatch.setattr(bench_module, "find_spec", no_spec)
     with pytest.raises(MissingDependencyError, match="onnxruntime"):
         bench(tiny.attention(tmp_path / "a.onnx"))

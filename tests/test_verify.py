@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from onnx import numpy_helper
 
 import onnx_fa.backend.run
 import onnx_fa.emit.kernel
-import onnx_fa.verify
 from onnx_fa import io
 from onnx_fa.cli import main
 from onnx_fa.errors import MismatchError, ModelError, RunError
 from onnx_fa.inputs import input_shapes, random_inputs, symbols
 from onnx_fa.verify import VerifyReport, norm_error, verify
 from tests import tiny
+
+# By import_module, because `onnx_fa.verify` may also be the function of that name.
+verify_module = importlib.import_module("onnx_fa.verify")
 
 
 def kinds(report: VerifyReport) -> set[str]:
@@ -114,8 +117,8 @@ def test_sees_nan_at_other_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_sees_a_wrong_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site whose spec says another scale than what runs: the float64 reference disagrees."""
-    right = onnx_fa.verify.attention
-    monkeypatch.setattr(onnx_fa.verify, "attention", lambda spec, *operands: right(spec, *operands) * (1 + 3e-5))
+    right = verify_module.attention
+    monkeypatch.setattr(verify_module, "attention", lambda spec, *operands: right(spec, *operands) * (1 + 3e-5))
     report = verify(tiny.attention(tmp_path / "a.onnx", mask=False), seeds=1)
     bad = {c.what for c in report.checks if c.ok is False and c.inputs == "seed 0"}
     assert bad == {"site softmax: rewritten", "site softmax: kernel"}
