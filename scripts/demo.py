@@ -1,0 +1,111 @@
+"""The main job on real exports: rewrite, compile, inspect, verify, benchmark. Called by demo.sh.
+
+Writes benchmarks/demo/<model>-<export>.{csv,json,md} with raw samples, and demo.{csv,md,png} over all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from onnx_fa.backend.compile import compile_model
+from onnx_fa.bench import OURS, ORT, STOCK, STOCK_FLAGS, BenchResult, bench, write_results
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.models.export import ExportError, export_path
+from onnx_fa.target import parse_target
+from onnx_fa.verify import verify
+
+MODELS = ("bert", "gpt", "llama", "vit")
+EXPORTS = (("dynamo", 18), ("dynamo", 23), ("torchscript", 17))
+OUT = Path(__file__).resolve().parent.parent / "benchmarks" / "demo"
+
+
+def ratio(result: BenchResult, to: str) -> str:
+    value = result.ratio(OURS, to)
+    return "-" if value is None else f"{value:.2f}"
+
+
+def milliseconds(result: BenchResult, what: str) -> str:
+    best = result.best(what)
+    return "-" if best is None or best.median_ms is None else f"{best.median_ms:.1f}"
+
+
+def one(name: str, exporter: str, opset: int, table: Table, results: list[BenchResult], say) -> bool:  # type: ignore[no-untyped-def]
+    """One export through the whole chain; a row of the table. Returns whether everything was as it should be."""
+    label = f"{name} {exporter} {opset}"
+    try:
+        say(f"{label}: export")
+        path = export_path(name, exporter, opset)  # type: ignore[arg-type]
+    except ExportError as e:
+        table.add_row(label, *["-"] * 8, f"[dim]{e}[/dim]")
+        return True
+    target = parse_target("cpu-host")
+    say(f"{label}: compile and inspect")
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = compile_model(path, Path(folder) / "m.vmfb", target)
+    fused = sum(s.fused is True for s in compiled.sites)
+    total = len(compiled.sites) + len(compiled.misses)
+    say(f"{label}: verify")
+    checked = verify(path, target, seeds=1)
+    # Stock IREE cannot compile opset 23; the other exports hold the same graph, so all its flag sets are tried on one of them.
+    flags = STOCK_FLAGS if (exporter, opset) == EXPORTS[0] else STOCK_FLAGS[1:2]
+    result = bench(path, target, rounds=3, calls=3, stock_flags=flags, name=f"{name}-{exporter}{opset}", progress=lambda m: say(f"{label}: {m}"))
+    results.append(result)
+    errors = [c.error for c in checked.checks if c.what.startswith("IREE") and c.error is not None]
+    ok = fused == total and checked.ok
+    table.add_row(
+        label,
+        f"{fused}/{total}",
+        "[green]ok[/green]" if checked.ok else "[red]MISMATCH[/red]",
+        f"{max(errors):.0e}" if errors else "-",
+        milliseconds(result, STOCK),
+        milliseconds(result, ORT),
+        milliseconds(result, OURS),
+        ratio(result, STOCK),
+        ratio(result, ORT),
+        "" if ok else "[red]look at the report[/red]",
+    )
+    return ok
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=MODELS, help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    console = Console(stderr=True)
+    table = Table(title="attention sites fused, outputs verified, time per call in ms (2 threads, medians)")
+    for head in ("export", "fused", "verified", "error", "stock IREE", "onnxruntime", "onnx_fa", "to stock", "to ort", ""):
+        table.add_column(head, justify="left" if head in ("export", "") else "right")
+    results: list[BenchResult] = []
+    good = True
+    start = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task: TaskID = progress.add_task("", total=len(args.models) * len(EXPORTS))
+        for name in args.models:
+            for exporter, opset in EXPORTS:
+                try:
+                    good &= one(name, exporter, opset, table, results, lambda m: progress.update(task, description=m))
+                except OnnxFaError as e:
+                    table.add_row(f"{name} {exporter} {opset}", *["-"] * 8, f"[red]{e}[/red]")
+                    good = False
+                progress.advance(task)
+    Console().print(table)
+    if results:
+        args.out.mkdir(parents=True, exist_ok=True)
+        for path in write_results(results, args.out / "demo"):
+            print(path)
+    print(f"{time.monotonic() - start:.0f} s")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
