@@ -117,9 +117,11 @@ def _transformer(model: Model, attn: Attn) -> nn.Module:
                 intermediate_size=model.intermediate,
                 max_position_embeddings=model.S,
                 initializer_range=spread,
-                attn_implementation=attn,
+                **_attention(attn),
             )
-            return _Transformer(transformers.BertModel(config, add_pooling_layer=False), ("input_ids", "attention_mask"))
+            return _Transformer(
+                transformers.BertModel(config, add_pooling_layer=False), ("input_ids", "attention_mask")
+            )
         case "gpt":
             config = transformers.GPT2Config(
                 vocab_size=model.vocab,
@@ -130,7 +132,7 @@ def _transformer(model: Model, attn: Attn) -> nn.Module:
                 n_inner=model.intermediate,
                 initializer_range=spread,
                 use_cache=False,
-                attn_implementation=attn,
+                **_attention(attn),
             )
             return _Transformer(transformers.GPT2Model(config), ("input_ids",), use_cache=False)
         case "llama":
@@ -144,7 +146,7 @@ def _transformer(model: Model, attn: Attn) -> nn.Module:
                 max_position_embeddings=model.S,
                 initializer_range=spread,
                 use_cache=False,
-                attn_implementation=attn,
+                **_attention(attn),
             )
             return _Transformer(transformers.LlamaModel(config), ("input_ids",), use_cache=False)
         case "vit":
@@ -156,7 +158,7 @@ def _transformer(model: Model, attn: Attn) -> nn.Module:
                 image_size=model.image,
                 patch_size=model.patch,
                 initializer_range=spread,
-                attn_implementation=attn,
+                **_attention(attn),
             )
             return _Transformer(transformers.ViTModel(config, add_pooling_layer=False), ("pixel_values",))
     raise OnnxFaError(f"the zoo has no family {model.family!r}")
@@ -229,13 +231,18 @@ _CORES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+def _attention(attn: Attn) -> Any:
+    """The config keyword, which transformers' own types do not list."""
+    return {"attn_implementation": attn}
+
+
 def _draw_constants(module: nn.Module) -> None:
     """Moves every constant parameter (a zero bias, a norm weight of one) off its value."""
     with torch.no_grad():
         for parameter in module.parameters():
             flat = parameter.flatten()
             if bool((flat == flat[0]).all()):
-                parameter += 0.1 * torch.randn_like(parameter)
+                parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 def build(model: Model, attn: Attn = "sdpa") -> nn.Module:
@@ -273,9 +280,9 @@ def inputs(model: Model, *, seed: int = 0, B: int | None = None, S: int | None =
     if model.family == "attn_sdpa_mask":
         return {"x": x, "mask": rng.standard_normal((B, 1, S, S), np.float32)}
     if model.family == "attn_sdpa_bool_mask":
-        mask = rng.random((B, 1, S, S)) < 0.7
-        mask[..., 0] = True  # no empty row: what that yields is tested apart
-        return {"x": x, "mask": mask}
+        keep = rng.random((B, 1, S, S)) < 0.7
+        keep[..., 0] = True  # no empty row: what that yields is tested apart
+        return {"x": x, "mask": keep}
     return {"x": x}
 
 

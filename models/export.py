@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import onnx
 import platformdirs
@@ -135,7 +135,7 @@ def _export(model: zoo.Model, exporter: Exporter, opset: int, dynamic: bool, att
             torch.onnx.export(
                 module,
                 args,
-                buffer,
+                cast(Any, buffer),  # it takes a stream too
                 dynamo=False,
                 opset_version=opset,
                 input_names=names,
@@ -150,8 +150,8 @@ def _export(model: zoo.Model, exporter: Exporter, opset: int, dynamic: bool, att
 
 
 def _dynamic_shapes(model: zoo.Model) -> tuple[Any, ...]:
-    """torch.export's tree for a module that takes its inputs as *args: one dict of axis -> Dim per input."""
+    """torch.export's tree for a module that takes its inputs as *args (one argument to torch.export): axis -> Dim each."""
     import torch
 
     dims = {name: torch.export.Dim(name, min=2, max=max(model.S, 64)) for name in ("batch", "seq")}
-    return tuple({axis: dims[s] for axis, s in axes.items()} for axes in zoo.dynamic_dims(model).values())
+    return (tuple({axis: dims[s] for axis, s in axes.items()} for axes in zoo.dynamic_dims(model).values()),)

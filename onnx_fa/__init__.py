@@ -1,8 +1,68 @@
-"""onnx_fa: every attention in an ONNX model becomes one tiled, fused IREE dispatch."""
+"""onnx_fa: every attention in an ONNX model becomes one tiled, fused IREE dispatch.
 
+    model, report = onnx_fa.rewrite(model)               # standard ops in a fusable order
+    report = onnx_fa.compile(model, "model.vmfb")        # kernels in place, inspected
+    onnx_fa.verify(model).check()                        # against onnxruntime and float64
+    model, report = onnx_fa.export(module, args)         # torch.onnx.export, then rewrite
+
+Models are `onnx.ModelProto`, `onnx_ir.Model` or a path.
+"""
+
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnx_fa.backend.compile import compile_model as compile
+    from onnx_fa.benchmark import bench
+    from onnx_fa.exporter import export
+    from onnx_fa.report import Miss, RewriteReport, SiteReport
+    from onnx_fa.rewriter import explain, rewrite
+    from onnx_fa.spec import AttentionSpec
+    from onnx_fa.target import Target, parse_target
+    from onnx_fa.verifier import verify
+
+__all__ = [
+    "AttentionSpec",
+    "Miss",
+    "RewriteReport",
+    "SiteReport",
+    "Target",
+    "bench",
+    "compile",
+    "explain",
+    "export",
+    "parse_target",
+    "rewrite",
+    "verify",
+]
+
+_HOME = {
+    "AttentionSpec": ("spec", "AttentionSpec"),
+    "Miss": ("report", "Miss"),
+    "RewriteReport": ("report", "RewriteReport"),
+    "SiteReport": ("report", "SiteReport"),
+    "Target": ("target", "Target"),
+    "bench": ("benchmark", "bench"),
+    "compile": ("backend.compile", "compile_model"),
+    "explain": ("rewriter", "explain"),
+    "export": ("exporter", "export"),
+    "parse_target": ("target", "parse_target"),
+    "rewrite": ("rewriter", "rewrite"),
+    "verify": ("verifier", "verify"),
+}
 
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "patterns").is_dir():
     # In a checkout, patterns/ and models/ lie beside the package; installed, they lie inside it.
     __path__.append(str(_checkout))
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name on first use: the command line must start fast."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'onnx_fa' has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    value = getattr(import_module(f"onnx_fa.{module}"), attribute)
+    globals()[name] = value
+    return value

@@ -189,7 +189,7 @@ def _seconds(text: str) -> float:
 
 
 def explain(args: argparse.Namespace) -> None:
-    from onnx_fa.rewrite import explain as find
+    from onnx_fa.rewriter import explain as find
 
     if args.report:
         check_writable(args.report)
@@ -249,7 +249,7 @@ def mask_words(term: MaskTerm) -> str:
 
 def rewrite(args: argparse.Namespace) -> None:
     from onnx_fa import io
-    from onnx_fa.rewrite import rewrite_in_place
+    from onnx_fa.rewriter import rewrite_in_place
 
     if args.spec and not args.target:
         raise OnnxFaError("--spec needs --target: kernels are per target")
@@ -262,14 +262,11 @@ def rewrite(args: argparse.Namespace) -> None:
     report, sites = rewrite_in_place(model, args.form)
     text = ""
     if args.spec and target:
-        from onnx_fa.emit.transform_spec import SpecSite, emit_transform_spec
+        from onnx_fa.backend.transform_spec import spec_for_model
 
-        spec_sites = [
-            SpecSite(s.name, s.spec, tuple(str(v.name) for v in s.operands), str(s.output.name), s.nodes) for s in sites
-        ]
-        text = emit_transform_spec(
+        text = spec_for_model(
             model,
-            spec_sites,
+            sites,
             target,
             left_out=lambda s, e: print(f"not in the spec, compiles unfused: {s.name}: {e}", file=sys.stderr),
         )
@@ -478,7 +475,7 @@ def _print_sites(sites: Sequence[SiteReport]) -> None:
 
 
 def verify(args: argparse.Namespace) -> int:
-    from onnx_fa.verify import verify as check
+    from onnx_fa.verifier import verify as check
 
     if args.seeds < 1:
         raise OnnxFaError("--seeds must be at least 1")
@@ -501,7 +498,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> None:
-    from onnx_fa.bench import bench as measure
+    from onnx_fa.benchmark import bench as measure
 
     target: Target = parse_target(args.target)
     if args.rounds < 1 or args.threads < 1:

@@ -93,7 +93,8 @@ def _check_order(graph: onnx.GraphProto, outer: set[str], name: str) -> None:
                 where = "is not produced by any node" if i not in all_outputs else "is produced only later"
                 hint = "sort the nodes, or break the cycle" if i in all_outputs else "repair the export"
                 raise ModelError(
-                    f"{name}: graph {graph.name!r} is not topologically sorted or has a cycle: input {i!r} of {label} {where}; {hint}"
+                    f"{name}: graph {graph.name!r} is not topologically sorted or has a cycle: "
+                    f"input {i!r} of {label} {where}; {hint}"
                 )
         for attr in node.attribute:
             for sub in [attr.g] if attr.type == onnx.AttributeProto.GRAPH else attr.graphs:

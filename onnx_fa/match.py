@@ -226,7 +226,7 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
 
 
 def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
-    pv, prob, guard, after_nodes = _walk_after(view, anchor, patterns)
+    pv, guard, after_nodes = _walk_after(view, anchor, patterns)
     output, guard, tail = _walk_tail(view, anchor, pv, guard)
     steps, qk, score_nodes = parse_score(view, anchor.score, patterns.score)
     dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
@@ -246,8 +246,8 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     )
 
 
-def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, ir.Value, bool, list[ir.Node]]:
-    """From the probabilities to the matmul with V: (matmul, probabilities it reads, NaN guard seen, nodes between)."""
+def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, bool, list[ir.Node]]:
+    """From the probabilities to the matmul with V: (the matmul, whether a NaN guard was seen, the nodes between)."""
     prob, guard = anchor.prob, False
     nodes: list[ir.Node] = []
     seen_sum = {u for v in ([anchor.row_sum] if anchor.row_sum is not None else []) if (u := v.producer()) is not None}
@@ -268,7 +268,7 @@ def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir
         node = users[0]
         if node.domain in ("", "ai.onnx") and node.op_type == "MatMul":
             if node.inputs[0] is prob and node.inputs[1] is not prob:
-                return node, prob, guard, nodes
+                return node, guard, nodes
             raise NoMatch("the probabilities are not the left operand of the matmul with V", node)
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
 

@@ -22,7 +22,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One attention. `op` is the spelling it was found in; the last four fields are None until a compiled artifact was inspected."""
+    """One attention. `op` is the spelling it was found in; the last four fields are None before an artifact was inspected."""
 
     name: str
     op: str

@@ -59,9 +59,12 @@ def merge_bounds(terms: list[Term]) -> list[Term]:
     if len(terms) == 2:
         for x, y in (terms, reversed(terms)):
             upper, lower = x.term, y.term
-            if isinstance(upper, Causal) and isinstance(lower, SlidingWindow) and upper.fill == lower.fill:
-                if lower.right is None and lower.offset == 0 and isinstance(upper.offset, int):
-                    return [Term(SlidingWindow(lower.left, upper.offset, 0, upper.fill))]
+            if not (isinstance(upper, Causal) and isinstance(lower, SlidingWindow)):
+                continue
+            if upper.fill != lower.fill or lower.right is not None:
+                continue
+            if lower.offset == 0 and isinstance(upper.offset, int):
+                return [Term(SlidingWindow(lower.left, upper.offset, 0, upper.fill))]
     return terms
 
 

@@ -7,4 +7,4 @@ if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
   export PATH="$PWD/.venv/bin:$PATH"
 fi
 mkdir -p benchmarks
-exec python -m onnx_fa.bench "benchmarks/attention" "${1:-2}" "${2:-5}"
+exec python -m onnx_fa.benchmark "benchmarks/attention" "${1:-2}" "${2:-5}"

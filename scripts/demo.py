@@ -16,11 +16,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from onnx_fa.backend.compile import compile_model
-from onnx_fa.bench import OURS, ORT, STOCK, STOCK_FLAGS, BenchResult, bench, write_results
+from onnx_fa.benchmark import ORT, OURS, STOCK, STOCK_FLAGS, BenchResult, bench, write_results
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.models.export import ExportError, export_path
 from onnx_fa.target import parse_target
-from onnx_fa.verify import verify
+from onnx_fa.verifier import verify
 
 MODELS = ("bert", "gpt", "llama", "vit")
 EXPORTS = (("dynamo", 18), ("dynamo", 23), ("torchscript", 17))
@@ -56,7 +56,15 @@ def one(name: str, exporter: str, opset: int, table: Table, results: list[BenchR
     checked = verify(path, target, seeds=1)
     # Stock IREE cannot compile opset 23; the other exports hold the same graph, so all its flag sets are tried on one of them.
     flags = STOCK_FLAGS if (exporter, opset) == EXPORTS[0] else STOCK_FLAGS[1:2]
-    result = bench(path, target, rounds=3, calls=3, stock_flags=flags, name=f"{name}-{exporter}{opset}", progress=lambda m: say(f"{label}: {m}"))
+    result = bench(
+        path,
+        target,
+        rounds=3,
+        calls=3,
+        stock_flags=flags,
+        name=f"{name}-{exporter}{opset}",
+        progress=lambda m: say(f"{label}: {m}"),
+    )
     results.append(result)
     errors = [c.error for c in checked.checks if c.what.startswith("IREE") and c.error is not None]
     ok = fused == total and checked.ok
@@ -82,12 +90,28 @@ def main() -> int:
     args = parser.parse_args()
     console = Console(stderr=True)
     table = Table(title="attention sites fused, outputs verified, time per call in ms (2 threads, medians)")
-    for head in ("export", "fused", "verified", "error", "stock IREE", "onnxruntime", "onnx_fa", "to stock", "to ort", ""):
+    for head in (
+        "export",
+        "fused",
+        "verified",
+        "error",
+        "stock IREE",
+        "onnxruntime",
+        "onnx_fa",
+        "to stock",
+        "to ort",
+        "",
+    ):
         table.add_column(head, justify="left" if head in ("export", "") else "right")
     results: list[BenchResult] = []
     good = True
     start = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task: TaskID = progress.add_task("", total=len(args.models) * len(EXPORTS))
         for name in args.models:

@@ -13,7 +13,19 @@ from onnx import numpy_helper as nh
 
 SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice")
 KT = ("transpose", "sandwich", "bshd", "given", "bmm")
-MASK = ("none", "add", "add_left", "sub", "where", "where_swapped", "bool_add", "and", "const_causal", "range_causal", "const_window")
+MASK = (
+    "none",
+    "add",
+    "add_left",
+    "sub",
+    "where",
+    "where_swapped",
+    "bool_add",
+    "and",
+    "const_causal",
+    "range_causal",
+    "const_window",
+)
 SOFTMAX = ("op", "explicit", "deferred", "cast", "positive_axis")
 GUARD = ("none", "isnan", "dropout", "identity")
 
@@ -175,7 +187,11 @@ def _masked(g: Graph, s: Spelling, score: str) -> str:
         case "range_causal":
             rows = g.op("Range", g.const(0, np.int64), g.const(s.Sq, np.int64), g.const(1, np.int64))
             cols = g.op("Range", g.const(0, np.int64), g.const(s.Skv, np.int64), g.const(1, np.int64))
-            drop = g.op("Greater", g.op("Unsqueeze", cols, g.const([0], np.int64)), g.op("Unsqueeze", rows, g.const([1], np.int64)))
+            drop = g.op(
+                "Greater",
+                g.op("Unsqueeze", cols, g.const([0], np.int64)),
+                g.op("Unsqueeze", rows, g.const([1], np.int64)),
+            )
             return g.op("Where", drop, fill, score)
     return score
 
@@ -205,7 +221,9 @@ def _softmax_times_v(g: Graph, s: Spelling, score: str, v: str) -> str:
     return g.op("MatMul", p, v)
 
 
-def feeds(model: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False) -> dict[str, np.ndarray]:
+def feeds(
+    model: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False
+) -> dict[str, np.ndarray]:
     """Inputs for a spelling: normal floats (scores of +-1000 if `large`), masks that keep most keys, and in some rows none."""
     rng = np.random.default_rng(seed)
     result: dict[str, np.ndarray] = {}

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from onnx_fa import plot
-from onnx_fa.bench import ORT, OURS, STOCK, TORCH, AttentionCase, BenchResult, Contestant, bench, bench_attention
+from onnx_fa.benchmark import ORT, OURS, STOCK, TORCH, AttentionCase, BenchResult, Contestant, bench, bench_attention
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from tests import tiny
 
 # By import_module, because `onnx_fa.bench` may also be the function of that name.
-bench_module = importlib.import_module("onnx_fa.bench")
+bench_module = importlib.import_module("onnx_fa.benchmark")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from spellings import GUARD, KT, MASK, SCALE, SOFTMAX, Graph, Spelling, build, feeds
 
-from onnx_fa.rewrite import FORMS, explain, rewrite
+from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AddMask, BoolMask, Causal, SlidingWindow, Softcap
 
 TOLERANCE = 2e-6
@@ -77,7 +77,11 @@ AXES = [
 ]
 
 
-@pytest.mark.parametrize("spelling", AXES, ids=lambda s: "-".join(f"{k}={v}" for k, v in vars(s).items() if v != vars(Spelling())[k]) or "plain")
+@pytest.mark.parametrize(
+    "spelling",
+    AXES,
+    ids=lambda s: "-".join(f"{k}={v}" for k, v in vars(s).items() if v != vars(Spelling())[k]) or "plain",
+)
 def test_each_axis(spelling: Spelling) -> None:
     if spelling.kt == "bmm" and spelling.mask != "none":
         pytest.skip("a reshape between mask and softmax is another axis")
@@ -103,7 +107,9 @@ spellings = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(spelling=spellings, heads=st.sampled_from([(4, 4), (4, 2), (4, 1), (1, 1)]), seed=st.integers(0, 99))
-def test_any_combination_is_matched_or_refused_and_never_wrong(spelling: Spelling, heads: tuple[int, int], seed: int) -> None:
+def test_any_combination_is_matched_or_refused_and_never_wrong(
+    spelling: Spelling, heads: tuple[int, int], seed: int
+) -> None:
     if heads[0] != heads[1] and spelling.kt in ("bshd", "given"):
         heads = (heads[0], heads[0])
     model = build(replace(spelling, Hq=heads[0], Hkv=heads[1]))
@@ -159,7 +165,15 @@ def test_three_dimensional_attention_op_with_past() -> None:
     q, k, v = g.input("q", [2, 3, 16]), g.input("k", [2, 3, 8]), g.input("v", [2, 3, 8])
     past = [g.input("pk", [2, 2, 5, 4]), g.input("pv", [2, 2, 5, 4])]
     g.nodes.append(
-        h.make_node("Attention", [q, k, v, "", *past], ["o", "nk", "nv"], q_num_heads=4, kv_num_heads=2, is_causal=1, name="attn")
+        h.make_node(
+            "Attention",
+            [q, k, v, "", *past],
+            ["o", "nk", "nv"],
+            q_num_heads=4,
+            kv_num_heads=2,
+            is_causal=1,
+            name="attn",
+        )
     )
     model = g.model({"o": ([2, 3, 16], T.FLOAT), "nk": ([2, 2, 8, 4], T.FLOAT), "nv": ([2, 2, 8, 4], T.FLOAT)})
     (site,) = explain(model).sites
@@ -255,8 +269,12 @@ def test_keeps_names_metadata_and_the_callers_model() -> None:
 def test_symbolic_lengths() -> None:
     g = Graph(18)
     q, k, v = g.input("q", ["b", 4, "s", 8]), g.input("k", ["b", 2, "t", 8]), g.input("v", ["b", 2, "t", 8])
-    shape = g.op("Concat", g.op("Shape", q, start=0, end=1), g.const([4], np.int64), g.op("Shape", k, start=2, end=4), axis=0)
-    five = g.op("Concat", g.op("Shape", k, start=0, end=2), g.const([2], np.int64), g.op("Shape", k, start=2, end=4), axis=0)
+    shape = g.op(
+        "Concat", g.op("Shape", q, start=0, end=1), g.const([4], np.int64), g.op("Shape", k, start=2, end=4), axis=0
+    )
+    five = g.op(
+        "Concat", g.op("Shape", k, start=0, end=2), g.const([2], np.int64), g.op("Shape", k, start=2, end=4), axis=0
+    )
 
     def repeat(x: str) -> str:
         return g.op("Reshape", g.op("Expand", g.op("Unsqueeze", x, g.const([2], np.int64)), five), shape)
@@ -270,6 +288,9 @@ def test_symbolic_lengths() -> None:
     assert (site.spec.batch, site.spec.Hkv, site.spec.Sq, site.spec.Skv) == (("b",), 2, "s", "t")
     rng = np.random.default_rng(0)
     for b, s, t in ((1, 1, 1), (2, 5, 3), (3, 7, 70)):
-        inputs = {n: rng.standard_normal((b, hh, x, 8)).astype(np.float32) for n, hh, x in (("q", 4, s), ("k", 2, t), ("v", 2, t))}
+        inputs = {
+            n: rng.standard_normal((b, hh, x, 8)).astype(np.float32)
+            for n, hh, x in (("q", 4, s), ("k", 2, t), ("v", 2, t))
+        }
         for form in ("decomposed", "blocked"):
             assert_same(run(model, inputs), run(rewrite(model, form)[0], inputs))

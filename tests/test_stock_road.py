@@ -18,12 +18,12 @@ import pytest
 from iree.compiler.tools import binaries
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_fa.backend.transform_spec import SpecSite, emit_transform_spec, spec_flags, spec_for_model
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.transform_spec import SpecSite, emit_transform_spec, spec_flags, spec_for_model
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.io import load, to_proto
-from onnx_fa.rewrite import rewrite_in_place
+from onnx_fa.rewriter import rewrite_in_place
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
 from onnx_fa.target import Target, parse_target
 

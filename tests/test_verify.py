@@ -18,11 +18,11 @@ from onnx_fa import io
 from onnx_fa.cli import main
 from onnx_fa.errors import MismatchError, ModelError, RunError
 from onnx_fa.inputs import input_shapes, random_inputs, symbols
-from onnx_fa.verify import VerifyReport, norm_error, verify
+from onnx_fa.verifier import VerifyReport, norm_error, verify
 from tests import tiny
 
 # By import_module, because `onnx_fa.verify` may also be the function of that name.
-verify_module = importlib.import_module("onnx_fa.verify")
+verify_module = importlib.import_module("onnx_fa.verifier")
 
 
 def kinds(report: VerifyReport) -> set[str]:

@@ -20,8 +20,8 @@ from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
 from onnx_fa.io import ModelLike, save, to_proto
 from onnx_fa.report import Miss, RewriteReport, SiteReport
-from onnx_fa.rewrite import rewrite
-from onnx_fa.target import Target
+from onnx_fa.rewriter import rewrite
+from onnx_fa.target import Target, parse_target
 
 COMPILER_ENV = "ONNX_FA_IREE_COMPILE"
 """Environment variable: another iree-compile than the installed wheel's."""
@@ -148,11 +148,12 @@ class CompileReport:
         }
 
 
-def import_model(model: ModelLike, target: Target) -> ImportedModule:
+def import_model(model: ModelLike, target: Target | str = "cpu-host") -> ImportedModule:
     """`model` as MLIR with a kernel in the place of every attention that one can express.
 
     A site without a kernel is written in the decomposed form and reported as a miss with the reason. Raises ModelError.
     """
+    target = parse_target(target) if isinstance(target, str) else target
     site_model, report = rewrite(model, form="site")
     work = site_model if isinstance(site_model, ir.Model) else ir.from_proto(site_model)
     kernels, sites, misses = settle_kernels(work, report, target)
@@ -163,8 +164,8 @@ def import_model(model: ModelLike, target: Target) -> ImportedModule:
 
 def compile_model(
     model: ModelLike,
-    output: Path,
-    target: Target,
+    output: str | os.PathLike[str],
+    target: Target | str = "cpu-host",
     *,
     keep_intermediates: Path | None = None,
     flags: Sequence[str] = (),
@@ -177,6 +178,7 @@ def compile_model(
     after each phase (weights elided). Raises ModelError and CompileError.
     """
     output = Path(output)
+    target = parse_target(target) if isinstance(target, str) else target
     start = time.monotonic()
     imported = import_model(model, target)
     options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)

@@ -201,6 +201,8 @@ def is_score_shape(dims: Sequence[int | None], spec: AttentionSpec) -> bool:
     with hidden = Skv is not taken for one. Decode (Sq = 1) has no such buffer. False when a dim is dynamic.
     """
     score = [d for d in spec.score_shape if isinstance(d, int)]
+    if spec.Skv in (spec.D, spec.Dv):
+        return False  # then the score is as large as q or the output, and cannot be told from them
     if len(score) < len(spec.score_shape) or any(d is None for d in dims) or spec.Sq == 1:
         return False
     wide = [d for d in dims if d is not None and d != 1]

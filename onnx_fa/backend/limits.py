@@ -56,12 +56,25 @@ def run_limited(
     # Files, not pipes: a killed child's grandchildren may hold a pipe open, and stderr may be large.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()
-        child = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd, env=env, start_new_session=True
-        )
+        # An interrupt between the start of the child and the `try` would leave it running: hold it back until then.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            child = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+            )
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise
         ending: Ending = "ok"
         peak = 0
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             while True:
                 if child.poll() is not None:
                     break

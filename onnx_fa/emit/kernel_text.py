@@ -17,7 +17,7 @@ class Kernel:
     flags without which the text does not compile."""
 
     name: str
-    text: str
+    text: str = field(repr=False)
     body: Literal["op", "vector"]
     spec: AttentionSpec
     config: dict[str, int | str] = field(default_factory=dict)

@@ -33,7 +33,7 @@ from onnx_fa.inputs import (
 )
 from onnx_fa.reference import attention, scores
 from onnx_fa.report import SiteReport
-from onnx_fa.rewrite import Site, rewrite_in_place
+from onnx_fa.rewriter import Site, rewrite_in_place
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.table import text_table
 from onnx_fa.target import Target, parse_target

@@ -498,7 +498,7 @@ def bench_attention(
 
 
 def main(argv: Sequence[str]) -> None:
-    """`python -m onnx_fa.bench PREFIX [THREADS [ROUNDS]]`: bench_attention on all its cases."""
+    """`python -m onnx_fa.benchmark PREFIX [THREADS [ROUNDS]]`: bench_attention on all its cases."""
     prefix, threads, rounds = (*argv, *("2", "5")[len(argv) - 1 :])
     results = bench_attention(
         threads=int(threads), rounds=int(rounds), progress=lambda message: print(message, file=sys.stderr, flush=True)
