@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.spec import Dim, DType
+from onnx_fa.symbolic import SymbolicShapes, known, recorded
 
 Array = npt.NDArray[np.generic]
 
@@ -80,7 +80,8 @@ class GraphView:
         self.model = model
         self.opset = default_opset(model)
         self._consts: dict[ir.Value, Array | None] = {}
-        self._shapes: dict[ir.Value, tuple[Dim | None, ...]] = {}
+        self._symbolic: SymbolicShapes | None = None
+        self._building = False
 
     def const(self, value: ir.Value | None) -> Array | None:
         """The value's content when it is known before run time (initializers, constants, and small arithmetic on them)."""
@@ -134,53 +135,16 @@ class GraphView:
 
     def shape(self, value: ir.Value | None) -> tuple[Dim | None, ...] | None:
         """Dims as ints, symbol names, or None where nothing is known; None when not even the rank is known."""
-        if value is None or value.shape is None:
+        if value is None:
             return None
-        if value not in self._shapes:
-            dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
-            self._shapes[value] = dims
-            if not all(isinstance(d, int) for d in dims):
-                self._shapes[value] = self._refined(value, dims)
-        return self._shapes[value]
-
-    def _refined(self, value: ir.Value, dims: tuple[Dim | None, ...]) -> tuple[Dim | None, ...]:
-        """ONNX's inference invents a new symbol where a shape was computed in a roundabout way: look closer at such ops."""
-        node = self.producer(value, "Expand", "Reshape", "Range")
-        if node is None:
-            return dims
-        if node.op_type == "Range":
-            start, step = self.scalar(node.inputs[0]), self.scalar(node.inputs[2])
-            size = self.dim_scalar(node.inputs[1])
-            return (size,) if start == 0 and step == 1 and size is not None else dims
-        source, to = self.shape(node.inputs[0]), self.const(node.inputs[1])
-        if source is None or to is None:
-            return dims
-        want = [int(d) for d in to]
-        if node.op_type == "Reshape":
-            return _reshaped(source, want) if not attr_int(node, "allowzero", 0) else dims
-        rank = max(len(source), len(want))
-        a, b = (1,) * (rank - len(source)) + source, [1] * (rank - len(want)) + want
-        return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
-
-    def dim_scalar(self, value: ir.Value | None) -> Dim | None:
-        """The dim that a scalar holds: a constant, or Shape of something narrowed down to one element."""
-        known = self.scalar(value)
-        if known is not None:
-            return int(known)
-        node = self.producer(value, "Gather", "Squeeze", "Cast", "Identity")
-        if node is None:
-            return None
-        if node.op_type in ("Cast", "Identity"):
-            return self.dim_scalar(node.inputs[0])
-        shape_op = self.producer(node.inputs[0], "Shape")
-        shape = self.shape(shape_op.inputs[0]) if shape_op is not None else None
-        if shape_op is None or shape is None:
-            return None
-        part = shape[slice(attr_int(shape_op, "start", 0), attr_int(shape_op, "end", len(shape)))]
-        if node.op_type == "Squeeze":
-            return part[0] if len(part) == 1 else None
-        index = self.scalar(node.inputs[1])
-        return part[int(index)] if index is not None and -len(part) <= index < len(part) else None
+        shape = recorded(value)
+        if shape is not None and all(known(d) for d in shape):
+            return shape
+        if self._symbolic is None and not self._building:
+            self._building = True  # it asks for constants, which ask for shapes
+            self._symbolic = SymbolicShapes(self.model, self.const)
+            self._consts = {v: a for v, a in self._consts.items() if a is not None}  # some may be known now
+        return shape if self._symbolic is None else self._symbolic.shape(value)
 
     def producer(self, value: ir.Value | None, *op_types: str) -> ir.Node | None:
         """The node that makes `value`, if it is one of the standard ops named (any standard op when none is)."""
@@ -197,25 +161,6 @@ class GraphView:
         """Whether `axis` of `value` is its last one; unknown ranks answer False unless it is -1."""
         shape = self.shape(value)
         return axis == -1 or (shape is not None and axis == len(shape) - 1)
-
-
-def _reshaped(source: tuple[Dim | None, ...], want: list[int]) -> tuple[Dim | None, ...]:
-    """Dims after a Reshape to `want`, where 0 copies and -1 is what is left over."""
-    dims: list[Dim | None] = [source[i] if d == 0 and i < len(source) else d for i, d in enumerate(want)]
-    if -1 in want:
-        rest = Counter(d for d in source if d != 1)
-        rest.subtract(d for d in dims if d not in (1, -1))
-        over = [d for d, n in rest.items() for _ in range(abs(n)) if n > 0]
-        under = [d for d, n in rest.items() for _ in range(abs(n)) if n < 0]
-        ints, symbols = [d for d in over if isinstance(d, int)], [d for d in over if not isinstance(d, int)]
-        divisor = math.prod(d for d in under if isinstance(d, int))
-        if any(not isinstance(d, int) for d in under) or divisor == 0 or math.prod(ints) % divisor:
-            leftover: Dim | None = None
-        else:
-            quotient = math.prod(ints) // divisor
-            leftover = quotient if not symbols else symbols[0] if len(symbols) == 1 and quotient == 1 else None
-        dims[want.index(-1)] = leftover
-    return tuple(dims)
 
 
 def default_opset(model: ir.Model) -> int:
