@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -68,6 +69,8 @@ class Anchor:
     score: ir.Value
     prob: ir.Value
     row_sum: ir.Value | None = None
+    floored: bool = False
+    """The row maximum is kept finite, so that an empty row's exponentials are zero."""
     interior: tuple[ir.Node, ...] = ()
 
 
@@ -107,6 +110,9 @@ class Select:
 class Nothing:
     """A layer that leaves the value as it is (a cast between float types, Identity)."""
 
+
+Guard = Literal["", "zero", "guarded"]
+"""What becomes of a row without keys: nothing is done about its NaN, or see `AttentionSpec.empty_row`."""
 
 Step = Scale | Cap | AddTerm | Select | Nothing
 
@@ -246,9 +252,10 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     )
 
 
-def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, bool, list[ir.Node]]:
-    """From the probabilities to the matmul with V: (the matmul, whether a NaN guard was seen, the nodes between)."""
-    prob, guard = anchor.prob, False
+def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, Guard, list[ir.Node]]:
+    """From the probabilities to the matmul with V: (the matmul, what guards empty rows, the nodes between)."""
+    prob = anchor.prob
+    guard: Guard = ""
     nodes: list[ir.Node] = []
     seen_sum = {u for v in ([anchor.row_sum] if anchor.row_sum is not None else []) if (u := v.producer()) is not None}
     while True:
@@ -259,7 +266,7 @@ def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir
             raise NoMatch("the softmax result is not used")
         after = next((a for layer in patterns.after if (a := layer(view, prob, users)) is not None), None)
         if after is not None:
-            prob, guard = after.value, guard or after.guard
+            prob, guard = after.value, "guarded" if after.guard else guard
             nodes += after.nodes
             continue
         if len(users) > 1:
@@ -273,7 +280,7 @@ def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
 
 
-def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: bool) -> tuple[ir.Value, bool, list[ir.Node]]:
+def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tuple[ir.Value, Guard, list[ir.Node]]:
     """Behind the matmul with V: the deferred division, and around it the guard for empty rows, where there are such."""
     acc, total, nodes = pv.outputs[0], anchor.row_sum, list[ir.Node]()
     if total is None:
@@ -283,7 +290,12 @@ def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: bool) -> tup
         safe = _positive_or(view, total, total, 1.0, nodes)
         if safe is None:
             raise NoMatch("only one side of the division by the row sum is guarded", pv)
-        acc, total, guard = guarded, safe, True
+        acc, total, guard = guarded, safe, "guarded"
+    elif anchor.floored:
+        safe = _one_if_zero(view, total, nodes)
+        if safe is None:
+            raise NoMatch("a row sum of zero is not guarded, though the row maximum is kept finite", pv)
+        total, guard = safe, "zero"
     users = view.users(acc)
     if acc.is_graph_output() or len(users) != 1 or users[0].op_type != "Div" or users[0].inputs[0] is not acc:
         raise NoMatch("the product with V is not divided by the row sum", pv)
@@ -301,6 +313,18 @@ def _positive_or(
         if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
             continue
         if where.inputs[1] is value and view.scalar(where.inputs[2]) == other:
+            nodes += [test, where]
+            return where.outputs[0]
+    return None
+
+
+def _one_if_zero(view: GraphView, total: ir.Value, nodes: list[ir.Node]) -> ir.Value | None:
+    """The result of Where(total == 0, 1, total), if the sum is read like that."""
+    for where in view.users(total):
+        test = view.producer(where.inputs[0], "Equal") if where.op_type == "Where" else None
+        if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
+            continue
+        if where.inputs[2] is total and view.scalar(where.inputs[1]) == 1.0:
             nodes += [test, where]
             return where.outputs[0]
     return None
@@ -427,7 +451,7 @@ def build_match(
     dtype: str | None,
     operands: Operands,
     steps: Sequence[Step],
-    guard: bool,
+    guard: Guard,
     output: ir.Value,
     anchor: ir.Node,
     interior: tuple[ir.Node, ...],
@@ -541,10 +565,10 @@ def _scaled(term: Term, factor: float) -> Term:
     return Term(replace(t, fill=fill), term.operand)
 
 
-def _empty_row(masks: Sequence[MaskTerm], guard: bool) -> EmptyRow:
-    """With a guard a NaN row becomes zero. Without one, a row that only finite fills have masked is the mean of V."""
+def _empty_row(masks: Sequence[MaskTerm], guard: Guard) -> EmptyRow:
+    """A guard decides. Without one, a row that only finite fills have masked is the mean of V."""
     if guard:
-        return "zero"
+        return guard
     fills = [m.fill for m in masks if isinstance(m, (BoolMask, Causal, SlidingWindow))]
     only_finite = bool(fills) and all(map(math.isfinite, fills)) and not any(isinstance(m, AddMask) for m in masks)
     return "mean" if only_finite else "nan"

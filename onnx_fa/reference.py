@@ -52,13 +52,15 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
     """Output of the attention, in the spec's output layout, float64.
 
     `operands` are q, k, v and the mask tensors, in the order and layouts that the spec names.
-    A row whose softmax is NaN (no key left) yields NaN, or zero where `spec.empty_row` is "zero".
+    A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
     """
     s = scores(spec, *operands)
     v = np.repeat(_canonical(operands[2], spec.v_layout), spec.group, axis=-3)
     with np.errstate(invalid="ignore"):
         p = np.exp(s - s.max(axis=-1, keepdims=True))
         p = p / p.sum(axis=-1, keepdims=True)
-    if spec.empty_row == "zero":
+    if spec.empty_row == "guarded":
         p = np.where(np.isnan(p), 0.0, p)
+    elif spec.empty_row == "zero":
+        p = np.where(np.isneginf(s).all(axis=-1, keepdims=True), 0.0, p)
     return np.transpose(p @ v, spec.o_layout)

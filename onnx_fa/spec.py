@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 Dim = int | str
 DType = Literal["f64", "f32", "f16", "bf16"]
-EmptyRow = Literal["nan", "zero", "mean"]
+EmptyRow = Literal["nan", "zero", "guarded", "mean"]
 Offset = int | Literal["end"]
 """Where the query block starts among the keys: query i stands at key position i + offset; "end" is Skv - Sq."""
 
@@ -83,8 +83,9 @@ class AttentionSpec:
     """softmax(mask(mods(scale * q @ k^T))) @ v.
 
     Masks apply in order, after the score modifications. Operands are q, k, v, then the tensor of every BoolMask and AddMask in
-    order. `empty_row` is what a query with no key left yields: "nan" and "zero" where masked scores are -inf, "mean" (of v) where
-    they are finite, as with a finfo.min fill. Raises ValueError when the fields contradict each other.
+    order. `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does; "zero", as the ONNX
+    Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v) says that masked
+    scores are finite, as with a finfo.min fill, so that no row is ever empty. Raises ValueError when the fields contradict each other.
     """
 
     dtype: DType

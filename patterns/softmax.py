@@ -7,6 +7,9 @@ import onnx_ir as ir
 from onnx_fa.graph_view import GraphView, attr_int, axes_of
 from onnx_fa.match import Anchor, NoMatch
 
+_FLOOR = -1.7e38
+"""A bound on the row maximum that no row with a key reaches."""
+
 
 def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
     """The softmax that `node` completes or, for the spelled-out form, the Exp in its middle; None for any other node.
@@ -35,7 +38,12 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     sub = view.producer(exp.inputs[0], "Sub")
     if sub is None:
         return None
-    top = view.producer(sub.inputs[1], "ReduceMax")
+    maximum, floor = sub.inputs[1], view.producer(sub.inputs[1], "Max")
+    if floor is not None and len(floor.inputs) == 2 and (view.scalar(floor.inputs[1]) or 0.0) <= _FLOOR:
+        maximum = floor.inputs[0]
+    else:
+        floor = None
+    top = view.producer(maximum, "ReduceMax")
     score = sub.inputs[0]
     if top is None or top.inputs[0] is not score or score is None or not _keeps_last_axis(view, top):
         return None
@@ -44,11 +52,19 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     if len(sums) != 1 or not _keeps_last_axis(view, sums[0]):
         return None
     total = sums[0].outputs[0]
-    inside = (top, sub, sums[0])
+    inside = (top, *([floor] if floor else []), sub, sums[0])
     for user in view.users(e):
-        if user.op_type == "Div" and user.inputs[0] is e and user.inputs[1] is total:
+        if user.op_type == "Div" and user.inputs[0] is e and user.inputs[1] is total and floor is None:
             return Anchor(user, "ReduceMax/Sub/Exp/ReduceSum/Div", score, user.outputs[0], interior=(*inside, exp))
-    return Anchor(exp, "ReduceMax/Sub/Exp/ReduceSum/MatMul/Div", score, e, row_sum=total, interior=inside)
+    return Anchor(
+        exp,
+        "ReduceMax/Sub/Exp/ReduceSum/MatMul/Div",
+        score,
+        e,
+        row_sum=total,
+        floored=floor is not None,
+        interior=inside,
+    )
 
 
 def _keeps_last_axis(view: GraphView, node: ir.Node) -> bool:

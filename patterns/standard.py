@@ -85,7 +85,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         operands=operands,
         steps=steps,
         extra_terms=extra,
-        guard=True,  # the op defines the output of a fully masked row as zero
+        guard="zero",  # the op defines the output of a fully masked row as zero
         output=node.outputs[0],
         anchor=node,
         interior=(node,),

@@ -119,7 +119,7 @@ def _cases() -> Iterator[Case]:
     yield case("one_head", Hq=1, Hkv=1)
 
     # Rows with no key left.
-    for how in ("nan", "zero"):
+    for how in ("nan", "zero", "guarded"):
         yield case(f"empty_{how}_bool", "empty", masks=(BoolMask((2, 1, 64, 64)),), empty_row=how)
         yield case(f"empty_{how}_padding", "empty", masks=(BoolMask((2, 1, 1, 64)), Causal()), empty_row=how)
         yield case(f"empty_{how}_add", "empty", masks=(AddMask((2, 1, 64, 64)),), empty_row=how)

@@ -107,7 +107,7 @@ def specs(draw: st.DrawFn) -> AttentionSpec:
         scale=draw(st.sampled_from((1.0, 0.125, -0.3))),
         mods=(Softcap(3.0),) if draw(st.booleans()) else (),
         masks=tuple(masks),
-        empty_row=draw(st.sampled_from(("nan", "zero"))),
+        empty_row=draw(st.sampled_from(("nan", "zero", "guarded"))),
         **layouts,
     )
 

@@ -55,6 +55,9 @@ def check(model: onnx.ModelProto, *, seed: int = 0, sites: int = 1) -> None:
         for large, empty in ((False, False), (True, False), (False, True)):
             inputs = feeds(model, seed, large=large, empty_rows=empty)
             assert_same(run(model, inputs), run(new, inputs), LARGE_SCORE_TOLERANCE if large else TOLERANCE)
+        poisoned = feeds(model, seed)
+        poisoned["q"].reshape(-1)[0] = np.nan
+        assert_same(run(model, poisoned), run(new, poisoned))
         again, _ = rewrite(new, form)
         assert again.SerializeToString() == new.SerializeToString(), "rewriting twice changed something"
 
@@ -126,7 +129,7 @@ def test_recovers_the_meaning() -> None:
     spec = spec_of(Hkv=2, scale="both", kt="sandwich", mask="and", guard="isnan")
     assert (spec.Hq, spec.Hkv, spec.Sq, spec.Skv, spec.D, spec.Dv, spec.batch) == (4, 2, 7, 9, 8, 6, (2,))
     assert spec.scale == pytest.approx(8**-0.5)
-    assert spec.empty_row == "zero"
+    assert spec.empty_row == "guarded"
     assert spec.masks == (Causal(0), BoolMask((2, 1, 1, 9)))
     assert spec_of(softcap=True).mods == (Softcap(3.0),)
     assert spec_of(mask="const_causal").masks == (Causal(0),)

@@ -58,7 +58,7 @@ def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:
             row.append(s)
         top = max(row)
         if top == NEG_INF:
-            out[index] = 0.0 if spec.empty_row == "zero" else math.nan
+            out[index] = 0.0 if spec.empty_row in ("zero", "guarded") else math.nan
             continue
         p = [math.exp(s - top) for s in row]
         out[index] = sum(w * x for w, x in zip(p, v[kv], strict=True)) / sum(p)

@@ -88,6 +88,8 @@ _QUICK = (
     "empty_zero_bool",
     "empty_nan_bool",
     "empty_nan_add",
+    "empty_guarded_bool",
+    "empty_guarded_add",
     "empty_mean_add",
     "empty_mean_causal",
     "bshd_gqa",
@@ -156,7 +158,7 @@ def test_what_is_refused_is_what_was_meant() -> None:
     ), refused
 
 
-@pytest.mark.parametrize("name", ["empty_zero_bool", "empty_nan_bool", "causal", "plain"])
+@pytest.mark.parametrize("name", ["empty_zero_bool", "empty_guarded_bool", "empty_nan_bool", "causal", "plain"])
 @pytest.mark.parametrize("operand", [0, 1, 2])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_nan_and_inf_come_through(first: Kernels, name: str, operand: int, poison: float) -> None:

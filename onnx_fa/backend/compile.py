@@ -195,7 +195,11 @@ def compile_model(
         if keep_intermediates:
             save(imported.model, keep_intermediates / "site.onnx")
             (keep_intermediates / "imported.mlir").write_text(imported.text)
-        dump = (f"--dump-compilation-phases-to={phases}", *_ELIDE)
+        dump = (
+            f"--dump-compilation-phases-to={phases}",
+            f"--iree-hal-dump-executable-intermediates-to={phases}",
+            *_ELIDE,
+        )
         iree_compile(
             imported.text,
             staged,

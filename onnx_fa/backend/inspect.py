@@ -104,6 +104,11 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
     program = _outside(flow)
     calls = [_dispatch(m, bodies) for line in program if (m := _DISPATCH.search(line))]
     stacks = {n: _stack_bytes(b) for n, b in _executables(_phase(folder, "executable-targets"), "hal.executable")}
+    for function, size in _frames(folder).items():
+        # The frame holds the allocas and what the register allocator spilled besides.
+        for name in (n for n in stacks if function.startswith(n)):
+            allocas = stacks[name]
+            stacks[name] = None if allocas is None else max(allocas, size)
     specs = {k.name: k.spec for k in kernels.values()}
     by_kernel = {}
     for name, spec in specs.items():
@@ -124,6 +129,25 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
             everywhere += [_buffer(call, t, "a softmax outside any kernel") for t in call.results]
     unique = {(b.dispatch, b.type): b for b in reversed(everywhere)}
     return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks, dict(kernels))
+
+
+_LABEL = re.compile(r'^"?([\w$.]+)"?:')
+_FRAME = re.compile(r"\bsubq?\s+(?:\$(\d+), %rsp|sp, sp, #(\d+)(, lsl #12)?)")
+
+
+def _frames(folder: Path) -> dict[str, int]:
+    """Bytes of each function's stack frame, from the assembly that --iree-hal-dump-executable-intermediates-to left
+    (x86-64 and AArch64; empty where there is none)."""
+    frames: dict[str, int] = {}
+    for path in folder.glob("*.s"):
+        function = ""
+        for line in path.read_text(errors="replace").splitlines():
+            if m := _LABEL.match(line):
+                function = m[1] if not m[1].startswith(".L") else function
+            elif m := _FRAME.search(line):
+                size = int(m[1] or m[2]) << (12 if m[3] else 0)
+                frames[function] = frames.get(function, 0) + size
+    return frames
 
 
 def _phase(folder: Path, phase: str) -> list[str]:

@@ -19,7 +19,12 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     inner, q, kt, v, tensors = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: _positions(b, spec, q, kt))
-    p = b.op("Exp", b.op("Sub", score, b.reduce_max(score)))
+    top = b.reduce_max(score)
+    if spec.empty_row == "zero":
+        # Subtracting the lowest number instead of -inf makes an empty row's exponentials 0, not NaN.
+        kind = NUMPY[compute_type(spec)]
+        top = b.op("Max", top, b.const(np.asarray(np.finfo(kind).min, kind)))
+    p = b.op("Exp", b.op("Sub", score, top))
     total = b.reduce_sum(p)
     return finish(b, spec, b.op("MatMul", p, v), total)
 
@@ -29,9 +34,11 @@ def finish(b: OnnxBuilder, spec: AttentionSpec, acc: ir.Value, total: ir.Value) 
 
     Zero for empty rows is spelled around the division, not behind it, so that every site ends in the division.
     """
+    kind = NUMPY[compute_type(spec)]
+    zero, one = b.const(np.asarray(0, kind)), b.const(np.asarray(1, kind))
     if spec.empty_row == "zero":
-        kind = NUMPY[compute_type(spec)]
-        zero, one = b.const(np.asarray(0, kind)), b.const(np.asarray(1, kind))
+        total = b.op("Where", b.op("Equal", total, zero), one, total)
+    if spec.empty_row == "guarded":
         some = b.op("Greater", total, zero)  # false for an empty row's NaN too
         acc, total = b.op("Where", some, acc, zero), b.op("Where", some, total, one)
     out = b.op("Div", acc, total)

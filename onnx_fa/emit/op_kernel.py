@@ -61,9 +61,9 @@ class OpConfig:
     transpose_k: bool
 
 
-_TILES = ((64, 4, 32), (96, 4, 64), (128, 2, 64), (192, 2, 32), (256, 2, 64), (512, 2, 32))
+_TILES = ((64, 4, 32), (96, 4, 64), (128, 2, 64), (192, 2, 32), (512, 2, 32))
 """(largest head dim, tile_m, tile_k2): the fastest tried with 16 lanes, f32, Sq = Skv = 512. At head dim 192, 64 keys
-are 20% faster but take 16 s to compile instead of 4."""
+are 20% faster but take 16 s to compile instead of 4, and its spills pass the stack of a runtime worker (so they do at 256)."""
 
 
 def default_config(spec: AttentionSpec) -> OpConfig:
@@ -424,7 +424,16 @@ class _Emitter:
             # A row with no key left has sum 0 and accumulator 0 (NaN where v has one): divide by 1 instead.
             body = ["%none = arith.cmpf oeq, %x1, %zero : f32", "%sum = arith.select %none, %one, %x1 : f32"]
             divisor = "%sum"
-        body.append(f"{'%y' if spec.dtype == 'f32' else '%wide'} = arith.divf %x0, {divisor} : f32")
+        numerator = "%x0"
+        if spec.empty_row == "guarded":
+            # The same for a row whose sum is NaN, and its accumulator with it.
+            body = [
+                "%some = arith.cmpf ogt, %x1, %zero : f32",
+                "%sum = arith.select %some, %x1, %one : f32",
+                "%acc = arith.select %some, %x0, %zero : f32",
+            ]
+            numerator, divisor = "%acc", "%sum"
+        body.append(f"{'%y' if spec.dtype == 'f32' else '%wide'} = arith.divf {numerator}, {divisor} : f32")
         if spec.dtype != "f32":
             body.append(f"%y = arith.truncf %wide : f32 to {spec.dtype}")
         sources = [("online#0", acc, "f32"), ("online#2", row, "f32")]

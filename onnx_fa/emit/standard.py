@@ -21,6 +21,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError(f"the Attention op needs opset 23, the model has {opset}")
     if len(spec.batch) != 1:
         raise UnsupportedError(f"the Attention op takes one batch dim, the site has {len(spec.batch)}")
+    if spec.empty_row == "guarded":
+        raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
     infinite = [m for m in spec.masks if isinstance(m, AddMask) or m.fill == -math.inf]
     never_empty = all(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset >= 0 for m in infinite)
     if spec.empty_row == "nan" and infinite and not never_empty:

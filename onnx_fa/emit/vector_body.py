@@ -296,12 +296,14 @@ class VectorBody:
     def transposed_output(self, state: _State) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
-        zero_rows = spec.empty_row == "zero"
+        guarded = spec.empty_row == "guarded"
         inverses = t.let(f"tensor.empty() : {self.row_type}")
-        sums = t.let(f"tensor.empty() : {self.row_type}") if zero_rows else ""
+        sums = t.let(f"tensor.empty() : {self.row_type}") if guarded else ""
         for j, total in enumerate(state.total):
             inverse = t.vop("arith.divf", t.splat(1.0), total)
-            if zero_rows:
+            if spec.empty_row == "zero":
+                inverse = t.select(t.compare("oeq", total, t.splat(0.0)), t.splat(0.0), inverse)
+            if guarded:
                 inverse = t.select(t.compare("ogt", total, t.splat(0.0)), inverse, t.splat(0.0))
                 sums = t.write(total, sums, self.row_type, self.lane(j))
             inverses = t.write(inverse, inverses, self.row_type, self.lane(j))
@@ -311,7 +313,7 @@ class VectorBody:
             columns = []
             for i in range(t.width):
                 x = t.vop("arith.mulf", t.read(state.acc, self.acc_type, t.shifted(d, i), row), inverse)
-                if zero_rows:  # a row of NaN probabilities is zero as well
+                if guarded:  # a row of NaN probabilities is zero as well
                     total = t.read(sums, self.row_type, row)
                     x = t.select(t.compare("ord", total, total), x, t.splat(0.0))
                 columns.append(x)
