@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,12 @@ class _Transformer(nn.Module):
         self.inner, self.input_names, self.options = inner, input_names, options
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        result = self.inner(**dict(zip(self.input_names, args, strict=True)), **self.options)
+        given = dict(zip(self.input_names, args, strict=True))
+        tracing = bool(cast(Any, torch.jit).is_tracing())  # the TorchScript exporter; dynamo does not trace like this
+        if tracing and self.input_names == ("input_ids",):
+            # Without a mask transformers looks for packed sequences, with an operator that the TorchScript exporter lacks.
+            given["attention_mask"] = torch.ones_like(args[0])
+        result = self.inner(**given, **self.options)
         hidden: torch.Tensor = result.last_hidden_state
         return hidden
 
@@ -175,7 +180,10 @@ class _Attention(nn.Module):
         self.v = nn.Linear(model.hidden, self.kv_heads * model.head_dim)
         self.o = nn.Linear(model.hidden, model.hidden)
 
-    def forward(self, x: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, *args: torch.Tensor
+    ) -> torch.Tensor:  # one parameter, as in _Transformer: dynamic shapes follow it
+        x, *mask = args
         B, S, hidden = x.shape
         q = self.q(x).view(B, S, self.heads, -1).transpose(1, 2)
         k = self.k(x).view(B, S, self.kv_heads, -1).transpose(1, 2)
@@ -189,7 +197,8 @@ class _MultiheadAttention(nn.Module):
         super().__init__()
         self.mha = nn.MultiheadAttention(model.hidden, model.heads, batch_first=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        (x,) = args
         out: torch.Tensor = self.mha(x, x, x, need_weights=False)[0]
         return out
 

@@ -144,8 +144,11 @@ def _export(model: zoo.Model, exporter: Exporter, opset: int, dynamic: bool, att
                 do_constant_folding=True,
             )
     except Exception as error:  # the exporters raise whatever their passes raise
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ExportError(f"cannot export {where}: {type(error).__name__}: {reason.strip()}") from error
+        deepest: BaseException = error
+        while deepest.__cause__ is not None:
+            deepest = deepest.__cause__
+        reason = next((line for line in str(deepest).splitlines() if line.strip()), "")
+        raise ExportError(f"cannot export {where}: {type(deepest).__name__}: {reason.strip()}") from error
     return onnx.load_from_string(buffer.getvalue())
 
 

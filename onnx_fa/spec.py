@@ -85,7 +85,7 @@ class AttentionSpec:
     Masks apply in order, after the score modifications. Operands are q, k, v, then the tensor of every BoolMask and AddMask in
     order. `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does; "zero", as the ONNX
     Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v) says that masked
-    scores are finite, as with a finfo.min fill, so that no row is ever empty. Raises ValueError when the fields contradict each other.
+    scores are finite, as with a finfo.min fill, so that no row is ever empty. Raises ValueError when fields contradict each other.
     """
 
     dtype: DType

@@ -12,7 +12,7 @@ from test_match import assert_same, run
 
 import onnx_fa
 from onnx_fa.models import build as zoo
-from onnx_fa.models.export import ExportError, export_onnx
+from onnx_fa.models.export import export_onnx
 from onnx_fa.rewriter import FORMS, explain, rewrite
 
 TINY = ("tiny_bert", "tiny_gpt", "tiny_llama", "tiny_vit")
@@ -25,11 +25,7 @@ SAME = 1e-5
 @pytest.mark.parametrize(("exporter", "opset"), EXPORTS)
 @pytest.mark.parametrize("attn", ["sdpa", "eager"])
 def test_every_site_is_found_and_stays_the_same(name: str, exporter: str, opset: int, attn: str) -> None:
-    try:
-        model = export_onnx(name, exporter, opset, attn=attn)  # type: ignore[arg-type]
-    except ExportError as e:
-        assert exporter == "torchscript", e  # the older exporter lacks some operators; dynamo must manage all of these
-        pytest.skip(str(e))
+    model = export_onnx(name, exporter, opset, attn=attn)  # type: ignore[arg-type]
     report = explain(model)
     assert not report.misses
     assert len(report.sites) == zoo.find(name).layers
