@@ -16,12 +16,13 @@ def infer_shapes(model: ir.Model) -> None:
     """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them."""
     fixed = {*model.graph.inputs, *model.graph.outputs}
     complete = True
+    dropped: dict[ir.Value, ir.Shape] = {}
     for node in model.graph.all_nodes():
         for value in node.outputs:
             if value in fixed:
                 continue
             if value.shape is not None and any(not isinstance(d, int) and d.value is None for d in value.shape):
-                value.shape = None
+                dropped[value], value.shape = value.shape, None
             complete &= value.shape is not None and value.dtype is not None
     if complete:
         return
@@ -32,3 +33,5 @@ def infer_shapes(model: ir.Model) -> None:
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
         logger.setLevel(level)
+        for value, shape in dropped.items():
+            value.shape = value.shape or shape  # a rank is better than nothing

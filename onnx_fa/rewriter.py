@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, overload
 
 import numpy as np
@@ -13,13 +14,14 @@ import onnx_ir as ir
 from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.graph_view import GraphView, default_opset
+from onnx_fa.graph_view import GraphView
 from onnx_fa.io import ModelLike, load, same_kind
 from onnx_fa.match import Call, Const, Expr, Match, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.patterns import PATTERNS
 from onnx_fa.report import Miss, RewriteReport, SiteReport
 from onnx_fa.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.spec import AttentionSpec
 
 Form = Literal["decomposed", "attention", "blocked", "site"]
 FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
@@ -38,31 +40,31 @@ def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onn
     Returns a model of the kind passed (onnx_ir.Model for a path) and the report of sites and misses. Raises ModelError for an
     unusable model. Sites that the form cannot express become misses with that reason.
     """
-    work = load(model)
-    if isinstance(model, ir.Model):
-        work = model.clone()
+    work = model.clone() if isinstance(model, ir.Model) else load(model)
     report = rewrite_in_place(work, form)[0]
     return same_kind(model, work), report
 
 
 def explain(model: ModelLike) -> RewriteReport:
     """What `rewrite` would find, without writing anything."""
-    work = load(model)
+    work = model.clone() if isinstance(model, ir.Model) else load(model)
     infer_shapes(work)
     matches, misses = find_sites(GraphView(work), PATTERNS)
     return RewriteReport(tuple(SiteReport(m.name, m.op, m.form, m.spec) for m in matches), tuple(misses))
 
 
+@dataclass(frozen=True)
 class Site:
     """One rewritten site inside the model: what the stock road's pattern is made from.
 
     `operands` are the values that the new nodes read, in the spec's order; `nodes` the new nodes of the site itself.
     """
 
-    def __init__(
-        self, name: str, match: Match, operands: tuple[ir.Value, ...], output: ir.Value, nodes: tuple[ir.Node, ...]
-    ) -> None:
-        self.name, self.spec, self.operands, self.output, self.nodes = name, match.spec, operands, output, nodes
+    name: str
+    spec: AttentionSpec
+    operands: tuple[ir.Value, ...]
+    output: ir.Value
+    nodes: tuple[ir.Node, ...]
 
 
 def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
@@ -107,7 +109,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     if consts:
         for graph in consts:
             _drop_unused_initializers(graph, keep=unused)
-        infer_new_shapes(model)
+        infer_shapes(model)  # types and shapes of the new nodes
     return RewriteReport(tuple(reports), tuple(misses)), sites
 
 
@@ -130,7 +132,7 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site | None
     if form != "site" and not match.wrap and not match.presents and _same(out, old, set(operands)):
         for node in b.nodes:
             node.resize_inputs(0)  # they are not used: let go of what they read
-        return Site(name, match, operands, old, _between(old, set(operands)))
+        return Site(name, match.spec, operands, old, _between(old, set(operands)))
     producer = old.producer()
     assert producer is not None
     if not b.nodes or out.producer() not in set(
@@ -142,7 +144,7 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site | None
         _take_over(b, value, new)
     dead = [producer]
     _sweep(dead)
-    return Site(name, match, operands, out, inner)
+    return Site(name, match.spec, operands, out, inner)
 
 
 def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
@@ -269,9 +271,4 @@ def _between(output: ir.Value, operands: set[ir.Value]) -> tuple[ir.Node, ...]:
     return tuple(found)
 
 
-def infer_new_shapes(model: ir.Model) -> None:
-    """Types and shapes of the nodes that were added."""
-    infer_shapes(model)
-
-
-__all__ = ["FORMS", "Form", "Site", "default_opset", "explain", "rewrite", "rewrite_in_place"]
+__all__ = ["FORMS", "Form", "Site", "explain", "rewrite", "rewrite_in_place"]

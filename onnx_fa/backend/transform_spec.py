@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import iree.compiler.ir as mlir
 import onnx
@@ -27,6 +27,7 @@ from onnx_fa.backend.limits import run_limited
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, UnsupportedError
+from onnx_fa.rewriter import Site
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target
 
@@ -96,16 +97,7 @@ def emit_transform_spec(
     return _module_text(replacements, kernels.values())
 
 
-class RewrittenSite(Protocol):
-    """What `rewrite_in_place` says of a site."""
-
-    name: str
-    spec: AttentionSpec
-    operands: tuple[ir.Value, ...]
-    nodes: tuple[ir.Node, ...]
-
-
-def spec_sites(sites: Iterable[RewrittenSite]) -> list[SpecSite]:
+def spec_sites(sites: Iterable[Site]) -> list[SpecSite]:
     """The sites of `rewrite_in_place(model, "decomposed")`."""
     return [
         SpecSite(s.name, s.spec, tuple(str(v.name) for v in s.operands), str(s.nodes[-1].outputs[0].name), s.nodes)
@@ -115,7 +107,7 @@ def spec_sites(sites: Iterable[RewrittenSite]) -> list[SpecSite]:
 
 def spec_for_model(
     model: ir.Model,
-    sites: Iterable[RewrittenSite],
+    sites: Iterable[Site],
     target: Target,
     left_out: Callable[[SpecSite, UnsupportedError], None] | None = None,
 ) -> str:
