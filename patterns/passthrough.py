@@ -9,6 +9,13 @@ import onnx_ir as ir
 from onnx_fa.graph_view import FLOATS, GraphView
 from onnx_fa.match import After, Nothing, Peel
 
+_BITS: dict[ir.DataType | None, int] = {
+    ir.DataType.FLOAT16: 16,
+    ir.DataType.BFLOAT16: 16,
+    ir.DataType.FLOAT: 32,
+    ir.DataType.DOUBLE: 64,
+}
+
 
 def _is_noop(view: GraphView, node: ir.Node) -> bool:
     if node.domain not in ("", "ai.onnx"):
@@ -26,8 +33,13 @@ def _is_noop(view: GraphView, node: ir.Node) -> bool:
 
 def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     node = value.producer()
-    if node is not None and _is_noop(view, node) and node.inputs[0] is not None:
-        yield Peel(Nothing(), node.inputs[0], (node,))
+    if node is None or node.inputs[:1] in ((), (None,)) or not _is_noop(view, node):
+        return
+    inner = node.inputs[0]
+    assert inner is not None
+    if node.op_type == "Cast" and _BITS.get(value.dtype, 0) < _BITS.get(inner.dtype, 0):
+        return  # a large score would become infinite there
+    yield Peel(Nothing(), inner, (node,))
 
 
 def on_probabilities(view: GraphView, value: ir.Value, users: Sequence[ir.Node]) -> After | None:

@@ -60,7 +60,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     for out, choice in ((outputs[1], operands.k), (outputs[2], operands.v)):
         if out is not None and (out.uses() or out.is_graph_output()):
             presents.append((out, _canonical(choice)))
-    scale = attr_float(node, "scale", 0.0) or 1.0 / math.sqrt(operands.D)
+    scale = attr_float(node, "scale", 1.0 / math.sqrt(operands.D))
     cap = attr_float(node, "softcap", 0.0)
     shape = (*operands.batch, operands.Hq, operands.Sq, operands.Skv)
     steps: list[Step] = [Scale(scale)]
