@@ -135,16 +135,14 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site | None
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
     producer = old.producer()
     assert producer is not None
-    if not b.nodes or out.producer() not in set(
-        b.nodes
-    ):  # the site reduced to an existing value: give it a node of its own
-        out = b.op("Identity", out)
+    made = {o for n in b.nodes for o in n.outputs}
+    # A result that is an existing value gets a node of its own, so that it can carry the old one's name.
+    results = [(was, new if new in made else b.op("Identity", new)) for was, new in ((old, out), *presents)]
     _insert(producer, b.nodes)
-    for value, new in [(old, out), *presents]:
-        _take_over(b, value, new)
-    dead = [producer]
-    _sweep(dead)
-    return Site(name, match.spec, operands, out, inner)
+    for was, new in results:
+        _take_over(b, was, new)
+    _sweep([producer])
+    return Site(name, match.spec, operands, results[0][1], inner)
 
 
 def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
@@ -164,12 +162,6 @@ def _realise(b: OnnxBuilder, expr: Expr) -> ir.Value:
 
 def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
     """`new` stands where `old` stood, with its name, type and shape, also as a graph output."""
-    if new.producer() is None or new not in {o for n in b.nodes for o in n.outputs} or new.name == old.name:
-        fresh = b.nested()
-        new = fresh.op("Identity", new)
-        before = old.producer()
-        assert before is not None
-        _insert(before, fresh.nodes)
     name = old.name
     new.type, new.shape = old.type or new.type, old.shape or new.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
