@@ -96,7 +96,11 @@ class GraphView:
         if value.is_graph_input():
             return None  # an initialized input may be overridden by the caller
         if value.const_value is not None:
-            return None if value.const_value.size > _MAX_FOLD else value.const_value.numpy()
+            if value.const_value.size > _MAX_FOLD:
+                return None
+            # A copy: a view would keep the file of external data mapped, and it could not be closed.
+            array = value.const_value.numpy()
+            return array.copy() if isinstance(value.const_value, ir.ExternalTensor) else array
         node = value.producer()
         if node is None or node.domain not in ("", "ai.onnx"):
             return None

@@ -115,7 +115,7 @@ def _rebase_external(model: ir.Model, base: Path) -> None:
             if isinstance(tensor, ir.ExternalTensor):
                 tensor.base_dir = base
                 if tensor.size <= _SMALL:
-                    value.const_value = ir.tensor(tensor.numpy(), name=tensor.name)
+                    value.const_value = ir.tensor(tensor.numpy().copy(), name=tensor.name)
 
 
 def to_proto(model: ModelLike) -> onnx.ModelProto:

@@ -49,6 +49,9 @@ def medians(rows: list[Row]) -> dict[str, dict[str, float]]:
     return result
 
 
+_COLUMNS = 4
+
+
 def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
     """Bars of the medians of every model; over each bar ms and, where the model has a baseline, the ratio to it.
 
@@ -67,11 +70,15 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
     if not table:
         raise OnnxFaError(f"{csv_path}: no samples to plot")
     kinds = list(dict.fromkeys(k for by in table.values() for k in by))
+    columns = min(len(table), _COLUMNS)
+    rows = -(-len(table) // columns)
     figure, axes = plt.subplots(
-        1, len(table), figsize=(1.2 + 3.2 * len(table), 3.6), squeeze=False, layout="constrained"
+        rows, columns, figsize=(1.2 + 3.2 * columns, 3.6 * rows), squeeze=False, layout="constrained"
     )
+    for ax in axes.flat[len(table) :]:
+        ax.remove()
     colors = {k: f"C{i}" for i, k in enumerate(kinds)}
-    for ax, (model, by) in zip(axes[0], table.items(), strict=True):
+    for ax, (model, by) in zip(axes.flat, table.items(), strict=False):
         names = [k for k in kinds if k in by]
         bars = ax.bar(range(len(names)), [by[k] for k in names], color=[colors[k] for k in names])
         base = by.get(baseline)
@@ -82,7 +89,8 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
         ax.set_title(model, fontsize=9)
         ax.margins(y=0.2)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("ms per call, median")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("ms per call, median")
     try:
         with tempfile.TemporaryDirectory(dir=png_path.parent, prefix=".onnx_fa-") as tmp:
             staged = Path(tmp) / "plot.png"

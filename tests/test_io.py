@@ -17,8 +17,9 @@ from onnx import numpy_helper as nh
 from spellings import Graph, Spelling, build, feeds
 from test_match import assert_same, run
 
+from onnx_fa.backend.compile import compile_model
 from onnx_fa.errors import ModelError, OnnxFaError
-from onnx_fa.io import load, save
+from onnx_fa.io import load, save, to_proto
 from onnx_fa.rewriter import explain, rewrite
 
 
@@ -172,3 +173,21 @@ def test_blocked_form_needs_little_memory(tmp_path: Path) -> None:
         [sys.executable, "-c", _MEASURE, str(path)], capture_output=True, text=True, timeout=300, check=True
     )
     assert int(done.stdout) < 2000, f"{done.stdout.strip()} MB"
+
+
+def test_masks_in_external_data_compile(tmp_path: Path) -> None:
+    """Matching reads a constant mask from the file of external data; the file must still be readable, and closable, later."""
+    model = build(Spelling(mask="const_causal", Sq=16, Skv=16))
+    path = tmp_path / "m.onnx"
+    onnx.save(
+        build(Spelling(mask="const_causal", Sq=16, Skv=16)),
+        path,
+        save_as_external_data=True,
+        location="w",
+        size_threshold=0,
+    )
+    new, report = rewrite(path)
+    assert [type(m).__name__ for m in report.sites[0].spec.masks] == ["Causal"]
+    assert_same(run(model, feeds(model)), run(to_proto(new), feeds(model)))
+    compiled = compile_model(path, tmp_path / "m.vmfb")
+    assert [s.fused for s in compiled.sites] == [True]
