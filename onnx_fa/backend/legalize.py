@@ -12,7 +12,7 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 EXPAND = (
-    # Defined by ONNX as functions; the importer of IREE has no lowering for them (found by compiling one of each).
+    # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
     "AffineGrid",
     "Attention",
     "CausalConvWithState",
