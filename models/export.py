@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
@@ -20,6 +19,7 @@ import onnx
 import platformdirs
 
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
+from onnx_fa.files import write_whole
 from onnx_fa.models import build as zoo
 
 Exporter = Literal["dynamo", "torchscript"]
@@ -62,7 +62,8 @@ def export_path(
     choice = {"exporter": exporter, "opset": opset, "dynamic": dynamic, "attn": attn}
     path = cache_dir() / f"{model.name}-{_key(model, choice)}.onnx"
     if not path.is_file():
-        _write_whole(path, _export(model, exporter, opset, dynamic, attn).SerializeToString())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, _export(model, exporter, opset, dynamic, attn).SerializeToString())
     return path
 
 
@@ -78,18 +79,6 @@ def _key(model: zoo.Model, choice: dict[str, Any]) -> str:
     for source in (zoo.__file__, __file__):
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 @contextlib.contextmanager

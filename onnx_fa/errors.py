@@ -1,6 +1,11 @@
 """Errors that a user can act on. The CLI prints them as one line and exits with `exit_code`."""
 
 
+def one_line(error: BaseException) -> str:
+    """Another library's message, fit for the one line of ours."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class OnnxFaError(Exception):
     """Something the user can mend: the message says what is wrong, where, and what to do, in one line."""
 

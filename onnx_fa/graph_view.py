@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.spec import Dim, DType
-from onnx_fa.symbolic import SymbolicShapes, known, recorded
+from onnx_fa.symbolic import SymbolicShapes, known, node_axes, recorded
 
 Array = npt.NDArray[np.generic]
 
@@ -183,13 +183,8 @@ def attr_float(node: ir.Node, name: str, default: float) -> float:
 
 
 def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:
-    """Axes of a Reduce*, Squeeze or Unsqueeze in either spelling (attribute, or constant second input); None when unknown."""
-    if "axes" in node.attributes:
-        return list(node.attributes["axes"].as_ints())
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        array = view.const(node.inputs[1])
-        return None if array is None else [int(a) for a in array.reshape(-1)]
-    return None
+    """`symbolic.node_axes` with the view's constants."""
+    return node_axes(node, view.const)
 
 
 def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | None:

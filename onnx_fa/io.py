@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnx_fa.errors import ModelError, OnnxFaError
+from onnx_fa.errors import ModelError, OnnxFaError, one_line
 
 ModelLike = onnx.ModelProto | ir.Model | str | os.PathLike[str]
 _SMALL = 64  # elements: shapes, axes and scalars, which shape inference must see
@@ -38,7 +38,7 @@ def load(model: ModelLike) -> ir.Model:
     try:
         result = ir.from_proto(proto)
     except Exception as e:  # onnx_ir raises many kinds for malformed protos
-        raise ModelError(f"{name}: malformed model: {_one_line(e)}") from e
+        raise ModelError(f"{name}: malformed model: {one_line(e)}") from e
     _rebase_external(result, base)
     return result
 
@@ -56,12 +56,8 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         proto.ParseFromString(data)
     except Exception as e:  # protobuf's DecodeError lives in a private module
-        raise ModelError(f"{path}: not an ONNX model, or a truncated one (protobuf: {_one_line(e)})") from e
+        raise ModelError(f"{path}: not an ONNX model, or a truncated one (protobuf: {one_line(e)})") from e
     return proto
-
-
-def _one_line(e: BaseException) -> str:
-    return " ".join(str(e).split())[:300] or type(e).__name__
 
 
 def _check_external(proto: onnx.ModelProto, base: Path, name: str) -> None:
@@ -147,7 +143,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
                 os.replace(Path(tmp) / data, target.parent / data)
             os.replace(staged, target)
     except OSError as e:
-        raise OnnxFaError(f"{target}: cannot be written: {e.strerror or _one_line(e)}") from e
+        raise OnnxFaError(f"{target}: cannot be written: {e.strerror or one_line(e)}") from e
 
 
 def same_kind(model: ModelLike, result: ir.Model) -> onnx.ModelProto | ir.Model:

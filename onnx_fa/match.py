@@ -71,7 +71,6 @@ class Anchor:
     row_sum: ir.Value | None = None
     floored: bool = False
     """The row maximum is kept finite, so that an empty row's exponentials are zero."""
-    interior: tuple[ir.Node, ...] = ()
 
 
 # Steps from the matmul's output to the softmax's input, innermost first.
@@ -123,7 +122,6 @@ class Peel:
 
     step: Step
     inner: ir.Value
-    nodes: tuple[ir.Node, ...]
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,6 @@ class After:
     """One layer taken off behind the softmax: goes on at `value`; `guard` when it turns NaN probabilities into zero."""
 
     value: ir.Value
-    nodes: tuple[ir.Node, ...]
     guard: bool = False
 
 
@@ -152,14 +149,12 @@ class OperandChoice:
     layout: tuple[int, ...]
     scale: float
     heads: Dim
-    nodes: tuple[ir.Node, ...] = ()
 
 
 @dataclass(frozen=True)
 class Match:
     """A recognised site. `operands` are in the spec's order. `wrap` are ops to apply to the site's output, one after the other,
-    to get `output`. `presents` are further outputs of the replaced node and what they become. `interior` are the nodes that the
-    site replaces."""
+    to get `output`. `presents` are further outputs of the replaced node and what they become."""
 
     name: str
     op: str
@@ -170,14 +165,13 @@ class Match:
     anchor: ir.Node
     wrap: tuple[Callable[[Expr], Expr], ...] = ()
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
-    interior: tuple[ir.Node, ...] = ()
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 
 
 ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
+MaskRule = Callable[[GraphView, AddTerm | Select, tuple[Dim, ...], str], list[Term]]
 AfterLayer = Callable[[GraphView, ir.Value, Sequence[ir.Node]], After | None]
-BoolLayer = Callable[[GraphView, Expr, tuple[Dim, ...]], list[Term] | None]
 
 
 @dataclass(frozen=True)
@@ -188,7 +182,7 @@ class Patterns:
     score: Sequence[ScoreLayer]
     after: Sequence[AfterLayer]
     operand: Callable[[GraphView, ir.Value, tuple[str, ...], tuple[Dim, ...]], list[OperandChoice]]
-    mask: Callable[[GraphView, AddTerm | Select, tuple[Dim, ...], str], list[Term]]
+    mask: MaskRule
     ops: Sequence[Callable[[GraphView, ir.Node, str], Match | None]] = field(default=())
 
 
@@ -197,9 +191,9 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
     matches: list[Match] = []
     misses: list[Miss] = []
     for graph in view.model.graphs():
+        if isinstance(graph, ir.Function):
+            continue
         for node in graph:
-            if isinstance(graph, ir.Function):
-                continue
             label = node.name or f"{node.op_type}:{node.outputs[0].name if node.outputs else '?'}"
             anchor = None
             try:
@@ -232,14 +226,14 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
 
 
 def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
-    pv, guard, after_nodes = _walk_after(view, anchor, patterns)
-    output, guard, tail = _walk_tail(view, anchor, pv, guard)
-    steps, qk, score_nodes = parse_score(view, anchor.score, patterns.score)
+    pv, guard = _walk_after(view, anchor, patterns)
+    output, guard = _walk_tail(view, anchor, pv, guard)
+    steps, qk = parse_score(view, anchor.score, patterns.score)
     dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
     operands = _operands(view, qk, pv, patterns)
     return build_match(
         view,
-        patterns,
+        patterns.mask,
         name=label,
         op=anchor.op,
         dtype=dtype,
@@ -248,15 +242,13 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
         guard=guard,
         output=output,
         anchor=anchor.node,
-        interior=(*score_nodes, *anchor.interior, anchor.node, *after_nodes, pv, *tail),
     )
 
 
-def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, Guard, list[ir.Node]]:
-    """From the probabilities to the matmul with V: (the matmul, what guards empty rows, the nodes between)."""
+def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, Guard]:
+    """From the probabilities to the matmul with V: (the matmul, what guards empty rows)."""
     prob = anchor.prob
     guard: Guard = ""
-    nodes: list[ir.Node] = []
     seen_sum = {u for v in ([anchor.row_sum] if anchor.row_sum is not None else []) if (u := v.producer()) is not None}
     while True:
         users = [u for u in view.users(prob) if u not in seen_sum]
@@ -267,7 +259,6 @@ def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir
         after = next((a for layer in patterns.after if (a := layer(view, prob, users)) is not None), None)
         if after is not None:
             prob, guard = after.value, "guarded" if after.guard else guard
-            nodes += after.nodes
             continue
         if len(users) > 1:
             others = ", ".join(u.name or u.op_type for u in users[:3])
@@ -275,24 +266,24 @@ def _walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir
         node = users[0]
         if node.domain in ("", "ai.onnx") and node.op_type == "MatMul":
             if node.inputs[0] is prob and node.inputs[1] is not prob:
-                return node, guard, nodes
+                return node, guard
             raise NoMatch("the probabilities are not the left operand of the matmul with V", node)
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
 
 
-def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tuple[ir.Value, Guard, list[ir.Node]]:
+def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tuple[ir.Value, Guard]:
     """Behind the matmul with V: the deferred division, and around it the guard for empty rows, where there are such."""
-    acc, total, nodes = pv.outputs[0], anchor.row_sum, list[ir.Node]()
+    acc, total = pv.outputs[0], anchor.row_sum
     if total is None:
-        return acc, guard, nodes
-    guarded = _positive_or(view, acc, total, 0.0, nodes)
+        return acc, guard
+    guarded = _positive_or(view, acc, total, 0.0)
     if guarded is not None:
-        safe = _positive_or(view, total, total, 1.0, nodes)
+        safe = _positive_or(view, total, total, 1.0)
         if safe is None:
             raise NoMatch("only one side of the division by the row sum is guarded", pv)
         acc, total, guard = guarded, safe, "guarded"
     elif anchor.floored:
-        safe = _one_if_zero(view, total, nodes)
+        safe = _one_if_zero(view, total)
         if safe is None:
             raise NoMatch("a row sum of zero is not guarded, though the row maximum is kept finite", pv)
         total, guard = safe, "zero"
@@ -301,54 +292,50 @@ def _walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tu
         raise NoMatch("the product with V is not divided by the row sum", pv)
     if users[0].inputs[1] is not total:
         raise NoMatch("the product with V is divided by something else than the row sum", users[0])
-    return users[0].outputs[0], guard, [*nodes, users[0]]
+    return users[0].outputs[0], guard
 
 
-def _positive_or(
-    view: GraphView, value: ir.Value, total: ir.Value, other: float, nodes: list[ir.Node]
-) -> ir.Value | None:
+def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float) -> ir.Value | None:
     """The result of Where(total > 0, value, other), if `value` is read like that."""
     for where in view.users(value):
         test = view.producer(where.inputs[0], "Greater") if where.op_type == "Where" else None
         if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
             continue
         if where.inputs[1] is value and view.scalar(where.inputs[2]) == other:
-            nodes += [test, where]
             return where.outputs[0]
     return None
 
 
-def _one_if_zero(view: GraphView, total: ir.Value, nodes: list[ir.Node]) -> ir.Value | None:
+def _one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
     """The result of Where(total == 0, 1, total), if the sum is read like that."""
     for where in view.users(total):
         test = view.producer(where.inputs[0], "Equal") if where.op_type == "Where" else None
         if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
             continue
         if where.inputs[2] is total and view.scalar(where.inputs[1]) == 1.0:
-            nodes += [test, where]
             return where.outputs[0]
     return None
 
 
 def parse_score(
     view: GraphView, value: ir.Value, layers: Sequence[ScoreLayer], depth: int = 0
-) -> tuple[list[Step], ir.Node, list[ir.Node]]:
-    """Peels layers until the matmul of Q and K: (steps innermost first, the matmul, nodes passed). Backtracks where an Add has
+) -> tuple[list[Step], ir.Node]:
+    """Peels layers until the matmul of Q and K: (steps innermost first, the matmul). Backtracks where an Add has
     two candidates. Raises NoMatch naming the op that no layer knows."""
     qk = view.producer(value, "MatMul")
     if qk is not None:
-        return [], qk, [qk]
+        return [], qk
     if depth > 32:
         raise NoMatch("more than 32 layers between the matmul and the softmax")
     failure: NoMatch | None = None
     for layer in layers:
         for peel in layer(view, value):
             try:
-                steps, qk, nodes = parse_score(view, peel.inner, layers, depth + 1)
+                steps, qk = parse_score(view, peel.inner, layers, depth + 1)
             except NoMatch as e:
                 failure = failure or e
                 continue
-            return [*steps, peel.step], qk, [*nodes, *peel.nodes]
+            return [*steps, peel.step], qk
     if failure is not None:
         raise failure
     node = value.producer()
@@ -430,12 +417,24 @@ def plan_operands(view: GraphView, patterns: Patterns, q: ir.Value, kt: ir.Value
     q_all = choices(q, (*b, "h", "s", "d"), (*batch, Hq, Sq, D), straight)
     k_all = choices(kt, (*b, "h", "d", "s"), (*batch, lead_k[-1], Skv, D), swapped)
     v_all = choices(v, (*b, "h", "s", "d"), (*batch, lead_v[-1], Skv, Dv), straight)
-    q_all = [c for c in q_all if c.heads == Hq]
-    for k_choice in reversed(k_all):  # the deepest reading that K and V share
-        for v_choice in reversed(v_all):
-            if k_choice.heads == v_choice.heads and _groups(Hq, k_choice.heads):
-                return Operands(q_all[-1], k_choice, v_choice, batch, Hq, k_choice.heads, Sq, Skv, D, Dv, rank2)
-    raise NoMatch(f"the heads of Q ({Hq}), K ({lead_k[-1]}) and V ({lead_v[-1]}) do not form groups", at)
+    chosen = common_reading(q_all, k_all, v_all, Hq, at)
+    return Operands(*chosen, batch, Hq, chosen[1].heads, Sq, Skv, D, Dv, rank2)
+
+
+def common_reading(
+    q_all: Sequence[OperandChoice],
+    k_all: Sequence[OperandChoice],
+    v_all: Sequence[OperandChoice],
+    Hq: Dim,
+    at: ir.Node,
+) -> tuple[OperandChoice, OperandChoice, OperandChoice]:
+    """The readings furthest up the graph in which K and V have equal heads that group those of Q. Raises NoMatch."""
+    q = [c for c in q_all if c.heads == Hq][-1]
+    for k in reversed(k_all):
+        for v in reversed(v_all):
+            if k.heads == v.heads and _groups(Hq, k.heads):
+                return q, k, v
+    raise NoMatch(f"the heads of Q ({Hq}), K ({k_all[0].heads}) and V ({v_all[0].heads}) do not form groups", at)
 
 
 def _groups(hq: Dim, hkv: Dim) -> bool:
@@ -444,7 +443,7 @@ def _groups(hq: Dim, hkv: Dim) -> bool:
 
 def build_match(
     view: GraphView,
-    patterns: Patterns,
+    mask: MaskRule,
     *,
     name: str,
     op: str,
@@ -454,7 +453,6 @@ def build_match(
     guard: Guard,
     output: ir.Value,
     anchor: ir.Node,
-    interior: tuple[ir.Node, ...],
     wrap: tuple[Callable[[Expr], Expr], ...] = (),
     presents: tuple[tuple[ir.Value, Expr], ...] = (),
     form: str = "original",
@@ -468,14 +466,14 @@ def build_match(
         if isinstance(choice.value, ir.Value) and DTYPES.get(choice.value.dtype or ir.DataType.UNDEFINED) != dtype:
             raise NoMatch("Q, K, V and the output have different element types", anchor)
     score_shape = (*o.batch, o.Hq, o.Sq, o.Skv)
-    scale, mods, terms = _fold(view, patterns, steps, score_shape, dtype, anchor)
+    scale, mods, terms = _fold(view, mask, steps, score_shape, dtype, anchor)
     scale *= o.q.scale * o.k.scale
     terms += extra_terms
     terms = _tighten(terms)
     masks = tuple(t.term for t in terms)
     value_operands = (o.q.value, o.k.value, o.v.value, *(t.operand for t in terms if t.operand is not None))
-    o_layout, out_value, tail = (
-        _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output, ())
+    o_layout, out_value = (
+        _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output)
     )
     if o.rank2:
         wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
@@ -503,8 +501,7 @@ def build_match(
         )
     except ValueError as e:
         raise NoMatch(str(e), anchor) from e
-    nodes = (*interior, *tail, *o.q.nodes, *o.k.nodes, *o.v.nodes)
-    return Match(name, op, form, spec, value_operands, out_value, anchor, wrap, presents, nodes)
+    return Match(name, op, form, spec, value_operands, out_value, anchor, wrap, presents)
 
 
 def _numpy_types() -> dict[str, type]:
@@ -517,7 +514,7 @@ NUMPY = _numpy_types()
 
 
 def _fold(
-    view: GraphView, patterns: Patterns, steps: Sequence[Step], shape: tuple[Dim, ...], dtype: str, at: ir.Node
+    view: GraphView, mask: MaskRule, steps: Sequence[Step], shape: tuple[Dim, ...], dtype: str, at: ir.Node
 ) -> tuple[float, tuple[ScoreMod, ...], list[Term]]:
     scale = 1.0
     mods: list[ScoreMod] = []
@@ -540,7 +537,7 @@ def _fold(
                     raise NoMatch("more than one softcap" if mods else "a softcap that is not positive", at)
                 mods.append(Softcap(cap))
             case AddTerm() | Select():
-                terms += patterns.mask(view, step, shape, dtype)
+                terms += mask(view, step, shape, dtype)
     if not math.isfinite(scale):
         raise NoMatch("the scale is not finite", at)
     return scale, tuple(mods), terms
@@ -574,9 +571,7 @@ def _empty_row(masks: Sequence[MaskTerm], guard: Guard) -> EmptyRow:
     return "mean" if only_finite else "nan"
 
 
-def _output_layout(
-    view: GraphView, output: ir.Value, rank: int
-) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]]:
+def _output_layout(view: GraphView, output: ir.Value, rank: int) -> tuple[tuple[int, ...], ir.Value]:
     """Absorbs a Transpose behind the site when it is the only reader and leaves Dv innermost."""
     users = view.users(output)
     if not output.is_graph_output() and len(users) == 1 and len(list(output.uses())) == 1:
@@ -584,5 +579,5 @@ def _output_layout(
         if node is not None and "perm" in node.attributes:
             perm = tuple(node.attributes["perm"].as_ints())
             if len(perm) == rank and perm[-1] == rank - 1:
-                return perm, node.outputs[0], (node,)
-    return (), output, ()
+                return perm, node.outputs[0]
+    return (), output

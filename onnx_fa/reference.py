@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Offset, SlidingWindow
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Offset, SlidingWindow, inverse
 
 Array = npt.NDArray[np.generic]
 F64 = npt.NDArray[np.float64]
 
 
 def _canonical(x: Array, layout: tuple[int, ...]) -> F64:
-    return np.transpose(x, np.argsort(layout)).astype(np.float64)
+    return np.transpose(x, inverse(layout)).astype(np.float64)
 
 
 def _offset(offset: Offset, sq: int, skv: int) -> int:

@@ -100,9 +100,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
         graph = match.anchor.graph
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
-        site = _replace(builder, match, form, name)
-        if site is not None:
-            sites.append(site)
+        sites.append(_replace(builder, match, form, name))
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
         model.graph.opset_imports[DOMAIN] = 1
@@ -113,7 +111,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     return RewriteReport(tuple(reports), tuple(misses)), sites
 
 
-def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site | None:
+def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site:
     """Puts the site's new nodes before the node that made its output, redirects the readers, and drops what became dead."""
     operands = tuple(_realise(b, e) for e in match.operands)
     presents = [(old, _realise(b, e)) for old, e in match.presents]

@@ -28,6 +28,11 @@ Offset = int | Literal["end"]
 NEG_INF = -math.inf
 
 
+def inverse(layout: tuple[int, ...]) -> tuple[int, ...]:
+    """The permutation that undoes a layout: `stored.transpose(inverse(layout))` is canonical."""
+    return tuple(sorted(range(len(layout)), key=layout.__getitem__))
+
+
 @dataclass(frozen=True)
 class Softcap:
     """score = cap * tanh(score / cap)"""

@@ -33,6 +33,14 @@ def known(dim: Dim | None) -> bool:
     return isinstance(dim, int) or (dim is not None and not dim.startswith("unk__"))
 
 
+def node_axes(node: ir.Node, const: Const) -> list[int] | None:
+    """Axes of a Reduce*, Squeeze or Unsqueeze in either spelling (attribute, or constant second input); None when unknown."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
+    array = const(node.inputs[1]) if len(node.inputs) > 1 else None
+    return None if array is None else [int(a) for a in array.reshape(-1)]
+
+
 class SymbolicShapes:
     """Shapes of all values of a model, as far as they follow from its inputs' symbols. `const` gives constants' contents."""
 
@@ -104,14 +112,8 @@ class SymbolicShapes:
             return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
         return None
 
-    def _axes(self, node: ir.Node) -> list[int] | None:
-        if "axes" in node.attributes:
-            return list(node.attributes["axes"].as_ints())
-        array = self._const(node.inputs[1]) if len(node.inputs) > 1 else None
-        return None if array is None else [int(a) for a in array.reshape(-1)]
-
     def _units(self, node: ir.Node, shape: Shape) -> Shape | None:
-        axes = self._axes(node)
+        axes = node_axes(node, self._const)
         if axes is None:
             return None
         if node.op_type == "Squeeze":

@@ -19,5 +19,5 @@ def nan_guard(view: GraphView, value: ir.Value, users: Sequence[ir.Node]) -> Aft
     if view.users(test.outputs[0]) != [where] or test.outputs[0].is_graph_output():
         return None
     if where.inputs[0] is test.outputs[0] and where.inputs[2] is value and view.scalar(where.inputs[1]) == 0.0:
-        return After(where.outputs[0], (test, where), guard=True)
+        return After(where.outputs[0], guard=True)
     return None

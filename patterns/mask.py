@@ -33,9 +33,9 @@ def add(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         return
     sign = 1.0 if node.op_type == "Add" else -1.0
     if view.const(a) is None:
-        yield Peel(AddTerm(b, sign), a, (node,))
+        yield Peel(AddTerm(b, sign), a)
     if node.op_type == "Add" and view.const(b) is None:
-        yield Peel(AddTerm(a), b, (node,))
+        yield Peel(AddTerm(a), b)
 
 
 def where(view: GraphView, value: ir.Value) -> Iterator[Peel]:
@@ -49,7 +49,7 @@ def where(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     for score, fill, inverted in ((yes, no, False), (no, yes, True)):
         number = _uniform(view, fill)
         if number is not None and number < 0 and view.const(score) is None:
-            yield Peel(Select(cond, inverted, number), score, (node,))
+            yield Peel(Select(cond, inverted, number), score)
 
 
 def _uniform(view: GraphView, value: ir.Value) -> float | None:

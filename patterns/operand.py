@@ -36,7 +36,6 @@ class _State:
     value: ir.Value
     axes: tuple[_Axis, ...]
     scale: float = 1.0
-    nodes: tuple[ir.Node, ...] = ()
 
 
 def read_operand(
@@ -88,7 +87,7 @@ def _as_choice(state: _State, canonical: tuple[str, ...], size_of: dict[str, Dim
         heads = 1
     fill = iter(missing)
     layout = tuple(canonical.index(n if n is not None else next(fill)) for n in names)
-    return OperandChoice(state.value, layout, state.scale, heads, state.nodes)
+    return OperandChoice(state.value, layout, state.scale, heads)
 
 
 def _all_heads_repeated(state: _State) -> bool:
@@ -120,7 +119,7 @@ def _step(view: GraphView, state: _State) -> _State | None:
         new = _unexpand(axes, shape)
     if new is None:
         return None
-    return replace(state, value=source, axes=tuple(new), nodes=(*state.nodes, node))
+    return replace(state, value=source, axes=tuple(new))
 
 
 def _scaled(view: GraphView, state: _State, node: ir.Node) -> _State | None:
@@ -130,7 +129,7 @@ def _scaled(view: GraphView, state: _State, node: ir.Node) -> _State | None:
     for value, factor in ((a, view.scalar(b)), (b, view.scalar(a) if node.op_type == "Mul" else None)):
         if factor and len(view.shape(value) or ()) == len(state.axes):
             scale = state.scale * (factor if node.op_type == "Mul" else 1.0 / factor)
-            return replace(state, value=value, scale=scale, nodes=(*state.nodes, node))
+            return replace(state, value=value, scale=scale)
     return None
 
 

@@ -39,10 +39,10 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     assert inner is not None
     if node.op_type == "Cast" and _BITS.get(value.dtype, 0) < _BITS.get(inner.dtype, 0):
         return  # a large score would become infinite there
-    yield Peel(Nothing(), inner, (node,))
+    yield Peel(Nothing(), inner)
 
 
 def on_probabilities(view: GraphView, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     if len(users) == 1 and _is_noop(view, users[0]):
-        return After(users[0].outputs[0], (users[0],))
+        return After(users[0].outputs[0])
     return None

@@ -20,12 +20,12 @@ def scale(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     factor = view.scalar(b)
     if factor is not None and _same_rank(view, value, a):
         if node.op_type == "Mul":
-            yield Peel(Scale(factor), a, (node,))
+            yield Peel(Scale(factor), a)
         elif factor != 0:
-            yield Peel(Scale(1.0 / factor), a, (node,))
+            yield Peel(Scale(1.0 / factor), a)
     factor = view.scalar(a)
     if factor is not None and node.op_type == "Mul" and _same_rank(view, value, b):
-        yield Peel(Scale(factor), b, (node,))
+        yield Peel(Scale(factor), b)
 
 
 def _same_rank(view: GraphView, out: ir.Value, score: ir.Value) -> bool:

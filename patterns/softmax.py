@@ -52,19 +52,10 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     if len(sums) != 1 or not _keeps_last_axis(view, sums[0]):
         return None
     total = sums[0].outputs[0]
-    inside = (top, *([floor] if floor else []), sub, sums[0])
     for user in view.users(e):
         if user.op_type == "Div" and user.inputs[0] is e and user.inputs[1] is total and floor is None:
-            return Anchor(user, "ReduceMax/Sub/Exp/ReduceSum/Div", score, user.outputs[0], interior=(*inside, exp))
-    return Anchor(
-        exp,
-        "ReduceMax/Sub/Exp/ReduceSum/MatMul/Div",
-        score,
-        e,
-        row_sum=total,
-        floored=floor is not None,
-        interior=inside,
-    )
+            return Anchor(user, "ReduceMax/Sub/Exp/ReduceSum/Div", score, user.outputs[0])
+    return Anchor(exp, "ReduceMax/Sub/Exp/ReduceSum/MatMul/Div", score, e, row_sum=total, floored=floor is not None)
 
 
 def _keeps_last_axis(view: GraphView, node: ir.Node) -> bool:

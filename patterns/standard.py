@@ -24,9 +24,11 @@ from onnx_fa.match import (
     Step,
     Term,
     build_match,
+    common_reading,
 )
+from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.operand import read_operand
-from onnx_fa.spec import Causal, Dim, SlidingWindow
+from onnx_fa.spec import Causal, Dim, SlidingWindow, inverse
 
 
 def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
@@ -74,11 +76,9 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     left, right = attr_int(node, "left_window_size", -1), attr_int(node, "right_window_size", -1)
     if left >= 0 or right >= 0:
         extra.append(Term(SlidingWindow(left if left >= 0 else None, right if right >= 0 else None, offset)))
-    from onnx_fa.patterns import PATTERNS
-
     return build_match(
         view,
-        PATTERNS,
+        mask_terms,
         name=label,
         op="Attention",
         dtype=DTYPES.get(node.outputs[0].dtype or q.dtype or ir.DataType.UNDEFINED),
@@ -88,7 +88,6 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         guard="zero",  # the op defines the output of a fully masked row as zero
         output=node.outputs[0],
         anchor=node,
-        interior=(node,),
         wrap=wrap,
         presents=tuple(presents),
         form="attention",
@@ -123,12 +122,8 @@ def _heads(
         names = ("b0", "h", "s", "d")
         sizes = ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
         read = [read_operand(view, x, names, s) for x, s in zip(values, sizes, strict=True)]
-        q_choice = [c for c in read[0] if c.heads == hq][-1]
-        for kc in reversed(read[1]):
-            for vc in reversed(read[2]):
-                if kc.heads == vc.heads:
-                    return Operands(q_choice, kc, vc, (b,), hq, kc.heads, sq, skv, d, dv), ()
-        raise NoMatch("K and V have different heads")
+        chosen = common_reading(read[0], read[1], read[2], hq, node)
+        return Operands(*chosen, (b,), hq, chosen[1].heads, sq, skv, d, dv), ()
     hq, hkv = attr_int(node, "q_num_heads", 0), attr_int(node, "kv_num_heads", 0)
     (b, sq, wq), (_, skv, wk), (_, _, wv) = qs, ks, vs
     if not all(isinstance(w, int) for w in (wq, wk, wv)) or hq < 1 or hkv < 1:
@@ -154,8 +149,8 @@ def _reshape(value: Expr, shape: tuple[int, ...]) -> Call:
 
 def _canonical(choice: OperandChoice) -> Expr:
     """(B, H, S, D) whatever the operand's layout."""
-    inverse = tuple(int(i) for i in np.argsort(choice.layout))
-    return choice.value if inverse == (0, 1, 2, 3) else Call("Transpose", (choice.value,), (("perm", inverse),))
+    perm = inverse(choice.layout)
+    return choice.value if perm == (0, 1, 2, 3) else Call("Transpose", (choice.value,), (("perm", perm),))
 
 
 def _append(o: Operands, past: tuple[ir.Value, ir.Value], length: int) -> Operands:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_fa.backend import limits
-from onnx_fa.errors import MissingDependencyError, RunError
+from onnx_fa.errors import MissingDependencyError, RunError, one_line
 
 Array = NDArray[Any]
 
@@ -45,7 +45,7 @@ def load_module(
     except OSError as e:
         raise RunError(f"{vmfb!r}: cannot be read: {e.strerror}") from e
     except (RuntimeError, ValueError) as e:
-        raise RunError(f"the module cannot be loaded on {device}: {_one_line(e)}") from e
+        raise RunError(f"the module cannot be loaded on {device}: {one_line(e)}") from e
     names = [n for n in module.function_names if not n.startswith("__")]
     if function is None:
         public = [n for n in names if not n.endswith("$async")]
@@ -60,15 +60,11 @@ def load_module(
         try:
             result = invoke(*arrays)
         except (RuntimeError, ValueError) as e:
-            raise RunError(f"{function}: {_one_line(e)}") from e
+            raise RunError(f"{function}: {one_line(e)}") from e
         results = result if isinstance(result, (list, tuple)) else [result]
         return [np.asarray(r.to_host()) for r in results]
 
     return call
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def tool_path(name: str) -> str:

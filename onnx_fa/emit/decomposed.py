@@ -11,7 +11,7 @@ from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, cast, compute_type, modify
 from onnx_fa.match import NUMPY
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.spec import AttentionSpec, inverse
 
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
@@ -73,10 +73,6 @@ def canonical_operands(
     if spec.scale != 1.0:
         q = b.op("Mul", q, b.const(np.asarray(spec.scale, NUMPY[compute_type(spec)])))
     return inner, q, kt, v, tensors
-
-
-def inverse(layout: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argsort(layout))
 
 
 def transpose(b: OnnxBuilder, x: ir.Value, perm: tuple[int, ...]) -> ir.Value:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import inverse, transpose
+from onnx_fa.emit.decomposed import transpose
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, inverse
 
 
 def check(spec: AttentionSpec, opset: int) -> None:
