@@ -7,6 +7,8 @@ Miss with a reason and a node.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
@@ -17,10 +19,12 @@ from onnx_fa.match.types import (
     After,
     AfterLayer,
     Anchor,
+    Behind,
     Call,
     Cap,
     Const,
     Expr,
+    Factor,
     Guard,
     Map,
     MaskRule,
@@ -35,9 +39,10 @@ from onnx_fa.match.types import (
     ScoreLayer,
     Select,
     Step,
+    Tail,
     Term,
 )
-from onnx_fa.match.walk import parse_score, walk_after, walk_tail
+from onnx_fa.match.walk import apply_drops, parse_score, reciprocal_of, walk_after, walk_tail
 from onnx_fa.report import Miss
 
 
@@ -53,12 +58,12 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
             anchor = None
             try:
                 found = _match_op(view, node, label, patterns)
-                if found is None:
-                    anchor = patterns.anchors(view, node)
-                    if anchor is None:
-                        continue
-                    found = _match_anchor(view, anchor, label, patterns)
-                matches.append(found)
+                if found is not None:
+                    matches.append(found)
+                    continue
+                anchor = next((a for rule in patterns.anchors if (a := rule(view, node)) is not None), None)
+                if anchor is not None:
+                    matches += _match_anchor(view, anchor, label, patterns)
             except NoMatch as miss:
                 where = miss.node.name or miss.node.op_type if miss.node is not None else None
                 reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
@@ -80,25 +85,39 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
     return None
 
 
-def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
-    pv, guard = walk_after(view, anchor, patterns)
-    output, guard = walk_tail(view, anchor, pv, guard)
-    steps, qk = parse_score(view, anchor.score, patterns.score)
+def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> list[Match]:
+    """One match for every matmul with V that reads the probabilities: all or none."""
+    return [_match_behind(view, anchor, label, patterns, b) for b in walk_after(view, anchor, patterns)]
+
+
+def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind) -> Match:
+    output, guard, sink = walk_tail(view, anchor, behind.pv, behind.guard, patterns)
+    if sink is not None and behind.steps:
+        raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.pv)
     dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
-    operands = matmul_operands(view, qk, pv, patterns)
-    return build_match(
-        view,
-        patterns.mask,
-        name=label,
-        op=anchor.op,
-        dtype=dtype,
-        operands=operands,
-        steps=steps,
-        guard=guard,
-        output=output,
-        anchor=anchor.node,
-        sink=anchor.sink,
-    )
+    failure: NoMatch | None = None
+    for inner, qk in parse_score(view, anchor.score, patterns.score):
+        try:
+            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard))
+            return build_match(
+                view,
+                patterns.mask,
+                name=label,
+                op=anchor.op,
+                dtype=dtype,
+                operands=matmul_operands(view, qk, behind.pv, patterns),
+                steps=steps,
+                guard=guarded,
+                output=output,
+                anchor=anchor.node,
+                wrap=behind.wrap,
+                v_factors=behind.keys,
+                sink=sink,
+            )
+        except NoMatch as e:
+            failure = failure or e
+    assert failure is not None
+    raise failure
 
 
 __all__ = [
@@ -107,10 +126,12 @@ __all__ = [
     "After",
     "AfterLayer",
     "Anchor",
+    "Behind",
     "Call",
     "Cap",
     "Const",
     "Expr",
+    "Factor",
     "Guard",
     "Map",
     "MaskRule",
@@ -125,10 +146,12 @@ __all__ = [
     "ScoreLayer",
     "Select",
     "Step",
+    "Tail",
     "Term",
     "build_match",
     "common_reading",
     "find_sites",
     "parse_score",
     "plan_operands",
+    "reciprocal_of",
 ]

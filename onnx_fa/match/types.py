@@ -55,6 +55,10 @@ class Anchor:
     """The row maximum is kept finite, so that an empty row's exponentials are zero."""
     sink: Expr | None = None
     """One more logit per row, without a value: broadcasts to (*B, Hq, Sq, 1)."""
+    column: Literal["", "first", "last"] = ""
+    """Where the sink stands among the columns of `prob`, if it is one of them; `score` is without it."""
+    inside: tuple[ir.Node, ...] = ()
+    """Nodes of the softmax itself that read `prob`."""
 
 
 # Steps from the matmul's output to the softmax's input, innermost first.
@@ -99,6 +103,14 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Factor:
+    """score * value (score / value, if `divide`) for a value with a last dim of 1, known only at run time."""
+
+    value: Expr
+    divide: bool = False
+
+
+@dataclass(frozen=True)
 class Nothing:
     """A layer that leaves the value as it is (a cast between float types, Identity)."""
 
@@ -106,7 +118,7 @@ class Nothing:
 Guard = Literal["", "zero", "guarded"]
 """What becomes of a row without keys: nothing is done about its NaN, or see `AttentionSpec.empty_row`."""
 
-Step = Scale | Cap | AddTerm | Select | Map | Nothing
+Step = Scale | Cap | Factor | AddTerm | Select | Map | Nothing
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,21 @@ class Peel:
 
 @dataclass(frozen=True)
 class After:
-    """One layer taken off behind the softmax: goes on at `value`; `guard` when it turns NaN probabilities into zero."""
+    """One layer taken off behind the softmax: goes on at `value`."""
 
     value: ir.Value
-    guard: bool = False
+    guard: Guard = ""
+    """What it does about rows without keys."""
+    cut: bool = False
+    """It takes away the sink's column."""
+    rows: Callable[[Expr], Expr] | None = None
+    """It treats every probability of a row alike, which can as well be done to the output."""
+    keys: Expr | None = None
+    """It multiplies the probabilities of a key, which can as well be done to V: (..., 1, Skv)."""
+    step: Step | None = None
+    """It masks and divides by the new sum: one more step on the score."""
+    drop: Select | None = None
+    """It sets to zero what this mask drops, which is exact only behind the same mask on the score."""
 
 
 @dataclass(frozen=True)
@@ -162,21 +185,45 @@ class Match:
     """Already in a final form that is not to be rewritten again."""
 
 
+@dataclass(frozen=True)
+class Behind:
+    """What was found between the softmax and one matmul with V."""
+
+    pv: ir.Node
+    guard: Guard = ""
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    keys: tuple[Expr, ...] = ()
+    steps: tuple[Step, ...] = ()
+    drops: tuple[Select, ...] = ()
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Tail:
+    """One layer taken off behind the matmul with V: goes on at `value`, and shows that the softmax has a sink."""
+
+    value: ir.Value
+    sink: Expr
+
+
 ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
 MaskRule = Callable[[GraphView, AddTerm | Select | Map, tuple[Dim, ...], str], list[Term]]
 """(view, step, the score's shape, the element type) -> the mask terms that the step means. Raises NoMatch."""
-AfterLayer = Callable[[GraphView, ir.Value, Sequence[ir.Node]], After | None]
+AfterLayer = Callable[[GraphView, Anchor, ir.Value, Sequence[ir.Node]], After | None]
+"""(view, the softmax, the probabilities, the nodes that read them) -> the layer. Raises NoMatch naming what cannot be carried."""
+TailLayer = Callable[[GraphView, Anchor, ir.Value], Tail | None]
 
 
 @dataclass(frozen=True)
 class Patterns:
     """The ordered tables that `patterns/` fills in."""
 
-    anchors: Callable[[GraphView, ir.Node], Anchor | None]
+    anchors: Sequence[Callable[[GraphView, ir.Node], Anchor | None]]
     score: Sequence[ScoreLayer]
     after: Sequence[AfterLayer]
     operand: Callable[[GraphView, ir.Value, tuple[str, ...], tuple[Dim, ...]], list[OperandChoice]]
     mask: MaskRule
+    tail: Sequence[TailLayer] = field(default=())
     ops: Sequence[Callable[[GraphView, ir.Node, str], Match | None]] = field(default=())
 
 
