@@ -112,7 +112,9 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     total = _sum_of(view, e, inside)
     if total is None:
         if _looks_divided(view, e):
-            raise NoMatch("exponentials before a matmul are divided by something else than their sum over the last axis")
+            raise NoMatch(
+                "exponentials before a matmul are divided by something else than their sum over the last axis"
+            )
         return None
     floored = any((view.scalar(x) or 0.0) <= _FLOOR for x in shift.others)
     sinks: list[Expr] = []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE
+from onnx_fa.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.types import (
     AddTerm,
@@ -193,7 +193,7 @@ def _fold(
     scale = 1.0
     mods: list[ScoreMod] = []
     terms: list[Term] = []
-    for step in _caps(steps):
+    for step in _plain_steps(view, steps):
         match step:
             case Scale(factor):
                 if mods or not all(_scalable(t, factor) for t in terms):
@@ -219,16 +219,68 @@ def _fold(
     return scale, tuple(mods), terms
 
 
-def _caps(steps: Sequence[Step]) -> list[Step]:
-    """The steps that do something, with c * tanh(x), wherever its factors stand, as a softcap c * tanh(c * x / c)."""
-    rest: list[Step] = [s for s in steps if not isinstance(s, Nothing)]
+def _plain_steps(view: GraphView, steps: Sequence[Step]) -> list[Step]:
+    """The steps that do something, each in the one way that it is written here, however the graph spelled it."""
+    rest: list[Step] = []
+    for step in steps:
+        if isinstance(step, AddTerm):
+            number = view.scalar(step.value) if isinstance(step.value, ir.Value) else None
+            if number is not None and math.isfinite(number):
+                step = Map(("Add", SCORE, ("f", number * step.factor)), label="add")
+        rest += _links(step) if isinstance(step, Map) else [] if isinstance(step, Nothing) else [step]
     i = 0
-    while i + 1 < len(rest):
+    while i + 1 < len(rest):  # c * tanh(x), wherever its factors stand, is a softcap c * tanh(c * x / c)
         step, after = rest[i], rest[i + 1]
         if isinstance(step, Map) and step.expr == ("Tanh", SCORE) and isinstance(after, Scale) and after.factor:
             rest[i : i + 2] = [Scale(after.factor), Cap(abs(after.factor))]
         i += 1
     return rest
+
+
+def _links(step: Map) -> list[Step]:
+    """A function that reads the score once, as a chain of functions of one op each; factors as scales."""
+    expr = step.expr
+    if expr == SCORE:
+        return []
+    at = [i for i, a in enumerate(expr[1:], 1) if isinstance(a, tuple) and SCORE in leaves(a)]
+    if len(at) != 1 or sum(leaf == SCORE for leaf in leaves(expr)) != 1:
+        return [step]
+    inner, outer = expr[at[0]], (*expr[: at[0]], SCORE, *expr[at[0] + 1 :])
+    match outer:
+        case ("Neg", _):
+            link: Step = Scale(-1.0)
+        case ("Mul", ("f", factor), _) | ("Mul", _, ("f", factor)):
+            link = Scale(factor)
+        case ("Div", ("score",), ("f", factor)) if factor:
+            link = Scale(1.0 / factor)
+        case ("Add", _, ("f", 0.0)):
+            link = Nothing()
+        case _:
+            link = _part(step, outer)
+    kinds = [_kind(v) for v in step.values]
+    try:
+        if inner != SCORE and kind_of(inner, kinds) != "float":
+            return [step]
+    except ValueError:
+        return [step]
+    return [*_links(_part(step, inner)), *([] if isinstance(link, Nothing) else [link])]
+
+
+def _part(step: Map, expr: ScoreExpr) -> Map:
+    """A part of a step's expression, with the tensors that it reads."""
+    read = sorted({leaf[1] for leaf in leaves(expr) if leaf[0] == "tensor"})
+    renumbered = substitute(expr, lambda leaf: ("tensor", read.index(leaf[1])) if leaf[0] == "tensor" else leaf)
+    return Map(renumbered, tuple(step.values[i] for i in read), step.label if expr == step.expr else "elementwise")
+
+
+def _kind(value: Expr) -> Kind:
+    """What an operand is in a score expression, float where that is not known."""
+    dtype = value.dtype if isinstance(value, ir.Value) else None
+    if isinstance(value, Const):
+        dtype = ir.DataType.from_numpy(value.array.dtype)
+    if dtype == ir.DataType.BOOL:
+        return "bool"
+    return "int" if dtype in (ir.DataType.INT32, ir.DataType.INT64) else "float"
 
 
 def _scalable(term: Term, factor: float) -> bool:
