@@ -98,6 +98,19 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+@contextlib.contextmanager
+def _no_fused_layers() -> Iterator[None]:
+    """torch.nn's transformer layers run as one fused operator each, which the TorchScript exporter does not know, unless told not to."""
+    import torch
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def _export(model: Entry, exporter: Exporter, opset: int, dynamic: bool, attn: zoo.Attn) -> onnx.ModelProto:
     import torch
 
@@ -135,17 +148,18 @@ def _export(model: Entry, exporter: Exporter, opset: int, dynamic: bool, attn: z
                 )
                 assert program is not None  # given no file, dynamo returns the program
                 return program.model_proto
-            torch.onnx.export(
-                module,
-                args,
-                cast(Any, buffer),  # it takes a stream too
-                dynamo=False,
-                opset_version=opset,
-                input_names=names,
-                output_names=output_names,
-                dynamic_axes=axes,
-                do_constant_folding=True,
-            )
+            with _no_fused_layers():
+                torch.onnx.export(
+                    module,
+                    args,
+                    cast(Any, buffer),  # it takes a stream too
+                    dynamo=False,
+                    opset_version=opset,
+                    input_names=names,
+                    output_names=output_names,
+                    dynamic_axes=axes,
+                    do_constant_folding=True,
+                )
     except Exception as error:  # the exporters raise whatever their passes raise
         deepest: BaseException = error
         while deepest.__cause__ is not None:
