@@ -222,18 +222,25 @@ def _spec_cells(spec: AttentionSpec) -> tuple[str, ...]:
 
     q, k, v, out = spec.canonical_shapes
     mods = [f"softcap {m.cap:g}" for m in spec.mods]
-    mask = ", ".join([*mods, *map(mask_words, spec.masks)]) or "none"
+    sink = [f"sink {shape(spec.sink.shape) or 'scalar'}"] if spec.sink is not None else []
+    mask = ", ".join([*mods, *map(mask_words, spec.masks), *sink]) or "none"
     layouts = " ".join("".join(map(str, p)) for p in (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout))
     return f"{shape(q)} -> {shape(out)}", f"{shape(k)}, {shape(v)}", f"{spec.scale:.6g}", mask, spec.empty_row, layouts
 
 
 def mask_words(term: MaskTerm) -> str:
     """A mask term in words, e.g. "causal from the end", "bool 2x1x1xS"."""
-    from onnx_fa.spec import AddMask, BoolMask, Causal
+    from onnx_fa.expr import words as expression
+    from onnx_fa.spec import AddMask, BoolMask, Causal, Elementwise
 
     def at(offset: int | str) -> str:
         return "" if offset == 0 else " from the end" if offset == "end" else f" offset {offset}"
 
+    if isinstance(term, Elementwise):
+        read = ", ".join(
+            f"t{i} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}" for i, t in enumerate(term.tensors)
+        )
+        return f"{term.label} {expression(term.expr)}" + (f" with {read}" if read else "")
     if isinstance(term, Causal):
         words = f"causal{at(term.offset)}"
     elif isinstance(term, BoolMask):

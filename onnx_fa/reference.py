@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Offset, SlidingWindow, inverse
+from onnx_fa.expr import evaluate
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Offset, SlidingWindow, inverse
 
 Array = npt.NDArray[np.generic]
 F64 = npt.NDArray[np.float64]
@@ -45,17 +46,23 @@ def scores(spec: AttentionSpec, *operands: Array) -> F64:
                 if mask.right is not None:
                     keep &= rel <= mask.right
                 s = np.where(keep, s, mask.fill)
+            case Elementwise():
+                read = [next(tensors) for _ in mask.tensors]
+                s = np.broadcast_to(evaluate(mask.expr, s, read), s.shape)
     return s
 
 
 def attention(spec: AttentionSpec, *operands: Array) -> F64:
     """Output of the attention, in the spec's output layout, float64.
 
-    `operands` are q, k, v and the mask tensors, in the order and layouts that the spec names.
+    `operands` are q, k, v, the mask tensors and the sink, in the order and layouts that the spec names.
     A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
     """
     s = scores(spec, *operands)
     v = np.repeat(_canonical(operands[2], spec.v_layout), spec.group, axis=-3)
+    if spec.sink is not None:
+        sink = np.broadcast_to(operands[-1].astype(np.float64), (*s.shape[:-1], 1))
+        s = np.concatenate([s, sink], axis=-1)
     with np.errstate(invalid="ignore"):
         p = np.exp(s - s.max(axis=-1, keepdims=True))
         p = p / p.sum(axis=-1, keepdims=True)
@@ -63,4 +70,4 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
         p = np.where(np.isnan(p), 0.0, p)
     elif spec.empty_row == "zero":
         p = np.where(np.isneginf(s).all(axis=-1, keepdims=True), 0.0, p)
-    return np.transpose(p @ v, spec.o_layout)
+    return np.transpose(p[..., : v.shape[-2]] @ v, spec.o_layout)

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from onnx_fa.expr import Kind, ScoreExpr, kind_of, leaves
 
 Dim = int | str
 DType = Literal["f64", "f32", "f16", "bf16"]
+ElementType = Literal["f64", "f32", "f16", "bf16", "bool", "i32", "i64"]
 EmptyRow = Literal["nan", "zero", "guarded", "mean"]
 Offset = int | Literal["end"]
 """Where the query block starts among the keys: query i stands at key position i + offset; "end" is Skv - Sq."""
@@ -78,19 +81,75 @@ class AddMask:
     factor: float = 1.0
 
 
-MaskTerm = Causal | SlidingWindow | BoolMask | AddMask
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor that a term reads. `shape` broadcasts (right-aligned) to (*B, Hq, Sq, Skv)."""
+
+    shape: tuple[Dim, ...]
+    dtype: ElementType = "f32"
+
+    @property
+    def kind(self) -> Kind:
+        """What it is in a score expression."""
+        return "bool" if self.dtype == "bool" else "int" if self.dtype in ("i32", "i64") else "float"
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The score becomes `expr` of itself, its position and small tensors (see expr.py): any mask, bias or function that no
+    other term names. `label` is a word for people, such as "document", and means nothing."""
+
+    expr: ScoreExpr
+    tensors: tuple[TensorArg, ...] = ()
+    label: str = field(default="elementwise", compare=False)
+
+    def __post_init__(self) -> None:
+        if kind_of(self.expr, [t.kind for t in self.tensors]) != "float":
+            raise ValueError("the expression of a score is not a float")
+        read = {leaf[1] for leaf in leaves(self.expr) if leaf[0] == "tensor"}
+        if read != set(range(len(self.tensors))):
+            raise ValueError(f"an expression reads tensors {sorted(read)} of {len(self.tensors)}")
+
+
+MaskTerm = Causal | SlidingWindow | BoolMask | AddMask | Elementwise
 TensorMask = BoolMask | AddMask
-_TERMS: dict[str, type] = {c.__name__: c for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask)}
+_TERMS: dict[str, type] = {
+    c.__name__: c for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise)
+}
+
+
+def term_tensors(term: MaskTerm) -> tuple[TensorArg, ...]:
+    """The tensors that a mask term reads, in operand order."""
+    match term:
+        case BoolMask():
+            return (TensorArg(term.shape, "bool"),)
+        case AddMask():
+            return (TensorArg(term.shape, term.dtype),)
+        case Elementwise():
+            return term.tensors
+    return ()
+
+
+def with_shapes(term: MaskTerm, change: Callable[[tuple[Dim, ...]], tuple[Dim, ...]]) -> MaskTerm:
+    """The term with the shapes of its tensors changed."""
+    if isinstance(term, (BoolMask, AddMask)):
+        return dataclasses.replace(term, shape=change(term.shape))
+    if isinstance(term, Elementwise):
+        tensors = tuple(dataclasses.replace(t, shape=change(t.shape)) for t in term.tensors)
+        return dataclasses.replace(term, tensors=tensors)
+    return term
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """softmax(mask(mods(scale * q @ k^T))) @ v.
 
-    Masks apply in order, after the score modifications. Operands are q, k, v, then the tensor of every BoolMask and AddMask in
-    order. `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does; "zero", as the ONNX
-    Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v) says that masked
-    scores are finite, as with a finfo.min fill, so that no row is ever empty. Raises ValueError when fields contradict each other.
+    Masks apply in order, after the score modifications. Operands are q, k, v, then the tensors of every mask term in order,
+    then the sink. A `sink` is one more logit per row, of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the
+    softmax and has no value (softmax(concat(scores, sink)) without its last column). `empty_row` is what a query with no key
+    left (all its scores -inf) yields: "nan", as softmax does; "zero", as the ONNX Attention op; "guarded", where NaN
+    probabilities are replaced by zero, whatever made them NaN. "mean" (of v) says that masked scores are finite, as with a
+    finfo.min fill, so that no row is ever empty. Raises ValueError when fields contradict each other.
     """
 
     dtype: DType
@@ -104,6 +163,7 @@ class AttentionSpec:
     scale: float = 1.0
     mods: tuple[ScoreMod, ...] = ()
     masks: tuple[MaskTerm, ...] = ()
+    sink: TensorArg | None = None
     empty_row: EmptyRow = "nan"
     q_layout: tuple[int, ...] = ()
     k_layout: tuple[int, ...] = ()
@@ -121,12 +181,16 @@ class AttentionSpec:
                 raise ValueError(f"Hq={self.Hq} is not a multiple of Hkv={self.Hkv}")
         elif self.Hq != self.Hkv:
             raise ValueError("symbolic head counts must be equal")
-        for mask in self.tensor_masks:
-            if len(mask.shape) > self.rank:
-                raise ValueError(f"mask rank {len(mask.shape)} exceeds the score's rank {self.rank}")
-            for have, want in zip(reversed(mask.shape), reversed(self.score_shape), strict=False):
-                if have not in (1, want):
-                    raise ValueError(f"mask shape {mask.shape} does not broadcast to {self.score_shape}")
+        for mask in self.tensors:
+            self._check_broadcast("mask", mask.shape, self.score_shape)
+        if self.sink is not None:
+            self._check_broadcast("sink", self.sink.shape, (*self.score_shape[:-1], 1))
+
+    def _check_broadcast(self, what: str, shape: tuple[Dim, ...], target: tuple[Dim, ...]) -> None:
+        if len(shape) > self.rank:
+            raise ValueError(f"{what} rank {len(shape)} exceeds the score's rank {self.rank}")
+        if any(have not in (1, want) for have, want in zip(reversed(shape), reversed(target), strict=False)):
+            raise ValueError(f"{what} shape {shape} does not broadcast to {target}")
 
     @property
     def rank(self) -> int:
@@ -140,6 +204,11 @@ class AttentionSpec:
     @property
     def score_shape(self) -> tuple[Dim, ...]:
         return (*self.batch, self.Hq, self.Sq, self.Skv)
+
+    @property
+    def tensors(self) -> tuple[TensorArg, ...]:
+        """The tensors of all mask terms, in operand order (the sink is not among them)."""
+        return tuple(t for m in self.masks for t in term_tensors(m))
 
     @property
     def tensor_masks(self) -> tuple[TensorMask, ...]:
@@ -163,15 +232,19 @@ class AttentionSpec:
 
     @property
     def operand_shapes(self) -> tuple[tuple[Dim, ...], ...]:
-        """Shapes as stored: q, k, v, then each tensor mask."""
+        """Shapes as stored: q, k, v, then the mask tensors, then the sink."""
         layouts = (self.q_layout, self.k_layout, self.v_layout)
         qkv = [tuple(s[a] for a in p) for s, p in zip(self.canonical_shapes, layouts, strict=False)]
-        return (*qkv, *(m.shape for m in self.tensor_masks))
+        return (*qkv, *(t.shape for t in self._further))
 
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
         """Element types of the operands: "f32", ... or "bool"."""
-        return (*[self.dtype] * 3, *("bool" if isinstance(m, BoolMask) else m.dtype for m in self.tensor_masks))
+        return (*[self.dtype] * 3, *(t.dtype for t in self._further))
+
+    @property
+    def _further(self) -> tuple[TensorArg, ...]:
+        return (*self.tensors, self.sink) if self.sink is not None else self.tensors
 
     @property
     def out_shape(self) -> tuple[Dim, ...]:
@@ -184,7 +257,10 @@ class AttentionSpec:
             words = ["mha"]
         else:
             words = ["mqa" if self.Hkv == 1 else f"gqa{self.group}"]
-        words += [type(t).__name__.lower() for t in (*self.mods, *self.masks)]
+        words += [
+            t.label if isinstance(t, Elementwise) else type(t).__name__.lower() for t in (*self.mods, *self.masks)
+        ]
+        words += ["sink"] * (self.sink is not None)
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:
@@ -193,14 +269,16 @@ class AttentionSpec:
         def sub(d: Any) -> Any:
             return dims.get(d, d) if isinstance(d, str) else d
 
-        masks = tuple(
-            dataclasses.replace(m, shape=tuple(map(sub, m.shape))) if isinstance(m, (BoolMask, AddMask)) else m
-            for m in self.masks
-        )
+        def size(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+            return tuple(map(sub, shape))
+
+        masks = tuple(with_shapes(m, size) for m in self.masks)
+        sink = self.sink and dataclasses.replace(self.sink, shape=size(self.sink.shape))
         return dataclasses.replace(
             self,
             batch=tuple(map(sub, self.batch)),
             masks=masks,
+            sink=sink,
             **{n: sub(getattr(self, n)) for n in ("Hq", "Hkv", "Sq", "Skv")},
         )
 

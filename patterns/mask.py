@@ -14,9 +14,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
-from onnx_fa.match import AddTerm, Call, Const, Expr, NoMatch, Peel, Select, Term
+from onnx_fa.match import AddTerm, Call, Const, Expr, Map, NoMatch, Peel, Select, Term
 from onnx_fa.patterns.index_mask import index_terms, merge_bounds
-from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, DType, SlidingWindow
+from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, DType, ElementType, Elementwise, SlidingWindow, TensorArg
 
 # Adding this or less to a float32 score gives the fill itself: the score is below half an ulp of it.
 _SWALLOWS = -1e37
@@ -61,8 +61,10 @@ def _uniform(view: GraphView, value: ir.Value) -> float | None:
     return float(first) if bool((array == first).all()) else None
 
 
-def terms(view: GraphView, step: AddTerm | Select, shape: tuple[Dim, ...], dtype: str) -> list[Term]:
-    """The mask terms that an Add or Where on a score of `shape` means. Raises NoMatch when it does not broadcast to the score."""
+def terms(view: GraphView, step: AddTerm | Select | Map, shape: tuple[Dim, ...], dtype: str) -> list[Term]:
+    """The mask terms that a step on a score of `shape` means. Raises NoMatch when it does not broadcast to the score."""
+    if isinstance(step, Map):
+        return [_mapped(view, step, shape)]
     if isinstance(step, Select):
         return _bool_terms(view, step.keep, step.inverted, step.fill, shape, dtype)
     found = _as_select(view, step, dtype)
@@ -80,7 +82,23 @@ def terms(view: GraphView, step: AddTerm | Select, shape: tuple[Dim, ...], dtype
     if element not in ("f32", "f16", "bf16"):
         raise NoMatch("an additive mask whose element type is not f32, f16 or bf16", _node(value))
     operand, dims = _fit(view, value, shape)
-    return [Term(AddMask(dims, element, step.factor), operand)]
+    return [Term(AddMask(dims, element, step.factor), (operand,))]
+
+
+def _mapped(view: GraphView, step: Map, shape: tuple[Dim, ...]) -> Term:
+    """A score function with its tensors fitted to the score. Raises NoMatch where one does not broadcast."""
+    args, operands = [], []
+    for value in step.values:
+        element = _any_element_type(value)
+        if element is None:
+            raise NoMatch("a score function reads a tensor that is neither float, int nor bool", _node(value))
+        operand, dims = _fit(view, value, shape)
+        args.append(TensorArg(dims, element))
+        operands.append(operand)
+    try:
+        return Term(Elementwise(step.expr, tuple(args), step.label), tuple(operands))
+    except ValueError as e:
+        raise NoMatch(str(e)) from e
 
 
 def _as_select(view: GraphView, step: AddTerm, dtype: str) -> Select | None:
@@ -146,9 +164,9 @@ def _bool_terms(
         negated = view.producer(keep, "Not")
         if negated is not None and negated.inputs[0] is not None:
             inner = _bool_terms(view, negated.inputs[0], not inverted, fill, shape, dtype)
-            if not inverted and any(isinstance(t.operand, Call) for t in inner):
+            if not inverted and any(isinstance(x, Call) for t in inner for x in t.operands):
                 operand, dims = _fit(view, keep, shape)  # nothing gained: the negated tensor is there already
-                return [Term(BoolMask(dims, fill), operand)]
+                return [Term(BoolMask(dims, fill), (operand,))]
             return inner
         if inverted:
             either = view.producer(keep, "Or")
@@ -170,7 +188,7 @@ def _bool_terms(
         if index is not None and huge:
             return index
     operand, dims = _fit(view, Call("Not", (keep,)) if inverted else keep, shape)
-    return [Term(BoolMask(dims, fill), operand)]
+    return [Term(BoolMask(dims, fill), (operand,))]
 
 
 def _expand_is_free(view: GraphView, node: ir.Node, shape: tuple[Dim, ...]) -> bool:
@@ -209,6 +227,27 @@ def _fit(view: GraphView, value: Expr, shape: tuple[Dim, ...]) -> tuple[Expr, tu
             )
         fitted.append(have)
     return value, tuple(fitted)
+
+
+_TYPES: dict[ir.DataType, ElementType] = {
+    **DTYPES,
+    ir.DataType.BOOL: "bool",
+    ir.DataType.INT32: "i32",
+    ir.DataType.INT64: "i64",
+}
+
+
+def _any_element_type(value: Expr) -> ElementType | None:
+    """The element type of an operand: that of the value itself, of a constant, or of what shape ops were applied to."""
+    while isinstance(value, Call) and value.op in _SHAPE_OPS:
+        value = value.args[0]
+    if isinstance(value, Call):
+        return None
+    dtype = ir.DataType.from_numpy(value.array.dtype) if isinstance(value, Const) else value.dtype
+    return _TYPES.get(dtype) if dtype is not None else None
+
+
+_SHAPE_OPS = ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Slice", "Identity")
 
 
 def _element_type(value: Expr) -> DType | None:

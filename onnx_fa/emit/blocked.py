@@ -30,7 +30,7 @@ def block_size(spec: AttentionSpec) -> int:
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
     """A Loop whose body handles one block of keys; the last block may be shorter. Returns the site's output."""
-    inner, q, kt, v, masks = canonical_operands(b, spec, operands)
+    inner, q, kt, v, masks, sink = canonical_operands(b, spec, operands)
     kind = np.dtype(NUMPY[compute_type(spec)])
     dtype = ir.DataType.from_numpy(kind)
     block = block_size(spec)
@@ -42,7 +42,10 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
 
     rows = _row_shape(b, inner, q)
     minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
-    m0, l0 = b.op("Expand", minus_inf, rows(1)), b.op("Expand", nought, rows(1))
+    # A sink is a key that has been seen already: its logit is the first maximum, its exponential 1.
+    unit = b.const(np.asarray(1, kind))
+    m0 = b.op("Expand", minus_inf if sink is None else sink, rows(1))
+    l0 = b.op("Expand", nought if sink is None else unit, rows(1))
     a0 = b.op("Expand", nought, rows(spec.Dv))
 
     body = b.nested()
@@ -60,8 +63,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
 
     score = body.op("MatMul", q, columns(kt, -1))
     tensors = [
-        columns(t, -1) if mask.shape and mask.shape[-1] != 1 else t
-        for t, mask in zip(masks, inner.tensor_masks, strict=True)
+        columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t for t, arg in zip(masks, inner.tensors, strict=True)
     ]
     score = modify(body, inner, score, tensors, lambda: Positions(query, body.op("Range", start, end, one), sq, skv))
     m_new = body.op("Max", m, body.reduce_max(score))

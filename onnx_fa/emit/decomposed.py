@@ -16,16 +16,20 @@ from onnx_fa.spec import AttentionSpec, inverse
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
     """Scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's output."""
-    inner, q, kt, v, tensors = canonical_operands(b, spec, operands)
+    inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: _positions(b, spec, q, kt))
     top = b.reduce_max(score)
+    if sink is not None:
+        top = b.op("Max", top, sink)
     if spec.empty_row == "zero":
         # Subtracting the lowest number instead of -inf makes an empty row's exponentials 0, not NaN.
         kind = NUMPY[compute_type(spec)]
         top = b.op("Max", top, b.const(np.asarray(np.finfo(kind).min, kind)))
     p = b.op("Exp", b.op("Sub", score, top))
     total = b.reduce_sum(p)
+    if sink is not None:
+        total = b.op("Add", total, b.op("Exp", b.op("Sub", sink, top)))
     return finish(b, spec, b.op("MatMul", p, v), total)
 
 
@@ -51,8 +55,9 @@ def finish(b: OnnxBuilder, spec: AttentionSpec, acc: ir.Value, total: ir.Value) 
 
 def canonical_operands(
     b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]
-) -> tuple[AttentionSpec, ir.Value, ir.Value, ir.Value, list[ir.Value]]:
-    """(spec of the inner computation, q scaled (*B, Hq, Sq, D), k^T (*B, Hkv, D, Skv), v (*B, Hkv, Skv, Dv), mask tensors).
+) -> tuple[AttentionSpec, ir.Value, ir.Value, ir.Value, list[ir.Value], ir.Value | None]:
+    """(spec of the inner computation, q scaled (*B, Hq, Sq, D), k^T (*B, Hkv, D, Skv), v (*B, Hkv, Skv, Dv), mask tensors,
+    the sink in the type of the computation, if there is one).
 
     With groups of heads the inner computation has one more batch dim, see `groups.split_spec`.
     """
@@ -62,17 +67,21 @@ def canonical_operands(
     kt = transpose(b, operands[1], tuple(inverse(spec.k_layout)[a] for a in to_kt))
     v = transpose(b, operands[2], inverse(spec.v_layout))
     tensors = list(operands[3:])
+    shapes = [t.shape for t in spec.tensors] + ([spec.sink.shape] if spec.sink is not None else [])
     inner = spec
     if is_grouped(spec):
         q = split_tensor(b, spec, q, spec.canonical_shapes[0])
         kt, v = b.unsqueeze(kt, rank - 2), b.unsqueeze(v, rank - 2)
-        tensors = [split_tensor(b, spec, t, m.shape) for t, m in zip(tensors, spec.tensor_masks, strict=True)]
+        tensors = [split_tensor(b, spec, t, shape) for t, shape in zip(tensors, shapes, strict=True)]
         inner = split_spec(spec)
     if compute_type(spec) != spec.dtype:
         q, kt, v = (cast(b, x, compute_type(spec)) for x in (q, kt, v))
     if spec.scale != 1.0:
         q = b.op("Mul", q, b.const(np.asarray(spec.scale, NUMPY[compute_type(spec)])))
-    return inner, q, kt, v, tensors
+    sink = tensors.pop() if spec.sink is not None else None
+    if sink is not None and spec.sink is not None and spec.sink.dtype != compute_type(spec):
+        sink = cast(b, sink, compute_type(spec))
+    return inner, q, kt, v, tensors, sink
 
 
 def transpose(b: OnnxBuilder, x: ir.Value, perm: tuple[int, ...]) -> ir.Value:

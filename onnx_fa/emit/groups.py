@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Dim, MaskTerm
+from onnx_fa.spec import AttentionSpec, Dim, with_shapes
 
 
 def is_grouped(spec: AttentionSpec) -> bool:
@@ -21,18 +21,13 @@ def is_grouped(spec: AttentionSpec) -> bool:
 def split_spec(spec: AttentionSpec) -> AttentionSpec:
     """The same attention with batch (*B, Hkv) and G query heads on one K/V head, in canonical layouts."""
     assert isinstance(spec.Hkv, int)
-    masks: list[MaskTerm] = []
-    for mask in spec.masks:
-        if isinstance(mask, (AddMask, BoolMask)):
-            masks.append(replace(mask, shape=_split_dims(spec, mask.shape)))
-        else:
-            masks.append(mask)
     return replace(
         spec,
         batch=(*spec.batch, spec.Hkv),
         Hq=spec.group,
         Hkv=1,
-        masks=tuple(masks),
+        masks=tuple(with_shapes(m, lambda shape: _split_dims(spec, shape)) for m in spec.masks),
+        sink=spec.sink and replace(spec.sink, shape=_split_dims(spec, spec.sink.shape)),
         q_layout=(),
         k_layout=(),
         v_layout=(),

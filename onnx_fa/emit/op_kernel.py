@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, MaskTerm, Offset, SlidingWindow
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, Elementwise, MaskTerm, Offset, SlidingWindow
 from onnx_fa.target import Target
 
 LOG2E = math.log2(math.e)
@@ -87,6 +87,10 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
     """The kernel for `spec`, named `name`. Raises UnsupportedError with the reason when the op cannot express it."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
+    if spec.sink is not None:
+        raise UnsupportedError("op kernel: a sink")
+    if any(isinstance(m, Elementwise) for m in spec.masks):
+        raise UnsupportedError("op kernel: a score function or mask given as an expression")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
     if min(spec.D, spec.Dv) < 2:

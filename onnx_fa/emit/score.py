@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.expr import Kind, ScoreExpr
 from onnx_fa.match import NUMPY
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Offset, SlidingWindow
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Offset, SlidingWindow
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ def modify(
     """Applies the spec's modifications and masks to `score`. `tensors` are the mask operands, already fitting the score."""
     kind = NUMPY[compute_type(spec)]
     rest = iter(tensors)
+    positions = cache(positions)  # made once, however many terms ask
     for mod in spec.mods:
         cap = b.const(np.asarray(mod.cap, kind))
         score = b.op("Mul", b.op("Tanh", b.op("Div", score, cap)), cap)
@@ -69,7 +73,55 @@ def modify(
                     bounds.append(b.less_equal(_shift(b, p, mask.offset, -mask.left), p.key))
                 keep = b.op("And", *bounds) if len(bounds) == 2 else bounds[0]
                 score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
+            case Elementwise():
+                read = [(next(rest), t.kind) for t in mask.tensors]
+                score = _expression(b, mask.expr, score, read, positions, compute_type(spec))
     return score
+
+
+def _expression(
+    b: OnnxBuilder,
+    expr: ScoreExpr,
+    score: ir.Value,
+    tensors: Sequence[tuple[ir.Value, Kind]],
+    positions: Callable[[], Positions],
+    compute: str,
+) -> ir.Value:
+    """A score expression as ONNX ops. A part that occurs twice is computed once."""
+    made: dict[ScoreExpr, ir.Value] = {}
+    numpy = {"ToFloat": np.dtype(NUMPY[compute]), "ToInt": np.dtype(np.int64), "ToBool": np.dtype(bool)}
+    constants = {"f": np.dtype(NUMPY[compute]), "i": np.dtype(np.int64), "b": np.dtype(bool)}
+
+    def to(x: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+        return b.op("Cast", x, to=int(ir.DataType.from_numpy(dtype)))
+
+    def make(e: ScoreExpr) -> ir.Value:
+        head = e[0]
+        if head == "score":
+            return score
+        if head == "tensor":
+            value, kind = tensors[e[1]]
+            return value if kind == "bool" else to(value, numpy["ToFloat" if kind == "float" else "ToInt"])
+        if head in constants:
+            return b.const(np.asarray(e[1], constants[head]))
+        if head in ("q", "k", "Sq", "Skv"):
+            p = positions()
+            return {"q": p.query, "k": p.key, "Sq": p.sq, "Skv": p.skv}[head]
+        args = [visit(a) for a in e[1:]]
+        if head in numpy:
+            return to(args[0], numpy[head])
+        if head == "LessOrEqual":
+            return b.less_equal(*args)
+        if head == "GreaterOrEqual":
+            return b.less_equal(args[1], args[0])
+        return b.op(head, *args)
+
+    def visit(e: ScoreExpr) -> ir.Value:
+        if e not in made:
+            made[e] = make(e)
+        return made[e]
+
+    return visit(expr)
 
 
 def _fill(b: OnnxBuilder, fill: float, kind: type) -> ir.Value:

@@ -12,7 +12,7 @@ from onnx_fa.emit.decomposed import transpose
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, inverse
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, inverse
 
 _SWALLOWS = -1e37
 """A float32 or bfloat16 score plus this or less is this: it is below half an ulp of it."""
@@ -28,7 +28,15 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError(f"the Attention op takes one batch dim, the site has {len(spec.batch)}")
     if spec.empty_row == "guarded":
         raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
-    infinite = [m for m in spec.masks if isinstance(m, AddMask) or m.fill == -math.inf]
+    if spec.sink is not None:
+        raise UnsupportedError("the Attention op has no sink")
+    if any(isinstance(m, Elementwise) for m in spec.masks):
+        raise UnsupportedError(
+            "the Attention op has no score function but softcap, and no mask from indices but is_causal"
+        )
+    infinite = [
+        m for m in spec.masks if isinstance(m, AddMask) or (not isinstance(m, Elementwise) and m.fill == -math.inf)
+    ]
     never_empty = all(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset >= 0 for m in infinite)
     if spec.empty_row == "nan" and infinite and not never_empty:
         raise UnsupportedError("the Attention op yields zero for a fully masked row, the model NaN")

@@ -13,7 +13,7 @@ from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import INDEX, Text, tensor_type
 from onnx_fa.emit.vector_body import VectorBody, VectorConfig, operand_types, varies
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec
+from onnx_fa.spec import AddMask, AttentionSpec, Elementwise
 from onnx_fa.target import Target
 
 __all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes"]
@@ -70,6 +70,10 @@ def _check(spec: AttentionSpec, target: Target) -> None:
     """Raises UnsupportedError, with the reason, for what this kernel cannot carry."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
+    if spec.sink is not None:
+        raise UnsupportedError("vector kernel: a sink")
+    if any(isinstance(m, Elementwise) for m in spec.masks):
+        raise UnsupportedError("vector kernel: a score function or mask given as an expression")
     if spec.dtype == "f64" or any(isinstance(m, AddMask) and m.dtype == "f64" for m in spec.masks):
         raise UnsupportedError("vector kernel: f64 operands")
     if min(spec.D, spec.Dv) < 4:

@@ -1,0 +1,134 @@
+"""The matching engine: anchor at each softmax, walk outward one layer at a time, and name what was found as an AttentionSpec.
+
+A layer is a function from `patterns/` that peels one optional thing (a scale, a mask, a softcap, a transpose, ...). Layers know
+nothing of each other, so spellings add up instead of multiplying. What ends in an AttentionSpec is a Match, everything else a
+Miss with a reason and a node.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.match.assemble import NUMPY, build_match
+from onnx_fa.match.operands import common_reading, matmul_operands, plan_operands
+from onnx_fa.match.types import (
+    AddTerm,
+    After,
+    AfterLayer,
+    Anchor,
+    Call,
+    Cap,
+    Const,
+    Expr,
+    Guard,
+    Map,
+    MaskRule,
+    Match,
+    NoMatch,
+    Nothing,
+    OperandChoice,
+    Operands,
+    Patterns,
+    Peel,
+    Scale,
+    ScoreLayer,
+    Select,
+    Step,
+    Term,
+)
+from onnx_fa.match.walk import parse_score, walk_after, walk_tail
+from onnx_fa.report import Miss
+
+
+def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:
+    """Every attention in the model, in graph order, and a Miss for every softmax or attention op that is not one."""
+    matches: list[Match] = []
+    misses: list[Miss] = []
+    for graph in view.model.graphs():
+        if isinstance(graph, ir.Function):
+            continue
+        for node in graph:
+            label = node.name or f"{node.op_type}:{node.outputs[0].name if node.outputs else '?'}"
+            anchor = None
+            try:
+                found = _match_op(view, node, label, patterns)
+                if found is None:
+                    anchor = patterns.anchors(view, node)
+                    if anchor is None:
+                        continue
+                    found = _match_anchor(view, anchor, label, patterns)
+                matches.append(found)
+            except NoMatch as miss:
+                where = miss.node.name or miss.node.op_type if miss.node is not None else None
+                reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
+                misses.append(Miss(label, anchor.op if anchor else node.op_type, reason))
+    for function in view.model.functions.values():
+        for node in function:
+            if node.op_type in ("Softmax", "Attention"):
+                misses.append(
+                    Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: inline it first")
+                )
+    return matches, misses
+
+
+def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) -> Match | None:
+    for rule in patterns.ops:
+        found = rule(view, node, label)
+        if found is not None:
+            return found
+    return None
+
+
+def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
+    pv, guard = walk_after(view, anchor, patterns)
+    output, guard = walk_tail(view, anchor, pv, guard)
+    steps, qk = parse_score(view, anchor.score, patterns.score)
+    dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
+    operands = matmul_operands(view, qk, pv, patterns)
+    return build_match(
+        view,
+        patterns.mask,
+        name=label,
+        op=anchor.op,
+        dtype=dtype,
+        operands=operands,
+        steps=steps,
+        guard=guard,
+        output=output,
+        anchor=anchor.node,
+        sink=anchor.sink,
+    )
+
+
+__all__ = [
+    "NUMPY",
+    "AddTerm",
+    "After",
+    "AfterLayer",
+    "Anchor",
+    "Call",
+    "Cap",
+    "Const",
+    "Expr",
+    "Guard",
+    "Map",
+    "MaskRule",
+    "Match",
+    "NoMatch",
+    "Nothing",
+    "OperandChoice",
+    "Operands",
+    "Patterns",
+    "Peel",
+    "Scale",
+    "ScoreLayer",
+    "Select",
+    "Step",
+    "Term",
+    "build_match",
+    "common_reading",
+    "find_sites",
+    "parse_score",
+    "plan_operands",
+]
