@@ -1,6 +1,6 @@
 """Small changes to a model, each of which may or may not leave an attention in it: what a random test composes.
 
-Every change is `(model, pick) -> bool`: it edits the model in place at the `pick`-th place where it applies, counted round, and says
+Every change is `(model, pick) -> bool`: it edits the model at the `pick`-th place where it applies, counted round, and says
 whether there was one. A changed model need not be valid; whoever uses these asks onnxruntime.
 """
 
@@ -251,9 +251,10 @@ def drop_dim(model: onnx.ModelProto, pick: int) -> bool:
 
 
 def share_input(model: onnx.ModelProto, pick: int) -> bool:
-    """Two inputs of one type become one (K is V, or Q is K)."""
+    """Two inputs become one (K is V, or Q is K)."""
     inputs = list(model.graph.input)
-    pairs = [(a, b) for i, a in enumerate(inputs) for b in inputs[i + 1 :] if a.type == b.type]
+    kinds = {i.name: i.type.tensor_type.elem_type for i in inputs}
+    pairs = [(a, b) for a in inputs for b in inputs if a is not b and kinds[a.name] == kinds[b.name]]
     pair = _pick(pairs, pick)
     if pair is None:
         return False
