@@ -114,7 +114,7 @@ _ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod")
 
 
 def _no_broadcast(view: GraphView, outer: ir.Value, inner: ir.Value) -> None:
-  x
+    """Raises NoMatch when the op that made `outer` may have repeated `inner` along some dim: it then has more rows or keys."""
     node = view.producer(outer, *_ELEMENTWISE)
     if node is None or inner not in node.inputs:
         return
