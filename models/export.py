@@ -47,8 +47,9 @@ def export_onnx(
 ) -> onnx.ModelProto:
     """The model as ONNX, from the cache or exported now.
 
-    A name is one of the zoo's; a family is passed as such. dynamic: batch and length are the symbols "batch" and "seq" (families are
-    static). Raises ExportError where the exporter cannot do it, MissingDependencyError without torch, transformers or onnxscript.
+    A name is one of the zoo's; a family is passed as such. dynamic: batch and length are the symbols "batch" and "seq" (families
+    are static). Raises ExportError where the exporter cannot do it, MissingDependencyError without torch, transformers or
+    onnxscript.
     """
     return onnx.load(export_path(entry, exporter, opset, dynamic, attn))
 
@@ -100,7 +101,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_fused_layers() -> Iterator[None]:
-    """torch.nn's transformer layers run as one fused operator each, which the TorchScript exporter does not know, unless told not to."""
+    """torch.nn's transformer layers each run as one fused operator, which the TorchScript exporter does not know: not so here."""
     import torch
 
     fast = torch.backends.mha.get_fastpath_enabled()

@@ -18,8 +18,8 @@ HIDDEN, HEADS, KV_HEADS, D, VOCAB = 96, 4, 2, 24, 101
 
 @dataclass(frozen=True)
 class Input:
-    """An input by name and shape. `fill`: token ids, normal floats, an int mask of ones padded on the `right` or on the `left` (more
-    in later rows), a mask of an image's upper left `corner`, or a boolean mask that is true where a key on the right is to `drop`."""
+    """An input by name and shape. `fill`: token ids, normal floats, an int mask of ones padded on the `right` or on the `left`
+    (more in later rows), a mask of an image's upper left `corner`, or a bool mask, true where a key on the right is to `drop`."""
 
     name: str
     shape: tuple[int, ...]

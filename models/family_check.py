@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 
 from onnx_fa.errors import MissingDependencyError
-from onnx_fa.models import family_build, families
+from onnx_fa.models import families, family_build
 from onnx_fa.models.build import Arrays, Attn
-from onnx_fa.models.export import ExportError, Exporter, export_onnx
+from onnx_fa.models.export import Exporter, ExportError, export_onnx
 from onnx_fa.rewriter import FORMS, Form, rewrite
 
 Engine = Literal["onnxruntime", "onnx"]
@@ -43,8 +43,8 @@ CASES: tuple[Case, ...] = tuple(
 
 @dataclass(frozen=True)
 class Outcome:
-    """sites: rewritten. variants and misses: of the sites found, and of every softmax left alone, attention or not. errors: the largest
-    relative norm error of each form. failure: why there is no usable export, and then nothing else is known."""
+    """sites: rewritten. variants and misses: of the sites found, and of every softmax left alone, attention or not. errors: the
+    largest relative norm error of each form. failure: why there is no usable export, and then nothing else is known."""
 
     case: Case
     sites: int = 0
@@ -111,8 +111,8 @@ def _inputs(family: families.Family) -> list[Arrays]:
 
 
 def _reference_results(model: onnx.ModelProto, feeds: Sequence[Arrays]) -> tuple[Engine, list[list[np.ndarray]]]:
-    """What the original computes, in onnxruntime or, where that cannot run it (bf16, a mask that an Attention op broadcasts), in ONNX's
-    own evaluator; and which one it was."""
+    """What the original computes, in onnxruntime or, where that cannot run it (bf16, a mask that an Attention op broadcasts), in
+    ONNX's own evaluator; and which one it was."""
     try:
         return "onnxruntime", _run(model, feeds, "onnxruntime")
     except _cannot_run():
@@ -149,4 +149,4 @@ def _error(want: np.ndarray, have: np.ndarray) -> float:
     if bool(np.isnan(want).all()):
         return float("inf")
     a, b = np.nan_to_num(want).astype(np.float64), np.nan_to_num(have).astype(np.float64)
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(a), 1e-30))
+    return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(a)), 1e-30)
