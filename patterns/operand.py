@@ -50,9 +50,9 @@ def read_operand(
     `names` are the operand's axes in order, `sizes` the dims in canonical order (b.., h, s, d).
     """
     canonical = (*(n for n in names if n.startswith("b")), "h", "s", "d")
-    atoms = {n: Atom(n, size) for n, size in zip(canonical, sizes, strict=True)}
-    groups = [Group(n, (a,) if a.size != 1 else (), a.size) for n, a in atoms.items()]
-    return readings(view, value, [[atoms[n]] if atoms[n].size != 1 else [] for n in names], groups, {})
+    groups = {n: Group(n, (Atom(n, d),) if d != 1 else (), d) for n, d in zip(canonical, sizes, strict=True)}
+    axes = [list(groups[n].atoms) or [groups[n].mark] for n in names]
+    return readings(view, value, axes, list(groups.values()), {})
 
 
 def readings(
@@ -96,7 +96,7 @@ def _viewed(
     value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources, repeat_heads: bool
 ) -> OperandChoice:
     """The operand reshaped, and if need be expanded, to the canonical dims. Raises NoMatch where a size cannot be told."""
-    axes = [leaves(a) for a in axes]
+    axes = [[a for a in leaves(axis) if a.size != 1] for axis in axes]
     present = [a for axis in axes for a in axis]
     parts = {g.name: [a for a in g.atoms if a in present] for g in groups}
     whole = [parts[g.name] for g in groups if parts[g.name]]
@@ -175,6 +175,12 @@ def _as_choice(state: _State, groups: Sequence[Group]) -> OperandChoice | None:
         return None
     if h in missing:
         heads = 1
+    marks = {groups[i].mark: i for i in missing}
+    for n, pieces in enumerate(state.axes):
+        mark = next((marks.pop(p.atom) for p in pieces if p.atom in marks), None)
+        if found[n] is None and mark is not None:
+            found[n] = mark
+            missing.remove(mark)
     fill = iter(missing)
     return OperandChoice(state.value, tuple(i if i is not None else next(fill) for i in found), state.scale, heads)
 

@@ -121,6 +121,8 @@ class Group:
     name: str
     atoms: tuple[Atom, ...]
     size: Dim
+    mark: Atom = field(default_factory=lambda: Atom("unit", 1))
+    """Stands on an operand's axis of size one to say that it is this dim."""
 
 
 def leaves(axis: Sequence[Atom]) -> Axis:

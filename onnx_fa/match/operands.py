@@ -113,11 +113,28 @@ def plan_site(
             if len(leaves(axis)) == 1:
                 sources.setdefault(leaves(axis)[0], Source(value, i))
 
-    def read(value: Expr, value_axes: Sequence[Axis], *last: Group) -> list[OperandChoice]:
-        return patterns.operand(view, value, [leaves(a) for a in value_axes], (*lead_groups, *last), sources)
+    def read(
+        product_: Product, side: int, value_axes: Sequence[Axis], rows: Group, width: Group
+    ) -> list[OperandChoice]:
+        marked: list[Axis] = []
+        for x, axis in zip(product_.letters[side], value_axes, strict=True):
+            own = width if x not in product_.letters[1 - side] else None
+            if side_is_v(product_):
+                group = rows if x not in product_.out else own
+            else:
+                group = width if x not in product_.out else rows if own is not None else None
+            marked.append(leaves(axis) or ([group.mark] if group is not None and not group.atoms else []))
+        return patterns.operand(view, product_.operands[side], marked, (*lead_groups, rows, width), sources)
+
+    def side_is_v(product_: Product) -> bool:
+        return product_ is pv
 
     chosen = common_reading(
-        read(q, q_axes, q_rows, d_group), read(k, k_axes, k_rows, d_group), read(v, v_axes, k_rows, e_group), Hq, at
+        read(qk, 1 - k_side, q_axes, q_rows, d_group),
+        read(qk, k_side, k_axes, k_rows, d_group),
+        read(pv, 1 - weighting.side, v_axes, k_rows, e_group),
+        Hq,
+        at,
     )
     if pv.factor != 1.0:
         chosen = (*chosen[:2], replace(chosen[2], scale=chosen[2].scale * pv.factor))

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match.types import Anchor, Guard, NoMatch, Patterns, Product, Scale, Step, Weighting
+from onnx_fa.symbolic import known
 
 
 def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[Weighting, Guard]:
@@ -100,6 +101,7 @@ def parse_score(view: GraphView, value: ir.Value, patterns: Patterns, depth: int
     for layer in patterns.score:
         for peel in layer(view, value):
             try:
+                _no_broadcast(view, value, peel.inner)
                 steps, qk = parse_score(view, peel.inner, patterns, depth + 1)
             except NoMatch as e:
                 failure = failure or e
@@ -111,3 +113,19 @@ def parse_score(view: GraphView, value: ir.Value, patterns: Patterns, depth: int
     if node is None:
         raise NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K")
     raise NoMatch(f"{node.op_type} between the softmax and a matmul of Q and K is not a known layer", node)
+
+
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod")
+
+
+def _no_broadcast(view: GraphView, outer: ir.Value, inner: ir.Value) -> None:
+    """Raises NoMatch when the op that made `outer` may have repeated `inner` along some dim: it then has more rows or keys."""
+    node = view.producer(outer, *_ELEMENTWISE)
+    if node is None or inner not in node.inputs:
+        return
+    after, before = view.shape(outer), view.shape(inner)
+    if after is None or before is None:
+        return  # the mask terms ask for the shapes that they need
+    pairs = zip(after, before, strict=False)
+    if len(after) != len(before) or any(known(a) and a != b and (known(b) or isinstance(a, int)) for a, b in pairs):
+        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", node)
