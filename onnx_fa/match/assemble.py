@@ -24,6 +24,7 @@ from onnx_fa.match.types import (
     NoMatch,
     Nothing,
     Operands,
+    Regroup,
     Scale,
     Select,
     Step,
@@ -86,8 +87,11 @@ def build_match(
         (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype)
         (sink_arg,) = term_tensors(fitted.term)
         value_operands = (*value_operands, *fitted.operands)
+    wrap = (*o.wrap, *wrap)
     o_layout, out_value = (
-        _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output)
+        _output_layout(view, output, len(o.batch) + 3)
+        if not (wrap or o.rank2 or presents or o.o_layout)
+        else (o.o_layout, output)
     )
     if o.rank2:
         wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
@@ -138,6 +142,8 @@ def _fold(
         match step:
             case Nothing():
                 pass
+            case Regroup():
+                raise NoMatch("axes of the score are moved", step.node)
             case Scale(factor):
                 if not math.isfinite(factor):
                     raise NoMatch("a scale is not finite", at)
