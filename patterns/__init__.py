@@ -9,6 +9,8 @@ from onnx_fa.patterns import (
     operand,
     passthrough,
     probability,
+    product,
+    regroup,
     scale,
     sink,
     softcap,
@@ -18,18 +20,29 @@ from onnx_fa.patterns import (
 )
 
 PATTERNS = Patterns(
-    anchors=(softmax.anchor, unnormalised.anchor),
+    anchors=(unnormalised.mixed_scores, softmax.anchor, unnormalised.anchor),
     ops=(standard.attention, blocked.blocked),
-    score=(passthrough.on_score, softcap.softcap, scale.scale, mask.add, mask.where, elementwise.elementwise),
+    score=(
+        passthrough.on_score,
+        regroup.on_score,
+        softcap.softcap,
+        scale.scale,
+        mask.add,
+        mask.where,
+        elementwise.elementwise,
+    ),
     after=(
+        unnormalised.mixed_heads,
         passthrough.on_probabilities,
+        regroup.on_probabilities,
         probability.masked_anew,
         guard.guard,
         probability.cut_sink,
         probability.factor,
-        unnormalised.mixed_heads,
     ),
     tail=(sink.gate,),
-    operand=operand.read_operand,
+    product=product.product,
+    operand=operand.readings,
+    place=operand.place,
     mask=mask.terms,
 )

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import After, Anchor, NoMatch
 from onnx_fa.patterns import rows
+from onnx_fa.spec import Dim
 
 _NAMES = {
     "Sigmoid": "sigmoid attention",
@@ -19,6 +20,7 @@ _NAMES = {
     "Softplus": "attention with softplus in place of the softmax",
 }
 _BETWEEN = frozenset("Add Sub Mul Div Pow Where Cast Identity Dropout Reshape Clip".split())
+_MOVES = frozenset(["Transpose", "Squeeze", "Unsqueeze"])
 _WHY = "has no row sum to divide by, and the fused kernels always divide"
 
 
@@ -37,23 +39,51 @@ def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
     return None
 
 
+def mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
+    """Raises NoMatch for a softmax of scores that a product mixes between heads (talking heads)."""
+    value = node.inputs[0] if view.producer(node.outputs[0], "Softmax") is node else None
+    for _ in range(8):
+        inner = view.producer(value)
+        if inner is None or value is None:
+            return None
+        if inner.op_type in ("MatMul", "Einsum", "Conv"):
+            weights = [i for i in inner.inputs[:2] if not _at_run_time(view, i)]
+            rest = [i for i in inner.inputs[:2] if _at_run_time(view, i)]
+            shape = view.shape(weights[0]) if weights else None
+            square = shape is not None and len(shape) > 1 and shape[0] == shape[1] != 1
+            if square and len(rest) == 1 and _product(view, rest[0], between=_BETWEEN | _MOVES) is not None:
+                raise NoMatch("the scores of different heads are mixed (talking heads)", inner)
+            return None
+        if inner.op_type not in _BETWEEN | _MOVES:
+            return None
+        value = inner.inputs[0]
+    return None
+
+
 def mixed_heads(view: GraphView, found: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """Raises NoMatch for probabilities that a product mixes between heads (talking heads), or of which only the largest stay."""
+    shape = view.shape(value)
+    heads = shape[-3] if shape is not None and len(shape) > 2 else None
     for user in users:
-        if user.op_type == "Einsum" or (user.op_type == "MatMul" and user.inputs[1] is value):
-            weights = [i for i in user.inputs if i is not value]
-            if any(view.const(w) is not None for w in weights):
-                raise NoMatch("the probabilities of different heads are mixed (talking heads)", user)
-        if user.op_type == "Transpose":
-            for product in view.users(user.outputs[0]):
-                if product.op_type in ("MatMul", "Einsum") and any(view.const(i) is not None for i in product.inputs):
-                    raise NoMatch("the probabilities of different heads are mixed (talking heads)", product)
+        readers = [user] if user.op_type != "Transpose" else view.users(user.outputs[0])
+        for product in readers:
+            if product.op_type not in ("MatMul", "Einsum"):
+                continue
+            if any(_mixes(view, i, heads) for i in product.inputs):
+                raise NoMatch("the probabilities of different heads are mixed (talking heads)", product)
         if user.op_type == "Conv":
             raise NoMatch("the probabilities of different heads or keys are mixed by a convolution", user)
     return None
 
 
-def _product(view: GraphView, value: ir.Value | None, steps: int = 8) -> ir.Node | None:
+def _mixes(view: GraphView, value: ir.Value | None, heads: Dim | None) -> bool:
+    """Whether a matmul's operand is a weight from heads to heads."""
+    return not _at_run_time(view, value) and heads is not None and heads != 1 and view.shape(value) == (heads, heads)
+
+
+def _product(
+    view: GraphView, value: ir.Value | None, steps: int = 8, between: frozenset[str] = _BETWEEN
+) -> ir.Node | None:
     """The matmul of two values of the run that `value` is made from by elementwise ops."""
     for _ in range(steps):
         node = view.producer(value)
@@ -61,7 +91,7 @@ def _product(view: GraphView, value: ir.Value | None, steps: int = 8) -> ir.Node
             return None
         if node.op_type == "MatMul":
             return node if _at_run_time(view, node.inputs[0]) and _at_run_time(view, node.inputs[1]) else None
-        if node.op_type not in _BETWEEN:
+        if node.op_type not in between:
             return None
         inputs = [i for i in node.inputs if i is not None and view.const(i) is None and i.dtype != ir.DataType.BOOL]
         if not inputs:

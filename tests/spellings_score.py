@@ -1,7 +1,7 @@
 """Attention graphs around the score, the softmax and the probabilities that fit no axis of spellings.py.
 
 Inputs are q, k, v and whatever else a builder names; the output is o. MATCH maps a name to a builder of a graph that is one or
-more attentions, REFUSE to a builder of one that is none, with a part of the reason that must be given.
+more attentions, REFUSE to a builder of one that must be left alone, with a reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Builder = Callable[[], onnx.ModelProto]
 MATCH: dict[str, Builder] = {}
 SITES: dict[str, int] = {}
 """How many sites a graph of MATCH has, where that is not one."""
-REFUSE: dict[str, tuple[Builder, str]] = {}
+REFUSE: dict[str, Builder] = {}
+REASONS: dict[str, str] = {}
+"""A part of the reason that must be given for a graph of REFUSE."""
 
 
 class Site(Graph):
@@ -83,10 +85,31 @@ def match(name: str, sites: int = 1) -> Callable[[Builder], Builder]:
 
 def refuse(name: str, reason: str) -> Callable[[Builder], Builder]:
     def register(build: Builder) -> Builder:
-        REFUSE[name] = (build, reason)
+        REFUSE[name], REASONS[name] = build, reason
         return build
 
     return register
+
+
+_SYMBOLS = {"b": 2, "s": SQ, "t": SKV}
+
+
+def feeds(model: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False) -> dict[str, Any]:
+    """Normal floats (scores of +-1000 if `large`), boolean masks that keep most keys, and in some rows none."""
+    rng = np.random.default_rng(seed)
+    result: dict[str, Any] = {}
+    for i in model.graph.input:
+        shape = [d.dim_value or _SYMBOLS[d.dim_param] for d in i.type.tensor_type.shape.dim]
+        if i.type.tensor_type.elem_type == T.BOOL:
+            mask = rng.random(shape) < 0.7
+            mask[..., 0] = True
+            if empty_rows and mask.ndim == 4:
+                mask[0, :, :2] = False
+            result[i.name] = mask
+        else:
+            x = np.asarray(rng.standard_normal(shape), np.float32)
+            result[i.name] = np.asarray(x * 30 if large and i.name in "qk" else x, np.float32)
+    return result
 
 
 def on_score(change: Callable[[Site, str], str], opset: int = 18) -> Builder:
@@ -587,6 +610,15 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(g.softmax(g.op("Add", g.score(), g.op("Reshape", cut, g.const(FULL, np.int64))))))
 
 
+@match("terms/one matmul broadcasts to the batch of the other")
+def _() -> onnx.ModelProto:
+    g = Graph(18)
+    q, k, v = g.input("q", [1, H, SQ, D]), g.input("k", [1, H, D, SKV]), g.input("v", [B, H, SKV, DV])
+    score = g.op("Add", g.op("MatMul", q, k), g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.const(np.ones((4, SKV)))))
+    g.nodes.append(h.make_node("MatMul", [g.op("Softmax", score, axis=-1), v], ["o"]))
+    return g.model({"o": ([B, H, SQ, DV], T.FLOAT)})
+
+
 # What is refused
 
 
@@ -602,7 +634,7 @@ def _no_axis(axis: int) -> Builder:
 
 
 for _axis in (0, 1, 2, -2):
-    REFUSE[f"softmax over axis {_axis}"] = (_no_axis(_axis), "not over the last one")
+    refuse(f"softmax over axis {_axis}", "not over the last one")(_no_axis(_axis))
 
 
 @refuse("softmax of opset 11 over two axes", "not over the last one")
@@ -665,8 +697,8 @@ def _cut(first: bool, start: int, end: int) -> Builder:
     return build
 
 
-REFUSE["sink cut off the wrong side"] = (_cut(False, 1, 1 << 62), "does not cut off just the sink")
-REFUSE["sink first, last column cut off"] = (_cut(True, 0, -1), "does not cut off just the sink")
+refuse("sink cut off the wrong side", "does not cut off just the sink")(_cut(False, 1, 1 << 62))
+refuse("sink first, last column cut off", "does not cut off just the sink")(_cut(True, 0, -1))
 
 
 @refuse("sink not cut off", "not cut off")
@@ -678,31 +710,25 @@ def _() -> onnx.ModelProto:
     return g.model({"o": ([B, H, SQ, DV], T.FLOAT)})
 
 
-REFUSE["guard by a mask of its own"] = (
-    on_probabilities(lambda g, p, _: g.op("Where", g.input("visible", [SQ, SKV], T.BOOL), p, g.const(0.0))),
-    "does not have as its only mask",
+refuse("guard by a mask of its own", "does not have as its only mask")(
+    on_probabilities(lambda g, p, _: g.op("Where", g.input("visible", [SQ, SKV], T.BOOL), p, g.const(0.0)))
 )
-REFUSE["guard by the mask, moderate fill"] = (on_probabilities(_by_same_mask, fill=-1e4), "may have a probability")
-REFUSE["guard with another number"] = (
-    on_probabilities(lambda g, p, _: g.op("Where", g.op("IsNaN", p), g.const(0.1), p)),
-    "several nodes",
+refuse("guard by the mask, moderate fill", "may have a probability")(on_probabilities(_by_same_mask, fill=-1e4))
+refuse("guard with another number", "several nodes")(
+    on_probabilities(lambda g, p, _: g.op("Where", g.op("IsNaN", p), g.const(0.1), p))
 )
-REFUSE["guard the wrong way round"] = (
-    on_probabilities(lambda g, p, _: g.op("Where", g.op("IsNaN", p), p, g.const(0.0))),
-    "several nodes",
+refuse("guard the wrong way round", "several nodes")(
+    on_probabilities(lambda g, p, _: g.op("Where", g.op("IsNaN", p), p, g.const(0.0)))
 )
-REFUSE["mask from the probabilities"] = (
-    on_probabilities(lambda g, p, _: g.op("Where", g.op("Greater", p, g.const(0.1)), p, g.const(0.0)), masked=False),
-    "several nodes",
+refuse("mask from the probabilities", "several nodes")(
+    on_probabilities(lambda g, p, _: g.op("Where", g.op("Greater", p, g.const(0.1)), p, g.const(0.0)), masked=False)
 )
-REFUSE["mask from the scores behind the softmax"] = (
-    on_probabilities(lambda g, p, s: g.op("Where", g.op("Greater", s, g.const(0.1)), p, g.const(0.0)), masked=False),
-    "condition on the scores",
+refuse("mask from the scores behind the softmax", "condition on the scores")(
+    on_probabilities(lambda g, p, s: g.op("Where", g.op("Greater", s, g.const(0.1)), p, g.const(0.0)), masked=False)
 )
-REFUSE["tensor of weights"] = (on_probabilities(_times([SQ, SKV])), "not divided by their new sum")
-REFUSE["weights divided by the old sum"] = (
-    on_probabilities(lambda g, p, _: g.op("Div", g.op("Mul", p, g.input("w", [SQ, SKV])), g.reduce("ReduceSum", p))),
-    "several nodes",
+refuse("tensor of weights", "not divided by their new sum")(on_probabilities(_times([SQ, SKV])))
+refuse("weights divided by the old sum", "several nodes")(
+    on_probabilities(lambda g, p, _: g.op("Div", g.op("Mul", p, g.input("w", [SQ, SKV])), g.reduce("ReduceSum", p)))
 )
 
 
@@ -711,7 +737,7 @@ def _renormalised_badly(g: Site, p: str, _: str) -> str:
     return g.op("Div", masked, g.op("Add", g.reduce("ReduceSum", masked), g.const(1e-3)))
 
 
-REFUSE["masked, divided by the sum and more"] = (on_probabilities(_renormalised_badly), "something else than their sum")
+refuse("masked, divided by the sum and more", "something else than their sum")(on_probabilities(_renormalised_badly))
 
 
 def _weighted_anew(g: Site, p: str, _: str) -> str:
@@ -719,7 +745,7 @@ def _weighted_anew(g: Site, p: str, _: str) -> str:
     return g.op("Div", weighted, g.reduce("ReduceSum", weighted))
 
 
-REFUSE["weighted by any numbers, divided anew"] = (on_probabilities(_weighted_anew), "not provably 0 or 1")
+refuse("weighted by any numbers, divided anew", "not provably 0 or 1")(on_probabilities(_weighted_anew))
 
 
 @refuse("probabilities are an output", "graph output")
@@ -745,16 +771,14 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(g.softmax(g.op("Where", g.op("Less", s, least), g.const(-np.inf), s))))
 
 
-REFUSE["sigmoid attention"] = (in_place_of_softmax(lambda g, s: g.op("Sigmoid", s)), "sigmoid attention")
-REFUSE["sigmoid attention with a bias"] = (
-    in_place_of_softmax(lambda g, s: g.op("Sigmoid", g.op("Add", s, g.const(-2.0)))),
-    "sigmoid attention",
+refuse("sigmoid attention", "sigmoid attention")(in_place_of_softmax(lambda g, s: g.op("Sigmoid", s)))
+refuse("sigmoid attention with a bias", "sigmoid attention")(
+    in_place_of_softmax(lambda g, s: g.op("Sigmoid", g.op("Add", s, g.const(-2.0))))
 )
-REFUSE["squared ReLU attention"] = (
-    in_place_of_softmax(lambda g, s: g.op("Pow", g.op("Relu", s), g.const(2.0))),
-    "squared ReLU attention",
+refuse("squared ReLU attention", "squared ReLU attention")(
+    in_place_of_softmax(lambda g, s: g.op("Pow", g.op("Relu", s), g.const(2.0)))
 )
-REFUSE["linear attention"] = (in_place_of_softmax(lambda g, s: s), "linear attention")
+refuse("linear attention", "linear attention")(in_place_of_softmax(lambda g, s: s))
 
 
 @refuse("talking heads behind the softmax", "talking heads")
@@ -765,7 +789,7 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(p))
 
 
-@refuse("talking heads before the softmax", "")
+@refuse("talking heads before the softmax", "talking heads")
 def _() -> onnx.ModelProto:
     g = Site()
     s = g.op("Transpose", g.score(), perm=[0, 2, 3, 1])
@@ -781,22 +805,13 @@ def _() -> onnx.ModelProto:
     return g.model({"o": ([4, 2], T.FLOAT), "i": ([4, 2], T.INT64)})
 
 
-@refuse("extra matmul that broadcasts the score to more batch rows", "")
-def _() -> onnx.ModelProto:
-    g = Graph(18)
-    q, k, v = g.input("q", [1, H, SQ, D]), g.input("k", [1, H, D, SKV]), g.input("v", [B, H, SKV, DV])
-    score = g.op("Add", g.op("MatMul", q, k), g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.const(np.ones((4, SKV)))))
-    g.nodes.append(h.make_node("MatMul", [g.op("Softmax", score, axis=-1), v], ["o"]))
-    return g.model({"o": ([B, H, SQ, DV], T.FLOAT)})
-
-
-SILENT: dict[str, Builder] = {}
+NOTHING_HERE: dict[str, Builder] = {}
 """Graphs in which nothing is to be found and nothing to be reported."""
 
 
 def silent(name: str) -> Callable[[Builder], Builder]:
     def register(build: Builder) -> Builder:
-        SILENT[name] = build
+        NOTHING_HERE[name] = build
         return build
 
     return register
@@ -814,7 +829,7 @@ def _mlp(kind: str) -> Builder:
 
 
 for _kind in ("Relu", "Gelu", "Sigmoid", "Tanh"):
-    SILENT[f"mlp with {_kind}"] = _mlp(_kind)
+    NOTHING_HERE[f"mlp with {_kind}"] = _mlp(_kind)
 
 
 @silent("gated mlp")

@@ -7,33 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto as T
-from spellings_score import MATCH, REFUSE, SILENT, SITES
+from spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, feeds
 from test_match import LARGE_SCORE_TOLERANCE, TOLERANCE, assert_same, run
 
 from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AddMask, Softcap
-
-SYMBOLS = {"b": 2, "s": 5, "t": 7}
-
-
-def feeds(model: onnx.ModelProto, seed: int, *, large: bool = False, empty: bool = False) -> dict[str, np.ndarray]:
-    """Normal floats, boolean masks that keep key 0 and most others; with `empty`, a few rows without a key."""
-    rng = np.random.default_rng(seed)
-    result: dict[str, np.ndarray] = {}
-    for i in model.graph.input:
-        shape = [d.dim_value or SYMBOLS[d.dim_param] for d in i.type.tensor_type.shape.dim]
-        if i.type.tensor_type.elem_type == T.BOOL:
-            mask = rng.random(shape) < 0.7
-            mask[..., 0] = True
-            if empty and mask.ndim == 4:
-                mask[0, :, :2] = False
-            result[i.name] = mask
-        else:
-            x = np.asarray(rng.standard_normal(shape), np.float32)
-            result[i.name] = np.asarray(x * 30 if large and i.name in "qk" else x, np.float32)
-    return result
-
 
 OVERFLOWING = [n for n in MATCH if "without the maximum" in n or "divided anew" in n]
 """The original turns large scores into NaN, by an overflow or by a sum that vanishes; the rewritten site does not."""
@@ -48,7 +26,7 @@ def test_every_form_equals_the_original(name: str) -> None:
         new, done = rewrite(model, form)
         onnx.checker.check_model(new, full_check=True)
         for large, empty in ((False, False), (True, False), (False, True)):
-            inputs = feeds(model, 1, large=large, empty=empty)
+            inputs = feeds(model, 1, large=large, empty_rows=empty)
             want, have = run(model, inputs), run(new, inputs)
             if large and name in OVERFLOWING:
                 assert np.isfinite(have[0]).all() or not done.sites
@@ -60,8 +38,7 @@ def test_every_form_equals_the_original(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSE)
 def test_refuses_with_a_reason(name: str) -> None:
-    build, reason = REFUSE[name]
-    model = build()
+    model, reason = REFUSE[name](), REASONS[name]
     report = explain(model)
     assert not report.sites
     assert report.misses and any(reason in m.reason for m in report.misses), report.misses
@@ -69,9 +46,9 @@ def test_refuses_with_a_reason(name: str) -> None:
     assert [n.op_type for n in new.graph.node] == [n.op_type for n in model.graph.node]
 
 
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("name", NOTHING_HERE)
 def test_says_nothing_where_there_is_no_attention(name: str) -> None:
-    report = explain(SILENT[name]())
+    report = explain(NOTHING_HERE[name]())
     assert not report.sites and not report.misses
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY, build_match
-from onnx_fa.match.operands import common_reading, matmul_operands, plan_operands
+from onnx_fa.match.operands import common_reading, placed_at_softmax, placed_on_probabilities, placed_steps, plan_site
 from onnx_fa.match.types import (
     AddTerm,
     After,
@@ -35,12 +35,15 @@ from onnx_fa.match.types import (
     Operands,
     Patterns,
     Peel,
+    Product,
+    Regroup,
     Scale,
     ScoreLayer,
     Select,
     Step,
     Tail,
     Term,
+    Weighting,
 )
 from onnx_fa.match.walk import apply_drops, parse_score, reciprocal_of, walk_after, walk_tail
 from onnx_fa.report import Miss
@@ -91,28 +94,29 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
 
 
 def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind) -> Match:
-    output, guard, sink = walk_tail(view, anchor, behind.pv, behind.guard, patterns)
+    output, guard, sink = walk_tail(view, anchor, behind, patterns)
     if sink is not None and behind.steps:
-        raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.pv)
+        raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.weighting.product.node)
     dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
     failure: NoMatch | None = None
-    for inner, qk in parse_score(view, anchor.score, patterns.score):
+    for inner, qk in parse_score(view, anchor.score, patterns):
         try:
             steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard))
+            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
             return build_match(
                 view,
                 patterns.mask,
                 name=label,
                 op=anchor.op,
                 dtype=dtype,
-                operands=matmul_operands(view, qk, behind.pv, patterns),
-                steps=steps,
+                operands=site.operands,
+                steps=placed_steps(view, patterns, site, steps),
                 guard=guarded,
                 output=output,
                 anchor=anchor.node,
                 wrap=behind.wrap,
-                v_factors=behind.keys,
-                sink=sink,
+                v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
+                sink=placed_at_softmax(site, sink),
             )
         except NoMatch as e:
             failure = failure or e
@@ -142,16 +146,18 @@ __all__ = [
     "Operands",
     "Patterns",
     "Peel",
+    "Product",
+    "Regroup",
     "Scale",
     "ScoreLayer",
     "Select",
     "Step",
     "Tail",
     "Term",
+    "Weighting",
     "build_match",
     "common_reading",
     "find_sites",
     "parse_score",
-    "plan_operands",
     "reciprocal_of",
 ]

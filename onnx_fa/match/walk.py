@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -21,31 +21,40 @@ from onnx_fa.match.types import (
     Nothing,
     Patterns,
     Peel,
+    Product,
     Scale,
-    ScoreLayer,
     Select,
     Step,
+    Weighting,
 )
+from onnx_fa.symbolic import known
 
 _MAX_LAYERS = 32
 _MAX_SOLUTIONS = 8
 
 
+@dataclass(frozen=True)
+class _State:
+    """What was peeled off the probabilities so far."""
+
+    prob: ir.Value
+    guard: Guard = ""
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    keys: tuple[Expr, ...] = ()
+    steps: tuple[Step, ...] = ()
+    drops: tuple[Select, ...] = ()
+    cut: bool = False
+    regroups: tuple[ir.Node, ...] = ()
+
+
 def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behind]:
-    """From the probabilities to every matmul with V that reads them."""
-    unplaced = Behind(anchor.node)  # stands for the matmul until one is found
-    return _behind(view, anchor, patterns, anchor.prob, unplaced, None)
+    """From the probabilities to every product with V that reads them."""
+    return _behind(view, anchor, patterns, _State(anchor.prob), None)
 
 
-def _behind(
-    view: GraphView,
-    anchor: Anchor,
-    patterns: Patterns,
-    prob: ir.Value,
-    state: Behind,
-    only: ir.Node | None,
-) -> list[Behind]:
+def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, only: ir.Node | None) -> list[Behind]:
     while True:
+        prob = state.prob
         if prob.is_graph_output():
             raise NoMatch("the softmax result is a graph output")
         users = [only] if only is not None else [u for u in view.users(prob) if u not in anchor.inside]
@@ -54,28 +63,40 @@ def _behind(
             raise NoMatch("the softmax result is not used")
         after = next((a for layer in patterns.after if (a := layer(view, anchor, prob, users)) is not None), None)
         if after is not None:
-            prob, state = after.value, _with(state, after)
+            state = _with(state, after)
             continue
         if len(users) > 1:
-            return _branches(view, anchor, patterns, prob, state, users)
-        node = users[0]
-        if node.domain in ("", "ai.onnx") and node.op_type == "MatMul":
-            if node.inputs[0] is not prob or node.inputs[1] is prob:
-                raise NoMatch("the probabilities are not the left operand of the matmul with V", node)
-            if anchor.column and not state.cut:
-                raise NoMatch("the column of the sink is not cut off before the matmul with V", node)
-            return [replace(state, pv=node)]
+            return _branches(view, anchor, patterns, state, users)
+        return [_at_product(view, anchor, patterns, state, users[0])]
+
+
+def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, node: ir.Node) -> Behind:
+    pv = patterns.product(view, node.outputs[0])
+    if pv is None:
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+    sides = [i for i, x in enumerate(pv.operands) if x is state.prob]
+    if len(sides) != 1:
+        raise NoMatch("the probabilities are multiplied by themselves", node)
+    if anchor.column and not state.cut:
+        raise NoMatch("the column of the sink is not cut off before the matmul with V", node)
+    weighting = Weighting(pv, sides[0], state.prob, state.regroups)
+    if state.wrap and not keeps_rows(weighting):
+        raise NoMatch("the axes move between a factor on the probabilities and the matmul with V", node)
+    return Behind(weighting, state.guard, state.wrap, state.keys, state.steps, state.drops)
 
 
-def _branches(
-    view: GraphView, anchor: Anchor, patterns: Patterns, prob: ir.Value, state: Behind, users: list[ir.Node]
-) -> list[Behind]:
+def keeps_rows(weighting: Weighting) -> bool:
+    """Whether the product with V has the axes of the probabilities, but for the last one."""
+    letters = weighting.product.letters[0]
+    return not weighting.regroups and weighting.side == 0 and letters[:-1] == weighting.product.out[:-1]
+
+
+def _branches(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, users: list[ir.Node]) -> list[Behind]:
     """Every reader must lead to a matmul with V of its own: then each is a site, and nothing else needs the probabilities."""
     found: list[Behind] = []
     for user in users:
         try:
-            found += _behind(view, anchor, patterns, prob, state, user)
+            found += _behind(view, anchor, patterns, state, user)
         except NoMatch as e:
             others = ", ".join(u.name or u.op_type for u in users[:3])
             why = f"the probabilities are read by several nodes ({others}), and not only to multiply V: {e.reason}"
@@ -83,23 +104,28 @@ def _branches(
     return found
 
 
-def _with(state: Behind, after: After) -> Behind:
+def _with(state: _State, after: After) -> _State:
     """The state behind one more layer. Raises NoMatch for layers whose order matters and cannot be kept."""
+    node = after.value.producer()
     if after.guard and (state.wrap or state.keys):
-        raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", after.value.producer())
+        raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", node)
     if after.step is not None and (state.wrap or state.keys or state.drops):
-        raise NoMatch("probabilities are changed before they are masked and divided anew", after.value.producer())
+        raise NoMatch("probabilities are changed before they are masked and divided anew", node)
     if after.cut and state.cut:
-        raise NoMatch("the probabilities are sliced twice", after.value.producer())
-    guard = "" if after.step is not None else after.guard or state.guard  # an empty row is 0 / 0 after a new division
-    return replace(
-        state,
-        guard=guard,
+        raise NoMatch("the probabilities are sliced twice", node)
+    placed = after.cut or after.rows or after.keys or after.step or after.drop or after.guard == "zero"
+    if placed and state.regroups:
+        raise NoMatch("the axes of the probabilities are moved before they are changed", node)
+    return _State(
+        after.value,
+        # An empty row is 0 / 0 after a new division.
+        guard="" if after.step is not None else after.guard or state.guard,
         wrap=state.wrap if after.rows is None else (*state.wrap, after.rows),
         keys=state.keys if after.keys is None else (*state.keys, after.keys),
         steps=state.steps if after.step is None else (*state.steps, after.step),
         drops=state.drops if after.drop is None else (*state.drops, after.drop),
         cut=state.cut or after.cut,
+        regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
     )
 
 
@@ -113,41 +139,50 @@ def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guar
         return list(steps), behind.guard
     first = behind.drops[0]
     if any((d.keep, d.inverted) != (first.keep, first.inverted) for d in behind.drops):
-        raise NoMatch("probabilities are set to zero by different masks", behind.pv)
+        raise NoMatch("probabilities are set to zero by different masks", behind.weighting.product.node)
     masks = [i for i, s in enumerate(steps) if isinstance(s, (Select, AddTerm, Map))]
     mask = steps[masks[0]] if len(masks) == 1 else None
     if not isinstance(mask, Select) or (mask.keep, mask.inverted) != (first.keep, first.inverted):
         raise NoMatch(
-            "probabilities are set to zero by a mask that the score does not have as its only mask", behind.pv
+            "probabilities are set to zero by a mask that the score does not have as its only mask",
+            behind.weighting.product.node,
         )
     if mask.fill > -6e4:
-        raise NoMatch(f"masked scores become {mask.fill:g}, so a masked key may have a probability", behind.pv)
+        raise NoMatch(
+            f"masked scores become {mask.fill:g}, so a masked key may have a probability", behind.weighting.product.node
+        )
     # Behind a softcap or the like the fill would not reach the softmax as it is.
     if any(not isinstance(s, (Scale, Nothing)) for s in steps[masks[0] + 1 :]):
-        raise NoMatch("a score function stands between the mask and the softmax", behind.pv)
+        raise NoMatch("a score function stands between the mask and the softmax", behind.weighting.product.node)
     new = list(steps)
     new[masks[0]] = replace(mask, fill=float("-inf"))
     return new, "zero"
 
 
 def walk_tail(
-    view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard, patterns: Patterns
+    view: GraphView, anchor: Anchor, behind: Behind, patterns: Patterns
 ) -> tuple[ir.Value, Guard, Expr | None]:
     """Behind the matmul with V: the deferred division, around it the guard for empty rows, and a gate that is a sink."""
-    output, guard = _divided(view, anchor, pv, guard)
+    pv = behind.weighting.product.node
+    output, guard = _divided(view, anchor, behind.weighting, behind.guard)
     for layer in patterns.tail:
         tail = layer(view, anchor, output)
         if tail is not None:
             if anchor.sink is not None:
                 raise NoMatch("a softmax with a sink is gated by another one", pv)
+            if behind.wrap or behind.steps or not keeps_rows(behind.weighting):
+                raise NoMatch("the probabilities are changed or moved before a gate that stands for a sink", pv)
             return tail.value, guard, tail.sink
     return output, guard, anchor.sink
 
 
-def _divided(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tuple[ir.Value, Guard]:
-    acc, total = pv.outputs[0], anchor.row_sum
+def _divided(view: GraphView, anchor: Anchor, weighting: Weighting, guard: Guard) -> tuple[ir.Value, Guard]:
+    pv = weighting.product.node
+    acc, total = weighting.product.output, anchor.row_sum
     if total is None:
         return acc, guard
+    if not keeps_rows(weighting):
+        raise NoMatch("the axes move between the row sum and the division by it", pv)
     guarded = _positive_or(view, acc, total, 0.0)
     if guarded is not None:
         safe = _positive_or(view, total, total, 1.0)
@@ -210,8 +245,8 @@ def _one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
     return None
 
 
-Reading = tuple[tuple[Step, ...], ir.Node]
-"""Steps from the matmul outward, and the matmul."""
+Reading = tuple[tuple[Step, ...], Product]
+"""Steps from the product outward, and the product."""
 
 
 @dataclass
@@ -219,9 +254,10 @@ class _Parser:
     """Every reading of a score. A value is read once, however many layers lead to it."""
 
     view: GraphView
-    layers: Sequence[ScoreLayer]
+    patterns: Patterns
     seen: dict[ir.Value, list[Reading]] = field(default_factory=dict)
-    failure: tuple[int, NoMatch] | None = None
+    failure: NoMatch | None = None
+    """The first wins: layers name the more likely operand of an Add or Mul first."""
 
     def read(self, value: ir.Value, depth: int = 0) -> list[Reading]:
         if value not in self.seen:
@@ -230,39 +266,39 @@ class _Parser:
         return self.seen[value]
 
     def _read(self, value: ir.Value, depth: int) -> list[Reading]:
-        qk = self.view.producer(value, "MatMul")
+        qk = self.patterns.product(self.view, value)
         if qk is not None:
-            return [((), qk)]
+            return [((Scale(qk.factor),) if qk.factor != 1.0 else (), qk)]
         if depth > _MAX_LAYERS:
-            self._fail(depth, NoMatch(f"more than {_MAX_LAYERS} layers between the matmul and the softmax"))
-            return []
+            return self._fail(NoMatch(f"more than {_MAX_LAYERS} layers between the matmul and the softmax"))
         found: list[Reading] = []
         tried = False
-        for layer in self.layers:
+        for layer in self.patterns.score:
             for peel in layer(self.view, value):
                 tried = True
+                try:
+                    _no_broadcast(self.view, value, peel)
+                except NoMatch as e:
+                    self._fail(e)
+                    continue
                 for steps, qk in self.read(peel.inner, depth + 1):
-                    if len(found) < _MAX_SOLUTIONS and not self._needs(peel, qk):
+                    if len(found) < _MAX_SOLUTIONS and not self._needs(peel, qk.node):
                         found.append(((*steps, peel.step), qk))
-        if not found and not tried:
-            node = value.producer()
-            where = "a graph input or constant, not from a matmul of Q and K"
-            self._fail(
-                depth,
-                NoMatch(f"the score comes straight from {where}")
-                if node is None
-                else NoMatch(f"{node.op_type} between the softmax and a matmul of Q and K is not a known layer", node),
-            )
+        node = value.producer()
+        if not tried and node is None:
+            self._fail(NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K"))
+        elif not tried and node is not None:
+            name = node.op_type
+            self._fail(NoMatch(f"{name} between the softmax and a matmul of Q and K is not a known layer", node))
         return found
 
     def _needs(self, peel: Peel, qk: ir.Node) -> bool:
         """Whether an operand of the layer is itself computed from the score: then it is no mask or bias."""
         return any(self.view.depends(v, qk) for v in operands_of(peel.step))
 
-    def _fail(self, depth: int, reason: NoMatch) -> None:
-        # The first wins: layers name the more likely operand of an Add or Mul first.
-        if self.failure is None:
-            self.failure = (depth, reason)
+    def _fail(self, reason: NoMatch) -> list[Reading]:
+        self.failure = self.failure or reason
+        return []
 
 
 def operands_of(step: Step) -> list[ir.Value]:
@@ -283,13 +319,30 @@ def operands_of(step: Step) -> list[ir.Value]:
     return []
 
 
-def parse_score(view: GraphView, value: ir.Value, layers: Sequence[ScoreLayer]) -> list[Reading]:
-    """Peels layers until a matmul of Q and K: every reading, the likeliest first. Raises NoMatch naming the op that no layer
+def parse_score(view: GraphView, value: ir.Value, patterns: Patterns) -> list[Reading]:
+    """Peels layers until a product of Q and K: every reading, the likeliest first. Raises NoMatch naming the op that no layer
     knows when there is none."""
-    parser = _Parser(view, layers)
+    parser = _Parser(view, patterns)
     found = parser.read(value)
     if found:
         return found
     if parser.failure is not None:
-        raise parser.failure[1]
-    raise NoMatch("the score depends on itself: a layer reads what it is applied to", value.producer())
+        raise parser.failure
+    raise NoMatch("every mask, bias or factor on the score is itself computed from the score", value.producer())
+
+
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod", "Sum", "PRelu")
+
+
+def _no_broadcast(view: GraphView, outer: ir.Value, peel: Peel) -> None:
+    """Raises NoMatch when the op that made `outer` may have repeated the score along some dim: it then has more rows or keys."""
+    inner = peel.inner
+    node = view.producer(outer, *_ELEMENTWISE)
+    if not isinstance(peel.step, Map) and (node is None or inner not in node.inputs):
+        return
+    after, before = view.shape(outer), view.shape(inner)
+    if after is None or before is None:
+        return  # the mask terms ask for the shapes that they need
+    pairs = zip(after, before, strict=False)
+    if len(after) != len(before) or any(known(a) and a != b and (known(b) or isinstance(a, int)) for a, b in pairs):
+        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", outer.producer())
