@@ -76,7 +76,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     reports: list[SiteReport] = []
     for match in matches:
         try:
-            if form == "attention" and not match.keep:
+            if form == "attention" and match.form != "attention" and not match.keep:
                 standard.check(match.spec, view.opset)
             if form == "site" and match.anchor.graph is not model.graph:
                 raise UnsupportedError("the site lies in a subgraph")
@@ -93,9 +93,9 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
-        done = match.form if match.keep else form
-        reports.append(SiteReport(name, match.op, done, match.spec))
-        if match.keep:
+        stays = match.keep or form == match.form == "attention"
+        reports.append(SiteReport(name, match.op, match.form if stays else form, match.spec))
+        if stays:
             continue
         graph = match.anchor.graph
         assert isinstance(graph, ir.Graph)
@@ -127,7 +127,9 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site:
     for wrap in match.wrap:
         out = _realise(b, wrap(out))
     old = match.output
-    if form != "site" and not match.wrap and not match.presents and _same(out, old, set(operands)):
+    if match.scores is not None:
+        presents.append((match.scores[0], decomposed.scores(b, match.spec, operands, match.scores[1])))
+    if form != "site" and not match.wrap and not presents and _same(out, old, set(operands)):
         for node in b.nodes:
             node.resize_inputs(0)  # they are not used: let go of what they read
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
@@ -136,7 +138,8 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site:
     made = {o for n in b.nodes for o in n.outputs}
     # A result that is an existing value gets a node of its own, so that it can carry the old one's name.
     results = [(was, new if new in made else b.op("Identity", new)) for was, new in ((old, out), *presents)]
-    _insert(producer, b.nodes)
+    # Further outputs may be read before whatever stands behind the replaced node.
+    _insert(match.anchor if presents else producer, b.nodes)
     for was, new in results:
         _take_over(b, was, new)
     _sweep([producer])

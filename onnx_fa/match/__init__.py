@@ -33,6 +33,7 @@ from onnx_fa.match.types import (
     Peel,
     Scale,
     ScoreLayer,
+    ScoreStage,
     Select,
     Step,
     Term,
