@@ -17,6 +17,14 @@ HEADS_BEHIND = (0, 2, 1, 3)
 NEG_INF: ScoreExpr = ("f", -math.inf)
 
 
+def op(name: str, *args: Expr, **attrs: int | tuple[int, ...]) -> Call:
+    return Call(name, args, tuple(attrs.items()))
+
+
+def cast(value: Expr, dtype: ir.DataType) -> Call:
+    return op("Cast", value, to=int(dtype))
+
+
 def ints(*values: int) -> Const:
     return Const(np.asarray(values, np.int64))
 
@@ -85,7 +93,13 @@ def per_row(lengths: Expr, batch: Dim) -> tuple[Expr, TensorArg]:
     return reshape(lengths, -1, 1, 1, 1), TensorArg((batch, 1, 1, 1), "i64")
 
 
-def window(left: int | None, right: int | None, offset: Offset, first_key: ScoreExpr | None, read: tuple[Expr, TensorArg] | None) -> Term:
+def window(
+    left: int | None,
+    right: int | None,
+    offset: Offset,
+    first_key: ScoreExpr | None,
+    read: tuple[Expr, TensorArg] | None,
+) -> Term:
     """Keys from `left` before to `right` behind the query (None: no bound), whose position is q + offset, or q + `first_key`
     where that depends on the tensor `read`."""
     if first_key is None or read is None:

@@ -53,7 +53,7 @@ _PRECISION = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 
 
 @dataclass(frozen=True)
-class _Past:
+class Past:
     """How many keys stand before query 0: `fixed`, or an expression of a tensor that is read."""
 
     fixed: Offset = 0
@@ -77,14 +77,20 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         raise NoMatch("Q, K, V and the past have different element types")
     _check_precision(node, dtype)
     operands, o_layout = _heads(view, node, (q, k, v), label, past_k is not None)
-    past = _Past()
+    past = Past()
     if past_k is not None and past_v is not None:
-        operands, past = _append(view, node, operands, past_k, past_v, label)
+        shapes = [view.shape(x) or (None,) * 4 for x in (past_k, past_v)]
+        if any(len(s) != 4 for s in shapes):
+            raise NoMatch("past_key and past_value must have four dims")
+        length = same("the lengths of past_key and past_value", shapes[0][2], shapes[1][2])
+        made = [view.shape(x) for x in node.outputs[1:3] if is_read(x)]
+        total = same("the lengths of the present outputs", *(s[2] for s in made if s is not None and len(s) == 4))
+        operands, past = append(operands, past_k, past_v, length, total, label)
     row: tuple[Expr, TensorArg] | None = None
     if lengths is not None:
         row = per_row(lengths, operands.batch[0])
         # With an outside cache the last query stands on the last key of its row.
-        past = _Past(0, *_minus_queries(row, operands.Sq))
+        past = Past(0, *_minus_queries(row, operands.Sq))
     presents = [
         (out, canonical(choice)) for i, choice in ((1, operands.k), (2, operands.v)) if (out := output(node, i))
     ]
@@ -144,7 +150,7 @@ def _check_precision(node: ir.Node, dtype: str | None) -> None:
     name = _PRECISION.get(asked)
     if name is None:
         raise NoMatch(f"softmax_precision {asked}")
-    if dtype in ("f32", "f64") and name in ("f16", "bf16") or (dtype, name) == ("f64", "f32"):
+    if (dtype in ("f32", "f64") and name in ("f16", "bf16")) or (dtype, name) == ("f64", "f32"):
         raise NoMatch(f"softmax_precision {name} rounds the scores of {dtype} operands")
 
 
@@ -233,25 +239,19 @@ def _heads(
     return Operands(split[0], split[1], split[2], (b,), hq, hkv, sq, skv, d, dv), HEADS_BEHIND
 
 
-def _append(
-    view: GraphView, node: ir.Node, o: Operands, past_k: ir.Value, past_v: ir.Value, label: str
-) -> tuple[Operands, _Past]:
-    """K and V behind their past, which become the site's operands and the node's present outputs."""
-    shapes = [view.shape(x) or (None,) * 4 for x in (past_k, past_v)]
-    if any(len(s) != 4 for s in shapes):
-        raise NoMatch("past_key and past_value must have four dims")
-    length = same("the lengths of past_key and past_value", shapes[0][2], shapes[1][2])
+def append(
+    o: Operands, past_k: Expr, past_v: Expr, length: Dim | None, total: Dim | None, label: str
+) -> tuple[Operands, Past]:
+    """K and V behind a past of `length`, which become the site's operands and the node's present outputs, of length `total`."""
     k, v = (
         OperandChoice(concat(2, p, canonical(c)), (0, 1, 2, 3), c.scale, c.heads)
         for p, c in zip((past_k, past_v), (o.k, o.v), strict=True)
     )
-    made = [view.shape(x) for x in node.outputs[1:3] if is_read(x)]
-    total = same("the lengths of the present outputs", *(s[2] for s in made if s is not None and len(s) == 4))
     if isinstance(length, int) and isinstance(o.Skv, int):
         total = length + o.Skv
     grown = replace(o, k=k, v=v, Skv=total if total is not None else f"{label}_total")
     if isinstance(length, int):
-        return grown, _Past(length)
+        return grown, Past(length)
     if o.Sq == o.Skv:  # as many new keys as queries: the last query stands on the last key
-        return grown, _Past("end")
-    return grown, _Past(0, ("tensor", 0), (dim_of(past_k, 2), TensorArg((1,), "i64")))
+        return grown, Past("end")
+    return grown, Past(0, ("tensor", 0), (dim_of(past_k, 2), TensorArg((1,), "i64")))

@@ -53,9 +53,7 @@ def cases(op: str = "Attention", *, expanded: bool = False) -> dict[str, NodeCas
         names = [i.name for i in case.model.graph.input]
         feeds = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True)}
         name = case.name.removeprefix("test_")
-        result[name] = NodeCase(
-            name, case.model, feeds, tuple(np.asarray(x) for x in outputs), case.rtol, case.atol
-        )
+        result[name] = NodeCase(name, case.model, feeds, tuple(np.asarray(x) for x in outputs), case.rtol, case.atol)
     return result
 
 

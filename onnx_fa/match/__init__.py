@@ -124,6 +124,7 @@ __all__ = [
     "Peel",
     "Scale",
     "ScoreLayer",
+    "ScoreStage",
     "Select",
     "Step",
     "Term",
