@@ -91,6 +91,8 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     taken = _names(model)
     unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
+    replaced: dict[ir.Value, ir.Value] = {}  # a site may read what another site made
+    dead: list[ir.Node] = []  # swept last: another site may still read what lies inside this one
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
         stays = match.keep or form == match.form == "attention"
@@ -100,7 +102,8 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
         graph = match.anchor.graph
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
-        sites.append(_replace(builder, match, form, name))
+        sites.append(_replace(builder, match, form, name, replaced, dead))
+    _sweep(dead)
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
         model.graph.opset_imports[DOMAIN] = 1
@@ -111,10 +114,16 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     return RewriteReport(tuple(reports), tuple(misses)), sites
 
 
-def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site:
-    """Puts the site's new nodes before the node that made its output, redirects the readers, and drops what became dead."""
-    operands = tuple(_realise(b, e) for e in match.operands)
-    presents = [(old, _realise(b, e)) for old, e in match.presents]
+def _replace(
+    b: OnnxBuilder, match: Match, form: Form, name: str, replaced: dict[ir.Value, ir.Value], dead: list[ir.Node]
+) -> Site:
+    """Puts the site's new nodes before the node that made its output, and redirects the readers.
+
+    `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
+    nobody reads any more.
+    """
+    operands = tuple(_realise(b, e, replaced) for e in match.operands)
+    presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
     before = len(b.nodes)
     if form == "site":
         out = b.op_of(DOMAIN, OP_TYPE, operands, {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())})
@@ -125,7 +134,7 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site:
         out = _EMITTERS[form](b, match.spec, operands)
     inner = tuple(b.nodes[before:])
     for wrap in match.wrap:
-        out = _realise(b, wrap(out))
+        out = _realise(b, wrap(out), replaced)
     old = match.output
     if match.scores is not None:
         presents.append((match.scores[0], decomposed.scores(b, match.spec, operands, match.scores[1])))
@@ -142,7 +151,8 @@ def _replace(b: OnnxBuilder, match: Match, form: Form, name: str) -> Site:
     _insert(match.anchor if presents else producer, b.nodes)
     for was, new in results:
         _take_over(b, was, new)
-    _sweep([producer])
+        replaced[was] = new
+    dead.append(producer)
     return Site(name, match.spec, operands, results[0][1], inner)
 
 
@@ -151,14 +161,14 @@ def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
     before.graph.insert_before(before, nodes)
 
 
-def _realise(b: OnnxBuilder, expr: Expr) -> ir.Value:
+def _realise(b: OnnxBuilder, expr: Expr, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
     """The graph value of an operand expression; missing ops are added."""
     if isinstance(expr, Call):
         if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
             axes = tuple(int(a) for a in expr.args[1].array)
-            return b.op(expr.op, _realise(b, expr.args[0]), axes=axes)
-        return b.op_of("", expr.op, [_realise(b, a) for a in expr.args], dict(expr.attrs))
-    return b.const(expr.array) if isinstance(expr, Const) else expr
+            return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
+        return b.op_of("", expr.op, [_realise(b, a, replaced) for a in expr.args], dict(expr.attrs))
+    return b.const(expr.array) if isinstance(expr, Const) else replaced.get(expr, expr)
 
 
 def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:

@@ -89,8 +89,6 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
     if spec.sink is not None:
         raise UnsupportedError("op kernel: a sink")
-    if any(isinstance(m, Elementwise) for m in spec.masks):
-        raise UnsupportedError("op kernel: a score function or mask given as an expression")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
     if min(spec.D, spec.Dv) < 2:
@@ -120,6 +118,8 @@ def _fills(masks: Sequence[MaskTerm]) -> dict[float, float]:
         if isinstance(mask, AddMask):
             if any(f > FINITE_FILLS[0] for f in finite):
                 raise UnsupportedError("an additive mask after a mask with a moderate finite fill")
+        elif isinstance(mask, Elementwise):
+            raise UnsupportedError("op kernel: a score function or mask given as an expression")
         elif math.isnan(mask.fill) or mask.fill > STRONGEST_MODERATE_FILL:
             raise UnsupportedError(f"a mask fill of {mask.fill} competes with real scores")
         elif math.isfinite(mask.fill):
@@ -501,7 +501,7 @@ class _Emitter:
             if isinstance(mask, AddMask):
                 body += self._add_term(i, mask, f"%x{tensor}", value)
                 tensor += 1
-            else:
+            elif not isinstance(mask, Elementwise):
                 if isinstance(mask, BoolMask):
                     keep = f"%x{tensor}"
                     tensor += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow
+from onnx_fa.spec import AddMask, AttentionSpec, Causal, Elementwise, SlidingWindow
 
 LOG2E = math.log2(math.e)
 MASK_FLOOR = -1.0e37
@@ -76,7 +76,8 @@ def skipping(spec: AttentionSpec) -> Skipping:
         if not isinstance(mask, IndexMask):
             continue
         later = spec.masks[i + 1 :]
-        reached = [m.fill for m in (mask, *later) if not isinstance(m, AddMask) and math.isfinite(m.fill)]
+        filling = [m for m in (mask, *later) if not isinstance(m, (AddMask, Elementwise))]
+        reached = [m.fill for m in filling if math.isfinite(m.fill)]
         if any(f > _HUGE for f in reached) and any(isinstance(m, AddMask) for m in later):
             continue  # what is added after the fill could lift it
         terms.add(i)

@@ -84,7 +84,7 @@ def _check(spec: AttentionSpec, target: Target) -> None:
         if layout.index(spec.rank - 1) < layout.index(spec.rank - 2):
             raise UnsupportedError(f"vector kernel: {name} is stored with its head dim before its length")
     for mask in spec.masks:
-        if not isinstance(mask, AddMask) and not mask.fill < math.inf:
+        if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
             raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
 
 

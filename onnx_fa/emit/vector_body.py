@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from onnx_fa.emit.lanes import Lanes
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.skipping import LOG2E, MASK_FLOOR, IndexMask, fill_log2, skipping, window
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Dim, TensorMask
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, Elementwise, SlidingWindow, TensorMask
 
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
@@ -380,7 +380,7 @@ class VectorBody:
         t, tensors = self.t, 0
         values: list[list[str]] = []
         for term in self.spec.masks:
-            if isinstance(term, IndexMask):
+            if isinstance(term, (Causal, SlidingWindow, Elementwise)):
                 values.append([])
                 continue
             if tensors in tiles:
@@ -421,7 +421,7 @@ class VectorBody:
                 s = t.vop("arith.addf", s, vectors[j])
             elif isinstance(term, BoolMask):
                 s = t.select(t.compare("one", vectors[j], t.splat(0.0)), s, t.splat(fill_log2(term.fill)))
-            elif block.edge:
+            elif isinstance(term, IndexMask) and block.edge:
                 s = self.index_mask(term, s, key, j)
         if block.edge and self.ragged_keys:
             inside = t.arith("cmpi slt,", key, self.skv)

@@ -96,6 +96,7 @@ def parse_score(
     for layer in layers:
         for peel in layer(view, value):
             try:
+                _no_broadcast(view, value, peel.inner)
                 steps, qk = parse_score(view, peel.inner, layers, depth + 1)
             except NoMatch as e:
                 failure = failure or e
@@ -107,3 +108,18 @@ def parse_score(
     if node is None:
         raise NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K")
     raise NoMatch(f"{node.op_type} between the softmax and a matmul of Q and K is not a known layer", node)
+
+
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod")
+
+
+def _no_broadcast(view: GraphView, outer: ir.Value, inner: ir.Value) -> None:
+    """Raises NoMatch when the op that made `outer` may have repeated `inner` along some dim: it then has more rows or keys."""
+    node = view.producer(outer, *_ELEMENTWISE)
+    if node is None or inner not in node.inputs:
+        return
+    after, before = view.shape(outer), view.shape(inner)
+    if after is None or before is None:
+        return  # the mask terms ask for the shapes that they need
+    if len(after) != len(before) or any(a is not None and a != b for a, b in zip(after, before, strict=True)):
+        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", node)
