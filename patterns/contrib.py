@@ -14,13 +14,14 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE, K
+from onnx_fa.expr import SCORE, K, ScoreExpr
 from onnx_fa.graph_view import DTYPES, GraphView, attr_float, attr_int
 from onnx_fa.match import (
     AddTerm,
     Cap,
     Const,
     Expr,
+    Guard,
     Match,
     NoMatch,
     OperandChoice,
@@ -38,6 +39,7 @@ from onnx_fa.patterns.exprs import (
     concat,
     dim_of,
     ints,
+    keep_where,
     op,
     output,
     per_row,
@@ -47,8 +49,8 @@ from onnx_fa.patterns.exprs import (
     window,
 )
 from onnx_fa.patterns.mask import terms as mask_terms
-from onnx_fa.patterns.standard import Past, append
-from onnx_fa.spec import AddMask, Causal, Dim, Elementwise, SlidingWindow, TensorArg
+from onnx_fa.patterns.standard import Past, append, padded_mask
+from onnx_fa.spec import AddMask, Causal, Dim, Elementwise, TensorArg
 
 DOMAIN = "com.microsoft"
 
@@ -184,6 +186,7 @@ def _finish(
     name = DTYPES.get(dtype or ir.DataType.UNDEFINED)
     past_k, past_v = pasts
     past = Past()
+    queries, keys = o.Sq, o.Skv
     if (past_k is None) != (past_v is None):
         raise NoMatch("past_key and past_value must come together")
     if past_k is not None and past_v is not None:
@@ -208,6 +211,10 @@ def _finish(
     if mask is not None:
         terms.append(_padding(view, mask, o, attr_float(node, "mask_filter_value", -10000.0)))
     if attr_int(node, "unidirectional", 0):
+        if queries != keys:
+            raise NoMatch(
+                "unidirectional with other keys than queries: the CPU provider shows all of them to the last query"
+            )
         terms.append(Term(Causal(past.fixed)) if past.expr is None else window(None, 0, 0, past.expr, past.read))
     return _match(view, node, label, o, steps, terms, presents, name)
 
@@ -221,6 +228,7 @@ def _match(
     terms: list[Term],
     presents: list[tuple[ir.Value, Expr]],
     dtype: str | None,
+    guard: Guard = "",
 ) -> Match:
     assert isinstance(o.Hq, int)
     width = o.Hq * o.Dv
@@ -233,7 +241,7 @@ def _match(
         operands=o,
         steps=steps,
         extra_terms=terms,
-        guard="",
+        guard=guard,
         output=node.outputs[0],
         anchor=node,
         wrap=(lambda e: reshape(e, 0, 0, width),),
@@ -244,16 +252,21 @@ def _match(
 
 def _padding(view: GraphView, mask: ir.Value, o: Operands, fill: float) -> Term:
     """What a mask of 0 and 1, or of lengths, adds to the scores."""
+    if not math.isfinite(fill):
+        raise NoMatch("an infinite mask_filter_value, with which a row without keys has no defined result")
     dims = view.shape(mask)
     if dims is None:
         raise NoMatch("the rank of the padding mask is unknown")
     (b,) = o.batch
     if len(dims) == 1:
+        if isinstance(b, int) and b > 0 and dims[0] == 2 * b:  # where the keys end, then where they start
+            two = [per_row(cast(columns(mask, i * b, i * b + b), ir.DataType.INT64), b) for i in (0, 1)]
+            within = ("And", ("Less", K, ("tensor", 0)), ("LessOrEqual", ("tensor", 1), K))
+            return _lengths(within, fill, tuple(v for v, _ in two), tuple(a for _, a in two))
         if dims[0] != b:
             raise NoMatch("a padding mask of rank 1 that is not one length per batch row")
-        added = ("Add", SCORE, ("Where", ("Less", K, ("tensor", 0)), ("f", 0.0), ("f", fill)))
         value, arg = per_row(cast(mask, ir.DataType.INT64), b)
-        return Term(Elementwise(added, (arg,), "lengths"), (value,))
+        return _lengths(("Less", K, ("tensor", 0)), fill, (value,), (arg,))
     shape: tuple[Dim, ...]
     if len(dims) == 2 and dims[1] == o.Skv and dims[0] in (b, None):
         value, shape = reshape(mask, 0, 1, 1, -1), (b, 1, 1, o.Skv)
@@ -266,6 +279,11 @@ def _padding(view: GraphView, mask: ir.Value, o: Operands, fill: float) -> Term:
     keep = op("Greater", value, Const(np.asarray(0, np.int32)))
     added_value = op("Where", keep, Const(np.asarray(0, np.float32)), Const(np.asarray(fill, np.float32)))
     return Term(AddMask(shape), (added_value,))
+
+
+def _lengths(keep: ScoreExpr, fill: float, values: tuple[Expr, ...], args: tuple[TensorArg, ...]) -> Term:
+    added = ("Add", SCORE, ("Where", keep, ("f", 0.0), ("f", fill)))
+    return Term(Elementwise(added, args, "lengths"), values)
 
 
 def _grouped(view: GraphView, node: ir.Node, label: str) -> Match:
@@ -310,6 +328,7 @@ def _grouped(view: GraphView, node: ir.Node, label: str) -> Match:
     if not causal and past_k is not None:
         raise NoMatch("a cache without a causal mask")
     before: Expr | None = None  # (B,): keys before the first query
+    prompt: Expr | None = None
     if past_k is not None and past_v is not None:
         prompt = op("Equal", whole, sq)
         before = op("Where", prompt, ints(0), op("Sub", ends_at, sq))
@@ -318,7 +337,7 @@ def _grouped(view: GraphView, node: ir.Node, label: str) -> Match:
     if attr_int(node, "do_rotary", 0):
         if cos is None or sin is None:
             raise NoMatch("rotary embedding without its tables")
-        at = positions if positions is not None else _positions(sq, ends_at, before)
+        at = _positions(positions, sq, before, prompt)
         interleaved = bool(attr_int(node, "rotary_interleaved", 0))
         heads[:2] = [
             _rotate(view, x, cos, sin, at, d, h, interleaved) for x, h in zip(heads[:2], (hq, hkv), strict=True)
@@ -328,7 +347,7 @@ def _grouped(view: GraphView, node: ir.Node, label: str) -> Match:
     terms: list[Term] = []
     row: tuple[Expr, TensorArg] | None = None
     if before is not None and past_k is not None and past_v is not None:
-        o = _cached(view, node, o, (past_k, past_v), before, ends_at, whole, sq, label)
+        o = _cached(view, node, o, (past_k, past_v), before, whole, sq, label)
         row = per_row(before, b)
     elif (shape := view.shape(k)) is not None and k is not None and shape[1] != s:
         raise NoMatch("fewer or more keys than queries, without a cache")
@@ -336,16 +355,23 @@ def _grouped(view: GraphView, node: ir.Node, label: str) -> Match:
     size = attr_int(node, "local_window_size", -1)
     if causal:
         terms.append(window(None, 0, 0, first, row) if row is not None else Term(Causal(0)))
+    terms.append(keep_where(("Less", K, ("tensor", 0)), (per_row(ends_at, b),), "lengths"))
     if size > 0:
-        terms.append(window(size - 1, None, 0, first, row) if row is not None else Term(SlidingWindow(size - 1, None)))
+        terms.append(window(size - 1, None, 0, first, row))
     steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or 1.0 / math.sqrt(d))]
     cap = attr_float(node, "softcap", 0.0)
     if cap > 0:
         steps.append(Cap(cap))
     if extra is not None:
-        steps.append(AddTerm(extra))
+        dims = view.shape(extra)
+        if row is not None and (dims is None or dims[-1] != o.Skv):
+            terms.append(padded_mask(view, extra, o, 0.0))  # behind the keys in sight
+        else:
+            steps.append(AddTerm(extra))
     presents = [(out, canonical(x)) for i, x in ((1, o.k), (2, o.v)) if (out := output(node, i))]
-    match = _match(view, node, label, o, steps, terms, presents, dtype)
+    # With a window, a query behind the end of its row may have no key: the CPU provider's paths yield zero for it, or what they
+    # would without a window, as it is padding.
+    match = _match(view, node, label, o, steps, terms, presents, dtype, "zero" if size > 0 else "")
     if sink is not None:
         if DTYPES.get(sink.dtype or ir.DataType.UNDEFINED) is None:
             raise NoMatch("a head_sink that is not a float")
@@ -365,13 +391,14 @@ def _with_sink(match: Match, sink: Expr, arg: TensorArg) -> Match:
     return replace(match, spec=replace(match.spec, sink=arg), operands=(*match.operands, sink))
 
 
-def _positions(sq: Expr, ends_at: Expr, before: Expr | None) -> Expr:
-    """The positions (B, S) of the queries; queries behind the end of a padded prompt count as position 1."""
-    steps = op("Range", Const(np.asarray(0)), reshape(sq), Const(np.asarray(1)))
-    at: Expr = reshape(steps, 1, -1)
-    if before is not None:
-        at = op("Add", at, reshape(before, -1, 1))
-    return op("Where", op("Less", at, reshape(ends_at, -1, 1)), at, ints(1))
+def _positions(given: ir.Value | None, sq: Expr, before: Expr | None, prompt: Expr | None) -> Expr:
+    """The positions (B, S) or (1, S) of the queries. Of those that are given, a prompt (a call without a past) uses the first
+    one only and counts on from it."""
+    steps = reshape(op("Range", Const(np.asarray(0)), reshape(sq), Const(np.asarray(1))), 1, -1)
+    if given is None:
+        return steps if before is None else op("Add", steps, reshape(before, -1, 1))
+    counted = op("Add", steps, columns(reshape(given, 1, -1), 0, 1))
+    return counted if prompt is None else op("Where", prompt, counted, given)
 
 
 def _rotate(
@@ -407,12 +434,11 @@ def _cached(
     o: Operands,
     pasts: tuple[ir.Value, ir.Value],
     before: Expr,
-    ends_at: Expr,
     whole: Expr,
     sq: Expr,
     label: str,
 ) -> Operands:
-    """K and V as the present outputs have them: the past up to `before`, the new rows up to `ends_at`, then zeros."""
+    """K and V as the present outputs have them: the past up to `before`, the new rows, then zeros."""
     shapes = [view.shape(x) for x in pasts]
     if any(s is None or len(s) != 4 for s in shapes):
         raise NoMatch("past_key and past_value must have four dims")
@@ -431,7 +457,8 @@ def _cached(
         raise NoMatch("a cache that is neither f32 nor f16")
     zero = Const(np.asarray(0, kind))
     at = reshape(op("Range", Const(np.asarray(0)), reshape(size), Const(np.asarray(1))), 1, 1, -1, 1)
-    start, end = reshape(before, -1, 1, 1, 1), reshape(ends_at, -1, 1, 1, 1)
+    start = reshape(before, -1, 1, 1, 1)
+    end = op("Add", start, sq)
     choices = []
     for past, new in zip(pasts, (o.k, o.v), strict=True):
         fresh = canonical(new)
@@ -477,8 +504,8 @@ def _decoder(view: GraphView, node: ir.Node, label: str) -> Match:
     shape = view.shape(past_k)
     if shape is None or len(shape) != 4 or shape[2] is None:
         raise NoMatch("the length of the cache buffer is unknown")
-    if mask is not None or extra is not None:
-        raise NoMatch("a mask over a cache buffer, which is shorter than the buffer")
+    if mask is not None:
+        raise NoMatch("a padding mask over a cache buffer, which is longer than the mask")
     at_row = reshape(cast(length, ir.DataType.INT64), 1)
     size: Expr = ints(shape[2]) if isinstance(shape[2], int) else dim_of(past_k, 2)
     at = reshape(op("Range", Const(np.asarray(0)), reshape(size), Const(np.asarray(1))), 1, 1, -1, 1)
@@ -488,6 +515,8 @@ def _decoder(view: GraphView, node: ir.Node, label: str) -> Match:
     ]
     o = replace(o, k=choices[0], v=choices[1], Skv=shape[2])
     presents = [(out, canonical(x)) for i, x in ((1, o.k), (2, o.v)) if (out := output(node, i))]
+    if extra is not None:
+        terms.append(padded_mask(view, extra, o, 0.0))
     terms.append(window(None, 0, 0, ("tensor", 0), (at_row, TensorArg((1,), "i64"))))
     return _match(view, node, label, o, steps, terms, presents, dtype)
 

@@ -12,7 +12,6 @@ from onnx_fa.expr import K, ScoreExpr
 from onnx_fa.graph_view import DTYPES, GraphView, attr_float, attr_int
 from onnx_fa.match import (
     AddTerm,
-    Call,
     Cap,
     Const,
     Expr,
@@ -31,10 +30,13 @@ from onnx_fa.match import (
 from onnx_fa.patterns.exprs import (
     HEADS_BEHIND,
     canonical,
+    cast,
     concat,
     dim_of,
+    ints,
     is_read,
     keep_where,
+    op,
     output,
     per_row,
     present,
@@ -167,29 +169,35 @@ def _mask_step(view: GraphView, mask: ir.Value, o: Operands, dtype: str | None) 
         raise NoMatch("attn_mask is a scalar")
     if dims[-1] == o.Skv:
         return Select(mask, False, -math.inf) if boolean else AddTerm(mask)
+    return padded_mask(view, mask, o, -math.inf)
+
+
+def padded_mask(view: GraphView, mask: ir.Value, o: Operands, beyond: float) -> Term:
+    """A mask whose last dim is not provably that of the keys: what it lacks is false, or `beyond` where it is added."""
+    dims, boolean = view.shape(mask), mask.dtype == ir.DataType.BOOL
     shape = (*o.batch, o.Hq, o.Sq, o.Skv)
-    if len(dims) > len(shape):
-        raise NoMatch("attn_mask has more dims than the score")
+    if dims is None or not 1 <= len(dims) <= len(shape):
+        raise NoMatch("a mask whose rank is unknown, or not one to four")
     fitted: list[Dim] = []
     for have, want in zip(dims[:-1], shape[len(shape) - len(dims) : -1], strict=True):
         if have is None or have not in (1, want):
-            raise NoMatch(f"attn_mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}")
+            raise NoMatch(f"a mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}")
         fitted.append(have)
     if isinstance(dims[-1], int) and isinstance(o.Skv, int):
         if dims[-1] > o.Skv:
-            raise NoMatch(f"attn_mask has {dims[-1]} keys, the score {o.Skv}")
-        missing: Expr = Const(np.asarray([o.Skv - dims[-1]], np.int64))
+            raise NoMatch(f"a mask of {dims[-1]} keys for scores of {o.Skv}")
+        missing: Expr = ints(o.Skv - dims[-1])
     else:
-        missing = Call("Sub", (dim_of(canonical(o.k), 2), dim_of(mask, len(dims) - 1)))
-    pads = concat(0, Const(np.zeros(2 * len(dims) - 1, np.int64)), missing)
+        missing = op("Sub", dim_of(canonical(o.k), 2), dim_of(mask, len(dims) - 1))
+    pads = concat(0, ints(*[0] * (2 * len(dims) - 1)), missing)
     if boolean:
-        return Term(BoolMask((*fitted, o.Skv)), (Call("Pad", (mask, pads, Const(np.asarray(False)))),))
+        return Term(BoolMask((*fitted, o.Skv)), (op("Pad", mask, pads, Const(np.asarray(False))),))
     element = DTYPES.get(mask.dtype or ir.DataType.UNDEFINED)
     if element is None or element == "f64":
-        raise NoMatch("a short attn_mask that is neither boolean nor f32, f16 or bf16")
+        raise NoMatch("a short mask that is neither boolean nor f32, f16 or bf16")
     # Runtimes pad f32, but not every half type.
-    wide: Expr = mask if element == "f32" else Call("Cast", (mask,), (("to", int(ir.DataType.FLOAT)),))
-    return Term(AddMask((*fitted, o.Skv)), (Call("Pad", (wide, pads, Const(np.asarray(-np.inf, np.float32)))),))
+    wide: Expr = mask if element == "f32" else cast(mask, ir.DataType.FLOAT)
+    return Term(AddMask((*fitted, o.Skv)), (op("Pad", wide, pads, Const(np.asarray(beyond, np.float32))),))
 
 
 def _heads(
