@@ -162,13 +162,19 @@ def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
 
 
 def _realise(b: OnnxBuilder, expr: Expr, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
-    """The graph value of an operand expression; missing ops are added."""
-    if isinstance(expr, Call):
-        if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
-            axes = tuple(int(a) for a in expr.args[1].array)
-            return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
-        return b.op_of("", expr.op, [_realise(b, a, replaced) for a in expr.args], dict(expr.attrs))
-    return b.const(expr.array) if isinstance(expr, Const) else replaced.get(expr, expr)
+    """The graph value of an operand expression; missing ops are added, those of an expression that occurs twice only once."""
+    if not isinstance(expr, Call):
+        return b.const(expr.array) if isinstance(expr, Const) else replaced.get(expr, expr)
+    if id(expr) not in b.made:
+        b.made[id(expr)] = (expr, _call(b, expr, replaced))
+    return b.made[id(expr)][1]
+
+
+def _call(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
+    if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
+        axes = tuple(int(a) for a in expr.args[1].array)
+        return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
+    return b.op_of("", expr.op, [_realise(b, a, replaced) for a in expr.args], dict(expr.attrs))
 
 
 def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
