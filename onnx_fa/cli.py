@@ -479,6 +479,11 @@ def _print_sites(sites: Sequence[SiteReport]) -> None:
         if rows
         else "no attention sites"
     )
+    by_tuning: dict[str, list[str]] = {}
+    for s in sites:
+        by_tuning.setdefault(s.tuning or "?", []).append(s.name)
+    for tuning, names in by_tuning.items():
+        print(f"tiles of {', '.join(names)}: {tuning}")
 
 
 def verify(args: argparse.Namespace) -> int:

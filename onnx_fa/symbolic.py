@@ -26,6 +26,9 @@ _SAME = frozenset(
 _BROADCAST = frozenset(
     "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod PRelu".split()
 )
+_REDUCE = frozenset(
+    "ReduceMax ReduceSum ReduceMin ReduceMean ReduceProd ReduceLogSumExp ReduceSumSquare ReduceL2".split()
+)
 
 
 def known(dim: Dim | None) -> bool:
@@ -105,12 +108,23 @@ class SymbolicShapes:
             return broadcast([first, to]) if kind == "Expand" else _reshape(first, to, bool(allow_zero))
         if kind in ("Unsqueeze", "Squeeze"):
             return self._units(node, first)
+        if kind in _REDUCE:
+            return self._reduced(node, first)
         if kind == "Gather":
             indices = self._in(node, 1)
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             axis %= max(len(first), 1)
             return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
         return None
+
+    def _reduced(self, node: ir.Node, shape: Shape) -> Shape | None:
+        axes = node_axes(node, self._const)
+        if not axes:
+            return None
+        gone = {a % len(shape) for a in axes}
+        if "keepdims" in node.attributes and not node.attributes["keepdims"].as_int():
+            return tuple(d for i, d in enumerate(shape) if i not in gone)
+        return tuple(1 if i in gone else d for i, d in enumerate(shape))
 
     def _units(self, node: ir.Node, shape: Shape) -> Shape | None:
         axes = node_axes(node, self._const)

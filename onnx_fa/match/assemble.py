@@ -78,6 +78,8 @@ def build_match(
     score_shape = (*o.batch, o.Hq, o.Sq, o.Skv)
     scale, mods, terms = _fold(view, mask, steps, score_shape, dtype, anchor)
     scale *= o.q.scale * o.k.scale
+    if not (math.isfinite(scale) and math.isfinite(o.v.scale)):
+        raise NoMatch("a scale is not finite", anchor)
     terms += extra_terms
     terms = _tighten(terms)
     masks = tuple(t.term for t in terms)
@@ -142,6 +144,8 @@ def _fold(
             case Nothing():
                 pass
             case Scale(factor):
+                if not math.isfinite(factor):
+                    raise NoMatch("a scale is not finite", at)
                 if mods or not all(_scalable(t, factor) for t in terms):
                     terms.append(Term(Elementwise(("Mul", SCORE, ("f", factor)), label="scale")))
                 else:
@@ -157,8 +161,6 @@ def _fold(
                     mods.append(Softcap(cap))
             case AddTerm() | Select() | Map():
                 terms += mask(view, step, shape, dtype)
-    if not math.isfinite(scale):
-        raise NoMatch("the scale is not finite", at)
     return scale, tuple(mods), terms
 
 

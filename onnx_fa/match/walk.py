@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match.types import Anchor, Guard, NoMatch, Patterns, ScoreLayer, Step
+from onnx_fa.symbolic import known
 
 
 def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, Guard]:
@@ -121,5 +122,6 @@ def _no_broadcast(view: GraphView, outer: ir.Value, inner: ir.Value) -> None:
     after, before = view.shape(outer), view.shape(inner)
     if after is None or before is None:
         return  # the mask terms ask for the shapes that they need
-    if len(after) != len(before) or any(a is not None and a != b for a, b in zip(after, before, strict=True)):
+    pairs = zip(after, before, strict=False)
+    if len(after) != len(before) or any(known(a) and a != b and (known(b) or isinstance(a, int)) for a, b in pairs):
         raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", node)
