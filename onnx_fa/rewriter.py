@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.functions import inline_attention
 from onnx_fa.graph_view import GraphView
 from onnx_fa.io import ModelLike, load, same_kind
 from onnx_fa.match import Call, Const, Expr, Match, find_sites
@@ -48,9 +49,17 @@ def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onn
 def explain(model: ModelLike) -> RewriteReport:
     """What `rewrite` would find, without writing anything."""
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    infer_shapes(work)
-    matches, misses = find_sites(GraphView(work), PATTERNS)
+    _, matches, misses = _find(work)
     return RewriteReport(tuple(SiteReport(m.name, m.op, m.form, m.spec) for m in matches), tuple(misses))
+
+
+def _find(model: ir.Model) -> tuple[GraphView, list[Match], list[Miss]]:
+    """Prepares the model (types, shapes, functions that hold attention) and finds its sites."""
+    infer_shapes(model)
+    inside = inline_attention(model, PATTERNS)
+    view = GraphView(model)
+    matches, misses = find_sites(view, PATTERNS)
+    return view, matches, misses + inside
 
 
 @dataclass(frozen=True)
@@ -69,9 +78,7 @@ class Site:
 
 def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
-    infer_shapes(model)
-    view = GraphView(model)
-    matches, misses = find_sites(view, PATTERNS)
+    view, matches, misses = _find(model)
     plan: list[Match] = []
     reports: list[SiteReport] = []
     for match in matches:

@@ -238,14 +238,12 @@ def _match(
         name=label,
         op=f"{DOMAIN}.{node.op_type}",
         dtype=dtype,
-        operands=o,
+        operands=replace(o, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)),
         steps=steps,
         extra_terms=terms,
         guard=guard,
         output=node.outputs[0],
         anchor=node,
-        wrap=(lambda e: reshape(e, 0, 0, width),),
-        o_layout=HEADS_BEHIND,
         presents=tuple(presents),
     )
 

@@ -78,7 +78,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     if any(x is not None and x.dtype != q.dtype for x in (k, v, past_k, past_v)):
         raise NoMatch("Q, K, V and the past have different element types")
     _check_precision(node, dtype)
-    operands, o_layout = _heads(view, node, (q, k, v), label, past_k is not None)
+    operands = _heads(view, node, (q, k, v), label, past_k is not None)
     past = Past()
     if past_k is not None and past_v is not None:
         shapes = [view.shape(x) or (None,) * 4 for x in (past_k, past_v)]
@@ -136,8 +136,6 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         guard="zero",  # the op defines the output of a fully masked row as zero
         output=node.outputs[0],
         anchor=node,
-        wrap=(lambda e: reshape(e, 0, 0, int(operands.Hq) * operands.Dv),) if o_layout else (),
-        o_layout=o_layout,
         presents=tuple(presents),
         form="attention",
     )
@@ -200,10 +198,8 @@ def padded_mask(view: GraphView, mask: ir.Value, o: Operands, beyond: float) -> 
     return Term(AddMask((*fitted, o.Skv)), (op("Pad", wide, pads, Const(np.asarray(beyond, np.float32))),))
 
 
-def _heads(
-    view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], label: str, past: bool
-) -> tuple[Operands, tuple[int, ...] | None]:
-    """q, k, v with heads named, and the output's layout: 4-D inputs are (B, H, S, D); 3-D ones (B, S, H * D) get their heads
+def _heads(view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], label: str, past: bool) -> Operands:
+    """q, k, v with heads named: 4-D inputs are (B, H, S, D); 3-D ones (B, S, H * D) get their heads
     split off. Dims that the op's definition makes equal are taken as equal."""
     shapes = [view.shape(x) for x in values]
     if any(s is None for s in shapes):
@@ -226,12 +222,12 @@ def _heads(
             raise NoMatch("the number of heads is unknown")
         if past:
             plain = [OperandChoice(x, (0, 1, 2, 3), 1.0, h) for x, h in zip(values, (hq, hkv, hkv), strict=True)]
-            return Operands(plain[0], plain[1], plain[2], (b,), hq, hkv, sq, skv, d, dv), None
+            return Operands(plain[0], plain[1], plain[2], (b,), hq, hkv, sq, skv, d, dv)
         names = ("b0", "h", "s", "d")
         sizes = ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
         read = [read_operand(view, x, names, s) for x, s in zip(values, sizes, strict=True)]
         chosen = common_reading(read[0], read[1], read[2], hq, node)
-        return Operands(*chosen, (b,), hq, chosen[1].heads, sq, skv, d, dv), None
+        return Operands(*chosen, (b,), hq, chosen[1].heads, sq, skv, d, dv)
     hq, hkv = attr_int(node, "q_num_heads", 0), attr_int(node, "kv_num_heads", 0)
     if hq < 1 or hkv < 1:
         raise NoMatch("3-D inputs without q_num_heads and kv_num_heads")
@@ -240,11 +236,14 @@ def _heads(
     if d is None or not isinstance(wv, int):
         raise NoMatch("the widths of 3-D inputs are not static")
     dv = wv // hkv
-    split = [
+    q, k, v = [
         OperandChoice(reshape(x, 0, 0, h, w), HEADS_BEHIND, 1.0, h)
         for x, h, w in zip(values, (hq, hkv, hkv), (d, d, dv), strict=True)
     ]
-    return Operands(split[0], split[1], split[2], (b,), hq, hkv, sq, skv, d, dv), HEADS_BEHIND
+    width = hq * dv
+    return Operands(
+        q, k, v, (b,), hq, hkv, sq, skv, d, dv, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)
+    )
 
 
 def append(

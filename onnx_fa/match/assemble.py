@@ -24,6 +24,7 @@ from onnx_fa.match.types import (
     NoMatch,
     Nothing,
     Operands,
+    Regroup,
     Scale,
     Select,
     Step,
@@ -63,12 +64,8 @@ def build_match(
     form: str = "original",
     extra_terms: Sequence[Term] = (),
     sink: Expr | None = None,
-    o_layout: tuple[int, ...] | None = None,
 ) -> Match:
-    """Folds steps into scale, modifications and mask terms, and checks that everything fits an AttentionSpec.
-
-    `o_layout` is the layout in which the site's output is wanted; by default that of a lone Transpose behind it.
-    """
+    """Folds steps into scale, modifications and mask terms, and checks that everything fits an AttentionSpec."""
     if dtype is None:
         raise NoMatch(f"element type {output.dtype} is not a float type that attention is defined on", anchor)
     o = operands
@@ -90,10 +87,12 @@ def build_match(
         (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype)
         (sink_arg,) = term_tensors(fitted.term)
         value_operands = (*value_operands, *fitted.operands)
-    out_value = output
-    if o_layout is None:
-        plain = not (wrap or o.rank2 or presents)
-        o_layout, out_value = _output_layout(view, output, len(o.batch) + 3) if plain else ((), output)
+    wrap = (*o.wrap, *wrap)
+    o_layout, out_value = (
+        _output_layout(view, output, len(o.batch) + 3)
+        if not (wrap or o.rank2 or presents or o.o_layout)
+        else (o.o_layout, output)
+    )
     if o.rank2:
         wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
     if o.v.scale != 1.0:
@@ -143,6 +142,8 @@ def _fold(
         match step:
             case Nothing():
                 pass
+            case Regroup():
+                raise NoMatch("axes of the score are moved", step.node)
             case Scale(factor):
                 if not math.isfinite(factor):
                     raise NoMatch("a scale is not finite", at)
