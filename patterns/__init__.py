@@ -3,6 +3,7 @@
 from onnx_fa.match import Patterns
 from onnx_fa.patterns import (
     blocked,
+    contrib,
     elementwise,
     guard,
     mask,
@@ -21,7 +22,7 @@ from onnx_fa.patterns import (
 
 PATTERNS = Patterns(
     anchors=(unnormalised.mixed_scores, softmax.anchor, unnormalised.anchor),
-    ops=(standard.attention, blocked.blocked),
+    ops=(standard.attention, contrib.contrib, blocked.blocked),
     score=(
         passthrough.on_score,
         regroup.on_score,
