@@ -94,6 +94,10 @@ def parse_score(view: GraphView, value: ir.Value, patterns: Patterns, depth: int
     two candidates. Raises NoMatch naming the op that no layer knows."""
     qk = patterns.product(view, value)
     if qk is not None:
+        if any(isinstance(x, ir.Value) and view.producer(x, "Softmax") for x in qk.operands):
+            raise NoMatch(
+                "a product of probabilities and V, not of Q and K", qk.node
+            )  # another attention's result, a mask here
         return [Scale(qk.factor)] if qk.factor != 1.0 else [], qk
     if depth > 32:
         raise NoMatch("more than 32 layers between the matmul and the softmax")
