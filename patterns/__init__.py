@@ -1,13 +1,28 @@
 """The ordered tables of patterns: one file per layer that can be peeled off an attention."""
 
 from onnx_fa.match import Patterns
-from onnx_fa.patterns import blocked, guard, mask, operand, passthrough, scale, softcap, softmax, standard
+from onnx_fa.patterns import (
+    blocked,
+    contrib,
+    guard,
+    mask,
+    operand,
+    passthrough,
+    product,
+    regroup,
+    scale,
+    softcap,
+    softmax,
+    standard,
+)
 
 PATTERNS = Patterns(
     anchors=softmax.anchor,
-    ops=(standard.attention, blocked.blocked),
-    score=(passthrough.on_score, softcap.softcap, scale.scale, mask.add, mask.where),
-    after=(passthrough.on_probabilities, guard.nan_guard),
-    operand=operand.read_operand,
+    ops=(standard.attention, contrib.contrib, blocked.blocked),
+    score=(passthrough.on_score, regroup.on_score, softcap.softcap, scale.scale, mask.add, mask.where),
+    after=(passthrough.on_probabilities, regroup.on_probabilities, guard.nan_guard),
+    product=product.product,
+    operand=operand.readings,
+    place=operand.place,
     mask=mask.terms,
 )

@@ -1,65 +1,17 @@
-"""The one table of attentions that feeds tests, tuner and benchmarks, and how their operands are drawn."""
+"""The attentions that tests try: those of `onnx_fa.cases`, which feed tuner and benchmarks too, and many small odd ones."""
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-import numpy.typing as npt
+from onnx_fa import cases
+from onnx_fa.accuracy import TOLERANCE
+from onnx_fa.cases import DTYPES, FLOAT_MIN, Case, case, draw_operands
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.spec import NEG_INF, AddMask, BoolMask, Causal, Elementwise, SlidingWindow, Softcap, TensorArg
 
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
-from onnx_fa.spec import (
-    NEG_INF,
-    AddMask,
-    AttentionSpec,
-    BoolMask,
-    Causal,
-    Elementwise,
-    SlidingWindow,
-    Softcap,
-    TensorArg,
-)
-
-Array = npt.NDArray[Any]
-FLOAT_MIN = float(np.finfo(np.float32).min)
-
-DTYPES: dict[str, Any] = {
-    "f64": np.float64,
-    "f32": np.float32,
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "bool": np.bool_,
-    "i32": np.int32,
-    "i64": np.int64,
-}
-TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2}
-"""Largest relative error (2-norm) of a kernel against the reference, for operands of ordinary size."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One attention. `sizes` are where a dynamic spec is tried: each a tuple of (symbol, size)."""
-
-    name: str
-    spec: AttentionSpec
-    tags: frozenset[str] = frozenset()
-    sizes: tuple[tuple[tuple[str, int], ...], ...] = ((),)
-
-    def bound(self) -> list[AttentionSpec]:
-        """The specs to run, symbols replaced."""
-        return [self.spec.bind(dict(s)) for s in self.sizes]
-
-
-def _spec(**changes: Any) -> AttentionSpec:
-    base: dict[str, Any] = {"dtype": "f32", "Hq": 2, "Hkv": 2, "Sq": 64, "Skv": 64, "D": 32, "Dv": 32, "batch": (2,)}
-    base |= changes
-    base.setdefault("scale", base["D"] ** -0.5)
-    return AttentionSpec(**base)
+__all__ = ["BY_NAME", "CASES", "DTYPES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
 
 
 def where(keep: ScoreExpr, fill: float = NEG_INF) -> ScoreExpr:
@@ -198,10 +150,6 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _cases() -> Iterator[Case]:
-    def case(name: str, *tags: str, **changes: Any) -> Case:
-        sizes = changes.pop("sizes", ((),))
-        return Case(name, _spec(**changes), frozenset(tags), sizes)
-
     yield case("plain", "smoke")
     yield case("plain_b1", batch=(1,))
     yield case("no_batch", batch=())
@@ -351,90 +299,11 @@ def _cases() -> Iterator[Case]:
     yield case("dyn_sink", "dynamic", "expression", **dyn, batch=("b",), sink=TensorArg((1, 2, "s", 1)))
     yield case("dyn_swapped", "dynamic", **dyn, q_layout=kt, o_layout=kt)
 
-    # Benchmarks: B1, f32.
-    bench = {"batch": (1,), "Hq": 8, "Hkv": 8, "D": 64, "Dv": 64}
-    for s in (512, 1024, 2048, 4096, 8192):
-        yield case(f"bench_s{s}", "bench", **bench | {"Sq": s, "Skv": s})
-        yield case(f"bench_s{s}_causal", "bench", **bench | {"Sq": s, "Skv": s, "masks": (Causal(),)})
-    s1024 = {"Sq": 1024, "Skv": 1024}
-    yield case("bench_d128", "bench", **bench | s1024 | {"Hq": 16, "Hkv": 16, "D": 128, "Dv": 128})
-    yield case("bench_gqa", "bench", **bench | s1024 | {"Hkv": 2, "masks": (Causal(),)})
-    yield case("bench_softcap", "bench", **bench | s1024 | {"mods": (Softcap(20.0),)})
-    yield case("bench_window", "bench", **bench | {"Sq": 4096, "Skv": 4096, "masks": (SlidingWindow(256, 0),)})
-    yield case("bench_add_mask", "bench", **bench | s1024 | {"masks": (AddMask((1, 1, 1, 1024)),)})
-    yield case(
-        "bench_bert",
-        "bench",
-        **bench | {"Sq": 512, "Skv": 512, "Hq": 12, "Hkv": 12, "masks": (BoolMask((1, 1, 1, 512)),)},
-    )
-    yield case("bench_vit", "bench", **bench | {"Sq": 197, "Skv": 197, "Hq": 12, "Hkv": 12})
-    decode = {"Sq": 1, "Skv": 2048, "D": 128, "Dv": 128}
-    yield case("bench_decode", "bench", "decode", **bench | decode | {"Hq": 32, "Hkv": 32})
-    yield case("bench_decode_gqa", "bench", "decode", **bench | decode | {"Hq": 32, "Hkv": 8})
-    yield case("bench_dynamic", "bench", "dynamic", **bench | {"Sq": "s", "Skv": "s"}, sizes=((("s", 1024),),))
 
-
-CASES: tuple[Case, ...] = tuple(_cases())
+CASES: tuple[Case, ...] = (*_cases(), *cases.CASES)
 BY_NAME = {c.name: c for c in CASES}
 
 
 def select(*tags: str, without: tuple[str, ...] = ("bench",)) -> list[Case]:
     """The cases that have every one of `tags` and none of `without`."""
     return [c for c in CASES if c.tags.issuperset(tags) and not c.tags.intersection(without)]
-
-
-def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) -> list[Array]:
-    """Operands of a spec without symbols: q, k, v ~ N(0, 1), masks that keep three of four keys.
-
-    `adversarial` draws queries ten times as large, makes some rows lose every key (where a mask has rows or a padding
-    to do it with), and gives additive masks finfo.min or -inf in place of small numbers.
-    """
-    if spec.symbols:
-        raise ValueError(f"symbols {spec.symbols} have no size")
-    rng = np.random.default_rng([seed, zlib.crc32(repr(spec).encode())])
-    operands: list[Array] = []
-    for i, (shape, dtype) in enumerate(zip(spec.operand_shapes[:3], spec.operand_dtypes[:3], strict=True)):
-        size = 10.0 if adversarial and i == 0 else 1.0
-        operands.append((size * rng.standard_normal(shape)).astype(DTYPES[dtype]))
-    for mask in spec.masks:
-        if isinstance(mask, Elementwise):
-            operands += [_draw_tensor(rng, spec, mask, x, adversarial) for x in mask.tensors]
-        if not isinstance(mask, (BoolMask, AddMask)):
-            continue
-        keep = rng.random(mask.shape) < 0.75
-        if keep.shape[-1] > 1 and keep.ndim > 1:
-            keep[..., 0] = True  # a row loses all keys only on purpose
-        if adversarial and keep.ndim > 1:
-            rows = keep.reshape(-1, keep.shape[-1])
-            rows[:: max(1, len(rows) // 5)] = False
-        if isinstance(mask, BoolMask):
-            operands.append(keep)
-            continue
-        low = FLOAT_MIN if spec.empty_row == "mean" else NEG_INF
-        if mask.dtype == "f16" and low == FLOAT_MIN:
-            low = float(np.finfo(np.float16).min)
-        values = rng.standard_normal(mask.shape) if not adversarial else np.where(keep, 0.0, low)
-        if mask.factor != 1.0:
-            values = np.where(keep, 0.0, 1.0) if mask.factor < 0 else values
-        operands.append(np.asarray(values).astype(DTYPES[mask.dtype]))
-    if spec.sink is not None:
-        operands.append(
-            ((10.0 if adversarial else 1.0) * rng.standard_normal(spec.sink.shape)).astype(DTYPES[spec.sink.dtype])
-        )
-    return operands
-
-
-def _draw_tensor(
-    rng: np.random.Generator, spec: AttentionSpec, term: Elementwise, tensor: TensorArg, adversarial: bool
-) -> Array:
-    """A tensor of a score expression: integers are lengths where there is one per head, else small ids; floats are 0 or 1
-    where the expression holds a constant large enough to make a mask of them."""
-    if tensor.kind == "int":
-        one_each = math.prod(tensor.shape[-2:]) == 1
-        drawn = rng.integers(0 if adversarial else 1, spec.Skv + 2 if one_each else 4, tensor.shape)  # type: ignore[operator]
-        return drawn.astype(DTYPES[tensor.dtype])
-    if tensor.kind == "bool":
-        return np.asarray(rng.random(tensor.shape) < 0.75)
-    if any(leaf[0] == "f" and abs(leaf[1]) >= 1e4 and np.isfinite(leaf[1]) for leaf in leaves(term.expr)):
-        return np.asarray(rng.random(tensor.shape) < 0.75).astype(DTYPES[tensor.dtype])
-    return ((10.0 if adversarial else 1.0) * rng.standard_normal(tensor.shape)).astype(DTYPES[tensor.dtype])

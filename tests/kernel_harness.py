@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from iree import runtime
 
+from onnx_fa.accuracy import compare
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.reference import attention, scores
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target, parse_target
-from tests.cases import TOLERANCE
 
 HOST = parse_target("cpu-host")
 Array = npt.NDArray[Any]
@@ -76,28 +74,6 @@ class Kernels:
         return result
 
 
-def tolerance(spec: AttentionSpec, operands: Sequence[Array]) -> float:
-    """The relative error to allow: the type's, and what rounding the largest score to f32 does to its exp.
-
-    Scores beyond 1e6 are masks that swallow what they are added to, so that their rounding cannot matter.
-    """
-    with np.errstate(all="ignore"):
-        s = np.abs(scores(spec, *operands))
-    largest = float(np.max(s[s < 1e6], initial=0.0))
-    return TOLERANCE[spec.dtype] + 1.2e-7 * largest
-
-
 def mismatch(spec: AttentionSpec, operands: Sequence[Array], result: Array) -> str | None:
     """What is wrong with a result, or None."""
-    with np.errstate(all="ignore"):
-        want = attention(spec, *operands)
-    got = np.asarray(result).astype(np.float64)
-    if got.shape != want.shape:
-        return f"shape {got.shape}, not {want.shape}"
-    if (np.isnan(got) != np.isnan(want)).any():
-        return f"{np.isnan(got).sum()} NaN, not {np.isnan(want).sum()} (or not the same ones)"
-    known = ~np.isnan(want)
-    norm = float(np.linalg.norm(want[known]))
-    error = float(np.linalg.norm((got - want)[known])) / (norm or 1.0)
-    allowed = tolerance(spec, operands)
-    return f"relative error {error:.2e}, allowed {allowed:.2e}" if error > allowed else None
+    return compare(spec, operands, result).problem or None

@@ -18,11 +18,12 @@ from filecheck.options import Options
 from filecheck.parser import Parser, pattern_for_opts
 
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tile_table
+from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.expr import SCORE
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, TensorArg
 from onnx_fa.target import TARGET_NAMES, Target, parse_target
+from onnx_fa.tuning.database import database_name, read_database
 from tests.cases import BY_NAME, FLOAT_MIN, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, entry, mismatch, run_iree_compile
 
@@ -180,16 +181,13 @@ def test_scores_that_overflow_exp(first: Kernels) -> None:
 
 @pytest.mark.parametrize("name", ["cpu-avx2", "cpu-host"])
 def test_every_measured_tile(name: str, tmp_path: Path) -> None:
-    """Each row of the tile table computes the right thing on this machine (AVX2 code runs where AVX-512 does)."""
+    """Each set of measured tiles computes the right thing on this machine (AVX2 code runs where AVX-512 does)."""
     target = parse_target(name)
     if target.lanes > HOST.lanes:
         pytest.skip(f"this machine cannot run {name}")
     spec = _spec(Sq=100, Skv=130, D=48, Dv=40, masks=(Causal("end"),))
-    configs = [
-        VectorConfig(t["lanes"], t["lanes"] * t["vectors"], t["BK"], t["rows"], t["rows"], t["U"])
-        for t in tile_table()
-        if t["lanes"] <= target.lanes and t["registers"] == target.registers
-    ]
+    entries = read_database(database_name(target)).entries
+    configs = [VectorConfig(**c.tiles) for e in entries if e.family.body == "vector" for c in e.choices]
     kernels = [emit_vector(spec, target, f"fa_tile{i}", c) for i, c in enumerate(configs)]
     assert kernels
     compiled = Kernels(kernels, tmp_path, target)

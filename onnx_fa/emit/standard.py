@@ -14,6 +14,11 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, inverse
 
+_SWALLOWS = -1e37
+"""A float32 or bfloat16 score plus this or less is this: it is below half an ulp of it."""
+_FINITE = -1e38
+"""Stands for every finite fill that swallows. onnxruntime takes the lowest float for -inf, so that one will not do."""
+
 
 def check(spec: AttentionSpec, opset: int) -> None:
     """Raises UnsupportedError where the op cannot express the spec in this opset."""
@@ -21,6 +26,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError(f"the Attention op needs opset 23, the model has {opset}")
     if len(spec.batch) != 1:
         raise UnsupportedError(f"the Attention op takes one batch dim, the site has {len(spec.batch)}")
+    if not spec.scale > 0:
+        raise UnsupportedError(f"a scale of {spec.scale:g}: onnxruntime's Attention op takes only scales above zero")
     if spec.empty_row == "guarded":
         raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
     if spec.sink is not None:
@@ -38,6 +45,10 @@ def check(spec: AttentionSpec, opset: int) -> None:
     causal = [m for m in spec.masks if isinstance(m, Causal)]
     if len(causal) > 1 or any(m.offset != 0 or m.fill != -math.inf for m in causal):
         raise UnsupportedError("is_causal has offset 0 and masks with -inf")
+    if any(isinstance(m, BoolMask) and m.fill > _SWALLOWS for m in spec.masks) or (
+        spec.dtype == "f16" and any(isinstance(m, BoolMask) and math.isfinite(m.fill) for m in spec.masks)
+    ):
+        raise UnsupportedError("masked scores become a number that an additive mask cannot set, only add")
     if any(isinstance(m, SlidingWindow) for m in spec.masks):
         raise UnsupportedError("a sliding window needs a mask tensor in the Attention op")
 
@@ -61,11 +72,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
         elif isinstance(mask, BoolMask):
             value = next(tensors)
             if not keep_bool:
-                fill = b.const(
-                    np.asarray(
-                        max(mask.fill, float(np.finfo(np.float32).min)) if math.isfinite(mask.fill) else mask.fill, kind
-                    )
-                )
+                fill = b.const(np.asarray(_FINITE if math.isfinite(mask.fill) else mask.fill, kind))
                 value = b.op("Where", value, b.const(np.asarray(0, kind)), fill)
             terms.append(value)
         elif isinstance(mask, AddMask):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
-from functools import cache
-from importlib import resources
-from typing import Any
 
 from onnx_fa.emit.fold import fold_one_query
 from onnx_fa.emit.kernel_text import Kernel
@@ -16,8 +12,9 @@ from onnx_fa.emit.vector_body import VectorBody, VectorConfig, mask_tiles, opera
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
 from onnx_fa.target import Target
+from onnx_fa.tuning.database import Pick, Tiles, pick, queries_computed
 
-__all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes"]
+__all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes", "tuned"]
 
 STACK_BYTES = 100 * 1024
 """What the tiles of one workgroup may take: the runtime gives a worker 128 KiB, and past them the process dies."""
@@ -36,31 +33,30 @@ def stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
     return 4 * floats
 
 
-@cache
-def tile_table() -> list[dict[str, Any]]:
-    """Rows of the tile database: lanes, registers, vectors, rows, BK, U, cost (see the file)."""
-    data = json.loads(resources.files("onnx_fa.tuning").joinpath("data/cpu_vector.json").read_text())
-    tiles: list[dict[str, Any]] = data["tiles"]
-    return tiles
-
-
 def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
-    """Measured tiles for the target, preferring few rows beyond Sq. Raises UnsupportedError where none fit."""
-    lanes = target.lanes
-    while lanes > 4 and (lanes > min(spec.D, spec.Dv) or (isinstance(spec.Sq, int) and 2 * spec.Sq <= lanes)):
+    """The tiles of `tuned`."""
+    return tuned(spec, target)[0]
+
+
+def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
+    """Measured tiles for the target, preferring few rows beyond Sq, and where they are from. Raises UnsupportedError where none
+    fit."""
+    folded, lanes = fold_one_query(spec), target.lanes
+    while lanes > 4 and (lanes > min(spec.D, spec.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
         lanes //= 2  # narrow head dims are transposed in narrow vectors
     for keys in (1, 2, 4):
-        found: list[tuple[float, VectorConfig]] = []
-        for tile in tile_table():
-            if tile["lanes"] != lanes or tile["registers"] != (32 if target.registers >= 32 else 16):
-                continue
-            bm, bk, rows = tile["vectors"] * lanes, tile["BK"] // keys, tile["rows"]
-            config = VectorConfig(lanes, bm, bk, rows, min(rows, spec.Dv), tile["U"])
-            if stack_bytes(spec, config) <= STACK_BYTES:
-                padded = -(-spec.Sq // bm) * bm if isinstance(spec.Sq, int) else 1
-                found.append((padded * tile["cost"], config))
+
+        def config(t: Tiles, keys: int = keys) -> VectorConfig:
+            return VectorConfig(t["W"], t["BM"], t["BK"] // keys, t["RI"], min(t["RN"], spec.Dv), t["U"])
+
+        def fits(t: Tiles, keys: int = keys) -> bool:
+            if t["W"] != lanes or (t["BK"] // keys) % t["RI"]:
+                return False
+            return stack_bytes(folded, config(t, keys)) <= STACK_BYTES
+
+        found = pick(target, "vector", spec, fits, lambda t: queries_computed(folded.Sq, t["BM"]))
         if found:
-            return min(found, key=lambda f: f[0])[1]
+            return config(found.choice.tiles), found
     raise UnsupportedError(f"vector kernel: D={spec.D} and Dv={spec.Dv} need more than {STACK_BYTES} bytes of stack")
 
 
@@ -79,7 +75,9 @@ def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorCo
     """The kernel of one site as a dispatch of vector code. Raises UnsupportedError where spec or tiles do not fit."""
     _check(spec, target)
     site, spec = spec, fold_one_query(spec)
-    config = config or default_config(spec, target)
+    found = None
+    if config is None:
+        config, found = tuned(site, target)
     if config.BK % config.W and mask_tiles(spec):
         raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.W} lanes")
     if stack_bytes(spec, config) > STACK_BYTES:
@@ -87,7 +85,8 @@ def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorCo
     body = VectorBody(spec, config)
     symbol = f"{name}_attention"
     text = "\n".join([*_executable(body, symbol), *_entry(site, body, name, symbol)]) + "\n"
-    return Kernel(name, text, "vector", site, dict(asdict(config)), FLAGS)
+    flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
+    return Kernel(name, text, "vector", site, dict(asdict(config)), flags, found.reason if found else "")
 
 
 def _names(spec: AttentionSpec) -> list[str]:

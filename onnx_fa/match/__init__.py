@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY, build_match
-from onnx_fa.match.operands import common_reading, matmul_operands, plan_operands
+from onnx_fa.match.operands import common_reading, placed_at_softmax, placed_steps, plan_site
 from onnx_fa.match.types import (
     AddTerm,
     After,
@@ -31,18 +31,23 @@ from onnx_fa.match.types import (
     Operands,
     Patterns,
     Peel,
+    Product,
+    Regroup,
     Scale,
     ScoreLayer,
+    ScoreStage,
     Select,
     Step,
     Term,
+    Weighting,
 )
 from onnx_fa.match.walk import parse_score, walk_after, walk_tail
 from onnx_fa.report import Miss
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:
-    """Every attention in the model, in graph order, and a Miss for every softmax or attention op that is not one."""
+    """Every attention in the model's graph and its subgraphs, in graph order, and a Miss for every softmax or attention op that
+    is not one. Functions are not looked into: see `functions.inline_attention`."""
     matches: list[Match] = []
     misses: list[Miss] = []
     for graph in view.model.graphs():
@@ -63,12 +68,6 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
                 where = miss.node.name or miss.node.op_type if miss.node is not None else None
                 reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
                 misses.append(Miss(label, anchor.op if anchor else node.op_type, reason))
-    for function in view.model.functions.values():
-        for node in function:
-            if node.op_type in ("Softmax", "Attention"):
-                misses.append(
-                    Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: inline it first")
-                )
     return matches, misses
 
 
@@ -81,23 +80,23 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
 
 
 def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
-    pv, guard = walk_after(view, anchor, patterns)
-    output, guard = walk_tail(view, anchor, pv, guard)
-    steps, qk = parse_score(view, anchor.score, patterns.score)
+    weighting, guard = walk_after(view, anchor, patterns)
+    output, guard = walk_tail(view, anchor, weighting, guard)
+    steps, qk = parse_score(view, anchor.score, patterns)
     dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
-    operands = matmul_operands(view, qk, pv, patterns)
+    site = plan_site(view, patterns, qk, steps, anchor.score, weighting)
     return build_match(
         view,
         patterns.mask,
         name=label,
         op=anchor.op,
         dtype=dtype,
-        operands=operands,
-        steps=steps,
+        operands=site.operands,
+        steps=placed_steps(view, patterns, site, steps),
         guard=guard,
         output=output,
         anchor=anchor.node,
-        sink=anchor.sink,
+        sink=placed_at_softmax(site, anchor.sink),
     )
 
 
@@ -121,14 +120,17 @@ __all__ = [
     "Operands",
     "Patterns",
     "Peel",
+    "Product",
+    "Regroup",
     "Scale",
     "ScoreLayer",
+    "ScoreStage",
     "Select",
     "Step",
     "Term",
+    "Weighting",
     "build_match",
     "common_reading",
     "find_sites",
     "parse_score",
-    "plan_operands",
 ]

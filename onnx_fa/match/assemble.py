@@ -24,6 +24,7 @@ from onnx_fa.match.types import (
     NoMatch,
     Nothing,
     Operands,
+    Regroup,
     Scale,
     Select,
     Step,
@@ -74,6 +75,8 @@ def build_match(
     score_shape = (*o.batch, o.Hq, o.Sq, o.Skv)
     scale, mods, terms = _fold(view, mask, steps, score_shape, dtype, anchor)
     scale *= o.q.scale * o.k.scale
+    if not (math.isfinite(scale) and math.isfinite(o.v.scale)):
+        raise NoMatch("a scale is not finite", anchor)
     terms += extra_terms
     terms = _tighten(terms)
     masks = tuple(t.term for t in terms)
@@ -84,8 +87,11 @@ def build_match(
         (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype)
         (sink_arg,) = term_tensors(fitted.term)
         value_operands = (*value_operands, *fitted.operands)
+    wrap = (*o.wrap, *wrap)
     o_layout, out_value = (
-        _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output)
+        _output_layout(view, output, len(o.batch) + 3)
+        if not (wrap or o.rank2 or presents or o.o_layout)
+        else (o.o_layout, output)
     )
     if o.rank2:
         wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
@@ -136,7 +142,11 @@ def _fold(
         match step:
             case Nothing():
                 pass
+            case Regroup():
+                raise NoMatch("axes of the score are moved", step.node)
             case Scale(factor):
+                if not math.isfinite(factor):
+                    raise NoMatch("a scale is not finite", at)
                 if mods or not all(_scalable(t, factor) for t in terms):
                     terms.append(Term(Elementwise(("Mul", SCORE, ("f", factor)), label="scale")))
                 else:
@@ -152,8 +162,6 @@ def _fold(
                     mods.append(Softcap(cap))
             case AddTerm() | Select() | Map():
                 terms += mask(view, step, shape, dtype)
-    if not math.isfinite(scale):
-        raise NoMatch("the scale is not finite", at)
     return scale, tuple(mods), terms
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
 from onnx_fa.expr import ScoreExpr
 from onnx_fa.graph_view import Array, GraphView
 from onnx_fa.spec import AttentionSpec, Dim, MaskTerm
+
+if TYPE_CHECKING:
+    from onnx_fa.match.axes import Axis, Group, Sources
 
 
 class NoMatch(Exception):
@@ -55,6 +58,16 @@ class Anchor:
     """The row maximum is kept finite, so that an empty row's exponentials are zero."""
     sink: Expr | None = None
     """One more logit per row, without a value: broadcasts to (*B, Hq, Sq, 1)."""
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The product of the probabilities, operand `side` of it, with V; `regroups` moved axes since the softmax."""
+
+    product: Product
+    side: int
+    prob: ir.Value
+    regroups: tuple[ir.Node, ...] = ()
 
 
 # Steps from the matmul's output to the softmax's input, innermost first.
@@ -103,10 +116,17 @@ class Nothing:
     """A layer that leaves the value as it is (a cast between float types, Identity)."""
 
 
+@dataclass(frozen=True)
+class Regroup:
+    """A node that only moves axes of the score: Reshape, Transpose, Squeeze, Unsqueeze."""
+
+    node: ir.Node
+
+
 Guard = Literal["", "zero", "guarded"]
 """What becomes of a row without keys: nothing is done about its NaN, or see `AttentionSpec.empty_row`."""
 
-Step = Scale | Cap | AddTerm | Select | Map | Nothing
+Step = Scale | Cap | AddTerm | Select | Map | Nothing | Regroup
 
 
 @dataclass(frozen=True)
@@ -123,6 +143,24 @@ class After:
 
     value: ir.Value
     guard: bool = False
+    regroup: ir.Node | None = None
+    """A node that only moves axes of the probabilities."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction of two operands, as einsum says it: a letter for every axis of either and of the output.
+
+    A letter in both operands and in the output is a batch axis, where one side may have size 1 and broadcasts.
+    """
+
+    node: ir.Node
+    operands: tuple[Expr, Expr]
+    shapes: tuple[tuple[Dim | None, ...], tuple[Dim | None, ...]]
+    letters: tuple[str, str]
+    out: str
+    output: ir.Value
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +182,10 @@ class OperandChoice:
     heads: Dim
 
 
+ScoreStage = Literal["scaled", "capped", "masked", "probabilities"]
+"""How far scores have come: Q @ K^T scaled, with the score modifications, with the masks, and after the softmax."""
+
+
 @dataclass(frozen=True)
 class Match:
     """A recognised site. `operands` are in the spec's order. `wrap` are ops to apply to the site's output, one after the other,
@@ -158,6 +200,8 @@ class Match:
     anchor: ir.Node
     wrap: tuple[Callable[[Expr], Expr], ...] = ()
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
+    scores: tuple[ir.Value, ScoreStage] | None = None
+    """A further output of the replaced node that shows the scores; standard ops beside the site make it."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 
@@ -175,7 +219,12 @@ class Patterns:
     anchors: Callable[[GraphView, ir.Node], Anchor | None]
     score: Sequence[ScoreLayer]
     after: Sequence[AfterLayer]
-    operand: Callable[[GraphView, ir.Value, tuple[str, ...], tuple[Dim, ...]], list[OperandChoice]]
+    product: Callable[[GraphView, ir.Value], Product | None]
+    """The contraction that makes a value."""
+    operand: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], list[OperandChoice]]
+    """(view, q, k or v, its axes, the canonical dims) -> readings, the shallowest first."""
+    place: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], Expr]
+    """(view, tensor, the axes of the score it broadcasts to, the canonical dims) -> the tensor in canonical dims."""
     mask: MaskRule
     ops: Sequence[Callable[[GraphView, ir.Node, str], Match | None]] = field(default=())
 
@@ -195,3 +244,7 @@ class Operands:
     D: int
     Dv: int
     rank2: bool = False
+    o_layout: tuple[int, ...] = ()
+    """The layout that the product with V has, if it is not canonical."""
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    """What makes the product with V of the canonical output."""

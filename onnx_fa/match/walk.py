@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
-from onnx_fa.match.types import Anchor, Guard, NoMatch, Patterns, ScoreLayer, Step
+from onnx_fa.match.types import Anchor, Guard, NoMatch, Patterns, Product, Scale, Step, Weighting
+from onnx_fa.symbolic import known
 
 
-def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, Guard]:
-    """From the probabilities to the matmul with V: (the matmul, what guards empty rows)."""
+def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[Weighting, Guard]:
+    """From the probabilities to the product with V: (the product, what guards empty rows)."""
     prob = anchor.prob
+    regroups: list[ir.Node] = []
     guard: Guard = ""
     seen_sum = {u for v in ([anchor.row_sum] if anchor.row_sum is not None else []) if (u := v.producer()) is not None}
     while True:
@@ -24,23 +24,30 @@ def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.
         after = next((a for layer in patterns.after if (a := layer(view, prob, users)) is not None), None)
         if after is not None:
             prob, guard = after.value, "guarded" if after.guard else guard
+            if after.regroup is not None:
+                regroups.append(after.regroup)
             continue
         if len(users) > 1:
             others = ", ".join(u.name or u.op_type for u in users[:3])
             raise NoMatch(f"the probabilities are read by several nodes ({others})")
         node = users[0]
-        if node.domain in ("", "ai.onnx") and node.op_type == "MatMul":
-            if node.inputs[0] is prob and node.inputs[1] is not prob:
-                return node, guard
-            raise NoMatch("the probabilities are not the left operand of the matmul with V", node)
+        pv = patterns.product(view, node.outputs[0])
+        if pv is not None:
+            sides = [i for i, x in enumerate(pv.operands) if x is prob]
+            if len(sides) != 1:
+                raise NoMatch("the probabilities are multiplied by themselves", node)
+            return Weighting(pv, sides[0], prob, tuple(regroups)), guard
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
 
 
-def walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tuple[ir.Value, Guard]:
+def walk_tail(view: GraphView, anchor: Anchor, weighting: Weighting, guard: Guard) -> tuple[ir.Value, Guard]:
     """Behind the matmul with V: the deferred division, and around it the guard for empty rows, where there are such."""
-    acc, total = pv.outputs[0], anchor.row_sum
+    pv = weighting.product.node
+    acc, total = weighting.product.output, anchor.row_sum
     if total is None:
         return acc, guard
+    if weighting.regroups or weighting.side != 0 or weighting.product.letters[0][:-1] != weighting.product.out[:-1]:
+        raise NoMatch("the axes move between the row sum and the division by it", pv)
     guarded = _positive_or(view, acc, total, 0.0)
     if guarded is not None:
         safe = _positive_or(view, total, total, 1.0)
@@ -82,21 +89,20 @@ def _one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
     return None
 
 
-def parse_score(
-    view: GraphView, value: ir.Value, layers: Sequence[ScoreLayer], depth: int = 0
-) -> tuple[list[Step], ir.Node]:
-    """Peels layers until the matmul of Q and K: (steps innermost first, the matmul). Backtracks where an Add has
+def parse_score(view: GraphView, value: ir.Value, patterns: Patterns, depth: int = 0) -> tuple[list[Step], Product]:
+    """Peels layers until the product of Q and K: (steps innermost first, the product). Backtracks where an Add has
     two candidates. Raises NoMatch naming the op that no layer knows."""
-    qk = view.producer(value, "MatMul")
+    qk = patterns.product(view, value)
     if qk is not None:
-        return [], qk
+        return [Scale(qk.factor)] if qk.factor != 1.0 else [], qk
     if depth > 32:
         raise NoMatch("more than 32 layers between the matmul and the softmax")
     failure: NoMatch | None = None
-    for layer in layers:
+    for layer in patterns.score:
         for peel in layer(view, value):
             try:
-                steps, qk = parse_score(view, peel.inner, layers, depth + 1)
+                _no_broadcast(view, value, peel.inner)
+                steps, qk = parse_score(view, peel.inner, patterns, depth + 1)
             except NoMatch as e:
                 failure = failure or e
                 continue
@@ -107,3 +113,19 @@ def parse_score(
     if node is None:
         raise NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K")
     raise NoMatch(f"{node.op_type} between the softmax and a matmul of Q and K is not a known layer", node)
+
+
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod")
+
+
+def _no_broadcast(view: GraphView, outer: ir.Value, inner: ir.Value) -> None:
+    """Raises NoMatch when the op that made `outer` may have repeated `inner` along some dim: it then has more rows or keys."""
+    node = view.producer(outer, *_ELEMENTWISE)
+    if node is None or inner not in node.inputs:
+        return
+    after, before = view.shape(outer), view.shape(inner)
+    if after is None or before is None:
+        return  # the mask terms ask for the shapes that they need
+    pairs = zip(after, before, strict=False)
+    if len(after) != len(before) or any(known(a) and a != b and (known(b) or isinstance(a, int)) for a, b in pairs):
+        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", node)

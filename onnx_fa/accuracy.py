@@ -1,0 +1,154 @@
+"""How far a kernel's numbers may be from the float64 reference, and whether they are: for tests, tuner and benchmarks.
+
+Long attentions are compared on some of their rows, in blocks that fit in memory: the first, the last, and others spread between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnx_fa.expr import Q, ScoreExpr, substitute
+from onnx_fa.reference import F64, attention, scores
+from onnx_fa.spec import AttentionSpec, Causal, Elementwise, MaskTerm, Offset, SlidingWindow, with_shapes
+
+Array = npt.NDArray[Any]
+
+TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2}
+"""Largest relative error (2-norm) of a kernel against the reference, for operands of ordinary size."""
+ROUNDING = 1.2e-7
+"""Added per unit of the largest score: what rounding it to f32 does to its exp."""
+SWALLOWS = 1e6
+"""Scores beyond this are masks that swallow what they are added to, so that their rounding cannot matter."""
+BLOCK_SCORES = 1 << 22
+"""Scores that one step of the comparison holds, in float64."""
+ALL_SCORES = 1 << 26
+"""Up to this many scores, every row is compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """`error` and `allowed` are relative 2-norms over the `rows` of `of` rows that were compared; `problem` says in words
+    what is wrong, "" when nothing is."""
+
+    error: float
+    allowed: float
+    rows: int
+    of: int
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What the reference says of a spec's operands: `blocks` are (first row, rows of the output), made once for many results."""
+
+    spec: AttentionSpec
+    blocks: tuple[tuple[int, F64], ...]
+    largest_score: float
+
+    @property
+    def allowed(self) -> float:
+        return TOLERANCE[self.spec.dtype] + ROUNDING * self.largest_score
+
+    def compare(self, result: Array) -> Comparison:
+        """A result in the spec's output layout against the reference."""
+        spec, got = self.spec, np.asarray(result)
+        sq, axis = _size(spec.Sq), spec.o_layout.index(spec.rank - 2)
+        if got.shape != spec.out_shape:
+            return Comparison(math.inf, self.allowed, 0, sq, f"shape {got.shape}, not {spec.out_shape}")
+        wrong = norm = 0.0
+        rows = 0
+        for start, want in self.blocks:
+            stop = start + want.shape[axis]
+            have = np.take(got, range(start, stop), axis).astype(np.float64)
+            if (np.isnan(have) != np.isnan(want)).any():
+                problem = f"{np.isnan(have).sum()} NaN, not {np.isnan(want).sum()} (or not the same ones)"
+                return Comparison(math.inf, self.allowed, rows, sq, problem)
+            infinite = np.isinf(want)
+            if (have[infinite] != want[infinite]).any():
+                return Comparison(math.inf, self.allowed, rows, sq, "an infinite result is not the reference's")
+            known = np.isfinite(want)
+            wrong += float(np.sum((have[known] - want[known]) ** 2))
+            norm += float(np.sum(want[known] ** 2))
+            rows += stop - start
+        error = math.sqrt(wrong) / (math.sqrt(norm) or 1.0)
+        bad = not error <= self.allowed  # also where it is NaN
+        problem = f"relative error {error:.2e}, allowed {self.allowed:.2e}" if bad else ""
+        return Comparison(error, self.allowed, rows, sq, problem)
+
+
+def expect(spec: AttentionSpec, operands: Sequence[Array], *, budget: int = ALL_SCORES) -> Expected:
+    """The reference of a spec without symbols. `budget` bounds the scores computed (never below one block at each end)."""
+    blocks, largest = [], 0.0
+    for start, stop in _blocks(spec, budget):
+        part, inputs = rows_of(spec, operands, start, stop)
+        with np.errstate(all="ignore"):
+            blocks.append((start, attention(part, *inputs)))
+            s = np.abs(scores(part, *inputs))
+        largest = max(largest, float(np.max(s[s < SWALLOWS], initial=0.0)))
+    return Expected(spec, tuple(blocks), largest)
+
+
+def compare(spec: AttentionSpec, operands: Sequence[Array], result: Array, *, budget: int = ALL_SCORES) -> Comparison:
+    """`expect` and its `compare` in one, for a single result."""
+    return expect(spec, operands, budget=budget).compare(result)
+
+
+def _blocks(spec: AttentionSpec, budget: int) -> list[tuple[int, int]]:
+    """(start, stop) of the query blocks to compare: all of them, or the ends and as many between as the budget allows."""
+    sq = _size(spec.Sq)
+    per_row = max(1, math.prod(_size(d) for d in (*spec.batch, spec.Hq, spec.Skv)))
+    step = max(1, min(sq, BLOCK_SCORES // per_row))
+    blocks = [(i, min(i + step, sq)) for i in range(0, sq, step)]
+    count = max(2, budget // (per_row * step))
+    if count >= len(blocks):
+        return blocks
+    chosen = {round(n * (len(blocks) - 1) / (count - 1)) for n in range(count)}
+    return [blocks[n] for n in sorted(chosen)]
+
+
+def rows_of(spec: AttentionSpec, operands: Sequence[Array], start: int, stop: int) -> tuple[AttentionSpec, list[Array]]:
+    """The attention of the queries `start` to `stop` alone, as a spec and operands of its own; positions are the old ones."""
+    sq, skv = _size(spec.Sq), _size(spec.Skv)
+    if (start, stop) == (0, sq):
+        return spec, list(operands)
+
+    def size(shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        has_rows = len(shape) > 1 and shape[-2] == sq != 1
+        return (*shape[:-2], stop - start, shape[-1]) if has_rows else shape
+
+    def leaf(e: ScoreExpr) -> ScoreExpr:
+        return ("Add", Q, ("i", start)) if e == Q else ("i", sq) if e == ("Sq",) else e
+
+    def moved(term: MaskTerm) -> MaskTerm:
+        if isinstance(term, (Causal, SlidingWindow)):
+            offset: Offset = (skv - sq if term.offset == "end" else term.offset) + start
+            return dataclasses.replace(term, offset=offset)
+        if isinstance(term, Elementwise):
+            term = dataclasses.replace(term, expr=substitute(term.expr, leaf))
+        return with_shapes(term, size)
+
+    part = dataclasses.replace(
+        spec,
+        Sq=stop - start,
+        masks=tuple(map(moved, spec.masks)),
+        sink=spec.sink and dataclasses.replace(spec.sink, shape=size(spec.sink.shape)),
+    )
+    axes = [spec.q_layout.index(spec.rank - 2), None, None]
+    axes += [-2 if size(x.shape) != x.shape else None for x in operands[3:]]
+    cut = slice(start, stop)
+    inputs = [
+        x if a is None else x[(slice(None),) * (a % x.ndim) + (cut,)] for x, a in zip(operands, axes, strict=True)
+    ]
+    return part, inputs
+
+
+def _size(d: int | str) -> int:
+    if isinstance(d, str):
+        raise ValueError(f"symbol {d!r} has no size")
+    return d

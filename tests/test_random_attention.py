@@ -1,0 +1,263 @@
+"""Random attention graphs: whatever the matcher makes of one, the rewritten graph gives the original's result.
+
+A case is a spelling of every axis, changes to the graph (`graph_changes.py`), symbolic dims and a seed. Most are matched, many
+must not be: both are checked alike, against onnxruntime. `ONNX_FA_GRAPHS=20000 pytest tests/test_random_attention.py` draws
+that many, other ones in every run. A failing case is printed as Python: `check(Case(...))` runs it again.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import graph_changes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import spellings
+from graph_changes import CHANGES, symbolise
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from onnx import helper as h
+from spelling_table import AXES
+from spellings import Spelling, build
+
+from onnx_fa.rewriter import Form, rewrite
+
+GRAPHS = int(os.environ.get("ONNX_FA_GRAPHS", "0"))
+TOLERANCE = 2e-6
+"""Relative norm error of f32 attention against the same in another order of operations."""
+MATCHED_FLOOR = 0.5
+"""Of the valid graphs; a matcher that refuses everything is never wrong."""
+
+Inputs = dict[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph to try: `spelling`, then every (change, place) in order, then symbols as `symbolise` reads them (0: none)."""
+
+    spelling: Spelling
+    changes: tuple[tuple[str, int], ...] = ()
+    symbols: int = 0
+    form: Form = "decomposed"
+    seed: int = 0
+
+
+def _axis(name: str, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    """Any value, every other time the default one, so that graphs of many unusual layers do not crowd out all others."""
+    default = getattr(Spelling(), name)
+    return st.just(default) | st.sampled_from([default, *(v for v in values if v != default)])
+
+
+SPELLINGS = st.builds(
+    Spelling,
+    **{name: _axis(name, values) for name, values in AXES.items()},
+    softcap=st.sampled_from([False, False, False, True]),
+    B=st.integers(1, 3),
+    Sq=st.integers(1, 6),
+    Skv=st.integers(1, 7),
+    D=st.integers(1, 5),
+    Dv=st.integers(1, 5),
+    opset=st.sampled_from([18, 13, 23]),
+    fill=st.sampled_from([float("-inf"), -3.4028235e38, -1e9, -1e4]),
+)
+CASES = st.builds(
+    Case,
+    st.builds(
+        lambda s, heads: replace(s, Hq=heads[0], Hkv=heads[1]),
+        SPELLINGS,
+        st.sampled_from([(2, 2), (4, 4), (4, 2), (4, 1), (1, 1)]),
+    ),
+    st.just(())
+    | st.lists(st.tuples(st.sampled_from(list(CHANGES)), st.integers(0, 255)), min_size=1, max_size=3).map(tuple),
+    st.just(0) | st.integers(1, (1 << 13) - 1),
+    st.sampled_from(["decomposed", "decomposed", "attention", "blocked"]),
+    st.integers(0, 9),
+)
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """The model as it is: one thread, nothing optimised."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _feeds(model: onnx.ModelProto, case: Case) -> dict[str, Inputs]:
+    """Inputs of many kinds: plain, scores in the hundreds, rows without any key, a NaN in one input, an infinity in V or a mask.
+
+    Infinite scores are left out: a finite fill is then no longer below every score, and a mask hides other keys than it says. So is
+    a NaN in K: adding -inf to its score gives NaN, while a mask term hides that key.
+    """
+    seed = case.seed
+    kinds = {
+        "plain": spellings.feeds(model, seed),
+        "large": spellings.feeds(model, seed, large=True),
+        "empty rows": spellings.feeds(model, seed, empty_rows=True),
+    }
+    changed = bool(case.changes)  # Q or V may be K as well then, and a NaN may go anywhere
+    for i, (name, value) in enumerate(spellings.feeds(model, seed).items()):
+        if value.dtype.kind == "f" and value.size and name[0] not in ("qkv" if changed else "k"):
+            for bad in (np.nan,) if name[0] == "q" else (np.nan, np.inf, -np.inf)[: 1 + (seed + i) % 3]:
+                inputs = dict(kinds["plain"])
+                inputs[name] = value.copy()
+                inputs[name].reshape(-1)[(seed * 7 + i) % value.size] = bad
+                kinds[f"{bad} in {name}"] = inputs
+    return kinds
+
+
+def _nudged(inputs: Inputs, seed: int) -> Inputs:
+    """The same inputs with every float moved by one ulp, up or down."""
+    rng = np.random.default_rng(seed)
+    return {
+        n: np.where(np.isfinite(x), x * (1 + rng.choice([-1, 1], x.shape) * np.finfo(x.dtype).eps), x).astype(x.dtype)
+        if x.dtype.kind == "f"
+        else x
+        for n, x in inputs.items()
+    }
+
+
+def distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    """Norm of the difference where both are finite; infinite when they differ in what is not."""
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(a[finite].astype(np.float64) - b[finite].astype(np.float64)))
+
+
+def _tolerance(spelling: Spelling, label: str) -> float:
+    """Adding a fill like -1e4 rounds the score to an ulp of the fill, which exp turns into a relative error, in rows without any
+    key. A fill that swallows scores leaves nothing to round."""
+    rounds = label == "empty rows" and spelling.fill > -1e37
+    return TOLERANCE + (abs(spelling.fill) * float(np.finfo(np.float32).eps) if rounds else 0.0)
+
+
+def _assert_same(
+    label: str, old: ort.InferenceSession, new: ort.InferenceSession, inputs: Inputs, tolerance: float
+) -> None:
+    """Equal, up to the tolerance, or to what moving the inputs by an ulp does to the original where that is more.
+
+    Only where V holds a NaN or an infinity, a NaN of the original may have become a number: zero times a NaN is NaN, while a mask
+    term and a guard never look at the keys that they hide.
+    """
+    want, have = old.run(None, inputs), new.run(None, inputs)
+    if not all(np.isfinite(inputs[n]).all() for n in inputs if n[0] == "v"):
+        want = [
+            np.where(np.isnan(a), b, a) if a.dtype.kind == "f" and a.shape == b.shape else a
+            for a, b in zip(want, have, strict=True)
+        ]
+    for i, (a, b) in enumerate(zip(want, have, strict=True)):
+        assert a.shape == b.shape and a.dtype == b.dtype, label
+        if a.dtype.kind != "f":
+            np.testing.assert_array_equal(a, b, err_msg=label)
+            continue
+        allowed = tolerance * float(np.linalg.norm(a[np.isfinite(a)].astype(np.float64)))
+        error = distance(a, b)
+        if error > allowed:
+            moves = [distance(a, old.run(None, _nudged(inputs, seed))[i]) for seed in range(4)]
+            allowed += 8 * max((m for m in moves if np.isfinite(m)), default=0.0)
+        assert error <= allowed, f"{label}: output {i} is off by {error:.3g}, allowed {allowed:.3g}\n{a}\n{b}"
+
+
+def _runs(model: onnx.ModelProto, inputs: Inputs) -> bool:
+    """Whether the model is valid for the checker and for onnxruntime; its outputs get the ranks that they turn out to have."""
+    try:
+        results = session(model).run(None, inputs)
+        for info, result in zip(model.graph.output, results, strict=True):
+            kind = info.type.tensor_type.elem_type
+            info.CopyFrom(h.make_tensor_value_info(info.name, kind, [f"{info.name}_{i}" for i in range(result.ndim)]))
+        onnx.checker.check_model(model)
+    except Exception:  # both raise kinds of their own; such a graph asks nothing of the matcher
+        return False
+    return True
+
+
+def graphs_of(case: Case) -> tuple[onnx.ModelProto, onnx.ModelProto] | None:
+    """The case's graph with all dims known, and with symbols. A change that would make it invalid moves on to the next place,
+    and is left out when there is none. None when the spelling itself is none that can be built."""
+    try:
+        model = build(case.spelling)
+    except (ValueError, onnx.checker.ValidationError):
+        return None
+    if not _runs(model, spellings.feeds(model, case.seed)):
+        return None
+    for kind, place in case.changes:
+        for step in range(8):
+            changed = copy.deepcopy(model)
+            if not CHANGES[kind](changed, place + step):
+                break
+            if _runs(changed, spellings.feeds(changed, case.seed)):
+                model = changed
+                break
+    fixed = copy.deepcopy(model)
+    if case.symbols:
+        symbolise(model, case.symbols)
+        if not _runs(model, spellings.feeds(fixed, case.seed)):
+            return None
+    return fixed, model
+
+
+def check(case: Case) -> str:
+    """Raises AssertionError when a rewrite changes a result. Returns "matched", "refused" or "invalid"."""
+    made = graphs_of(case)
+    if made is None:
+        return "invalid"
+    fixed, model = made
+    old = session(model)
+    matched = False
+    for form in dict.fromkeys(("decomposed", case.form)):
+        new, report = rewrite(model, form)
+        again, _ = rewrite(new, form)
+        if any(kind == "chain" for kind, _ in case.changes):
+            # Where nothing but a reshape lies between two sites, the second one reads through the first one's new nodes.
+            new, again = again, rewrite(again, form)[0]
+        assert again.SerializeToString() == new.SerializeToString(), f"{form}: rewriting twice changed something"
+        if not report.sites:
+            assert [n.op_type for n in new.graph.node] == [n.op_type for n in model.graph.node]
+            continue
+        matched = True
+        onnx.checker.check_model(new, full_check=True)
+        rewritten = session(new)
+        for label, inputs in _feeds(fixed, case).items():
+            # The Attention op only knows added masks, and those do not hide a score that is not finite.
+            if form == "attention" and not all(np.isfinite(inputs[n]).all() for n in "qk" if n in inputs):
+                continue
+            _assert_same(f"{form}, {label}", old, rewritten, inputs, _tolerance(case.spelling, label))
+    return "matched" if matched else "refused"
+
+
+def test_random_graphs_keep_their_results() -> None:
+    tally: Counter[str] = Counter()
+
+    @settings(
+        max_examples=GRAPHS or 2000,
+        derandomize=not GRAPHS,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(case=CASES)
+    def one(case: Case) -> None:
+        tally[check(case)] += 1
+
+    one()
+    print(dict(tally))
+    valid = tally["matched"] + tally["refused"]
+    assert valid >= 0.7 * tally.total()
+    assert tally["matched"] >= MATCHED_FLOOR * valid
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_applies_and_keeps_the_result(change: str) -> None:
+    assert any(check(Case(Spelling(mask="and"), ((change, place),))) != "invalid" for place in range(40))
+    assert graph_changes.CHANGES[change](build(Spelling(mask="and")), 0)
