@@ -87,7 +87,8 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     weighting, guard = walk_after(view, anchor, patterns)
     output, guard = walk_tail(view, anchor, weighting, guard)
     steps, qk = parse_score(view, anchor.score, patterns)
-    dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
+    v = weighting.product.operands[1 - weighting.side]
+    dtype = DTYPES.get(output.dtype or (v.dtype if isinstance(v, ir.Value) else None) or ir.DataType.UNDEFINED)
     site = plan_site(view, patterns, qk, steps, anchor.score, weighting)
     return build_match(
         view,
