@@ -121,6 +121,8 @@ class SymbolicShapes:
             return self._concat(node, first)
         if kind == "Slice":
             return self._slice(node, first)
+        if kind == "Pad":
+            return self._padded(node, first)
         if kind == "Tile":
             times = self.elements(node.inputs[1])
             return None if times is None else tuple(multiplied(d, t) for d, t in zip(first, times, strict=True))
@@ -211,6 +213,24 @@ class SymbolicShapes:
             dims[axis] = _sliced(dims[axis], start, end, step)
         return tuple(dims)
 
+    def _padded(self, node: ir.Node, first: Shape) -> Shape | None:
+        pads: tuple[Dim | None, ...] | None
+        if "pads" in node.attributes:  # before opset 11
+            pads = tuple(node.attributes["pads"].as_ints())
+        else:
+            pads = self.elements(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes: Sequence[Dim | None] | None = range(len(first))
+        if len(node.inputs) > 3 and node.inputs[3] is not None:
+            axes = self.elements(node.inputs[3])
+        if pads is None or axes is None or len(pads) != 2 * len(axes):
+            return None
+        dims = list(first)
+        for i, axis in enumerate(axes):
+            if not isinstance(axis, int):
+                return None
+            dims[axis] = added(dims[axis], added(pads[i], pads[i + len(axes)]))
+        return tuple(dims)
+
     def _split(self, node: ir.Node) -> list[Shape | None]:
         first = self._in(node, 0)
         if first is None:
@@ -290,7 +310,7 @@ class SymbolicShapes:
                 return None
             whole = node.outputs[0].dtype in _INTEGERS
             rows = zip(*((p or ()) * (size if len(p or ()) == 1 else 1) for p in parts), strict=True)
-            return tuple(_ELEMENTWISE[kind](*dims) if kind != "Div" else divided(*dims, whole) for dims in rows)
+            return tuple(divided(d[0], d[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*d) for d in rows)
         if kind == "ConstantOfShape":
             length = self.elements(node.inputs[0])
             fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else None
@@ -298,8 +318,8 @@ class SymbolicShapes:
                 return None
             return None if fill is None or fill.dtype.kind not in "iu" else (int(fill.reshape(-1)[0]),) * length[0]
         if kind == "ReduceProd":
-            source = self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
-            return None if source is None else (_product_of(source),)
+            factors = self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
+            return None if factors is None else (_product_of(factors),)
         if kind == "Slice" and node.inputs[0] in self._vectors:
             bounds = [self.elements(i) for i in node.inputs[1:3]]
             step = self.elements(node.inputs[4]) if len(node.inputs) > 4 else (1,)

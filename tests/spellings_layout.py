@@ -230,7 +230,7 @@ def fused(op: str) -> Callable[[], onnx.ModelProto]:
     def build() -> onnx.ModelProto:
         g = Layout(18)
         q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
-        kind = {"domain": "com.microsoft"}
+        kind: dict[str, Any] = {"domain": "com.microsoft"}
         score = g.op(op, q, k, transB=1, alpha=0.35, **kind)
         score = g.op("Add", score, g.input("mask", [B, 1, 1, N]))
         return g.done(g.op(op, g.softmax(score), v, alpha=1.5, **kind), B, H, S, E)
@@ -246,7 +246,7 @@ MATCH["transpose_matmul"] = fused("TransposeMatMul")
 def fused_matmul_of_transposed_q() -> onnx.ModelProto:
     g = Layout(18)
     q, k, v = qkv(g, (B, H, D, S), (B, H, D, N), (B, H, E, N))
-    kind = {"domain": "com.microsoft"}
+    kind: dict[str, Any] = {"domain": "com.microsoft"}
     score = g.op("FusedMatMul", q, k, transA=1, alpha=0.35, **kind)
     return g.done(g.op("FusedMatMul", g.softmax(score), v, transB=1, **kind), B, H, S, E)
 
@@ -255,7 +255,7 @@ def fused_matmul_of_transposed_q() -> onnx.ModelProto:
 def fused_matmul_over_rows() -> onnx.ModelProto:
     g = Layout(18)
     q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, S, E))
-    kind = {"domain": "com.microsoft"}
+    kind: dict[str, Any] = {"domain": "com.microsoft"}
     score = g.op("FusedMatMul", q, k, transB=1, **kind)
     return g.done(g.op("FusedMatMul", g.softmax(score), v, transA=1, **kind), B, H, N, E)
 
