@@ -292,6 +292,10 @@ class SymbolicShapes:
             return None if any(p is None for p in parts) else tuple(d for p in parts for d in p or ())
         if kind in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
             return self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
+        if kind == "Reshape":
+            to = self.elements(node.inputs[1])
+            flat = to is not None and len(to) <= 1  # of rank 0 or 1 again
+            return self._vectors.get(node.inputs[0]) if flat and node.inputs[0] is not None else None
         if kind == "Gather":
             source, index = node.inputs
             vector = self._vectors.get(source) if source is not None else None
@@ -401,8 +405,9 @@ def divided(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
 
 
 def _sliced(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim | None:
-    if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step:
-        return len(range(dim)[slice(start, end if step > 0 or end >= -dim else None, step)])
+    # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
+    if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step > 0:
+        return len(range(dim)[start:end:step])
     if dim is not None and start == 0 and step == 1 and (end == dim or (isinstance(end, int) and end >= _ALL)):
         return dim
     return None

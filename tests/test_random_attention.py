@@ -102,10 +102,9 @@ def _feeds(model: onnx.ModelProto, case: Case) -> dict[str, Inputs]:
         "large": spellings.feeds(model, seed, large=True),
         "empty rows": spellings.feeds(model, seed, empty_rows=True),
     }
-    if {kind for kind, _ in case.changes} & {"share_input", "chain"}:
-        return kinds  # Q or V is then K as well
+    changed = bool(case.changes)  # Q or V may be K as well then, and a NaN may go anywhere
     for i, (name, value) in enumerate(spellings.feeds(model, seed).items()):
-        if value.dtype.kind == "f" and value.size and name[0] != "k":
+        if value.dtype.kind == "f" and value.size and name[0] not in ("qkv" if changed else "k"):
             for bad in (np.nan,) if name[0] == "q" else (np.nan, np.inf, -np.inf)[: 1 + (seed + i) % 3]:
                 inputs = dict(kinds["plain"])
                 inputs[name] = value.copy()

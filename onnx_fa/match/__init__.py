@@ -35,6 +35,7 @@ from onnx_fa.match.types import (
     Regroup,
     Scale,
     ScoreLayer,
+    ScoreStage,
     Select,
     Step,
     Term,
@@ -45,7 +46,8 @@ from onnx_fa.report import Miss
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:
-    """Every attention in the model, in graph order, and a Miss for every softmax or attention op that is not one."""
+    """Every attention in the model's graph and its subgraphs, in graph order, and a Miss for every softmax or attention op that
+    is not one. Functions are not looked into: see `functions.inline_attention`."""
     matches: list[Match] = []
     misses: list[Miss] = []
     for graph in view.model.graphs():
@@ -66,12 +68,6 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
                 where = miss.node.name or miss.node.op_type if miss.node is not None else None
                 reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
                 misses.append(Miss(label, anchor.op if anchor else node.op_type, reason))
-    for function in view.model.functions.values():
-        for node in function:
-            if node.op_type in ("Softmax", "Attention"):
-                misses.append(
-                    Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: inline it first")
-                )
     return matches, misses
 
 
@@ -129,6 +125,7 @@ __all__ = [
     "Regroup",
     "Scale",
     "ScoreLayer",
+    "ScoreStage",
     "Select",
     "Step",
     "Term",

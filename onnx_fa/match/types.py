@@ -184,6 +184,10 @@ class OperandChoice:
     heads: Dim
 
 
+ScoreStage = Literal["scaled", "capped", "masked", "probabilities"]
+"""How far scores have come: Q @ K^T scaled, with the score modifications, with the masks, and after the softmax."""
+
+
 @dataclass(frozen=True)
 class Match:
     """A recognised site. `operands` are in the spec's order. `wrap` are ops to apply to the site's output, one after the other,
@@ -198,6 +202,8 @@ class Match:
     anchor: ir.Node
     wrap: tuple[Callable[[Expr], Expr], ...] = ()
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
+    scores: tuple[ir.Value, ScoreStage] | None = None
+    """A further output of the replaced node that shows the scores; standard ops beside the site make it."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 
