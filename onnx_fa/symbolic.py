@@ -106,6 +106,8 @@ class SymbolicShapes:
             start, step = self.elements(node.inputs[0]), self.elements(node.inputs[2])
             size = self.elements(node.inputs[1])
             return size if start == (0,) and step == (1,) and size is not None else None
+        if kind == "ConstantOfShape":
+            return self.elements(node.inputs[0])
         if first is None:
             return None
         if kind in _SAME:
@@ -130,8 +132,6 @@ class SymbolicShapes:
             axis = _int(node, "axis", 1)
             axis += len(first) if axis < 0 else 0
             return (_product_of(first[:axis]), _product_of(first[axis:]))
-        if kind == "ConstantOfShape":
-            return self.elements(node.inputs[0])
         if kind == "GatherElements":
             return self._in(node, 1)
         if kind == "Transpose":
@@ -312,7 +312,7 @@ class SymbolicShapes:
             size = max((len(p) for p in parts if p is not None), default=0)
             if any(p is None or len(p) not in (1, size) for p in parts):
                 return None
-            whole = node.outputs[0].dtype in _INTEGERS
+            whole = any(v is not None and v.dtype in _INTEGERS for v in (*node.outputs, *node.inputs))
             rows = zip(*((p or ()) * (size if len(p or ()) == 1 else 1) for p in parts), strict=True)
             return tuple(divided(d[0], d[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*d) for d in rows)
         if kind == "ConstantOfShape":
