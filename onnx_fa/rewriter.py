@@ -109,7 +109,9 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
         if form == "site" and graph is not model.graph:
-            misses.append(Miss(name, match.op, "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"))
+            misses.append(
+                Miss(name, match.op, "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called")
+            )
             _replace(builder, match, "decomposed", name, replaced, dead)
             continue
         reports.append(SiteReport(name, match.op, form, match.spec))

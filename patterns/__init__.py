@@ -4,6 +4,7 @@ from onnx_fa.match import Patterns
 from onnx_fa.patterns import (
     blocked,
     contrib,
+    flex,
     guard,
     mask,
     operand,
@@ -18,7 +19,7 @@ from onnx_fa.patterns import (
 
 PATTERNS = Patterns(
     anchors=softmax.anchor,
-    ops=(standard.attention, contrib.contrib, blocked.blocked),
+    ops=(standard.attention, contrib.contrib, flex.flex_attention, blocked.blocked),
     score=(passthrough.on_score, regroup.on_score, softcap.softcap, scale.scale, mask.add, mask.where),
     after=(passthrough.on_probabilities, regroup.on_probabilities, guard.nan_guard),
     product=product.product,

@@ -231,7 +231,8 @@ def plain_function() -> onnx.ModelProto:
 
 NOT_CONTAINERS: dict[str, Builder] = {
     "loop-undeclared": partial(in_loop, declared=False),  # x could change its shape from turn to turn
-    "function-classifier": plain_function}
+    "function-classifier": plain_function,
+}
 
 
 # The Attention op.
@@ -330,4 +331,93 @@ REFERENCE = tuple(_REFERENCE.items())
 NOT_STANDARD: dict[str, Builder] = {
     "attention-precision": partial(attention, softmax_precision=T.FLOAT16),
     "attention-precision-bf16": partial(attention, softmax_precision=T.BFLOAT16),
+}
+
+
+# FlexAttention.
+
+
+def flex(
+    score: str = "", prob: str = "", *, heads: tuple[int, int] = (HQ, HKV), dtype: int = T.FLOAT, **attrs: Any
+) -> onnx.ModelProto:
+    """One node with modifiers named by `score` and `prob`."""
+    hq, hkv = heads
+    inputs: list[Input] = [("q", [B, hq, S, D], dtype), ("k", [B, hkv, L, D], dtype), ("v", [B, hkv, L, DV], dtype)]
+    constants: dict[str, Any] = {
+        "cap": np.asarray(2.0, np.float32),
+        "half": np.asarray(0.5, np.float32),
+        "zero": np.asarray(0),
+        "one": np.asarray(1),
+        "two": np.asarray(2),
+        "three": np.asarray(3),
+        "low": np.asarray(-np.inf, np.float32),
+        "slopes": np.linspace(0.1, 0.5, hq, dtype=np.float32).reshape(hq, 1, 1),
+        "columns": np.arange(L).reshape(1, L),
+        "bias": np.sin(np.arange(hq * L, dtype=np.float32)).reshape(hq, 1, L),
+        "rows": np.asarray([1]),
+    }
+    node = h.make_node("FlexAttention", ["q", "k", "v"], ["o"], name="flex", domain="ai.onnx.preview", **attrs)
+    for name, kind in (("score_mod", score), ("prob_mod", prob)):
+        if kind:
+            full = info(f"{name}_in", [B, hq, S, L])
+            nodes = _modifier(kind, f"{name}_in")
+            # The reference evaluator does not show a modifier what lies around it.
+            held = [nh.from_array(x, c) for c, x in constants.items() if any(c in made.input for made in nodes)]
+            graph = h.make_graph(nodes, name, [full], [info(f"{name}_in_out", [B, hq, S, L])], held)
+            node.attribute.append(h.make_attribute(name, graph))
+    return model([node], inputs, [("o", [B, hq, S, DV], dtype)])
+
+
+def _modifier(kind: str, x: str) -> list[onnx.NodeProto]:
+    out, n = f"{x}_out", h.make_node
+    match kind:
+        case "identity":
+            return [n("Identity", [x], [out])]
+        case "softcap":
+            return [n("Div", [x, "cap"], ["a"]), n("Tanh", ["a"], ["b"]), n("Mul", ["b", "cap"], [out])]
+        case "bias":
+            return [n("Add", [x, "bias"], [out])]
+        case "causal" | "alibi":
+            ranges = [
+                n("Shape", [x], ["shape"]),
+                n("Gather", ["shape", "two"], ["sq"]),
+                n("Gather", ["shape", "three"], ["skv"]),
+                n("Range", ["zero", "sq", "one"], ["i"]),
+                n("Range", ["zero", "skv", "one"], ["j"]),
+                n("Unsqueeze", ["i", "rows"], ["query"]),
+            ]
+            if kind == "causal":
+                return [*ranges, n("LessOrEqual", ["j", "query"], ["keep"]), n("Where", ["keep", x, "low"], [out])]
+            far = [n("Sub", ["j", "query"], ["far"]), n("Cast", ["far"], ["float"], to=T.FLOAT)]
+            return [*ranges, *far, n("Mul", ["float", "slopes"], ["slope"]), n("Add", [x, "slope"], [out])]
+        case "half":
+            return [n("Mul", [x, "half"], [out])]
+        case "columns":
+            return [n("Less", ["columns", "three"], ["keep"]), n("Where", ["keep", x, "low"], [out])]
+        case "square":
+            return [n("Mul", [x, x], [out])]
+        case "cumulative":
+            return [n("CumSum", [x, "three"], [out])]
+    raise ValueError(kind)
+
+
+_FLEX: dict[str, Builder] = {
+    "flex": flex,
+    "flex-scale": partial(flex, scale=0.3),
+    "flex-one-head": partial(flex, heads=(HQ, 1)),
+    "flex-f16": partial(flex, dtype=T.FLOAT16),
+    "flex-prob-half": partial(flex, prob="half"),
+    "flex-prob-identity": partial(flex, prob="identity"),
+    **{
+        f"flex-{kind}": partial(flex, kind)
+        for kind in ("identity", "softcap", "bias", "causal", "alibi", "columns", "square", "half")
+    },
+}
+FLEX = tuple(_FLEX.items())
+"""onnxruntime does not have the op: onnx's reference evaluator computes these."""
+
+NOT_FLEX: dict[str, Builder] = {
+    "flex-prob-square": partial(flex, prob="square"),
+    "flex-cumulative": partial(flex, "cumulative"),
+    "flex-precision": partial(flex, softmax_precision=T.FLOAT16),
 }
