@@ -63,19 +63,20 @@ class SymbolicShapes:
     def _visit(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx") or not node.outputs:
             return
-        out = node.outputs[0]
         vector = self._vector_of(node)
         if vector is not None:
-            self._vectors[out] = vector
-        have = recorded(out)
-        if have is not None and all(known(d) for d in have):
+            self._vectors[node.outputs[0]] = vector
+        todo = [o for o in node.outputs if not all(known(d) for d in recorded(o) or (None,))]
+        if not todo:
             return
-        found = self._infer(node)
-        if found is None:
-            return
-        if have is not None and len(have) == len(found):
-            found = tuple(h if known(h) else f if known(f) else h for h, f in zip(have, found, strict=True))
-        self._shapes[out] = found
+        shapes = self._split(node) if node.op_type == "Split" else [self._infer(node)]
+        for out, found in zip(node.outputs, shapes, strict=False):
+            if found is None or out not in todo:
+                continue
+            have = recorded(out)
+            if have is not None and len(have) == len(found):
+                found = tuple(h if known(h) else f if known(f) else h for h, f in zip(have, found, strict=True))
+            self._shapes[out] = found
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:
         value = node.inputs[i] if i < len(node.inputs) else None
@@ -91,6 +92,10 @@ class SymbolicShapes:
             start, step = self.elements(node.inputs[0]), self.elements(node.inputs[2])
             size = self.elements(node.inputs[1])
             return size if start == (0,) and step == (1,) and size is not None else None
+        if kind == "ConstantOfShape":
+            return self.elements(node.inputs[0])
+        if kind == "Concat":
+            return self._concat(node)
         if first is None:
             return None
         if kind in _SAME:
@@ -115,7 +120,88 @@ class SymbolicShapes:
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             axis %= max(len(first), 1)
             return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
+        if kind == "Slice":
+            return self._sliced(node, first)
+        if kind == "Tile":
+            repeats = self.elements(node.inputs[1])
+            return tuple(map(_mul, first, repeats)) if repeats is not None and len(repeats) == len(first) else None
+        if kind == "Pad":
+            return self._padded(node, first)
         return None
+
+    def _concat(self, node: ir.Node) -> Shape | None:
+        shapes = [self._in(node, i) for i in range(len(node.inputs))]
+        if any(s is None for s in shapes):
+            return None
+        parts = [s for s in shapes if s is not None]
+        axis = node.attributes["axis"].as_int() % len(parts[0])
+        joined = [p[axis] for p in parts]
+        sizes = [d for d in joined if isinstance(d, int)]
+        length: Dim | None = sum(sizes) if len(sizes) == len(joined) else None
+        # Off the axis all are equal, so whichever names a dim best will do.
+        rest = [next((d for d in dims if known(d)), dims[0]) for dims in zip(*parts, strict=True)]
+        return (*rest[:axis], length, *rest[axis + 1 :])
+
+    def _sliced(self, node: ir.Node, shape: Shape) -> Shape | None:
+        bounds = [self._numbers(i) for i in node.inputs[1:3]]
+        if len(bounds) != 2:
+            return None  # before opset 10 these are attributes
+        starts, ends = bounds
+        axes = (
+            self._numbers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else range(len(shape))
+        )
+        steps = self._numbers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else None
+        if axes is None:
+            return None
+        result = list(shape)
+        for i, axis in enumerate(axes if starts is None else axes[: len(starts)]):
+            size = shape[axis]
+            start, end = (x[i] if x is not None else None for x in (starts, ends))
+            step = 1 if len(node.inputs) < 5 or node.inputs[4] is None else steps[i] if steps is not None else None
+            if start is None or end is None or not step:
+                result[axis] = None
+            elif isinstance(size, int):
+                # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
+                result[axis] = len(range(size)[start:end:step]) if step > 0 else None
+            elif not (start == 0 and step == 1 and end >= _NO_END):
+                result[axis] = None
+        return tuple(result)
+
+    def _padded(self, node: ir.Node, shape: Shape) -> Shape | None:
+        pads = self._numbers(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes = (
+            self._numbers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else range(len(shape))
+        )
+        if pads is None or axes is None:
+            return None
+        result = list(shape)
+        for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+            result[axis] = _add(shape[axis], before + after)
+        return tuple(result)
+
+    def _split(self, node: ir.Node) -> list[Shape | None]:
+        shape = self._in(node, 0)
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        count = len(node.outputs)
+        if shape is None:
+            return [None] * count
+        sizes: Sequence[Dim | None] | None
+        if "split" in node.attributes:
+            sizes = list(node.attributes["split"].as_ints())
+        elif len(node.inputs) > 1 and node.inputs[1] is not None:
+            sizes = self.elements(node.inputs[1])
+        else:
+            whole = shape[axis]
+            part = -(-whole // count) if isinstance(whole, int) else None  # the last may be smaller
+            sizes = [part] * (count - 1) + [whole - part * (count - 1) if isinstance(whole, int) and part else None]
+        at = axis % len(shape)
+        return [(*shape[:at], d, *shape[at + 1 :]) for d in sizes or [None] * count]
+
+    def _numbers(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        """`elements`, when all are numbers."""
+        dims = self.elements(value)
+        numbers = tuple(d for d in dims or () if isinstance(d, int))
+        return numbers if dims is not None and len(numbers) == len(dims) else None
 
     def _reduced(self, node: ir.Node, shape: Shape) -> Shape | None:
         axes = node_axes(node, self._const)
@@ -160,6 +246,9 @@ class SymbolicShapes:
             return None if any(p is None for p in parts) else tuple(d for p in parts for d in p or ())
         if kind in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
             return self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
+        if kind == "Reshape":
+            flat = len(self._numbers(node.inputs[1]) or (0, 0)) <= 1  # of rank 0 or 1 again
+            return self._vectors.get(node.inputs[0]) if flat and node.inputs[0] is not None else None
         if kind == "Gather":
             source, index = node.inputs
             vector = self._vectors.get(source) if source is not None else None
@@ -177,6 +266,16 @@ class SymbolicShapes:
                 return None
             pick = _equal if kind == "Equal" else _where
             return tuple(pick(*dims) for dims in zip(*(p or () for p in parts), strict=True))
+        if kind in _ARITHMETIC:
+            return self._arithmetic(node)
+        if kind == "ConstantOfShape":
+            length = self._numbers(node.inputs[0])
+            if length is None or len(length) > 1 or math.prod(length) > 8:
+                return None
+            fill = (
+                node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else np.zeros(1, np.float32)
+            )
+            return (int(fill[0]),) * math.prod(length) if fill.dtype.kind in "iu" else None
         if kind == "Slice" and node.inputs[0] in self._vectors:
             bounds = [self.elements(i) for i in node.inputs[1:3]]
             step = self.elements(node.inputs[4]) if len(node.inputs) > 4 else (1,)
@@ -184,6 +283,24 @@ class SymbolicShapes:
             if isinstance(a, int) and isinstance(b, int) and step == (1,):
                 return self._vectors[node.inputs[0]][a:b]
         return None
+
+    def _arithmetic(self, node: ir.Node) -> tuple[Dim | None, ...] | None:
+        """Sums and products of lengths. What is not a number of two numbers is unknown, save for neutral elements."""
+        a, b = (self.elements(i) for i in node.inputs)
+        if a is None or b is None or not (self._is_integer(node)):
+            return None
+        if len(a) != len(b) and 1 not in (len(a), len(b)):
+            return None
+        if not a or not b:
+            return ()
+        n = max(len(a), len(b))
+        op = _ARITHMETIC[node.op_type]
+        return tuple(op(x, y) for x, y in zip(a * (n // len(a)), b * (n // len(b)), strict=True))
+
+    def _is_integer(self, node: ir.Node) -> bool:
+        return any(
+            v is not None and v.dtype in (ir.DataType.INT64, ir.DataType.INT32) for v in (*node.outputs, *node.inputs)
+        )
 
 
 def recorded(value: ir.Value) -> Shape | None:
@@ -213,6 +330,35 @@ def _equal(a: Dim | None, b: Dim | None) -> Dim | None:
 
 def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
     return None if not isinstance(test, int) else yes if test else no
+
+
+def _add(a: Dim | None, b: Dim | None) -> Dim | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return a if b == 0 else b if a == 0 else None
+
+
+def _sub(a: Dim | None, b: Dim | None) -> Dim | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return a if b == 0 else None
+
+
+def _mul(a: Dim | None, b: Dim | None) -> Dim | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    return a if b == 1 else b if a == 1 else None
+
+
+def _div(a: Dim | None, b: Dim | None) -> Dim | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if a >= 0 and b > 0 else None  # ONNX truncates towards zero
+    return a if b == 1 else None
+
+
+_ARITHMETIC = {"Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div}
+_NO_END = (1 << 31) - 1
+"""What a slice to the end is given as its end, or more."""
 
 
 def _matmul(a: Shape, b: Shape | None) -> Shape | None:
