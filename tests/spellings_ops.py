@@ -3,6 +3,8 @@ functions around them."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -80,7 +82,7 @@ def in_if(*, op: bool = False, split: bool = False, shared: bool = False) -> onn
                 h.make_node("Attention", ["q", "k", "v", "mask"], [out], name=f"{name}_attn", is_causal=name == "then")
             ]
         elif split:
-            nodes = plain(out, mask="mask" if name == "then" else "")[3 if name == "then" else 3 :]
+            nodes = plain(out, mask="mask" if name == "then" else "")[3:]
             for node in nodes:
                 node.input[:] = ["s_s" if i == f"{out}_s" else i for i in node.input]
         else:
@@ -167,7 +169,7 @@ def in_function(
         functions.append(function("Layer", inner, ["q", "k", "v", "scale", "mask"], ["o"]))
         callee = "Layer"
     names = ["q", *(f"x{i}" for i in range(1, calls)), "g"]
-    nodes = [call(callee, [a, "k", "v", "scale", "mask"], [b]) for a, b in zip(names, names[1:], strict=False)]
+    nodes = [call(callee, [a, "k", "v", "scale", "mask"], [b]) for a, b in itertools.pairwise(names)]
     nodes.append(call("Gate", ["g"], ["o"]))
     return model(nodes, [*QKV, MASK], [OUT], 23, SCALE, functions)
 
@@ -421,3 +423,305 @@ NOT_FLEX: dict[str, Builder] = {
     "flex-cumulative": partial(flex, "cumulative"),
     "flex-precision": partial(flex, softmax_precision=T.FLOAT16),
 }
+
+
+# Quantised models.
+
+
+def rounded(o: str, x: str, scale: str = "step", zero: str = "zero") -> list[onnx.NodeProto]:
+    return [
+        h.make_node("QuantizeLinear", [x, scale, zero], [f"{o}_8"], name=f"{o}_quantize"),
+        h.make_node("DequantizeLinear", [f"{o}_8", scale, zero], [o], name=f"{o}_dequantize"),
+    ]
+
+
+def quantised(*, score: bool = False, probabilities: bool = False, dynamic: bool = False) -> onnx.ModelProto:
+    """Q, K, V and the result rounded to uint8, and more where asked."""
+    nodes = [n for x in "qkv" for n in rounded(f"{x}r", x)]
+    for node in plain("a", "qr", "kr", "vr"):
+        if node.op_type == "Softmax" and score:
+            nodes += rounded("a_sr", "a_s", "wide")
+            node.input[0] = "a_sr"
+        if node.name == "a_pv" and probabilities:
+            nodes += rounded("a_pr", "a_p", "fine", "lowest")
+            node.input[0] = "a_pr"
+        if node.name == "a_pv" and dynamic:
+            nodes.append(h.make_node("DynamicQuantizeLinear", ["a_p"], ["p8", "p_scale", "p_zero"], name="p_dynamic"))
+            nodes.append(h.make_node("DequantizeLinear", ["p8", "p_scale", "p_zero"], ["a_pd"], name="p_dequantize"))
+            node.input[0] = "a_pd"
+        nodes.append(node)
+    nodes += rounded("o", "a")
+    steps = {"step": np.float32(0.03), "wide": np.float32(0.07), "fine": np.float32(1 / 255)}
+    constants: dict[str, Any] = {**SCALE, "zero": np.uint8(128), "lowest": np.uint8(0), **steps}
+    used = {i for n in nodes for i in n.input}
+    return model(nodes, QKV, [OUT], 21, {n: x for n, x in constants.items() if n in used})
+
+
+def integer_cache(bits: int) -> onnx.ModelProto:
+    """K and V kept as int8 (inputs, one scale per head) or int4 (constants, one scale)."""
+    if bits == 8:
+        inputs: list[Input] = [QKV[0], ("k8", QKV[1][1], T.INT8), ("v8", QKV[2][1], T.INT8)]
+        scales = np.linspace(0.01, 0.04, HQ, dtype=np.float32)
+        nodes = [
+            h.make_node("DequantizeLinear", [f"{x}8", "scales"], [x], name=f"{x}_dequantize", axis=1) for x in "kv"
+        ]
+        return model([*nodes, *plain("o")], inputs, [OUT], 21, {**SCALE, "scales": scales})
+    nodes = [h.make_node("DequantizeLinear", [f"{x}4", "scales"], [x], name=f"{x}_dequantize") for x in "kv"]
+    made = model([*nodes, *plain("o")], QKV[:1], [OUT], 21, {**SCALE, "scales": np.float32(0.3)})
+    for i, name in enumerate(("k4", "v4")):
+        numbers = np.random.default_rng(i).integers(-8, 8, QKV[1][1])
+        made.graph.initializer.append(h.make_tensor(name, T.INT4, QKV[1][1], numbers.reshape(-1)))
+    return made
+
+
+QUANTISED: dict[str, Builder] = {
+    "quant-operands": quantised,
+    "quant-score": partial(quantised, score=True),
+    "quant-int8-cache": partial(integer_cache, 8),
+    "quant-int4-cache": partial(integer_cache, 4),
+}
+NOT_QUANTISED: dict[str, Builder] = {
+    "quant-probabilities": partial(quantised, probabilities=True),
+    "quant-probabilities-dynamic": partial(quantised, dynamic=True),
+}
+
+
+# onnxruntime's own ops.
+
+
+def contrib(
+    op: str, inputs: list[Input | None], outputs: list[Input], fixed: dict[str, Any] | None = None, **attrs: Any
+) -> onnx.ModelProto:
+    """One node of domain com.microsoft; `fixed` are the values of integer inputs, which `feeds` finds in their doc_string."""
+    given = [i for i in inputs if i is not None]
+    names = [i[0] if i is not None else "" for i in inputs]
+    node = h.make_node(op, names, [o[0] for o in outputs], name="attn", domain="com.microsoft", **attrs)
+    made = model([node], given, outputs, 18)
+    for value in made.graph.input:
+        if fixed and value.name in fixed:
+            value.doc_string = json.dumps(fixed[value.name])
+    return made
+
+
+def mha(
+    mask: Dims | None = None,
+    *,
+    bias: bool = False,
+    extra: Dims | None = None,
+    past: int | None = None,
+    projected: bool = False,
+    length: int = L,
+    values: Any = None,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """MultiHeadAttention; `mask` has the given dims, and `values` where it holds lengths."""
+    length = S if past is not None or attrs.get("unidirectional") else length
+    dv = D if past is not None or projected else DV
+    keys: list[Input] = [("k", [B, length, HQ * D], T.FLOAT), ("v", [B, length, HQ * dv], T.FLOAT)]
+    if projected:
+        keys = [("k", [B, HQ, length, D], T.FLOAT), ("v", [B, HQ, length, dv], T.FLOAT)]
+    inputs: list[Input | None] = [("q", [B, S, HQ * D], T.FLOAT), *keys]
+    inputs.append(("bias", [2 * HQ * D + HQ * dv], T.FLOAT) if bias else None)
+    inputs.append(("mask", mask, T.INT32) if mask else None)
+    inputs.append(("extra", extra, T.FLOAT) if extra else None)
+    outputs: list[Input] = [("o", [B, S, HQ * dv], T.FLOAT)]
+    if past is not None:
+        inputs += [("pk", [B, HQ, past, D], T.FLOAT), ("pv", [B, HQ, past, dv], T.FLOAT)]
+        outputs += [(n, [B, HQ, past + length, D], T.FLOAT) for n in ("nk", "nv")]
+    while inputs[-1] is None:
+        inputs.pop()
+    return contrib("MultiHeadAttention", inputs, outputs, {"mask": values} if values else None, num_heads=HQ, **attrs)
+
+
+def projected(
+    mask: Dims | None = None,
+    *,
+    past: int | None = None,
+    extra: Dims | None = None,
+    sizes: list[int] | None = None,
+    values: Any = None,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """Attention, which projects its input."""
+    wide, width = 10, HQ * D
+    last = sizes[2] if sizes else width
+    if sizes:
+        attrs["qkv_hidden_sizes"] = sizes
+    inputs: list[Input | None] = [
+        ("q", [B, S, wide], T.FLOAT),
+        ("weights", [wide, 2 * width + last], T.FLOAT),
+        ("bias", [2 * width + last], T.FLOAT),
+        ("mask", mask, T.INT32) if mask else None,
+        ("past", [2, B, HQ, past, D], T.FLOAT) if past is not None else None,
+        ("extra", extra, T.FLOAT) if extra else None,
+    ]
+    outputs: list[Input] = [("o", [B, S, last], T.FLOAT)]
+    if past is not None:
+        outputs.append(("present", [2, B, HQ, past + S, D], T.FLOAT))
+    while inputs[-1] is None:
+        inputs.pop()
+    return contrib("Attention", inputs, outputs, {"mask": values} if values else None, num_heads=HQ, **attrs)
+
+
+def gqa(
+    s: int = S,
+    past: int | None = None,
+    lengths: tuple[int, ...] = (S, S),
+    *,
+    packed: bool = False,
+    rotary: int = 0,
+    positions: Any = None,
+    extra: Dims | None = None,
+    sink: bool = False,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """GroupQueryAttention over a cache of `past` rows, of which every batch row has `lengths` with those of this call."""
+    b, d = len(lengths), 16
+    total = max(lengths)
+    kept = max(past or 0, total)
+    width = (HQ + 2 * HKV) * d if packed else HQ * d
+    inputs: list[Input | None] = [("q", [b, s, width], T.FLOAT)]
+    inputs += [None, None] if packed else [(n, [b, s, HKV * d], T.FLOAT) for n in "kv"]
+    inputs += [(n, [b, HKV, past, d], T.FLOAT) for n in ("pk", "pv")] if past is not None else [None, None]
+    inputs += [("lengths", [b], T.INT32), ("total", [1], T.INT32)]
+    inputs += [(n, [32, rotary], T.FLOAT) for n in ("cos", "sin")] if rotary else [None, None]
+    inputs.append(("positions", [b, s], T.INT64) if positions else None)
+    inputs.append(("extra", extra, T.FLOAT) if extra else None)
+    inputs.append(("sink", [HQ], T.FLOAT) if sink else None)
+    while inputs[-1] is None:
+        inputs.pop()
+    outputs: list[Input] = [("o", [b, s, HQ * d], T.FLOAT)]
+    outputs += [(n, [b, HKV, kept, d], T.FLOAT) for n in ("nk", "nv")]
+    if rotary:
+        attrs["do_rotary"] = 1
+    fixed = {"lengths": [n - 1 for n in lengths], "total": [total], "positions": positions}
+    return contrib("GroupQueryAttention", inputs, outputs, fixed, num_heads=HQ, kv_num_heads=HKV, **attrs)
+
+
+def decoder(*, cross: bool = False, held: int = 3, extra: bool = False, **attrs: Any) -> onnx.ModelProto:
+    """DecoderMaskedMultiHeadAttention: one query, over another sequence or over a cache buffer that holds `held` rows."""
+    q: Input = ("q", [B, 1, HQ * D], T.FLOAT)
+    outputs: list[Input] = [("o", [B, 1, HQ * D], T.FLOAT)]
+    name = "DecoderMaskedMultiHeadAttention"
+    if cross:
+        keys: list[Input] = [(n, [B, HQ, L, D], T.FLOAT) for n in "kv"]
+        return contrib(name, [q, *keys], outputs, num_heads=HQ, **attrs)
+    rows: list[Input] = [(n, [B, 1, HQ * D], T.FLOAT) for n in "kv"]
+    pasts: list[Input] = [(n, [B, HQ, L, D], T.FLOAT) for n in ("pk", "pv")]
+    outputs += [(n, [B, HQ, L, D], T.FLOAT) for n in ("nk", "nv")]
+    added: Input | None = ("extra", [1, HQ, 1, held + 1], T.FLOAT) if extra else None
+    inputs = [q, *rows, None, added, *pasts, ("held", [1], T.INT32)]
+    return contrib(name, inputs, outputs, {"held": [held]}, num_heads=HQ, past_present_share_buffer=1, **attrs)
+
+
+CONTRIB: dict[str, Builder] = {
+    "mha": mha,
+    "mha-scale": partial(mha, scale=0.3),
+    "mha-bias": partial(mha, bias=True),
+    "mha-lengths": partial(mha, [B], values=[3, L]),
+    "mha-no-length": partial(mha, [B], values=[0, L]),
+    "mha-padding": partial(mha, [B, L]),
+    "mha-padding-3d": partial(mha, [B, S, L]),
+    "mha-filter": partial(mha, [B, L], mask_filter_value=-3.4e38),
+    "mha-extra": partial(mha, extra=[1, HQ, S, L]),
+    "mha-extra-padding": partial(mha, [B, L], extra=[B, 1, S, L]),
+    "mha-causal": partial(mha, unidirectional=1),
+    "mha-causal-padding": partial(mha, [B, S], unidirectional=1),
+    "mha-past": partial(mha, past=3),
+    "mha-past-causal-bias": partial(mha, past=3, unidirectional=1, bias=True),
+    "mha-past-padding": partial(mha, [B, 3 + S], past=3),
+    "mha-past-empty": partial(mha, past=0),
+    "mha-projected": partial(mha, projected=True),
+    "attention-ms": projected,
+    "attention-ms-sizes": partial(projected, sizes=[HQ * D, HQ * D, HQ * DV]),
+    "attention-ms-causal": partial(projected, unidirectional=1),
+    "attention-ms-padding": partial(projected, [B, S], unidirectional=1),
+    "attention-ms-padding-3d": partial(projected, [B, S, S]),
+    "attention-ms-lengths": partial(projected, [B], values=[3, S]),
+    "attention-ms-bounds": partial(projected, [2 * B], values=[3, S, 1, 0]),
+    "attention-ms-past": partial(projected, [B, 3 + S], past=3, unidirectional=1),
+    "attention-ms-extra": partial(projected, extra=[B, HQ, S, S], scale=0.7),
+    "gqa": gqa,
+    "gqa-ragged": partial(gqa, lengths=(S, 3)),
+    "gqa-buffer": partial(gqa, past=9, lengths=(S, 3)),
+    "gqa-decode": partial(gqa, 1, 8, (6, 4)),
+    "gqa-decode-grow": partial(gqa, 1, 6, (7, 7)),
+    "gqa-chunk": partial(gqa, 3, 6, (9,)),
+    "gqa-packed-rotary": partial(gqa, packed=True, rotary=8),
+    "gqa-rotary": partial(gqa, rotary=8, lengths=(S, 3)),
+    "gqa-rotary-interleaved": partial(gqa, rotary=8, rotary_interleaved=1),
+    "gqa-rotary-decode": partial(gqa, 1, 8, (6, 4), rotary=8),
+    "gqa-rotary-positions": partial(gqa, rotary=8, positions=[[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]]),
+    "gqa-rotary-chunk-positions": partial(gqa, 3, 6, (9,), rotary=8, positions=[[9, 4, 11]]),
+    "gqa-softcap-extra": partial(gqa, softcap=1.5, extra=[1, 1, S, S]),
+    "gqa-extra-decode": partial(gqa, 1, 8, (6, 6), extra=[1, 1, 1, 6]),
+    "gqa-window": partial(gqa, local_window_size=2),
+    "gqa-window-decode": partial(gqa, 1, 8, (6, 4), local_window_size=3),
+    "gqa-smooth": partial(gqa, smooth_softmax=1),
+    "gqa-sink": partial(gqa, sink=True),
+    "gqa-sink-window-decode": partial(gqa, 1, 8, (6, 4), local_window_size=2, sink=True),
+    "gqa-bidirectional": partial(gqa, causal=0, scale=0.2),
+    "decoder": decoder,
+    "decoder-extra": partial(decoder, extra=True, scale=0.1),
+    "decoder-first": partial(decoder, held=0),
+    "decoder-cross": partial(decoder, cross=True),
+}
+
+NOT_CONTRIB: dict[str, Builder] = {
+    "mha-infinite-filter": partial(mha, [B, L], mask_filter_value=-float("inf")),
+    "mha-causal-cross": lambda: contrib(
+        "MultiHeadAttention",
+        [("q", [B, S, HQ * D], T.FLOAT), ("k", [B, L, HQ * D], T.FLOAT), ("v", [B, L, HQ * D], T.FLOAT)],
+        [("o", [B, S, HQ * D], T.FLOAT)],
+        num_heads=HQ,
+        unidirectional=1,
+    ),
+    "gqa-quantised": partial(gqa, k_quant_type="PER_TENSOR"),
+    "gqa-window-cache": partial(gqa, sliding_window_cache=1),
+    "packed": lambda: contrib(
+        "PackedMultiHeadAttention",
+        [*((n, [7, HQ * D], T.FLOAT) for n in "qkv"), None, ("offsets", [B, S], T.INT32), ("sums", [B + 1], T.INT32)],
+        [("o", [7, HQ * D], T.FLOAT)],
+        num_heads=HQ,
+    ),
+}
+
+
+_LENGTHS = {"s": S, "p": 4, "keys": 4 + S, "total": 4 + S}
+
+
+def feeds(
+    made: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False
+) -> dict[str, np.ndarray]:
+    """Inputs: normal floats (scores in the hundreds if `large`), masks that keep most keys and, in some rows, none."""
+    rng = np.random.default_rng(seed)
+    result: dict[str, np.ndarray] = {}
+    for value in made.graph.input:
+        kind = h.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        dims = value.type.tensor_type.shape.dim
+        shape = [d.dim_value if d.HasField("dim_value") else _LENGTHS[d.dim_param] for d in dims]
+        if value.doc_string and json.loads(value.doc_string) is not None:
+            result[value.name] = np.asarray(json.loads(value.doc_string), kind)
+            continue
+        empty = (0,) * (len(shape) - 1)
+        if value.name == "lengths":  # nonpad_kv_seqlen
+            x = np.asarray([0 if empty_rows else 3, L - 1], kind)
+        elif kind == np.bool_ or (value.name == "mask" and kind.kind == "i"):
+            x = np.asarray(rng.random(shape) < 0.7).astype(kind)
+            if shape:
+                x[..., 0] = 1
+                if empty_rows:
+                    x[empty] = 0
+        elif kind == np.int8:
+            x = rng.integers(-100, 100, shape).astype(kind)
+        else:
+            x = rng.standard_normal(shape).astype(kind)
+            if value.name == "mask":
+                x[rng.random(shape) < 0.3] = -np.inf
+                x[..., 0] = 0
+                if empty_rows:
+                    x[empty] = -np.inf
+            elif large and value.name in ("q", "k"):
+                x *= 15
+        result[value.name] = x
+    return result
