@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
-from onnx_fa.match import After, Peel, Regroup
+from onnx_fa.match import After, Anchor, Peel, Regroup
 
 _OPS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten")
 
@@ -18,7 +18,7 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         yield Peel(Regroup(node), node.inputs[0])
 
 
-def on_probabilities(view: GraphView, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def on_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     if len(users) != 1 or view.producer(users[0].outputs[0], *_OPS) is None or users[0].inputs[0] is not value:
         return None
     return After(users[0].outputs[0], regroup=users[0])

@@ -45,18 +45,19 @@ class Entry:
 def _axes() -> Iterator[Entry]:
     for axis, values in AXES.items():
         for value in values:
-            yield _single(axis, str(value), replace(Spelling(), **{axis: value}))
-    yield _single("softcap", "tanh", Spelling(softcap=True))
+            yield of_spelling(axis, str(value), replace(Spelling(), **{axis: value}))
+    yield of_spelling("softcap", "tanh", Spelling(softcap=True))
     for heads in ((4, 2), (4, 1)):
-        yield _single("heads", f"{heads[0]}:{heads[1]}", Spelling(Hq=heads[0], Hkv=heads[1]))
+        yield of_spelling("heads", f"{heads[0]}:{heads[1]}", Spelling(Hq=heads[0], Hkv=heads[1]))
     for fill in (-3.4028235e38, -1e9, -1e4):
         for mask in ("where", "bool_add"):
-            yield _single("fill", f"{mask} {fill:g}", Spelling(mask=mask, fill=fill))
+            yield of_spelling("fill", f"{mask} {fill:g}", Spelling(mask=mask, fill=fill))
     for softmax in ("explicit", "deferred"):
-        yield _single("opset", f"13 {softmax}", Spelling(opset=13, softmax=softmax))
+        yield of_spelling("opset", f"13 {softmax}", Spelling(opset=13, softmax=softmax))
 
 
-def _single(group: str, name: str, spelling: Spelling) -> Entry:
+def of_spelling(group: str, name: str, spelling: Spelling) -> Entry:
+    """A row that must match."""
     return Entry(group, name, lambda: build(spelling), "match", spellings.feeds, spelling)
 
 

@@ -7,20 +7,24 @@ Miss with a reason and a node.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY, build_match
-from onnx_fa.match.operands import common_reading, placed_at_softmax, placed_steps, plan_site
+from onnx_fa.match.operands import common_reading, placed_at_softmax, placed_on_probabilities, placed_steps, plan_site
 from onnx_fa.match.types import (
     AddTerm,
     After,
     AfterLayer,
     Anchor,
+    Behind,
     Call,
     Cap,
     Const,
     Expr,
+    Factor,
     Guard,
     Map,
     MaskRule,
@@ -38,10 +42,11 @@ from onnx_fa.match.types import (
     ScoreStage,
     Select,
     Step,
+    Tail,
     Term,
     Weighting,
 )
-from onnx_fa.match.walk import parse_score, walk_after, walk_tail
+from onnx_fa.match.walk import apply_drops, parse_score, reciprocal_of, walk_after, walk_tail
 from onnx_fa.report import Miss
 
 
@@ -58,12 +63,12 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
             anchor = None
             try:
                 found = _match_op(view, node, label, patterns)
-                if found is None:
-                    anchor = patterns.anchors(view, node)
-                    if anchor is None:
-                        continue
-                    found = _match_anchor(view, anchor, label, patterns)
-                matches.append(found)
+                if found is not None:
+                    matches.append(found)
+                    continue
+                anchor = next((a for rule in patterns.anchors if (a := rule(view, node)) is not None), None)
+                if anchor is not None:
+                    matches += _match_anchor(view, anchor, label, patterns)
             except NoMatch as miss:
                 where = miss.node.name or miss.node.op_type if miss.node is not None else None
                 reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
@@ -79,25 +84,40 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
     return None
 
 
-def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
-    weighting, guard = walk_after(view, anchor, patterns)
-    output, guard = walk_tail(view, anchor, weighting, guard)
-    steps, qk = parse_score(view, anchor.score, patterns)
+def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> list[Match]:
+    """One match for every matmul with V that reads the probabilities: all or none."""
+    return [_match_behind(view, anchor, label, patterns, b) for b in walk_after(view, anchor, patterns)]
+
+
+def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind) -> Match:
+    output, guard, sink = walk_tail(view, anchor, behind, patterns)
+    if sink is not None and behind.steps:
+        raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.weighting.product.node)
     dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
-    site = plan_site(view, patterns, qk, steps, anchor.score, weighting)
-    return build_match(
-        view,
-        patterns.mask,
-        name=label,
-        op=anchor.op,
-        dtype=dtype,
-        operands=site.operands,
-        steps=placed_steps(view, patterns, site, steps),
-        guard=guard,
-        output=output,
-        anchor=anchor.node,
-        sink=placed_at_softmax(site, anchor.sink),
-    )
+    failure: NoMatch | None = None
+    for inner, qk in parse_score(view, anchor.score, patterns):
+        try:
+            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard))
+            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
+            return build_match(
+                view,
+                patterns.mask,
+                name=label,
+                op=anchor.op,
+                dtype=dtype,
+                operands=site.operands,
+                steps=placed_steps(view, patterns, site, steps),
+                guard=guarded,
+                output=output,
+                anchor=anchor.node,
+                wrap=behind.wrap,
+                v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
+                sink=placed_at_softmax(site, sink),
+            )
+        except NoMatch as e:
+            failure = failure or e
+    assert failure is not None
+    raise failure
 
 
 __all__ = [
@@ -106,10 +126,12 @@ __all__ = [
     "After",
     "AfterLayer",
     "Anchor",
+    "Behind",
     "Call",
     "Cap",
     "Const",
     "Expr",
+    "Factor",
     "Guard",
     "Map",
     "MaskRule",
@@ -127,10 +149,12 @@ __all__ = [
     "ScoreStage",
     "Select",
     "Step",
+    "Tail",
     "Term",
     "Weighting",
     "build_match",
     "common_reading",
     "find_sites",
     "parse_score",
+    "reciprocal_of",
 ]

@@ -168,7 +168,8 @@ def moved(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources: Sourc
     have, want = [leaves(a) for a in have], [leaves(a) for a in want]
     order = [a for axis in have for a in axis]
     wanted = [a for axis in want for a in axis]
-    assert sorted(map(id, order)) == sorted(map(id, wanted))
+    if sorted(map(id, order)) != sorted(map(id, wanted)):
+        raise NoMatch("an operand has axes that are none of the attention's")
     if order != wanted:
         # Whole axes move if they can; otherwise every atom gets an axis of its own first.
         if len(have) == len(want):

@@ -25,6 +25,7 @@ from onnx_fa.match.axes import (
 from onnx_fa.match.types import (
     AddTerm,
     Expr,
+    Factor,
     Map,
     NoMatch,
     OperandChoice,
@@ -157,7 +158,7 @@ def placed_steps(view: GraphView, patterns: Patterns, site: Site, steps: Sequenc
         match step:
             case Regroup():
                 pass
-            case AddTerm():
+            case AddTerm() | Factor():
                 result.append(replace(step, value=fit(step.value)))
             case Select():
                 result.append(replace(step, keep=fit(step.keep)))
@@ -175,6 +176,11 @@ def placed_at_softmax(site: Site, value: Expr | None) -> Expr | None:
     if value is None or _aligned(site, site.frames.softmax, len(site.frames.softmax)):
         return value
     raise NoMatch("a sink on a softmax whose axes are moved")
+
+
+def placed_on_probabilities(view: GraphView, patterns: Patterns, site: Site, value: Expr) -> Expr:
+    """A tensor that broadcasts to the softmax's result, as it broadcasts to the canonical dims."""
+    return _fitter(view, patterns, site, site.frames.softmax)(value)
 
 
 def _fitter(view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis]) -> Callable[[Expr], Expr]:

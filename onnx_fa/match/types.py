@@ -58,6 +58,10 @@ class Anchor:
     """The row maximum is kept finite, so that an empty row's exponentials are zero."""
     sink: Expr | None = None
     """One more logit per row, without a value: broadcasts to (*B, Hq, Sq, 1)."""
+    column: Literal["", "first", "last"] = ""
+    """Where the sink stands among the columns of `prob`, if it is one of them; `score` is without it."""
+    inside: tuple[ir.Node, ...] = ()
+    """Nodes of the softmax itself that read `prob`."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,14 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Factor:
+    """score * value (score / value, if `divide`) for a value with a last dim of 1, known only at run time."""
+
+    value: Expr
+    divide: bool = False
+
+
+@dataclass(frozen=True)
 class Nothing:
     """A layer that leaves the value as it is (a cast between float types, Identity)."""
 
@@ -126,7 +138,7 @@ class Regroup:
 Guard = Literal["", "zero", "guarded"]
 """What becomes of a row without keys: nothing is done about its NaN, or see `AttentionSpec.empty_row`."""
 
-Step = Scale | Cap | AddTerm | Select | Map | Nothing | Regroup
+Step = Scale | Cap | Factor | AddTerm | Select | Map | Nothing | Regroup
 
 
 @dataclass(frozen=True)
@@ -139,10 +151,21 @@ class Peel:
 
 @dataclass(frozen=True)
 class After:
-    """One layer taken off behind the softmax: goes on at `value`; `guard` when it turns NaN probabilities into zero."""
+    """One layer taken off behind the softmax: goes on at `value`."""
 
     value: ir.Value
-    guard: bool = False
+    guard: Guard = ""
+    """What it does about rows without keys."""
+    cut: bool = False
+    """It takes away the sink's column."""
+    rows: Callable[[Expr], Expr] | None = None
+    """It treats every probability of a row alike, which can as well be done to the output."""
+    keys: Expr | None = None
+    """It multiplies the probabilities of a key, which can as well be done to V: (..., 1, Skv)."""
+    step: Step | None = None
+    """It masks and divides by the new sum: one more step on the score."""
+    drop: Select | None = None
+    """It sets to zero what this mask drops, which is exact only behind the same mask on the score."""
     regroup: ir.Node | None = None
     """A node that only moves axes of the probabilities."""
 
@@ -206,17 +229,39 @@ class Match:
     """Already in a final form that is not to be rewritten again."""
 
 
+@dataclass(frozen=True)
+class Behind:
+    """What was found between the softmax and one product with V."""
+
+    weighting: Weighting
+    guard: Guard = ""
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    keys: tuple[Expr, ...] = ()
+    steps: tuple[Step, ...] = ()
+    drops: tuple[Select, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tail:
+    """One layer taken off behind the matmul with V: goes on at `value`, and shows that the softmax has a sink."""
+
+    value: ir.Value
+    sink: Expr
+
+
 ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
 MaskRule = Callable[[GraphView, AddTerm | Select | Map, tuple[Dim, ...], str], list[Term]]
 """(view, step, the score's shape, the element type) -> the mask terms that the step means. Raises NoMatch."""
-AfterLayer = Callable[[GraphView, ir.Value, Sequence[ir.Node]], After | None]
+AfterLayer = Callable[[GraphView, Anchor, ir.Value, Sequence[ir.Node]], After | None]
+"""(view, the softmax, the probabilities, the nodes that read them) -> the layer. Raises NoMatch naming what cannot be carried."""
+TailLayer = Callable[[GraphView, Anchor, ir.Value], Tail | None]
 
 
 @dataclass(frozen=True)
 class Patterns:
     """The ordered tables that `patterns/` fills in."""
 
-    anchors: Callable[[GraphView, ir.Node], Anchor | None]
+    anchors: Sequence[Callable[[GraphView, ir.Node], Anchor | None]]
     score: Sequence[ScoreLayer]
     after: Sequence[AfterLayer]
     product: Callable[[GraphView, ir.Value], Product | None]
@@ -226,6 +271,7 @@ class Patterns:
     place: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], Expr]
     """(view, tensor, the axes of the score it broadcasts to, the canonical dims) -> the tensor in canonical dims."""
     mask: MaskRule
+    tail: Sequence[TailLayer] = field(default=())
     ops: Sequence[Callable[[GraphView, ir.Node, str], Match | None]] = field(default=())
 
 
