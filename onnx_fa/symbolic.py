@@ -21,6 +21,7 @@ Const = Callable[[ir.Value | None], "npt.NDArray[np.generic] | None"]
 
 _SAME = frozenset(
     "Identity Cast Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Reciprocal Exp "
+    "ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu Swish "
     "Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu".split()
 )
 _BROADCAST = frozenset(
@@ -29,6 +30,17 @@ _BROADCAST = frozenset(
 _REDUCE = frozenset(
     "ReduceMax ReduceSum ReduceMin ReduceMean ReduceProd ReduceLogSumExp ReduceSumSquare ReduceL2".split()
 )
+
+
+_CONTRIB_SAME = frozenset(
+    "Gelu FastGelu BiasGelu QuickGelu LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization "
+    "SkipSimplifiedLayerNormalization RotaryEmbedding".split()
+)
+CONTRIB = "com.microsoft"
+_INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
+_ALL = (1 << 31) - 1
+"""An end of a Slice that no length reaches."""
+_MAX_VECTOR = 64
 
 
 def known(dim: Dim | None) -> bool:
@@ -61,19 +73,21 @@ class SymbolicShapes:
         return recorded(value)
 
     def _visit(self, node: ir.Node) -> None:
-        if node.domain not in ("", "ai.onnx") or not node.outputs:
+        if node.domain not in ("", "ai.onnx", CONTRIB) or not node.outputs:
             return
-        vector = self._vector_of(node)
+        vector = self._vector_of(node) if node.domain != CONTRIB else None
         if vector is not None:
             self._vectors[node.outputs[0]] = vector
-        todo = [o for o in node.outputs if not all(known(d) for d in recorded(o) or (None,))]
-        if not todo:
+        if all((s := recorded(out)) is not None and all(known(d) for d in s) for out in node.outputs):
             return
-        shapes = self._split(node) if node.op_type == "Split" else [self._infer(node)]
+        if node.op_type == "Split" and node.domain != CONTRIB:
+            shapes = self._split(node)
+        else:
+            shapes = [self._infer_contrib(node) if node.domain == CONTRIB else self._infer(node)]
         for out, found in zip(node.outputs, shapes, strict=False):
-            if found is None or out not in todo:
-                continue
             have = recorded(out)
+            if found is None or (have is not None and all(known(d) for d in have)):
+                continue
             if have is not None and len(have) == len(found):
                 found = tuple(h if known(h) else f if known(f) else h for h, f in zip(have, found, strict=True))
             self._shapes[out] = found
@@ -94,14 +108,32 @@ class SymbolicShapes:
             return size if start == (0,) and step == (1,) and size is not None else None
         if kind == "ConstantOfShape":
             return self.elements(node.inputs[0])
-        if kind == "Concat":
-            return self._concat(node)
         if first is None:
             return None
         if kind in _SAME:
             return first
         if kind == "MatMul":
             return _matmul(first, self._in(node, 1))
+        if kind == "Gemm":
+            swaps = [bool(_int(node, name, 0)) for name in ("transA", "transB")]
+            return _matmul(first, self._in(node, 1), *swaps)
+        if kind == "Einsum":
+            return self._einsum(node)
+        if kind == "Concat":
+            return self._concat(node, first)
+        if kind == "Slice":
+            return self._slice(node, first)
+        if kind == "Pad":
+            return self._padded(node, first)
+        if kind == "Tile":
+            times = self.elements(node.inputs[1])
+            return None if times is None else tuple(multiplied(d, t) for d, t in zip(first, times, strict=True))
+        if kind == "Flatten":
+            axis = _int(node, "axis", 1)
+            axis += len(first) if axis < 0 else 0
+            return (_product_of(first[:axis]), _product_of(first[axis:]))
+        if kind == "GatherElements":
+            return self._in(node, 1)
         if kind == "Transpose":
             perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(first))[::-1]
             return tuple(first[p] for p in perm)
@@ -120,88 +152,102 @@ class SymbolicShapes:
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             axis %= max(len(first), 1)
             return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
-        if kind == "Slice":
-            return self._sliced(node, first)
-        if kind == "Tile":
-            repeats = self.elements(node.inputs[1])
-            return tuple(map(_mul, first, repeats)) if repeats is not None and len(repeats) == len(first) else None
-        if kind == "Pad":
-            return self._padded(node, first)
         return None
 
-    def _concat(self, node: ir.Node) -> Shape | None:
+    def _infer_contrib(self, node: ir.Node) -> Shape | None:
+        first = self._in(node, 0)
+        if first is None:
+            return None
+        if node.op_type in ("FusedMatMul", "TransposeMatMul"):
+            if _int(node, "transBatchA", 0) or _int(node, "transBatchB", 0):
+                return None
+            return _matmul(first, self._in(node, 1), bool(_int(node, "transA", 0)), bool(_int(node, "transB", 0)))
+        return first if node.op_type in _CONTRIB_SAME else None
+
+    def _einsum(self, node: ir.Node) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]
-        if any(s is None for s in shapes):
+        terms, arrow, out = node.attributes["equation"].as_string().replace(" ", "").partition("->")
+        if not arrow or "." in terms or any(s is None for s in shapes):
             return None
-        parts = [s for s in shapes if s is not None]
-        axis = node.attributes["axis"].as_int() % len(parts[0])
-        joined = [p[axis] for p in parts]
-        sizes = [d for d in joined if isinstance(d, int)]
-        length: Dim | None = sum(sizes) if len(sizes) == len(joined) else None
-        # Off the axis all are equal, so whichever names a dim best will do.
-        rest = [next((d for d in dims if known(d)), dims[0]) for dims in zip(*parts, strict=True)]
-        return (*rest[:axis], length, *rest[axis + 1 :])
+        dims: dict[str, list[Shape]] = {}
+        for term, shape in zip(terms.split(","), shapes, strict=True):
+            for letter, dim in zip(term, shape or (), strict=False):
+                dims.setdefault(letter, []).append((dim,))
+        return tuple(broadcast(dims[x])[0] for x in out) if all(x in dims for x in out) else None
 
-    def _sliced(self, node: ir.Node, shape: Shape) -> Shape | None:
-        bounds = [self._numbers(i) for i in node.inputs[1:3]]
-        if len(bounds) != 2:
-            return None  # before opset 10 these are attributes
-        starts, ends = bounds
-        axes = (
-            self._numbers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else range(len(shape))
-        )
-        steps = self._numbers(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else None
-        if axes is None:
+    def _concat(self, node: ir.Node, first: Shape) -> Shape | None:
+        shapes = [self._in(node, i) for i in range(len(node.inputs))]
+        axis = _int(node, "axis", 0) % max(len(first), 1)
+        if any(s is None or len(s) != len(first) for s in shapes):
             return None
-        result = list(shape)
-        for i, axis in enumerate(axes if starts is None else axes[: len(starts)]):
-            size = shape[axis]
+        result: list[Dim | None] = []
+        for i in range(len(first)):
+            dims = [s[i] for s in shapes if s is not None]
+            total: Dim | None = 0
+            for d in dims:
+                total = added(total, d)
+            named = [d for d in dims if known(d)]  # all equal, or the model is not valid
+            result.append(total if i == axis else next((d for d in named if isinstance(d, int)), (named or dims)[0]))
+        return tuple(result)
+
+    def _slice(self, node: ir.Node, first: Shape) -> Shape | None:
+        parts = [self.elements(node.inputs[i]) if i < len(node.inputs) else None for i in range(1, 5)]
+        starts, ends, axes, steps = parts
+        if len(node.inputs) < 3:  # before opset 10
+            if "starts" not in node.attributes:
+                return None
+            starts, ends = (tuple(node.attributes[n].as_ints()) for n in ("starts", "ends"))
+            axes = tuple(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
+        if starts is None and ends is None and axes is None:
+            return (None,) * len(first)
+        count = len(starts or ends or axes or ())
+        if axes is None and len(node.inputs) > 3 and node.inputs[3] is not None:
+            return (None,) * len(first)
+        dims = list(first)
+        for i in range(count):
+            axis = axes[i] if axes is not None else i
+            if not isinstance(axis, int):
+                return (None,) * len(first)
             start, end = (x[i] if x is not None else None for x in (starts, ends))
-            step = 1 if len(node.inputs) < 5 or node.inputs[4] is None else steps[i] if steps is not None else None
-            if start is None or end is None or not step:
-                result[axis] = None
-            elif isinstance(size, int):
-                # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
-                result[axis] = len(range(size)[start:end:step]) if step > 0 else None
-            elif not (start == 0 and step == 1 and end >= _NO_END):
-                result[axis] = None
-        return tuple(result)
+            step = steps[i] if steps is not None else (1 if len(node.inputs) < 5 or node.inputs[4] is None else None)
+            dims[axis] = _sliced(dims[axis], start, end, step)
+        return tuple(dims)
 
-    def _padded(self, node: ir.Node, shape: Shape) -> Shape | None:
-        pads = self._numbers(node.inputs[1]) if len(node.inputs) > 1 else None
-        axes = (
-            self._numbers(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else range(len(shape))
-        )
-        if pads is None or axes is None:
+    def _padded(self, node: ir.Node, first: Shape) -> Shape | None:
+        pads: tuple[Dim | None, ...] | None
+        if "pads" in node.attributes:  # before opset 11
+            pads = tuple(node.attributes["pads"].as_ints())
+        else:
+            pads = self.elements(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes: Sequence[Dim | None] | None = range(len(first))
+        if len(node.inputs) > 3 and node.inputs[3] is not None:
+            axes = self.elements(node.inputs[3])
+        if pads is None or axes is None or len(pads) != 2 * len(axes):
             return None
-        result = list(shape)
-        for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-            result[axis] = _add(shape[axis], before + after)
-        return tuple(result)
+        dims = list(first)
+        for i, axis in enumerate(axes):
+            if not isinstance(axis, int):
+                return None
+            dims[axis] = added(dims[axis], added(pads[i], pads[i + len(axes)]))
+        return tuple(dims)
 
     def _split(self, node: ir.Node) -> list[Shape | None]:
-        shape = self._in(node, 0)
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-        count = len(node.outputs)
-        if shape is None:
-            return [None] * count
+        first = self._in(node, 0)
+        if first is None:
+            return [None] * len(node.outputs)
+        axis = _int(node, "axis", 0) % max(len(first), 1)
         sizes: Sequence[Dim | None] | None
         if "split" in node.attributes:
             sizes = list(node.attributes["split"].as_ints())
         elif len(node.inputs) > 1 and node.inputs[1] is not None:
             sizes = self.elements(node.inputs[1])
         else:
-            whole = shape[axis]
-            part = -(-whole // count) if isinstance(whole, int) else None  # the last may be smaller
-            sizes = [part] * (count - 1) + [whole - part * (count - 1) if isinstance(whole, int) and part else None]
-        at = axis % len(shape)
-        return [(*shape[:at], d, *shape[at + 1 :]) for d in sizes or [None] * count]
-
-    def _numbers(self, value: ir.Value | None) -> tuple[int, ...] | None:
-        """`elements`, when all are numbers."""
-        dims = self.elements(value)
-        numbers = tuple(d for d in dims or () if isinstance(d, int))
-        return numbers if dims is not None and len(numbers) == len(dims) else None
+            whole, n = first[axis], len(node.outputs)
+            even = -(-whole // n) if isinstance(whole, int) else None
+            sizes = [even] * (n - 1) + [whole - even * (n - 1)] if isinstance(whole, int) and even is not None else None
+        if sizes is None or len(sizes) != len(node.outputs):
+            sizes = [None] * len(node.outputs)
+        return [(*first[:axis], d, *first[axis + 1 :]) for d in sizes]
 
     def _reduced(self, node: ir.Node, shape: Shape) -> Shape | None:
         axes = node_axes(node, self._const)
@@ -247,7 +293,8 @@ class SymbolicShapes:
         if kind in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
             return self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
         if kind == "Reshape":
-            flat = len(self._numbers(node.inputs[1]) or (0, 0)) <= 1  # of rank 0 or 1 again
+            to = self.elements(node.inputs[1])
+            flat = to is not None and len(to) <= 1  # of rank 0 or 1 again
             return self._vectors.get(node.inputs[0]) if flat and node.inputs[0] is not None else None
         if kind == "Gather":
             source, index = node.inputs
@@ -260,22 +307,23 @@ class SymbolicShapes:
             ):
                 return None
             return tuple(vector[i] for i in at if isinstance(i, int))
-        if kind in ("Equal", "Where"):
+        if kind in _ELEMENTWISE:
             parts = [self.elements(i) for i in node.inputs]
-            if any(p is None for p in parts) or len({len(p or ()) for p in parts}) != 1:
+            size = max((len(p) for p in parts if p is not None), default=0)
+            if any(p is None or len(p) not in (1, size) for p in parts):
                 return None
-            pick = _equal if kind == "Equal" else _where
-            return tuple(pick(*dims) for dims in zip(*(p or () for p in parts), strict=True))
-        if kind in _ARITHMETIC:
-            return self._arithmetic(node)
+            whole = any(v is not None and v.dtype in _INTEGERS for v in (*node.outputs, *node.inputs))
+            rows = zip(*((p or ()) * (size if len(p or ()) == 1 else 1) for p in parts), strict=True)
+            return tuple(divided(d[0], d[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*d) for d in rows)
         if kind == "ConstantOfShape":
-            length = self._numbers(node.inputs[0])
-            if length is None or len(length) > 1 or math.prod(length) > 8:
+            length = self.elements(node.inputs[0])
+            fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else None
+            if length is None or len(length) != 1 or not isinstance(length[0], int) or length[0] > _MAX_VECTOR:
                 return None
-            fill = (
-                node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else np.zeros(1, np.float32)
-            )
-            return (int(fill[0]),) * math.prod(length) if fill.dtype.kind in "iu" else None
+            return None if fill is None or fill.dtype.kind not in "iu" else (int(fill.reshape(-1)[0]),) * length[0]
+        if kind == "ReduceProd":
+            factors = self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
+            return None if factors is None else (_product_of(factors),)
         if kind == "Slice" and node.inputs[0] in self._vectors:
             bounds = [self.elements(i) for i in node.inputs[1:3]]
             step = self.elements(node.inputs[4]) if len(node.inputs) > 4 else (1,)
@@ -283,24 +331,6 @@ class SymbolicShapes:
             if isinstance(a, int) and isinstance(b, int) and step == (1,):
                 return self._vectors[node.inputs[0]][a:b]
         return None
-
-    def _arithmetic(self, node: ir.Node) -> tuple[Dim | None, ...] | None:
-        """Sums and products of lengths. What is not a number of two numbers is unknown, save for neutral elements."""
-        a, b = (self.elements(i) for i in node.inputs)
-        if a is None or b is None or not (self._is_integer(node)):
-            return None
-        if len(a) != len(b) and 1 not in (len(a), len(b)):
-            return None
-        if not a or not b:
-            return ()
-        n = max(len(a), len(b))
-        op = _ARITHMETIC[node.op_type]
-        return tuple(op(x, y) for x, y in zip(a * (n // len(a)), b * (n // len(b)), strict=True))
-
-    def _is_integer(self, node: ir.Node) -> bool:
-        return any(
-            v is not None and v.dtype in (ir.DataType.INT64, ir.DataType.INT32) for v in (*node.outputs, *node.inputs)
-        )
 
 
 def recorded(value: ir.Value) -> Shape | None:
@@ -328,42 +358,82 @@ def _equal(a: Dim | None, b: Dim | None) -> Dim | None:
     return 0 if isinstance(number, int) and number < 0 else 1 if a is not None and a == b else None
 
 
-def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
-    return None if not isinstance(test, int) else yes if test else no
+def _int(node: ir.Node, name: str, default: int) -> int:
+    return int(node.attributes[name].as_int()) if name in node.attributes else default
 
 
-def _add(a: Dim | None, b: Dim | None) -> Dim | None:
+# Arithmetic on dims. A sum or product of symbols is a symbol again, spelled the same way wherever it is computed.
+
+
+def _term(dim: Dim) -> str:
+    return dim if isinstance(dim, str) and dim.isidentifier() else str(dim) if isinstance(dim, int) else f"({dim})"
+
+
+def added(a: Dim | None, b: Dim | None) -> Dim | None:
+    if a is None or b is None:
+        return None
     if isinstance(a, int) and isinstance(b, int):
         return a + b
-    return a if b == 0 else b if a == 0 else None
+    if a == 0 or b == 0:
+        return b if a == 0 else a
+    return " + ".join(sorted((_term(a), _term(b))))
 
 
-def _sub(a: Dim | None, b: Dim | None) -> Dim | None:
+def subtracted(a: Dim | None, b: Dim | None) -> Dim | None:
     if isinstance(a, int) and isinstance(b, int):
         return a - b
     return a if b == 0 else None
 
 
-def _mul(a: Dim | None, b: Dim | None) -> Dim | None:
+def multiplied(a: Dim | None, b: Dim | None) -> Dim | None:
+    if a is None or b is None:
+        return None
     if isinstance(a, int) and isinstance(b, int):
         return a * b
-    return a if b == 1 else b if a == 1 else None
+    if a == 1 or b == 1:
+        return b if a == 1 else a
+    if a == 0 or b == 0:
+        return 0
+    return "*".join(sorted((_term(a), _term(b))))
 
 
-def _div(a: Dim | None, b: Dim | None) -> Dim | None:
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b if a >= 0 and b > 0 else None  # ONNX truncates towards zero
+def divided(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
+    """a / b; integers are cut off unless the division is one of floats."""
+    if isinstance(a, int) and isinstance(b, int) and b:
+        return a // b if not a % b else int(a / b) if whole else None
     return a if b == 1 else None
 
 
-_ARITHMETIC = {"Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div}
-_NO_END = (1 << 31) - 1
-"""What a slice to the end is given as its end, or more."""
+def _sliced(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim | None:
+    # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
+    if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step > 0:
+        return len(range(dim)[start:end:step])
+    if dim is not None and start == 0 and step == 1 and (end == dim or (isinstance(end, int) and end >= _ALL)):
+        return dim
+    return None
 
 
-def _matmul(a: Shape, b: Shape | None) -> Shape | None:
+def _product_of(dims: Sequence[Dim | None]) -> Dim | None:
+    total: Dim | None = 1
+    for d in sorted(dims, key=lambda d: (isinstance(d, str), str(d))):
+        total = multiplied(total, d)
+    return total
+
+
+def _both(
+    pick: Callable[[int, int], int],
+) -> Callable[[Dim | None, Dim | None], Dim | None]:
+    return lambda a, b: pick(a, b) if isinstance(a, int) and isinstance(b, int) else a if a == b else None
+
+
+def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
+    return None if not isinstance(test, int) else yes if test else no
+
+
+def _matmul(a: Shape, b: Shape | None, swap_a: bool = False, swap_b: bool = False) -> Shape | None:
     if b is None or len(a) < 2 or len(b) < 2:
         return None
+    a, b = ((*x[:-2], x[-1], x[-2]) if swap else x for x, swap in ((a, swap_a), (b, swap_b)))
     return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
 
 
@@ -379,8 +449,20 @@ def _reshape(source: Shape, to: tuple[Dim | None, ...], allow_zero: bool) -> Sha
     ints, symbols = [d for d in over if isinstance(d, int)], [d for d in over if not isinstance(d, int)]
     divisor = math.prod(d for d in under if isinstance(d, int))
     left: Dim | None = None
-    if all(isinstance(d, int) for d in under) and divisor and math.prod(ints) % divisor == 0:
-        quotient = math.prod(ints) // divisor
-        left = quotient if not symbols else symbols[0] if len(symbols) == 1 and quotient == 1 else None
+    told = None not in dims and None not in over
+    if told and all(isinstance(d, int) for d in under) and divisor and math.prod(ints) % divisor == 0:
+        left = _product_of([math.prod(ints) // divisor, *symbols])
     dims[dims.index(-1)] = left
     return tuple(dims)
+
+
+_ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {
+    "Equal": _equal,
+    "Where": _where,
+    "Add": added,
+    "Sub": subtracted,
+    "Mul": multiplied,
+    "Div": divided,
+    "Min": _both(min),
+    "Max": _both(max),
+}

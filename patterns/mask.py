@@ -205,7 +205,9 @@ def _fit(view: GraphView, value: Expr, shape: tuple[Dim, ...]) -> tuple[Expr, tu
     """The mask as an operand whose dims are 1 or provably those of the score, expanded where that is not known."""
     source = value.args[0] if isinstance(value, Call) else value
     dims = (
-        view.shape(source)
+        value.shape
+        if isinstance(value, Call) and value.shape is not None
+        else view.shape(source)
         if isinstance(source, ir.Value)
         else np.shape(source.array)
         if isinstance(source, Const)
@@ -251,6 +253,8 @@ _SHAPE_OPS = ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Slice",
 
 
 def _element_type(value: Expr) -> DType | None:
+    while isinstance(value, Call) and value.op in _SHAPE_OPS:
+        value = value.args[0]
     if isinstance(value, ir.Value) and value.dtype is not None:
         return DTYPES.get(value.dtype)
     return None

@@ -226,7 +226,9 @@ def place(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[G
     missing = [[a for a in g.atoms if w and a not in w] for g, w in zip(groups, want, strict=True)]
     if any(missing):
         expr = _spread(expr, want, [list(g.atoms) for g in groups], missing, sources)
-    return expr
+    if not isinstance(expr, Call):
+        return expr
+    return replace(expr, shape=tuple(g.size if w else 1 for g, w in zip(groups, want, strict=True)))
 
 
 def _broadcasts(state: _State, groups: Sequence[Group]) -> bool:

@@ -93,7 +93,8 @@ def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     output, guard, sink = walk_tail(view, anchor, behind, patterns)
     if sink is not None and behind.steps:
         raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.weighting.product.node)
-    dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
+    v = behind.weighting.product.operands[1 - behind.weighting.side]
+    dtype = DTYPES.get(output.dtype or (v.dtype if isinstance(v, ir.Value) else None) or ir.DataType.UNDEFINED)
     failure: NoMatch | None = None
     for inner, qk in parse_score(view, anchor.score, patterns):
         try:

@@ -42,7 +42,7 @@ def regroup(
     atoms: Sequence[A],
     dims: Sequence[Dim | None],
     split: Callable[[A, int, bool], tuple[A, A] | None],
-    spread: Callable[[A, Sequence[Dim]], list[A]] | None = None,
+    spread: Callable[[A, Sequence[Dim | None]], list[A]] | None = None,
 ) -> list[list[A]] | None:
     """Deals atoms, in row-major order, out to axes of the sizes `dims`; None when that is not provably what Reshape did.
 
@@ -64,11 +64,9 @@ def regroup(
         left.append(rest)
         rest, todo = [], []
     elif len(rest) == 1 and todo and spread is not None:
-        named = [d for d in todo if d is not None]
-        if len(named) == len(todo):
-            parts = iter(spread(rest[0], [d for d in named if d != 1]))
-            left += [[next(parts)] if d != 1 else [] for d in named]
-            rest, todo = [], []
+        parts = iter(spread(rest[0], [d for d in todo if d != 1]))
+        left += [[next(parts)] if d != 1 else [] for d in todo]
+        rest, todo = [], []
     return None if todo or rest else [*left, *right]
 
 
@@ -140,9 +138,9 @@ def split_atom(atom: Atom, size: int, from_right: bool) -> tuple[Atom, Atom]:
     return piece, remainder
 
 
-def spread_atom(atom: Atom, dims: Sequence[Dim]) -> list[Atom]:
+def spread_atom(atom: Atom, dims: Sequence[Dim | None]) -> list[Atom]:
     """Splits an atom whose size is not known in numbers."""
-    atom.parts = [Atom(f"{atom.name}.{i}", d) for i, d in enumerate(dims)]
+    atom.parts = [Atom(f"{atom.name}.{i}", d if d is not None else f"{atom.size}.{i}") for i, d in enumerate(dims)]
     return atom.parts
 
 

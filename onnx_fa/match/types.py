@@ -35,6 +35,8 @@ class Call:
     op: str
     args: tuple[Expr, ...]
     attrs: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
+    shape: tuple[Dim | None, ...] | None = field(default=None, compare=False)
+    """The result's dims, where who made it knows them."""
 
 
 @dataclass(frozen=True, eq=False)
