@@ -85,8 +85,6 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
         try:
             if form == "attention" and match.form != "attention" and not match.keep:
                 standard.check(match.spec, view.opset)
-            if form == "site" and match.anchor.graph is not model.graph:
-                raise UnsupportedError("the site lies in a subgraph")
         except UnsupportedError as e:
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
@@ -103,12 +101,20 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
         stays = match.keep or form == match.form == "attention"
-        reports.append(SiteReport(name, match.op, match.form if stays else form, match.spec))
+        producer = match.output.producer()
+        graph = producer.graph if producer is not None else None
         if stays:
+            reports.append(SiteReport(name, match.op, match.form, match.spec))
             continue
-        graph = match.anchor.graph
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
+        if form == "site" and graph is not model.graph:
+            misses.append(
+                Miss(name, match.op, "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called")
+            )
+            _replace(builder, match, "decomposed", name, replaced, dead)
+            continue
+        reports.append(SiteReport(name, match.op, form, match.spec))
         sites.append(_replace(builder, match, form, name, replaced, dead))
     _sweep(dead)
     if form == "site" and sites:
@@ -245,11 +251,11 @@ def _same(new: ir.Value, old: ir.Value, stop: set[ir.Value]) -> bool:
     """Whether two values are computed by the same ops from the same operands: then a rewrite would change nothing."""
     if new is old:
         return True
-    if new in stop or old in stop:
-        return False
     if new.const_value is not None and old.const_value is not None:
         a, b = new.const_value, old.const_value
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a.numpy(), b.numpy())
+    if new in stop or old in stop:
+        return False
     x, y = new.producer(), old.producer()
     if x is None or y is None or x.op_identifier() != y.op_identifier() or len(x.inputs) != len(y.inputs):
         return False
