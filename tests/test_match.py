@@ -41,7 +41,7 @@ def assert_same(want: list[np.ndarray], have: list[np.ndarray], tolerance: float
         assert np.linalg.norm(a - b) <= tolerance * max(np.linalg.norm(a), 1e-30)
 
 
-def check(model: onnx.ModelProto, *, seed: int = 0, sites: int = 1) -> None:
+def check(model: onnx.ModelProto, *, seed: int = 0, sites: int = 1, inputs: Any = feeds) -> None:
     report = explain(model)
     assert len(report.sites) == sites, report.misses
     for form in FORMS:
@@ -53,9 +53,9 @@ def check(model: onnx.ModelProto, *, seed: int = 0, sites: int = 1) -> None:
         if form != "attention" and sites:
             assert not rewritten.misses
         for large, empty in ((False, False), (True, False), (False, True)):
-            inputs = feeds(model, seed, large=large, empty_rows=empty)
-            assert_same(run(model, inputs), run(new, inputs), LARGE_SCORE_TOLERANCE if large else TOLERANCE)
-        poisoned = feeds(model, seed)
+            given = inputs(model, seed, large=large, empty_rows=empty)
+            assert_same(run(model, given), run(new, given), LARGE_SCORE_TOLERANCE if large else TOLERANCE)
+        poisoned = inputs(model, seed)
         poisoned["q"].reshape(-1)[0] = np.nan
         assert_same(run(model, poisoned), run(new, poisoned))
         again, _ = rewrite(new, form)
