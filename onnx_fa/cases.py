@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
 from onnx_fa.spec import (
     NEG_INF,
     AddMask,
@@ -170,10 +170,10 @@ def find(name: str) -> Case:
 
 def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) -> list[Array]:
     """Operands of a spec without symbols: q, k, v ~ N(0, 1), masks that keep three of four keys, numbers of other tensors
-    ~ N(0, 1), integers as document ids that start at 0.
+    ~ N(0, 1), integers as document ids that start at 0, or as lengths where there is one for all queries and keys.
 
-    `adversarial` draws queries ten times as large, makes some rows lose every key (where a mask has rows or a padding
-    to do it with), and gives additive masks finfo.min or -inf in place of small numbers.
+    `adversarial` draws queries, biases and sinks ten times as large, makes some rows lose every key (where a mask has rows or a
+    padding to do it with), gives additive masks finfo.min or -inf in place of small numbers, and mixes document ids.
     """
     if spec.symbols:
         raise ValueError(f"symbols {spec.symbols} have no size")
@@ -186,9 +186,9 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
         if isinstance(term, TensorMask):
             operands.append(_draw_mask(rng, spec, term, adversarial))
         elif isinstance(term, Elementwise):
-            operands += [_draw_tensor(rng, t) for t in term.tensors]
+            operands += [_draw_tensor(rng, spec, t, adversarial, _is_mask(term)) for t in term.tensors]
     if spec.sink is not None:
-        operands.append(_draw_tensor(rng, spec.sink))
+        operands.append(_draw_tensor(rng, spec, spec.sink, adversarial))
     return operands
 
 
@@ -215,16 +215,27 @@ def _draw_mask(rng: np.random.Generator, spec: AttentionSpec, mask: TensorMask, 
     return np.asarray(values).astype(DTYPES[mask.dtype])
 
 
-def _draw_tensor(rng: np.random.Generator, tensor: TensorArg) -> Array:
+def _is_mask(term: Elementwise) -> bool:
+    """Whether an expression makes a mask of its floats: it holds a constant that swallows any score."""
+    return any(leaf[0] == "f" and 1e4 <= abs(leaf[1]) < np.inf for leaf in leaves(term.expr))
+
+
+def _draw_tensor(
+    rng: np.random.Generator, spec: AttentionSpec, tensor: TensorArg, adversarial: bool, mask: bool = False
+) -> Array:
     """A tensor of a score expression, or a sink."""
     shape = _ints(tensor.shape)
-    if tensor.kind == "bool":
-        return rng.random(shape) < 0.75
+    if tensor.kind == "bool" or (tensor.kind == "float" and mask):
+        return np.asarray(rng.random(shape) < 0.75).astype(DTYPES[tensor.dtype])
     if tensor.kind == "float":
-        return np.asarray(rng.standard_normal(shape)).astype(DTYPES[tensor.dtype])
+        size = 10.0 if adversarial else 1.0
+        return np.asarray(size * rng.standard_normal(shape)).astype(DTYPES[tensor.dtype])
+    if all(n == 1 for n in shape[-2:]):
+        assert isinstance(spec.Skv, int)
+        return rng.integers(0 if adversarial else 1, spec.Skv + 2, shape).astype(DTYPES[tensor.dtype])
     axis = next((a for a in reversed(range(len(shape))) if shape[a] > 1), None)
-    if axis is None:
-        return np.zeros(shape, DTYPES[tensor.dtype])
+    if axis is None or adversarial:
+        return rng.integers(0, DOCUMENTS, shape).astype(DTYPES[tensor.dtype])
     ids = np.arange(shape[axis]) * DOCUMENTS // shape[axis]
     along = ids.reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return np.broadcast_to(along, shape).astype(DTYPES[tensor.dtype])
