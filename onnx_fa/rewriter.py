@@ -255,11 +255,11 @@ def _same(new: ir.Value, old: ir.Value, stop: set[ir.Value]) -> bool:
     """Whether two values are computed by the same ops from the same operands: then a rewrite would change nothing."""
     if new is old:
         return True
-    if new in stop or old in stop:
-        return False
     if new.const_value is not None and old.const_value is not None:
         a, b = new.const_value, old.const_value
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a.numpy(), b.numpy())
+    if new in stop or old in stop:
+        return False
     x, y = new.producer(), old.producer()
     if x is None or y is None or x.op_identifier() != y.op_identifier() or len(x.inputs) != len(y.inputs):
         return False

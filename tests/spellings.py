@@ -11,7 +11,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice")
+SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice", "runtime", "heads")
 KT = ("transpose", "sandwich", "bshd", "given", "bmm", "einsum", "keys_first", "fused", "rank_5")
 PV = ("matmul", "left", "einsum", "folded", "fused")
 """How the probabilities are multiplied with V."""
@@ -30,8 +30,20 @@ MASK = (
     "range_causal",
     "const_window",
 )
-SOFTMAX = ("op", "explicit", "deferred", "cast", "positive_axis")
-GUARD = ("none", "isnan", "dropout", "identity")
+SOFTMAX = (
+    "op",
+    "explicit",
+    "deferred",
+    "cast",
+    "positive_axis",
+    "unsqueezed",
+    "log",
+    "log_sum_exp",
+    "shifted",
+    "plus_one",
+    "column",
+)
+GUARD = ("none", "isnan", "dropout", "identity", "not_nan", "lost_rows", "row_factor", "key_factor")
 
 
 @dataclass(frozen=True)
@@ -194,6 +206,11 @@ def _scaled(g: Graph, s: Spelling, score: str, factor: float) -> str:
             return g.op("Div", score, g.const(1 / factor))
         case "twice":
             return g.op("Mul", g.op("Mul", score, g.const(2.0)), g.const(0.5))
+        case "runtime":
+            return g.op("Mul", score, g.input("factor", [1]))
+        case "heads":
+            shape = (s.B * s.Hq, 1, 1) if s.kt == "bmm" and s.mask == "none" else (s.Hq, 1, 1)
+            return g.op("Mul", g.const(np.linspace(0.2, 1, shape[0]).reshape(shape)), score)
     return score
 
 
@@ -234,27 +251,26 @@ def _masked(g: Graph, s: Spelling, score: str) -> str:
 
 
 def _softmax_times_v(g: Graph, s: Spelling, score: str, v: str) -> str:
-    last = [-1]
-    if s.softmax in ("explicit", "deferred"):
-        axes = (g.const(last, np.int64),) if s.opset >= 18 else ()
-        kw: dict[str, Any] = {} if s.opset >= 18 else {"axes": last}
-        top = g.op("ReduceMax", score, *axes, keepdims=1, **kw)
-        e = g.op("Exp", g.op("Sub", score, top))
-        total = g.op("ReduceSum", e, g.const(last, np.int64), keepdims=1)
-        if s.softmax == "deferred":
-            return g.op("Div", g.op("MatMul", e, v), total)
-        p = g.op("Div", e, total)
-    elif s.softmax == "cast":
-        p = g.op("Cast", g.op("Softmax", g.op("Cast", score, to=T.FLOAT), axis=-1), to=T.FLOAT)
-    else:
-        rank = 3 if s.kt == "bmm" else 4
-        p = g.op("Softmax", score, axis=rank - 1 if s.softmax == "positive_axis" else -1)
-    if s.guard == "isnan":
-        p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
-    if s.guard == "dropout":
-        p = g.op("Dropout", p)
-    if s.guard == "identity":
-        p = g.op("Identity", p)
+    if s.softmax == "deferred":
+        e, _ = _exponentials(g, score)
+        return g.op("Div", g.op("MatMul", e, v), _reduced(g, "ReduceSum", e))
+    p = _softmax(g, s, score)
+    match s.guard:
+        case "isnan":
+            p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
+        case "not_nan":
+            p = g.op("Where", g.op("Not", g.op("IsNaN", p)), p, g.const(0.0))
+        case "lost_rows":
+            lost = g.op("Equal", _reduced(g, "ReduceMax", score), g.const(-np.inf))
+            p = g.op("Where", lost, g.const(0.0), p)
+        case "row_factor":
+            p = g.op("Mul", p, g.const(np.linspace(-1, 1, s.Sq)[:, None]))
+        case "key_factor":
+            p = g.op("Mul", g.const(np.linspace(-1, 1, s.Skv)), p)
+        case "dropout":
+            p = g.op("Dropout", p)
+        case "identity":
+            p = g.op("Identity", p)
     return _times_v(g, s, p, v)
 
 
@@ -275,6 +291,50 @@ def _times_v(g: Graph, s: Spelling, p: str, v: str) -> str:
     return g.op("MatMul", p, v)
 
 
+def _reduced(g: Graph, kind: str, x: str, keep: bool = True) -> str:
+    """A reduction over the last axis, spelled as the opset wants it; with `keep` false the axis is put back by Unsqueeze."""
+    last = g.const([-1], np.int64)
+    by_input = g.opset >= 18 or kind == "ReduceSum"
+    attrs: dict[str, Any] = {} if by_input else {"axes": [-1]}
+    y = g.op(kind, x, *([last] if by_input else []), keepdims=int(keep), **attrs)
+    return y if keep else g.op("Unsqueeze", y, last)
+
+
+def _exponentials(g: Graph, score: str, keep: bool = True) -> tuple[str, str]:
+    top = _reduced(g, "ReduceMax", score, keep)
+    return g.op("Exp", g.op("Sub", score, top)), top
+
+
+def _softmax(g: Graph, s: Spelling, score: str) -> str:
+    rank = 3 if s.kt == "bmm" else 4
+    match s.softmax:
+        case "explicit":
+            e, _ = _exponentials(g, score)
+            return g.op("Div", e, _reduced(g, "ReduceSum", e))
+        case "unsqueezed":
+            e, _ = _exponentials(g, score, keep=False)
+            return g.op("Mul", e, g.op("Reciprocal", _reduced(g, "ReduceSum", e, keep=False)))
+        case "cast":
+            return g.op("Cast", g.op("Softmax", g.op("Cast", score, to=T.FLOAT), axis=-1), to=T.FLOAT)
+        case "log":
+            return g.op("Exp", g.op("LogSoftmax", score, axis=-1))
+        case "log_sum_exp":
+            shifted = g.op("Sub", score, _reduced(g, "ReduceMax", score))
+            return g.op("Exp", g.op("Sub", shifted, g.op("Log", _reduced(g, "ReduceSum", g.op("Exp", shifted)))))
+        case "shifted":
+            return g.op("Softmax", g.op("Sub", score, _reduced(g, "ReduceMax", score)), axis=-1)
+        case "plus_one":
+            top = g.op("Max", _reduced(g, "ReduceMax", score), g.const(0.0))
+            e = g.op("Exp", g.op("Sub", score, top))
+            return g.op("Div", e, g.op("Add", _reduced(g, "ReduceSum", e), g.op("Exp", g.op("Neg", top))))
+        case "column":
+            lead = [s.B * s.Hq] if s.kt == "bmm" else [s.B, s.Hq]
+            both = g.op("Concat", score, g.const(np.full((*lead, s.Sq, 1), 0.3)), axis=-1)
+            ends = (g.const([x], np.int64) for x in (0, -1, -1))
+            return g.op("Slice", g.op("Softmax", both, axis=-1), *ends)
+    return g.op("Softmax", score, axis=rank - 1 if s.softmax == "positive_axis" else -1)
+
+
 def feeds(
     model: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False
 ) -> dict[str, np.ndarray]:
@@ -290,7 +350,7 @@ def feeds(
                 mask[0] = False
             result[i.name] = mask
         else:
-            x = rng.standard_normal(shape).astype(np.float32)
+            x = np.asarray(rng.standard_normal(shape), np.float32)
             if i.name == "mask":
                 x = np.where(rng.random(shape) < 0.3, -np.inf, x).astype(np.float32)
                 x[..., 0] = 0
