@@ -150,7 +150,7 @@ def _with(state: _State, after: After) -> _State:
     )
 
 
-def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guard]:
+def apply_drops(steps: Sequence[Step], behind: Behind, score: ir.Value) -> tuple[list[Step], Guard]:
     """The steps and the guard once probabilities of masked keys are also set to zero behind the softmax.
 
     Behind the same mask on the score that is exact: a masked key's probability is zero already, unless its whole row is
@@ -168,7 +168,8 @@ def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guar
             "probabilities are set to zero by a mask that the score does not have as its only mask",
             behind.weighting.product.node,
         )
-    if mask.fill > -6e4:
+    half = score.dtype == ir.DataType.FLOAT16
+    if mask.fill > (-6e4 if half else -1e37):
         raise NoMatch(
             f"masked scores become {mask.fill:g}, so a masked key may have a probability", behind.weighting.product.node
         )
