@@ -65,6 +65,9 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
         if after is not None:
             state = _with(state, after)
             continue
+        joined = patterns.joined_values(view, prob, users, patterns.product)
+        if joined is not None:
+            return [_before_product(anchor, state, joined)]
         _name_combined(view, users)
         if len(users) > 1:
             return _branches(view, anchor, patterns, state, users)
@@ -95,6 +98,11 @@ def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _Sta
     pv = patterns.product(view, node.outputs[0])
     if pv is None:
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+    return _before_product(anchor, state, pv)
+
+
+def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
+    node = pv.node
     sides = [i for i, x in enumerate(pv.operands) if x is state.prob]
     if len(sides) != 1:
         raise NoMatch("the probabilities are multiplied by themselves", node)
@@ -298,6 +306,9 @@ class _Parser:
             return [((Scale(qk.factor),) if qk.factor != 1.0 else (), qk)]
         if depth > _MAX_LAYERS:
             return self._fail(NoMatch(f"more than {_MAX_LAYERS} layers between the matmul and the softmax"))
+        joined = self.patterns.joined_score(self.view, value, lambda part: self.read(part, depth + 1))
+        if joined is not None:
+            return [joined]
         found: list[Reading] = []
         tried = False
         for layer in self.patterns.score:
