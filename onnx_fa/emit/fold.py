@@ -16,7 +16,7 @@ def fold_one_query(spec: AttentionSpec) -> AttentionSpec:
     if spec.Sq != 1:
         return spec
     heads, length = spec.rank - 3, spec.rank - 2
-    if spec.group == 1:  # the axis of one element goes before the head dim: vectors along it are compiled wrongly
+    if spec.group == 1:  # the axis of one element goes before the head dim, along which vectors are read
 
         def before_head_dim(old: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(
