@@ -40,7 +40,7 @@ def entry(kernel: Kernel, function: str) -> str:
     )
 
 
-def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Target = HOST, timeout: int = 240) -> None:
+def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Target = HOST, timeout: int = 600) -> None:
     source = output.with_suffix(".mlir")
     source.write_text(text)
 
