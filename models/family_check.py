@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.errors import MissingDependencyError
@@ -70,13 +72,13 @@ def evaluate(case: Case) -> Outcome:
         return Outcome(case, failure=f"the exporter writes an invalid model: {reason.strip()}")
     taken = {i.name for i in model.graph.input}  # an exporter may drop an input that it finds unused
     feeds = [{k: v for k, v in x.items() if k in taken} for x in _inputs(family)]
-    # onnxruntime's Attention op refuses masks that broadcast and takes an added finfo.min for -inf: the definition decides there.
+    # onnxruntime's Attention op refuses masks that broadcast and takes an added finfo.min for -inf: ONNX's definition decides.
     special = any(n.op_type == "Attention" for n in model.graph.node)
-    want = _run(model, feeds, special)
+    want = _run(_spelled_out(model), feeds)
     errors, reports = [], {}
     for form in FORMS:
         new, reports[form] = rewrite(model, form)
-        have = _run(new, feeds, special and form == "attention")
+        have = _run(_spelled_out(new) if special else new, feeds)
         each = [_error(a, b) for x, y in zip(want, have, strict=True) for a, b in zip(x, y, strict=True)]
         errors.append((form, max(each)))
     found = reports["decomposed"]  # the form that can say everything
@@ -112,24 +114,44 @@ def _inputs(family: families.Family) -> list[Arrays]:
     return [plain, empty]
 
 
-def _run(model: onnx.ModelProto, feeds: Sequence[Arrays], by_definition: bool) -> list[list[np.ndarray]]:
-    """Results in onnxruntime, or in ONNX's own evaluator where it is asked for or where onnxruntime lacks something (bf16)."""
+def _spelled_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with each Attention op replaced by the function that ONNX defines it by."""
+    if not any(n.op_type == "Attention" for n in model.graph.node):
+        return model
+    model = onnx.shape_inference.infer_shapes(model)
+    (opset,) = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    schema: Any = onnx.defs.get_schema("Attention", opset)  # its stubs lack the method
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    types = {v.name: v.type for v in values} | {
+        t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in model.graph.initializer
+    }
+    for i, node in enumerate(n for n in model.graph.node if n.op_type == "Attention"):
+        inputs = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
+        body = schema.get_context_dependent_function(node.SerializeToString(), inputs)
+        function = onnx.FunctionProto.FromString(body)
+        function.domain = node.domain = "spelled.out"
+        function.name = node.op_type = f"Attention_{i}"
+        model.functions.append(function)
+    model.opset_import.append(onnx.helper.make_opsetid("spelled.out", 1))
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _run(model: onnx.ModelProto, feeds: Sequence[Arrays]) -> list[list[np.ndarray]]:
+    """Results in onnxruntime or, where that lacks an element type (bf16), in ONNX's reference evaluator."""
     try:
         import onnxruntime as ort
         from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
     except ImportError as error:
         raise MissingDependencyError("comparing families needs onnxruntime: pip install 'onnx-fa[ort]'") from error
-    if not by_definition:
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
-        try:
-            session = ort.InferenceSession(model.SerializeToString(), options)
-            return [list(session.run(None, x)) for x in feeds]
-        except NotImplemented:
-            pass
-    evaluator = ReferenceEvaluator(model)
-    return [[np.asarray(y) for y in evaluator.run(None, x)] for x in feeds]
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options)
+        return [list(session.run(None, x)) for x in feeds]
+    except NotImplemented:
+        evaluator = ReferenceEvaluator(model)
+        return [[np.asarray(y) for y in evaluator.run(None, x)] for x in feeds]
 
 
 def _error(want: np.ndarray, have: np.ndarray) -> float:

@@ -217,6 +217,13 @@ for _last in ("reciprocal", "one over", "power", "division"):
     MATCH[f"scale/from the shape, {_last}"] = _from_shape(18, _last)
 
 
+@match("scale/small, after a moderate fill")
+def _() -> onnx.ModelProto:
+    g = Site()
+    causal = g.const(np.tril(np.ones((SQ, SKV))), bool)
+    return g.done(g.times_v(g.softmax(g.op("Mul", g.masked(causal, -1e4), g.const(1e-4)))))
+
+
 # Softmax
 
 

@@ -107,7 +107,7 @@ def _match_behind(
     failure: NoMatch | None = None
     for inner, qk in parse_score(view, anchor.score, patterns):
         try:
-            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard))
+            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard), anchor.score)
             site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
             match = build_match(
                 view,
@@ -116,7 +116,7 @@ def _match_behind(
                 op=anchor.op,
                 dtype=dtype,
                 operands=site.operands,
-                steps=placed_steps(view, patterns, site, steps),
+                steps=placed_steps(view, patterns, site, steps, dtype),
                 guard=guarded,
                 output=output,
                 anchor=anchor.node,

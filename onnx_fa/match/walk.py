@@ -65,6 +65,9 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
         if after is not None:
             state = _with(state, after)
             continue
+        joined = patterns.joined_values(view, prob, users, patterns.product)
+        if joined is not None:
+            return [_before_product(anchor, state, joined)]
         _name_combined(view, users)
         if len(users) > 1:
             return _branches(view, anchor, patterns, state, users)
@@ -95,6 +98,11 @@ def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _Sta
     pv = patterns.product(view, node.outputs[0])
     if pv is None:
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+    return _before_product(anchor, state, pv)
+
+
+def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
+    node = pv.node
     sides = [i for i, x in enumerate(pv.operands) if x is state.prob]
     if len(sides) != 1:
         raise NoMatch("the probabilities are multiplied by themselves", node)
@@ -150,7 +158,7 @@ def _with(state: _State, after: After) -> _State:
     )
 
 
-def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guard]:
+def apply_drops(steps: Sequence[Step], behind: Behind, score: ir.Value) -> tuple[list[Step], Guard]:
     """The steps and the guard once probabilities of masked keys are also set to zero behind the softmax.
 
     Behind the same mask on the score that is exact: a masked key's probability is zero already, unless its whole row is
@@ -168,7 +176,8 @@ def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guar
             "probabilities are set to zero by a mask that the score does not have as its only mask",
             behind.weighting.product.node,
         )
-    if mask.fill > -6e4:
+    half = score.dtype == ir.DataType.FLOAT16
+    if mask.fill > (-6e4 if half else -1e37):
         raise NoMatch(
             f"masked scores become {mask.fill:g}, so a masked key may have a probability", behind.weighting.product.node
         )
@@ -295,6 +304,9 @@ class _Parser:
             return [((Scale(qk.factor),) if qk.factor != 1.0 else (), qk)]
         if depth > _MAX_LAYERS:
             return self._fail(NoMatch(f"more than {_MAX_LAYERS} layers between the matmul and the softmax"))
+        joined = self.patterns.joined_score(self.view, value, lambda part: self.read(part, depth + 1))
+        if joined is not None:
+            return [joined]
         found: list[Reading] = []
         tried = False
         for layer in self.patterns.score:
