@@ -203,10 +203,10 @@ def _expand_is_free(view: GraphView, node: ir.Node, shape: tuple[Dim, ...]) -> b
 
 def _fit(view: GraphView, value: Expr, shape: tuple[Dim, ...]) -> tuple[Expr, tuple[Dim, ...]]:
     """The mask as an operand whose dims are 1 or provably those of the score, expanded where that is not known."""
-    source = value.args[0] if isinstance(value, Call) else value
+    source = value.args[0] if isinstance(value, Call) and value.shape is None else value
     dims = (
-        value.shape
-        if isinstance(value, Call) and value.shape is not None
+        source.shape
+        if isinstance(source, Call)
         else view.shape(source)
         if isinstance(source, ir.Value)
         else np.shape(source.array)
