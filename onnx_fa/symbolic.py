@@ -7,8 +7,10 @@ the graph once, carrying dims (ints or symbols) and small integer tensors made o
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,10 @@ _SAME = frozenset(
 _BROADCAST = frozenset(
     "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod PRelu".split()
 )
+
+
+_FOREVER = 1 << 31
+"""A Slice's end at or above this means the end of the axis."""
 
 
 def known(dim: Dim | None) -> bool:
@@ -110,7 +116,39 @@ class SymbolicShapes:
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             axis %= max(len(first), 1)
             return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
+        if kind == "Concat":
+            return self._concat(node, first)
+        if kind == "Slice":
+            return self._slice(node, first)
         return None
+
+    def _concat(self, node: ir.Node, first: Shape) -> Shape | None:
+        shapes = [self._in(node, i) for i in range(len(node.inputs))]
+        axis = node.attributes["axis"].as_int() % len(first)
+        total = _Sum()
+        for shape in shapes:
+            if shape is None or len(shape) != len(first):
+                return None
+            total = total.plus(shape[axis])
+        return (*first[:axis], total.dim, *first[axis + 1 :])
+
+    def _slice(self, node: ir.Node, shape: Shape) -> Shape | None:
+        """Dims that are cut by constants."""
+        if len(node.inputs) < 3:
+            return None
+        starts, ends = self.elements(node.inputs[1]), self.elements(node.inputs[2])
+        axes = self.elements(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else None
+        steps = self.elements(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else None
+        if starts is None or ends is None:
+            return None
+        result = list(shape)
+        for n, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            axis = axes[n] if axes is not None else n
+            if not isinstance(axis, int):
+                return None
+            step = steps[n] if steps is not None else 1
+            result[axis % len(shape)] = _cut(shape[axis % len(shape)], start, end) if step == 1 else None
+        return tuple(result)
 
     def _units(self, node: ir.Node, shape: Shape) -> Shape | None:
         axes = node_axes(node, self._const)
@@ -187,6 +225,61 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
         fixed = {d for d in wide if isinstance(d, int)}
         result.append(next(iter(fixed)) if fixed else next(iter(wide)) if len(wide) == 1 else None if wide else 1)
     return tuple(result)
+
+
+_OTHER = re.compile(r"(\w+) \+ (\d+)")
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A dim as one symbol (or none) plus a number, written "seq + 1"; `lost` when it is anything else."""
+
+    symbol: str | None = None
+    number: int = 0
+    lost: bool = False
+
+    @staticmethod
+    def of(dim: Dim | None) -> _Sum:
+        if isinstance(dim, int):
+            return _Sum(None, dim)
+        if dim is None:
+            return _Sum(lost=True)
+        found = _OTHER.fullmatch(dim)
+        return _Sum(found[1], int(found[2])) if found else _Sum(dim)
+
+    def plus(self, dim: Dim | None) -> _Sum:
+        other = _Sum.of(dim)
+        two = self.symbol is not None and other.symbol is not None
+        return _Sum(self.symbol or other.symbol, self.number + other.number, self.lost or other.lost or two)
+
+    @property
+    def dim(self) -> Dim | None:
+        if self.lost or self.number < 0:
+            return None
+        if self.symbol is None:
+            return self.number
+        return f"{self.symbol} + {self.number}" if self.number else self.symbol
+
+
+def _cut(dim: Dim | None, start: Dim | None, end: Dim | None) -> Dim | None:
+    """The length of dim[start:end]."""
+    if isinstance(start, str) or start is None or end is None:
+        return None
+    if start == 0 and end == dim:
+        return dim
+    have = _Sum.of(dim)
+    if have.lost or isinstance(end, str):
+        return None
+    if have.symbol is None:
+        return len(range(have.number)[start:end])
+    if (start, end) == (0, 1):
+        return 1  # unless the axis is empty, and then so is everything made of it
+    if start < 0:
+        return None  # the symbol may be too small
+    stop = have.number + end if end < 0 else have.number if end >= _FOREVER else None
+    if stop is None:
+        return end - start if start <= end <= have.number else None
+    return _Sum(have.symbol, stop - start).dim
 
 
 def _equal(a: Dim | None, b: Dim | None) -> Dim | None:

@@ -81,7 +81,7 @@ def build_match(
     value_operands = (o.q.value, o.k.value, o.v.value, *(x for t in terms for x in t.operands))
     if sink is not None:
         # A sink is fitted to the score as a mask would be, but has no keys.
-        (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype)
+        (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype, ())
         (sink_arg,) = term_tensors(fitted.term)
         value_operands = (*value_operands, *fitted.operands)
     o_layout, out_value = (
@@ -151,7 +151,7 @@ def _fold(
                 else:
                     mods.append(Softcap(cap))
             case AddTerm() | Select() | Map():
-                terms += mask(view, step, shape, dtype)
+                terms += mask(view, step, shape, dtype, terms)
     if not math.isfinite(scale):
         raise NoMatch("the scale is not finite", at)
     return scale, tuple(mods), terms

@@ -163,8 +163,8 @@ class Match:
 
 
 ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
-MaskRule = Callable[[GraphView, AddTerm | Select | Map, tuple[Dim, ...], str], list[Term]]
-"""(view, step, the score's shape, the element type) -> the mask terms that the step means. Raises NoMatch."""
+MaskRule = Callable[[GraphView, AddTerm | Select | Map, tuple[Dim, ...], str, Sequence[Term]], list[Term]]
+"""(view, step, the score's shape, the element type, the terms before it) -> the mask terms that the step means. Raises NoMatch."""
 AfterLayer = Callable[[GraphView, ir.Value, Sequence[ir.Node]], After | None]
 
 
