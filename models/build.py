@@ -245,7 +245,7 @@ def _attention(attn: Attn) -> Any:
     return {"attn_implementation": attn}
 
 
-def _draw_constants(module: nn.Module) -> None:
+def draw_constants(module: nn.Module) -> None:
     """Moves every constant parameter (a zero bias, a norm weight of one) off its value."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -267,7 +267,7 @@ def build(model: Model, attn: Attn = "sdpa") -> nn.Module:
             module = _MultiheadAttention(model)
         else:
             module = _transformer(model, attn)
-        _draw_constants(module)
+        draw_constants(module)
     return module.eval()
 
 

@@ -21,9 +21,12 @@ import platformdirs
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from onnx_fa.files import write_whole
 from onnx_fa.models import build as zoo
+from onnx_fa.models import family_build
+from onnx_fa.models.families import Family
 
 Exporter = Literal["dynamo", "torchscript"]
 OUTPUT = "hidden"
+Entry = zoo.Model | Family
 
 
 class ExportError(OnnxFaError):
@@ -36,7 +39,7 @@ def cache_dir() -> Path:
 
 
 def export_onnx(
-    entry: str | zoo.Model,
+    entry: str | Entry,
     exporter: Exporter = "dynamo",
     opset: int = 18,
     dynamic: bool = False,
@@ -44,14 +47,15 @@ def export_onnx(
 ) -> onnx.ModelProto:
     """The model as ONNX, from the cache or exported now.
 
-    dynamic: batch and length are the symbols "batch" and "seq". Raises ExportError where the exporter cannot do it,
-    MissingDependencyError without torch, transformers or onnxscript.
+    A name is one of the zoo's; a family is passed as such. dynamic: batch and length are the symbols "batch" and "seq" (families
+    are static). Raises ExportError where the exporter cannot do it, MissingDependencyError without torch, transformers or
+    onnxscript.
     """
     return onnx.load(export_path(entry, exporter, opset, dynamic, attn))
 
 
 def export_path(
-    entry: str | zoo.Model,
+    entry: str | Entry,
     exporter: Exporter = "dynamo",
     opset: int = 18,
     dynamic: bool = False,
@@ -67,7 +71,7 @@ def export_path(
     return path
 
 
-def _key(model: zoo.Model, choice: dict[str, Any]) -> str:
+def _key(model: Entry, choice: dict[str, Any]) -> str:
     """A digest of the config, the export's options, the versions that shape it, and this code."""
     versions = {}
     for package in ("torch", "transformers", "onnxscript", "onnx", "onnx-ir"):
@@ -76,7 +80,7 @@ def _key(model: zoo.Model, choice: dict[str, Any]) -> str:
         except metadata.PackageNotFoundError as error:
             raise MissingDependencyError(f"exporting needs {package}: pip install 'onnx-fa[torch]'") from error
     digest = hashlib.sha256(json.dumps([dataclasses.asdict(model), choice, versions], sort_keys=True).encode())
-    for source in (zoo.__file__, __file__):
+    for source in (zoo.__file__, __file__, *([family_build.__file__] if isinstance(model, Family) else [])):
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -95,16 +99,41 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _export(model: zoo.Model, exporter: Exporter, opset: int, dynamic: bool, attn: zoo.Attn) -> onnx.ModelProto:
+@contextlib.contextmanager
+def _no_fused_layers() -> Iterator[None]:
+    """torch.nn's transformer layers each run as one fused operator, which the TorchScript exporter does not know: not so here."""
     import torch
 
-    module = zoo.build(model, attn)
-    # A size of 1 would be taken as a constant by a dynamic trace.
-    arrays = zoo.inputs(model, B=2 if dynamic else None)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _export(model: Entry, exporter: Exporter, opset: int, dynamic: bool, attn: zoo.Attn) -> onnx.ModelProto:
+    import torch
+
+    where = f"{model.name} by {exporter} at opset {opset}{', dynamic' if dynamic else ''}"
+    if isinstance(model, Family):
+        if dynamic:
+            raise ExportError(f"cannot export {where}: families have static shapes")
+        module, arrays, output_names = (
+            family_build.build(model, attn),
+            family_build.inputs(model),
+            family_build.outputs(model),
+        )
+    else:
+        # A size of 1 would be taken as a constant by a dynamic trace.
+        module, arrays, output_names = zoo.build(model, attn), zoo.inputs(model, B=2 if dynamic else None), [OUTPUT]
+    axes, shapes = None, None
+    if dynamic:
+        assert isinstance(model, zoo.Model)
+        axes, shapes = zoo.dynamic_dims(model) | {OUTPUT: {0: "batch", 1: "seq"}}, _dynamic_shapes(model)
     args = tuple(torch.from_numpy(a) for a in arrays.values())
     names = list(arrays)
     buffer = io.BytesIO()
-    where = f"{model.name} by {exporter} at opset {opset}{', dynamic' if dynamic else ''}"
     try:
         with _quiet(), torch.no_grad():
             if exporter == "dynamo":
@@ -114,24 +143,24 @@ def _export(model: zoo.Model, exporter: Exporter, opset: int, dynamic: bool, att
                     dynamo=True,
                     opset_version=opset,
                     input_names=names,
-                    output_names=[OUTPUT],
-                    dynamic_shapes=_dynamic_shapes(model) if dynamic else None,
+                    output_names=output_names,
+                    dynamic_shapes=shapes,
                     verbose=False,
                 )
                 assert program is not None  # given no file, dynamo returns the program
                 return program.model_proto
-            axes = zoo.dynamic_dims(model) | {OUTPUT: {0: "batch", 1: "seq"}}
-            torch.onnx.export(
-                module,
-                args,
-                cast(Any, buffer),  # it takes a stream too
-                dynamo=False,
-                opset_version=opset,
-                input_names=names,
-                output_names=[OUTPUT],
-                dynamic_axes=axes if dynamic else None,
-                do_constant_folding=True,
-            )
+            with _no_fused_layers():
+                torch.onnx.export(
+                    module,
+                    args,
+                    cast(Any, buffer),  # it takes a stream too
+                    dynamo=False,
+                    opset_version=opset,
+                    input_names=names,
+                    output_names=output_names,
+                    dynamic_axes=axes,
+                    do_constant_folding=True,
+                )
     except Exception as error:  # the exporters raise whatever their passes raise
         deepest: BaseException = error
         while deepest.__cause__ is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.expr import Q, ScoreExpr, substitute
-from onnx_fa.reference import attention, scores
+from onnx_fa.reference import F64, attention, scores
 from onnx_fa.spec import AttentionSpec, Causal, Elementwise, MaskTerm, Offset, SlidingWindow, with_shapes
 
 Array = npt.NDArray[Any]
@@ -43,37 +43,60 @@ class Comparison:
     problem: str = ""
 
 
-def compare(spec: AttentionSpec, operands: Sequence[Array], result: Array, *, budget: int = ALL_SCORES) -> Comparison:
-    """A result in the spec's output layout against the reference. The spec has no symbols; `budget` bounds the scores computed
-    (never below one block at each end)."""
-    sq = _size(spec.Sq)
-    got = np.asarray(result)
-    if got.shape != spec.out_shape:
-        return Comparison(math.inf, 0.0, 0, sq, f"shape {got.shape}, not {spec.out_shape}")
-    axis = spec.o_layout.index(spec.rank - 2)
-    wrong = norm = largest = 0.0
-    rows = 0
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What the reference says of a spec's operands: `blocks` are (first row, rows of the output), made once for many results."""
+
+    spec: AttentionSpec
+    blocks: tuple[tuple[int, F64], ...]
+    largest_score: float
+
+    @property
+    def allowed(self) -> float:
+        return TOLERANCE[self.spec.dtype] + ROUNDING * self.largest_score
+
+    def compare(self, result: Array) -> Comparison:
+        """A result in the spec's output layout against the reference."""
+        spec, got = self.spec, np.asarray(result)
+        sq, axis = _size(spec.Sq), spec.o_layout.index(spec.rank - 2)
+        if got.shape != spec.out_shape:
+            return Comparison(math.inf, self.allowed, 0, sq, f"shape {got.shape}, not {spec.out_shape}")
+        wrong = norm = 0.0
+        rows = 0
+        for start, want in self.blocks:
+            stop = start + want.shape[axis]
+            have = np.take(got, range(start, stop), axis).astype(np.float64)
+            if (np.isnan(have) != np.isnan(want)).any():
+                problem = f"{np.isnan(have).sum()} NaN, not {np.isnan(want).sum()} (or not the same ones)"
+                return Comparison(math.inf, self.allowed, rows, sq, problem)
+            infinite = np.isinf(want)
+            if (have[infinite] != want[infinite]).any():
+                return Comparison(math.inf, self.allowed, rows, sq, "an infinite result is not the reference's")
+            known = np.isfinite(want)
+            wrong += float(np.sum((have[known] - want[known]) ** 2))
+            norm += float(np.sum(want[known] ** 2))
+            rows += stop - start
+        error = math.sqrt(wrong) / (math.sqrt(norm) or 1.0)
+        bad = not error <= self.allowed  # also where it is NaN
+        problem = f"relative error {error:.2e}, allowed {self.allowed:.2e}" if bad else ""
+        return Comparison(error, self.allowed, rows, sq, problem)
+
+
+def expect(spec: AttentionSpec, operands: Sequence[Array], *, budget: int = ALL_SCORES) -> Expected:
+    """The reference of a spec without symbols. `budget` bounds the scores computed (never below one block at each end)."""
+    blocks, largest = [], 0.0
     for start, stop in _blocks(spec, budget):
         part, inputs = rows_of(spec, operands, start, stop)
         with np.errstate(all="ignore"):
-            want = attention(part, *inputs)
+            blocks.append((start, attention(part, *inputs)))
             s = np.abs(scores(part, *inputs))
-        have = np.take(got, range(start, stop), axis).astype(np.float64)
-        if (np.isnan(have) != np.isnan(want)).any():
-            problem = f"{np.isnan(have).sum()} NaN, not {np.isnan(want).sum()} (or not the same ones)"
-            return Comparison(math.inf, 0.0, rows, sq, problem)
-        infinite = np.isinf(want)
-        if (have[infinite] != want[infinite]).any():
-            return Comparison(math.inf, 0.0, rows, sq, "an infinite result is not the reference's")
-        known = np.isfinite(want)
-        wrong += float(np.sum((have[known] - want[known]) ** 2))
-        norm += float(np.sum(want[known] ** 2))
         largest = max(largest, float(np.max(s[s < SWALLOWS], initial=0.0)))
-        rows += stop - start
-    error = math.sqrt(wrong) / (math.sqrt(norm) or 1.0)
-    allowed = TOLERANCE[spec.dtype] + ROUNDING * largest
-    bad = not error <= allowed  # also where it is NaN
-    return Comparison(error, allowed, rows, sq, f"relative error {error:.2e}, allowed {allowed:.2e}" if bad else "")
+    return Expected(spec, tuple(blocks), largest)
+
+
+def compare(spec: AttentionSpec, operands: Sequence[Array], result: Array, *, budget: int = ALL_SCORES) -> Comparison:
+    """`expect` and its `compare` in one, for a single result."""
+    return expect(spec, operands, budget=budget).compare(result)
 
 
 def _blocks(spec: AttentionSpec, budget: int) -> list[tuple[int, int]]:

@@ -8,17 +8,14 @@ of them, and every child reports its peak resident memory.
 from __future__ import annotations
 
 import csv
-import datetime
 import io as text_io
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -36,6 +33,7 @@ from onnx_fa.backend.run import benchmark_module, run_module
 from onnx_fa.errors import CompileError, MissingDependencyError, RunError
 from onnx_fa.files import scratch_folder, write_whole
 from onnx_fa.inputs import Array, random_inputs
+from onnx_fa.machine import machine_facts
 from onnx_fa.plot import COLUMNS, plot
 from onnx_fa.table import markdown_table, text_table
 from onnx_fa.target import Target, parse_target
@@ -44,6 +42,10 @@ STOCK = "stock IREE"
 OURS = "onnx_fa"
 ORT = "onnxruntime"
 TORCH = "torch SDPA"
+
+METHOD = (
+    "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; memory is the child's peak"
+)
 
 _STACK = "--iree-llvmcpu-stack-allocation-limit=131072"
 STOCK_FLAGS: tuple[tuple[str, ...], ...] = (
@@ -269,7 +271,7 @@ def bench(
                 contestant.problem = str(e)
             field_.append((contestant, lambda timed=timed: timed(calls)))  # type: ignore[misc]
         _rounds(field_, rounds, progress)
-    return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads))
+    return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})
 
 
 _Run = Callable[[], tuple[Sequence[float], int]]
@@ -379,35 +381,6 @@ def _difference(got: Sequence[Array], want: Sequence[Array]) -> float | None:
 def _without_log(message: str) -> str:
     """A compiler's message without the name of its log: the folder goes with the run."""
     return message.partition("; command and messages")[0]
-
-
-def machine_facts(threads: int) -> dict[str, Any]:
-    """Processor, cores, date, versions and method, for the files that bench writes."""
-    names = ("iree-base-compiler", "iree-base-runtime", "onnxruntime", "onnx", "torch", "numpy")
-    versions = {}
-    for n in names:
-        try:
-            versions[n] = version(n)
-        except PackageNotFoundError:
-            continue  # an optional package that is not installed has no version to report
-    return {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "versions": versions,
-        "method": "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; "
-        "memory is the child's peak",
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
 from onnx_fa.spec import (
     NEG_INF,
     AddMask,
@@ -49,7 +49,8 @@ DOCUMENTS = 4
 @dataclass(frozen=True)
 class Case:
     """One attention. `sizes` are where a dynamic spec is tried: each a tuple of (symbol, size). Tag "table" puts it in the table
-    of benchmarks, "quick" in the short one, "bench" keeps it out of tests that run everything. `title` is for tables."""
+    of benchmarks, "quick" in the short one, "tune" among what the tuner tries, "bench" keeps it out of tests that run everything.
+    `title` is for tables."""
 
     name: str
     spec: AttentionSpec
@@ -103,35 +104,44 @@ def _cases() -> Iterator[Case]:
         end, word = ("_causal", " causal") if causal else ("", "")
         masks: dict[str, Any] = {"masks": (Causal(),)} if causal else {}
         for s in (512, 1024, 2048, 4096, 8192):
-            quick = ["quick"] * (s == 512)
+            quick = ["quick"] * (s == 512) + ["tune"] * (s == 1024)
             yield table(f"bench_s{s}{end}", f"B1 H8 S{s} D64{word}", *quick, S=s, **masks)
         for s, name in ((1024, "bench_d128"), (4096, "bench_d128_s4096")):
-            yield table(f"{name}{end}", f"B1 H16 S{s} D128{word}", S=s, **h16 | masks)
+            tags = ["tune"] * (s == 1024)
+            yield table(f"{name}{end}", f"B1 H16 S{s} D128{word}", *tags, S=s, **h16 | masks)
     for s, name in ((4096, "bench_window"), (8192, "bench_window_s8192")):
-        yield table(name, f"B1 H8 S{s} D64 window 256", S=s, masks=(SlidingWindow(256, 0),))
+        tags = ["tune"] * (s == 4096)
+        yield table(name, f"B1 H8 S{s} D64 window 256", *tags, S=s, masks=(SlidingWindow(256, 0),))
     s = 1024
-    yield table("bench_alibi", f"B1 H8 S{s} D64 ALiBi causal", "quick", S=s, masks=(alibi(8), Causal()))
+    yield table("bench_alibi", f"B1 H8 S{s} D64 ALiBi causal", "quick", "tune", S=s, masks=(alibi(8), Causal()))
     yield table("bench_softcap", f"B1 H8 S{s} D64 softcap", S=s, mods=(Softcap(20.0),))
     yield table("bench_prefix", f"B1 H8 S{s} D64 prefix 256", S=s, masks=(prefix(256),))
     yield table("bench_document", f"B1 H8 S{s} D64 {DOCUMENTS} documents", S=s, masks=(document(1, s),))
-    yield table("bench_t5", f"B1 H8 S{s} D64 T5 bias", S=s, scale=1.0, masks=(AddMask((1, 8, s, s)),))
+    yield table("bench_t5", f"B1 H8 S{s} D64 T5 bias", "tune", S=s, scale=1.0, masks=(AddMask((1, 8, s, s)),))
     yield table("bench_gqa8", f"B1 H32:4 S{s} D64 GQA causal", S=s, Hq=32, Hkv=4, masks=(Causal(),))
     evoformer = (AddMask((1, 128, 1, 1, 256)), AddMask((1, 1, 4, 256, 256)))
     yield table(
         "bench_evoformer",
         "B1 N128 S256 H4 D32 Evoformer",
+        "tune",
         S=256,
         **{"batch": (1, 128), "Hq": 4, "Hkv": 4, "D": 32, "Dv": 32, "masks": evoformer},
     )
     decode: dict[str, Any] = {"Sq": 1, "Hq": 32, "D": 128, "Dv": 128}
     for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
-        quick = ["quick"] * (skv == 2048)
+        quick = ["quick", "tune"] * (skv == 2048)
         yield table(
             f"bench_decode{end}", f"B1 H32 Sq1 Skv{skv} D128 decode", "decode", *quick, Skv=skv, **decode | {"Hkv": 32}
         )
     for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
+        tags = ["tune"] * (skv == 8192)
         yield table(
-            f"bench_decode_gqa{end}", f"B1 H32:8 Sq1 Skv{skv} D128 decode", "decode", Skv=skv, **decode | {"Hkv": 8}
+            f"bench_decode_gqa{end}",
+            f"B1 H32:8 Sq1 Skv{skv} D128 decode",
+            "decode",
+            *tags,
+            Skv=skv,
+            **decode | {"Hkv": 8},
         )
 
     # Not in the table of benchmarks: for the tuner.
@@ -160,10 +170,10 @@ def find(name: str) -> Case:
 
 def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) -> list[Array]:
     """Operands of a spec without symbols: q, k, v ~ N(0, 1), masks that keep three of four keys, numbers of other tensors
-    ~ N(0, 1), integers as document ids that start at 0.
+    ~ N(0, 1), integers as document ids that start at 0, or as lengths where there is one for all queries and keys.
 
-    `adversarial` draws queries ten times as large, makes some rows lose every key (where a mask has rows or a padding
-    to do it with), and gives additive masks finfo.min or -inf in place of small numbers.
+    `adversarial` draws queries, biases and sinks ten times as large, makes some rows lose every key (where a mask has rows or a
+    padding to do it with), gives additive masks finfo.min or -inf in place of small numbers, and mixes document ids.
     """
     if spec.symbols:
         raise ValueError(f"symbols {spec.symbols} have no size")
@@ -176,9 +186,9 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
         if isinstance(term, TensorMask):
             operands.append(_draw_mask(rng, spec, term, adversarial))
         elif isinstance(term, Elementwise):
-            operands += [_draw_tensor(rng, t) for t in term.tensors]
+            operands += [_draw_tensor(rng, spec, t, adversarial, _is_mask(term)) for t in term.tensors]
     if spec.sink is not None:
-        operands.append(_draw_tensor(rng, spec.sink))
+        operands.append(_draw_tensor(rng, spec, spec.sink, adversarial))
     return operands
 
 
@@ -205,16 +215,27 @@ def _draw_mask(rng: np.random.Generator, spec: AttentionSpec, mask: TensorMask, 
     return np.asarray(values).astype(DTYPES[mask.dtype])
 
 
-def _draw_tensor(rng: np.random.Generator, tensor: TensorArg) -> Array:
+def _is_mask(term: Elementwise) -> bool:
+    """Whether an expression makes a mask of its floats: it holds a constant that swallows any score."""
+    return any(leaf[0] == "f" and 1e4 <= abs(leaf[1]) < np.inf for leaf in leaves(term.expr))
+
+
+def _draw_tensor(
+    rng: np.random.Generator, spec: AttentionSpec, tensor: TensorArg, adversarial: bool, mask: bool = False
+) -> Array:
     """A tensor of a score expression, or a sink."""
     shape = _ints(tensor.shape)
-    if tensor.kind == "bool":
-        return rng.random(shape) < 0.75
+    if tensor.kind == "bool" or (tensor.kind == "float" and mask):
+        return np.asarray(rng.random(shape) < 0.75).astype(DTYPES[tensor.dtype])
     if tensor.kind == "float":
-        return np.asarray(rng.standard_normal(shape)).astype(DTYPES[tensor.dtype])
+        size = 10.0 if adversarial else 1.0
+        return np.asarray(size * rng.standard_normal(shape)).astype(DTYPES[tensor.dtype])
+    if all(n == 1 for n in shape[-2:]):
+        assert isinstance(spec.Skv, int)
+        return rng.integers(0 if adversarial else 1, spec.Skv + 2, shape).astype(DTYPES[tensor.dtype])
     axis = next((a for a in reversed(range(len(shape))) if shape[a] > 1), None)
-    if axis is None:
-        return np.zeros(shape, DTYPES[tensor.dtype])
+    if axis is None or adversarial:
+        return rng.integers(0, DOCUMENTS, shape).astype(DTYPES[tensor.dtype])
     ids = np.arange(shape[axis]) * DOCUMENTS // shape[axis]
     along = ids.reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return np.broadcast_to(along, shape).astype(DTYPES[tensor.dtype])

@@ -168,6 +168,24 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
     dims(sub)
     target(sub)
+
+    sub = add("tune", tune, "measure tiles and compile options on this machine, for the tuning database")
+    sub.add_argument("model", nargs="?", help="tune for the attentions of this ONNX model")
+    sub.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="a case of onnx_fa/cases.py; repeatable"
+    )
+    sub.add_argument("--out", metavar="FILE", help="the database to write (default: the package's own for the target)")
+    sub.add_argument("--body", default="", metavar="NAME", help="of the kernel (default: the one that compile takes)")
+    sub.add_argument("--rounds", type=int, default=5)
+    sub.add_argument("--calls", type=int, default=5, help="timed calls per round")
+    sub.add_argument("--candidates", type=int, default=16, help="most sets of tiles tried per stage")
+    sub.add_argument("--threads", type=int, default=2)
+    sub.add_argument("--jobs", type=int, default=1, help="compile so many at once (timing is never parallel)")
+    sub.add_argument("--timeout", type=_seconds, default=60, metavar="S", help="stop each iree-compile after S seconds")
+    sub.add_argument("--memory", type=float, default=4, metavar="GIB", help="memory limit of each iree-compile")
+    sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
+    dims(sub)
+    target(sub)
     return parser
 
 
@@ -479,6 +497,11 @@ def _print_sites(sites: Sequence[SiteReport]) -> None:
         if rows
         else "no attention sites"
     )
+    by_tuning: dict[str, list[str]] = {}
+    for s in sites:
+        by_tuning.setdefault(s.tuning or "?", []).append(s.name)
+    for tuning, names in by_tuning.items():
+        print(f"tiles of {', '.join(names)}: {tuning}")
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -523,6 +546,68 @@ def bench(args: argparse.Namespace) -> None:
     written = result.write(prefix, plot=not args.no_plot)
     print(result.table())
     _note(args, "wrote " + ", ".join(map(str, written)))
+
+
+def tune(args: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from onnx_fa.tuning import tune as tuning
+    from onnx_fa.tuning.search import Settings
+
+    if args.model and args.case:
+        raise OnnxFaError("give a model or --case, not both")
+    if not args.memory > 0:
+        raise OnnxFaError("--memory must be above 0")
+    target = parse_target(args.target)
+    settings = Settings(
+        rounds=args.rounds,
+        calls=args.calls,
+        threads=args.threads,
+        candidates=args.candidates,
+        jobs=args.jobs,
+        compile_timeout_s=args.timeout,
+        compile_memory_bytes=int(args.memory * 2**30),
+        body=args.body,
+    )
+    wanted = tuning.cases_of_model(args.model, dict(args.dim)) if args.model else tuning.table_cases(args.case)
+    columns = (TextColumn("{task.completed}/{task.total} cases"), BarColumn(20), TimeElapsedColumn())
+    console = Console(stderr=True)
+    shown = console.is_terminal and args.verbose >= 0
+    with Progress(
+        *columns, TextColumn("{task.description}", markup=False), console=console, transient=True, disable=not shown
+    ) as bar:
+        task = bar.add_task("", total=len(wanted))
+
+        def advance(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of, description="")
+            if not shown and done:
+                _note(args, f"{done} of {of} cases")
+
+        path, entries, left_out = tuning.tune(
+            wanted,
+            target,
+            Path(args.out) if args.out else None,
+            settings,
+            fresh=args.fresh,
+            note=lambda m: bar.update(task, description=m),
+            advance=advance,
+        )
+    head = ("case", "family", "tried", "refused", "best tiles", "default to best")
+    rows = []
+    for e in entries:
+        best = e.choices[0]
+        tiles = " ".join([*(f"{k}={v}" for k, v in best.tiles.items()), *best.flags])
+        default = e.measured["default_cost"]
+        ratio = "-" if default is None else f"{default:.3f}"
+        rows.append((e.case.partition(":")[0], str(e.family), len(e.choices), len(e.refused), tiles, ratio))
+    print(text_table(head, rows))
+    for reason in left_out:
+        print(f"left out: {reason}")
+    spread = max(e.measured["spread"] for e in entries)
+    if spread > tuning.QUIET:
+        _note(args, f"times of one candidate spread by {spread:.0%}: was the machine idle?")
+    _note(args, f"wrote {path}")
 
 
 def _write_json(path: str, data: dict[str, Any]) -> None:

@@ -82,6 +82,8 @@ class GraphView:
         self._consts: dict[ir.Value, Array | None] = {}
         self._symbolic: SymbolicShapes | None = None
         self._building = False
+        self._order: dict[ir.Node, int] = {}
+        self._depends: dict[ir.Node, dict[ir.Node, bool]] = {}
 
     def const(self, value: ir.Value | None) -> Array | None:
         """The value's content when it is known before run time (initializers, constants, and small arithmetic on them)."""
@@ -115,6 +117,8 @@ class GraphView:
         if shape is not None and math.prod(d if isinstance(d, int) else 1 for d in shape) > _MAX_FOLD:
             return None
         inputs = [self.const(i) if i is not None else None for i in node.inputs]
+        if node.op_type == "Gather" and inputs[0] is None and inputs[1] is not None:
+            return self._some_dims(node, inputs[1])
         if any(a is None for a, i in zip(inputs, node.inputs, strict=True) if i is not None):
             return None
         feeds = {str(i.name): a for i, a in zip(node.inputs, inputs, strict=True) if i is not None and a is not None}
@@ -131,6 +135,21 @@ class GraphView:
         if len(dims) != len(shape):
             return None
         return np.asarray(dims if node.op_type == "Shape" else math.prod(dims), np.int64)
+
+    def _some_dims(self, gather: ir.Node, index: Array) -> Array | None:
+        """Static dims picked from a shape that has symbols too."""
+        shape_of = gather.inputs[0].producer() if gather.inputs[0] is not None else None
+        if shape_of is None or shape_of.op_type != "Shape" or shape_of.domain not in ("", "ai.onnx"):
+            return None
+        shape = self.shape(shape_of.inputs[0])
+        if shape is None:
+            return None
+        shape = shape[slice(attr_int(shape_of, "start", 0), attr_int(shape_of, "end", len(shape)))]
+        if not all(-len(shape) <= int(i) < len(shape) for i in index.reshape(-1)):
+            return None
+        dims = [shape[int(i)] for i in index.reshape(-1)]
+        sizes = [d for d in dims if isinstance(d, int)]
+        return np.asarray(sizes, np.int64).reshape(index.shape) if len(sizes) == len(dims) else None
 
     def scalar(self, value: ir.Value | None) -> float | None:
         """The one element of a constant, whatever its rank."""
@@ -168,6 +187,30 @@ class GraphView:
     def users(self, value: ir.Value) -> list[ir.Node]:
         """The distinct nodes that read `value`, in the order they were added."""
         return list(dict.fromkeys(use.node for use in value.uses()))
+
+    def depends(self, value: ir.Value, on: ir.Node) -> bool:
+        """Whether `value` is computed from what `on` makes (captures of subgraphs are not followed)."""
+        if not self._order:
+            self._order = {n: i for i, n in enumerate(self.model.graph.all_nodes())}
+        first = self._order.get(on, -1)
+        known = self._depends.setdefault(on, {on: True})
+        start = value.producer()
+        stack = [start] if start is not None else []
+        while stack:
+            node = stack[-1]
+            if node in known:
+                stack.pop()
+                continue
+            if self._order.get(node, -1) < first:
+                known[node] = False  # nodes are in topological order
+                continue
+            sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
+            todo = [p for p in sources if p not in known]
+            if todo and not any(known.get(p) for p in sources):
+                stack += todo
+            else:
+                known[node] = any(known.get(p) for p in sources)
+        return start is not None and known[start]
 
     def last_axis(self, node: ir.Node, value: ir.Value, axis: int) -> bool:
         """Whether `axis` of `value` is its last one; unknown ranks answer False unless it is -1."""

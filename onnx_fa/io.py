@@ -124,16 +124,17 @@ def to_proto(model: ModelLike) -> onnx.ModelProto:
 
 
 def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Writes the model, whole or not at all. Weights go to `<name>.data` beside it when the model had external data or is too
-    large for one protobuf. Raises OnnxFaError when the place cannot be written."""
+    """Writes the model, whole or not at all. Raises OnnxFaError when the place cannot be written.
+
+    External weights that lie in the target's folder stay in their file, which the new model refers to. Otherwise weights are
+    copied, tensor by tensor, to `<name>.data` beside the model when it had external data or is too large for one protobuf.
+    """
     target = Path(path)
-    external = any(
-        isinstance(v.const_value, ir.ExternalTensor) for g in model.graphs() for v in g.initializers.values()
-    )
-    size = sum(
-        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
-    )
-    data = f"{target.name}.data" if external or size > _SPLIT_BYTES else None
+    tensors = [v.const_value for g in model.graphs() for v in g.initializers.values() if v.const_value is not None]
+    external = [t for t in tensors if isinstance(t, ir.ExternalTensor)]
+    beside = all(Path(t.base_dir).resolve() == target.parent.resolve() for t in external)
+    inside = sum(t.nbytes for t in tensors if not (beside and isinstance(t, ir.ExternalTensor)))
+    data = f"{target.name}.data" if (external and not beside) or inside > _SPLIT_BYTES else None
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".onnx_fa-") as tmp:
             staged = Path(tmp) / target.name

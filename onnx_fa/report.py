@@ -22,7 +22,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One attention. `op` is the spelling it was found in; the last four fields are None before an artifact was inspected."""
+    """One attention. `op` is the spelling it was found in; the last five fields are None before an artifact was inspected."""
 
     name: str
     op: str
@@ -32,6 +32,7 @@ class SiteReport:
     dispatches: int | None = None
     largest_buffer_bytes: int | None = None
     tiles: dict[str, Any] | None = None
+    tuning: str | None = None
 
     @property
     def variant(self) -> str:
@@ -48,6 +49,7 @@ class SiteReport:
             "dispatches": self.dispatches,
             "largest_buffer_bytes": self.largest_buffer_bytes,
             "tiles": self.tiles,
+            "tuning": self.tuning,
         }
 
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.functions import inline_attention
 from onnx_fa.graph_view import GraphView
 from onnx_fa.io import ModelLike, load, same_kind
 from onnx_fa.match import Call, Const, Expr, Match, find_sites
@@ -48,9 +49,17 @@ def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onn
 def explain(model: ModelLike) -> RewriteReport:
     """What `rewrite` would find, without writing anything."""
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    infer_shapes(work)
-    matches, misses = find_sites(GraphView(work), PATTERNS)
+    _, matches, misses = _find(work)
     return RewriteReport(tuple(SiteReport(m.name, m.op, m.form, m.spec) for m in matches), tuple(misses))
+
+
+def _find(model: ir.Model) -> tuple[GraphView, list[Match], list[Miss]]:
+    """Prepares the model (types, shapes, functions that hold attention) and finds its sites."""
+    infer_shapes(model)
+    inside = inline_attention(model, PATTERNS)
+    view = GraphView(model)
+    matches, misses = find_sites(view, PATTERNS)
+    return view, matches, misses + inside
 
 
 @dataclass(frozen=True)
@@ -69,14 +78,12 @@ class Site:
 
 def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
-    infer_shapes(model)
-    view = GraphView(model)
-    matches, misses = find_sites(view, PATTERNS)
+    view, matches, misses = _find(model)
     plan: list[Match] = []
     reports: list[SiteReport] = []
     for match in matches:
         try:
-            if form == "attention" and not match.keep:
+            if form == "attention" and match.form != "attention" and not match.keep:
                 standard.check(match.spec, view.opset)
             if form == "site" and match.anchor.graph is not model.graph:
                 raise UnsupportedError("the site lies in a subgraph")
@@ -95,9 +102,9 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     dead: list[ir.Node] = []  # swept last: another site may still read what lies inside this one
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
-        done = match.form if match.keep else form
-        reports.append(SiteReport(name, match.op, done, match.spec))
-        if match.keep:
+        stays = match.keep or form == match.form == "attention"
+        reports.append(SiteReport(name, match.op, match.form if stays else form, match.spec))
+        if stays:
             continue
         graph = match.anchor.graph
         assert isinstance(graph, ir.Graph)
@@ -136,7 +143,9 @@ def _replace(
     for wrap in match.wrap:
         out = _realise(b, wrap(out), replaced)
     old = match.output
-    if form != "site" and not match.wrap and not match.presents and _same(out, old, set(operands)):
+    if match.scores is not None:
+        presents.append((match.scores[0], decomposed.scores(b, match.spec, operands, match.scores[1])))
+    if form != "site" and not match.wrap and not presents and _same(out, old, set(operands)):
         for node in b.nodes:
             node.resize_inputs(0)  # they are not used: let go of what they read
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
@@ -145,7 +154,8 @@ def _replace(
     made = {o for n in b.nodes for o in n.outputs}
     # A result that is an existing value gets a node of its own, so that it can carry the old one's name.
     results = [(was, new if new in made else b.op("Identity", new)) for was, new in ((old, out), *presents)]
-    _insert(producer, b.nodes)
+    # Further outputs may be read before whatever stands behind the replaced node.
+    _insert(match.anchor if presents else producer, b.nodes)
     for was, new in results:
         _take_over(b, was, new)
         replaced[was] = new
@@ -159,13 +169,19 @@ def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
 
 
 def _realise(b: OnnxBuilder, expr: Expr, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
-    """The graph value of an operand expression; missing ops are added."""
-    if isinstance(expr, Call):
-        if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
-            axes = tuple(int(a) for a in expr.args[1].array)
-            return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
-        return b.op_of("", expr.op, [_realise(b, a, replaced) for a in expr.args], dict(expr.attrs))
-    return b.const(expr.array) if isinstance(expr, Const) else replaced.get(expr, expr)
+    """The graph value of an operand expression; missing ops are added, those of an expression that occurs twice only once."""
+    if not isinstance(expr, Call):
+        return b.const(expr.array) if isinstance(expr, Const) else replaced.get(expr, expr)
+    if id(expr) not in b.made:
+        b.made[id(expr)] = (expr, _call(b, expr, replaced))
+    return b.made[id(expr)][1]
+
+
+def _call(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
+    if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
+        axes = tuple(int(a) for a in expr.args[1].array)
+        return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
+    return b.op_of("", expr.op, [_realise(b, a, replaced) for a in expr.args], dict(expr.attrs))
 
 
 def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:

@@ -10,7 +10,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +22,26 @@ Const = Callable[[ir.Value | None], "npt.NDArray[np.generic] | None"]
 
 _SAME = frozenset(
     "Identity Cast Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Reciprocal Exp "
+    "ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu Swish "
     "Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu".split()
 )
 _BROADCAST = frozenset(
     "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod PRelu".split()
 )
+_REDUCE = frozenset(
+    "ReduceMax ReduceSum ReduceMin ReduceMean ReduceProd ReduceLogSumExp ReduceSumSquare ReduceL2".split()
+)
 
 
-_FOREVER = 1 << 31
-"""A Slice's end at or above this means the end of the axis."""
+_CONTRIB_SAME = frozenset(
+    "Gelu FastGelu BiasGelu QuickGelu LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization "
+    "SkipSimplifiedLayerNormalization RotaryEmbedding".split()
+)
+CONTRIB = "com.microsoft"
+_INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
+_ALL = (1 << 31) - 1
+"""An end of a Slice that no length reaches."""
+_MAX_VECTOR = 64
 
 
 def known(dim: Dim | None) -> bool:
@@ -64,21 +74,24 @@ class SymbolicShapes:
         return recorded(value)
 
     def _visit(self, node: ir.Node) -> None:
-        if node.domain not in ("", "ai.onnx") or not node.outputs:
+        if node.domain not in ("", "ai.onnx", CONTRIB) or not node.outputs:
             return
-        out = node.outputs[0]
-        vector = self._vector_of(node)
+        vector = self._vector_of(node) if node.domain != CONTRIB else None
         if vector is not None:
-            self._vectors[out] = vector
-        have = recorded(out)
-        if have is not None and all(known(d) for d in have):
+            self._vectors[node.outputs[0]] = vector
+        if all((s := recorded(out)) is not None and all(known(d) for d in s) for out in node.outputs):
             return
-        found = self._infer(node)
-        if found is None:
-            return
-        if have is not None and len(have) == len(found):
-            found = tuple(h if known(h) else f if known(f) else h for h, f in zip(have, found, strict=True))
-        self._shapes[out] = found
+        if node.op_type == "Split" and node.domain != CONTRIB:
+            shapes = self._split(node)
+        else:
+            shapes = [self._infer_contrib(node) if node.domain == CONTRIB else self._infer(node)]
+        for out, found in zip(node.outputs, shapes, strict=False):
+            have = recorded(out)
+            if found is None or (have is not None and all(known(d) for d in have)):
+                continue
+            if have is not None and len(have) == len(found):
+                found = tuple(h if known(h) else f if known(f) else h for h, f in zip(have, found, strict=True))
+            self._shapes[out] = found
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:
         value = node.inputs[i] if i < len(node.inputs) else None
@@ -94,12 +107,34 @@ class SymbolicShapes:
             start, step = self.elements(node.inputs[0]), self.elements(node.inputs[2])
             size = self.elements(node.inputs[1])
             return size if start == (0,) and step == (1,) and size is not None else None
+        if kind == "ConstantOfShape":
+            return self.elements(node.inputs[0])
         if first is None:
             return None
         if kind in _SAME:
             return first
         if kind == "MatMul":
             return _matmul(first, self._in(node, 1))
+        if kind == "Gemm":
+            swaps = [bool(_int(node, name, 0)) for name in ("transA", "transB")]
+            return _matmul(first, self._in(node, 1), *swaps)
+        if kind == "Einsum":
+            return self._einsum(node)
+        if kind == "Concat":
+            return self._concat(node, first)
+        if kind == "Slice":
+            return self._slice(node, first)
+        if kind == "Pad":
+            return self._padded(node, first)
+        if kind == "Tile":
+            times = self.elements(node.inputs[1])
+            return None if times is None else tuple(multiplied(d, t) for d, t in zip(first, times, strict=True))
+        if kind == "Flatten":
+            axis = _int(node, "axis", 1)
+            axis += len(first) if axis < 0 else 0
+            return (_product_of(first[:axis]), _product_of(first[axis:]))
+        if kind == "GatherElements":
+            return self._in(node, 1)
         if kind == "Transpose":
             perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(first))[::-1]
             return tuple(first[p] for p in perm)
@@ -111,44 +146,118 @@ class SymbolicShapes:
             return broadcast([first, to]) if kind == "Expand" else _reshape(first, to, bool(allow_zero))
         if kind in ("Unsqueeze", "Squeeze"):
             return self._units(node, first)
+        if kind in _REDUCE:
+            return self._reduced(node, first)
         if kind == "Gather":
             indices = self._in(node, 1)
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             axis %= max(len(first), 1)
             return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
-        if kind == "Concat":
-            return self._concat(node, first)
-        if kind == "Slice":
-            return self._slice(node, first)
         return None
+
+    def _infer_contrib(self, node: ir.Node) -> Shape | None:
+        first = self._in(node, 0)
+        if first is None:
+            return None
+        if node.op_type in ("FusedMatMul", "TransposeMatMul"):
+            if _int(node, "transBatchA", 0) or _int(node, "transBatchB", 0):
+                return None
+            return _matmul(first, self._in(node, 1), bool(_int(node, "transA", 0)), bool(_int(node, "transB", 0)))
+        return first if node.op_type in _CONTRIB_SAME else None
+
+    def _einsum(self, node: ir.Node) -> Shape | None:
+        shapes = [self._in(node, i) for i in range(len(node.inputs))]
+        terms, arrow, out = node.attributes["equation"].as_string().replace(" ", "").partition("->")
+        if not arrow or "." in terms or any(s is None for s in shapes):
+            return None
+        dims: dict[str, list[Shape]] = {}
+        for term, shape in zip(terms.split(","), shapes, strict=True):
+            for letter, dim in zip(term, shape or (), strict=False):
+                dims.setdefault(letter, []).append((dim,))
+        return tuple(broadcast(dims[x])[0] for x in out) if all(x in dims for x in out) else None
 
     def _concat(self, node: ir.Node, first: Shape) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]
-        axis = node.attributes["axis"].as_int() % len(first)
-        total = _Sum()
-        for shape in shapes:
-            if shape is None or len(shape) != len(first):
-                return None
-            total = total.plus(shape[axis])
-        return (*first[:axis], total.dim, *first[axis + 1 :])
+        axis = _int(node, "axis", 0) % max(len(first), 1)
+        if any(s is None or len(s) != len(first) for s in shapes):
+            return None
+        result: list[Dim | None] = []
+        for i in range(len(first)):
+            dims = [s[i] for s in shapes if s is not None]
+            total: Dim | None = 0
+            for d in dims:
+                total = added(total, d)
+            named = [d for d in dims if known(d)]  # all equal, or the model is not valid
+            result.append(total if i == axis else next((d for d in named if isinstance(d, int)), (named or dims)[0]))
+        return tuple(result)
 
-    def _slice(self, node: ir.Node, shape: Shape) -> Shape | None:
-        """Dims that are cut by constants."""
-        if len(node.inputs) < 3:
+    def _slice(self, node: ir.Node, first: Shape) -> Shape | None:
+        parts = [self.elements(node.inputs[i]) if i < len(node.inputs) else None for i in range(1, 5)]
+        starts, ends, axes, steps = parts
+        if len(node.inputs) < 3:  # before opset 10
+            if "starts" not in node.attributes:
+                return None
+            starts, ends = (tuple(node.attributes[n].as_ints()) for n in ("starts", "ends"))
+            axes = tuple(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
+        if starts is None and ends is None and axes is None:
+            return (None,) * len(first)
+        count = len(starts or ends or axes or ())
+        if axes is None and len(node.inputs) > 3 and node.inputs[3] is not None:
+            return (None,) * len(first)
+        dims = list(first)
+        for i in range(count):
+            axis = axes[i] if axes is not None else i
+            if not isinstance(axis, int):
+                return (None,) * len(first)
+            start, end = (x[i] if x is not None else None for x in (starts, ends))
+            step = steps[i] if steps is not None else (1 if len(node.inputs) < 5 or node.inputs[4] is None else None)
+            dims[axis] = _sliced(dims[axis], start, end, step)
+        return tuple(dims)
+
+    def _padded(self, node: ir.Node, first: Shape) -> Shape | None:
+        pads: tuple[Dim | None, ...] | None
+        if "pads" in node.attributes:  # before opset 11
+            pads = tuple(node.attributes["pads"].as_ints())
+        else:
+            pads = self.elements(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes: Sequence[Dim | None] | None = range(len(first))
+        if len(node.inputs) > 3 and node.inputs[3] is not None:
+            axes = self.elements(node.inputs[3])
+        if pads is None or axes is None or len(pads) != 2 * len(axes):
             return None
-        starts, ends = self.elements(node.inputs[1]), self.elements(node.inputs[2])
-        axes = self.elements(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] is not None else None
-        steps = self.elements(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else None
-        if starts is None or ends is None:
-            return None
-        result = list(shape)
-        for n, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            axis = axes[n] if axes is not None else n
+        dims = list(first)
+        for i, axis in enumerate(axes):
             if not isinstance(axis, int):
                 return None
-            step = steps[n] if steps is not None else 1
-            result[axis % len(shape)] = _cut(shape[axis % len(shape)], start, end) if step == 1 else None
-        return tuple(result)
+            dims[axis] = added(dims[axis], added(pads[i], pads[i + len(axes)]))
+        return tuple(dims)
+
+    def _split(self, node: ir.Node) -> list[Shape | None]:
+        first = self._in(node, 0)
+        if first is None:
+            return [None] * len(node.outputs)
+        axis = _int(node, "axis", 0) % max(len(first), 1)
+        sizes: Sequence[Dim | None] | None
+        if "split" in node.attributes:
+            sizes = list(node.attributes["split"].as_ints())
+        elif len(node.inputs) > 1 and node.inputs[1] is not None:
+            sizes = self.elements(node.inputs[1])
+        else:
+            whole, n = first[axis], len(node.outputs)
+            even = -(-whole // n) if isinstance(whole, int) else None
+            sizes = [even] * (n - 1) + [whole - even * (n - 1)] if isinstance(whole, int) and even is not None else None
+        if sizes is None or len(sizes) != len(node.outputs):
+            sizes = [None] * len(node.outputs)
+        return [(*first[:axis], d, *first[axis + 1 :]) for d in sizes]
+
+    def _reduced(self, node: ir.Node, shape: Shape) -> Shape | None:
+        axes = node_axes(node, self._const)
+        if not axes:
+            return None
+        gone = {a % len(shape) for a in axes}
+        if "keepdims" in node.attributes and not node.attributes["keepdims"].as_int():
+            return tuple(d for i, d in enumerate(shape) if i not in gone)
+        return tuple(1 if i in gone else d for i, d in enumerate(shape))
 
     def _units(self, node: ir.Node, shape: Shape) -> Shape | None:
         axes = node_axes(node, self._const)
@@ -184,6 +293,10 @@ class SymbolicShapes:
             return None if any(p is None for p in parts) else tuple(d for p in parts for d in p or ())
         if kind in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
             return self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
+        if kind == "Reshape":
+            to = self.elements(node.inputs[1])
+            flat = to is not None and len(to) <= 1  # of rank 0 or 1 again
+            return self._vectors.get(node.inputs[0]) if flat and node.inputs[0] is not None else None
         if kind == "Gather":
             source, index = node.inputs
             vector = self._vectors.get(source) if source is not None else None
@@ -195,12 +308,23 @@ class SymbolicShapes:
             ):
                 return None
             return tuple(vector[i] for i in at if isinstance(i, int))
-        if kind in ("Equal", "Where"):
+        if kind in _ELEMENTWISE:
             parts = [self.elements(i) for i in node.inputs]
-            if any(p is None for p in parts) or len({len(p or ()) for p in parts}) != 1:
+            size = max((len(p) for p in parts if p is not None), default=0)
+            if any(p is None or len(p) not in (1, size) for p in parts):
                 return None
-            pick = _equal if kind == "Equal" else _where
-            return tuple(pick(*dims) for dims in zip(*(p or () for p in parts), strict=True))
+            whole = any(v is not None and v.dtype in _INTEGERS for v in (*node.outputs, *node.inputs))
+            rows = zip(*((p or ()) * (size if len(p or ()) == 1 else 1) for p in parts), strict=True)
+            return tuple(divided(d[0], d[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*d) for d in rows)
+        if kind == "ConstantOfShape":
+            length = self.elements(node.inputs[0])
+            fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else None
+            if length is None or len(length) != 1 or not isinstance(length[0], int) or length[0] > _MAX_VECTOR:
+                return None
+            return None if fill is None or fill.dtype.kind not in "iu" else (int(fill.reshape(-1)[0]),) * length[0]
+        if kind == "ReduceProd":
+            factors = self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
+            return None if factors is None else (_product_of(factors),)
         if kind == "Slice" and node.inputs[0] in self._vectors:
             bounds = [self.elements(i) for i in node.inputs[1:3]]
             step = self.elements(node.inputs[4]) if len(node.inputs) > 4 else (1,)
@@ -227,61 +351,6 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     return tuple(result)
 
 
-_OTHER = re.compile(r"(\w+) \+ (\d+)")
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A dim as one symbol (or none) plus a number, written "seq + 1"; `lost` when it is anything else."""
-
-    symbol: str | None = None
-    number: int = 0
-    lost: bool = False
-
-    @staticmethod
-    def of(dim: Dim | None) -> _Sum:
-        if isinstance(dim, int):
-            return _Sum(None, dim)
-        if dim is None:
-            return _Sum(lost=True)
-        found = _OTHER.fullmatch(dim)
-        return _Sum(found[1], int(found[2])) if found else _Sum(dim)
-
-    def plus(self, dim: Dim | None) -> _Sum:
-        other = _Sum.of(dim)
-        two = self.symbol is not None and other.symbol is not None
-        return _Sum(self.symbol or other.symbol, self.number + other.number, self.lost or other.lost or two)
-
-    @property
-    def dim(self) -> Dim | None:
-        if self.lost or self.number < 0:
-            return None
-        if self.symbol is None:
-            return self.number
-        return f"{self.symbol} + {self.number}" if self.number else self.symbol
-
-
-def _cut(dim: Dim | None, start: Dim | None, end: Dim | None) -> Dim | None:
-    """The length of dim[start:end]."""
-    if isinstance(start, str) or start is None or end is None:
-        return None
-    if start == 0 and end == dim:
-        return dim
-    have = _Sum.of(dim)
-    if have.lost or isinstance(end, str):
-        return None
-    if have.symbol is None:
-        return len(range(have.number)[start:end])
-    if (start, end) == (0, 1):
-        return 1  # unless the axis is empty, and then so is everything made of it
-    if start < 0:
-        return None  # the symbol may be too small
-    stop = have.number + end if end < 0 else have.number if end >= _FOREVER else None
-    if stop is None:
-        return end - start if start <= end <= have.number else None
-    return _Sum(have.symbol, stop - start).dim
-
-
 def _equal(a: Dim | None, b: Dim | None) -> Dim | None:
     """1 or 0 where it is certain; a length is never negative."""
     if isinstance(a, int) and isinstance(b, int):
@@ -290,13 +359,98 @@ def _equal(a: Dim | None, b: Dim | None) -> Dim | None:
     return 0 if isinstance(number, int) and number < 0 else 1 if a is not None and a == b else None
 
 
+def _int(node: ir.Node, name: str, default: int) -> int:
+    return int(node.attributes[name].as_int()) if name in node.attributes else default
+
+
+# Arithmetic on dims. A sum or product of symbols is a symbol again, spelled the same way wherever it is computed.
+
+
+def _term(dim: Dim) -> str:
+    return dim if isinstance(dim, str) and dim.isidentifier() else str(dim) if isinstance(dim, int) else f"({dim})"
+
+
+def added(a: Dim | None, b: Dim | None) -> Dim | None:
+    if a is None or b is None:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if a == 0 or b == 0:
+        return b if a == 0 else a
+    return " + ".join(sorted((_term(a), _term(b))))
+
+
+def subtracted(a: Dim | None, b: Dim | None) -> Dim | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return a if b == 0 else None
+
+
+def multiplied(a: Dim | None, b: Dim | None) -> Dim | None:
+    if a is None or b is None:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if a == 1 or b == 1:
+        return b if a == 1 else a
+    if a == 0 or b == 0:
+        return 0
+    return "*".join(sorted((_term(a), _term(b))))
+
+
+def divided(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
+    """a / b; integers are cut off unless the division is one of floats."""
+    if isinstance(a, int) and isinstance(b, int) and b:
+        return a // b if not a % b else int(a / b) if whole else None
+    return a if b == 1 else None
+
+
+def _sliced(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim | None:
+    # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
+    if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step > 0:
+        return len(range(dim)[start:end:step])
+    if dim is not None and start == 0 and step == 1 and (end == dim or (isinstance(end, int) and end >= _ALL)):
+        return dim
+    if (start, end, step) == (0, 1, 1) and dim is not None:
+        return 1  # unless the axis is empty, and then so is what is made of it
+    return _cut(dim, start, end) if step == 1 else None
+
+
+_PLUS = re.compile(r"(?:(?P<n>\d+) \+ )?(?P<symbol>[A-Za-z_]\w*)(?: \+ (?P<m>\d+))?")
+
+
+def _cut(dim: Dim | None, start: Dim | None, end: Dim | None) -> Dim | None:
+    """The length of dim[start:end] where dim is "symbol + number" and no more than the number is cut off."""
+    found = _PLUS.fullmatch(dim) if isinstance(dim, str) else None
+    if found is None or not isinstance(start, int) or not isinstance(end, int) or start < 0:
+        return None
+    rest = int(found["n"] or 0) + int(found["m"] or 0) - start + (end if end < 0 else 0)
+    if 0 <= end < _ALL or rest < 0:
+        return None
+    return added(found["symbol"], rest)
+
+
+def _product_of(dims: Sequence[Dim | None]) -> Dim | None:
+    total: Dim | None = 1
+    for d in sorted(dims, key=lambda d: (isinstance(d, str), str(d))):
+        total = multiplied(total, d)
+    return total
+
+
+def _both(
+    pick: Callable[[int, int], int],
+) -> Callable[[Dim | None, Dim | None], Dim | None]:
+    return lambda a, b: pick(a, b) if isinstance(a, int) and isinstance(b, int) else a if a == b else None
+
+
 def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
     return None if not isinstance(test, int) else yes if test else no
 
 
-def _matmul(a: Shape, b: Shape | None) -> Shape | None:
+def _matmul(a: Shape, b: Shape | None, swap_a: bool = False, swap_b: bool = False) -> Shape | None:
     if b is None or len(a) < 2 or len(b) < 2:
         return None
+    a, b = ((*x[:-2], x[-1], x[-2]) if swap else x for x, swap in ((a, swap_a), (b, swap_b)))
     return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
 
 
@@ -312,8 +466,20 @@ def _reshape(source: Shape, to: tuple[Dim | None, ...], allow_zero: bool) -> Sha
     ints, symbols = [d for d in over if isinstance(d, int)], [d for d in over if not isinstance(d, int)]
     divisor = math.prod(d for d in under if isinstance(d, int))
     left: Dim | None = None
-    if all(isinstance(d, int) for d in under) and divisor and math.prod(ints) % divisor == 0:
-        quotient = math.prod(ints) // divisor
-        left = quotient if not symbols else symbols[0] if len(symbols) == 1 and quotient == 1 else None
+    told = None not in dims and None not in over
+    if told and all(isinstance(d, int) for d in under) and divisor and math.prod(ints) % divisor == 0:
+        left = _product_of([math.prod(ints) // divisor, *symbols])
     dims[dims.index(-1)] = left
     return tuple(dims)
+
+
+_ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {
+    "Equal": _equal,
+    "Where": _where,
+    "Add": added,
+    "Sub": subtracted,
+    "Mul": multiplied,
+    "Div": divided,
+    "Min": _both(min),
+    "Max": _both(max),
+}

@@ -303,7 +303,7 @@ class _Kernels:
     """The kernel of every site alone, compiled once per distinct spec."""
 
     def __init__(self, sites: Sequence[Site], target: Target, folder: Path) -> None:
-        from onnx_fa.backend.compile import iree_compile
+        from onnx_fa.backend.alone import FUNCTION, compile_alone
         from onnx_fa.backend.run import load_module
         from onnx_fa.emit.kernel import emit_kernel
 
@@ -316,25 +316,12 @@ class _Kernels:
                 self.notes.append(f"no kernel for {spec.variant}: {e}")
                 continue
             path = folder / f"kernel{n}.vmfb"
-            types = [_tensor(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-            out = _tensor(spec.out_shape, spec.dtype)
-            params = ", ".join(f"%a{i}: {t}" for i, t in enumerate(types))
-            names = ", ".join(f"%a{i}" for i in range(len(types)))
-            entry = (
-                f"func.func @site({params}) -> {out} {{\n  %r = util.call @{kernel.name}({names}) : "
-                f"({', '.join(types)}) -> {out}\n  return %r : {out}\n}}\n"
-            )
-            iree_compile(kernel.text + "\n" + entry, path, target, flags=kernel.flags, timeout_s=120)
-            self._calls[spec] = load_module(path, target.device, "site")
+            compile_alone(kernel, path, target)
+            self._calls[spec] = load_module(path, target.device, FUNCTION)
 
     def run(self, spec: AttentionSpec, operands: Sequence[Array]) -> Array | None:
         call = self._calls.get(spec)
         return call(*map(np.ascontiguousarray, operands))[0] if call else None
-
-
-def _tensor(shape: Sequence[int | str], dtype: str) -> str:
-    sizes = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
-    return f"tensor<{sizes}{'i1' if dtype == 'bool' else dtype}>"
 
 
 def rewritten_constants(model: ir.Model, sites: Sequence[Site]) -> dict[str, Array]:

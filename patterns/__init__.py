@@ -1,13 +1,49 @@
 """The ordered tables of patterns: one file per layer that can be peeled off an attention."""
 
 from onnx_fa.match import Patterns
-from onnx_fa.patterns import blocked, guard, mask, operand, passthrough, scale, softcap, softmax, standard
+from onnx_fa.patterns import (
+    blocked,
+    contrib,
+    elementwise,
+    guard,
+    mask,
+    operand,
+    passthrough,
+    probability,
+    product,
+    regroup,
+    scale,
+    sink,
+    softcap,
+    softmax,
+    standard,
+    unnormalised,
+)
 
 PATTERNS = Patterns(
-    anchors=softmax.anchor,
-    ops=(standard.attention, blocked.blocked),
-    score=(passthrough.on_score, softcap.softcap, scale.scale, mask.add, mask.where),
-    after=(passthrough.on_probabilities, guard.nan_guard),
-    operand=operand.read_operand,
+    anchors=(unnormalised.mixed_scores, softmax.anchor, unnormalised.anchor),
+    ops=(standard.attention, contrib.contrib, blocked.blocked),
+    score=(
+        passthrough.on_score,
+        regroup.on_score,
+        softcap.softcap,
+        scale.scale,
+        mask.add,
+        mask.where,
+        elementwise.elementwise,
+    ),
+    after=(
+        unnormalised.mixed_heads,
+        passthrough.on_probabilities,
+        regroup.on_probabilities,
+        probability.masked_anew,
+        guard.guard,
+        probability.cut_sink,
+        probability.factor,
+    ),
+    tail=(sink.gate,),
+    product=product.product,
+    operand=operand.readings,
+    place=operand.place,
     mask=mask.terms,
 )

@@ -1,23 +1,95 @@
-"""After the softmax: Where(IsNaN(p), 0, p), which turns a fully masked row's NaN into zero."""
+"""After the softmax: what is done about rows without keys, whose probabilities are NaN.
+
+`Where(IsNaN(p), 0, p)` in its spellings is a guard; so is `Where(row is -inf throughout, 0, p)`. Any other condition with one value
+per row may as well choose between zero and the row of the output. A condition per key must be the score's own mask.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
-from onnx_fa.match import After
+from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.match import NUMPY, After, Anchor, Call, Const, Expr, NoMatch, Select
+from onnx_fa.patterns import rows
+
+Test = Literal["nan", "number", "never"]
+"""What is asked of a probability, which is a number from 0 to 1 or NaN."""
 
 
-def nan_guard(view: GraphView, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
-    tests = [u for u in users if u.op_type == "IsNaN"]
-    wheres = [u for u in users if u.op_type == "Where"]
-    if len(users) != 2 or len(tests) != 1 or len(wheres) != 1:
+def guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    """Where(test, 0, p) or Where(test, p, 0), when nothing but tests reads the probabilities besides."""
+    wheres = [u for u in users if view.producer(u.outputs[0], "Where") is not None and value in u.inputs[1:]]
+    if len(wheres) != 1 or not all(u is wheres[0] or _is_test(view, u, value) for u in users):
         return None
-    test, where = tests[0], wheres[0]
-    if view.users(test.outputs[0]) != [where] or test.outputs[0].is_graph_output():
+    cond, yes, no = wheres[0].inputs
+    if cond is None or yes is None or no is None or yes is no:
         return None
-    if where.inputs[0] is test.outputs[0] and where.inputs[2] is value and view.scalar(where.inputs[1]) == 0.0:
-        return After(where.outputs[0], guard=True)
-    return None
+    out, other, keeps = wheres[0].outputs[0], no if yes is value else yes, yes is value
+    levels = [(cond, keeps)]  # the condition and what it negates, and whether probabilities are kept where it is true
+    while (negated := view.producer(levels[-1][0], "Not")) is not None and negated.inputs[0] is not None:
+        levels.append((negated.inputs[0], not levels[-1][1]))
+    test, keeps = levels[-1]
+    kind = _test(view, test, (value, anchor.prob))
+    if kind == "never" and not keeps:
+        return After(out)
+    zero = view.const(other)
+    if zero is None or zero.any() or not _no_wider(view, other, value):
+        return None
+    if kind is not None:
+        return After(out, guard="guarded") if keeps == (kind == "number") else None
+    if len(users) != 1:
+        return None
+    if any(not k and rows.is_minus_infinity(view, c, anchor.score) for c, k in levels):
+        return After(out, guard="zero")
+    return _by_mask(view, anchor, value, test, keeps, out)
+
+
+def _by_mask(
+    view: GraphView, anchor: Anchor, value: ir.Value, test: ir.Value, keeps: bool, out: ir.Value
+) -> After | None:
+    shape, score = view.shape(test), view.shape(value)
+    made = anchor.score.producer()
+    if shape is None or score is None or not _no_wider(view, test, value):
+        return None
+    if made is not None and view.depends(test, made):
+        raise NoMatch("probabilities are set to zero by a condition on the scores", test.producer())
+    if shape[-1:] in ((), (1,)):
+        return After(out, rows=_choose(test, keeps, value))
+    return After(out, drop=Select(test, not keeps, 0.0))
+
+
+def _choose(test: ir.Value, keeps: bool, value: ir.Value) -> Callable[[Expr], Expr]:
+    zero = Const(np.asarray(0, NUMPY[DTYPES[value.dtype or ir.DataType.FLOAT]]))
+    return lambda row: Call("Where", (test, row, zero) if keeps else (test, zero, row))
+
+
+def _no_wider(view: GraphView, value: ir.Value, than: ir.Value) -> bool:
+    a, b = view.shape(value), view.shape(than)
+    return a is not None and b is not None and len(a) <= len(b)
+
+
+def _is_test(view: GraphView, node: ir.Node, value: ir.Value) -> bool:
+    """Whether a reader of the probabilities only asks for NaN or infinity, and only Where (or Not) reads the answer."""
+    answer = node.outputs[0]
+    if _test(view, answer, (value,)) is None or answer.is_graph_output():
+        return False
+    readers = view.users(answer)
+    readers += [r for n in readers if n.op_type == "Not" for r in view.users(n.outputs[0])]
+    return all(r.op_type in ("Where", "Not") for r in readers)
+
+
+def _test(view: GraphView, value: ir.Value, of: Sequence[ir.Value]) -> Test | None:
+    node = view.producer(value, "IsNaN", "IsInf", "Equal")
+    if node is None or not any(i is x for i in node.inputs for x in of):
+        return None
+    if node.op_type != "Equal":
+        return "nan" if node.op_type == "IsNaN" else "never"
+    if node.inputs[0] is node.inputs[1]:
+        return "number"
+    numbers = [n for i in node.inputs if (n := view.scalar(i)) is not None]
+    return "never" if any(math.isinf(n) for n in numbers) else None

@@ -113,6 +113,8 @@ class Reader(Tracer):
             return self.view.shape(value)
         if isinstance(value, Const):
             return tuple(value.array.shape)
+        if value.shape is not None:
+            return value.shape
         dims = self.shape_of(value.args[0])
         extra = value.args[1] if len(value.args) > 1 else None
         given = [int(x) for x in extra.array.reshape(-1)] if isinstance(extra, Const) else None

@@ -1,97 +1,259 @@
 """What stands before Q, K^T and V: transposes, reshapes that only regroup, repeats of K/V heads, constant scales.
 
-Every axis of a value is a row-major list of atoms, the named dims of the matmul operand (b0.., h, s, d). Walking from the matmul
-towards the graph's inputs, each Transpose, Reshape, Squeeze, Unsqueeze and Expand only moves atoms, so a value further up can
-take the operand's place wherever its axes are again exactly the canonical dims, in any order. Repeats of heads show as an
-Expand of the inner part of a split head atom.
+Every axis of a value is a row-major list of atoms, the dims of the site. Walking from the matmul towards the graph's inputs, each
+Transpose, Reshape, Squeeze, Unsqueeze and Expand only moves atoms, so a value further up can take the operand's place wherever
+its axes are again exactly the canonical dims, in any order. Repeats of heads show as an Expand, Tile, Concat or Gather of the
+inner part of a split head atom.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView, axes_of
-from onnx_fa.match import OperandChoice
+from onnx_fa.graph_view import GraphView, attr_int, axes_of
+from onnx_fa.match import Call, Const, Expr, NoMatch, OperandChoice
+from onnx_fa.match.axes import Atom, Axis, Group, Sources, expanded, leaves, moved, product, regroup, regrouped, size_of
 from onnx_fa.spec import Dim
 
 
 @dataclass(frozen=True)
-class _Atom:
-    """A named dim, or with `part` a factor of one ("h" split in groups: part 0 the K/V head, part 1 its repeats)."""
+class _Piece:
+    """An atom, or with `part` a factor of the head atom (split in groups: part 0 the K/V head, part 1 its repeats)."""
 
-    name: str
+    atom: Atom
     size: Dim
     part: int | None = None
     repeated: bool = False
 
 
-_Axis = tuple[_Atom, ...]
+_Pieces = tuple[_Piece, ...]
 
 
 @dataclass(frozen=True)
 class _State:
     value: ir.Value
-    axes: tuple[_Axis, ...]
+    axes: tuple[_Pieces, ...]
+    head: Atom | None
+    """The atom whose repeats are understood; None: any atom may be repeated (a mask broadcasts)."""
     scale: float = 1.0
 
 
 def read_operand(
     view: GraphView, value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...]
 ) -> list[OperandChoice]:
-    """Readings of a matmul operand, the shallowest (the operand itself) first, the one furthest up the graph last.
+    """Readings of an operand whose axes are canonical dims, see `readings`.
 
     `names` are the operand's axes in order, `sizes` the dims in canonical order (b.., h, s, d).
     """
     canonical = (*(n for n in names if n.startswith("b")), "h", "s", "d")
-    size_of = dict(zip(canonical, sizes, strict=True))
-    state: _State | None = _State(value, tuple((_Atom(n, size_of[n]),) for n in names))
+    groups = {n: Group(n, (Atom(n, d),) if d != 1 else (), d) for n, d in zip(canonical, sizes, strict=True)}
+    axes = [list(groups[n].atoms) or [groups[n].mark] for n in names]
+    return readings(view, value, axes, list(groups.values()), {})
+
+
+def readings(
+    view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources
+) -> list[OperandChoice]:
+    """Readings of a matmul operand, the shallowest first, the one furthest up the graph last.
+
+    `axes` are the operand's, `groups` the canonical dims (b.., h, s, d). Where the operand itself does not have the canonical
+    rank, or lacks a batch dim that another operand has, the first reading is a view of it. An operand without a head dim has
+    one head, and also a reading with the heads repeated.
+    """
     found: list[OperandChoice] = []
-    while state is not None:
-        choice = _as_choice(state, canonical, size_of)
-        # Rows of K, Q and V must lie contiguously; K as the matmul gets it (transposed) is always a last resort.
-        if choice is not None and (not found or choice.layout[-1] == len(canonical) - 1):
-            found.append(choice)
-        state = _step(view, state)
+    head = next(g for g in groups if g.name == "h")
+    present = {a for axis in axes for a in axis}
+    if isinstance(value, ir.Value):
+        shape = view.shape(value) or ()
+        own = [tuple(_Piece(a, _own_size(a, axis, shape, i)) for a in axis) for i, axis in enumerate(axes)]
+        state: _State | None = _State(value, tuple(own), head.atoms[0] if len(head.atoms) == 1 else None)
+        if state is not None and state.head is None:
+            state = replace(state, head=Atom("none", 1))
+        while state is not None:
+            choice = _as_choice(state, groups)
+            # Rows of K, Q and V must lie contiguously; K as the matmul gets it (transposed) is always a last resort.
+            if choice is not None and (not found or choice.layout[-1] == len(groups) - 1):
+                found.append(choice)
+            state = _step(view, state)
+    if not found:
+        found = [_viewed(value, axes, groups, sources, repeat_heads=False)]
+    if head.atoms and not present & set(head.atoms):
+        found.insert(0, _viewed(value, axes, groups, sources, repeat_heads=True))
     return found
 
 
-def _as_choice(state: _State, canonical: tuple[str, ...], size_of: dict[str, Dim]) -> OperandChoice | None:
-    axes = [tuple(a for a in axis if not a.repeated) for axis in state.axes]
-    if len(axes) != len(canonical):
+def _own_size(atom: Atom, axis: Axis, shape: tuple[Dim | None, ...], i: int) -> Dim:
+    """The operand's own name for a size that the site may know by another."""
+    own = shape[i] if len(axis) == 1 and i < len(shape) else None
+    return own if own is not None and own != 1 else atom.size
+
+
+def _viewed(
+    value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources, repeat_heads: bool
+) -> OperandChoice:
+    """The operand reshaped, and if need be expanded, to the canonical dims. Raises NoMatch where a size cannot be told."""
+    axes = [[a for a in leaves(axis) if a.size != 1] for axis in axes]
+    present = [a for axis in axes for a in axis]
+    parts = {g.name: [a for a in g.atoms if a in present] for g in groups}
+    whole = [parts[g.name] for g in groups if parts[g.name]]
+    stored = sorted(whole, key=lambda axis: present.index(axis[0]))
+    if [a for axis in stored for a in axis] != present:
+        stored = whole  # a group's atoms are not adjacent: a transpose is needed
+    # Unit axes stand where they would in canonical order.
+    order = sorted(range(len(groups)), key=lambda i: _rank(i, groups, parts, stored))
+    want = [parts[groups[i].name] for i in order]
+    expr = moved(value, axes, want, sources)
+    missing = [[a for a in groups[i].atoms if a not in present] for i in order]
+    missing = [m if groups[i].name != "h" or repeat_heads else [] for m, i in zip(missing, order, strict=True)]
+    if any(missing):
+        expr = _spread(expr, want, [list(groups[i].atoms) for i in order], missing, sources)
+    heads: Dim = 1 if not parts["h"] and not repeat_heads else next(g.size for g in groups if g.name == "h")
+    return OperandChoice(expr, tuple(order), 1.0, heads)
+
+
+def _rank(i: int, groups: Sequence[Group], parts: dict[str, Axis], stored: Sequence[Axis]) -> tuple[float, int]:
+    """Where a canonical dim stands among the stored axes; a unit dim right behind the last one before it."""
+    for j in range(i, -1, -1):
+        axis = parts[groups[j].name]
+        if axis:
+            at = next(n for n, s in enumerate(stored) if s == axis)
+            return at + (0.5 if j != i else 0.0), i
+    return -1.0, i
+
+
+def _spread(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], missing: Sequence[Axis], sources: Sources) -> Expr:
+    """Expands `have` to `want`, axis by axis; an axis may have only some of its atoms."""
+    single_have: list[Axis] = []
+    single_want: list[Axis] = []
+    for h, w, m in zip(have, want, missing, strict=True):
+        if not m:
+            single_have.append(h)
+            single_want.append(h)
+        elif not h:
+            single_have.append([])
+            single_want.append(w)
+        else:
+            single_have += [[a] if a in h else [] for a in w]
+            single_want += [[a] for a in w]
+    expr = regrouped(expr, have, single_have, sources)
+    grown = [w if h != w else None for h, w in zip(single_have, single_want, strict=True)]
+    expr = expanded(expr, grown, sources)
+    final = [w if m else h for h, w, m in zip(have, want, missing, strict=True)]
+    return regrouped(expr, single_want, final, sources)
+
+
+def _as_choice(state: _State, groups: Sequence[Group]) -> OperandChoice | None:
+    axes = [[p for p in axis if not p.repeated and p.size != 1] for axis in state.axes]
+    if len(axes) != len(groups):
         return None
-    heads: Dim = size_of["h"]
-    names: list[str | None] = []
+    by_atoms = {g.atoms: i for i, g in enumerate(groups)}
+    h = next(i for i, g in enumerate(groups) if g.name == "h")
+    heads: Dim = groups[h].size
+    found: list[int | None] = []
     for axis in axes:
-        whole = [a for a in axis if a.size != 1] or list(axis[:1])
-        if [(a.name, a.part) for a in whole] == [("h", 0), ("h", 1)]:
-            whole = [_Atom("h", size_of["h"])]  # split and joined again
-        if len(whole) > 1:
+        if not axis:
+            found.append(None)
+            continue
+        if [p.part for p in axis] == [0, 1] and axis[0].atom is axis[1].atom:
+            axis = [_Piece(axis[0].atom, heads)]  # split and joined again
+        at = by_atoms.get(tuple(p.atom for p in axis))
+        if at is None:
             return None
-        atom = whole[0] if whole else None
-        names.append(atom.name if atom else None)
-        if atom is not None and atom.part is not None:
-            if atom.name != "h" or atom.part != 0:
+        if axis[0].part is not None:
+            if axis[0].part != 0 or at != h:
                 return None
-            heads = atom.size
-    present = [n for n in names if n is not None]
-    if len(set(present)) != len(present):
+            heads = axis[0].size
+        found.append(at)
+    present = [i for i in found if i is not None]
+    missing = [i for i in range(len(groups)) if i not in present]
+    # Heads vanish only where they are repeats of one; a dim of size one may stand for any unit axis.
+    if len(set(present)) != len(present) or any(groups[i].size != 1 and i != h for i in missing):
         return None
-    missing = [n for n in canonical if n not in present]
-    # A dim of size one may have been dropped and another unit axis stand in its place.
-    if any(size_of[n] != 1 and not (n == "h" and _all_heads_repeated(state)) for n in missing):
-        return None
-    if "h" in missing and size_of["h"] != 1:
+    if h in missing:
         heads = 1
+    marks = {groups[i].mark: i for i in missing}
+    for n, pieces in enumerate(state.axes):
+        mark = next((marks.pop(p.atom) for p in pieces if p.atom in marks), None)
+        if found[n] is None and mark is not None:
+            found[n] = mark
+            missing.remove(mark)
     fill = iter(missing)
-    layout = tuple(canonical.index(n if n is not None else next(fill)) for n in names)
-    return OperandChoice(state.value, layout, state.scale, heads)
+    return OperandChoice(state.value, tuple(i if i is not None else next(fill) for i in found), state.scale, heads)
 
 
-def _all_heads_repeated(state: _State) -> bool:
-    return any(a.name == "h" and a.repeated and a.part is None for axis in state.axes for a in axis)
+def place(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources) -> Expr:
+    """A tensor that broadcasts (right-aligned) to a score with `axes`, as one that broadcasts to the canonical dims (b.., h, s, t).
+
+    A value further up the graph is taken where that is such a tensor. Raises NoMatch where the tensor does not provably
+    broadcast.
+    """
+    dims = _dims(view, value)
+    extra = len(dims) - len(axes)
+    if extra > 0 and all(d == 1 for d in dims[:extra]):
+        value = Call("Squeeze", (value, Const(np.arange(extra, dtype=np.int64))))
+        dims = dims[extra:]
+    elif extra > 0:
+        raise _no(value, "a mask has more dims than the score")
+    axes = [leaves(a) for a in axes][len(axes) - len(dims) :]
+    pieces: list[_Pieces] = []
+    for dim, axis in zip(dims, axes, strict=True):
+        if dim == 1 or not axis:
+            if dim != 1:
+                raise _no(value, f"a mask of shape {list(dims)} does not provably broadcast to the score")
+            pieces.append(())
+        elif dim is not None and (size_of(dim) == product(axis)):
+            pieces.append(tuple(_Piece(a, a.size) for a in axis))
+        else:
+            raise _no(value, f"a mask of shape {list(dims)} does not provably broadcast to the score")
+    if isinstance(value, ir.Value):
+        best: ir.Value | None = None
+        state: _State | None = _State(value, tuple(pieces), None)
+        while state is not None:
+            if _broadcasts(state, groups):
+                best = state.value
+                break
+            state = _step(view, state)
+        if best is not None:
+            return best
+    have = [[p.atom for p in axis] for axis in pieces]
+    present = [a for axis in have for a in axis]
+    want = [[a for a in g.atoms if a in present] for g in groups]
+    expr = moved(value, have, want, sources)
+    missing = [[a for a in g.atoms if w and a not in w] for g, w in zip(groups, want, strict=True)]
+    if any(missing):
+        expr = _spread(expr, want, [list(g.atoms) for g in groups], missing, sources)
+    if not isinstance(expr, Call):
+        return expr
+    return replace(expr, shape=tuple(g.size if w else 1 for g, w in zip(groups, want, strict=True)))
+
+
+def _broadcasts(state: _State, groups: Sequence[Group]) -> bool:
+    """Whether the value broadcasts to the canonical dims as it is."""
+    axes = [[p for p in axis if not p.repeated and p.size != 1] for axis in state.axes]
+    while axes and not axes[0]:
+        axes = axes[1:]
+    if len(axes) > len(groups):
+        return False
+    return all(not a or tuple(p.atom for p in a) == g.atoms for a, g in zip(axes[::-1], groups[::-1], strict=False))
+
+
+def _dims(view: GraphView, value: Expr) -> tuple[Dim | None, ...]:
+    if isinstance(value, Const):
+        return value.array.shape
+    if isinstance(value, Call) and value.op in ("Not", "Cast", "Identity", "Neg"):
+        return _dims(view, value.args[0])
+    dims = view.shape(value) if isinstance(value, ir.Value) else None
+    if dims is None:
+        raise _no(value, "the rank of a mask is unknown")
+    return dims
+
+
+def _no(value: Expr, reason: str) -> NoMatch:
+    return NoMatch(reason, value.producer() if isinstance(value, ir.Value) else None)
 
 
 def _step(view: GraphView, state: _State) -> _State | None:
@@ -102,21 +264,23 @@ def _step(view: GraphView, state: _State) -> _State | None:
     source, axes = node.inputs[0], state.axes
     shape = view.shape(source)
     if node.op_type in ("Mul", "Div"):
-        return _scaled(view, state, node)
+        return _scaled(view, state, node) if state.head is not None else None
     if shape is None:
         return None
-    new: list[_Axis] | None = None
+    new: list[_Pieces] | None = None
     if node.op_type == "Identity":
         new = list(axes)
     elif node.op_type == "Transpose":
         perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(len(axes)))[::-1]
         new = [axes[perm.index(i)] for i in range(len(perm))]
-    elif node.op_type in ("Reshape", "Flatten"):
-        new = _regroup([a for axis in axes for a in axis], shape)
+    elif node.op_type in ("Reshape", "Flatten") or (node.op_type == "Squeeze" and axes_of(view, node) is None):
+        new = _regroup([a for axis in axes for a in axis], shape, state.head)
     elif node.op_type in ("Squeeze", "Unsqueeze"):
         new = _units(view, node, axes, len(shape))
-    elif node.op_type == "Expand":
-        new = _unexpand(axes, shape)
+    elif node.op_type in ("Expand", "Tile") or (node.op_type == "Concat" and len(set(node.inputs)) == 1):
+        new = _unexpand(axes, shape, state.head)
+    elif node.op_type == "Gather":
+        new = _ungather(view, node, axes, shape, state.head)
     if new is None:
         return None
     return replace(state, value=source, axes=tuple(new))
@@ -133,114 +297,77 @@ def _scaled(view: GraphView, state: _State, node: ir.Node) -> _State | None:
     return None
 
 
-def _units(view: GraphView, node: ir.Node, axes: tuple[_Axis, ...], rank: int) -> list[_Axis] | None:
+def _units(view: GraphView, node: ir.Node, axes: tuple[_Pieces, ...], rank: int) -> list[_Pieces] | None:
     """Undoes Squeeze (puts unit axes back) or Unsqueeze (drops them)."""
     listed = axes_of(view, node)
     if listed is None:
         return None
     if node.op_type == "Unsqueeze":
         drop = {a % len(axes) for a in listed}
-        kept = [axis for i, axis in enumerate(axes) if i not in drop]
         lost = [a for i in drop for a in axes[i] if a.size != 1 and not a.repeated]
-        # Atoms that ride on a dropped axis are of size one, or repeats: the repeats are kept in view of `heads`.
-        return None if lost else kept
+        return None if lost else [axis for i, axis in enumerate(axes) if i not in drop]
     put = {a % rank for a in listed}
     rest = iter(axes)
     return [() if i in put else next(rest) for i in range(rank)]
 
 
-def _unexpand(axes: tuple[_Axis, ...], shape: tuple[Dim | None, ...]) -> list[_Axis] | None:
-    """Undoes an Expand: the atoms of an axis that was 1 before are repeats. Only repeats of heads are understood."""
-    if len(shape) != len(axes):
+def _unexpand(axes: tuple[_Pieces, ...], shape: tuple[Dim | None, ...], head: Atom | None) -> list[_Pieces] | None:
+    """Undoes an Expand, Tile or Concat of copies: the atoms of an axis that was 1 before are repeats, of heads only if `head`."""
+    if len(shape) > len(axes) or (len(shape) < len(axes) and head is not None):
         return None
-    new: list[_Axis] = []
-    for axis, before in zip(axes, shape, strict=True):
-        size = _product(axis)
-        if before == 1 and size != (1, Counter()):
-            if any(a.name != "h" and a.size != 1 for a in axis) or any(a.part == 0 for a in axis):
+    lead = axes[: len(axes) - len(shape)]  # axes that the Expand put in front
+    new: list[_Pieces] = []
+    for axis, before in zip(axes[len(lead) :], shape, strict=True):
+        size = product(axis)
+        if before == 1 and any(p.size != 1 for p in axis):
+            if head is not None and any((p.atom is not head and p.size != 1) or p.part == 0 for p in axis):
                 return None
-            new.append(tuple(replace(a, repeated=True) for a in axis if a.size != 1))
-        elif before is not None and _size(before) == size:
+            new.append(tuple(replace(p, repeated=True) for p in axis if p.size != 1))
+        elif before is not None and size_of(before) == size:
             new.append(axis)
         else:
             return None
     return new
 
 
-def _size(dim: Dim) -> tuple[int, Counter[str]]:
-    return (dim, Counter()) if isinstance(dim, int) else (1, Counter([dim]))
-
-
-def _product(atoms: _Axis | list[_Atom]) -> tuple[int, Counter[str]]:
-    number, symbols = 1, Counter[str]()
-    for atom in atoms:
-        n, s = _size(atom.size)
-        number, symbols = number * n, symbols + s
-    return number, symbols
-
-
-def _regroup(atoms: list[_Atom], dims: tuple[Dim | None, ...]) -> list[_Axis] | None:
-    """Deals the atoms, in row-major order, out to axes of the sizes `dims`; None when that is not provably what Reshape did.
-
-    Matches from the right, then from the left; what is left goes to the one remaining dim, whatever its name.
-    """
-    if any(a.repeated for a in atoms):
+def _ungather(
+    view: GraphView, node: ir.Node, axes: tuple[_Pieces, ...], shape: tuple[Dim | None, ...], head: Atom | None
+) -> list[_Pieces] | None:
+    """Undoes a Gather that repeats every head: indices 0, 0, 1, 1, ... along a whole head axis."""
+    indices = view.const(node.inputs[1])
+    axis = attr_int(node, "axis", 0) % len(shape)
+    before = shape[axis]
+    if (
+        head is None
+        or indices is None
+        or indices.ndim != 1
+        or indices.dtype.kind != "i"
+        or not isinstance(before, int)
+        or before < 1
+    ):
         return None
-    rest = list(atoms)
-    right: list[_Axis] = []
-    left: list[_Axis] = []
-    todo = list(dims)
-    while todo and (axis := _take(rest, todo[-1], from_right=True)) is not None:
-        right.insert(0, axis)
-        todo.pop()
-    while len(todo) > 1 and (axis := _take(rest, todo[0], from_right=False)) is not None:
-        left.append(axis)
-        todo.pop(0)
-    if len(todo) == 1:
-        left.append(tuple(rest))
-        rest, todo = [], []
-    if todo or any(a.size != 1 for a in rest):
+    pieces = [p for p in axes[axis] if p.size != 1]
+    if len(pieces) != 1 or pieces[0].atom is not head or pieces[0].part is not None:
         return None
-    axes = [*left, *right]
-    if rest and axes:
-        axes[0] = (*rest, *axes[0])
-    return axes
+    group, odd = divmod(len(indices), before)
+    if odd or not np.array_equal(indices.astype(np.int64) % before, np.repeat(np.arange(before), group)):
+        return None
+    kept = replace(pieces[0], size=before, part=0) if group > 1 else pieces[0]
+    gathered = (kept,) if before > 1 else (replace(pieces[0], repeated=True),)
+    return [gathered if i == axis else a for i, a in enumerate(axes)]
 
 
-def _take(rest: list[_Atom], dim: Dim | None, *, from_right: bool) -> _Axis | None:
-    """Removes from one end of `rest` the atoms that make up `dim`, splitting an integer atom if need be."""
-    if dim is None:
-        return None
-    want, taken, pool = _size(dim), list[_Atom](), list(rest)
-    at = -1 if from_right else 0
-    if dim == 1:
-        if pool and pool[at].size == 1:
-            taken.append(pool.pop(at))
-        rest[:] = pool
-        return tuple(taken)
-    while _product(taken) != want:
-        if not pool:
+def _regroup(pieces: list[_Piece], dims: tuple[Dim | None, ...], head: Atom | None) -> list[_Pieces] | None:
+    """Undoes a Reshape. Repeats are not in the value: its axes are of size one there."""
+    pieces = [p for p in pieces if not p.repeated]
+
+    def split(piece: _Piece, size: int, from_right: bool) -> tuple[_Piece, _Piece] | None:
+        # Only a whole head atom may be split: into K/V heads and repeats.
+        if piece.atom is not head or piece.part is not None or not isinstance(piece.size, int):
             return None
-        atom = pool.pop(at)
-        have, symbols = _product([*taken, atom])
-        if have > want[0] and isinstance(atom.size, int) and symbols == want[1]:
-            split = _split(atom, want[0] // _product(taken)[0], from_right)
-            if split is None:
-                return None
-            atom, remainder = split
-            pool.insert(len(pool) if from_right else 0, remainder)
-        elif have > want[0] or symbols - want[1]:
-            return None
-        taken.insert(0 if from_right else len(taken), atom)
-    rest[:] = pool
-    return tuple(taken)
+        inner, outer = (size, piece.size // size) if from_right else (piece.size // size, size)
+        first, second = replace(piece, size=outer, part=0), replace(piece, size=inner, part=1)
+        return (second, first) if from_right else (first, second)
 
-
-def _split(atom: _Atom, size: int, from_right: bool) -> tuple[_Atom, _Atom] | None:
-    """(the part of `size` at that end, the remainder). Only a whole head atom may be split: into K/V heads and repeats."""
-    if not isinstance(atom.size, int) or size < 1 or atom.size % size or atom.name != "h" or atom.part is not None:
-        return None
-    other = atom.size // size
-    inner, outer = (size, other) if from_right else (other, size)
-    first, second = replace(atom, size=outer, part=0), replace(atom, size=inner, part=1)
-    return (second, first) if from_right else (first, second)
+    axes = regroup(pieces, dims, split)
+    return None if axes is None else [tuple(a) for a in axes]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS, GraphView
-from onnx_fa.match import After, Nothing, Peel
+from onnx_fa.match import After, Anchor, Nothing, Peel
 
 _BITS: dict[ir.DataType | None, int] = {
     ir.DataType.FLOAT16: 16,
@@ -42,7 +42,7 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     yield Peel(Nothing(), inner)
 
 
-def on_probabilities(view: GraphView, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def on_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     if len(users) == 1 and _is_noop(view, users[0]):
         return After(users[0].outputs[0])
     return None

@@ -1,4 +1,4 @@
-"""Score layers: a constant scalar factor, by Mul or Div, in either operand order."""
+"""Score layers: a factor, by Mul or Div, in either operand order; a constant, or a value of the run with one number per row."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
-from onnx_fa.match import Peel, Scale
+from onnx_fa.match import Factor, Peel, Scale
 
 
 def scale(view: GraphView, value: ir.Value) -> Iterator[Peel]:
-    node = view.producer(value, "Mul", "Div")
-    if node is None:
+    node = view.producer(value, "Mul", "Div", "Neg")
+    if node is None or node.inputs[0] is None:
+        return
+    if node.op_type == "Neg":
+        yield Peel(Scale(-1.0), node.inputs[0])
         return
     a, b = node.inputs
     if a is None or b is None:
         return
-    factor = view.scalar(b)
-    if factor is not None and _same_rank(view, value, a):
-        if node.op_type == "Mul":
-            yield Peel(Scale(factor), a)
-        elif factor != 0:
-            yield Peel(Scale(1.0 / factor), a)
-    factor = view.scalar(a)
-    if factor is not None and node.op_type == "Mul" and _same_rank(view, value, b):
-        yield Peel(Scale(factor), b)
+    for score, other in ((a, b), (b, a)):
+        if not _same_rank(view, value, score) or (node.op_type == "Div" and score is b):
+            continue
+        factor = view.scalar(other)
+        if factor is None and view.const(score) is None and _one_per_row(view, other):
+            yield Peel(Factor(other, node.op_type == "Div"), score)
+        elif factor is not None and node.op_type == "Mul":
+            yield Peel(Scale(factor), score)
+        elif factor:
+            yield Peel(Scale(1.0 / factor), score)
+
+
+def _one_per_row(view: GraphView, value: ir.Value) -> bool:
+    shape = view.shape(value)
+    return shape is not None and shape[-1:] in ((), (1,))
 
 
 def _same_rank(view: GraphView, out: ir.Value, score: ir.Value) -> bool:

@@ -26,4 +26,4 @@ def softcap(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         for score, by in (div.inputs, reversed(div.inputs)) if div.op_type == "Mul" else (tuple(div.inputs),):
             c = view.scalar(by)
             if c and score is not None and math.isclose(1 / c if div.op_type == "Mul" else c, cap, rel_tol=1e-6):
-                yield Peel(Cap(cap), score)
+                yield Peel(Cap(abs(cap)), score)  # tanh is odd

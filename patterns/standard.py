@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.expr import K, ScoreExpr
 from onnx_fa.graph_view import DTYPES, GraphView, attr_float, attr_int
 from onnx_fa.match import (
     AddTerm,
-    Call,
     Cap,
     Const,
     Expr,
@@ -20,144 +20,245 @@ from onnx_fa.match import (
     OperandChoice,
     Operands,
     Scale,
+    ScoreStage,
     Select,
     Step,
     Term,
     build_match,
     common_reading,
 )
+from onnx_fa.patterns.exprs import (
+    HEADS_BEHIND,
+    canonical,
+    cast,
+    concat,
+    dim_of,
+    ints,
+    is_read,
+    keep_where,
+    op,
+    output,
+    per_row,
+    present,
+    reshape,
+    same,
+    window,
+)
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.operand import read_operand
-from onnx_fa.spec import Causal, Dim, SlidingWindow, inverse
+from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, Offset, TensorArg
+
+_STAGES: tuple[ScoreStage, ...] = ("scaled", "capped", "masked", "probabilities")
+"""What qk_matmul_output_mode 0 to 3 asks for."""
+
+_PRECISION = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Past:
+    """How many keys stand before query 0: `fixed`, or an expression of a tensor that is read."""
+
+    fixed: Offset = 0
+    expr: ScoreExpr | None = None
+    read: tuple[Expr, TensorArg] | None = None
 
 
 def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
-    """The site of an Attention node; None for other nodes. Raises NoMatch for what is not expressed yet."""
+    """The site of an Attention node; None for other nodes. Raises NoMatch for what cannot be expressed."""
     if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
         return None
-    inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
-    q, k, v, mask, past_k, past_v, nonpad = inputs[:7]
-    outputs = [*node.outputs, *[None] * (4 - len(node.outputs))]
+    q, k, v, mask, past_k, past_v, lengths = (present(node, i) for i in range(7))
     if q is None or k is None or v is None:
         raise NoMatch("Attention without Q, K or V")
-    if nonpad is not None:
-        raise NoMatch("nonpad_kv_seqlen (lengths per batch row) is not expressed yet")
-    if outputs[3] is not None and (outputs[3].uses() or outputs[3].is_graph_output()):
-        raise NoMatch("qk_matmul_output is used")
     if (past_k is None) != (past_v is None):
         raise NoMatch("past_key and past_value must come together")
-    shapes = [view.shape(x) for x in (q, k, v)]
-    if any(s is None or any(d is None for d in s) for s in shapes):
-        raise NoMatch("a shape of Q, K or V is unknown")
-    qs, ks, vs = (tuple(d for d in s if d is not None) for s in shapes if s is not None)
-    operands, wrap = _heads(view, node, (q, k, v), (qs, ks, vs), past_k is not None)
-    offset = 0
-    presents: list[tuple[ir.Value, Expr]] = []
+    if lengths is not None and past_k is not None:
+        raise NoMatch("nonpad_kv_seqlen together with a past, which the op does not define")
+    dtype = DTYPES.get(node.outputs[0].dtype or q.dtype or ir.DataType.UNDEFINED)
+    if any(x is not None and x.dtype != q.dtype for x in (k, v, past_k, past_v)):
+        raise NoMatch("Q, K, V and the past have different element types")
+    _check_precision(node, dtype)
+    operands = _heads(view, node, (q, k, v), label, past_k is not None)
+    past = Past()
     if past_k is not None and past_v is not None:
-        past, dims = view.shape(past_k), (past_k, past_v)
-        if past is None or not isinstance(past[2], int) or not isinstance(operands.Skv, int):
-            raise NoMatch("past_key of symbolic length")
-        offset = past[2]
-        operands = _append(operands, dims, offset)
-    for out, choice in ((outputs[1], operands.k), (outputs[2], operands.v)):
-        if out is not None and (out.uses() or out.is_graph_output()):
-            presents.append((out, _canonical(choice)))
-    scale = attr_float(node, "scale", 1.0 / math.sqrt(operands.D))
+        shapes = [view.shape(x) or (None,) * 4 for x in (past_k, past_v)]
+        if any(len(s) != 4 for s in shapes):
+            raise NoMatch("past_key and past_value must have four dims")
+        length = same("the lengths of past_key and past_value", shapes[0][2], shapes[1][2])
+        made = [view.shape(x) for x in node.outputs[1:3] if is_read(x)]
+        total = same("the lengths of the present outputs", *(s[2] for s in made if s is not None and len(s) == 4))
+        operands, past = append(operands, past_k, past_v, length, total, label)
+    row: tuple[Expr, TensorArg] | None = None
+    if lengths is not None:
+        row = per_row(lengths, operands.batch[0])
+        # With an outside cache the last query stands on the last key of its row.
+        past = Past(0, *_minus_queries(row, operands.Sq))
+    presents = [
+        (out, canonical(choice)) for i, choice in ((1, operands.k), (2, operands.v)) if (out := output(node, i))
+    ]
+    mode = attr_int(node, "qk_matmul_output_mode", 0)
+    scores = output(node, 3)
+    if scores is not None and not 0 <= mode < len(_STAGES):
+        raise NoMatch(f"qk_matmul_output_mode {mode}")
+    steps: list[Step] = [Scale(attr_float(node, "scale", 1.0 / math.sqrt(operands.D)))]
     cap = attr_float(node, "softcap", 0.0)
-    shape = (*operands.batch, operands.Hq, operands.Sq, operands.Skv)
-    steps: list[Step] = [Scale(scale)]
-    if cap:
+    if cap > 0:
         steps.append(Cap(cap))
-    if mask is not None:
-        steps.append(_mask_step(view, mask, shape))
     extra: list[Term] = []
+    if mask is not None:
+        step = _mask_step(view, mask, operands, dtype)
+        if isinstance(step, Term):
+            extra.append(step)
+        else:
+            steps.append(step)
     if attr_int(node, "is_causal", 0):
-        extra.append(Term(Causal(offset)))
+        if past.expr is None:
+            extra.append(Term(Causal(past.fixed)))
+        else:
+            extra.append(window(None, 0, 0, past.expr, past.read))
     left, right = attr_int(node, "left_window_size", -1), attr_int(node, "right_window_size", -1)
+    if min(left, right) < -1:
+        raise NoMatch("a window size below -1")
     if left >= 0 or right >= 0:
-        extra.append(Term(SlidingWindow(left if left >= 0 else None, right if right >= 0 else None, offset)))
-    return build_match(
+        bounds = (left if left >= 0 else None, right if right >= 0 else None)
+        extra.append(window(*bounds, past.fixed, past.expr, past.read))
+    if row is not None:
+        extra.append(keep_where(("Less", K, ("tensor", 0)), (row,), "lengths"))
+    match = build_match(
         view,
         mask_terms,
         name=label,
         op="Attention",
-        dtype=DTYPES.get(node.outputs[0].dtype or q.dtype or ir.DataType.UNDEFINED),
+        dtype=dtype,
         operands=operands,
         steps=steps,
         extra_terms=extra,
         guard="zero",  # the op defines the output of a fully masked row as zero
         output=node.outputs[0],
         anchor=node,
-        wrap=wrap,
         presents=tuple(presents),
         form="attention",
     )
+    return match if scores is None else replace(match, scores=(scores, _STAGES[mode]))
 
 
-def _mask_step(view: GraphView, mask: ir.Value, shape: tuple[Dim, ...]) -> Step:
-    dims = view.shape(mask)
-    if dims is None or (dims and dims[-1] not in (shape[-1],) and not (dims[-1] == 1 and shape[-1] == 1)):
-        # A shorter mask is padded with "masked", not broadcast.
-        raise NoMatch(f"attn_mask's last dim is not provably the key length {shape[-1]}")
-    return Select(mask, False, -math.inf) if mask.dtype == ir.DataType.BOOL else AddTerm(mask)
+def _check_precision(node: ir.Node, dtype: str | None) -> None:
+    """The softmax of a site is computed in f32 (f64 for f64), whatever finer the node asks for; nothing coarser is imitated."""
+    asked = attr_int(node, "softmax_precision", 0)
+    if not asked:
+        return
+    name = _PRECISION.get(asked)
+    if name is None:
+        raise NoMatch(f"softmax_precision {asked}")
+    if (dtype in ("f32", "f64") and name in ("f16", "bf16")) or (dtype, name) == ("f64", "f32"):
+        raise NoMatch(f"softmax_precision {name} rounds the scores of {dtype} operands")
 
 
-Wrap = tuple[Callable[[Expr], Expr], ...]
+def _minus_queries(row: tuple[Expr, TensorArg], sq: Dim) -> tuple[ScoreExpr, tuple[Expr, TensorArg]]:
+    return ("Sub", ("tensor", 0), ("i", sq) if isinstance(sq, int) else ("Sq",)), row
 
 
-def _heads(
-    view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], shapes: tuple[tuple[Dim, ...], ...], past: bool
-) -> tuple[Operands, Wrap]:
-    """q, k, v with heads named: 4-D inputs are (B, H, S, D); 3-D ones (B, S, H * D) get their heads split off."""
-    qs, ks, vs = shapes
-    if len(qs) == 4:
-        if ks[0] != qs[0] or vs[0] != qs[0]:
-            raise NoMatch("the batch dims of Q, K and V are not provably equal")
-        (b, hq, sq, d), hkv, skv, dv = qs, ks[1], ks[2], vs[3]
+def _mask_step(view: GraphView, mask: ir.Value, o: Operands, dtype: str | None) -> Step | Term:
+    """attn_mask as a step, or as a term where its last dim has to be padded with "masked" up to the keys' length."""
+    dims, boolean = view.shape(mask), mask.dtype == ir.DataType.BOOL
+    if dims is None:
+        raise NoMatch("the rank of attn_mask is unknown")
+    if not dims:
+        raise NoMatch("attn_mask is a scalar")
+    if dims[-1] == o.Skv:
+        return Select(mask, False, -math.inf) if boolean else AddTerm(mask)
+    return padded_mask(view, mask, o, -math.inf)
+
+
+def padded_mask(view: GraphView, mask: ir.Value, o: Operands, beyond: float) -> Term:
+    """A mask whose last dim is not provably that of the keys: what it lacks is false, or `beyond` where it is added."""
+    dims, boolean = view.shape(mask), mask.dtype == ir.DataType.BOOL
+    shape = (*o.batch, o.Hq, o.Sq, o.Skv)
+    if dims is None or not 1 <= len(dims) <= len(shape):
+        raise NoMatch("a mask whose rank is unknown, or not one to four")
+    fitted: list[Dim] = []
+    for have, want in zip(dims[:-1], shape[len(shape) - len(dims) : -1], strict=True):
+        if have is None or have not in (1, want):
+            raise NoMatch(f"a mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}")
+        fitted.append(have)
+    if isinstance(dims[-1], int) and isinstance(o.Skv, int):
+        if dims[-1] > o.Skv:
+            raise NoMatch(f"a mask of {dims[-1]} keys for scores of {o.Skv}")
+        missing: Expr = ints(o.Skv - dims[-1])
+    else:
+        missing = op("Sub", dim_of(canonical(o.k), 2), dim_of(mask, len(dims) - 1))
+    pads = concat(0, ints(*[0] * (2 * len(dims) - 1)), missing)
+    if boolean:
+        return Term(BoolMask((*fitted, o.Skv)), (op("Pad", mask, pads, Const(np.asarray(False))),))
+    element = DTYPES.get(mask.dtype or ir.DataType.UNDEFINED)
+    if element is None or element == "f64":
+        raise NoMatch("a short mask that is neither boolean nor f32, f16 or bf16")
+    # Runtimes pad f32, but not every half type.
+    wide: Expr = mask if element == "f32" else cast(mask, ir.DataType.FLOAT)
+    return Term(AddMask((*fitted, o.Skv)), (op("Pad", wide, pads, Const(np.asarray(beyond, np.float32))),))
+
+
+def _heads(view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], label: str, past: bool) -> Operands:
+    """q, k, v with heads named: 4-D inputs are (B, H, S, D); 3-D ones (B, S, H * D) get their heads
+    split off. Dims that the op's definition makes equal are taken as equal."""
+    shapes = [view.shape(x) for x in values]
+    if any(s is None for s in shapes):
+        raise NoMatch("the rank of Q, K or V is unknown")
+    qs, ks, vs = (s for s in shapes if s is not None)
+    if not len(qs) == len(ks) == len(vs) or len(qs) not in (3, 4):
+        raise NoMatch("Q, K and V are not all of rank 3 or all of rank 4")
+    flat = len(qs) == 3
+    length = 1 if flat else 2
+    b = same("the batch dims", qs[0], ks[0], vs[0]) or f"{label}_b"
+    sq = qs[length] if qs[length] is not None else f"{label}_sq"
+    skv = same("the lengths of K and V", ks[length], vs[length]) or f"{label}_skv"
+    assert sq is not None
+    if not flat:
+        hq, hkv = qs[1], same("the heads of K and V", ks[1], vs[1])
+        d, dv = same("the head dims of Q and K", qs[3], ks[3]), vs[3]
         if not isinstance(d, int) or not isinstance(dv, int):
             raise NoMatch("the head dim is not static")
+        if hq is None or hkv is None:
+            raise NoMatch("the number of heads is unknown")
         if past:
             plain = [OperandChoice(x, (0, 1, 2, 3), 1.0, h) for x, h in zip(values, (hq, hkv, hkv), strict=True)]
-            return Operands(plain[0], plain[1], plain[2], (b,), hq, hkv, sq, skv, d, dv), ()
+            return Operands(plain[0], plain[1], plain[2], (b,), hq, hkv, sq, skv, d, dv)
         names = ("b0", "h", "s", "d")
         sizes = ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
         read = [read_operand(view, x, names, s) for x, s in zip(values, sizes, strict=True)]
         chosen = common_reading(read[0], read[1], read[2], hq, node)
-        return Operands(*chosen, (b,), hq, chosen[1].heads, sq, skv, d, dv), ()
+        return Operands(*chosen, (b,), hq, chosen[1].heads, sq, skv, d, dv)
     hq, hkv = attr_int(node, "q_num_heads", 0), attr_int(node, "kv_num_heads", 0)
-    (b, sq, wq), (_, skv, wk), (_, _, wv) = qs, ks, vs
-    if not all(isinstance(w, int) for w in (wq, wk, wv)) or hq < 1 or hkv < 1:
-        raise NoMatch("3-D inputs need q_num_heads, kv_num_heads and static widths")
-    if ks[0] != b or vs[0] != b:
-        raise NoMatch("the batch dims of Q, K and V are not provably equal")
-    d, dv = int(wq) // hq, int(wv) // hkv
-    layout = (0, 2, 1, 3)
-    split = [
-        OperandChoice(_reshape(x, (0, 0, h, w)), layout, 1.0, h)
+    if hq < 1 or hkv < 1:
+        raise NoMatch("3-D inputs without q_num_heads and kv_num_heads")
+    wq, wk, wv = qs[2], ks[2], vs[2]
+    d = wq // hq if isinstance(wq, int) else wk // hkv if isinstance(wk, int) else None
+    if d is None or not isinstance(wv, int):
+        raise NoMatch("the widths of 3-D inputs are not static")
+    dv = wv // hkv
+    q, k, v = [
+        OperandChoice(reshape(x, 0, 0, h, w), HEADS_BEHIND, 1.0, h)
         for x, h, w in zip(values, (hq, hkv, hkv), (d, d, dv), strict=True)
     ]
-    merge: Wrap = (
-        lambda e: Call("Transpose", (e,), (("perm", layout),)),
-        lambda e: _reshape(e, (0, 0, hq * dv)),
+    width = hq * dv
+    return Operands(
+        q, k, v, (b,), hq, hkv, sq, skv, d, dv, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)
     )
-    return Operands(split[0], split[1], split[2], (b,), hq, hkv, sq, skv, d, dv), merge
 
 
-def _reshape(value: Expr, shape: tuple[int, ...]) -> Call:
-    return Call("Reshape", (value, Const(np.asarray(shape, np.int64))))
-
-
-def _canonical(choice: OperandChoice) -> Expr:
-    """(B, H, S, D) whatever the operand's layout."""
-    perm = inverse(choice.layout)
-    return choice.value if perm == (0, 1, 2, 3) else Call("Transpose", (choice.value,), (("perm", perm),))
-
-
-def _append(o: Operands, past: tuple[ir.Value, ir.Value], length: int) -> Operands:
-    """K and V behind their past, which becomes the site's operand and the node's present outputs."""
+def append(
+    o: Operands, past_k: Expr, past_v: Expr, length: Dim | None, total: Dim | None, label: str
+) -> tuple[Operands, Past]:
+    """K and V behind a past of `length`, which become the site's operands and the node's present outputs, of length `total`."""
     k, v = (
-        OperandChoice(Call("Concat", (p, _canonical(c)), (("axis", 2),)), (0, 1, 2, 3), c.scale, c.heads)
-        for p, c in zip(past, (o.k, o.v), strict=True)
+        OperandChoice(concat(2, p, canonical(c)), (0, 1, 2, 3), c.scale, c.heads)
+        for p, c in zip((past_k, past_v), (o.k, o.v), strict=True)
     )
-    assert isinstance(o.Skv, int)
-    return Operands(o.q, k, v, o.batch, o.Hq, o.Hkv, o.Sq, o.Skv + length, o.D, o.Dv)
+    if isinstance(length, int) and isinstance(o.Skv, int):
+        total = length + o.Skv
+    grown = replace(o, k=k, v=v, Skv=total if total is not None else f"{label}_total")
+    if isinstance(length, int):
+        return grown, Past(length)
+    if o.Sq == o.Skv:  # as many new keys as queries: the last query stands on the last key
+        return grown, Past("end")
+    return grown, Past(0, ("tensor", 0), (dim_of(past_k, 2), TensorArg((1,), "i64")))

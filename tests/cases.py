@@ -8,9 +8,145 @@ from typing import Any
 from onnx_fa import cases
 from onnx_fa.accuracy import TOLERANCE
 from onnx_fa.cases import DTYPES, FLOAT_MIN, Case, case, draw_operands
-from onnx_fa.spec import AddMask, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.spec import NEG_INF, AddMask, BoolMask, Causal, Elementwise, SlidingWindow, Softcap, TensorArg
 
 __all__ = ["BY_NAME", "CASES", "DTYPES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
+
+
+def where(keep: ScoreExpr, fill: float = NEG_INF) -> ScoreExpr:
+    """The score where `keep` holds, else the fill."""
+    return ("Where", keep, SCORE, ("f", fill))
+
+
+def added(bias: ScoreExpr) -> ScoreExpr:
+    """The score plus a bias."""
+    return ("Add", SCORE, bias)
+
+
+CAUSAL: ScoreExpr = ("LessOrEqual", K, Q)
+DISTANCE: ScoreExpr = ("Sub", Q, K)
+T0: ScoreExpr = ("tensor", 0)
+T1: ScoreExpr = ("tensor", 1)
+
+
+def term(expr: ScoreExpr, *tensors: TensorArg, label: str = "elementwise") -> Elementwise:
+    return Elementwise(expr, tensors, label)
+
+
+def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Specs with score expressions, as changes to the base; lengths of up to several blocks, so that some are skipped."""
+    long = {"Sq": 300, "Skv": 300, "batch": (1,)}
+    s = 70
+    square = {"Sq": s, "Skv": s}
+    for name, fill, empty in (("", NEG_INF, "nan"), ("_finite", FLOAT_MIN, "mean")):
+        prefix = where(("Or", CAUSAL, ("Less", K, ("i", 75))), fill)
+        yield f"prefix{name}", long | {"masks": (term(prefix, label="prefix"),), "empty_row": empty}
+        chunk: ScoreExpr = ("Equal", ("Div", Q, ("i", 64)), ("Div", K, ("i", 64)))
+        yield f"chunked{name}", long | {"masks": (term(where(("And", CAUSAL, chunk), fill)),), "empty_row": empty}
+        document = where(("And", CAUSAL, ("Equal", T0, T1)), fill)
+        ids = TensorArg((2, 1, s, 1), "i64"), TensorArg((2, 1, 1, s), "i64")
+        yield f"document{name}", square | {"masks": (term(document, *ids, label="document"),), "empty_row": empty}
+        lengths = term(where(("Less", K, T0), fill), TensorArg((2, 1, 1, 1), "i64"), label="lengths")
+        yield f"lengths{name}", {"Sq": 50, "Skv": 300, "masks": (lengths,), "empty_row": empty}
+        yield f"lengths_causal{name}", {"Sq": 90, "Skv": 300, "masks": (Causal(-9, fill), lengths), "empty_row": empty}
+        rows = term(where(("LessOrEqual", K, ("Add", Q, T0)), fill), TensorArg((2, 1, 90, 1), "i32"))
+        yield f"positions{name}", {"Sq": 90, "Skv": 140, "masks": (rows,), "empty_row": empty}
+        band = ("Not", ("Or", ("Greater", DISTANCE, ("i", 40)), ("Greater", ("Neg", DISTANCE), ("i", 9))))
+        yield f"band{name}", long | {"masks": (term(where(band, fill)),), "empty_row": empty}
+        choice: ScoreExpr = ("Where", ("Less", K, T0), ("f", 0.0), ("f", fill))
+        one_length = TensorArg((2, 1, 1, 1), "i32")
+        yield f"lengths_added{name}", {"Skv": 200, "masks": (term(added(choice), one_length),), "empty_row": empty}
+    for empty in ("zero", "guarded"):
+        lengths = term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32"), label="lengths")
+        yield f"lengths_{empty}", {"masks": (lengths,), "empty_row": empty}
+    yield "dilated", square | {"masks": (term(where(("Equal", ("Mod", DISTANCE, ("i", 3)), ("i", 0)))),)}
+    strided: ScoreExpr = ("Less", ("Mod", K, ("i", 150)), ("i", 10))
+    yield "strided", long | {"masks": (term(where(strided)),)}
+
+    # Biases.
+    alibi: ScoreExpr = ("Mul", T0, ("ToFloat", ("Neg", ("Abs", DISTANCE))))
+    slopes = TensorArg((4, 1, 1))
+    yield "alibi", square | {"Hq": 4, "Hkv": 4, "masks": (term(added(alibi), slopes, label="alibi"),)}
+    yield "alibi_gqa", square | {"Hq": 4, "masks": (Causal(), term(added(alibi), slopes, label="alibi"))}
+    yield "alibi_f16", {"dtype": "f16", "Hq": 4, "Hkv": 4, "masks": (term(added(alibi), TensorArg((4, 1, 1), "f16")),)}
+    yield "t5_bias", square | {"scale": 1.0, "masks": (term(added(T0), TensorArg((1, 2, s, s))),)}
+    swin: dict[str, Any] = {"batch": (3, 2), "Sq": 49, "Skv": 49, "Dv": 32}
+    yield (
+        "swin",
+        swin | {"masks": (term(added(("Add", T0, T1)), TensorArg((2, 49, 49)), TensorArg((1, 2, 1, 49, 49))),)},
+    )
+    pair, padding = AddMask((2, 1, 2, 33, 33)), TensorArg((2, 3, 1, 1, 33))
+    keep: ScoreExpr = ("Mul", ("f", 1e9), ("Sub", T0, ("f", 1.0)))
+    evoformer: dict[str, Any] = {"batch": (2, 3), "Sq": 33, "Skv": 33, "D": 16, "Dv": 16}
+    yield "evoformer", evoformer | {"masks": (pair, term(added(keep), padding)), "empty_row": "mean"}
+    halves = AddMask((2, 1, 2, 33, 33), "bf16"), term(added(keep), TensorArg((2, 3, 1, 1, 33), "f32"))
+    yield "evoformer_bf16", evoformer | {"dtype": "bf16", "masks": halves, "empty_row": "mean"}
+    wave: ScoreExpr = ("Add", ("Sin", ("ToFloat", Q)), ("Cos", ("Mul", ("f", 0.1), ("ToFloat", DISTANCE))))
+    yield "trigonometric", square | {"masks": (term(added(wave)),)}
+
+    # Functions of the score.
+    yield "softplus", square | {"masks": (term(("Softplus", SCORE)),)}
+    yield "sigmoid", square | {"masks": (term(("Log", ("Add", ("f", 1e-3), ("Sigmoid", SCORE)))), Causal())}
+    yield "erf", {"masks": (term(("Mul", ("f", 3.0), ("Erf", ("Mul", ("f", 0.5), SCORE)))),), "dtype": "f16"}
+    cap: ScoreExpr = ("Mul", ("f", 5.0), ("Tanh", ("Div", SCORE, ("f", 5.0))))
+    yield "cap_after_mask", {"masks": (Causal(), term(cap))}
+    yield "cap_after_prefix", long | {"masks": (term(where(CAUSAL)), term(cap))}
+    yield "cap_twice", {"mods": (Softcap(9.0),), "masks": (term(cap), Causal())}
+    parts: ScoreExpr = ("Mul", ("Sign", SCORE), ("Sqrt", ("Add", ("Abs", SCORE), ("f", 1e-3))))
+    yield "signed_root", {"masks": (term(parts), AddMask((64, 64)))}
+    yield "square", {"masks": (term(("Pow", SCORE, ("f", 2.0))), Causal())}
+    yield "powers", {"masks": (term(added(("Pow", ("ToFloat", ("Add", K, ("i", 1))), ("f", 0.3)))),)}
+    yield "decay", {"masks": (term(("Mul", SCORE, ("Exp", ("Mul", ("f", -0.05), ("ToFloat", ("Abs", DISTANCE)))))),)}
+    yield "rounding", {"masks": (term(added(("Floor", ("Div", ("ToFloat", Q), ("f", 7.5))))), term(("Relu", SCORE)))}
+    guard: ScoreExpr = ("Where", ("IsNaN", SCORE), ("f", 0.0), ("Max", SCORE, ("f", -2.0)))
+    yield "guarded_score", {"masks": (BoolMask((2, 1, 64, 64)), term(guard))}
+
+    # Tensors of every type and broadcast.
+    for dtype in ("bool", "i32", "i64", "f32", "f16", "bf16"):
+        test: ScoreExpr = T0 if dtype == "bool" else ("Greater", T0, ("i", 0) if dtype[0] == "i" else ("f", -0.5))
+        shapes = ((2, 2, s, s), (s, s), (1, 2, 1, s), (2, 1, s, 1), (1,))
+        for i, shape in enumerate(shapes):
+            if dtype in ("i64", "bool") or i in (1, 3):
+                masks = (term(where(test), TensorArg(shape, dtype)),)
+                yield f"tensor_{dtype}_{i}", square | {"masks": masks, "empty_row": "zero"}
+    difference: ScoreExpr = ("ToFloat", ("Sub", T0, ("Mul", T1, K)))
+    yield "integers", square | {"masks": (term(added(difference), TensorArg((s, s), "i64"), TensorArg((s, 1), "i32")),)}
+    division: ScoreExpr = ("ToFloat", ("Mod", ("Div", T0, T1), ("Sub", T1, ("i", 2))))
+    ids = TensorArg((1, 2, s, 1), "i64"), TensorArg((s,), "i32")
+    yield "division", square | {"masks": (term(added(division), *ids),)}
+    several = (
+        term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32")),
+        Causal("end"),
+        term(added(alibi), TensorArg((2, 1, 1))),
+        BoolMask((1, 1, 1, s)),
+        term(cap),
+        SlidingWindow(30, 0),
+    )
+    yield "several", square | {"masks": several, "empty_row": "zero"}
+
+    # Sinks.
+    yield "sink", {"sink": TensorArg((2, 1, 1))}
+    for i, (shape, dtype) in enumerate(
+        (((1,), "f32"), ((2, 2, 64, 1), "f32"), ((64, 1), "f16"), ((2, 1, 1, 1), "bf16"))
+    ):
+        yield f"sink_{i}", {"sink": TensorArg(shape, dtype), "masks": (BoolMask((2, 1, 64, 64)),)}  # type: ignore[arg-type]
+    window = (Causal("end"), SlidingWindow(20, None, "end"))
+    yield "sink_window_gqa", {"Hq": 8, "sink": TensorArg((8, 1, 1)), "masks": window, "Sq": 90, "Skv": 140}
+    yield "sink_finite", long | {"sink": TensorArg((2, 1, 1)), "masks": (Causal(-9, FLOAT_MIN),), "empty_row": "mean"}
+    yield "sink_bf16", {"dtype": "bf16", "sink": TensorArg((2, 1, 1), "bf16"), "masks": (Causal(),)}
+    yield "sink_cap", {"sink": TensorArg((2, 1, 1)), "masks": (term(cap), Causal()), "empty_row": "zero"}
+    yield "sink_softcap", {"sink": TensorArg((2, 1, 1)), "mods": (Softcap(3.0),)}
+
+    # A single query, or a few.
+    one: dict[str, Any] = {"Sq": 1, "Skv": 300}
+    lengths = term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i64"), label="lengths")
+    yield "decode_lengths", one | {"masks": (lengths,), "empty_row": "zero"}
+    yield "decode_gqa_lengths", one | {"Hq": 8, "masks": (lengths,), "empty_row": "zero"}
+    late: ScoreExpr = ("Mul", T0, ("ToFloat", ("Sub", K, ("Sub", ("Skv",), ("i", 1)))))
+    yield "decode_alibi_gqa", one | {"Hq": 8, "masks": (term(added(late), TensorArg((8, 1, 1))),)}
+    yield "decode_sink_window", one | {"Hq": 8, "sink": TensorArg((8, 1, 1)), "masks": (SlidingWindow(20, 0, "end"),)}
+    yield "few_queries", {"Sq": 3, "Hq": 4, "Skv": 130, "masks": (Causal("end"), term(where(("Less", K, ("i", 99)))))}
 
 
 def _cases() -> Iterator[Case]:
@@ -111,6 +247,18 @@ def _cases() -> Iterator[Case]:
         yield case(f"{dtype}_mask", dtype=dtype, masks=(AddMask((2, 1, 1, 64), dtype),), empty_row="zero")
         yield case(f"{dtype}_decode", "decode", dtype=dtype, Sq=1, Hq=4)
 
+    # Narrow heads, and few queries.
+    for d, dv in ((1, 1), (2, 3), (3, 5), (5, 2)):
+        yield case(f"narrow_{d}_{dv}", "narrow", D=d, Dv=dv)
+        yield case(f"narrow_{d}_{dv}_f16", "narrow", D=d, Dv=dv, dtype="f16", Sq=3, Skv=70)
+    swapped: dict[str, Any] = dict.fromkeys(("q_layout", "k_layout", "v_layout", "o_layout"), kt)
+    yield case("narrow_swapped", "narrow", D=3, Dv=2, Sq=5, **swapped)
+    yield case("swapped_odd", "layout", D=21, Dv=13, Sq=45, Skv=53, **swapped)
+
+    # Score expressions and sinks.
+    for name, changes in _expression_cases():
+        yield case(name, "expression", **changes)
+
     # Decode.
     yield case("decode", "decode", Sq=1, Skv=200)
     yield case("decode_gqa", "decode", "smoke", Sq=1, Hq=8, Skv=130, masks=(Causal("end"),))
@@ -139,6 +287,17 @@ def _cases() -> Iterator[Case]:
     yield case("dyn_symbol_names", "dynamic", Sq="seq len", Skv="past + 1", sizes=((("seq len", 5), ("past + 1", 40)),))
     yield case("dyn_decode", "dynamic", "decode", Sq=1, Skv="t", sizes=two)
     yield case("dyn_decode_gqa", "dynamic", "decode", Sq=1, Skv="t", Hq=8, batch=("b",), sizes=two)
+
+    grown = ("LessOrEqual", K, ("Add", Q, ("Sub", ("Skv",), ("Sq",))))
+    within = term(where(("And", grown, ("Less", K, T0))), TensorArg(("b", 1, 1, 1), "i64"))
+    yield case("dyn_lengths_rows", "dynamic", "expression", **dyn, batch=("b",), masks=(within,), empty_row="zero")
+    ids = TensorArg(("b", 1, "s", 1), "i64"), TensorArg(("b", 1, 1, "t"), "i64")
+    document = term(where(("Equal", T0, T1), FLOAT_MIN), *ids)
+    yield case("dyn_document", "dynamic", "expression", **dyn, batch=("b",), masks=(document,), empty_row="mean")
+    pair = term(added(("Mul", T0, ("f", 0.5))), TensorArg(("b", 2, "s", "t")))
+    yield case("dyn_pair_bias", "dynamic", "expression", **dyn, batch=("b",), masks=(pair,))
+    yield case("dyn_sink", "dynamic", "expression", **dyn, batch=("b",), sink=TensorArg((1, 2, "s", 1)))
+    yield case("dyn_swapped", "dynamic", **dyn, q_layout=kt, o_layout=kt)
 
 
 CASES: tuple[Case, ...] = (*_cases(), *cases.CASES)

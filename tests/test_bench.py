@@ -95,7 +95,7 @@ def _result() -> BenchResult:
         contestant(STOCK, "--fast", 2.0, 9.0, 2.0),
         contestant(OURS, "", 1.0, 1.0, 7.0),
     )
-    return BenchResult("m", field, bench_module.machine_facts(2))
+    return BenchResult("m", field, bench_module.machine_facts(2) | {"method": "m"})
 
 
 def test_best_is_by_median_and_survives_the_csv(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests import tiny
+from tests.cases import CASES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text())
@@ -115,6 +116,8 @@ def test_import_compile_run_inspect(tmp_path: Path, model: Path) -> None:
     cli("compile", model, "-o", "a.vmfb", "--report", "c.json", "--keep-intermediates", "keep", cwd=tmp_path)
     (site,) = report(tmp_path / "c.json")["sites"]
     assert site["fused"] is True and site["dispatches"] == 1 and site["tiles"]
+    tuning = site["tuning"]
+    assert tuning.startswith("cpu-") and ": vector f32 D" in tuning
     assert list((tmp_path / "keep").rglob("*.mlir"))
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".onnx_fa-")]
 
@@ -123,7 +126,7 @@ def test_import_compile_run_inspect(tmp_path: Path, model: Path) -> None:
     assert np.isfinite(np.load(tmp_path / "out" / "output0.npy")).all()
 
     text = cli("inspect", model, "--report", "n.json", cwd=tmp_path).stdout
-    assert "yes" in text and "mha+addmask" in text
+    assert "yes" in text and "mha+addmask" in text and f"tiles of {site['name']}: {tuning}" in text
     assert report(tmp_path / "n.json")["sites"][0]["fused"] is True
     assert "fa_" in cli("inspect", "a.vmfb", cwd=tmp_path).stdout
 
@@ -342,3 +345,9 @@ def test_input_that_cannot_be_made(tmp_path: Path) -> None:
     text = [helper.make_tensor_value_info(n, TensorProto.STRING, [1]) for n in "xy"]
     path = tiny.save(tmp_path / "t.onnx", [node], text[:1], text[1:])
     assert "'x'" in error_line(cli("verify", path, cwd=tmp_path, code=2))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_schema_describes_every_spec(case: Case) -> None:
+    schema = {"$ref": "#/$defs/spec", "$defs": SCHEMA["$defs"]}
+    jsonschema.validate(json.loads(json.dumps(case.spec.to_dict())), schema)

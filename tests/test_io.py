@@ -52,6 +52,18 @@ def test_external_data_stays_external(tmp_path: Path) -> None:
     assert_same(want, have)
 
 
+def test_external_data_beside_the_result_is_shared(tmp_path: Path) -> None:
+    model = with_weights()
+    path = tmp_path / "m.onnx"
+    onnx.save(with_weights(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    want, size = run(model, feeds(model)), (tmp_path / "w.bin").stat().st_size
+    for out in (tmp_path / "m.fa.onnx", path):
+        save(rewrite(path)[0], out)
+        assert sorted(p.name for p in tmp_path.iterdir()) == sorted({"m.onnx", "w.bin", out.name, "m.fa.onnx"})
+        assert (tmp_path / "w.bin").stat().st_size == size
+        assert_same(want, ort.InferenceSession(out).run(None, feeds(model)))
+
+
 def test_missing_and_short_external_data_are_named(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(with_weights(), path, save_as_external_data=True, location="w.bin", size_threshold=0)

@@ -30,7 +30,7 @@ def test_wheel_holds_the_package_and_nothing_at_the_top(wheel: Path) -> None:
         "py.typed",
         "patterns/softmax.py",
         "models/build.py",
-        "tuning/data/cpu_vector.json",
+        "tuning/data/cpu-avx512.json",
         "backend/compile.py",
     ):
         assert f"onnx_fa/{need}" in names

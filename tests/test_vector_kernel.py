@@ -18,10 +18,12 @@ from filecheck.options import Options
 from filecheck.parser import Parser, pattern_for_opts
 
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tile_table
+from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
+from onnx_fa.expr import SCORE
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, TensorArg
 from onnx_fa.target import TARGET_NAMES, Target, parse_target
+from onnx_fa.tuning.database import database_name, read_database
 from tests.cases import BY_NAME, FLOAT_MIN, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, entry, mismatch, run_iree_compile
 
@@ -109,21 +111,23 @@ _QUICK = (
 
 def _emit(cases: list[Case], target: Target = HOST) -> Iterator[tuple[Case, Kernel]]:
     for i, case in enumerate(cases):
-        try:
-            yield case, emit_vector(case.spec, target, f"fa_case{i}")
-        except UnsupportedError:
-            continue
+        yield case, emit_vector(case.spec, target, f"fa_case{i}")
 
 
-_ALL = list(_emit(_LONG + [c for c in select() if c.name in _QUICK] + [c for c in select() if c.name not in _QUICK]))
-_FIRST = [pair for pair in _ALL if pair[0].name in _QUICK or pair[0] in _LONG]
-_REST = [pair for pair in _ALL if pair not in _FIRST]
+_FIRST = list(_emit(_LONG + [c for c in select() if c.name in _QUICK]))
+_EXPRESSIONS = list(_emit(select("expression")))
+_REST = list(_emit([c for c in select(without=("bench", "expression")) if c.name not in _QUICK]))
 _INDEX = {case.name: i for i, (case, _) in enumerate(_FIRST)}
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels([kernel for _, kernel in _FIRST], tmp_path_factory.mktemp("vector"))
+
+
+@pytest.fixture(scope="module")
+def expressions(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels([kernel for _, kernel in _EXPRESSIONS], tmp_path_factory.mktemp("vector_expressions"))
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +149,16 @@ def test_case(first: Kernels, index: int, adversarial: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adversarial", [False, True], ids=["plain", "adversarial"])
+@pytest.mark.parametrize("index", range(len(_EXPRESSIONS)), ids=[c.name for c, _ in _EXPRESSIONS])
+def test_expression(expressions: Kernels, index: int, adversarial: bool) -> None:
+    _check(_EXPRESSIONS[index][0], expressions, index, adversarial)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adversarial", [False, True], ids=["plain", "adversarial"])
 @pytest.mark.parametrize("index", range(len(_REST)), ids=[c.name for c, _ in _REST])
 def test_remaining_case(rest: Kernels, index: int, adversarial: bool) -> None:
     _check(_REST[index][0], rest, index, adversarial)
-
-
-def test_what_is_refused_is_what_was_meant() -> None:
-    refused = {c.name for c in select()} - {c.name for c, _ in _ALL}
-    assert set(_QUICK) <= {c.name for c, _ in _ALL} | {"long_keys"}
-    assert all(
-        c.spec.Sq in range(8) or c.spec.q_layout[-1] != c.spec.rank - 1 for c in select() if c.name in refused
-    ), refused
 
 
 @pytest.mark.parametrize("name", ["empty_zero_bool", "empty_guarded_bool", "empty_nan_bool", "causal", "plain"])
@@ -178,16 +181,13 @@ def test_scores_that_overflow_exp(first: Kernels) -> None:
 
 @pytest.mark.parametrize("name", ["cpu-avx2", "cpu-host"])
 def test_every_measured_tile(name: str, tmp_path: Path) -> None:
-    """Each row of the tile table computes the right thing on this machine (AVX2 code runs where AVX-512 does)."""
+    """Each set of measured tiles computes the right thing on this machine (AVX2 code runs where AVX-512 does)."""
     target = parse_target(name)
     if target.lanes > HOST.lanes:
         pytest.skip(f"this machine cannot run {name}")
     spec = _spec(Sq=100, Skv=130, D=48, Dv=40, masks=(Causal("end"),))
-    configs = [
-        VectorConfig(t["lanes"], t["lanes"] * t["vectors"], t["BK"], t["rows"], t["rows"], t["U"])
-        for t in tile_table()
-        if t["lanes"] <= target.lanes and t["registers"] == target.registers
-    ]
+    entries = read_database(database_name(target)).entries
+    configs = [VectorConfig(**c.tiles) for e in entries if e.family.body == "vector" for c in e.choices]
     kernels = [emit_vector(spec, target, f"fa_tile{i}", c) for i, c in enumerate(configs)]
     assert kernels
     compiled = Kernels(kernels, tmp_path, target)
@@ -220,11 +220,9 @@ def test_default_tiles_fit(name: str) -> None:
     [
         (_spec(dtype="f64"), "f64"),
         (_spec(masks=(AddMask((128, 128), "f64"),)), "f64"),
-        (_spec(Sq=1), "do not fill a vector"),
-        (_spec(D=3), "below one vector"),
-        (_spec(D=2048, Dv=2048), "bytes of stack"),
-        (_spec(q_layout=(0, 2, 1)), "q is stored with its head dim before its length"),
-        (_spec(o_layout=(0, 2, 1)), "the output is stored with its head dim before its length"),
+        (_spec(D=4096, Dv=4096), "bytes of stack"),
+        (_spec(masks=(Elementwise(("Add", SCORE, ("tensor", 0)), (TensorArg((128,), "f64"),)),)), "f64"),
+        (_spec(sink=TensorArg((2, 1, 1), "f64")), "f64"),
         (_spec(masks=(Causal(0, float("nan")),)), "fills with nan"),
     ],
 )
@@ -236,8 +234,6 @@ def test_refusals(spec: AttentionSpec, reason: str) -> None:
 def test_tiles_that_do_not_fit() -> None:
     with pytest.raises(UnsupportedError, match="bytes of stack"):
         emit_vector(BASE, HOST, "fa_no", VectorConfig(4, 256, 128, 4, 4, 4))
-    with pytest.raises(UnsupportedError, match="16 lanes exceed the head dims"):
-        emit_vector(_spec(D=8), HOST, "fa_no", VectorConfig(16, 32, 64, 8, 8, 8))
     with pytest.raises(ValueError, match="BK of RI"):
         VectorConfig(8, 32, 60, 8, 8, 8)
     gpu = dataclasses.replace(HOST, name="gpu", backend="cuda")

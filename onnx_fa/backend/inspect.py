@@ -91,6 +91,7 @@ class Inspection:
             dispatches=facts.dispatches,
             largest_buffer_bytes=facts.largest_buffer_bytes,
             tiles={"body": kernel.body, **kernel.config},
+            tuning=kernel.tuning,
         )
 
 

@@ -55,7 +55,9 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     for state in (m, total, acc):
         state.type = ir.TensorType(dtype)
     start = body.op("Mul", trip, size)
-    end = body.op("Min", body.op("Add", start, size), skv)
+    end = body.op("Add", start, size)
+    # Min of integers came with opset 12.
+    end = body.op("Min", end, skv) if b.opset >= 12 else body.op("Where", body.op("Less", end, skv), end, skv)
     first, last = body.unsqueeze(start, 0), body.unsqueeze(end, 0)
 
     def columns(x: ir.Value, axis: int) -> ir.Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, cast, compute_type, modify
-from onnx_fa.match import NUMPY
+from onnx_fa.match import NUMPY, ScoreStage
 from onnx_fa.spec import AttentionSpec, inverse
 
 
@@ -19,6 +20,34 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: _positions(b, spec, q, kt))
+    p, total = _exponentials(b, spec, score, sink)
+    return finish(b, spec, b.op("MatMul", p, v), total)
+
+
+def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], stage: ScoreStage) -> ir.Value:
+    """The scores (*B, Hq, Sq, Skv) of `spec` as far as `stage`, in the spec's type, for an output that shows them."""
+    if stage == "scaled":
+        spec = replace(spec, mods=())
+    if stage in ("scaled", "capped"):
+        operands = (*operands[:3], *operands[len(operands) - (spec.sink is not None) :])
+        spec = replace(spec, masks=())
+    inner, q, kt, _, tensors, sink = canonical_operands(b, spec, operands)
+    score = b.op("MatMul", q, kt)
+    score = modify(b, inner, score, tensors, lambda: _positions(b, spec, q, kt))
+    if stage == "probabilities":
+        p, total = _exponentials(b, spec, score, sink)
+        one = b.const(np.asarray(1, NUMPY[compute_type(spec)]))
+        zero = b.const(np.asarray(0, NUMPY[compute_type(spec)]))
+        score = b.op("Div", p, b.op("Where", b.op("Equal", total, zero), one, total))
+    if is_grouped(spec):
+        score = join_heads(b, spec, score, spec.Skv)
+    return cast(b, score, spec.dtype) if compute_type(spec) != spec.dtype else score
+
+
+def _exponentials(
+    b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, sink: ir.Value | None
+) -> tuple[ir.Value, ir.Value]:
+    """exp(score - row maximum) and its sum, the sink's share included."""
     top = b.reduce_max(score)
     if sink is not None:
         top = b.op("Max", top, sink)
@@ -30,7 +59,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     total = b.reduce_sum(p)
     if sink is not None:
         total = b.op("Add", total, b.op("Exp", b.op("Sub", sink, top)))
-    return finish(b, spec, b.op("MatMul", p, v), total)
+    return p, total
 
 
 def finish(b: OnnxBuilder, spec: AttentionSpec, acc: ir.Value, total: ir.Value) -> ir.Value:

@@ -53,10 +53,10 @@ def split_tensor(b: OnnxBuilder, spec: AttentionSpec, x: ir.Value, shape: Sequen
     return _reshape(b, x, len(shape) - 3, (spec.Hkv, spec.group), shape[-2:])
 
 
-def join_heads(b: OnnxBuilder, spec: AttentionSpec, x: ir.Value) -> ir.Value:
-    """(*B, Hkv, G, Sq, Dv) -> (*B, Hq, Sq, Dv)"""
+def join_heads(b: OnnxBuilder, spec: AttentionSpec, x: ir.Value, width: Dim | None = None) -> ir.Value:
+    """(*B, Hkv, G, Sq, width) -> (*B, Hq, Sq, width); the width is Dv if not given."""
     assert isinstance(spec.Hq, int)
-    return _reshape(b, x, len(spec.batch), (spec.Hq,), (spec.Sq, spec.Dv))
+    return _reshape(b, x, len(spec.batch), (spec.Hq,), (spec.Sq, spec.Dv if width is None else width))
 
 
 def _reshape(b: OnnxBuilder, x: ir.Value, lead: int, heads: tuple[int, ...], tail: Sequence[Dim]) -> ir.Value:

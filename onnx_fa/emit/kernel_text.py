@@ -14,7 +14,8 @@ class Kernel:
     builtin tensors, in the spec's order, stored shapes (`?` for symbols) and element types (i1 for booleans), and returns the
     output tensor; and whatever executables it dispatches. Every dispatch that belongs to the site has `name` in its symbol, so
     that a compiled artifact can be inspected per site. `config` is what was chosen, for reports; `flags` are the iree-compile
-    flags without which the text does not compile."""
+    flags without which the text does not compile, or that its tiles were measured with. `tuning` says
+    where the tiles are from, in words; "" where they were given."""
 
     name: str
     text: str = field(repr=False)
@@ -22,3 +23,4 @@ class Kernel:
     spec: AttentionSpec
     config: dict[str, int | str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    tuning: str = ""

@@ -54,9 +54,13 @@ class Lanes(Text):
             f"vector<{self.width}x{element}>"
         )
 
-    def write(self, value: str, tensor: str, type_: str, *indices: str, element: str = "f32") -> str:
+    def write(
+        self, value: str, tensor: str, type_: str, *indices: str, element: str = "f32", in_bounds: bool = True
+    ) -> str:
+        """The tensor with W elements along its last axis replaced; what is out of bounds is dropped."""
+        inside = "true" if in_bounds else "false"
         return self.let(
-            f"vector.transfer_write {value}, {tensor}[{', '.join(indices)}] {{in_bounds = [true]}} : "
+            f"vector.transfer_write {value}, {tensor}[{', '.join(indices)}] {{in_bounds = [{inside}]}} : "
             f"vector<{self.width}x{element}>, {type_}"
         )
 

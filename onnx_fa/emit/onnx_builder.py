@@ -23,6 +23,8 @@ class OnnxBuilder:
     ) -> None:
         self.graph, self.opset, self.prefix, self.taken, self.consts = graph, opset, prefix, taken, consts
         self.nodes: list[ir.Node] = []
+        self.made: dict[int, tuple[object, ir.Value]] = {}
+        """What was added for an object, by its id; the object is kept so that no other gets the same id."""
 
     def name(self, hint: str) -> str:
         name, n = f"{self.prefix}/{hint}", 1

@@ -26,6 +26,7 @@ from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, Elementwise, MaskTerm, Offset, SlidingWindow
 from onnx_fa.target import Target
+from onnx_fa.tuning.database import family, pick
 
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
@@ -83,6 +84,19 @@ def default_config(spec: AttentionSpec) -> OpConfig:
     return OpConfig(block_m, tile_m, tile_k2, transpose_k=True)
 
 
+def tuned(spec: AttentionSpec, target: Target) -> tuple[OpConfig, str]:
+    """Tiles measured for the same head dims and kind of length, else the default's; and where they are from.
+
+    Tiles of other head dims may need more stack than a runtime worker has.
+    """
+    want = family(spec, "op")
+    found = pick(target, "op", spec, lambda t: True, lambda t: 1.0)
+    if found and (found.entry.family.D, found.entry.family.Dv, found.entry.family.Sq) == (want.D, want.Dv, want.Sq):
+        t = found.choice.tiles
+        return OpConfig(t["block_m"], t["tile_m"], t["tile_k2"], bool(t["transpose_k"])), found.reason
+    return default_config(spec), f"built in: no entry is for {want}"
+
+
 def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | None = None) -> Kernel:
     """The kernel for `spec`, named `name`. Raises UnsupportedError with the reason when the op cannot express it."""
     if target.backend != "llvm-cpu":
@@ -94,7 +108,7 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
     if min(spec.D, spec.Dv) < 2:
         raise UnsupportedError(f"head dims D={spec.D}, Dv={spec.Dv}: a head dim of 1 is folded away by the compiler")
     fills = _fills(spec.masks)
-    chosen = config or default_config(spec)
+    chosen, tuning = (config, "") if config else tuned(spec, target)
     emitter = _Emitter(spec, name, chosen, fills)
     return Kernel(
         name=name,
@@ -103,6 +117,7 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
         spec=spec,
         config={k: int(v) for k, v in dataclasses.asdict(chosen).items()},
         flags=_FLAGS,
+        tuning=tuning,
     )
 
 

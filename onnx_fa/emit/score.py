@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.expr import Kind, ScoreExpr
+from onnx_fa.expr import ScoreExpr
 from onnx_fa.match import NUMPY
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Offset, SlidingWindow
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Offset, SlidingWindow, TensorArg
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def modify(
                 keep = b.op("And", *bounds) if len(bounds) == 2 else bounds[0]
                 score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
             case Elementwise():
-                read = [(next(rest), t.kind) for t in mask.tensors]
+                read = [(next(rest), t) for t in mask.tensors]
                 score = _expression(b, mask.expr, score, read, positions, compute_type(spec))
     return score
 
@@ -83,7 +83,7 @@ def _expression(
     b: OnnxBuilder,
     expr: ScoreExpr,
     score: ir.Value,
-    tensors: Sequence[tuple[ir.Value, Kind]],
+    tensors: Sequence[tuple[ir.Value, TensorArg]],
     positions: Callable[[], Positions],
     compute: str,
 ) -> ir.Value:
@@ -100,8 +100,10 @@ def _expression(
         if head == "score":
             return score
         if head == "tensor":
-            value, kind = tensors[e[1]]
-            return value if kind == "bool" else to(value, numpy["ToFloat" if kind == "float" else "ToInt"])
+            value, arg = tensors[e[1]]
+            if arg.dtype in ("bool", "i64", compute):
+                return value
+            return to(value, numpy["ToFloat" if arg.kind == "float" else "ToInt"])
         if head in constants:
             return b.const(np.asarray(e[1], constants[head]))
         if head in ("q", "k", "Sq", "Skv"):

@@ -5,30 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnx_fa.spec import AddMask, AttentionSpec, Causal, Elementwise, SlidingWindow
+from onnx_fa.emit.score_plan import IndexMask, fill_log2, free, numbered, window
+from onnx_fa.expr import ScoreExpr
+from onnx_fa.spec import AttentionSpec, Elementwise
 
-LOG2E = math.log2(math.e)
-MASK_FLOOR = -1.0e37
-"""Finite masks and fills are raised to this, so that log2(e) times them, and sums of a few of them, stay finite."""
 _HUGE = -1e30
 _EXP2_RANGE = 130.0  # a score so far below its row's maximum, in units of log2, has probability 0 in f32
-
-IndexMask = Causal | SlidingWindow
-
-
-def fill_log2(fill: float) -> float:
-    """A mask's fill in units of log2, clamped where it is finite."""
-    return fill if math.isinf(fill) else max(fill, MASK_FLOOR) * LOG2E
-
-
-def window(mask: IndexMask) -> tuple[int | None, int | None]:
-    """(left, right): a query at key position p keeps the keys p - left .. p + right; None is no bound."""
-    return (None, 0) if isinstance(mask, Causal) else (mask.left, mask.right)
 
 
 def never_empty(spec: AttentionSpec) -> bool:
     """Whether every query surely keeps a key: index masks alone, at known places, that leave one in every row."""
-    if spec.tensor_masks:
+    if spec.tensors or any(isinstance(m, Elementwise) for m in spec.masks):
         return False
     low, high = -math.inf, math.inf
     for mask in spec.masks:
@@ -56,31 +43,115 @@ def never_empty(spec: AttentionSpec) -> bool:
 
 @dataclass(frozen=True)
 class Skipping:
-    """`terms`: places in spec.masks of the index masks whose blocks may be left out. `threshold`: a row whose maximum
-    (in units of log2) ends at or below it needs those blocks after all; None: no row can."""
+    """`terms`: places in spec.masks of the index masks whose blocks may be left out. `low`: conditions (over the spec's
+    tensors, numbered through all terms); a block may be left out where one of them holds for all its positions.
+    `threshold`: a row whose maximum (in units of log2) ends at or below it needs those blocks after all; None: no row can."""
 
     terms: frozenset[int]
+    low: tuple[ScoreExpr, ...]
     threshold: float | None
 
 
+@dataclass(frozen=True)
+class _Passage:
+    """What later terms make of a masked score: the finite fills they may put in its place, and whether they add to it."""
+
+    fills: tuple[float, ...] = ()
+    adds: bool = False
+
+    def __or__(self, other: _Passage) -> _Passage:
+        return _Passage(self.fills + other.fills, self.adds or other.adds)
+
+
+def _passage(expr: ScoreExpr) -> _Passage | None:
+    """What `expr` makes of a masked score; None where that could be anything."""
+    match expr:
+        case ("score",):
+            return _Passage()
+        case ("f", value):
+            return _Passage((value,) if math.isfinite(value) else ()) if value < math.inf else None
+        case ("Where", _, a, b):
+            first, second = _passage(a), _passage(b)
+            return first | second if first and second else None
+        case ("Add", a, b) if free(b):
+            kept = _passage(a)
+        case ("Add", b, a) if free(b):
+            kept = _passage(a)
+        case ("Sub", a, b) if free(b):
+            kept = _passage(a)
+        case _:
+            return None
+    return kept | _Passage(adds=True) if kept else None
+
+
+def _either(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
+    if ("b", True) in (a, b):
+        return ("b", True)
+    return b if a == ("b", False) else a if b == ("b", False) else ("Or", a, b)
+
+
+def _both(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
+    if ("b", False) in (a, b):
+        return ("b", False)
+    return b if a == ("b", True) else a if b == ("b", True) else ("And", a, b)
+
+
+def _low(expr: ScoreExpr, fills: list[float]) -> ScoreExpr:
+    """A condition under which `expr` is -inf or one of the very low fills that are added to `fills`."""
+    match expr:
+        case ("f", value) if value <= _HUGE:
+            fills += [value] if math.isfinite(value) else []
+            return ("b", True)
+        case ("Where", condition, a, b) if free(condition):
+            first, second = _low(a, fills), _low(b, fills)
+            chosen = _either(_both(condition, first), _both(("Not", condition), second))
+            return _either(chosen, _both(first, second))
+        case ("Add", a, b):
+            return _either(_low(a, fills), _low(b, fills))
+        case ("Sub", a, b):
+            return _low(a, fills)
+    return ("b", False)
+
+
 def skipping(spec: AttentionSpec) -> Skipping:
-    """A key outside an index mask may go unvisited where its probability is 0 in every row.
+    """A key outside an index mask, or one that an expression masks, may go unvisited where its probability is 0 in every
+    row.
 
     With a fill of -inf that is so unless a later mask puts a finite fill in its place. With a finite fill it is so in
     each row whose maximum is far above the fill, which is known once the other keys are done.
     """
     terms: set[int] = set()
+    conditions: list[ScoreExpr] = []
     fills: list[float] = []
     certain = never_empty(spec)
-    for i, mask in enumerate(spec.masks):
-        if not isinstance(mask, IndexMask):
+    exprs = [e for _, e in numbered(spec)]
+    for i, (mask, expr) in enumerate(numbered(spec)):
+        passed: _Passage | None = _Passage()
+        for term, later in zip(spec.masks[i + 1 :], exprs[i + 1 :], strict=True):
+            if isinstance(term, IndexMask):
+                then: _Passage | None = _Passage((term.fill,) if math.isfinite(term.fill) else ())
+            else:
+                then = _passage(later) if later is not None else None
+            passed = passed | then if passed and then else None
+        if passed is None:
             continue
-        later = spec.masks[i + 1 :]
-        filling = [m for m in (mask, *later) if not isinstance(m, (AddMask, Elementwise))]
-        reached = [m.fill for m in filling if math.isfinite(m.fill)]
-        if any(f > _HUGE for f in reached) and any(isinstance(m, AddMask) for m in later):
+        condition: ScoreExpr = ("b", False)
+        own: list[float] = []
+        if isinstance(mask, IndexMask):
+            own = [mask.fill] if math.isfinite(mask.fill) else []
+        elif isinstance(mask, Elementwise) and expr is not None:
+            condition = _low(expr, own)
+            if condition[0] == "b":
+                continue
+        else:
+            continue
+        reached = [*own, *passed.fills]
+        if passed.adds and any(f > _HUGE for f in reached):
             continue  # what is added after the fill could lift it
-        terms.add(i)
+        if isinstance(mask, IndexMask):
+            terms.add(i)
+        else:
+            conditions.append(condition)
         if not (certain and all(f <= _HUGE for f in reached)):
             fills += [fill_log2(f) for f in reached]
-    return Skipping(frozenset(terms), max(fills) + _EXP2_RANGE if fills else None)
+    return Skipping(frozenset(terms), tuple(conditions), max(fills) + _EXP2_RANGE if fills else None)

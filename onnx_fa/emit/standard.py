@@ -26,6 +26,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError(f"the Attention op needs opset 23, the model has {opset}")
     if len(spec.batch) != 1:
         raise UnsupportedError(f"the Attention op takes one batch dim, the site has {len(spec.batch)}")
+    if not spec.scale > 0:
+        raise UnsupportedError(f"a scale of {spec.scale:g}: onnxruntime's Attention op takes only scales above zero")
     if spec.empty_row == "guarded":
         raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
     if spec.sink is not None:

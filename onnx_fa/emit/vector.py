@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
-from functools import cache
-from importlib import resources
-from typing import Any
 
+from onnx_fa.emit.fold import fold_one_query
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import INDEX, Text, tensor_type
-from onnx_fa.emit.vector_body import VectorBody, VectorConfig, operand_types, varies
+from onnx_fa.emit.vector_body import VectorBody, VectorConfig, mask_tiles, operand_types
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec, Elementwise
+from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
 from onnx_fa.target import Target
+from onnx_fa.tuning.database import Pick, Tiles, pick, queries_computed
 
-__all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes"]
+__all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes", "tuned"]
 
 STACK_BYTES = 100 * 1024
 """What the tiles of one workgroup may take: the runtime gives a worker 128 KiB, and past them the process dies."""
@@ -29,40 +27,36 @@ _TRANSLATION = "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<Lin
 
 def stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
     """Bytes of the tiles that one workgroup keeps on its stack."""
-    mask_tiles = sum(varies(m) == (True, True) for m in spec.tensor_masks)
-    floats = (spec.D + spec.Dv + config.BK * (1 + mask_tiles) + 3) * config.BM
+    floats = (spec.D + spec.Dv + config.BK * (1 + mask_tiles(spec)) + 3 + 2 * len(spec.tensors)) * config.BM
     if spec.dtype != "f32":
         floats += config.BK * max(spec.D, spec.Dv)
     return 4 * floats
 
 
-@cache
-def tile_table() -> list[dict[str, Any]]:
-    """Rows of the tile database: lanes, registers, vectors, rows, BK, U, cost (see the file)."""
-    data = json.loads(resources.files("onnx_fa.tuning").joinpath("data/cpu_vector.json").read_text())
-    tiles: list[dict[str, Any]] = data["tiles"]
-    return tiles
-
-
 def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
-    """Measured tiles for the target, preferring few rows beyond Sq. Raises UnsupportedError where none fit."""
-    lanes = target.lanes
-    while lanes > 4 and (
-        lanes > min(spec.D, spec.Dv) or (lanes > 8 and isinstance(spec.Sq, int) and 2 * spec.Sq <= lanes)
-    ):
+    """The tiles of `tuned`."""
+    return tuned(spec, target)[0]
+
+
+def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
+    """Measured tiles for the target, preferring few rows beyond Sq, and where they are from. Raises UnsupportedError where none
+    fit."""
+    folded, lanes = fold_one_query(spec), target.lanes
+    while lanes > 4 and (lanes > min(spec.D, spec.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
         lanes //= 2  # narrow head dims are transposed in narrow vectors
     for keys in (1, 2, 4):
-        found: list[tuple[float, VectorConfig]] = []
-        for tile in tile_table():
-            if tile["lanes"] != lanes or tile["registers"] != (32 if target.registers >= 32 else 16):
-                continue
-            bm, bk, rows = tile["vectors"] * lanes, tile["BK"] // keys, tile["rows"]
-            config = VectorConfig(lanes, bm, bk, rows, min(rows, spec.Dv), tile["U"])
-            if stack_bytes(spec, config) <= STACK_BYTES:
-                padded = -(-spec.Sq // bm) * bm if isinstance(spec.Sq, int) else 1
-                found.append((padded * tile["cost"], config))
+
+        def config(t: Tiles, keys: int = keys) -> VectorConfig:
+            return VectorConfig(t["W"], t["BM"], t["BK"] // keys, t["RI"], min(t["RN"], spec.Dv), t["U"])
+
+        def fits(t: Tiles, keys: int = keys) -> bool:
+            if t["W"] != lanes or (t["BK"] // keys) % t["RI"]:
+                return False
+            return stack_bytes(folded, config(t, keys)) <= STACK_BYTES
+
+        found = pick(target, "vector", spec, fits, lambda t: queries_computed(folded.Sq, t["BM"]))
         if found:
-            return min(found, key=lambda f: f[0])[1]
+            return config(found.choice.tiles), found
     raise UnsupportedError(f"vector kernel: D={spec.D} and Dv={spec.Dv} need more than {STACK_BYTES} bytes of stack")
 
 
@@ -70,19 +64,8 @@ def _check(spec: AttentionSpec, target: Target) -> None:
     """Raises UnsupportedError, with the reason, for what this kernel cannot carry."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
-    if spec.sink is not None:
-        raise UnsupportedError("vector kernel: a sink")
-    if any(isinstance(m, Elementwise) for m in spec.masks):
-        raise UnsupportedError("vector kernel: a score function or mask given as an expression")
-    if spec.dtype == "f64" or any(isinstance(m, AddMask) and m.dtype == "f64" for m in spec.masks):
+    if "f64" in spec.operand_dtypes:
         raise UnsupportedError("vector kernel: f64 operands")
-    if min(spec.D, spec.Dv) < 4:
-        raise UnsupportedError(f"vector kernel: head dims D={spec.D}, Dv={spec.Dv} are below one vector")
-    if isinstance(spec.Sq, int) and spec.Sq < min(target.lanes, 8):
-        raise UnsupportedError(f"vector kernel: {spec.Sq} queries do not fill a vector")
-    for name, layout in (("q", spec.q_layout), ("the output", spec.o_layout)):
-        if layout.index(spec.rank - 1) < layout.index(spec.rank - 2):
-            raise UnsupportedError(f"vector kernel: {name} is stored with its head dim before its length")
     for mask in spec.masks:
         if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
             raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
@@ -91,21 +74,23 @@ def _check(spec: AttentionSpec, target: Target) -> None:
 def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None) -> Kernel:
     """The kernel of one site as a dispatch of vector code. Raises UnsupportedError where spec or tiles do not fit."""
     _check(spec, target)
-    config = config or default_config(spec, target)
-    if min(spec.D, spec.Dv) < config.W:
-        raise UnsupportedError(f"vector kernel: {config.W} lanes exceed the head dims D={spec.D}, Dv={spec.Dv}")
-    if config.BK % config.W and any(varies(m) == (True, True) for m in spec.tensor_masks):
+    site, spec = spec, fold_one_query(spec)
+    found = None
+    if config is None:
+        config, found = tuned(site, target)
+    if config.BK % config.W and mask_tiles(spec):
         raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.W} lanes")
     if stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {stack_bytes(spec, config)} of {STACK_BYTES} bytes of stack")
     body = VectorBody(spec, config)
     symbol = f"{name}_attention"
-    text = "\n".join([*_executable(body, symbol), *_entry(body, name, symbol)]) + "\n"
-    return Kernel(name, text, "vector", spec, dict(asdict(config)), FLAGS)
+    text = "\n".join([*_executable(body, symbol), *_entry(site, body, name, symbol)]) + "\n"
+    flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
+    return Kernel(name, text, "vector", site, dict(asdict(config)), flags, found.reason if found else "")
 
 
 def _names(spec: AttentionSpec) -> list[str]:
-    return ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(spec.tensor_masks)))]
+    return ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(spec.tensors))), *["%sink"] * (spec.sink is not None)]
 
 
 def _executable(body: VectorBody, symbol: str) -> list[str]:
@@ -139,11 +124,19 @@ def _executable(body: VectorBody, symbol: str) -> list[str]:
     ]
 
 
-def _entry(body: VectorBody, name: str, symbol: str) -> list[str]:
-    """The function that a program calls: sizes, the number of workgroups, the dispatch."""
-    spec, t, names, shapes = body.spec, Text(), _names(body.spec), body.spec.operand_shapes
-    types = [tensor_type(s, "i1" if d == "bool" else d) for s, d in zip(shapes, spec.operand_dtypes, strict=True)]
-    out = tensor_type(spec.out_shape, spec.dtype)
+def _reshaped(t: Text, body: VectorBody, value: str, old: tuple[Dim, ...], new: tuple[Dim, ...], element: str) -> str:
+    if old == new:
+        return value
+    types = (f"{tensor_type(s, element)}{body.tied(s)}" for s in (old, new))
+    return t.let(f"flow.tensor.reshape {value} : {' -> '.join(types)}")
+
+
+def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> list[str]:
+    """The function that a program calls: sizes, the number of workgroups, the dispatch. Operands of the site become those
+    of the body by reshapes."""
+    spec, t, names, shapes = body.spec, Text(), _names(body.spec), site.operand_shapes
+    types = [tensor_type(s, "i1" if d == "bool" else d) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
+    out = tensor_type(site.out_shape, site.dtype)
     for symbolic, value in body.dims.items():
         i = next(i for i, s in enumerate(shapes) if symbolic in s)
         t.do(f"{value} = tensor.dim {names[i]}, {t.index(shapes[i].index(symbolic))} : {types[i]}")
@@ -156,17 +149,21 @@ def _entry(body: VectorBody, name: str, symbol: str) -> list[str]:
         if isinstance(d, str):
             heads = t.arith("muli", heads, body.dims[d])
     values, passed = [], []
-    for value, shape, type_, element in zip(names, shapes, types, operand_types(spec), strict=True):
-        seen = tensor_type(shape, element)
-        tied = body.tied(shape)
-        values.append(value if seen == type_ else t.let(f"flow.tensor.bitcast {value} : {type_}{tied} -> {seen}{tied}"))
-        passed.append(f"{seen}{tied}")
+    for value, own, type_, shape, element in zip(
+        names, shapes, types, spec.operand_shapes, operand_types(spec), strict=True
+    ):
+        seen = tensor_type(own, element)
+        if seen != type_:
+            value = t.let(f"flow.tensor.bitcast {value} : {type_}{body.tied(own)} -> {seen}{body.tied(own)}")
+        values.append(_reshaped(t, body, value, own, shape, element))
+        passed.append(f"{tensor_type(shape, element)}{body.tied(shape)}")
     values += body.dims.values()
     passed += [INDEX] * len(body.dims)
     result = t.let(
         f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)}) -> "
-        f"{out}{body.tied(spec.out_shape)}"
+        f"{tensor_type(spec.out_shape, spec.dtype)}{body.tied(spec.out_shape)}"
     )
+    result = _reshaped(t, body, result, spec.out_shape, site.out_shape, spec.dtype)
     return [
         f"util.func private @{name}({', '.join(f'{n}: {t_}' for n, t_ in zip(names, types, strict=True))}) -> {out} {{",
         *t.render(),

@@ -16,12 +16,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth
+from onnx_fa.emit.expr_vectors import ExprVectors, IntBounds, Vector
 from onnx_fa.emit.lanes import Lanes
 from onnx_fa.emit.mlir_text import I32, tensor_type
-from onnx_fa.emit.skipping import LOG2E, MASK_FLOOR, IndexMask, fill_log2, skipping, window
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, Elementwise, SlidingWindow, TensorMask
+from onnx_fa.emit.score_plan import (
+    LOG2E,
+    IndexMask,
+    IndexStep,
+    kind,
+    row_parts,
+    score_plan,
+    tile_parts,
+    tile_slots,
+    uses,
+    varies,
+    window,
+)
+from onnx_fa.emit.skipping import skipping
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
+from onnx_fa.spec import AttentionSpec, Dim, TensorArg
 
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
@@ -53,15 +69,14 @@ class VectorConfig:
             raise ValueError(f"BM must be a multiple of W, and BK of RI: {self}")
 
 
-def varies(mask: TensorMask) -> tuple[bool, bool]:
-    """Whether a tensor mask varies along the queries, and along the keys."""
-    shape = (1, 1, *mask.shape)[-2:]
-    return shape[0] != 1, shape[1] != 1
-
-
 def operand_types(spec: AttentionSpec) -> list[str]:
     """Element types of the operands as the dispatch sees them: booleans are bytes."""
     return ["i8" if d == "bool" else d for d in spec.operand_dtypes]
+
+
+def mask_tiles(spec: AttentionSpec) -> int:
+    """How many tiles of keys x queries the mask terms need."""
+    return sum(tile_slots(part, spec.tensors) for part in tile_parts(score_plan(spec), spec.tensors))
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,16 @@ class _Block:
 
 
 @dataclass(frozen=True)
+class _Row:
+    """A key of a block: its place in the block, its position, the key to read for it, and what is known of it alone."""
+
+    at: str
+    key: str
+    read: str
+    known: dict[ScoreExpr, Vector] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class _State:
     """What the loops over keys carry: O^T, score tile, further tiles; per vector of queries the maximum and the sum."""
 
@@ -105,7 +130,7 @@ class _State:
 
 
 class VectorBody:
-    """Writes the dispatch's function for one spec. Arguments: %q %k %v %mask0 .. %out and `dims` for the symbols."""
+    """Writes the dispatch's function for one spec. Arguments: %q %k %v %mask0 .. %sink %out and `dims` for the symbols."""
 
     def __init__(self, spec: AttentionSpec, config: VectorConfig) -> None:
         self.spec, self.config = spec, config
@@ -114,7 +139,8 @@ class VectorBody:
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
         self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)
-        self.tiled = [varies(m) == (True, True) for m in spec.tensor_masks]
+        self.plan = score_plan(spec)
+        self.parts = tile_parts(self.plan, spec.tensors)
         self.widen = spec.dtype != "f32"
         self.skips = skipping(spec)
 
@@ -123,7 +149,7 @@ class VectorBody:
         self.tile_type = tensor_type((config.BK, config.BM), "f32")
         self.row_type = tensor_type((config.BM,), "f32")
         self.wide_type = tensor_type((config.BK, max(spec.D, spec.Dv)), "f32")
-        self.scratch_types = [self.tile_type] * sum(self.tiled) + [self.wide_type] * self.widen
+        self.scratch_types = [self.tile_type] * mask_tiles(spec) + [self.wide_type] * self.widen
 
         self.sq, self.skv = self.dim(spec.Sq), self.dim(spec.Skv)
         wx = t.let("flow.dispatch.workgroup.id[0] : index")
@@ -153,13 +179,30 @@ class VectorBody:
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, spec.Dv, spec.v_layout), spec.v_layout)
         out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
         self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
+        tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
+        names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
         self.masks = [
-            self.load(f"%mask{i}", m.shape, types[3 + i], self.mask_cuts(m)) for i, m in enumerate(spec.tensor_masks)
+            self.load(name, x.shape, element, self.mask_cuts(x))
+            for name, x, element in zip(names, tensors, types[3:], strict=False)
         ]
-        self.row_masks = {
-            i: self.row_vectors(m, self.masks[i]) for i, m in enumerate(spec.tensor_masks) if not varies(m)[1]
+        self.vector = ExprVectors(t, IntBounds(spec.Sq, spec.Skv, spec.tensors), spec.tensors)
+        by_position = any(Q in leaves(e) for e in self.plan.expressions)
+        by_position = by_position or any(isinstance(m, IndexMask) for m in spec.masks)
+        self.positions = self.query_positions() if by_position else []
+        tensor_rows = {i: self.row_vectors(x, self.masks[i]) for i, x in enumerate(spec.tensors) if not varies(x)[1]}
+        self.row_ranges = {
+            i: self.row_range(tensor_rows[i])
+            for i in {leaf[1] for e in self.skips.low for leaf in leaves(e) if leaf[0] == "tensor"}
+            if i in tensor_rows and spec.tensors[i].kind == "int"
         }
-        self.positions = self.query_positions() if any(isinstance(m, IndexMask) for m in spec.masks) else []
+        parts = row_parts(self.plan, spec.tensors)
+        self.row_values = [
+            self.row_parts(parts, j, {i: x[j] for i, x in tensor_rows.items()}) for j in range(self.vectors)
+        ]
+        self.sink = [
+            self.vector.in_log2(x.value)
+            for x in (self.row_vectors(spec.sink, self.masks[-1]) if spec.sink is not None else [])
+        ]
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
@@ -171,6 +214,9 @@ class VectorBody:
         scratch = tuple(t.let(f"tensor.empty() : {s}") for s in self.scratch_types)
         scores = t.let(f"tensor.empty() : {self.tile_type}")
         best, total = (t.splat(MAX_START),) * self.vectors, (t.splat(0.0),) * self.vectors
+        if self.sink:  # one more logit, without a value
+            best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
+            total = tuple(t.exp2(t.vop("arith.subf", x, b)) for x, b in zip(self.sink, best, strict=True))
         state = self.all_keys(_State(acc, scores, scratch, best, total))
         result = self.transposed_output(state)
         t.do(
@@ -200,7 +246,7 @@ class VectorBody:
         canonical = [*(_Cut(x, "1", None) for x in lead), rows, self.whole(width)]
         return [canonical[axis] for axis in layout]
 
-    def mask_cuts(self, mask: TensorMask) -> list[_Cut]:
+    def mask_cuts(self, mask: TensorArg) -> list[_Cut]:
         """One head of a mask, along the axes that it has."""
         lead = self.lead[max(0, self.spec.rank - len(mask.shape)) :]
         cuts = [_Cut(self.t.index(0) if d == 1 else x, "1", None) for d, x in zip(mask.shape[:-2], lead, strict=False)]
@@ -270,28 +316,53 @@ class VectorBody:
     # Into and out of the layout with queries along the lanes.
 
     def over_tiles(self, width: int, init: str, type_: str, body: Callable[[str, str, str], str]) -> str:
-        """body(row, column, tensor) for each W x W tile of BM x width; the last overlaps where W does not divide it."""
+        """body(row, column, tensor) for each W x W tile of BM x width; the last overlaps where W does not divide it, and
+        reaches over the edge where the width is below W."""
         t, w = self.t, self.t.width
         zero, step, whole = t.index(0), t.index(w), t.index(width - width % w)
 
         def rows(row: str, carried: list[str]) -> list[str]:
             out = t.loop((zero, whole, step), [(carried[0], type_)], lambda d, c: [body(row, d, c[0])])
-            return [body(row, t.index(width - w), out[0])] if width % w else out
+            return [body(row, t.index(max(width - w, 0)), out[0])] if width % w else out
 
         return t.loop((zero, t.index(self.config.BM), step), [(init, type_)], rows)[0]
 
+    def over_rows(self, width: int, init: str, type_: str, body: Callable[[str, str, str], str]) -> str:
+        """body(d, column, tensor) for each vector of width x BM."""
+        t = self.t
+        columns = (t.index(0), t.index(self.config.BM), t.index(t.width))
+
+        def rows(d: str, carried: list[str]) -> list[str]:
+            return t.loop(columns, [(carried[0], type_)], lambda column, c: [body(d, column, c[0])])
+
+        return t.loop((t.index(0), t.index(width), t.index(1)), [(init, type_)], rows)[0]
+
     def transposed_queries(self) -> str:
-        """Q^T, D x BM, times the scale (and log2 e, unless a softcap comes first)."""
-        t, spec = self.t, self.spec
-        scale = t.splat(spec.scale / spec.mods[0].cap if spec.mods else spec.scale * LOG2E)
+        """Q^T, D x BM, times the scale (and log2 e, where nothing needs scores as they are)."""
+        t, spec, wide = self.t, self.spec, self.t.width <= self.spec.D
+        factor = spec.scale / spec.mods[0].cap if spec.mods else spec.scale * self.unit
+        scale = t.splat(factor)
+
+        def swapped(d: str, row: str, out: str) -> str:
+            if self.few_queries:  # one by one: reads beyond the last column of a swapped slab are compiled wrongly
+                for lane in range(t.width):
+                    column = t.shifted(row, lane)
+                    x = t.arith("mulf", self.extract(self.q, self.query_row(column), d), t.f32(factor), "f32")
+                    out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.qT_type}")
+                return out
+            x = self.read_f32(self.q, d, row)
+            return t.write(t.vop("arith.mulf", x, scale), out, self.qT_type, d, row)
 
         def body(row: str, d: str, out: str) -> str:
-            rows = [self.read_f32(self.q, self.query_row(t.shifted(row, i)), d) for i in range(t.width)]
-            for i, x in enumerate(t.transpose([t.vop("arith.mulf", x, scale) for x in rows])):
+            rows = [self.read_f32(self.q, self.query_row(t.shifted(row, i)), d, wide) for i in range(t.width)]
+            for i, x in enumerate(t.transpose([t.vop("arith.mulf", x, scale) for x in rows])[: spec.D]):
                 out = t.write(x, out, self.qT_type, t.shifted(d, i), row)
             return out
 
-        return self.over_tiles(spec.D, t.let(f"tensor.empty() : {self.qT_type}"), self.qT_type, body)
+        empty = t.let(f"tensor.empty() : {self.qT_type}")
+        if self.q.swapped:
+            return self.over_rows(spec.D, empty, self.qT_type, swapped)
+        return self.over_tiles(spec.D, empty, self.qT_type, body)
 
     def transposed_output(self, state: _State) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
@@ -308,98 +379,181 @@ class VectorBody:
                 sums = t.write(total, sums, self.row_type, self.lane(j))
             inverses = t.write(inverse, inverses, self.row_type, self.lane(j))
 
+        def value(d: str, row: str) -> str:
+            x = t.vop("arith.mulf", t.read(state.acc, self.acc_type, d, row), t.read(inverses, self.row_type, row))
+            if guarded:  # a row of NaN probabilities is zero as well
+                total = t.read(sums, self.row_type, row)
+                x = t.select(t.compare("ord", total, total), x, t.splat(0.0))
+            return x
+
+        def write(x: str, result: str, at: str, column: str, inside: bool) -> str:
+            if out.element != "f32":
+                x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
+            return t.write(x, result, out.type, at, column, element=out.element, in_bounds=inside)
+
         def body(row: str, d: str, result: str) -> str:
-            inverse = t.read(inverses, self.row_type, row)
-            columns = []
-            for i in range(t.width):
-                x = t.vop("arith.mulf", t.read(state.acc, self.acc_type, t.shifted(d, i), row), inverse)
-                if guarded:  # a row of NaN probabilities is zero as well
-                    total = t.read(sums, self.row_type, row)
-                    x = t.select(t.compare("ord", total, total), x, t.splat(0.0))
-                columns.append(x)
+            columns = [value(t.shifted(d, i), row) for i in range(min(t.width, spec.Dv))]
+            columns += [t.splat(0.0)] * (t.width - len(columns))
             for i, x in enumerate(t.transpose(columns)):
-                if out.element != "f32":
-                    x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
-                at = self.query_row(t.shifted(row, i))
-                result = t.write(x, result, out.type, at, d, element=out.element)
+                result = write(x, result, self.query_row(t.shifted(row, i)), d, spec.Dv >= t.width)
             return result
 
+        if out.swapped:
+            columnwise = lambda d, row, result: write(value(d, row), result, d, row, not self.few_queries)  # noqa: E731
+            return self.over_rows(spec.Dv, out.value, out.type, columnwise)
         return self.over_tiles(spec.Dv, out.value, out.type, body)
 
     # Masks.
 
-    def prepare_mask(self, mask: TensorMask, value: str) -> str:
-        """Mask elements as the kernel uses them: booleans as 0 and 1; additive ones clamped, in units of log2."""
-        t = self.t
-        if isinstance(mask, BoolMask):
-            return value
-        if mask.factor != 1.0:
-            value = t.vop("arith.mulf", value, t.splat(mask.factor))
-        low = t.compare("olt", value, t.splat(MASK_FLOOR))
-        finite = t.compare("one", value, t.splat(-math.inf))
-        both = t.let(f"arith.andi {finite}, {low} : {t.bvec}")
-        return t.vop("arith.mulf", t.select(both, t.splat(MASK_FLOOR), value), t.splat(LOG2E))
+    @property
+    def unit(self) -> float:
+        """What a score is multiplied by before the mask terms see it."""
+        return 1.0 if self.plan.natural else LOG2E
 
-    def row_vectors(self, mask: TensorMask, slab: _Slab) -> list[str]:
-        """A mask that does not vary along the keys, per vector of queries."""
+    def to_vector(self, value: str, element: str) -> Vector:
+        """A vector of a tensor's elements, as expressions take them."""
+        if element == "i8":
+            zero = self.t.constant("dense<0>", f"vector<{self.t.width}xi8>")
+            return Vector(self.t.let(f"arith.cmpi ne, {value}, {zero} : vector<{self.t.width}xi8>"), "i1")
+        if element in ("i32", "i64"):
+            return Vector(value, element)
+        return Vector(self.to_f32(value, element, f"{self.t.width}x"), "f32")
+
+    def splat_of(self, slab: _Slab, *indices: str) -> Vector:
+        """One element of a tensor in every lane."""
+        value = self.t.let(f"tensor.extract {slab.value}[{', '.join(indices)}] : {slab.type}")
+        return self.to_vector(self.t.broadcast(value, slab.element), slab.element)
+
+    def row_vectors(self, tensor: TensorArg, slab: _Slab) -> list[Vector]:
+        """A tensor that does not vary along the keys, per vector of queries."""
         t = self.t
-        if not varies(mask)[0]:
-            return [self.prepare_mask(mask, t.broadcast(self.extract(slab, t.index(0))))] * self.vectors
+        if not varies(tensor)[0]:
+            return [self.splat_of(slab, t.index(0))] * self.vectors
+        row_type = tensor_type((self.config.BM,), slab.element)
 
         def body(row: str, carried: list[str]) -> list[str]:
-            value = self.extract(slab, self.query(row))
-            return [t.let(f"tensor.insert {value} into {carried[0]}[{row}] : {self.row_type}")]
+            value = t.let(f"tensor.extract {slab.value}[{self.query(row)}] : {slab.type}")
+            return [t.let(f"tensor.insert {value} into {carried[0]}[{row}] : {row_type}")]
 
-        empty = t.let(f"tensor.empty() : {self.row_type}")
-        bounds = (t.index(0), t.index(self.config.BM), t.index(1))
-        rows = t.loop(bounds, [(empty, self.row_type)], body)[0]
-        return [self.prepare_mask(mask, t.read(rows, self.row_type, self.lane(j))) for j in range(self.vectors)]
+        empty = t.let(f"tensor.empty() : {row_type}")
+        rows = t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(empty, row_type)], body)[0]
+        vectors = [t.read(rows, row_type, self.lane(j), element=slab.element) for j in range(self.vectors)]
+        return [self.to_vector(x, slab.element) for x in vectors]
 
-    def mask_tile(self, mask: TensorMask, slab: _Slab, tile: str, block: _Block) -> str:
-        """A block of an Sq x Skv mask, transposed into a tile."""
+    def row_parts(self, parts: list[ScoreExpr], j: int, tensors: dict[int, Vector]) -> dict[ScoreExpr, Vector]:
+        """What of the mask terms does not change with the key, for one vector of queries."""
+
+        def known(expr: ScoreExpr) -> Vector | None:
+            if expr == Q:
+                return Vector(self.positions[j], "i32")
+            return tensors[expr[1]] if expr[0] == "tensor" else self.length(expr)
+
+        memo: dict[ScoreExpr, Vector] = {}
+        return {part: self.vector.emit(part, known, memo) for part in parts}
+
+    def row_range(self, vectors: list[Vector]) -> Range:
+        """The least and the largest of an integer tensor over the workgroup's queries."""
+        t, element = self.t, vectors[0].element
+        type_ = f"vector<{t.width}x{element}>"
+        found = []
+        for op in ("minsi", "maxsi"):
+            x = vectors[0].value
+            for v in vectors[1:]:
+                x = t.arith(op, x, v.value, type_)
+            x = t.let(f"vector.reduction <{op}>, {x} : {type_} into {element}")
+            found.append(t.let(f"arith.index_cast {x} : {element} to index"))
+        return found[0], found[1]
+
+    def length(self, expr: ScoreExpr) -> Vector | None:
+        if expr[0] not in ("Sq", "Skv"):
+            return None
+        return Vector(self.t.broadcast(self.i32(self.sq if expr[0] == "Sq" else self.skv), I32), "i32")
+
+    def mask_tile(self, part: ScoreExpr, tiles: list[str], block: _Block) -> list[str]:
+        """A block of what is made from one Sq x Skv tensor, transposed into one tile, or two for the halves of integers."""
         t, w = self.t, self.t.width
-        inside = not block.edge
+        slab = self.masks[next(leaf[1] for leaf in leaves(part) if leaf[0] == "tensor")]
+        carried_types = [self.tile_type] * len(tiles)
+
+        def read(row: str, column: str) -> list[str]:
+            x = t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=not block.edge)
+            tensor = self.to_vector(x, slab.element)
+            value = self.vector.emit(part, lambda e: tensor if e[0] == "tensor" else None, {})
+            return self.as_floats(value)
 
         def keys(key: str, carried: list[str]) -> list[str]:
             column = t.arith("addi", block.k0, key)
 
             def queries(row: str, inner: list[str]) -> list[str]:
-                rows = [self.read_f32(slab, self.query(t.shifted(row, i)), column, inside) for i in range(w)]
-                out = inner[0]
-                for i, x in enumerate(t.transpose([self.prepare_mask(mask, x) for x in rows])):
-                    out = t.write(x, out, self.tile_type, t.shifted(key, i), row)
-                return [out]
+                rows = [read(self.query(t.shifted(row, i)), column) for i in range(w)]
+                out = list(inner)
+                for tile in range(len(out)):
+                    for i, x in enumerate(t.transpose([r[tile] for r in rows])):
+                        out[tile] = t.write(x, out[tile], self.tile_type, t.shifted(key, i), row)
+                return out
 
             bounds = (t.index(0), t.index(self.config.BM), t.index(w))
-            return t.loop(bounds, [(carried[0], self.tile_type)], queries)
+            return t.loop(bounds, list(zip(carried, carried_types, strict=True)), queries)
 
-        return t.loop((t.index(0), block.rows, t.index(w)), [(tile, self.tile_type)], keys)[0]
+        bounds = (t.index(0), block.rows, t.index(w))
+        return t.loop(bounds, list(zip(tiles, carried_types, strict=True)), keys)
 
-    def mask_values(self, i: str, key: str, tiles: dict[int, str]) -> list[list[str]]:
-        """For each mask term, its vectors at row i of the block (none for index masks)."""
-        t, tensors = self.t, 0
-        values: list[list[str]] = []
-        for term in self.spec.masks:
-            if isinstance(term, (Causal, SlidingWindow, Elementwise)):
-                values.append([])
-                continue
-            if tensors in tiles:
-                tile = tiles[tensors]
-                values.append([t.read(tile, self.tile_type, i, self.lane(j)) for j in range(self.vectors)])
-            elif tensors in self.row_masks:
-                values.append(self.row_masks[tensors])
-            else:
-                value = t.broadcast(self.extract(self.masks[tensors], key))
-                values.append([self.prepare_mask(term, value)] * self.vectors)
-            tensors += 1
-        return values
+    def as_floats(self, x: Vector) -> list[str]:
+        """A vector as f32 vectors that can be moved about: integers by their bits, the low half first."""
+        t = self.t
+        if x.element == "f32":
+            return [x.value]
+        if x.element == "i1":
+            return [t.select(x.value, t.splat(1.0), t.splat(0.0))]
+        wide = f"vector<{t.width}xi64>"
+        value = x.value if x.element == "i64" else t.let(f"arith.extsi {x.value} : {t.ivec} to {wide}")
+        high = t.arith("shrui", value, t.constant("dense<32>", wide), wide)
+        halves = [t.let(f"arith.trunci {h} : {wide} to {t.ivec}") for h in (value, high)]
+        return [t.let(f"arith.bitcast {h} : {t.ivec} to {t.vec}") for h in halves]
+
+    def from_floats(self, part: ScoreExpr, values: list[str]) -> Vector:
+        """The inverse of `as_floats`."""
+        t, element = self.t, kind(part, self.spec.tensors)
+        if element == "float":
+            return Vector(values[0], "f32")
+        if element == "bool":
+            return Vector(t.compare("one", values[0], t.splat(0.0)), "i1")
+        wide = f"vector<{t.width}xi64>"
+        bits = [t.let(f"arith.bitcast {v} : {t.vec} to {t.ivec}") for v in values]
+        low, high = (t.let(f"arith.extui {b} : {t.ivec} to {wide}") for b in bits)
+        high = t.arith("shli", high, t.constant("dense<32>", wide), wide)
+        return Vector(t.arith("ori", low, high, wide), "i64")
+
+    def expression(self, expr: ScoreExpr, score: str, row: _Row, j: int, tiles: dict[ScoreExpr, list[str]]) -> str:
+        """A step of the plan for one vector of queries and one key."""
+        t, tensors = self.t, self.spec.tensors
+
+        def by_key(e: ScoreExpr) -> Vector | None:
+            if e == K:
+                return Vector(t.broadcast(self.i32(row.key), I32), "i32")
+            if e in self.row_values[j]:
+                return self.row_values[j][e]  # the same in every lane, as nothing here varies along the queries
+            return self.splat_of(self.masks[e[1]], row.read) if e[0] == "tensor" else None
+
+        def known(e: ScoreExpr) -> Vector | None:
+            if e == SCORE:
+                return Vector(score, "f32")
+            if e in self.row_values[j]:
+                return self.row_values[j][e]
+            if e in tiles:
+                return self.from_floats(e, [t.read(x, self.tile_type, row.at, self.lane(j)) for x in tiles[e]])
+            if uses(e, tensors) == {"k"}:
+                return self.vector.emit(e, by_key, row.known)
+            return None
+
+        return self.vector.emit(expr, known, {}).value
 
     def offset(self, mask: IndexMask) -> str:
         return self.t.arith("subi", self.skv, self.sq) if mask.offset == "end" else self.t.index(mask.offset)
 
-    def index_mask(self, mask: IndexMask, score: str, key: str, j: int) -> str:
+    def index_mask(self, step: IndexStep, score: str, key: str, j: int) -> str:
         """key - offset - right <= query <= key - offset + left"""
-        t = self.t
+        t, mask = self.t, step.mask
         at = self.i32(t.arith("subi", key, self.offset(mask)))
         left, right = window(mask)
         bounds = [("sle", -right)] if right is not None else []
@@ -407,26 +561,23 @@ class VectorBody:
         for predicate, by in bounds:
             limit = t.broadcast(t.arith("addi", at, t.constant(str(by), I32), I32), I32)
             keep = t.let(f"arith.cmpi {predicate}, {limit}, {self.positions[j]} : {t.ivec}")
-            score = t.select(keep, score, t.splat(fill_log2(mask.fill)))
+            score = t.select(keep, score, t.splat(step.fill))
         return score
 
-    def score(self, raw: str, values: list[list[str]], key: str, j: int, block: _Block) -> str:
+    def score(self, raw: str, row: _Row, j: int, block: _Block, tiles: dict[ScoreExpr, list[str]]) -> str:
         """What the softmax sees, in units of log2, for one vector of queries and one key."""
         t, spec, s = self.t, self.spec, raw
         for mod, following in zip(spec.mods, (*spec.mods[1:], None), strict=False):
             s = t.vop("math.tanh", s)
-            s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * LOG2E))
-        for term, vectors in zip(spec.masks, values, strict=True):
-            if isinstance(term, AddMask):
-                s = t.vop("arith.addf", s, vectors[j])
-            elif isinstance(term, BoolMask):
-                s = t.select(t.compare("one", vectors[j], t.splat(0.0)), s, t.splat(fill_log2(term.fill)))
-            elif isinstance(term, IndexMask) and block.edge:
-                s = self.index_mask(term, s, key, j)
+            s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * self.unit))
+        for step in self.plan.steps:
+            if not isinstance(step, IndexStep):
+                s = self.expression(step.expr, s, row, j, tiles)
+            elif block.edge:
+                s = self.index_mask(step, s, row.key, j)
         if block.edge and self.ragged_keys:
-            inside = t.arith("cmpi slt,", key, self.skv)
-            bias = t.let(f"arith.select {inside}, {t.f32(0.0)}, {t.f32(-math.inf)} : f32")
-            s = t.vop("arith.addf", s, t.broadcast(bias))
+            inside = t.broadcast(t.arith("cmpi slt,", row.key, self.skv), "i1")
+            s = t.select(inside, s, t.splat(-math.inf))
         return s
 
     # One block of keys.
@@ -467,26 +618,26 @@ class VectorBody:
         t, w = self.t, self.t.width
 
         def copy(i: str, row: str, d: str, out: str) -> str:
-            if slab.swapped:
+            if slab.swapped or width < w:
                 return t.let(f"tensor.insert {self.extract(slab, row, d)} into {out}[{i}, {d}] : {self.wide_type}")
             return t.write(self.read_f32(slab, row, d), out, self.wide_type, i, d)
 
         def body(i: str, carried: list[str]) -> list[str]:
-            row = self.key(block, i)[1]
-            step = 1 if slab.swapped else w
+            row = self.row(block, i).read
+            step = 1 if slab.swapped or width < w else w
             bounds = (t.index(0), t.index(width - width % step), t.index(step))
             out = t.loop(bounds, [(carried[0], self.wide_type)], lambda d, c: [copy(i, row, d, c[0])])
             return [copy(i, row, t.index(width - w), out[0])] if width % step else out
 
         return t.loop((t.index(0), block.rows, t.index(1)), [(tile, self.wide_type)], body)[0]
 
-    def key(self, block: _Block, i: str) -> tuple[str, str]:
-        """(key at row i of the block, key to read for it: the last one where that is past the end)."""
+    def row(self, block: _Block, i: str) -> _Row:
+        """Row i of the block; past the last key, that key is read."""
         t = self.t
         key = t.arith("addi", block.k0, i)
         if not (block.edge and self.ragged_keys):
-            return key, key
-        return key, t.arith("minsi", key, t.arith("subi", self.skv, t.index(1)))
+            return _Row(i, key, key)
+        return _Row(i, key, t.arith("minsi", key, t.arith("subi", self.skv, t.index(1))))
 
     def unroll(self, block: _Block) -> int:
         """Few blocks are on an edge: there, short code matters more than the loop's overhead."""
@@ -494,11 +645,12 @@ class VectorBody:
 
     def block(self, state: _State, block: _Block) -> _State:
         t, spec, scratch = self.t, self.spec, list(state.scratch)
-        tiles: dict[int, str] = {}
-        for i, mask in enumerate(spec.tensor_masks):
-            if self.tiled[i]:
-                slot = sum(self.tiled[:i])
-                scratch[slot] = tiles[i] = self.mask_tile(mask, self.masks[i], scratch[slot], block)
+        tiles: dict[ScoreExpr, list[str]] = {}
+        at = 0
+        for part in self.parts:
+            end = at + tile_slots(part, spec.tensors)
+            scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
+            at = end
         if self.widen:
             scratch[-1] = self.widened(self.k, spec.D, scratch[-1], block)
         scores, best = self.scores(state, block, tiles, scratch)
@@ -509,7 +661,9 @@ class VectorBody:
         acc = self.output(state.acc, scores, decay, block, scratch)
         return _State(acc, scores, tuple(scratch), tuple(best), tuple(total))
 
-    def scores(self, state: _State, block: _Block, tiles: dict[int, str], scratch: list[str]) -> tuple[str, list[str]]:
+    def scores(
+        self, state: _State, block: _Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
+    ) -> tuple[str, list[str]]:
         """S^T = K Q^T of the block, RI keys at a time, masked; and the new maximum."""
         t, config = self.t, self.config
 
@@ -521,16 +675,14 @@ class VectorBody:
 
         def body(i: str, carried: list[str]) -> list[str]:
             tile, best = carried[0], carried[1:]
-            rows = [t.shifted(i, r) for r in range(config.RI)]
-            keys = [self.key(block, row) for row in rows]
-            scalars = [wide(row) if self.widen else stored(key[1]) for row, key in zip(rows, keys, strict=True)]
+            rows = [self.row(block, t.shifted(i, r)) for r in range(config.RI)]
+            scalars = [wide(row.at) if self.widen else stored(row.read) for row in rows]
             zeros = [[t.splat(0.0)] * self.vectors] * config.RI
             raw = self.fma_tile(scalars, self.spec.D, self.unroll(block), self.qT, self.qT_type, zeros)
-            for row, (key, read), vectors in zip(rows, keys, raw, strict=True):
-                values = self.mask_values(row, read, tiles)
+            for row, vectors in zip(rows, raw, strict=True):
                 for j, x in enumerate(vectors):
-                    s = self.score(x, values, key, j, block)
-                    tile = t.write(s, tile, self.tile_type, row, self.lane(j))
+                    s = self.score(x, row, j, block, tiles)
+                    tile = t.write(s, tile, self.tile_type, row.at, self.lane(j))
                     best[j] = t.maximum(s, best[j])
             return [tile, *best]
 
@@ -565,7 +717,7 @@ class VectorBody:
         def column(d: str) -> Callable[[str], str]:
             if self.widen:
                 return lambda i: t.let(f"tensor.extract {scratch[-1]}[{i}, {d}] : {self.wide_type}")
-            return lambda i: self.extract(self.v, self.key(block, i)[1], d)
+            return lambda i: self.extract(self.v, self.row(block, i).read, d)
 
         def body(d: str, acc: str, count: int) -> str:
             dims = [t.shifted(d, r) for r in range(count)]
@@ -591,7 +743,8 @@ class VectorBody:
         first, full_first, full_end, end = self.bounds()
 
         def full(k0: str, carried: list[str]) -> list[str]:
-            return self.pack(self.block(self.unpack(carried), _Block(k0, bk, False)))
+            block = _Block(k0, bk, False)
+            return self.pack(self.block_if(self.needed(k0, bk), self.unpack(carried), block))
 
         state = self.unpack(t.loop((full_first, full_end, bk), self.carried(state), full))
         edges = [(first, full_first)] if full_first != zero else []
@@ -600,7 +753,8 @@ class VectorBody:
             state = self.edge_blocks(state, edges)
         skipped = [(zero, first)] if first != zero else []
         skipped += [(end, self.skv)] if end != self.skv else []
-        if self.skips.threshold is None or not skipped:
+        anywhere = self.needed(zero, bk) is not True  # blocks between these ranges may have been left out as well
+        if self.skips.threshold is None or not (skipped or anywhere):
             return state
         lowest = state.best[0]
         for b in state.best[1:]:
@@ -608,7 +762,36 @@ class VectorBody:
         least = t.let(f"vector.reduction <minnumf>, {lowest} : {t.vec} into f32")
         needed = t.let(f"arith.cmpf ole, {least}, {t.f32(self.skips.threshold)} : f32")
         ranges = [(low, t.let(f"arith.select {needed}, {high}, {low} : index")) for low, high in skipped]
-        return self.edge_blocks(state, ranges)
+        if anywhere:
+            return self.edge_blocks(
+                state, [(first, t.let(f"arith.select {needed}, {end}, {first} : index")), *ranges], 1
+            )
+        return self.edge_blocks(state, ranges, 0)
+
+    def needed(self, k0: str, rows: str) -> Truth:
+        """Whether a block may hold a key that is not masked, as far as intervals of positions tell."""
+        t = self.t
+        last = t.arith("subi", t.arith("minsi", t.arith("addi", k0, rows), self.skv), t.index(1))
+        ranges: dict[str, Range] = {"q": (self.m0, t.arith("addi", self.m0, self.last_row)), "k": (k0, last)}
+        ranges |= {"Sq": (self.sq, self.sq), "Skv": (self.skv, self.skv)}
+        bounds = BlockBounds(t, lambda e: self.row_ranges.get(e[1]) if e[0] == "tensor" else ranges[e[0]])
+        low: Truth = False
+        for condition in self.skips.low:
+            low = bounds.either(low, bounds.truth(condition)[0])
+        if isinstance(low, bool):
+            return not low
+        return t.arith("xori", low, t.constant("1", "i1"), "i1")
+
+    def block_if(self, needed: Truth, state: _State, block: _Block) -> _State:
+        """The state after a block, or as it was where the block is not needed."""
+        t = self.t
+        if needed is True:
+            return self.block(state, block)
+        once = t.let(f"arith.select {needed}, {t.index(1)}, {t.index(0)} : index") if needed else t.index(0)
+        bounds = (t.index(0), once, t.index(1))
+        return self.unpack(
+            t.loop(bounds, self.carried(state), lambda _, c: self.pack(self.block(self.unpack(c), block)))
+        )
 
     def bounds(self) -> tuple[str, str, str, str]:
         """(first, full_first, full_end, end): the keys to visit, and among them the blocks that test no positions."""
@@ -648,26 +831,37 @@ class VectorBody:
                 end = t.arith("maxsi", end, full_first)
         return first, full_first, full_end, end
 
-    def edge_blocks(self, state: _State, ranges: list[tuple[str, str]]) -> _State:
-        """Visits the blocks of one or two ranges of keys, the last of each as short as it is, testing positions."""
+    def edge_blocks(self, state: _State, ranges: list[tuple[str, str]], left_out: int | None = None) -> _State:
+        """Visits the blocks of some ranges of keys, the last of each as short as it is, testing positions.
+
+        Blocks that are masked as a whole are left out; with `left_out`, only those are visited in that many first ranges,
+        and all in the others.
+        """
         t, bk, ri = self.t, self.t.index(self.config.BK), self.t.index(self.config.RI)
         counts = [
             t.arith("ceildivui", t.arith("maxsi", t.arith("subi", high, low), t.index(0)), bk) for low, high in ranges
         ]
-        number = counts[0] if len(counts) == 1 else t.arith("addi", counts[0], counts[1])
+        starts = [t.index(0)]
+        for count in counts:
+            starts.append(t.arith("addi", starts[-1], count))
 
         def body(step: str, carried: list[str]) -> list[str]:
             (low, high), at = ranges[0], step
-            if len(ranges) == 2:
-                second = t.arith("cmpi sge,", step, counts[0])
-                pairs = [(ranges[1][0], low), (ranges[1][1], high), (t.arith("subi", step, counts[0]), step)]
-                low, high, at = (t.let(f"arith.select {second}, {b}, {a} : index") for b, a in pairs)
+            for start, following in zip(starts[1:], ranges[1:], strict=False):
+                later = t.arith("cmpi sge,", step, start)
+                pairs = [(following[0], low), (following[1], high), (t.arith("subi", step, start), at)]
+                low, high, at = (t.let(f"arith.select {later}, {b}, {a} : index") for b, a in pairs)
             k0 = t.arith("addi", low, t.arith("muli", at, bk))
             keys = t.arith("minsi", t.arith("subi", high, k0), bk)
             rows = t.arith("muli", t.arith("ceildivui", keys, ri), ri)
-            return self.pack(self.block(self.unpack(carried), _Block(k0, rows, True)))
+            needed = self.needed(k0, rows) if left_out != 0 else True
+            if left_out and not isinstance(needed, bool):
+                needed = t.arith("xori", needed, t.constant("1", "i1"), "i1")
+                other = t.arith("cmpi sge,", step, starts[left_out])
+                needed = t.arith("ori", needed, other, "i1")
+            return self.pack(self.block_if(needed, self.unpack(carried), _Block(k0, rows, True)))
 
-        return self.unpack(t.loop((t.index(0), number, t.index(1)), self.carried(state), body))
+        return self.unpack(t.loop((t.index(0), starts[-1], t.index(1)), self.carried(state), body))
 
     def carried(self, state: _State) -> list[tuple[str, str]]:
         tensors = [(state.acc, self.acc_type), (state.scores, self.tile_type)]

@@ -7,20 +7,24 @@ Miss with a reason and a node.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY, build_match
-from onnx_fa.match.operands import common_reading, matmul_operands, plan_operands
+from onnx_fa.match.operands import common_reading, placed_at_softmax, placed_on_probabilities, placed_steps, plan_site
 from onnx_fa.match.types import (
     AddTerm,
     After,
     AfterLayer,
     Anchor,
+    Behind,
     Call,
     Cap,
     Const,
     Expr,
+    Factor,
     Guard,
     Map,
     MaskRule,
@@ -31,18 +35,24 @@ from onnx_fa.match.types import (
     Operands,
     Patterns,
     Peel,
+    Product,
+    Regroup,
     Scale,
     ScoreLayer,
+    ScoreStage,
     Select,
     Step,
+    Tail,
     Term,
+    Weighting,
 )
-from onnx_fa.match.walk import parse_score, walk_after, walk_tail
+from onnx_fa.match.walk import apply_drops, parse_score, reciprocal_of, walk_after, walk_tail
 from onnx_fa.report import Miss
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:
-    """Every attention in the model, in graph order, and a Miss for every softmax or attention op that is not one."""
+    """Every attention in the model's graph and its subgraphs, in graph order, and a Miss for every softmax or attention op that
+    is not one. Functions are not looked into: see `functions.inline_attention`."""
     matches: list[Match] = []
     misses: list[Miss] = []
     for graph in view.model.graphs():
@@ -53,22 +63,16 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
             anchor = None
             try:
                 found = _match_op(view, node, label, patterns)
-                if found is None:
-                    anchor = patterns.anchors(view, node)
-                    if anchor is None:
-                        continue
-                    found = _match_anchor(view, anchor, label, patterns)
-                matches.append(found)
+                if found is not None:
+                    matches.append(found)
+                    continue
+                anchor = next((a for rule in patterns.anchors if (a := rule(view, node)) is not None), None)
+                if anchor is not None:
+                    matches += _match_anchor(view, anchor, label, patterns)
             except NoMatch as miss:
                 where = miss.node.name or miss.node.op_type if miss.node is not None else None
                 reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
                 misses.append(Miss(label, anchor.op if anchor else node.op_type, reason))
-    for function in view.model.functions.values():
-        for node in function:
-            if node.op_type in ("Softmax", "Attention"):
-                misses.append(
-                    Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: inline it first")
-                )
     return matches, misses
 
 
@@ -80,25 +84,41 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
     return None
 
 
-def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> Match:
-    pv, guard = walk_after(view, anchor, patterns)
-    output, guard = walk_tail(view, anchor, pv, guard)
-    steps, qk = parse_score(view, anchor.score, patterns.score)
-    dtype = DTYPES.get(output.dtype or ir.DataType.UNDEFINED)
-    operands = matmul_operands(view, qk, pv, patterns)
-    return build_match(
-        view,
-        patterns.mask,
-        name=label,
-        op=anchor.op,
-        dtype=dtype,
-        operands=operands,
-        steps=steps,
-        guard=guard,
-        output=output,
-        anchor=anchor.node,
-        sink=anchor.sink,
-    )
+def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> list[Match]:
+    """One match for every matmul with V that reads the probabilities: all or none."""
+    return [_match_behind(view, anchor, label, patterns, b) for b in walk_after(view, anchor, patterns)]
+
+
+def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind) -> Match:
+    output, guard, sink = walk_tail(view, anchor, behind, patterns)
+    if sink is not None and behind.steps:
+        raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.weighting.product.node)
+    v = behind.weighting.product.operands[1 - behind.weighting.side]
+    dtype = DTYPES.get(output.dtype or (v.dtype if isinstance(v, ir.Value) else None) or ir.DataType.UNDEFINED)
+    failure: NoMatch | None = None
+    for inner, qk in parse_score(view, anchor.score, patterns):
+        try:
+            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard))
+            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
+            return build_match(
+                view,
+                patterns.mask,
+                name=label,
+                op=anchor.op,
+                dtype=dtype,
+                operands=site.operands,
+                steps=placed_steps(view, patterns, site, steps),
+                guard=guarded,
+                output=output,
+                anchor=anchor.node,
+                wrap=behind.wrap,
+                v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
+                sink=placed_at_softmax(site, sink),
+            )
+        except NoMatch as e:
+            failure = failure or e
+    assert failure is not None
+    raise failure
 
 
 __all__ = [
@@ -107,10 +127,12 @@ __all__ = [
     "After",
     "AfterLayer",
     "Anchor",
+    "Behind",
     "Call",
     "Cap",
     "Const",
     "Expr",
+    "Factor",
     "Guard",
     "Map",
     "MaskRule",
@@ -121,14 +143,19 @@ __all__ = [
     "Operands",
     "Patterns",
     "Peel",
+    "Product",
+    "Regroup",
     "Scale",
     "ScoreLayer",
+    "ScoreStage",
     "Select",
     "Step",
+    "Tail",
     "Term",
+    "Weighting",
     "build_match",
     "common_reading",
     "find_sites",
     "parse_score",
-    "plan_operands",
+    "reciprocal_of",
 ]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE
+from onnx_fa.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.types import (
     AddTerm,
@@ -17,13 +17,16 @@ from onnx_fa.match.types import (
     Cap,
     Const,
     Expr,
+    Factor,
     Guard,
     Map,
     MaskRule,
     Match,
     NoMatch,
     Nothing,
+    OperandChoice,
     Operands,
+    Regroup,
     Scale,
     Select,
     Step,
@@ -63,8 +66,12 @@ def build_match(
     form: str = "original",
     extra_terms: Sequence[Term] = (),
     sink: Expr | None = None,
+    v_factors: Sequence[Expr] = (),
 ) -> Match:
-    """Folds steps into scale, modifications and mask terms, and checks that everything fits an AttentionSpec."""
+    """Folds steps into scale, modifications and mask terms, and checks that everything fits an AttentionSpec.
+
+    `v_factors` (..., 1, Skv) multiply the probabilities; they are applied to V.
+    """
     if dtype is None:
         raise NoMatch(f"element type {output.dtype} is not a float type that attention is defined on", anchor)
     o = operands
@@ -72,8 +79,12 @@ def build_match(
         if isinstance(choice.value, ir.Value) and DTYPES.get(choice.value.dtype or ir.DataType.UNDEFINED) != dtype:
             raise NoMatch("Q, K, V and the output have different element types", anchor)
     score_shape = (*o.batch, o.Hq, o.Sq, o.Skv)
+    steps, q = _onto_q(view, mask, steps, o.q, score_shape, dtype)
+    o = replace(o, q=q, v=_onto_v(view, mask, v_factors, o, dtype, anchor))
     scale, mods, terms = _fold(view, mask, steps, score_shape, dtype, anchor)
     scale *= o.q.scale * o.k.scale
+    if not (math.isfinite(scale) and math.isfinite(o.v.scale)):
+        raise NoMatch("a scale is not finite", anchor)
     terms += extra_terms
     terms = _tighten(terms)
     masks = tuple(t.term for t in terms)
@@ -81,14 +92,17 @@ def build_match(
     value_operands = (o.q.value, o.k.value, o.v.value, *(x for t in terms for x in t.operands))
     if sink is not None:
         # A sink is fitted to the score as a mask would be, but has no keys.
-        (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype, ())
+        (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype)
         (sink_arg,) = term_tensors(fitted.term)
         value_operands = (*value_operands, *fitted.operands)
+    wrap = (*o.wrap, *wrap)
     o_layout, out_value = (
-        _output_layout(view, output, len(o.batch) + 3) if not (wrap or o.rank2 or presents) else ((), output)
+        _output_layout(view, output, len(o.batch) + 3)
+        if not (wrap or o.rank2 or presents or o.o_layout)
+        else (o.o_layout, output)
     )
     if o.rank2:
-        wrap = (*wrap, lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))))
+        wrap = (lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))), *wrap)
     if o.v.scale != 1.0:
         factor = o.v.scale
         wrap = (lambda e: Call("Mul", (e, Const(np.asarray(factor, NUMPY[dtype])))), *wrap)
@@ -126,17 +140,74 @@ def _numpy_types() -> dict[str, type]:
 NUMPY = _numpy_types()
 
 
+def _onto_q(
+    view: GraphView, mask: MaskRule, steps: Sequence[Step], q: OperandChoice, shape: tuple[Dim, ...], dtype: str
+) -> tuple[list[Step], OperandChoice]:
+    """Factors of whole rows that come before anything but other factors multiply Q instead, which every kernel can do."""
+    rest: list[Step] = []
+    for i, step in enumerate(steps):
+        if not isinstance(step, (Scale, Factor, Nothing)):
+            return [*rest, *steps[i:]], q
+        if not isinstance(step, Factor):
+            rest.append(step)
+            continue
+        (term,) = mask(view, Map(("tensor", 0), (step.value,)), (*shape[:-1], 1), dtype)
+        (arg,), (operand,) = term_tensors(term.term), term.operands
+        if arg.dtype != dtype:  # the score was widened before
+            rest.append(step)
+            continue
+        value = Call("Div" if step.divide else "Mul", (q.value, _laid_out(operand, arg.shape, q.layout)))
+        q = replace(q, value=value)
+    return rest, q
+
+
+def _onto_v(
+    view: GraphView, mask: MaskRule, factors: Sequence[Expr], o: Operands, dtype: str, at: ir.Node
+) -> OperandChoice:
+    """V times factors of its rows, one per key."""
+    v = o.v
+    for factor in factors:
+        (term,) = mask(view, Map(("tensor", 0), (factor,)), (*o.batch, o.Hq, 1, o.Skv), dtype)
+        (arg,), (operand,) = term_tensors(term.term), term.operands
+        if len(arg.shape) > 2 and arg.shape[-3] != 1 and o.Hq != o.Hkv:
+            raise NoMatch("a factor on the probabilities differs between heads that share V", at)
+        if arg.dtype != dtype:
+            raise NoMatch("a factor on the probabilities and V have different element types", at)
+        rank = len(arg.shape)
+        if rank == 1:
+            operand, dims = Call("Unsqueeze", (operand, Const(np.asarray([1], np.int64)))), (arg.shape[0], 1)
+        else:
+            swap = (*range(rank - 2), rank - 1, rank - 2)
+            operand, dims = Call("Transpose", (operand,), (("perm", swap),)), tuple(arg.shape[a] for a in swap)
+        v = replace(v, value=Call("Mul", (v.value, _laid_out(operand, dims, v.layout))))
+    return v
+
+
+def _laid_out(operand: Expr, dims: tuple[Dim, ...], layout: tuple[int, ...]) -> Expr:
+    """An operand that broadcasts to a canonical tensor, so that it broadcasts to the tensor as stored."""
+    rank = len(layout)
+    if layout == tuple(range(rank)) or all(d == 1 for d in dims):
+        return operand
+    if len(dims) < rank:
+        operand = Call("Unsqueeze", (operand, Const(np.arange(rank - len(dims), dtype=np.int64))))
+    return Call("Transpose", (operand,), (("perm", layout),))
+
+
 def _fold(
     view: GraphView, mask: MaskRule, steps: Sequence[Step], shape: tuple[Dim, ...], dtype: str, at: ir.Node
 ) -> tuple[float, tuple[ScoreMod, ...], list[Term]]:
     scale = 1.0
     mods: list[ScoreMod] = []
     terms: list[Term] = []
-    for step in steps:
+    for step in _plain_steps(view, steps):
         match step:
             case Nothing():
                 pass
+            case Regroup():
+                raise NoMatch("axes of the score are moved", step.node)
             case Scale(factor):
+                if not math.isfinite(factor):
+                    raise NoMatch("a scale is not finite", at)
                 if mods or not all(_scalable(t, factor) for t in terms):
                     terms.append(Term(Elementwise(("Mul", SCORE, ("f", factor)), label="scale")))
                 else:
@@ -150,11 +221,76 @@ def _fold(
                     terms.append(Term(Elementwise(capped, label="softcap")))
                 else:
                     mods.append(Softcap(cap))
+            case Factor(value, divide):
+                factor_of = ("Div" if divide else "Mul", SCORE, ("tensor", 0))
+                terms += mask(view, Map(factor_of, (value,), "scale"), shape, dtype)
             case AddTerm() | Select() | Map():
                 terms += mask(view, step, shape, dtype, terms)
-    if not math.isfinite(scale):
-        raise NoMatch("the scale is not finite", at)
     return scale, tuple(mods), terms
+
+
+def _plain_steps(view: GraphView, steps: Sequence[Step]) -> list[Step]:
+    """The steps that do something, each in the one way that it is written here, however the graph spelled it."""
+    rest: list[Step] = []
+    for step in steps:
+        if isinstance(step, AddTerm):
+            number = view.scalar(step.value) if isinstance(step.value, ir.Value) else None
+            if number is not None and math.isfinite(number):
+                step = Map(("Add", SCORE, ("f", number * step.factor)), label="add")
+        rest += _links(step) if isinstance(step, Map) else [] if isinstance(step, Nothing) else [step]
+    i = 0
+    while i + 1 < len(rest):  # c * tanh(x), wherever its factors stand, is a softcap c * tanh(c * x / c)
+        step, after = rest[i], rest[i + 1]
+        if isinstance(step, Map) and step.expr == ("Tanh", SCORE) and isinstance(after, Scale) and after.factor:
+            rest[i : i + 2] = [Scale(after.factor), Cap(abs(after.factor))]
+        i += 1
+    return rest
+
+
+def _links(step: Map) -> list[Step]:
+    """A function that reads the score once, as a chain of functions of one op each; factors as scales."""
+    expr = step.expr
+    if expr == SCORE:
+        return []
+    at = [i for i, a in enumerate(expr[1:], 1) if isinstance(a, tuple) and SCORE in leaves(a)]
+    if len(at) != 1 or sum(leaf == SCORE for leaf in leaves(expr)) != 1:
+        return [step]
+    inner, outer = expr[at[0]], (*expr[: at[0]], SCORE, *expr[at[0] + 1 :])
+    match outer:
+        case ("Neg", _):
+            link: Step = Scale(-1.0)
+        case ("Mul", ("f", factor), _) | ("Mul", _, ("f", factor)):
+            link = Scale(factor)
+        case ("Div", ("score",), ("f", factor)) if factor:
+            link = Scale(1.0 / factor)
+        case ("Add", _, ("f", 0.0)):
+            link = Nothing()
+        case _:
+            link = _part(step, outer)
+    kinds = [_kind(v) for v in step.values]
+    try:
+        if inner != SCORE and kind_of(inner, kinds) != "float":
+            return [step]
+    except ValueError:
+        return [step]
+    return [*_links(_part(step, inner)), *([] if isinstance(link, Nothing) else [link])]
+
+
+def _part(step: Map, expr: ScoreExpr) -> Map:
+    """A part of a step's expression, with the tensors that it reads."""
+    read = sorted({leaf[1] for leaf in leaves(expr) if leaf[0] == "tensor"})
+    renumbered = substitute(expr, lambda leaf: ("tensor", read.index(leaf[1])) if leaf[0] == "tensor" else leaf)
+    return Map(renumbered, tuple(step.values[i] for i in read), step.label if expr == step.expr else "elementwise")
+
+
+def _kind(value: Expr) -> Kind:
+    """What an operand is in a score expression, float where that is not known."""
+    dtype = value.dtype if isinstance(value, ir.Value) else None
+    if isinstance(value, Const):
+        dtype = ir.DataType.from_numpy(value.array.dtype)
+    if dtype == ir.DataType.BOOL:
+        return "bool"
+    return "int" if dtype in (ir.DataType.INT32, ir.DataType.INT64) else "float"
 
 
 def _scalable(term: Term, factor: float) -> bool:

@@ -2,74 +2,425 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
-from onnx_fa.match.types import Call, Const, NoMatch, OperandChoice, Operands, Patterns
+from onnx_fa.graph_view import GraphView, axes_of
+from onnx_fa.match.axes import (
+    Atom,
+    Axis,
+    Group,
+    Source,
+    Sources,
+    leaves,
+    moved,
+    product,
+    regroup,
+    size_of,
+    split_atom,
+    spread_atom,
+)
+from onnx_fa.match.types import (
+    AddTerm,
+    Expr,
+    Factor,
+    Map,
+    NoMatch,
+    OperandChoice,
+    Operands,
+    Patterns,
+    Product,
+    Regroup,
+    Select,
+    Step,
+    Weighting,
+)
 from onnx_fa.spec import Dim
+from onnx_fa.symbolic import known
 
 
-def matmul_operands(view: GraphView, qk: ir.Node, pv: ir.Node, patterns: Patterns) -> Operands:
-    q, kt, v = qk.inputs[0], qk.inputs[1], pv.inputs[1]
-    if q is None or kt is None or v is None:
-        raise NoMatch("a matmul lacks an operand", qk)
-    shapes = [view.shape(x) for x in (q, kt, v)]
-    if any(s is None for s in shapes):
-        raise NoMatch("the rank of Q, K or V is unknown", qk)
-    qs, ks, vs = (s for s in shapes if s is not None)
-    if not len(qs) == len(ks) == len(vs):
-        raise NoMatch(f"Q, K and V have different ranks ({len(qs)}, {len(ks)}, {len(vs)})", qk)
-    if len(qs) < 2:
-        raise NoMatch("a matmul operand is a vector", qk)
-    return plan_operands(view, patterns, q, kt, v, qk)
+@dataclass
+class Frames:
+    """The axes of the score at the product of Q and K, after each step, at the softmax, and of the probabilities."""
+
+    start: list[Axis]
+    steps: list[list[Axis]] = field(default_factory=list)
+    """The axes that each step sees."""
+    softmax: list[Axis] = field(default_factory=list)
+    prob: list[Axis] = field(default_factory=list)
 
 
-def plan_operands(view: GraphView, patterns: Patterns, q: ir.Value, kt: ir.Value, v: ir.Value, at: ir.Node) -> Operands:
-    """Names the dims of Q (…, Sq, D), K^T (…, D, Skv) and V (…, Skv, Dv), and peels transposes, head repeats and scales off them.
+@dataclass
+class Site:
+    """Everything about one site's dims."""
 
-    Raises NoMatch where a dim cannot be proved equal to the one it must equal.
+    operands: Operands
+    groups: tuple[Group, ...]
+    """The score's canonical dims (b.., h, s, t)."""
+    sources: Sources
+    frames: Frames
+    plain: bool
+    """No step moves axes: whatever broadcasts to the score broadcasts to the canonical dims."""
+
+
+def plan_site(
+    view: GraphView, patterns: Patterns, qk: Product, steps: Sequence[Step], score: ir.Value, weighting: Weighting
+) -> Site:
+    """Names the dims of the product of Q and K, of the score on its way through `steps` to the softmax's input `score`, and of
+    the product with V, and reads Q, K and V.
+
+    Raises NoMatch where a dim cannot be proved equal to the one it must equal, or where the products are not an attention's.
     """
-
-    def dims(value: ir.Value, letter: str) -> list[Dim]:
-        shape = view.shape(value) or ()
-        return [d if d is not None else f"{at.name}_{letter}{i}" for i, d in enumerate(shape)]
-
-    qs, ks, vs = dims(q, "q"), dims(kt, "k"), dims(v, "v")
-    rank2 = len(qs) == 2
-    D = qs[-1] if isinstance(qs[-1], int) else ks[-2]
-    Dv = vs[-1]
+    pv, at = weighting.product, qk.node
+    atoms = _atoms(qk, at)
+    axes = [[[atoms[x]] if x in atoms and not _unit(qk, side, x) else [] for x in qk.letters[side]] for side in (0, 1)]
+    start = [[atoms[x]] if x in atoms else [] for x in qk.out]
+    frames = _trace(view, start, steps, score, weighting)
+    # What the softmax is over are the keys.
+    keys = leaves(frames.softmax[-1]) if frames.softmax else []
+    k_side = _side_of_keys(qk, atoms, keys, at)
+    q_letters = qk.letters[1 - k_side]
+    q_axes, k_axes = axes[1 - k_side], axes[k_side]
+    v_axes, out, e_atoms = _values(view, weighting, frames, keys)
+    in_q, in_k = ({a for axis in x for a in leaves(axis)} for x in (q_axes, k_axes))
+    d_atoms = [a for x in q_letters if x not in qk.out and x in atoms for a in atoms[x].leaves()]
+    rows = _rows(frames, in_q - in_k, [atoms[x] for x in q_letters if x in atoms and x in qk.out])
+    # The remaining dims, in the order in which the softmax has them, are batch dims and heads.
+    lead = [a for axis in frames.softmax for a in leaves(axis) if a not in rows and a not in keys]
+    grouped = [a for a in lead if a not in in_k and isinstance(a.size, int)]
+    shared = [a for a in lead if a in in_k and a in in_q]
+    head = grouped[-1] if grouped else shared[-1] if shared else None
+    batch = [a for a in lead if a is not head]
+    sizes = [_merged(at, name, x) for name, x in (("q", rows), ("k", keys), ("d", d_atoms), ("e", e_atoms))]
+    (Sq, Skv, D, Dv) = sizes
     if not isinstance(D, int) or not isinstance(Dv, int):
         raise NoMatch("the head dim is not static", at)
-    Skv = ks[-1] if isinstance(ks[-1], int) else vs[-2]  # the matmul with V makes them equal
-    Sq = qs[-2]
-    lead_q, lead_k, lead_v = qs[:-2], ks[:-2], vs[:-2]
-    if rank2:
-        lead_q, lead_k, lead_v = [1], [1], [1]
-    batch = tuple(lead_q[:-1])
-    for name, lead in (("K", lead_k), ("V", lead_v)):
-        if tuple(lead[:-1]) != batch:
-            raise NoMatch(f"the batch dims of Q {list(batch)} and {name} {list(lead[:-1])} are not provably equal", at)
-    Hq = lead_q[-1]
-    b = tuple(f"b{i}" for i in range(len(batch)))
+    lead_groups: tuple[Group, ...] = (
+        *(Group(f"b{i}", (a,), a.size) for i, a in enumerate(batch)),
+        Group("h", (head,), head.size) if head is not None else Group("h", (), 1),
+    )
+    # A unit axis that nothing else needs stays a batch dim, so that operands are read as they are.
+    if not grouped or head is lead[-1]:
+        lead_groups = _with_units(lead_groups, frames, bool(grouped), q_axes, k_axes)
+    Hq = lead_groups[-1].size
+    q_rows, k_rows = Group("s", tuple(rows), Sq), Group("s", tuple(keys), Skv)
+    d_group, e_group = Group("d", tuple(d_atoms), D), Group("d", tuple(e_atoms), Dv)
+    q, k, v = qk.operands[1 - k_side], qk.operands[k_side], pv.operands[1 - weighting.side]
+    sources: Sources = {}
+    for value, value_axes in ((q, q_axes), (k, k_axes), (v, v_axes)):
+        for i, axis in enumerate(value_axes):
+            if len(leaves(axis)) == 1:
+                sources.setdefault(leaves(axis)[0], Source(value, i))
 
-    def choices(
-        value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...], unswapped: tuple[int, ...]
+    def read(
+        product_: Product, side: int, value_axes: Sequence[Axis], rows: Group, width: Group
     ) -> list[OperandChoice]:
-        if rank2:
-            raised = Call("Unsqueeze", (value, Const(np.asarray([0], np.int64))))
-            return [OperandChoice(raised, unswapped, 1.0, sizes[len(batch)])]
-        return patterns.operand(view, value, names, sizes)
+        marked: list[Axis] = []
+        for x, axis in zip(product_.letters[side], value_axes, strict=True):
+            own = width if x not in product_.letters[1 - side] else None
+            if side_is_v(product_):
+                group = rows if x not in product_.out else own
+            else:
+                group = width if x not in product_.out else rows if own is not None else None
+            marked.append(leaves(axis) or ([group.mark] if group is not None and not group.atoms else []))
+        return patterns.operand(view, product_.operands[side], marked, (*lead_groups, rows, width), sources)
 
-    rank = len(batch) + 3
-    straight, swapped = tuple(range(rank)), (*range(rank - 2), rank - 1, rank - 2)
-    q_all = choices(q, (*b, "h", "s", "d"), (*batch, Hq, Sq, D), straight)
-    k_all = choices(kt, (*b, "h", "d", "s"), (*batch, lead_k[-1], Skv, D), swapped)
-    v_all = choices(v, (*b, "h", "s", "d"), (*batch, lead_v[-1], Skv, Dv), straight)
-    chosen = common_reading(q_all, k_all, v_all, Hq, at)
-    return Operands(*chosen, batch, Hq, chosen[1].heads, Sq, Skv, D, Dv, rank2)
+    def side_is_v(product_: Product) -> bool:
+        return product_ is pv
+
+    chosen = common_reading(
+        read(qk, 1 - k_side, q_axes, q_rows, d_group),
+        read(qk, k_side, k_axes, k_rows, d_group),
+        read(pv, 1 - weighting.side, v_axes, k_rows, e_group),
+        Hq,
+        at,
+    )
+    if pv.factor != 1.0:
+        chosen = (*chosen[:2], replace(chosen[2], scale=chosen[2].scale * pv.factor))
+    layout, wrap = _output(out, (*lead_groups, q_rows, e_group), sources)
+    batch_dims = tuple(g.size for g in lead_groups[:-1])
+    operands = Operands(*chosen, batch_dims, Hq, chosen[1].heads, Sq, Skv, D, Dv, False, layout, wrap)
+    groups = (*lead_groups, Group("s", tuple(rows), Sq), Group("t", tuple(keys), Skv))
+    canonical = [list(g.atoms) for g in groups]
+    plain = all([leaves(a) for a in f] == canonical[-len(f) :] for f in (*frames.steps, frames.softmax))
+    return Site(operands, groups, sources, frames, plain)
+
+
+def placed_steps(view: GraphView, patterns: Patterns, site: Site, steps: Sequence[Step]) -> list[Step]:
+    """The steps without those that move axes, their tensors as they broadcast to the canonical dims."""
+    if site.plain:
+        return [s for s in steps if not isinstance(s, Regroup)]
+    result: list[Step] = []
+    for step, axes in zip(steps, site.frames.steps, strict=True):
+        fit = _fitter(view, patterns, site, axes)
+        match step:
+            case Regroup():
+                pass
+            case AddTerm() | Factor():
+                result.append(replace(step, value=fit(step.value)))
+            case Select():
+                result.append(replace(step, keep=fit(step.keep)))
+            case Map():
+                if _reads_position(step.expr) and not _aligned(site, axes, 2):
+                    raise NoMatch("a score function reads positions of axes that are moved afterwards")
+                result.append(replace(step, values=tuple(fit(v) for v in step.values)))
+            case _:
+                result.append(step)
+    return result
+
+
+def placed_at_softmax(site: Site, value: Expr | None) -> Expr | None:
+    """A tensor that broadcasts to the softmax's rows (…, 1), as it broadcasts to the canonical dims."""
+    if value is None or _aligned(site, site.frames.softmax, len(site.frames.softmax)):
+        return value
+    raise NoMatch("a sink on a softmax whose axes are moved")
+
+
+def placed_on_probabilities(view: GraphView, patterns: Patterns, site: Site, value: Expr) -> Expr:
+    """A tensor that broadcasts to the softmax's result, as it broadcasts to the canonical dims."""
+    return _fitter(view, patterns, site, site.frames.softmax)(value)
+
+
+def _fitter(view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis]) -> Callable[[Expr], Expr]:
+    def fit(value: Expr) -> Expr:
+        shape = view.shape(value) if isinstance(value, ir.Value) else None
+        if shape is not None:
+            while shape and shape[0] == 1:
+                shape = shape[1:]
+            if _aligned(site, axes, len(shape)):
+                return value
+        return patterns.place(view, value, axes, site.groups, site.sources)
+
+    return fit
+
+
+def _aligned(site: Site, axes: Sequence[Axis], last: int) -> bool:
+    """Whether the last axes are the canonical ones."""
+    if last > len(axes) or last > len(site.groups):
+        return False
+    return all([leaves(axes[-i]) == list(site.groups[-i].atoms) for i in range(1, last + 1)])
+
+
+def _reads_position(expr: object) -> bool:
+    if not isinstance(expr, tuple):
+        return False
+    return expr[0] in ("q", "k") or any(_reads_position(x) for x in expr[1:])
+
+
+def _unit(p: Product, side: int, letter: str) -> bool:
+    return p.shapes[side][p.letters[side].index(letter)] == 1
+
+
+def _atoms(p: Product, at: ir.Node) -> dict[str, Atom]:
+    """An atom for every letter that is not of size one. Raises NoMatch for batch dims that are not provably equal."""
+    atoms: dict[str, Atom] = {}
+    for letter in dict.fromkeys("".join(p.letters)):
+        dims = [p.shapes[i][p.letters[i].index(letter)] for i in (0, 1) if letter in p.letters[i]]
+        if letter in p.out and len(dims) == 2:
+            wide = [d for d in dims if d != 1]
+            if len(wide) == 2 and (wide[0] is None or wide[0] != wide[1]):
+                batch = [
+                    [s[i] for i, x in enumerate(t) if x in p.out[:-2]] for s, t in zip(p.shapes, p.letters, strict=True)
+                ]
+                raise NoMatch(f"the batch dims of Q {batch[0]} and K {batch[1]} are not provably equal", at)
+            dims = wide
+        size = best_name(dims, f"{at.name}_{letter}")
+        if size != 1:
+            atoms[letter] = Atom(letter, size)
+    return atoms
+
+
+def best_name(dims: Sequence[Dim | None], other: str) -> Dim:
+    """Of sizes that are equal, a number, or else the first that someone named; 1 for no sizes."""
+    if not dims:
+        return 1
+    some = [d for d in dims if d is not None]
+    numbers = [d for d in some if isinstance(d, int)]
+    named = [d for d in some if known(d)]
+    return (numbers or named or some or [other])[0]
+
+
+def _trace(view: GraphView, start: list[Axis], steps: Sequence[Step], score: ir.Value, weighting: Weighting) -> Frames:
+    """Follows the axes through the steps. Atoms split where a Reshape splits an axis."""
+    frames = Frames(start)
+    axes = start
+    after = iter([*(s.node for s in steps if isinstance(s, Regroup)), None])
+    node = next(after)
+    for step in steps:
+        source = node.inputs[0] if node is not None else score
+        axes = _padded(view, axes, source)
+        frames.steps.append(axes)
+        if isinstance(step, Regroup):
+            axes = regrouped_axes(view, step.node, axes)
+            node = next(after)
+    frames.softmax = _padded(view, axes, score)
+    axes = frames.softmax
+    for moved_by in weighting.regroups:
+        axes = regrouped_axes(view, moved_by, axes)
+    frames.prob = axes
+    return frames
+
+
+def _padded(view: GraphView, axes: list[Axis], value: ir.Value | None) -> list[Axis]:
+    """The axes with the unit dims in front that broadcasting a mask has added."""
+    shape = view.shape(value)
+    if shape is None:
+        raise NoMatch("the rank of the score is unknown", value.producer() if value is not None else None)
+    extra = len(shape) - len(axes)
+    if extra < 0 or any(d != 1 for d in shape[:extra]):
+        raise NoMatch("a mask broadcasts the score to more dims", value.producer() if value is not None else None)
+    return [*([] for _ in range(extra)), *axes]
+
+
+def regrouped_axes(view: GraphView, node: ir.Node, axes: list[Axis]) -> list[Axis]:
+    """The axes behind a Reshape, Transpose, Squeeze, Unsqueeze or Flatten. Raises NoMatch where they cannot be told."""
+    shape = view.shape(node.outputs[0])
+    if shape is None:
+        raise NoMatch("the rank of the score is unknown", node)
+    if node.op_type == "Transpose":
+        perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(len(axes)))[::-1]
+        return [axes[p] for p in perm]
+    listed = axes_of(view, node) if node.op_type in ("Squeeze", "Unsqueeze") else None
+    if listed is not None and node.op_type == "Unsqueeze":
+        put, rest = {a % len(shape) for a in listed}, iter(axes)
+        return [[] if i in put else next(rest) for i in range(len(shape))]
+    if listed is not None:
+        drop = {a % len(axes) for a in listed}
+        if any(leaves(axes[i]) for i in drop):
+            raise NoMatch("an axis that is not provably of size one is squeezed", node)
+        return [axis for i, axis in enumerate(axes) if i not in drop]
+    found = regroup([a for axis in axes for a in leaves(axis)], shape, split_atom, spread_atom)
+    if found is None:
+        raise NoMatch(f"how {node.op_type} regroups the axes of the score to {list(shape)} cannot be told", node)
+    return found
+
+
+def _side_of_keys(qk: Product, atoms: dict[str, Atom], keys: Sequence[Atom], at: ir.Node) -> int:
+    """Which operand of the product is K: the one that alone has the axis of the softmax."""
+    free = []
+    for side in (0, 1):
+        mine, other = (set(qk.letters[i]) for i in (side, 1 - side))
+        free.append(
+            {a for x in mine if x in atoms and (x not in other or _unit(qk, 1 - side, x)) for a in atoms[x].leaves()}
+        )
+    if not keys:  # a single key: the operand that has nothing else of its own
+        return 1 if not free[1] or free[0] else 0
+    for side in (1, 0):
+        if set(keys) <= free[side]:
+            return side
+    raise NoMatch("the softmax is over another axis than the keys", at)
+
+
+def _rows(frames: Frames, free: set[Atom], letters: Sequence[Atom]) -> list[Atom]:
+    """The queries: of Q's own dims the one next to the keys, else the last."""
+    second = set(leaves(frames.softmax[-2])) if len(frames.softmax) > 1 else set()
+    if not second:
+        return []  # a single query
+    own = [x for x in letters if x.leaves() and set(x.leaves()) <= free]
+    near = [x for x in own if second & set(x.leaves())]
+    best = (near or own)[-1:]
+    return [a for x in best for a in x.leaves()]
+
+
+def _values(
+    view: GraphView, weighting: Weighting, frames: Frames, keys: list[Atom]
+) -> tuple[list[Axis], list[Axis], list[Atom]]:
+    """The axes of V, of the product with V, and V's own atoms."""
+    pv, side = weighting.product, weighting.side
+    p_letters, v_letters = pv.letters[side], pv.letters[1 - side]
+    v_shape = pv.shapes[1 - side]
+    if len(frames.prob) != len(p_letters):
+        raise NoMatch("the rank of the probabilities is not that of the score", pv.node)
+    of: dict[str, Axis] = {x: leaves(a) for x, a in zip(p_letters, frames.prob, strict=True)}
+    contracted = [x for x in p_letters if x not in pv.out]
+    if [a for x in contracted for a in of[x]] != list(keys) or len(contracted) != 1:
+        raise NoMatch(
+            "the probabilities are not the left operand of the matmul with V, or it sums over another axis than the keys",
+            pv.node,
+        )
+    axes: list[Axis] = []
+    own: list[Atom] = []
+    for letter, dim in zip(v_letters, v_shape, strict=True):
+        if letter not in p_letters:
+            atom = Atom(letter, best_name([dim], f"{pv.node.name}_{letter}"))
+            own += [atom] if dim != 1 else []
+            of[letter] = [atom] if dim != 1 else []
+            axes.append(of[letter])
+        elif letter in contracted:
+            if (len(keys) == 1 and isinstance(dim, int)) or (len(keys) == 1 and not known(keys[0].size) and known(dim)):
+                assert dim is not None
+                keys[0].size = dim  # the product with V makes them equal
+            axes.append(of[letter])
+        elif dim == 1:
+            axes.append([])
+        elif not of[letter]:  # the probabilities broadcast: one more dim of V's own
+            own.append(Atom(letter, best_name([dim], f"{pv.node.name}_{letter}")))
+            of[letter] = own[-1:]
+            axes.append(of[letter])
+        else:
+            have = of[letter]
+            p_dim = pv.shapes[side][p_letters.index(letter)]
+            if dim is None or (size_of(dim) != product(have) and dim != p_dim):
+                batch = [
+                    [s[i] for i, x in enumerate(t) if x in pv.out[:-2]]
+                    for s, t in zip(pv.shapes, pv.letters, strict=True)
+                ]
+                raise NoMatch(
+                    f"the batch dims of the probabilities {batch[side]} and V {batch[1 - side]} are not provably equal",
+                    pv.node,
+                )
+            axes.append(have)
+    return axes, [of[x] for x in pv.out], own
+
+
+def _merged(at: ir.Node, name: str, atoms: Sequence[Atom]) -> Dim:
+    number, symbols = product(atoms)
+    if not symbols:
+        return number
+    return next(iter(symbols)) if number == 1 and symbols.total() == 1 else f"{at.name}_{name}"
+
+
+def _with_units(
+    groups: tuple[Group, ...], frames: Frames, grouped: bool, *operands: Sequence[Axis]
+) -> tuple[Group, ...]:
+    """The leading groups with unit dims among them, where the score has them and Q and K too."""
+    lead = [leaves(a) for a in frames.softmax[:-2]]
+    rank = len(frames.softmax)
+    if rank < 3 or any(len(o) != rank for o in operands) or len(lead) < len(groups):
+        return groups
+    real = [g for g in groups if g.atoms]
+    if [a for a in lead if a] != [list(g.atoms) for g in real]:
+        return groups
+    rest = iter(real)
+    spread = [next(rest) if axis else Group("", (), 1) for axis in lead]
+    if grouped and spread[-1] is not groups[-1]:
+        return groups  # K has no such dim: it must stay the head
+    sizes = [(g.atoms, g.size) for g in spread]
+    return (*(Group(f"b{i}", a, n) for i, (a, n) in enumerate(sizes[:-1])), Group("h", *sizes[-1]))
+
+
+def _output(
+    out: Sequence[Axis], groups: Sequence[Group], sources: Sources
+) -> tuple[tuple[int, ...], tuple[Callable[[Expr], Expr], ...]]:
+    """How the product with V is laid out: as a layout that leaves Dv innermost, or as what makes it of the canonical output."""
+    canonical = [list(g.atoms) for g in groups]
+    out = [leaves(a) for a in out]
+    if out == canonical:
+        return (), ()
+    if len(out) == len(groups):
+        free = list(range(len(groups)))
+        layout: list[int] = []
+        for axis in out:
+            at = next((i for i in free if canonical[i] == axis), None)
+            if at is None:
+                break
+            free.remove(at)
+            layout.append(at)
+        if len(layout) == len(groups) and layout[-1] == len(groups) - 1:
+            return tuple(layout), ()
+    return (), (lambda e: moved(e, canonical, out, sources),)
 
 
 def common_reading(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import onnx_ir as ir
 
 from onnx_fa.expr import ScoreExpr
 from onnx_fa.graph_view import Array, GraphView
 from onnx_fa.spec import AttentionSpec, Dim, MaskTerm
+
+if TYPE_CHECKING:
+    from onnx_fa.match.axes import Axis, Group, Sources
 
 
 class NoMatch(Exception):
@@ -32,6 +35,8 @@ class Call:
     op: str
     args: tuple[Expr, ...]
     attrs: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
+    shape: tuple[Dim | None, ...] | None = field(default=None, compare=False)
+    """The result's dims, where who made it knows them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +60,20 @@ class Anchor:
     """The row maximum is kept finite, so that an empty row's exponentials are zero."""
     sink: Expr | None = None
     """One more logit per row, without a value: broadcasts to (*B, Hq, Sq, 1)."""
+    column: Literal["", "first", "last"] = ""
+    """Where the sink stands among the columns of `prob`, if it is one of them; `score` is without it."""
+    inside: tuple[ir.Node, ...] = ()
+    """Nodes of the softmax itself that read `prob`."""
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The product of the probabilities, operand `side` of it, with V; `regroups` moved axes since the softmax."""
+
+    product: Product
+    side: int
+    prob: ir.Value
+    regroups: tuple[ir.Node, ...] = ()
 
 
 # Steps from the matmul's output to the softmax's input, innermost first.
@@ -99,14 +118,29 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Factor:
+    """score * value (score / value, if `divide`) for a value with a last dim of 1, known only at run time."""
+
+    value: Expr
+    divide: bool = False
+
+
+@dataclass(frozen=True)
 class Nothing:
     """A layer that leaves the value as it is (a cast between float types, Identity)."""
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """A node that only moves axes of the score: Reshape, Transpose, Squeeze, Unsqueeze."""
+
+    node: ir.Node
 
 
 Guard = Literal["", "zero", "guarded"]
 """What becomes of a row without keys: nothing is done about its NaN, or see `AttentionSpec.empty_row`."""
 
-Step = Scale | Cap | AddTerm | Select | Map | Nothing
+Step = Scale | Cap | Factor | AddTerm | Select | Map | Nothing | Regroup
 
 
 @dataclass(frozen=True)
@@ -119,10 +153,39 @@ class Peel:
 
 @dataclass(frozen=True)
 class After:
-    """One layer taken off behind the softmax: goes on at `value`; `guard` when it turns NaN probabilities into zero."""
+    """One layer taken off behind the softmax: goes on at `value`."""
 
     value: ir.Value
-    guard: bool = False
+    guard: Guard = ""
+    """What it does about rows without keys."""
+    cut: bool = False
+    """It takes away the sink's column."""
+    rows: Callable[[Expr], Expr] | None = None
+    """It treats every probability of a row alike, which can as well be done to the output."""
+    keys: Expr | None = None
+    """It multiplies the probabilities of a key, which can as well be done to V: (..., 1, Skv)."""
+    step: Step | None = None
+    """It masks and divides by the new sum: one more step on the score."""
+    drop: Select | None = None
+    """It sets to zero what this mask drops, which is exact only behind the same mask on the score."""
+    regroup: ir.Node | None = None
+    """A node that only moves axes of the probabilities."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction of two operands, as einsum says it: a letter for every axis of either and of the output.
+
+    A letter in both operands and in the output is a batch axis, where one side may have size 1 and broadcasts.
+    """
+
+    node: ir.Node
+    operands: tuple[Expr, Expr]
+    shapes: tuple[tuple[Dim | None, ...], tuple[Dim | None, ...]]
+    letters: tuple[str, str]
+    out: str
+    output: ir.Value
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +207,10 @@ class OperandChoice:
     heads: Dim
 
 
+ScoreStage = Literal["scaled", "capped", "masked", "probabilities"]
+"""How far scores have come: Q @ K^T scaled, with the score modifications, with the masks, and after the softmax."""
+
+
 @dataclass(frozen=True)
 class Match:
     """A recognised site. `operands` are in the spec's order. `wrap` are ops to apply to the site's output, one after the other,
@@ -158,25 +225,69 @@ class Match:
     anchor: ir.Node
     wrap: tuple[Callable[[Expr], Expr], ...] = ()
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
+    scores: tuple[ir.Value, ScoreStage] | None = None
+    """A further output of the replaced node that shows the scores; standard ops beside the site make it."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 
 
+@dataclass(frozen=True)
+class Behind:
+    """What was found between the softmax and one product with V."""
+
+    weighting: Weighting
+    guard: Guard = ""
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    keys: tuple[Expr, ...] = ()
+    steps: tuple[Step, ...] = ()
+    drops: tuple[Select, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tail:
+    """One layer taken off behind the matmul with V: goes on at `value`, and shows that the softmax has a sink."""
+
+    value: ir.Value
+    sink: Expr
+
+
 ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
-MaskRule = Callable[[GraphView, AddTerm | Select | Map, tuple[Dim, ...], str, Sequence[Term]], list[Term]]
-"""(view, step, the score's shape, the element type, the terms before it) -> the mask terms that the step means. Raises NoMatch."""
-AfterLayer = Callable[[GraphView, ir.Value, Sequence[ir.Node]], After | None]
+
+
+class MaskRule(Protocol):
+    def __call__(
+        self,
+        view: GraphView,
+        step: AddTerm | Select | Map,
+        shape: tuple[Dim, ...],
+        dtype: str,
+        before: Sequence[Term] = (),
+    ) -> list[Term]:
+        """The mask terms that `step` means on a score of `shape` (*B, Hq, Sq, Skv), to which the terms `before` have been applied.
+        Raises NoMatch where a tensor does not provably broadcast to the score."""
+        ...
+
+
+AfterLayer = Callable[[GraphView, Anchor, ir.Value, Sequence[ir.Node]], After | None]
+"""(view, the softmax, the probabilities, the nodes that read them) -> the layer. Raises NoMatch naming what cannot be carried."""
+TailLayer = Callable[[GraphView, Anchor, ir.Value], Tail | None]
 
 
 @dataclass(frozen=True)
 class Patterns:
     """The ordered tables that `patterns/` fills in."""
 
-    anchors: Callable[[GraphView, ir.Node], Anchor | None]
+    anchors: Sequence[Callable[[GraphView, ir.Node], Anchor | None]]
     score: Sequence[ScoreLayer]
     after: Sequence[AfterLayer]
-    operand: Callable[[GraphView, ir.Value, tuple[str, ...], tuple[Dim, ...]], list[OperandChoice]]
+    product: Callable[[GraphView, ir.Value], Product | None]
+    """The contraction that makes a value."""
+    operand: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], list[OperandChoice]]
+    """(view, q, k or v, its axes, the canonical dims) -> readings, the shallowest first."""
+    place: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], Expr]
+    """(view, tensor, the axes of the score it broadcasts to, the canonical dims) -> the tensor in canonical dims."""
     mask: MaskRule
+    tail: Sequence[TailLayer] = field(default=())
     ops: Sequence[Callable[[GraphView, ir.Node, str], Match | None]] = field(default=())
 
 
@@ -195,3 +306,7 @@ class Operands:
     D: int
     Dv: int
     rank2: bool = False
+    o_layout: tuple[int, ...] = ()
+    """The layout that the product with V has, if it is not canonical."""
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    """What makes the product with V of the canonical output."""

@@ -2,45 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
-from onnx_fa.match.types import Anchor, Guard, NoMatch, Patterns, ScoreLayer, Step
+from onnx_fa.match.types import (
+    AddTerm,
+    After,
+    Anchor,
+    Behind,
+    Expr,
+    Factor,
+    Guard,
+    Map,
+    NoMatch,
+    Nothing,
+    Patterns,
+    Peel,
+    Product,
+    Scale,
+    Select,
+    Step,
+    Weighting,
+)
+from onnx_fa.symbolic import known
+
+_MAX_LAYERS = 32
+_MAX_SOLUTIONS = 8
 
 
-def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> tuple[ir.Node, Guard]:
-    """From the probabilities to the matmul with V: (the matmul, what guards empty rows)."""
-    prob = anchor.prob
+@dataclass(frozen=True)
+class _State:
+    """What was peeled off the probabilities so far."""
+
+    prob: ir.Value
     guard: Guard = ""
-    seen_sum = {u for v in ([anchor.row_sum] if anchor.row_sum is not None else []) if (u := v.producer()) is not None}
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    keys: tuple[Expr, ...] = ()
+    steps: tuple[Step, ...] = ()
+    drops: tuple[Select, ...] = ()
+    cut: bool = False
+    regroups: tuple[ir.Node, ...] = ()
+
+
+def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behind]:
+    """From the probabilities to every product with V that reads them."""
+    return _behind(view, anchor, patterns, _State(anchor.prob), None)
+
+
+def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, only: ir.Node | None) -> list[Behind]:
     while True:
-        users = [u for u in view.users(prob) if u not in seen_sum]
+        prob = state.prob
         if prob.is_graph_output():
             raise NoMatch("the softmax result is a graph output")
+        users = [only] if only is not None else [u for u in view.users(prob) if u not in anchor.inside]
+        only = None
         if not users:
             raise NoMatch("the softmax result is not used")
-        after = next((a for layer in patterns.after if (a := layer(view, prob, users)) is not None), None)
+        after = next((a for layer in patterns.after if (a := layer(view, anchor, prob, users)) is not None), None)
         if after is not None:
-            prob, guard = after.value, "guarded" if after.guard else guard
+            state = _with(state, after)
             continue
         if len(users) > 1:
-            others = ", ".join(u.name or u.op_type for u in users[:3])
-            raise NoMatch(f"the probabilities are read by several nodes ({others})")
-        node = users[0]
-        if node.domain in ("", "ai.onnx") and node.op_type == "MatMul":
-            if node.inputs[0] is prob and node.inputs[1] is not prob:
-                return node, guard
-            raise NoMatch("the probabilities are not the left operand of the matmul with V", node)
+            return _branches(view, anchor, patterns, state, users)
+        return [_at_product(view, anchor, patterns, state, users[0])]
+
+
+def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, node: ir.Node) -> Behind:
+    pv = patterns.product(view, node.outputs[0])
+    if pv is None:
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+    sides = [i for i, x in enumerate(pv.operands) if x is state.prob]
+    if len(sides) != 1:
+        raise NoMatch("the probabilities are multiplied by themselves", node)
+    if anchor.column and not state.cut:
+        raise NoMatch("the column of the sink is not cut off before the matmul with V", node)
+    weighting = Weighting(pv, sides[0], state.prob, state.regroups)
+    if state.wrap and not keeps_rows(weighting):
+        raise NoMatch("the axes move between a factor on the probabilities and the matmul with V", node)
+    return Behind(weighting, state.guard, state.wrap, state.keys, state.steps, state.drops)
 
 
-def walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tuple[ir.Value, Guard]:
-    """Behind the matmul with V: the deferred division, and around it the guard for empty rows, where there are such."""
-    acc, total = pv.outputs[0], anchor.row_sum
+def keeps_rows(weighting: Weighting) -> bool:
+    """Whether the product with V has the axes of the probabilities, but for the last one."""
+    letters = weighting.product.letters[0]
+    return not weighting.regroups and weighting.side == 0 and letters[:-1] == weighting.product.out[:-1]
+
+
+def _branches(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, users: list[ir.Node]) -> list[Behind]:
+    """Every reader must lead to a matmul with V of its own: then each is a site, and nothing else needs the probabilities."""
+    found: list[Behind] = []
+    for user in users:
+        try:
+            found += _behind(view, anchor, patterns, state, user)
+        except NoMatch as e:
+            others = ", ".join(u.name or u.op_type for u in users[:3])
+            why = f"the probabilities are read by several nodes ({others}), and not only to multiply V: {e.reason}"
+            raise NoMatch(why, e.node or user) from e
+    return found
+
+
+def _with(state: _State, after: After) -> _State:
+    """The state behind one more layer. Raises NoMatch for layers whose order matters and cannot be kept."""
+    node = after.value.producer()
+    if after.guard and (state.wrap or state.keys):
+        raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", node)
+    if after.step is not None and (state.wrap or state.keys or state.drops):
+        raise NoMatch("probabilities are changed before they are masked and divided anew", node)
+    if after.cut and state.cut:
+        raise NoMatch("the probabilities are sliced twice", node)
+    placed = after.cut or after.rows or after.keys or after.step or after.drop or after.guard == "zero"
+    if placed and state.regroups:
+        raise NoMatch("the axes of the probabilities are moved before they are changed", node)
+    return _State(
+        after.value,
+        # An empty row is 0 / 0 after a new division.
+        guard="" if after.step is not None else after.guard or state.guard,
+        wrap=state.wrap if after.rows is None else (*state.wrap, after.rows),
+        keys=state.keys if after.keys is None else (*state.keys, after.keys),
+        steps=state.steps if after.step is None else (*state.steps, after.step),
+        drops=state.drops if after.drop is None else (*state.drops, after.drop),
+        cut=state.cut or after.cut,
+        regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
+    )
+
+
+def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guard]:
+    """The steps and the guard once probabilities of masked keys are also set to zero behind the softmax.
+
+    Behind the same mask on the score that is exact: a masked key's probability is zero already, unless its whole row is
+    masked, and then every probability of the row becomes zero. Raises NoMatch where the score has another mask.
+    """
+    if not behind.drops:
+        return list(steps), behind.guard
+    first = behind.drops[0]
+    if any((d.keep, d.inverted) != (first.keep, first.inverted) for d in behind.drops):
+        raise NoMatch("probabilities are set to zero by different masks", behind.weighting.product.node)
+    masks = [i for i, s in enumerate(steps) if isinstance(s, (Select, AddTerm, Map))]
+    mask = steps[masks[0]] if len(masks) == 1 else None
+    if not isinstance(mask, Select) or (mask.keep, mask.inverted) != (first.keep, first.inverted):
+        raise NoMatch(
+            "probabilities are set to zero by a mask that the score does not have as its only mask",
+            behind.weighting.product.node,
+        )
+    if mask.fill > -6e4:
+        raise NoMatch(
+            f"masked scores become {mask.fill:g}, so a masked key may have a probability", behind.weighting.product.node
+        )
+    # Behind a softcap or the like the fill would not reach the softmax as it is.
+    if any(not isinstance(s, (Scale, Nothing)) for s in steps[masks[0] + 1 :]):
+        raise NoMatch("a score function stands between the mask and the softmax", behind.weighting.product.node)
+    new = list(steps)
+    new[masks[0]] = replace(mask, fill=float("-inf"))
+    return new, "zero"
+
+
+def walk_tail(
+    view: GraphView, anchor: Anchor, behind: Behind, patterns: Patterns
+) -> tuple[ir.Value, Guard, Expr | None]:
+    """Behind the matmul with V: the deferred division, around it the guard for empty rows, and a gate that is a sink."""
+    pv = behind.weighting.product.node
+    output, guard = _divided(view, anchor, behind.weighting, behind.guard)
+    for layer in patterns.tail:
+        tail = layer(view, anchor, output)
+        if tail is not None:
+            if anchor.sink is not None:
+                raise NoMatch("a softmax with a sink is gated by another one", pv)
+            if behind.wrap or behind.steps or not keeps_rows(behind.weighting):
+                raise NoMatch("the probabilities are changed or moved before a gate that stands for a sink", pv)
+            return tail.value, guard, tail.sink
+    return output, guard, anchor.sink
+
+
+def _divided(view: GraphView, anchor: Anchor, weighting: Weighting, guard: Guard) -> tuple[ir.Value, Guard]:
+    pv = weighting.product.node
+    acc, total = weighting.product.output, anchor.row_sum
     if total is None:
         return acc, guard
+    if not keeps_rows(weighting):
+        raise NoMatch("the axes move between the row sum and the division by it", pv)
     guarded = _positive_or(view, acc, total, 0.0)
     if guarded is not None:
         safe = _positive_or(view, total, total, 1.0)
@@ -52,12 +194,33 @@ def walk_tail(view: GraphView, anchor: Anchor, pv: ir.Node, guard: Guard) -> tup
         if safe is None:
             raise NoMatch("a row sum of zero is not guarded, though the row maximum is kept finite", pv)
         total, guard = safe, "zero"
+    while len(view.users(acc)) == 1 and view.users(acc)[0].op_type == "Identity" and not acc.is_graph_output():
+        acc = view.users(acc)[0].outputs[0]
     users = view.users(acc)
-    if acc.is_graph_output() or len(users) != 1 or users[0].op_type != "Div" or users[0].inputs[0] is not acc:
+    if acc.is_graph_output() or len(users) != 1:
         raise NoMatch("the product with V is not divided by the row sum", pv)
-    if users[0].inputs[1] is not total:
-        raise NoMatch("the product with V is divided by something else than the row sum", users[0])
-    return users[0].outputs[0], guard
+    node = users[0]
+    if view.producer(node.outputs[0], "Div") is not None and node.inputs[0] is acc:
+        if node.inputs[1] is not total:
+            raise NoMatch("the product with V is divided by something else than the row sum", node)
+        return node.outputs[0], guard
+    if view.producer(node.outputs[0], "Mul") is not None:
+        other = node.inputs[1] if node.inputs[0] is acc else node.inputs[0]
+        if other is not None and reciprocal_of(view, other) is total:
+            return node.outputs[0], guard
+    raise NoMatch("the product with V is not divided by the row sum", pv)
+
+
+def reciprocal_of(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """x, where `value` is Reciprocal(x), 1 / x or x to the power of -1."""
+    node = view.producer(value, "Reciprocal", "Div", "Pow")
+    if node is None:
+        return None
+    if node.op_type == "Reciprocal":
+        return node.inputs[0]
+    if node.op_type == "Div":
+        return node.inputs[1] if view.scalar(node.inputs[0]) == 1.0 else None
+    return node.inputs[0] if view.scalar(node.inputs[1]) == -1.0 else None
 
 
 def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float) -> ir.Value | None:
@@ -82,44 +245,104 @@ def _one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
     return None
 
 
-def parse_score(
-    view: GraphView, value: ir.Value, layers: Sequence[ScoreLayer], depth: int = 0
-) -> tuple[list[Step], ir.Node]:
-    """Peels layers until the matmul of Q and K: (steps innermost first, the matmul). Backtracks where an Add has
-    two candidates. Raises NoMatch naming the op that no layer knows."""
-    qk = view.producer(value, "MatMul")
-    if qk is not None:
-        return [], qk
-    if depth > 32:
-        raise NoMatch("more than 32 layers between the matmul and the softmax")
+Reading = tuple[tuple[Step, ...], Product]
+"""Steps from the product outward, and the product."""
+
+
+@dataclass
+class _Parser:
+    """Every reading of a score. A value is read once, however many layers lead to it."""
+
+    view: GraphView
+    patterns: Patterns
+    seen: dict[ir.Value, list[Reading]] = field(default_factory=dict)
     failure: NoMatch | None = None
-    for layer in layers:
-        for peel in layer(view, value):
-            try:
-                _no_broadcast(view, value, peel.inner)
-                steps, qk = parse_score(view, peel.inner, layers, depth + 1)
-            except NoMatch as e:
-                failure = failure or e
-                continue
-            return [*steps, peel.step], qk
-    if failure is not None:
-        raise failure
-    node = value.producer()
-    if node is None:
-        raise NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K")
-    raise NoMatch(f"{node.op_type} between the softmax and a matmul of Q and K is not a known layer", node)
+    """The first wins: layers name the more likely operand of an Add or Mul first."""
+
+    def read(self, value: ir.Value, depth: int = 0) -> list[Reading]:
+        if value not in self.seen:
+            self.seen[value] = []  # what is above a value cannot lead back to it
+            self.seen[value] = self._read(value, depth)
+        return self.seen[value]
+
+    def _read(self, value: ir.Value, depth: int) -> list[Reading]:
+        qk = self.patterns.product(self.view, value)
+        if qk is not None:
+            return [((Scale(qk.factor),) if qk.factor != 1.0 else (), qk)]
+        if depth > _MAX_LAYERS:
+            return self._fail(NoMatch(f"more than {_MAX_LAYERS} layers between the matmul and the softmax"))
+        found: list[Reading] = []
+        tried = False
+        for layer in self.patterns.score:
+            for peel in layer(self.view, value):
+                tried = True
+                try:
+                    _no_broadcast(self.view, value, peel)
+                except NoMatch as e:
+                    self._fail(e)
+                    continue
+                for steps, qk in self.read(peel.inner, depth + 1):
+                    if len(found) < _MAX_SOLUTIONS and not self._needs(peel, qk.node):
+                        found.append(((*steps, peel.step), qk))
+        node = value.producer()
+        if not tried and node is None:
+            self._fail(NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K"))
+        elif not tried and node is not None:
+            name = node.op_type
+            self._fail(NoMatch(f"{name} between the softmax and a matmul of Q and K is not a known layer", node))
+        return found
+
+    def _needs(self, peel: Peel, qk: ir.Node) -> bool:
+        """Whether an operand of the layer is itself computed from the score: then it is no mask or bias."""
+        return any(self.view.depends(v, qk) for v in operands_of(peel.step))
+
+    def _fail(self, reason: NoMatch) -> list[Reading]:
+        self.failure = self.failure or reason
+        return []
 
 
-_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod")
+def operands_of(step: Step) -> list[ir.Value]:
+    """The graph values that a step reads."""
+
+    def values(e: Expr) -> list[ir.Value]:
+        if isinstance(e, ir.Value):
+            return [e]
+        return [v for a in getattr(e, "args", ()) for v in values(a)]
+
+    match step:
+        case AddTerm() | Factor():
+            return values(step.value)
+        case Select():
+            return values(step.keep)
+        case Map():
+            return [v for e in step.values for v in values(e)]
+    return []
 
 
-def _no_broadcast(view: GraphView, outer: ir.Value, inner: ir.Value) -> None:
-    """Raises NoMatch when the op that made `outer` may have repeated `inner` along some dim: it then has more rows or keys."""
+def parse_score(view: GraphView, value: ir.Value, patterns: Patterns) -> list[Reading]:
+    """Peels layers until a product of Q and K: every reading, the likeliest first. Raises NoMatch naming the op that no layer
+    knows when there is none."""
+    parser = _Parser(view, patterns)
+    found = parser.read(value)
+    if found:
+        return found
+    if parser.failure is not None:
+        raise parser.failure
+    raise NoMatch("every mask, bias or factor on the score is itself computed from the score", value.producer())
+
+
+_ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod", "Sum", "PRelu")
+
+
+def _no_broadcast(view: GraphView, outer: ir.Value, peel: Peel) -> None:
+    """Raises NoMatch when the op that made `outer` may have repeated the score along some dim: it then has more rows or keys."""
+    inner = peel.inner
     node = view.producer(outer, *_ELEMENTWISE)
-    if node is None or inner not in node.inputs:
+    if not isinstance(peel.step, Map) and (node is None or inner not in node.inputs):
         return
     after, before = view.shape(outer), view.shape(inner)
     if after is None or before is None:
         return  # the mask terms ask for the shapes that they need
-    if len(after) != len(before) or any(a is not None and a != b for a, b in zip(after, before, strict=True)):
-        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", node)
+    pairs = zip(after, before, strict=False)
+    if len(after) != len(before) or any(known(a) and a != b and (known(b) or isinstance(a, int)) for a, b in pairs):
+        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", outer.producer())

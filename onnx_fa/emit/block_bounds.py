@@ -1,0 +1,149 @@
+"""What a block of queries and keys can prove about a condition: interval arithmetic on index values, when a kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnx_fa.emit.mlir_text import Text
+from onnx_fa.expr import ScoreExpr
+
+Bound = int | str
+"""A number, or the SSA name of an index."""
+Range = tuple[Bound, Bound]
+Truth = bool | str
+"""Known now, or the SSA name of an i1."""
+
+_UNKNOWN: tuple[Truth, Truth] = (False, False)
+
+
+class BlockBounds:
+    """Evaluates integer expressions to ranges and conditions to (surely true, surely false). `leaf` gives the range of
+    positions, lengths and integer tensors over the block; None where it is unknown."""
+
+    def __init__(self, t: Text, leaf: Callable[[ScoreExpr], Range | None]) -> None:
+        self.t, self.leaf = t, leaf
+
+    # Arithmetic that is done now where it can be.
+
+    def _ssa(self, x: Bound) -> str:
+        return self.t.index(x) if isinstance(x, int) else x
+
+    def _binary(self, op: str, a: Bound, b: Bound, now: Callable[[int, int], int]) -> Bound:
+        if isinstance(a, int) and isinstance(b, int):
+            return now(a, b)
+        return self.t.arith(op, self._ssa(a), self._ssa(b))
+
+    def _add(self, a: Bound, b: Bound) -> Bound:
+        return self._binary("addi", a, b, lambda x, y: x + y)
+
+    def _sub(self, a: Bound, b: Bound) -> Bound:
+        return self._binary("subi", a, b, lambda x, y: x - y)
+
+    def _mul(self, a: Bound, b: Bound) -> Bound:
+        return self._binary("muli", a, b, lambda x, y: x * y)
+
+    def _least(self, a: Bound, *more: Bound) -> Bound:
+        for b in more:
+            a = self._binary("minsi", a, b, min)
+        return a
+
+    def _most(self, a: Bound, *more: Bound) -> Bound:
+        for b in more:
+            a = self._binary("maxsi", a, b, max)
+        return a
+
+    def _test(self, predicate: str, a: Bound, b: Bound) -> Truth:
+        if isinstance(a, int) and isinstance(b, int):
+            return a < b if predicate == "slt" else a <= b
+        return self.t.let(f"arith.cmpi {predicate}, {self._ssa(a)}, {self._ssa(b)} : index")
+
+    def both(self, a: Truth, b: Truth) -> Truth:
+        if isinstance(a, bool):
+            return b if a else False
+        if isinstance(b, bool):
+            return a if b else False
+        return self.t.arith("andi", a, b, "i1")
+
+    def either(self, a: Truth, b: Truth) -> Truth:
+        if isinstance(a, bool):
+            return True if a else b
+        if isinstance(b, bool):
+            return True if b else a
+        return self.t.arith("ori", a, b, "i1")
+
+    def range(self, expr: ScoreExpr) -> Range | None:
+        """The least and the largest value of an integer expression over the block; None where that is unknown."""
+        match expr:
+            case ("i", value):
+                return value, value
+            case ("q" | "k" | "Sq" | "Skv" | "tensor", *_):
+                return self.leaf(expr)
+            case ("Add" | "Sub" | "Mul" | "Min" | "Max" as op, x, y):
+                a, b = self.range(x), self.range(y)
+                if a is None or b is None:
+                    return None
+                match op:
+                    case "Add":
+                        return self._add(a[0], b[0]), self._add(a[1], b[1])
+                    case "Sub":
+                        return self._sub(a[0], b[1]), self._sub(a[1], b[0])
+                    case "Min":
+                        return self._least(a[0], b[0]), self._least(a[1], b[1])
+                    case "Max":
+                        return self._most(a[0], b[0]), self._most(a[1], b[1])
+                products = [self._mul(p, r) for p in a for r in b]
+                return self._least(*products), self._most(*products)
+            case ("Neg", x):
+                negated = self.range(x)
+                return None if negated is None else (self._sub(0, negated[1]), self._sub(0, negated[0]))
+            case ("Div", x, ("i", divisor)) if divisor > 0:
+                divided = self.range(x)
+                if divided is None:
+                    return None
+                low, high = (self.t.arith("divsi", self._ssa(d), self.t.index(divisor)) for d in divided)
+                return low, high
+            case ("Mod", x, ("i", divisor)) if divisor > 0:
+                return self._remainder(self.range(x), divisor)
+        return None
+
+    def _remainder(self, x: Range | None, divisor: int) -> Range:
+        """The whole range of remainders, or where x stays within one multiple of the divisor, that part of it."""
+        if x is None:
+            return 0, divisor - 1
+        t, by = self.t, self.t.index(divisor)
+        floors = [t.arith("floordivsi", self._ssa(b), by) for b in x]
+        one = t.let(f"arith.cmpi eq, {floors[0]}, {floors[1]} : index")
+        low, high = (self._sub(b, t.arith("muli", f, by)) for b, f in zip(x, floors, strict=True))
+        return (
+            t.let(f"arith.select {one}, {self._ssa(low)}, {t.index(0)} : index"),
+            t.let(f"arith.select {one}, {self._ssa(high)}, {t.index(divisor - 1)} : index"),
+        )
+
+    def truth(self, expr: ScoreExpr) -> tuple[Truth, Truth]:
+        """Whether a condition surely holds at every position of the block, and whether it surely holds at none."""
+        match expr:
+            case ("b", value):
+                return bool(value), not value
+            case ("Not", x):
+                true, false = self.truth(x)
+                return false, true
+            case ("And" | "Or" as op, x, y):
+                a, b = self.truth(x), self.truth(y)
+                if op == "And":
+                    return self.both(a[0], b[0]), self.either(a[1], b[1])
+                return self.either(a[0], b[0]), self.both(a[1], b[1])
+            case ("Greater", x, y):
+                return self.truth(("Less", y, x))
+            case ("GreaterOrEqual", x, y):
+                return self.truth(("LessOrEqual", y, x))
+            case ("Less" | "LessOrEqual" | "Equal" as op, x, y):
+                left, right = self.range(x), self.range(y)
+                if left is None or right is None:
+                    return _UNKNOWN
+                if op == "Less":
+                    return self._test("slt", left[1], right[0]), self._test("sle", right[1], left[0])
+                if op == "LessOrEqual":
+                    return self._test("sle", left[1], right[0]), self._test("slt", right[1], left[0])
+                same = self.both(self._test("sle", left[1], right[0]), self._test("sle", right[1], left[0]))
+                return same, self.either(self._test("slt", left[1], right[0]), self._test("slt", right[1], left[0]))
+        return _UNKNOWN

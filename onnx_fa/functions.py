@@ -1,0 +1,88 @@
+"""Model-local functions: those that hold a part of an attention are inlined before matching, all others stay as they are."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import PassError
+from onnx_ir.passes.common import InlinePass
+
+from onnx_fa.graph_view import GraphView
+from onnx_fa.match import Call, Expr, Match, Patterns, find_sites
+from onnx_fa.normalize import infer_shapes
+from onnx_fa.report import Miss
+
+_MARK = "onnx_fa.in."
+"""Prefix of the metadata that nodes of a function carry while it is found out whether to inline it."""
+
+
+def inline_attention(model: ir.Model, patterns: Patterns) -> list[Miss]:
+    """Inlines, in place, every function of which some node lies inside a recognised attention, with the functions that call it.
+
+    Returns the misses inside functions that stay. The model is left alone when no function needs to be inlined.
+    """
+    if not model.functions:
+        return []
+    trial = model.clone()
+    for key, function in trial.functions.items():
+        for node in function.all_nodes():
+            node.metadata_props[_mark(key)] = ""
+    try:
+        InlinePass()(trial)
+    except (PassError, ValueError) as e:
+        return _not_inlined(model, e)
+    infer_shapes(trial)
+    matches, misses = find_sites(GraphView(trial), patterns)
+    needed = {mark for match in matches for node in _nodes_of(match) for mark in node.metadata_props}
+    marked = {
+        node.name: [k for k in node.metadata_props if k.startswith(_MARK)]
+        for graph in trial.graphs()
+        for node in graph
+        if node.name
+    }
+    inside = [m for m in misses if any(mark not in needed for mark in marked.get(m.node, ()))]
+    if any(_mark(key) in needed for key in model.functions):
+        InlinePass(criteria=lambda function: _mark(function.identifier()) in needed)(model)
+        infer_shapes(model)
+    return inside
+
+
+def _mark(key: tuple[str, str, str]) -> str:
+    return _MARK + ".".join(key)
+
+
+def _nodes_of(match: Match) -> list[ir.Node]:
+    """The nodes from a match's operands to its output, but not what only asks for shapes."""
+    stop = {leaf for operand in match.operands for leaf in _leaves(operand)}
+    found: dict[ir.Node, None] = {match.anchor: None}
+    todo = [match.output]
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if value in stop or node is None or (node in found and node is not match.anchor):
+            continue
+        found[node] = None
+        if node.op_type not in ("Shape", "Size") and (node is not match.anchor or value is match.output):
+            todo += [i for i in node.inputs if i is not None]
+    return list(found)
+
+
+def _leaves(expr: Expr) -> list[ir.Value]:
+    if isinstance(expr, Call):
+        return [leaf for argument in expr.args for leaf in _leaves(argument)]
+    return [expr] if isinstance(expr, ir.Value) else []
+
+
+def _not_inlined(model: ir.Model, error: Exception) -> list[Miss]:
+    """A miss for every softmax or attention op in a function, where functions cannot be inlined."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    reason = f"the function cannot be inlined: {cause}"
+    misses = []
+    for function in model.functions.values():
+        for node in function:
+            if node.op_type in ("Softmax", "Attention"):
+                misses.append(
+                    Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: {reason}")
+                )
+    return misses

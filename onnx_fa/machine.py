@@ -1,0 +1,48 @@
+"""Processor, date and versions, for every file of measurements."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("onnx-fa", "iree-base-compiler", "iree-base-runtime", "onnxruntime", "onnx", "torch", "numpy")
+
+
+def machine_facts(threads: int) -> dict[str, Any]:
+    """cpu, cores, threads, date, python, versions of the installed PACKAGES."""
+    versions = {}
+    for n in PACKAGES:
+        try:
+            versions[n] = version(n)
+        except PackageNotFoundError:
+            continue  # an optional package that is not installed has no version to report
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def cpu_name() -> str:
+    """As the system names it, with family and model where the name says little."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    name = found.get("model name")
+    return (
+        f"{name} (family {found.get('cpu family', '?')} model {found.get('model', '?')})"
+        if name
+        else platform.machine()
+    )

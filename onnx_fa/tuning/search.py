@@ -1,0 +1,354 @@
+"""The search of `onnx-fa tune`: tiles of a kernel for one case, measured on this machine.
+
+Three stages: a coarse grid, then one field at a time around the best, then compile options on the best. In a stage all candidates
+are timed in turn, round after round (A B C A B C ...), and those that fall behind are dropped; the best of the stage before takes
+part, so that costs of different stages compare. No candidate is timed before its numbers agree with the float64 reference.
+
+Every result goes to a journal as soon as it is known. A search that starts again with the same settings reads them from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnx_fa.accuracy import Expected, expect
+from onnx_fa.backend.alone import FUNCTION, compile_alone
+from onnx_fa.backend.run import benchmark_module, run_module
+from onnx_fa.cases import Case, draw_operands
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.errors import CompileError, OnnxFaError, RunError, UnsupportedError
+from onnx_fa.machine import machine_facts
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.target import Target
+from onnx_fa.tuning.database import Choice, Entry, Refused, Tiles, family
+from onnx_fa.tuning.spaces import OPTIONS, Space, space
+
+Array = npt.NDArray[Any]
+Note = Callable[[str], None]
+
+BEHIND = 1.25
+"""A candidate whose median is this much above the best is dropped after two rounds."""
+WORTH = 0.97
+"""Compile options are kept where they bring the time below this part of what it is without them."""
+CHECKED_SCORES = 1 << 25
+"""Bound on the float64 scores that the check of one case computes: longer attentions are checked on some of their rows."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a search. `calls` are timed in each of `rounds`; `candidates` bounds how many sets of tiles a stage tries; limits are per
+    process: seconds and bytes."""
+
+    rounds: int = 5
+    calls: int = 5
+    threads: int = 2
+    candidates: int = 16
+    jobs: int = 1
+    compile_timeout_s: float = 60
+    compile_memory_bytes: int = 4 << 30
+    run_timeout_s: float = 120
+    run_memory_bytes: int = 12 << 30
+    body: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "calls", "threads", "candidates", "jobs"):
+            if getattr(self, name) < 1:
+                raise OnnxFaError(f"--{name} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing to measure."""
+
+    tiles: Tiles
+    flags: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return json.dumps([dict(sorted(self.tiles.items())), self.flags])
+
+    def __str__(self) -> str:
+        return " ".join([*(f"{k}={v}" for k, v in self.tiles.items()), *self.flags])
+
+
+class Journal:
+    """Results of an interrupted search, one JSON object per line; the first line holds what they depend on.
+
+    A journal of other settings, versions or machine is begun anew. Raises OnnxFaError when it cannot be written.
+    """
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        self.path = path
+        self._known: dict[str, Any] = {}
+        first = json.dumps(head, sort_keys=True)
+        try:
+            lines = path.read_text().splitlines() if path.is_file() else []
+            if lines and lines[0] == first:
+                for line in lines[1:]:
+                    try:
+                        key, value = json.loads(line)
+                    except ValueError:
+                        continue  # the end of a line that an interrupt cut off
+                    self._known[key] = value
+            else:
+                path.write_text(first + "\n")
+        except OSError as e:
+            raise OnnxFaError(f"{path}: cannot be written: {e.strerror}") from e
+        self.resumed = len(self._known)
+
+    def get(self, *key: object) -> Any:
+        return self._known.get(json.dumps(key))
+
+    def put(self, value: Any, *key: object) -> None:
+        self._known[json.dumps(key)] = value
+        with self.path.open("a") as out:
+            out.write("\n" + json.dumps([json.dumps(key), value]))
+
+
+@dataclass
+class _Measured:
+    candidate: Candidate
+    cost: float
+    samples: list[tuple[int, float]] = field(default_factory=list)
+
+
+class Search:
+    """The search for one case. `make` stands for the kernel's emitter in tests."""
+
+    def __init__(
+        self,
+        case: Case,
+        target: Target,
+        settings: Settings,
+        folder: Path,
+        journal: Journal,
+        note: Note = lambda message: None,
+        make: Callable[[AttentionSpec, Target, str, Tiles], Kernel] | None = None,
+    ) -> None:
+        self.case, self.target, self.settings, self.folder = case, target, settings, folder
+        self.journal, self.note = journal, note
+        self.body = settings.body or emit_kernel(case.spec, target).body
+        self.space: Space = space(self.body)
+        self._make = make or self.space.emit
+        self.bound = case.bound()[0]
+        self._modules: dict[str, Path] = {}
+        self._kernels: dict[str, Kernel | str] = {}
+        self._inputs: list[Array] = []
+        self._expected: list[tuple[list[Array], Expected]] = []
+        self.refused: dict[str, Refused] = {}
+        self.round = 0
+
+    def run(self) -> Entry:
+        """Raises OnnxFaError when no candidate gives the right numbers."""
+        spec, most = self.case.spec, self.settings.candidates
+        default = self.space.default(spec, self.target)
+        grid = [Candidate(default), *(Candidate(t) for t in self.space.first(spec, self.target))]
+        measured = self._stage("tiles", _distinct(grid)[:most], None)
+        if not measured:
+            reason = next(iter(self.refused.values())).reason
+            raise OnnxFaError(f"{self.case.name}: no candidate gives the right numbers; the first: {reason}")
+        best = measured[0]
+        around = [Candidate(t) for t in self.space.around(spec, best.candidate.tiles)]
+        known = {m.candidate.key for m in measured} | set(self.refused)
+        fresh = [c for c in _distinct(around) if c.key not in known][: most - 1]
+        measured = _merged(measured, self._stage("around", fresh, best))
+        best = measured[0]
+        options = [Candidate(best.candidate.tiles, flags) for flags in OPTIONS][: most - 1]
+        with_options = self._stage("options", options, best)
+        incumbent = next(m for m in with_options if m.candidate.key == best.candidate.key)
+        worth = [m for m in with_options if m is incumbent or m.cost < WORTH * incumbent.cost]
+        measured = _merged(measured, worth)
+        facts = machine_facts(self.settings.threads)
+        facts |= {"calls": self.settings.calls, "rounds": self.settings.rounds, "target": self.target.name}
+        facts["method"] = "interleaved rounds of iree-benchmark-module, medians; checked against float64 before timing"
+        facts["machine"] = facts.pop("cpu")
+        least = min(m.cost for m in measured)
+        costs = {m.candidate.key: m.cost / least for m in measured}
+        facts["spread"] = round(median(_spread(m.samples) for m in measured), 4)
+        facts["default_cost"] = costs.get(Candidate(default).key)
+        choices = [
+            Choice(dict(m.candidate.tiles), round(m.cost / least, 4), m.candidate.flags, tuple(m.samples))
+            for m in sorted(measured, key=lambda m: m.cost)
+        ]
+        what = f"{self.case.name}: {self.case.title}"
+        return Entry(family(spec, self.body), what, facts, tuple(choices), tuple(self.refused.values()))
+
+    def _stage(self, name: str, candidates: Sequence[Candidate], incumbent: _Measured | None) -> list[_Measured]:
+        """The candidates that were timed, the cheapest first; costs are relative to the incumbent's, which takes part."""
+        if incumbent and not candidates:
+            return [incumbent]
+        field_ = [*([incumbent.candidate] if incumbent else []), *candidates]
+        right = self._prepare(field_)
+        times: dict[str, list[tuple[int, float]]] = {c.key: [] for c in right}
+        alive = list(right)
+        for n in range(self.settings.rounds):
+            turn = n % max(1, len(alive))
+            for c in [*alive[turn:], *alive[:turn]]:
+                self.note(f"{self.case.name}: {name}, round {n + 1} of {self.settings.rounds}: {c}")
+                samples = self._time(c, name, n)
+                if samples is None:
+                    alive.remove(c)
+                    times.pop(c.key)
+                else:
+                    times[c.key] += [(self.round + n, ms) for ms in samples]
+            if n and alive:
+                least = min(self._cost(c, times) for c in alive)
+                kept = incumbent.candidate.key if incumbent else ""
+                alive = [c for c in alive if c.key == kept or self._cost(c, times) <= BEHIND * least]
+        self.round += self.settings.rounds
+        timed = [c for c in right if c.key in times]
+        scale = 1.0
+        if incumbent:
+            if incumbent.candidate.key not in times:
+                raise OnnxFaError(f"{self.case.name}: {incumbent.candidate} ran before and does not any more")
+            scale = incumbent.cost / self._cost(incumbent.candidate, times)
+        done = [_Measured(c, scale * self._cost(c, times), times[c.key]) for c in timed]
+        return sorted(done, key=lambda m: m.cost)
+
+    def _cost(self, c: Candidate, times: Mapping[str, list[tuple[int, float]]]) -> float:
+        """Median time per query that is computed."""
+        return median(ms for _, ms in times[c.key]) / self.space.queries(self.bound, c.tiles)
+
+    def _refuse(self, c: Candidate, reason: str) -> None:
+        self.refused[c.key] = Refused(dict(c.tiles), reason, c.flags)
+
+    def _prepare(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that compile and give the right numbers; compiled `jobs` at a time, checked one by one."""
+        open_ = [c for c in candidates if self.journal.get(*self._where(c), "check") is None]
+        with ThreadPoolExecutor(self.settings.jobs) as pool:
+            built = dict(zip((c.key for c in open_), pool.map(self._build, open_), strict=True))
+        right = []
+        for c in candidates:
+            problem = self.journal.get(*self._where(c), "check")
+            if problem is None:
+                self.note(f"{self.case.name}: checking {c}")
+                problem = built[c.key] or self._check(c)
+                self.journal.put(problem, *self._where(c), "check")
+            if problem:
+                self._refuse(c, problem)
+            else:
+                right.append(c)
+        return right
+
+    def _kernel(self, c: Candidate) -> Kernel | str:
+        """The candidate's kernel, or why there is none."""
+        if c.key not in self._kernels:
+            try:
+                self._kernels[c.key] = self._make(self.case.spec, self.target, "fa_tuned", c.tiles)
+            except (UnsupportedError, ValueError) as e:
+                self._kernels[c.key] = str(e)
+        return self._kernels[c.key]
+
+    def _where(self, c: Candidate) -> tuple[str, ...]:
+        """What a candidate's results are kept under: lengths, options and the kernel's own text."""
+        kernel = self._kernel(c)
+        text = kernel if isinstance(kernel, str) else kernel.text
+        return (hashlib.sha256(f"{self.bound}{text}".encode()).hexdigest()[:16], *c.flags)
+
+    def _build(self, c: Candidate) -> str:
+        """Compiles a candidate. Returns why it cannot be, or ""."""
+        s, kernel = self.settings, self._kernel(c)
+        if isinstance(kernel, str):
+            return kernel
+        output = self.folder / f"{hashlib.sha256(c.key.encode()).hexdigest()[:16]}.vmfb"
+        self.note(f"{self.case.name}: compiling {c}")
+        limits: dict[str, Any] = {"timeout_s": s.compile_timeout_s, "memory_bytes": s.compile_memory_bytes}
+        try:
+            compile_alone(kernel, output, self.target, flags=c.flags, **limits)
+        except CompileError as e:
+            return str(e).partition("; command and messages")[0]
+        self._modules[c.key] = output
+        return ""
+
+    def _check(self, c: Candidate) -> str:
+        """Runs a candidate on ordinary and on adversarial operands. Returns what is wrong, or ""."""
+        if not self._expected:
+            for adversarial in (False, True):
+                operands = [np.ascontiguousarray(x) for x in draw_operands(self.bound, 0, adversarial=adversarial)]
+                self._expected.append((operands, expect(self.bound, operands, budget=CHECKED_SCORES)))
+        for operands, expected in self._expected:
+            try:
+                (result,), _ = run_module(self._module(c), operands, 1, **self._run_options())
+            except RunError as e:
+                return str(e)
+            problem = expected.compare(result).problem
+            if problem:
+                return f"wrong numbers: {problem}"
+        return ""
+
+    def _module(self, c: Candidate) -> Path:
+        """The compiled candidate; compiled now where a journal said that it was right."""
+        if c.key not in self._modules:
+            problem = self._build(c)
+            if problem:
+                raise RunError(problem)
+        return self._modules[c.key]
+
+    def _time(self, c: Candidate, stage: str, n: int) -> list[float] | None:
+        """Times of one round in ms, from the journal where it has them; None when the candidate fails."""
+        known = self.journal.get(*self._where(c), stage, n)
+        if known is None:
+            try:
+                done = benchmark_module(
+                    self._module(c), self._operands(), repetitions=self.settings.calls, **self._run_options()
+                )
+                known = [round(ms, 6) for ms in done.ms]
+            except RunError as e:
+                known = str(e)
+            self.journal.put(known, *self._where(c), stage, n)
+        if isinstance(known, str):
+            self._refuse(c, known)
+            return None
+        return [float(ms) for ms in known]
+
+    def _operands(self) -> list[Array]:
+        if not self._inputs:
+            self._inputs = [np.ascontiguousarray(x) for x in draw_operands(self.bound, 0)]
+        return self._inputs
+
+    def _run_options(self) -> dict[str, Any]:
+        s = self.settings
+        return {
+            "function": FUNCTION,
+            "device": self.target.device,
+            "threads": s.threads,
+            "timeout_s": s.run_timeout_s,
+            "memory_bytes": s.run_memory_bytes,
+        }
+
+
+def _spread(samples: Sequence[tuple[int, float]]) -> float:
+    """Half of the calls lie within this part of the median: large on a machine that does something else besides."""
+    low, middle, high = np.percentile([ms for _, ms in samples], (25, 50, 75))
+    return float((high - low) / middle)
+
+
+def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return list({c.key: c for c in candidates}.values())
+
+
+def _merged(old: Sequence[_Measured], new: Sequence[_Measured]) -> list[_Measured]:
+    """Both, the cheapest first; of what was measured twice the first cost and all samples."""
+    by_key = {m.candidate.key: m for m in old}
+    for m in new:
+        known = by_key.get(m.candidate.key)
+        by_key[m.candidate.key] = _Measured(m.candidate, known.cost, known.samples + m.samples) if known else m
+    return sorted(by_key.values(), key=lambda m: m.cost)
+
+
+def journal_head(target: Target, settings: Settings) -> dict[str, Any]:
+    """What measurements depend on: settings (but for how many compile at once), versions, machine."""
+    own = {k: v for k, v in asdict(settings).items() if k not in ("jobs", "body")}
+    facts = machine_facts(settings.threads)
+    return {"target": target.name, "settings": own, "cpu": facts["cpu"], "versions": facts["versions"]}

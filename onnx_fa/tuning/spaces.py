@@ -1,0 +1,107 @@
+"""What there is to try for each body of a kernel: sets of tiles, and iree-compile options that only touch code generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from onnx_fa.emit import op_kernel, vector
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.op_kernel import OpConfig, emit_op
+from onnx_fa.emit.vector import VectorConfig, emit_vector
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.target import Target
+from onnx_fa.tuning.database import Tiles, queries_computed
+
+OPTIONS: tuple[tuple[str, ...], ...] = (
+    ("--iree-llvmcpu-loop-unrolling=false",),
+    ("--iree-llvmcpu-slp-vectorization=true",),
+)
+"""Tried on the best tiles. They hold for a whole module once an entry names them, so nothing that changes results is among them."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """`default` are the tiles in use; `first` is a coarse grid; `around` varies one field at a time of the best so far; `emit`
+    makes the kernel with given tiles (UnsupportedError or ValueError where they do not fit); `queries` are those computed."""
+
+    default: Callable[[AttentionSpec, Target], Tiles]
+    first: Callable[[AttentionSpec, Target], Iterator[Tiles]]
+    around: Callable[[AttentionSpec, Tiles], Iterator[Tiles]]
+    emit: Callable[[AttentionSpec, Target, str, Tiles], Kernel]
+    queries: Callable[[AttentionSpec, Tiles], float]
+
+
+def space(body: str) -> Space:
+    """The space of a body. Raises OnnxFaError where there is none."""
+    if body not in _SPACES:
+        raise OnnxFaError(f"the kernel body {body!r} has no tiles to tune: use one of {', '.join(_SPACES)}")
+    return _SPACES[body]
+
+
+def _vector_default(spec: AttentionSpec, target: Target) -> Tiles:
+    return asdict(vector.default_config(spec, target))
+
+
+def _vector_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
+    """Register tiles that fill a quarter to three quarters of the registers with accumulators."""
+    w = vector.default_config(spec, target).W
+    for vectors in (2, 1, 3, 4):
+        for rows in (8, 4, 16, 2):
+            if target.registers <= 4 * vectors * rows <= 3 * target.registers:
+                yield {"W": w, "BM": vectors * w, "BK": 64, "RI": rows, "RN": min(rows, spec.Dv), "U": 4}
+
+
+def _vector_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
+    for bk in (128, 32, 48, 96):
+        if bk % best["RI"] == 0:
+            yield {**best, "BK": bk}
+    for u in (2, 8, 1):
+        yield {**best, "U": u}
+    for rn in (best["RI"] // 2, best["RI"] * 2):
+        if 1 <= rn <= spec.Dv:
+            yield {**best, "RN": rn}
+
+
+def _vector_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
+    return emit_vector(spec, target, name, VectorConfig(**tiles))
+
+
+def _op_default(spec: AttentionSpec, target: Target) -> Tiles:
+    return _op_tiles(op_kernel.default_config(spec))
+
+
+def _op_tiles(config: OpConfig) -> Tiles:
+    return {k: int(v) for k, v in asdict(config).items()}
+
+
+def _op_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
+    default = _op_default(spec, target)
+    for keys in (8, 16, 32, 64):
+        for rows in (2, 4, 8) if default["tile_m"] > 1 else (1,):
+            yield {**default, "tile_m": rows, "tile_k2": keys}
+
+
+def _op_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
+    for block in (16, 32, 64, 128):
+        if best["tile_m"] > 1 and block >= best["tile_m"]:
+            yield {**best, "block_m": block}
+    yield {**best, "transpose_k": 1 - best["transpose_k"]}
+
+
+def _op_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
+    config = OpConfig(tiles["block_m"], tiles["tile_m"], tiles["tile_k2"], bool(tiles["transpose_k"]))
+    return emit_op(spec, target, name, config)
+
+
+_SPACES = {
+    "vector": Space(
+        _vector_default,
+        _vector_first,
+        _vector_around,
+        _vector_emit,
+        lambda spec, tiles: queries_computed(spec.Sq, tiles["BM"]),
+    ),
+    "op": Space(_op_default, _op_first, _op_around, _op_emit, lambda spec, tiles: 1.0),
+}

@@ -1,0 +1,113 @@
+"""`onnx-fa tune`: the search over a list of cases, and the database that it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from onnx_fa import cases
+from onnx_fa.cases import Case
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
+from onnx_fa.files import check_writable, scratch_folder, write_whole
+from onnx_fa.io import ModelLike
+from onnx_fa.target import Target, parse_target
+from onnx_fa.tuning.database import Database, Entry, Family, database_name, family, package_path, parse
+from onnx_fa.tuning.search import Journal, Search, Settings, journal_head
+
+TABLE_TAG = "tune"
+"""Cases with this tag are tuned when none is named."""
+QUIET = 0.1
+"""A larger spread of an entry's samples says that the machine was not idle."""
+
+
+def cases_of_model(model: ModelLike, dims: Mapping[str, int]) -> list[Case]:
+    """One case per distinct attention of a model; `dims` are the sizes of symbolic lengths. Raises OnnxFaError without
+    attentions, or for a symbol that has no size."""
+    from onnx_fa.rewriter import explain
+
+    found: dict[str, Case] = {}
+    for site in explain(model).sites:
+        missing = [s for s in site.spec.symbols if s not in dims]
+        if missing:
+            raise OnnxFaError(f"{site.name}: {', '.join(missing)} has no size: give --dim {missing[0]}=SIZE")
+        sizes = tuple((s, dims[s]) for s in site.spec.symbols)
+        case = Case(site.name, site.spec, frozenset(), (sizes,), site.spec.variant)
+        found.setdefault(repr((site.spec, sizes)), case)
+    if not found:
+        raise OnnxFaError("the model has no attention to tune for")
+    return list(found.values())
+
+
+def table_cases(names: Sequence[str]) -> list[Case]:
+    """The cases of those names, or all that are meant for tuning. Raises OnnxFaError for an unknown name."""
+    return [cases.find(n) for n in names] or [c for c in cases.CASES if TABLE_TAG in c.tags]
+
+
+def check_runs_here(target: Target) -> None:
+    """Raises TargetError when this machine cannot run what is compiled for the target."""
+    host = parse_target("cpu-host")
+    widths = {"cpu-avx2": 8, "cpu-avx512": 16}
+    wanted, have = database_name(target), database_name(host)
+    if wanted != have and widths.get(wanted, 99) > widths.get(have, 0):
+        raise TargetError(f"{target.name} cannot be measured here: this machine runs {have}")
+
+
+def tune(
+    wanted: Sequence[Case],
+    target: Target,
+    out: Path | None = None,
+    settings: Settings | None = None,
+    *,
+    fresh: bool = False,
+    note: Callable[[str], None] = lambda message: None,
+    advance: Callable[[int, int], None] = lambda done, of: None,
+) -> tuple[Path, list[Entry], list[str]]:
+    """Measures every case and puts the entries into the database `out` (the package's own for the target, if None), whole or
+    not at all; entries of other families stay.
+
+    Returns the path, the new entries, and what was left out and why. After an interruption the same call goes on where it
+    stopped, unless `fresh`. Raises OnnxFaError.
+    """
+    settings = settings or Settings()
+    check_runs_here(target)
+    name = database_name(target)
+    path = out or package_path(name)
+    check_writable(path)
+    base = parse(path.read_text(), str(path)) if path.is_file() else Database(name)
+    if base.target != name:
+        raise OnnxFaError(f"{path}: a database of {base.target}, not of {name}")
+    plan: dict[Family, Case] = {}
+    left_out = []
+    for case in wanted:
+        try:
+            key = family(case.spec, settings.body or emit_kernel(case.spec, target).body)
+        except UnsupportedError as e:
+            left_out.append(f"{case.name}: {e}")
+            continue
+        if key in plan:
+            left_out.append(f"{case.name}: of the same family as {plan[key].name}")
+        plan.setdefault(key, case)
+    if not plan:
+        raise OnnxFaError(f"nothing to tune: {'; '.join(left_out)}")
+    journal_path = path.with_name(f".{path.name}.journal")
+    if fresh:
+        journal_path.unlink(missing_ok=True)
+    journal = Journal(journal_path, journal_head(target, settings))
+    if journal.resumed:
+        note(f"{journal.resumed} results of an interrupted run are used; --fresh measures them again")
+    entries = []
+    with scratch_folder() as folder:
+        for n, case in enumerate(plan.values()):
+            advance(n, len(plan))
+            try:
+                entries.append(Search(case, target, settings, folder, journal, note).run())
+            except OnnxFaError as e:
+                left_out.append(str(e))
+    if not entries:
+        raise OnnxFaError(f"nothing could be tuned: {'; '.join(left_out)}")
+    advance(len(plan), len(plan))
+    write_whole(path, dataclasses.replace(base.with_entries(tuple(entries))).to_json())
+    journal_path.unlink()
+    return path, entries, left_out

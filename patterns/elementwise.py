@@ -1,0 +1,273 @@
+"""Score layer of last resort: any elementwise function of the score, of constants and of tensors that broadcast to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import onnx_ir as ir
+
+from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, kind_of
+from onnx_fa.graph_view import FLOATS, GraphView, attr_float
+from onnx_fa.match import Map, Peel
+
+_UNARY = frozenset(
+    "Exp Log Sqrt Reciprocal Tanh Sigmoid Erf Sin Cos Floor Ceil Round Softplus Neg Abs Sign Relu Not IsNaN".split()
+)
+_BINARY = frozenset("Add Sub Mul Div Pow Less LessOrEqual Greater GreaterOrEqual Equal And Or Xor".split())
+_FOLDED = {"Min": "Min", "Max": "Max", "Sum": "Add"}
+_MAX_ROOTS = 16
+_MAX_NODES = 64
+
+
+def _f(x: float) -> ScoreExpr:
+    return ("f", float(x))
+
+
+def _leaky(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    return ("Where", ("Less", x, _f(0)), ("Mul", x, _f(attr_float(node, "alpha", 0.01))), x)
+
+
+def _elu(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    below = ("Mul", ("Sub", ("Exp", ("Min", x, _f(0))), _f(1)), _f(attr_float(node, "alpha", 1.0)))
+    return ("Where", ("Less", x, _f(0)), below, x)
+
+
+def _hard_sigmoid(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    line = ("Add", ("Mul", x, _f(attr_float(node, "alpha", 0.2))), _f(attr_float(node, "beta", 0.5)))
+    return ("Max", _f(0), ("Min", _f(1), line))
+
+
+def _softsign(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    return ("Div", x, ("Add", _f(1), ("Abs", x)))
+
+
+def _mish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    return ("Mul", x, ("Tanh", ("Softplus", x)))
+
+
+def _gelu(node: ir.Node, x: ScoreExpr) -> ScoreExpr | None:
+    approximate = node.attributes.get("approximate")
+    if approximate is not None and approximate.as_string() != "none":
+        return None
+    return ("Mul", ("Mul", x, _f(0.5)), ("Add", _f(1), ("Erf", ("Mul", x, _f(math.sqrt(0.5))))))
+
+
+def _thresholded(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    return ("Where", ("Greater", x, _f(attr_float(node, "alpha", 1.0))), x, _f(0))
+
+
+def _swish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    return ("Mul", x, ("Sigmoid", ("Mul", x, _f(attr_float(node, "alpha", 1.0)))))
+
+
+_COMPOSED: dict[str, Callable[[ir.Node, ScoreExpr], ScoreExpr | None]] = {
+    "LeakyRelu": _leaky,
+    "Elu": _elu,
+    "HardSigmoid": _hard_sigmoid,
+    "Softsign": _softsign,
+    "Mish": _mish,
+    "Gelu": _gelu,
+    "ThresholdedRelu": _thresholded,
+    "Swish": _swish,
+}
+_KNOWN = frozenset([*_UNARY, *_BINARY, *_FOLDED, *_COMPOSED, "Where", "Clip", "Cast", "Identity", "IsInf"]) | {
+    "DequantizeLinear",
+    "QuantizeLinear",
+}
+
+
+def elementwise(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+    """The function of each value further up that `value` can be read as, the nearest first."""
+    if view.producer(value, *_KNOWN) is None:
+        return
+    for root in _roots(view, value):
+        reading = _Reading(view, root)
+        expr = reading.read(value)
+        if expr is None or expr == SCORE or not reading.used or not _fits(view, value, root):
+            continue
+        kinds = [k for v in reading.tensors if (k := _kind(v)) is not None]
+        try:
+            if len(kinds) != len(reading.tensors) or kind_of(expr, kinds) != "float":
+                continue
+        except ValueError:
+            continue
+        yield Peel(Map(expr, tuple(reading.tensors), _label(value)), root)
+
+
+def _label(value: ir.Value) -> str:
+    node = value.producer()
+    return node.op_type.lower() if node is not None else "elementwise"
+
+
+def _roots(view: GraphView, value: ir.Value) -> Iterator[ir.Value]:
+    """Float values above `value` with nothing but elementwise ops between, breadth first."""
+    queue, seen = [value], {value}
+    found = 0
+    while queue and found < _MAX_ROOTS:
+        node = view.producer(queue.pop(0), *_KNOWN)
+        for i in node.inputs if node is not None else ():
+            if i is None or i in seen or view.const(i) is not None:
+                continue
+            seen.add(i)
+            queue.append(i)
+            if i.dtype in FLOATS:
+                found += 1
+                yield i
+
+
+def _fits(view: GraphView, value: ir.Value, root: ir.Value) -> bool:
+    """Whether nothing on the way broadcasts the score to another shape."""
+    a, b = view.shape(value), view.shape(root)
+    return a is not None and b is not None and len(a) == len(b)
+
+
+def _kind(value: ir.Value) -> Kind | None:
+    if value.dtype in FLOATS:
+        return "float"
+    if value.dtype == ir.DataType.BOOL:
+        return "bool"
+    return "int" if value.dtype in (ir.DataType.INT32, ir.DataType.INT64) else None
+
+
+class _Reading:
+    """One value as an expression of `root`; whatever does not come from there by elementwise ops is a tensor."""
+
+    def __init__(self, view: GraphView, root: ir.Value) -> None:
+        self.view, self.root = view, root
+        self.tensors: list[ir.Value] = []
+        self.used = False
+        self._made: dict[ir.Value, ScoreExpr | None] = {}
+        self._reaching: dict[ir.Value, bool] = {root: True}
+
+    def read(self, value: ir.Value) -> ScoreExpr | None:
+        if value not in self._made:
+            self._made[value] = self._read(value) if len(self._made) < _MAX_NODES else None
+        return self._made[value]
+
+    def _reaches(self, value: ir.Value) -> bool:
+        """Whether elementwise ops lead from the root to `value`."""
+        if value not in self._reaching:
+            self._reaching[value] = False
+            node = self.view.producer(value, *_KNOWN) if len(self._reaching) < _MAX_NODES else None
+            if node is not None and self.view.const(value) is None:
+                self._reaching[value] = any(self._reaches(i) for i in node.inputs if i is not None)
+        return self._reaching[value]
+
+    def _read(self, value: ir.Value) -> ScoreExpr | None:
+        if value is self.root:
+            self.used = True
+            return SCORE
+        constant = self._constant(value)
+        if constant is not None:
+            return constant
+        if not self._reaches(value):
+            self.tensors.append(value)
+            return ("tensor", len(self.tensors) - 1)
+        node = self.view.producer(value)
+        assert node is not None
+        return self._op(node, value)
+
+    def _constant(self, value: ir.Value) -> ScoreExpr | None:
+        number = self.view.scalar(value)
+        if number is None or len(self.view.shape(value) or ()) > len(self.view.shape(self.root) or ()):
+            return None
+        if value.dtype == ir.DataType.BOOL:
+            return ("b", bool(number))
+        array = self.view.const(value)
+        return ("i", int(number)) if array is not None and array.dtype.kind in "iu" else _f(number)
+
+    def _op(self, node: ir.Node, value: ir.Value) -> ScoreExpr | None:
+        kind = node.op_type
+        if kind == "DequantizeLinear":
+            return self._rounded(node)
+        if kind == "QuantizeLinear":
+            return None
+        if kind == "Clip":
+            return self._clipped(node)
+        args = [self.read(i) for i in node.inputs if i is not None]
+        known = [a for a in args if a is not None]
+        if len(known) != len(args) or not args:
+            return None
+        if kind in _UNARY or kind in _BINARY or kind == "Where":
+            return (kind, *known) if kind in OPS else None
+        if kind in _FOLDED:
+            expr = known[0]
+            for x in known[1:]:
+                expr = (_FOLDED[kind], expr, x)
+            return expr
+        if kind == "Identity":
+            return known[0]
+        if kind == "Cast":
+            return self._cast(node, value, known[0])
+        if kind == "IsInf":
+            return self._is_infinite(node, known[0])
+        return _COMPOSED[kind](node, known[0])
+
+    def _cast(self, node: ir.Node, value: ir.Value, x: ScoreExpr) -> ScoreExpr | None:
+        source = node.inputs[0]
+        if source is None:
+            return None
+        if value.dtype in FLOATS and source.dtype in FLOATS:
+            narrow = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
+            assert value.dtype is not None and source.dtype is not None
+            return x if narrow[value.dtype] > narrow[source.dtype] or value.dtype == source.dtype else None
+        if value.dtype in FLOATS:
+            return ("ToFloat", x)
+        return ("ToBool", x) if value.dtype == ir.DataType.BOOL else None
+
+    def _is_infinite(self, node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+        tests: list[ScoreExpr] = []
+        for name, sign in (("detect_positive", 1.0), ("detect_negative", -1.0)):
+            attr = node.attributes.get(name)
+            if attr is None or attr.as_int():
+                tests.append(("Equal", x, _f(sign * math.inf)))
+        return ("Or", *tests) if len(tests) == 2 else tests[0] if tests else ("b", False)
+
+    def _clipped(self, node: ir.Node) -> ScoreExpr | None:
+        x = self.read(node.inputs[0]) if node.inputs[0] is not None else None
+        bounds: list[float | None] = [None, None]
+        for i, name in enumerate(("min", "max")):
+            given = node.inputs[i + 1] if len(node.inputs) > i + 1 else None
+            if given is not None:
+                bounds[i] = self.view.scalar(given)
+                if bounds[i] is None:
+                    return None
+            elif name in node.attributes:
+                bounds[i] = attr_float(node, name, 0.0)
+        if x is None or node.inputs[0] is None or node.inputs[0].dtype not in FLOATS:
+            return None
+        low, high = bounds
+        if low is not None:
+            x = ("Max", x, _f(low))
+        return x if high is None else ("Min", x, _f(high))
+
+    def _rounded(self, node: ir.Node) -> ScoreExpr | None:
+        """DequantizeLinear(QuantizeLinear(x)): rounding to a grid of one step size, in float32."""
+        quantize = self.view.producer(node.inputs[0], "QuantizeLinear")
+        if quantize is None or quantize.inputs[0] is None or quantize.inputs[0].dtype != ir.DataType.FLOAT:
+            return None
+        if any(n.outputs[0].dtype is None for n in (node, quantize)) or node.outputs[0].dtype != ir.DataType.FLOAT:
+            return None
+        x = self.read(quantize.inputs[0])
+        pairs = [(self.view.scalar(n.inputs[1]), self._zero(n)) for n in (quantize, node)]
+        (step, zero), other = pairs
+        range_of = _RANGES.get(quantize.outputs[0].dtype or ir.DataType.UNDEFINED)
+        if x is None or step is None or zero is None or pairs[0] != other or range_of is None or not step > 0:
+            return None
+        low, high = range_of
+        grid = ("Min", ("Max", ("Round", ("Div", x, _f(step))), _f(low - zero)), _f(high - zero))
+        return ("Mul", grid, _f(step))
+
+    def _zero(self, node: ir.Node) -> float | None:
+        if len(node.inputs) < 3 or node.inputs[2] is None:
+            return 0.0
+        return self.view.scalar(node.inputs[2])
+
+
+_RANGES = {
+    ir.DataType.INT8: (-128, 127),
+    ir.DataType.UINT8: (0, 255),
+    ir.DataType.INT16: (-32768, 32767),
+    ir.DataType.UINT16: (0, 65535),
+}

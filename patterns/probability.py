@@ -1,0 +1,148 @@
+"""After the softmax: factors on the probabilities, and masks that are multiplied in and divided out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import FLOATS, GraphView, attr_int
+from onnx_fa.match import After, Anchor, Call, NoMatch, Select, reciprocal_of
+from onnx_fa.patterns import rows
+
+_ALL = 1 << 31
+"""An end of a Slice from which on it means "to the end"."""
+
+
+def cut_sink(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    """Slice or Split that leaves out the sink's column, and only that. Raises NoMatch where it leaves out another one."""
+    if len(users) != 1 or not anchor.column:
+        return None
+    node = view.producer(users[0].outputs[0], "Slice", "Split")
+    shape = view.shape(value)
+    if node is None or shape is None:
+        return None
+    if node.op_type == "Split":
+        return _split_off(view, anchor, node, len(shape))
+    if view.opset < 10:
+        return None
+    start, end = (view.const(i) for i in node.inputs[1:3])
+    listed = view.const(node.inputs[3]) if len(node.inputs) > 3 else None
+    axes = None if listed is None else [int(a) for a in listed.reshape(-1)]
+    step = view.scalar(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else 1.0
+    if start is None or end is None or start.size != 1 or end.size != 1 or step != 1.0:
+        return None
+    if axes is None or len(axes) != 1 or axes[0] not in (-1, len(shape) - 1):
+        return None
+    first, last, width = int(start.reshape(-1)[0]), int(end.reshape(-1)[0]), shape[-1]
+    if anchor.column == "last":
+        exact = first == 0 and (last == -1 or (isinstance(width, int) and last == width - 1))
+    else:
+        exact = first == 1 and (last >= _ALL or (isinstance(width, int) and last >= width))
+    if not exact:
+        raise NoMatch(f"a slice [{first}:{last}] of the probabilities does not cut off just the sink's column", node)
+    return After(node.outputs[0], cut=True)
+
+
+def _split_off(view: GraphView, anchor: Anchor, node: ir.Node, rank: int) -> After | None:
+    sizes = view.const(node.inputs[1]) if len(node.inputs) > 1 else None
+    if len(node.outputs) != 2 or attr_int(node, "axis", 0) not in (-1, rank - 1) or sizes is None or sizes.size != 2:
+        return None
+    keep, drop = (0, 1) if anchor.column == "last" else (1, 0)
+    if node.outputs[drop].uses() or node.outputs[drop].is_graph_output():
+        raise NoMatch("the probability of the sink is used", node)
+    if int(sizes.reshape(-1)[drop]) != 1:
+        raise NoMatch("a split of the probabilities does not cut off just the sink's column", node)
+    return After(node.outputs[keep], cut=True)
+
+
+def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    """p * f and p / f where f has one value per row (moved to the output) or per key (moved to V)."""
+    if len(users) != 1 or _divided_anew(view, users[0].outputs[0]) is not None:
+        return None
+    node = view.producer(users[0].outputs[0], "Mul", "Div")
+    if node is None or node.inputs[0] is node.inputs[1]:
+        return None
+    other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+    if other is None or (node.op_type == "Div" and node.inputs[0] is not value):
+        return None
+    shape, score = view.shape(other), view.shape(value)
+    if shape is None or score is None or len(shape) > len(score):
+        return None
+    made = anchor.score.producer()
+    if made is not None and view.depends(other, made):
+        raise NoMatch("a factor on the probabilities is computed from the scores", node)
+    if shape[-1:] in ((), (1,)):
+        op = node.op_type
+        return After(node.outputs[0], rows=lambda row: Call(op, (row, other)))
+    if (len(shape) == 1 or shape[-2] == 1) and node.op_type == "Mul":
+        return After(node.outputs[0], keys=other)
+    raise NoMatch(
+        "the probabilities are multiplied by a tensor with values per query and key, and not divided by their new sum",
+        node,
+    )
+
+
+def masked_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    """p * m / sum(p * m), or the same with Where(m, p, 0): the softmax over the keys that m keeps."""
+    if len(users) != 1:
+        return None
+    node = view.producer(users[0].outputs[0], "Mul", "Where")
+    if node is None:
+        return None
+    divided = _divided_anew(view, node.outputs[0])
+    if divided is None:
+        return None
+    if node.op_type == "Mul":
+        other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+        keep = _zero_or_one(view, other) if other is not None else None
+        if keep is None:
+            raise NoMatch("probabilities are multiplied by values that are not provably 0 or 1, and divided anew", node)
+        return After(divided, step=Select(*keep, float("-inf")))
+    cond, yes, no = node.inputs
+    if cond is None or cond is value:
+        return None
+    for p, zero, inverted in ((yes, no, False), (no, yes, True)):
+        if p is value and view.scalar(zero) == 0.0:
+            return After(divided, step=Select(cond, inverted, float("-inf")))
+    return None
+
+
+def _divided_anew(view: GraphView, masked: ir.Value) -> ir.Value | None:
+    """masked / sum(masked), if that is computed and nothing else is made of `masked`. Raises NoMatch if the sum is changed."""
+    users = view.users(masked)
+    sums = [u for u in users if u.op_type == "ReduceSum"]
+    rest = [u for u in users if u not in sums]
+    if len(sums) != 1 or len(rest) != 1 or masked.is_graph_output():
+        return None
+    node = rest[0]
+    by: ir.Value | None = None
+    if view.producer(node.outputs[0], "Div") is not None and node.inputs[0] is masked:
+        by = node.inputs[1]
+    elif view.producer(node.outputs[0], "Mul") is not None:
+        by = reciprocal_of(view, node.inputs[1] if node.inputs[0] is masked else node.inputs[0])
+    if by is None:
+        return None
+    if rows.row_sum(view, by) is masked:
+        return node.outputs[0]
+    raise NoMatch("masked probabilities are divided by something else than their sum over the keys", node)
+
+
+def _zero_or_one(view: GraphView, value: ir.Value) -> tuple[ir.Value, bool] | None:
+    """(condition, inverted) where `value` is 1 for true (false, if inverted) and 0 otherwise."""
+    node = view.producer(value, "Cast", "Sub", "Where")
+    if node is None:
+        return None
+    if node.op_type == "Cast":
+        source = node.inputs[0]
+        if source is not None and source.dtype == ir.DataType.BOOL:
+            return source, False
+        return _zero_or_one(view, source) if source is not None and value.dtype in FLOATS else None
+    if node.op_type == "Sub" and view.scalar(node.inputs[0]) == 1.0 and node.inputs[1] is not None:
+        inner = _zero_or_one(view, node.inputs[1])
+        return None if inner is None else (inner[0], not inner[1])
+    if node.op_type == "Where" and node.inputs[0] is not None:
+        pair = (view.scalar(node.inputs[1]), view.scalar(node.inputs[2]))
+        if pair in ((1.0, 0.0), (0.0, 1.0)):
+            return node.inputs[0], pair == (0.0, 1.0)
+    return None

@@ -1,0 +1,62 @@
+"""What counts as a matmul: MatMul, Gemm without C, Einsum, and onnxruntime's FusedMatMul and TransposeMatMul."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import GraphView, attr_float, attr_int
+from onnx_fa.match import Product
+from onnx_fa.patterns.einsum import einsum_letters
+
+_CONTRIB = "com.microsoft"
+
+
+def product(view: GraphView, value: ir.Value) -> Product | None:
+    """The contraction of two operands that makes `value`, None for anything else."""
+    node = value.producer()
+    if node is None or len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    left, right = node.inputs[0], node.inputs[1]
+    a, b = view.shape(left), view.shape(right)
+    if a is None or b is None:
+        return None
+    letters: tuple[str, str, str] | None = None
+    factor = 1.0
+    standard = node.domain in ("", "ai.onnx")
+    if standard and node.op_type == "MatMul":
+        letters = matmul_letters(len(a), len(b), False, False)
+    elif standard and node.op_type == "Gemm":
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        beta, array = attr_float(node, "beta", 1.0), view.const(bias)
+        if bias is None or (array is not None and not array.any()) or beta == 0.0:
+            letters = matmul_letters(2, 2, bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0)))
+            factor = attr_float(node, "alpha", 1.0)
+    elif node.domain == _CONTRIB and node.op_type in ("FusedMatMul", "TransposeMatMul"):
+        if not attr_int(node, "transBatchA", 0) and not attr_int(node, "transBatchB", 0):
+            swaps = bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0))
+            letters = matmul_letters(len(a), len(b), *swaps)
+            factor = attr_float(node, "alpha", 1.0)
+    elif standard and node.op_type == "Einsum" and len(node.inputs) == 2:
+        letters = einsum_letters(node.attributes["equation"].as_string(), len(a), len(b))
+    if letters is None or not _is_product(letters):
+        return None
+    return Product(node, (left, right), (a, b), letters[:2], letters[2], node.outputs[0], factor)
+
+
+def matmul_letters(a: int, b: int, swap_a: bool, swap_b: bool) -> tuple[str, str, str] | None:
+    """Letters of a numpy matmul of ranks `a` and `b`, whose last two axes may be swapped before it."""
+    if a < 2 or b < 2:
+        return None
+    batch = string.ascii_uppercase[: max(a, b) - 2]
+    left, right = batch[len(batch) - (a - 2) :], batch[len(batch) - (b - 2) :]
+    return left + ("km" if swap_a else "mk"), right + ("nk" if swap_b else "kn"), batch + "mn"
+
+
+def _is_product(letters: Sequence[str]) -> bool:
+    """Whether every letter occurs once per term and in at least two terms: no diagonal, no sum over one operand."""
+    return all(len(set(t)) == len(t) for t in letters) and all(
+        sum(x in t for t in letters) > 1 for t in letters for x in t
+    )

@@ -1,0 +1,24 @@
+"""Score and after-softmax layers that only move axes: Reshape, Transpose, Squeeze, Unsqueeze, Flatten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import GraphView
+from onnx_fa.match import After, Anchor, Peel, Regroup
+
+_OPS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten")
+
+
+def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+    node = view.producer(value, *_OPS)
+    if node is not None and node.inputs[0] is not None:
+        yield Peel(Regroup(node), node.inputs[0])
+
+
+def on_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    if len(users) != 1 or view.producer(users[0].outputs[0], *_OPS) is None or users[0].inputs[0] is not value:
+        return None
+    return After(users[0].outputs[0], regroup=users[0])

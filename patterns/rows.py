@@ -1,0 +1,182 @@
+"""Statistics of score rows (maximum, sum, log-sum-exp) in the spellings that exporters and people use."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import FLOATS, GraphView, attr_int, axes_of
+
+
+def plain(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """The value behind Identity and casts to a type that holds at least as much."""
+    while (node := view.producer(value, "Identity", "Cast")) is not None:
+        source = node.inputs[0]
+        if node.op_type == "Cast" and not (source is not None and value is not None and _widens(source, value)):
+            break
+        value = source
+    return value
+
+
+def _widens(source: ir.Value, target: ir.Value) -> bool:
+    if source.dtype not in FLOATS or target.dtype not in FLOATS:
+        return False
+    return source.dtype == target.dtype or (
+        target.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and source.dtype != ir.DataType.DOUBLE
+    )
+
+
+def is_column(view: GraphView, value: ir.Value, of: ir.Value) -> bool:
+    """Whether `value` is provably of the shape of `of` with a last dim of 1."""
+    have, want = view.shape(value), view.shape(of)
+    if have is None or want is None or None in have or None in want[:-1]:
+        return False
+    return have == (*want[:-1], 1)
+
+
+def reduction(view: GraphView, value: ir.Value | None, *kinds: str) -> ir.Value | None:
+    """What is reduced by one of `kinds` along its last axis to give `value`, with that axis kept as one of size 1: by keepdims,
+    by Unsqueeze, by a Reshape, or spread over the row again by Expand."""
+    outer = value
+    unit = False
+    reshaped = False
+    while (node := view.producer(value)) is not None and node.inputs and node.inputs[0] is not None:
+        if node.op_type in ("Identity", "Cast"):
+            inner = plain(view, value)
+            if inner is value:
+                return None
+            value = inner
+        elif node.op_type == "Expand":
+            a, b = view.shape(node.inputs[0]), view.shape(node.outputs[0])
+            if a is None or b is None or len(a) != len(b):
+                return None
+            outer = value = node.inputs[0]
+        elif node.op_type == "Unsqueeze":
+            rank = len(view.shape(node.outputs[0]) or ())
+            axes = axes_of(view, node)
+            if axes is None or len(axes) != 1 or axes[0] not in (-1, rank - 1) or unit:
+                return None
+            unit, value = True, node.inputs[0]
+        elif node.op_type == "Reshape":
+            reshaped, value = True, node.inputs[0]
+        else:
+            break
+    if node is None or node.op_type not in kinds or node.inputs[0] is None or outer is None:
+        return None
+    source = node.inputs[0]
+    axes = axes_of(view, node)
+    if axes is None or len(axes) != 1 or not view.last_axis(node, source, axes[0]):
+        return None
+    keeps = attr_int(node, "keepdims", 1) == 1
+    if reshaped:
+        return source if is_column(view, outer, source) else None
+    return source if keeps != unit else None
+
+
+def row_max(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """x where `value` is max(x) over its last axis, as a column."""
+    source = reduction(view, value, "ReduceMax")
+    if source is not None:
+        return source
+    node = view.producer(value, "Neg")  # -min(-x)
+    low = reduction(view, node.inputs[0], "ReduceMin") if node is not None else None
+    negated = view.producer(low, "Neg")
+    if negated is not None:
+        return negated.inputs[0]
+    top = view.producer(value, "TopK")
+    if top is not None and value is top.outputs[0] and view.scalar(top.inputs[1]) == 1.0:
+        axis, x = attr_int(top, "axis", -1), top.inputs[0]
+        if attr_int(top, "largest", 1) == 1 and x is not None and view.last_axis(top, x, axis):
+            return x
+    return None
+
+
+def row_sum(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """x where `value` is the sum of x over its last axis, as a column."""
+    return reduction(view, value, "ReduceSum")
+
+
+def log_sum_exp(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """x where `value` is log(sum(exp(x))) over its last axis, as a column, with or without the maximum taken out first."""
+    source = reduction(view, value, "ReduceLogSumExp")
+    if source is not None:
+        return source
+    e = reduction(view, value, "ReduceLogSum")
+    if e is None:
+        value = plain(view, value)
+        log = view.producer(value, "Log")
+        e = row_sum(view, log.inputs[0]) if log is not None else None
+    exp = view.producer(plain(view, e), "Exp") if e is not None else None
+    if exp is not None:
+        return exp.inputs[0]
+    node = view.producer(value, "Add")
+    for top, rest in (tuple(node.inputs), tuple(reversed(node.inputs))) if node is not None else ():
+        shifted = log_sum_exp(view, rest)
+        x = row_max(view, top)
+        minus = difference(view, shifted)
+        if x is not None and minus is not None and minus[0] is x and row_max(view, minus[1]) is x:
+            return x
+    return None
+
+
+def difference(view: GraphView, value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
+    """(a, b) where `value` is a - b or a + (-b)."""
+    node = view.producer(plain(view, value), "Sub", "Add")
+    if node is None or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    if node.op_type == "Sub":
+        return node.inputs[0], node.inputs[1]
+    for a, b in (tuple(node.inputs), tuple(reversed(node.inputs))):
+        negated = view.producer(b, "Neg")
+        if negated is not None and negated.inputs[0] is not None and a is not None:
+            return a, negated.inputs[0]
+    return None
+
+
+def is_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value) -> bool:
+    """Whether `value` says, as a column, which rows of the scores `of` are -inf throughout."""
+    node = view.producer(value)
+    if node is None:
+        return False
+    if node.op_type == "IsInf":
+        negative_only = attr_int(node, "detect_positive", 1) == 0 and attr_int(node, "detect_negative", 1) == 1
+        return negative_only and _same_score(view, row_max(view, node.inputs[0]), of)
+    if node.op_type == "Equal":
+        a, b = node.inputs
+        for top, bound in ((a, b), (b, a)):
+            if view.scalar(bound) == float("-inf") and _same_score(view, row_max(view, top), of):
+                return True
+        return False
+    if node.op_type == "Not":
+        # not any(score != -inf), as PyTorch's safe softmax has it
+        some = _as_bool(view, node.inputs[0])
+        different = reduction(view, some, "ReduceMax", "ReduceSum") if some is not None else None
+        cells = _as_bool(view, different)
+        negated = view.producer(cells, "Not")
+        return negated is not None and _cells_minus_infinity(view, negated.inputs[0], of)
+    all_of = _as_bool(view, value)
+    cells = _as_bool(view, reduction(view, all_of, "ReduceMin", "ReduceProd")) if all_of is not None else None
+    return cells is not None and _cells_minus_infinity(view, cells, of)
+
+
+def _as_bool(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """The value behind casts between bool and numbers, and comparisons of a count with 0."""
+    while (node := view.producer(value, "Cast", "Identity", "Greater")) is not None:
+        if node.op_type == "Greater" and view.scalar(node.inputs[1]) != 0.0:
+            break
+        value = node.inputs[0]
+    return value
+
+
+def _cells_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value) -> bool:
+    node = view.producer(value, "Equal", "IsInf")
+    if node is None:
+        return False
+    if node.op_type == "IsInf":
+        negative_only = attr_int(node, "detect_positive", 1) == 0 and attr_int(node, "detect_negative", 1) == 1
+        return negative_only and _same_score(view, node.inputs[0], of)
+    a, b = node.inputs
+    return any(view.scalar(y) == float("-inf") and _same_score(view, x, of) for x, y in ((a, b), (b, a)))
+
+
+def _same_score(view: GraphView, value: ir.Value | None, of: ir.Value) -> bool:
+    return value is not None and plain(view, value) is plain(view, of)

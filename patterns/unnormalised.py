@@ -1,0 +1,144 @@
+"""Attention that no softmax over keys describes. It is named, so that nobody looks for it in vain, and left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import GraphView
+from onnx_fa.match import After, Anchor, NoMatch
+from onnx_fa.patterns import rows
+from onnx_fa.spec import Dim
+
+_NAMES = {
+    "Sigmoid": "sigmoid attention",
+    "HardSigmoid": "sigmoid attention",
+    "Relu": "ReLU attention",
+    "Gelu": "attention with GELU in place of the softmax",
+    "Tanh": "attention with tanh in place of the softmax",
+    "Softplus": "attention with softplus in place of the softmax",
+}
+_BETWEEN = frozenset("Add Sub Mul Div Pow Where Cast Identity Dropout Reshape Clip".split())
+_MOVES = frozenset(["Transpose", "Squeeze", "Unsqueeze"])
+_WHY = "has no row sum to divide by, and the fused kernels always divide"
+
+
+def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
+    """Raises NoMatch naming an attention without softmax; None for every other node."""
+    if view.producer(node.outputs[0], *_NAMES) is node and _product(view, node.inputs[0]) is not None:
+        if not _feeds_product(view, node.outputs[0]):
+            return None
+        squared = any(_is_square(view, u) for u in view.users(node.outputs[0]))
+        raise NoMatch(f"{'squared ' * squared}{_NAMES[node.op_type]} {_WHY}")
+    if node.op_type == "MatMul" and view.producer(node.outputs[0]) is not None:
+        value = node.inputs[0]
+        inner = _product(view, value, steps=4)
+        if inner is not None and _at_run_time(view, node.inputs[1]) and _is_transposed(view, inner.inputs[1]):
+            raise NoMatch(f"attention without softmax (linear attention) {_WHY}")
+    return None
+
+
+def mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
+    """Raises NoMatch for a softmax of scores that a product mixes between heads (talking heads)."""
+    value = node.inputs[0] if view.producer(node.outputs[0], "Softmax") is node else None
+    for _ in range(8):
+        inner = view.producer(value)
+        if inner is None or value is None:
+            return None
+        if inner.op_type in ("MatMul", "Einsum", "Conv"):
+            weights = [i for i in inner.inputs[:2] if not _at_run_time(view, i)]
+            rest = [i for i in inner.inputs[:2] if _at_run_time(view, i)]
+            shape = view.shape(weights[0]) if weights else None
+            square = shape is not None and len(shape) > 1 and shape[0] == shape[1] != 1
+            if square and len(rest) == 1 and _product(view, rest[0], between=_BETWEEN | _MOVES) is not None:
+                raise NoMatch("the scores of different heads are mixed (talking heads)", inner)
+            return None
+        if inner.op_type not in _BETWEEN | _MOVES:
+            return None
+        value = inner.inputs[0]
+    return None
+
+
+def mixed_heads(view: GraphView, found: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    """Raises NoMatch for probabilities that a product mixes between heads (talking heads), or of which only the largest stay."""
+    shape = view.shape(value)
+    heads = shape[-3] if shape is not None and len(shape) > 2 else None
+    for user in users:
+        readers = [user] if user.op_type != "Transpose" else view.users(user.outputs[0])
+        for product in readers:
+            if product.op_type not in ("MatMul", "Einsum"):
+                continue
+            if any(_mixes(view, i, heads) for i in product.inputs):
+                raise NoMatch("the probabilities of different heads are mixed (talking heads)", product)
+        if user.op_type == "Conv":
+            raise NoMatch("the probabilities of different heads or keys are mixed by a convolution", user)
+    return None
+
+
+def _mixes(view: GraphView, value: ir.Value | None, heads: Dim | None) -> bool:
+    """Whether a matmul's operand is a weight from heads to heads."""
+    return not _at_run_time(view, value) and heads is not None and heads != 1 and view.shape(value) == (heads, heads)
+
+
+def _product(
+    view: GraphView, value: ir.Value | None, steps: int = 8, between: frozenset[str] = _BETWEEN
+) -> ir.Node | None:
+    """The matmul of two values of the run that `value` is made from by elementwise ops."""
+    for _ in range(steps):
+        node = view.producer(value)
+        if node is None:
+            return None
+        if node.op_type == "MatMul":
+            return node if _at_run_time(view, node.inputs[0]) and _at_run_time(view, node.inputs[1]) else None
+        if node.op_type not in between:
+            return None
+        inputs = [i for i in node.inputs if i is not None and view.const(i) is None and i.dtype != ir.DataType.BOOL]
+        if not inputs:
+            return None
+        value = inputs[0]
+    return None
+
+
+def _feeds_product(view: GraphView, value: ir.Value) -> bool:
+    """Whether `value`, through elementwise ops, is the left operand of a matmul with a value of the run."""
+    for _ in range(8):
+        users = view.users(value)
+        if any(u.op_type == "MatMul" and u.inputs[0] is value and _at_run_time(view, u.inputs[1]) for u in users):
+            return True
+        onward = [u for u in users if u.op_type in _BETWEEN]
+        if not onward:
+            return False
+        value = onward[0].outputs[0]
+    return False
+
+
+def _at_run_time(view: GraphView, value: ir.Value | None) -> bool:
+    """Whether a value is no weight: neither constant nor a constant that is only cast or moved."""
+    while value is not None and view.const(value) is None:
+        node = view.producer(value, "Cast", "Identity", "Transpose", "Reshape", "DequantizeLinear")
+        if node is None:
+            return True
+        value = node.inputs[0]
+    return False
+
+
+def _is_square(view: GraphView, node: ir.Node) -> bool:
+    if node.op_type == "Pow":
+        return view.scalar(node.inputs[1]) == 2.0
+    return node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
+
+
+def _is_transposed(view: GraphView, value: ir.Value | None) -> bool:
+    """Whether the last two axes of a matmul's right operand were swapped, as K's are."""
+    node = view.producer(rows.plain(view, value))
+    for _ in range(4):
+        if node is None:
+            return False
+        if node.op_type == "Transpose" and "perm" in node.attributes:
+            perm = list(node.attributes["perm"].as_ints())
+            return len(perm) > 2 and perm.index(len(perm) - 1) != len(perm) - 1
+        if node.op_type not in ("Mul", "Div", "Reshape", "Cast", "Identity"):
+            return False
+        node = view.producer(node.inputs[0])
+    return False

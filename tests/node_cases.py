@@ -1,0 +1,116 @@
+"""The Attention node tests that the onnx package carries: models with inputs, expected outputs and tolerances."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx.backend.test.runner import Runner
+
+from onnx_fa.backend.compile import compile_model
+from onnx_fa.backend.run import load_module
+from onnx_fa.rewriter import rewrite
+
+Array = np.ndarray
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class NodeCase:
+    """One test of the onnx package: `want` are the outputs for `inputs`, within `rtol` and `atol`."""
+
+    name: str
+    model: onnx.ModelProto
+    inputs: dict[str, Array]
+    want: tuple[Array, ...]
+    rtol: float
+    atol: float
+
+    def check(self, have: list[Array]) -> None:
+        """Raises AssertionError unless the onnx package's own test runner would let `have` pass."""
+        Runner.assert_similar_outputs(self.want, have, self.rtol, self.atol)
+
+
+@cache
+def cases(op: str = "Attention", *, expanded: bool = False) -> dict[str, NodeCase]:
+    """By name, without the prefix "test_". `expanded` are the variants that spell the op's function body out."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = collect_testcases(op)
+    result = {}
+    for case in found:
+        if "_expanded" in case.name and not expanded:
+            continue
+        (inputs, outputs), *_ = case.data_sets
+        names = [i.name for i in case.model.graph.input]
+        feeds = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True)}
+        name = case.name.removeprefix("test_")
+        result[name] = NodeCase(name, case.model, feeds, tuple(np.asarray(x) for x in outputs), case.rtol, case.atol)
+    return result
+
+
+def run_rewritten(case: NodeCase) -> list[Array]:
+    """The decomposed form in onnxruntime. Raises AssertionError when the op is still there."""
+    model, report = rewrite(case.model)
+    assert not report.misses, report.misses
+    assert not any(n.op_type == "Attention" for n in model.graph.node)
+    onnx.checker.check_model(model, full_check=True)
+    return run_ort(model, case.inputs)
+
+
+def run_ort(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
+    """Results of onnxruntime on the CPU. bfloat16 values, which do not travel to NumPy, are cast to f32 at the model's ends."""
+    model, back = _without_bfloat16(model)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {n: x.astype(np.float32) if x.dtype == BFLOAT16 else x for n, x in inputs.items()}
+    known = {i.name for i in session.get_inputs()}
+    results = session.run(None, {n: x for n, x in feeds.items() if n in known})
+    return [r.astype(BFLOAT16) if b else r for r, b in zip(results, back, strict=True)]
+
+
+def _without_bfloat16(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[bool]]:
+    new = onnx.ModelProto()
+    new.CopyFrom(model)
+    half, full = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    before, after = [], []
+    renamed = {}
+    for value in new.graph.input:
+        if value.type.tensor_type.elem_type == half:
+            renamed[value.name] = f"{value.name}/bf16"
+            before.append(onnx.helper.make_node("Cast", [value.name], [f"{value.name}/bf16"], to=half))
+            value.type.tensor_type.elem_type = full
+    back = []
+    for value in new.graph.output:
+        back.append(value.type.tensor_type.elem_type == half)
+        if back[-1]:
+            renamed[value.name] = f"{value.name}/bf16"
+            after.append(onnx.helper.make_node("Cast", [f"{value.name}/bf16"], [value.name], to=full))
+            value.type.tensor_type.elem_type = full
+    for node in new.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(n, n) for n in names]
+    nodes = [*before, *new.graph.node, *after]
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del new.graph.node[:]
+    del new.graph.value_info[:]
+    new.graph.node.extend(nodes)
+    return new, back
+
+
+def run_compiled(case: NodeCase, folder: Path) -> tuple[list[Array], str]:
+    """The model compiled for this machine and run: (its results, "fused" or why a site is not)."""
+    report = compile_model(case.model, folder / f"{case.name}.vmfb", timeout_s=120, memory_bytes=4 << 30)
+    reasons = [m.reason for m in report.misses] + ["not one dispatch" for s in report.sites if not s.fused]
+    results = load_module(folder / f"{case.name}.vmfb")(*case.inputs.values())
+    return results, "; ".join(reasons) or "fused"

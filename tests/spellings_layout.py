@@ -1,0 +1,565 @@
+"""Attention in layouts that fit no axis of `spellings.Spelling`: ranks, einsum letters, folded heads, repeats, caches.
+
+`MATCH` and `REFUSE`: name -> a function that builds the graph, with inputs q, k, v (and mask) and output o.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from spellings import Graph
+
+Builder = Callable[[], onnx.ModelProto]
+MATCH: dict[str, Builder] = {}
+REFUSE: dict[str, Builder] = {}
+B, H, S, N, D, E = 2, 4, 5, 7, 8, 6
+"""Batch, heads, queries, keys, head dim, V's head dim."""
+
+
+class Layout(Graph):
+    """A graph with short names for the ops that move axes."""
+
+    def reshape(self, x: str, *dims: int) -> str:
+        return self.op("Reshape", x, self.const(dims, np.int64))
+
+    def transpose(self, x: str, *perm: int) -> str:
+        return self.op("Transpose", x, perm=list(perm))
+
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        return self.op("Unsqueeze", x, self.const(axes, np.int64))
+
+    def squeeze(self, x: str, *axes: int) -> str:
+        return self.op("Squeeze", x, self.const(axes, np.int64))
+
+    def expand(self, x: str, *dims: int) -> str:
+        return self.op("Expand", x, self.const(dims, np.int64))
+
+    def softmax(self, x: str) -> str:
+        return self.op("Softmax", x, axis=-1)
+
+    def scaled(self, x: str) -> str:
+        return self.op("Mul", x, self.const(D**-0.5))
+
+    def einsum(self, equation: str, a: str, b: str) -> str:
+        return self.op("Einsum", a, b, equation=equation)
+
+    def done(self, x: str, *dims: int | str) -> onnx.ModelProto:
+        self.nodes.append(h.make_node("Identity", [x], ["o"], name="out"))
+        return self.model({"o": (list(dims), T.FLOAT)})
+
+    def model(self, outputs: dict[str, tuple[list[int | str], int]]) -> onnx.ModelProto:
+        infos = [h.make_tensor_value_info(n, t, s) for n, (s, t) in outputs.items()]
+        graph = h.make_graph(self.nodes, "g", self.inputs, infos, self.inits)
+        opsets = [h.make_opsetid("", self.opset), h.make_opsetid("com.microsoft", 1)]
+        model = h.make_model(graph, opset_imports=opsets, ir_version=10)
+        onnx.checker.check_model(model)
+        return model
+
+
+def match(build: Callable[[], onnx.ModelProto]) -> Callable[[], onnx.ModelProto]:
+    MATCH[build.__name__] = build
+    return build
+
+
+def refuse(build: Callable[[], onnx.ModelProto]) -> Callable[[], onnx.ModelProto]:
+    REFUSE[build.__name__] = build
+    return build
+
+
+def qkv(g: Layout, q: tuple[Any, ...], k: tuple[Any, ...], v: tuple[Any, ...]) -> tuple[str, str, str]:
+    return g.input("q", list(q)), g.input("k", list(k)), g.input("v", list(v))
+
+
+# Ranks
+
+
+@match
+def rank_2() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (S, D), (N, D), (N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 1, 0))))
+    return g.done(g.op("MatMul", p, v), S, E)
+
+
+@match
+def rank_2_gemm() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (S, D), (N, D), (N, E))
+    score = g.op("Gemm", q, k, transB=1, alpha=0.25)
+    return g.done(g.op("Gemm", g.softmax(score), v, alpha=2.0), S, E)
+
+
+@match
+def rank_2_gemm_with_a_zero_c() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (D, S), (N, D), (E, N))
+    score = g.op("Gemm", q, k, g.const(0.0), transA=1, transB=1)
+    return g.done(g.op("Gemm", g.softmax(score), v, g.const(np.ones(E)), transB=1, beta=0.0), S, E)
+
+
+@match
+def rank_3() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, S, D), (B, N, D), (B, N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))))
+    return g.done(g.op("MatMul", p, v), B, S, E)
+
+
+@match
+def rank_5_with_mask() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, 3, H, S, D), (B, 3, H, N, D), (B, 3, H, N, E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 2, 4, 3)))
+    score = g.op("Add", score, g.input("mask", [3, 1, S, N]))
+    return g.done(g.op("MatMul", g.softmax(score), v), B, 3, H, S, E)
+
+
+@match
+def batch_from_a_wider_mask_of_ones() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (1, H, S, D), (B, H, N, D), (B, H, N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+@match
+def queries_shared_by_the_batch() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (S, D), (B, N, D), (B, N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))))
+    return g.done(g.op("MatMul", p, v), B, S, E)
+
+
+@match
+def keys_shared_by_the_batch() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (N, D), (N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 1, 0))))
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+@match
+def keys_shared_and_values_not() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, 1, N, D), (B, H, N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+@match
+def values_of_a_batch_that_shares_probabilities() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (1, H, S, D), (1, H, N, D), (B, H, N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+# Einsum
+
+
+def einsum(
+    qk: str, q: str, k: str, pv: str, v: str, mask: str = "", before: str = "", opset: int = 18
+) -> Callable[[], onnx.ModelProto]:
+    """Two Einsums; the letters of q, k, v, the mask and the output give their shapes."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(opset)
+        size = {"b": B, "h": 2, "g": 2, "i": S, "q": S, "j": N, "k": N, "d": D, "e": E, "n": 3}
+        shapes = [[size[x] for x in t] for t in (q, k, v)]
+        a, b, c = qkv(g, *(tuple(s) for s in shapes))
+        score = g.scaled(g.einsum(qk, a, b))
+        if mask:
+            score = g.op("Add", score, g.input("mask", [size[x] if x != "1" else 1 for x in mask]))
+        if before:
+            score = g.transpose(score, *(int(x) for x in before))
+        out = pv.split("->")[1]
+        if pv.startswith(v):
+            return g.done(g.einsum(pv, c, g.softmax(score)), *(size[x] for x in out))
+        return g.done(g.einsum(pv, g.softmax(score), c), *(size[x] for x in out.replace("...", "bh")))
+
+    return build
+
+
+MATCH |= {
+    "einsum": einsum("bhid,bhjd->bhij", "bhid", "bhjd", "bhij,bhje->bhie", "bhje"),
+    "einsum_bshd": einsum("bqhd,bkhd->bhqk", "bqhd", "bkhd", "bhqk,bkhe->bqhe", "bkhe", mask="b11k"),
+    "einsum_heads_behind_rows": einsum("bqhd,bkhd->bqhk", "bqhd", "bkhd", "bqhk,bkhe->bqhe", "bkhe", mask="bq1k"),
+    "einsum_ellipsis": einsum("...id,...jd->...ij", "bhid", "bhjd", "...ij,...je->...ie", "bhje", mask="h1j"),
+    "einsum_spaces": einsum("b h i d, b h j d -> b h i j", "bhid", "bhjd", "b h i j, b h j e->bhie", "bhje"),
+    "einsum_grouped": einsum("bghid,bhjd->bghij", "bghid", "bhjd", "bghij,bhje->bghie", "bhje", mask="b11ij"),
+    "einsum_grouped_heads_first": einsum("bhgid,bhjd->bhgij", "bhgid", "bhjd", "bhgij,bhje->bhgie", "bhje"),
+    "einsum_grouped_to_bshd": einsum("bihgd,bjhd->bhgij", "bihgd", "bjhd", "bhgij,bjhe->bihge", "bjhe", mask="bhgij"),
+    "einsum_mqa": einsum("bhid,bjd->bhij", "bhid", "bjd", "bhij,bje->bhie", "bje", mask="b1ij"),
+    "einsum_keys_first": einsum("bhjd,bhid->bhij", "bhjd", "bhid", "bhij,bhje->bhie", "bhje", mask="b1ij"),
+    "einsum_keys_first_and_transposed": einsum(
+        "bhjd,bhid->bhji", "bhjd", "bhid", "bhij,bhje->bhie", "bhje", before="0132"
+    ),
+    "einsum_sum_over_heads_too": einsum("bhid,bhjd->bij", "bhid", "bhjd", "bij,bje->bie", "bje"),
+    "einsum_transposed_output": einsum("bhid,bhjd->bhij", "bhid", "bhjd", "bhij,bhje->bhei", "bhje"),
+    "einsum_two_head_dims": einsum("bhidn,bhjdn->bhij", "bhidn", "bhjdn", "bhij,bhjen->bhien", "bhjen"),
+    "einsum_values_first": einsum("bhid,bhjd->bhij", "bhid", "bhjd", "bhje,bhij->bhie", "bhje", mask="hij"),
+    "einsum_no_heads": einsum("bid,bjd->bij", "bid", "bjd", "bij,bje->bie", "bje", mask="bij"),
+    "einsum_rank_2": einsum("id,jd->ij", "id", "jd", "ij,je->ie", "je", mask="ij"),
+    "einsum_windows": einsum("bnqhd,bnkhd->bnhqk", "bnqhd", "bnkhd", "bnhqk,bnkhe->bnqhe", "bnkhe", mask="n1qk"),
+    "einsum_batch_last": einsum("idb,jdb->bij", "idb", "jdb", "bij,jeb->ieb", "jeb", mask="bij"),
+}
+REFUSE |= {
+    "einsum_over_rows": einsum("bhid,bhjd->bhij", "bhid", "bhjd", "bhij,bhie->bhje", "bhie"),
+    "einsum_sum_over_keys_of_k": einsum("bhid,bhjd->bhi", "bhid", "bhjd", "bhi,bhje->bhie", "bhje"),
+    "einsum_softmax_over_rows": einsum("bhid,bhjd->bhji", "bhid", "bhjd", "bhji,bhje->bhie", "bhje"),
+}
+
+
+@refuse
+def einsum_diagonal() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, S), (B, H, S, S), (B, H, S, E))
+    score = g.einsum("bhii,bhji->bhij", q, k)
+    return g.done(g.op("MatMul", g.softmax(score), v), B, H, S, E)
+
+
+# Fused and swapped products
+
+
+def fused(op: str) -> Callable[[], onnx.ModelProto]:
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+        kind: dict[str, Any] = {"domain": "com.microsoft"}
+        score = g.op(op, q, k, transB=1, alpha=0.35, **kind)
+        score = g.op("Add", score, g.input("mask", [B, 1, 1, N]))
+        return g.done(g.op(op, g.softmax(score), v, alpha=1.5, **kind), B, H, S, E)
+
+    return build
+
+
+MATCH["fused_matmul"] = fused("FusedMatMul")
+MATCH["transpose_matmul"] = fused("TransposeMatMul")
+
+
+@match
+def fused_matmul_of_transposed_q() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, D, S), (B, H, D, N), (B, H, E, N))
+    kind: dict[str, Any] = {"domain": "com.microsoft"}
+    score = g.op("FusedMatMul", q, k, transA=1, alpha=0.35, **kind)
+    return g.done(g.op("FusedMatMul", g.softmax(score), v, transB=1, **kind), B, H, S, E)
+
+
+@refuse
+def fused_matmul_over_rows() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, S, E))
+    kind: dict[str, Any] = {"domain": "com.microsoft"}
+    score = g.op("FusedMatMul", q, k, transB=1, **kind)
+    return g.done(g.op("FusedMatMul", g.softmax(score), v, transA=1, **kind), B, H, N, E)
+
+
+@refuse
+def gemm_with_c() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (S, D), (N, D), (N, E))
+    score = g.op("Gemm", q, k, transB=1)
+    return g.done(g.op("Gemm", g.softmax(score), v, g.const(np.ones(E))), S, E)
+
+
+@match
+def values_on_the_left() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, E, N))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+    return g.done(g.op("MatMul", v, g.transpose(p, 0, 1, 3, 2)), B, H, E, S)
+
+
+@match
+def values_on_the_left_and_transposed_back() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+    out = g.op("MatMul", g.transpose(v, 0, 1, 3, 2), g.transpose(p, 0, 1, 3, 2))
+    return g.done(g.transpose(out, 0, 1, 3, 2), B, H, S, E)
+
+
+@match
+def keys_times_queries() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    score = g.op("Add", g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2)), g.input("mask", [B, 1, N, 1]))
+    p = g.softmax(g.transpose(g.scaled(score), 0, 1, 3, 2))
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+@refuse
+def softmax_of_keys_times_queries() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, N, D), (B, H, N, D), (B, H, N, E))
+    p = g.softmax(g.scaled(g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2))))
+    return g.done(g.op("MatMul", g.transpose(p, 0, 1, 3, 2), v), B, H, N, E)
+
+
+@refuse
+def probabilities_on_the_wrong_side() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, S, D), (B, H, S, S))
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+    return g.done(g.op("MatMul", v, p), B, H, S, S)
+
+
+# Heads folded into the batch
+
+
+def folded(middle: str, mask: tuple[int, ...], back: bool = True, behind: bool = False) -> Builder:
+    """bmm on (B*H, S, D), the score reshaped to (B, H, S, N) for the mask."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+        q, v = g.reshape(q, -1, S, D), g.reshape(v, B * H, N, E) if back or behind else v
+        kt = g.transpose(g.reshape(k, -1, N, D), 0, 2, 1)
+        score = g.op("MatMul", q, kt)
+        if middle == "bias":
+            score = g.op("Add", score, g.input("mask_bias", [B * H, 1, N]))
+        score = g.scaled(g.reshape(score, B, H, S, N))
+        score = g.op("Add", score, g.input("mask", list(mask)))
+        p = g.softmax(g.reshape(score, -1, S, N) if back else score)
+        p = g.reshape(p, B * H, S, N) if behind else p
+        out = g.op("MatMul", p, v)
+        return g.done(g.reshape(out, B, H, S, E), B, H, S, E)
+
+    return build
+
+
+MATCH |= {
+    "folded": folded("", (B, 1, S, N)),
+    "folded_full_mask": folded("", (B, H, S, N)),
+    "folded_mask_of_rows": folded("", (S, N)),
+    "folded_until_the_softmax": folded("", (B, 1, 1, N), back=False),
+    "folded_again_behind_the_softmax": folded("", (B, 1, S, N), back=False, behind=True),
+    "folded_with_a_bias_before": folded("bias", (B, 1, S, N), back=False, behind=True),
+    "folded_with_a_bias": folded("bias", (1, H, 1, N)),
+}
+
+
+def windows(shift: bool, split: bool) -> Builder:
+    """Swin: a bias per head, and a mask per window with the batch split off."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        q, k, v = qkv(g, (B * 3, H, S, D), (B * 3, H, S, D), (B * 3, H, S, E))
+        score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+        score = g.op("Add", score, g.input("mask_bias", [1, H, S, S]))
+        if shift:
+            mask = g.unsqueeze(g.unsqueeze(g.input("mask", [3, S, S]), 1), 0)
+            score = g.op("Add", g.reshape(score, B, 3, H, S, S), mask)
+            score = g.reshape(score, -1, H, S, S) if not split else score
+        p = g.softmax(score)
+        p = g.reshape(p, -1, H, S, S) if split else p
+        return g.done(g.op("MatMul", p, v), B * 3, H, S, E)
+
+    return build
+
+
+MATCH |= {
+    "windows": windows(False, False),
+    "shifted_windows": windows(True, False),
+    "shifted_windows_softmax_in_rank_5": windows(True, True),
+}
+
+
+@match
+def decomposed_positions() -> onnx.ModelProto:
+    """Segment Anything: a bias per row and per column of the keys, in a score of rank 5."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B * H, 6, D), (B * H, 6, D), (B * H, 6, E))
+    score = g.reshape(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))), B * H, 2, 3, 2, 3)
+    score = g.op("Add", score, g.unsqueeze(g.input("mask_rows", [B * H, 2, 3, 2]), 4))
+    score = g.op("Add", score, g.unsqueeze(g.input("mask_columns", [B * H, 2, 3, 3]), 3))
+    p = g.softmax(g.reshape(score, B * H, 6, 6))
+    return g.done(g.op("MatMul", p, v), B * H, 6, E)
+
+
+@match
+def mask_in_a_higher_rank() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, S, D), (B, N, D), (B, N, E))
+    score = g.unsqueeze(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))), 1)
+    score = g.squeeze(g.op("Where", g.input("mask", [B, 1, S, N], T.BOOL), score, g.const(-np.inf)), 1)
+    return g.done(g.op("MatMul", g.softmax(score), v), B, S, E)
+
+
+@match
+def score_with_rows_first() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    score = g.transpose(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))), 0, 2, 1, 3)
+    score = g.op("Add", score, g.input("mask", [B, S, 1, N]))
+    p = g.transpose(g.softmax(score), 0, 2, 1, 3)
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+@refuse
+def score_reshaped_across_its_axes() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, S, E))
+    score = g.reshape(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))), B, H, N, S)
+    return g.done(g.op("MatMul", g.softmax(score), v), B, H, N, E)
+
+
+@refuse
+def softmax_over_rows_and_keys() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    score = g.reshape(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)), B, H, S * N)
+    p = g.reshape(g.softmax(score), B, H, S, N)
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+@refuse
+def softmax_over_heads() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    score = g.transpose(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)), 0, 2, 3, 1)
+    p = g.transpose(g.softmax(score), 0, 3, 1, 2)
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+@match
+def operands_reshaped_across_their_axes() -> onnx.ModelProto:
+    """(B, S, H, D) -> (B, H, S, D) by Reshape moves data between heads: right only when read behind it."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, S, H, D), (B, N, H, D), (B, N, H, E))
+    q, k, v = g.reshape(q, B, H, S, D), g.reshape(k, B, H, N, D), g.reshape(v, B, H, N, E)
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+    return g.done(g.op("MatMul", p, v), B, H, S, E)
+
+
+# Repeats of K/V heads
+
+
+def repeated(how: str, opset: int = 18) -> Builder:
+    def build() -> onnx.ModelProto:
+        g = Layout(opset)
+        kv = 1 if how.endswith("_mqa") else 2
+        q, k, v = qkv(g, (B, H, S, D), (B, kv, N, D), (B, kv, N, E))
+        k, v = (_repeat(g, x, how, kv, w) for x, w in ((k, D), (v, E)))
+        score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+        score = g.op("Add", score, g.input("mask", [B, H, S, N]))
+        return g.done(g.op("MatMul", g.softmax(score), v), B, H, S, E)
+
+    return build
+
+
+def _repeat(g: Layout, x: str, how: str, kv: int, width: int) -> str:
+    times = H // kv
+    match how.removesuffix("_mqa"):
+        case "expand":
+            return g.reshape(g.expand(g.unsqueeze(x, 2), B, kv, times, N, width), B, H, N, width)
+        case "tile":
+            return g.reshape(g.op("Tile", g.unsqueeze(x, 2), g.const([1, 1, times, 1, 1], np.int64)), B, H, N, width)
+        case "concat":
+            five = g.unsqueeze(x, 2)
+            return g.reshape(g.op("Concat", *[five] * times, axis=2), B, H, N, width)
+        case "gather":
+            return g.op("Gather", x, g.const(np.repeat(np.arange(kv), times), np.int64), axis=1)
+        case "tiled":
+            return g.op("Tile", x, g.const([1, times, 1, 1], np.int64))
+        case "concat_tiled":
+            return g.op("Concat", *[x] * times, axis=1)
+        case "expand_tiled":
+            return g.reshape(g.expand(g.unsqueeze(x, 1), B, times, kv, N, width), B, H, N, width)
+        case "gather_tiled":
+            return g.op("Gather", x, g.const(np.tile(np.arange(kv), times), np.int64), axis=1)
+        case "broadcast":
+            return x
+    raise AssertionError(how)
+
+
+REPEATS = ("expand", "tile", "concat", "gather", "expand_mqa", "tile_mqa", "concat_mqa", "gather_mqa", "broadcast_mqa")
+"""Repeats that are heads in groups."""
+TILED = ("tiled", "concat_tiled", "expand_tiled", "gather_tiled")
+"""Repeats in another order, which must stay."""
+for _how in (*REPEATS, *TILED, "tiled_mqa", "concat_tiled_mqa", "gather_tiled_mqa"):
+    MATCH[f"repeat_{_how}"] = repeated(_how)
+
+
+@match
+def grouped_in_rank_5() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, 2, N, D), (B, 2, N, E))
+    q = g.reshape(q, B, 2, 2, S, D)
+    score = g.scaled(g.op("MatMul", q, g.unsqueeze(g.transpose(k, 0, 1, 3, 2), 2)))
+    score = g.op("Add", score, g.input("mask", [B, 1, 1, S, N]))
+    out = g.op("MatMul", g.softmax(score), g.unsqueeze(v, 2))
+    return g.done(g.reshape(out, B, H, S, E), B, H, S, E)
+
+
+@match
+def grouped_rows() -> onnx.ModelProto:
+    """The heads of a group as further rows of one K/V head."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, 2, N, D), (B, 2, N, E))
+    q = g.reshape(q, B, 2, 2 * S, D)
+    score = g.reshape(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))), B, H, S, N)
+    score = g.op("Add", score, g.input("mask", [B, 1, S, N]))
+    out = g.op("MatMul", g.reshape(g.softmax(score), B, 2, 2 * S, N), v)
+    return g.done(g.reshape(out, B, H, S, E), B, H, S, E)
+
+
+@match
+def multi_query_rows() -> onnx.ModelProto:
+    """All heads as rows of the one K/V head, as in GPT-BigCode."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, S, H, D), (B, N, D), (B, N, E))
+    q = g.reshape(q, B, S * H, D)
+    score = g.reshape(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))), B, S, H, N)
+    score = g.op("Where", g.input("mask", [B, S, 1, N], T.BOOL), score, g.const(-np.inf))
+    out = g.op("MatMul", g.reshape(g.softmax(score), B, S * H, N), v)
+    return g.done(g.reshape(out, B, S, H, E), B, S, H, E)
+
+
+# Packed projections
+
+
+@match
+def packed_by_split() -> onnx.ModelProto:
+    g = Layout(18)
+    x = g.input("q", [B, S, 3 * H * D])
+    q = g.op("Split", x, g.const([H * D] * 3, np.int64), outs=3, axis=-1)
+    parts = [g.transpose(g.reshape(p, B, S, H, D), 0, 2, 1, 3) for p in (q, f"{q}_1", f"{q}_2")]
+    score = g.scaled(g.op("MatMul", parts[0], g.transpose(parts[1], 0, 1, 3, 2)))
+    out = g.transpose(g.op("MatMul", g.softmax(score), parts[2]), 0, 2, 1, 3)
+    return g.done(g.reshape(out, B, S, H * D), B, S, H * D)
+
+
+@match
+def packed_by_slice() -> onnx.ModelProto:
+    g = Layout(18)
+    x = g.input("q", [B, S, H, 3 * D])
+    ends = [g.const([i * D], np.int64) for i in range(4)]
+    parts = [g.op("Slice", x, ends[i], ends[i + 1], g.const([3], np.int64)) for i in range(3)]
+    q, k, v = (g.transpose(p, 0, 2, 1, 3) for p in parts)
+    out = g.op("MatMul", g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))), v)
+    return g.done(out, B, H, S, D)
+
+
+@match
+def packed_by_gather() -> onnx.ModelProto:
+    g = Layout(18)
+    x = g.transpose(g.reshape(g.input("q", [B, S, 3 * H * D]), B, S, 3, H, D), 2, 0, 3, 1, 4)
+    q, k, v = (g.op("Gather", x, g.const(i, np.int64), axis=0) for i in range(3))
+    out = g.op("MatMul", g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))), v)
+    return g.done(out, B, H, S, D)
+
+
+@match
+def keys_gathered_in_another_order() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    k = g.op("Gather", k, g.const(np.arange(N)[::-1].copy(), np.int64), axis=2)
+    out = g.op("MatMul", g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))), v)
+    return g.done(out, B, H, S, E)

@@ -1,0 +1,188 @@
+"""The tuning database: every file is sound, the nearest entry is found and named, a bad file is refused with its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.vector import VectorConfig, tuned
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
+from onnx_fa.target import TARGET_NAMES, parse_target
+from onnx_fa.tuning.database import (
+    FOLDER_ENV,
+    Choice,
+    Database,
+    Entry,
+    Family,
+    Refused,
+    database_name,
+    distance,
+    family,
+    package_path,
+    parse,
+    pick,
+    read_database,
+)
+
+FILES = sorted(package_path("x").parent.glob("*.json"))
+AVX512 = parse_target("cpu-avx512")
+
+
+def _spec(**changes: object) -> AttentionSpec:
+    base = {"dtype": "f32", "Hq": 4, "Hkv": 4, "Sq": 512, "Skv": 512, "D": 64, "Dv": 64, "batch": (1,)}
+    return AttentionSpec(**(base | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_file(path: Path) -> None:
+    database = parse(path.read_text(), path.name)
+    assert database.target == path.stem and database.entries
+    assert parse(database.to_json(), "again") == database
+    families = [e.family for e in database.entries]
+    assert len(set(families)) == len(families)
+    for entry in database.entries:
+        assert entry.choices and entry.case and {"machine", "method"} <= set(entry.measured)
+        assert min(c.cost for c in entry.choices) == 1.0
+        tiles = [(tuple(sorted(c.tiles.items())), c.flags) for c in entry.choices]
+        assert len(set(tiles)) == len(tiles)
+        if entry.family.body == "vector":
+            for c in entry.choices:
+                VectorConfig(**c.tiles)
+
+
+@pytest.mark.parametrize("name", TARGET_NAMES)
+def test_every_target_has_a_database(name: str) -> None:
+    assert f"{database_name(parse_target(name))}.json" in [p.name for p in FILES]
+
+
+def test_database_by_registers() -> None:
+    assert database_name(dataclasses.replace(AVX512, name="cpu-host")) == "cpu-avx512"
+    assert database_name(dataclasses.replace(AVX512, lanes=4, registers=16)) == "cpu-avx2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ("many", "short", "none")),
+        ({"Sq": 1, "Skv": 1024}, ("one", "medium", "none")),
+        ({"Sq": 63, "Skv": 8192, "masks": (Causal(),)}, ("few", "long", "causal")),
+        ({"Sq": "s", "Skv": "t", "masks": (SlidingWindow(4), Causal())}, ("dynamic", "dynamic", "window")),
+        ({"masks": (BoolMask((1, 1, 1, 512)), Causal())}, ("many", "short", "tensor")),
+        ({"masks": (AddMask((512,)),)}, ("many", "short", "tensor")),
+    ],
+)
+def test_family(changes: dict[str, object], words: tuple[str, str, str]) -> None:
+    found = family(_spec(**changes), "vector")
+    assert (found.Sq, found.Skv, found.mask) == words and (found.body, found.D, found.group) == ("vector", 64, 1)
+
+
+def _entry(bm: int, cost: float = 1.0, **changes: object) -> Entry:
+    f = dataclasses.replace(family(_spec(), "vector"), **changes)  # type: ignore[arg-type]
+    tiles = {"W": 16, "BM": bm, "BK": 64, "RI": 8, "RN": 8, "U": 4}
+    return Entry(f, "a case", {"machine": "m"}, (Choice(tiles, cost),))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER_ENV, str(tmp_path))
+    return tmp_path
+
+
+def test_the_nearest_entry_is_picked_and_named(folder: Path) -> None:
+    entries = (_entry(16), _entry(32, D=128, Dv=128), _entry(48, mask="causal"), _entry(64, Sq="few"))
+    (folder / "cpu-avx512.json").write_text(Database("cpu-avx512", entries).to_json())
+
+    def picked(spec: AttentionSpec) -> tuple[int, str]:
+        config, found = tuned(spec, AVX512)
+        return config.BM, found.reason
+
+    assert picked(_spec()) == (16, "cpu-avx512: vector f32 D64 many queries, short keys, mask none; the same family")
+    bm, why = picked(_spec(D=96, Dv=128))
+    assert bm == 32 and "differs in D (128, not 96)" in why
+    bm, why = picked(_spec(masks=(SlidingWindow(9),)))
+    assert bm == 48 and "differs in mask (causal, not window)" in why
+    bm, why = picked(_spec(Sq=20, Skv=2000))
+    assert bm == 64 and "differs in Skv (short, not medium)" in why
+    assert picked(_spec(Sq="s", Skv="t"))[0] == 16
+    kernel = emit_kernel(_spec(), AVX512)
+    assert kernel.config["BM"] == 16 and kernel.tuning == picked(_spec())[1]
+
+
+def test_other_bodies_and_tiles_that_do_not_fit_are_passed_over(folder: Path) -> None:
+    near, far = _entry(16), _entry(32, D=256, Dv=256)
+    path = folder / "cpu-avx512.json"
+    path.write_text(Database("cpu-avx512", (near, far, _entry(64, body="op"))).to_json())
+
+    def bm(fits: int) -> int | None:
+        found = pick(AVX512, "vector", _spec(), lambda t: t["BM"] == fits, lambda t: 1)
+        return found and found.choice.tiles["BM"]
+
+    assert [bm(n) for n in (16, 32, 64)] == [16, 32, None]
+
+
+def test_padding_counts(folder: Path) -> None:
+    entry = dataclasses.replace(_entry(16), choices=(*_entry(48).choices, *_entry(16, 1.1).choices))
+    (folder / "cpu-avx512.json").write_text(Database("cpu-avx512", (entry,)).to_json())
+    assert tuned(_spec(Sq=96), AVX512)[0].BM == 48
+    config, found = tuned(_spec(Sq=64), AVX512)  # 64 queries in tiles of 48 are computed as 96
+    assert config.BM == 16 and "not its fastest tiles" in found.reason
+
+
+def test_flags_of_a_choice_reach_the_kernel(folder: Path) -> None:
+    choice = dataclasses.replace(_entry(16).choices[0], flags=("--iree-llvmcpu-loop-unrolling",))
+    entry = dataclasses.replace(_entry(16), choices=(choice,))
+    (folder / "cpu-avx512.json").write_text(Database("cpu-avx512", (entry,)).to_json())
+    assert "--iree-llvmcpu-loop-unrolling" in emit_kernel(_spec(), AVX512).flags
+
+
+def test_new_entries_replace_their_family() -> None:
+    old = Database("t", (_entry(16), _entry(32, D=128)))
+    new = dataclasses.replace(_entry(48), refused=(Refused({"BM": 1}, "wrong"),))
+    assert old.with_entries((new,)).entries == (new, old.entries[1])
+
+
+def test_distance_is_a_distance() -> None:
+    a = Family("vector", "f32", 64, 64, "many", "short", "none", 1)
+    for changes in ({"dtype": "f16"}, {"D": 128}, {"Sq": "dynamic"}, {"Skv": "long"}, {"mask": "window"}, {"group": 8}):
+        b = dataclasses.replace(a, **changes)  # type: ignore[arg-type]
+        assert distance(a, b) == distance(b, a) > 0
+    assert distance(a, a) == 0 and distance(a, dataclasses.replace(a, body="op")) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: "{", "line 1"),
+        (lambda d: "[]", "not a tuning database"),
+        (lambda d: d | {"format": 9}, "format 9"),
+        (lambda d: {"format": 1}, "no field 'target'"),
+        (lambda d: d | {"entries": [{}]}, "entry 0: no field 'family'"),
+        (lambda d: d | {"entries": [d["entries"][0], d["entries"][0] | {"family": {"body": "x"}}]}, "entry 1"),
+        (lambda d: _with(d, cost=0), "cost"),
+        (lambda d: _with(d, tiles={"W": "8"}), "whole numbers"),
+    ],
+)
+def test_bad_files_are_refused(change: object, words: str) -> None:
+    good = json.loads(Database("t", (_entry(16),)).to_json())
+    bad = change(good)  # type: ignore[operator]
+    with pytest.raises(OnnxFaError, match=r"where\.json: .*") as e:
+        parse(bad if isinstance(bad, str) else json.dumps(bad), "where.json")
+    assert words in str(e.value) and "\n" not in str(e.value)
+
+
+def _with(data: dict[str, object], **changes: object) -> dict[str, object]:
+    copy = json.loads(json.dumps(data))
+    copy["entries"][0]["choices"][0] |= changes
+    return copy  # type: ignore[no-any-return]
+
+
+def test_a_bad_file_in_the_users_folder_is_an_error(folder: Path) -> None:
+    (folder / "cpu-neon.json").write_text("{}")
+    with pytest.raises(OnnxFaError, match=r"cpu-neon\.json"):
+        read_database("cpu-neon")
+    assert read_database("no-such-target") == Database("no-such-target")
