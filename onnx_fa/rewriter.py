@@ -85,8 +85,6 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
         try:
             if form == "attention" and match.form != "attention" and not match.keep:
                 standard.check(match.spec, view.opset)
-            if form == "site" and match.anchor.graph is not model.graph:
-                raise UnsupportedError("the site lies in a subgraph")
         except UnsupportedError as e:
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
@@ -103,12 +101,20 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
         stays = match.keep or form == match.form == "attention"
-        reports.append(SiteReport(name, match.op, match.form if stays else form, match.spec))
+        producer = match.output.producer()
+        graph = producer.graph if producer is not None else None
         if stays:
+            reports.append(SiteReport(name, match.op, match.form, match.spec))
             continue
-        graph = match.anchor.graph
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
+        if form == "site" and graph is not model.graph:
+            misses.append(
+                Miss(name, match.op, "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called")
+            )
+            _replace(builder, match, "decomposed", name, replaced, dead)
+            continue
+        reports.append(SiteReport(name, match.op, form, match.spec))
         sites.append(_replace(builder, match, form, name, replaced, dead))
     _sweep(dead)
     if form == "site" and sites:

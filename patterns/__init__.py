@@ -5,12 +5,14 @@ from onnx_fa.patterns import (
     blocked,
     contrib,
     elementwise,
+    flex,
     guard,
     mask,
     operand,
     passthrough,
     probability,
     product,
+    quant,
     regroup,
     scale,
     sink,
@@ -22,7 +24,7 @@ from onnx_fa.patterns import (
 
 PATTERNS = Patterns(
     anchors=(unnormalised.mixed_scores, softmax.anchor, unnormalised.anchor),
-    ops=(standard.attention, contrib.contrib, blocked.blocked),
+    ops=(standard.attention, contrib.contrib, flex.flex_attention, quant.integer_softmax, blocked.blocked),
     score=(
         passthrough.on_score,
         regroup.on_score,
@@ -40,6 +42,7 @@ PATTERNS = Patterns(
         guard.guard,
         probability.cut_sink,
         probability.factor,
+        quant.rounded_probabilities,
     ),
     tail=(sink.gate,),
     product=product.product,

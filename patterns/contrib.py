@@ -50,9 +50,12 @@ from onnx_fa.patterns.exprs import (
 )
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.standard import Past, append, padded_mask
-from onnx_fa.spec import AddMask, Causal, Dim, Elementwise, TensorArg
+from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, Elementwise, TensorArg
 
 DOMAIN = "com.microsoft"
+
+_SWALLOWS = -1e37
+"""Adding this or less to an f32 score gives the fill itself."""
 
 _REFUSED = {
     "DecoderAttention": "an op with weights and masks of its own that no exporter writes any more",
@@ -275,6 +278,8 @@ def _padding(view: GraphView, mask: ir.Value, o: Operands, fill: float) -> Term:
     if mask.dtype != ir.DataType.INT32:
         raise NoMatch("a padding mask that is not int32")
     keep = op("Greater", value, Const(np.asarray(0, np.int32)))
+    if fill <= _SWALLOWS:
+        return Term(BoolMask(shape, fill), (keep,))
     added_value = op("Where", keep, Const(np.asarray(0, np.float32)), Const(np.asarray(fill, np.float32)))
     return Term(AddMask(shape), (added_value,))
 

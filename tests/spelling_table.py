@@ -1,7 +1,7 @@
 """Every spelling there is, in one ordered list: each value of each axis of `spellings.py`, then every builder of `spellings_*.py`.
 
-A module `spellings_<name>.py` offers dicts of name to builder. Those of a dict with NOT, REFUSE or MISS in its name must be left
-alone, all others must match. It may bring `feeds` of its own.
+A module `spellings_<name>.py` offers dicts of name to builder, or to a tuple that starts with one. Those of a dict with NOT, REFUSE
+or MISS in its name must be left alone, all others must match. It may bring `feeds` of its own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _module(name: str) -> Iterator[Entry]:
         if not isinstance(table, dict) or label.startswith("_") or not label.isupper():
             continue
         refused = any(word in label for word in ("NOT", "REFUSE", "MISS"))
-        for key, make in table.items():
+        for key, value in table.items():
+            make = value[0] if isinstance(value, tuple) else value
             if callable(make):
                 yield Entry(name, str(key), make, "refuse" if refused else "match", feeds)
 

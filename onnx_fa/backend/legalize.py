@@ -243,7 +243,19 @@ def _patches(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
+    """A Loop without a first condition: IREE wants one."""
+    if len(node.input) < 2 or node.input[1]:
+        return False
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[1] = g.const(np.array(True), node.name or "Loop")
+    g.nodes.append(made)
+    return True
+
+
 _HANDLERS: dict[str, _Handler] = {
+    "Loop": _loop,
     "Conv": _patches,
     "RMSNormalization": _rms_norm,
     "RotaryEmbedding": _rotary,
