@@ -226,8 +226,7 @@ class Tracer:
         rank = len(self.shape)
         offset = rank - len(places)
         if all(p is None or p == axis + offset for axis, p in enumerate(places)):
-            fitted = tuple(d for d in dims if d is not None)
-            return (value, fitted) if fitted else (Call("Unsqueeze", (value, _ints(0))), (1,))
+            return value, tuple(d for d in dims if d is not None)
         units = [axis for axis, p in enumerate(places) if p is None]
         kept = [p for p in places if p is not None]
         if units:

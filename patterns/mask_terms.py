@@ -155,7 +155,7 @@ class Reader(Tracer):
                     _node(value),
                 )
             fitted.append(have)
-        return (value, tuple(fitted)) if fitted else (Call("Unsqueeze", (value, Const(np.zeros(1, np.int64)))), (1,))
+        return value, tuple(fitted)
 
     def wide(self, e: ScoreExpr) -> bool:
         """Whether an expression reads a tensor that has both a query and a key axis."""

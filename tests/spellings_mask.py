@@ -85,6 +85,39 @@ class Mask(Graph):
         return self.op(op, a, b)
 
 
+_SIZES = {"b": B, "s": S, "t": L, "c": B}
+_TYPES = {T.FLOAT: np.float32, T.INT64: np.int64, T.INT32: np.int32, T.UINT8: np.uint8}
+
+
+def feeds(
+    model: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False, dense: bool = False
+) -> dict[str, np.ndarray]:
+    """Inputs: scores in the hundreds if `large`, rows without keys if `empty_rows`, no boolean mask masks if `dense`."""
+    rng = np.random.default_rng(seed)
+    result: dict[str, np.ndarray] = {}
+    for i in model.graph.input:
+        shape = [d.dim_value or _SIZES[d.dim_param] for d in i.type.tensor_type.shape.dim]
+        element = i.type.tensor_type.elem_type
+        if element == T.BOOL:
+            x = rng.random(shape) < (1.0 if dense else 0.6)
+            if empty_rows:
+                x[0] = rng.random(shape[1:]) < 0.2
+                x[0, ..., :2] = False
+            else:
+                x[..., 0] = True
+        elif element == T.FLOAT:
+            x = rng.standard_normal(shape).astype(np.float32)
+            if i.name.startswith("mask"):
+                x = np.where(rng.random(shape) < 0.3, -np.inf if empty_rows else -3e38, x).astype(np.float32)
+                x[..., 0] = 0
+            elif large and i.name in "qk":
+                x *= 20
+        else:
+            x = rng.integers(0, 4, shape).astype(_TYPES[element])
+        result[i.name] = x
+    return result
+
+
 def describe(spec: AttentionSpec) -> str:
     """The masks of a spec in words."""
     said = []
