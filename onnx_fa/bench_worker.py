@@ -1,7 +1,12 @@
 """One timed batch of calls outside IREE, in a process of its own, so that its peak memory is its own.
 
-`python -m onnx_fa.bench_worker onnxruntime MODEL.onnx INPUTS.npz THREADS CALLS [OUTPUTS.npz]`, or `torch-sdpa
-CAUSAL,SCALE` in place of `onnxruntime MODEL.onnx`. Prints JSON: {"ms": [...]}, one untimed call left out.
+    python -m onnx_fa.bench_worker onnxruntime MODEL.onnx INPUTS THREADS CALLS [OUTPUTS.npz]
+    python -m onnx_fa.bench_worker torch SPEC.json        INPUTS THREADS CALLS [OUTPUTS.npz]
+    python -m onnx_fa.bench_worker copy BYTES             INPUTS THREADS CALLS [OUTPUTS.npz]
+
+INPUTS is an .npz by name, or a folder of NAME.npy. `copy` copies that many bytes, shared among the threads, and reads no inputs.
+Prints JSON: {"ms": [...], "extra_bytes": ..., "how": "..."}; one untimed call is left out of "ms". "extra_bytes" is what that first
+call, and what had to be prepared for it, needed beyond inputs and outputs; null where the system cannot tell.
 """
 
 from __future__ import annotations
@@ -10,18 +15,33 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 
+@dataclass(frozen=True)
+class Job:
+    """What is timed. `prepare` makes the call (models are loaded there); `held_bytes` are masks that were made beforehand."""
+
+    prepare: Callable[[], Callable[[], list[Any]]]
+    how: str = ""
+    held_bytes: int = 0
+
+
 def main(argv: Sequence[str]) -> None:
     kind, what, inputs, threads, calls, *outputs = argv
-    with np.load(inputs) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    maker = {"onnxruntime": _onnxruntime, "torch-sdpa": _torch}[kind]
-    call = maker(what, arrays, int(threads))
+    job = {"onnxruntime": _onnxruntime, "torch": _torch, "copy": _copy}[kind](what, inputs, int(threads))
+    before = _start_of_peak()
+    call = job.prepare()
     results = call()
+    peak = _status("VmHWM")
+    extra = None
+    if before is not None and peak is not None:
+        extra = max(0, peak - before - sum(r.nbytes for r in results)) + job.held_bytes
     if outputs:
         np.savez(outputs[0], *results)
     ms = []
@@ -29,35 +49,88 @@ def main(argv: Sequence[str]) -> None:
         start = time.perf_counter()
         call()
         ms.append((time.perf_counter() - start) * 1e3)
-    print(json.dumps({"ms": ms}))
+    print(json.dumps({"ms": ms, "extra_bytes": extra, "how": job.how}))
 
 
-def _onnxruntime(path: str, arrays: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
+def _load(path: str) -> dict[str, Any]:
+    if Path(path).is_dir():
+        return {p.stem: np.load(p) for p in sorted(Path(path).glob("*.npy"))}
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _status(field: str) -> int | None:
+    """A field of /proc/self/status in bytes, None where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def _start_of_peak() -> int | None:
+    """Resident bytes now, the system's high-water mark set back to them; None where that cannot be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    return _status("VmRSS")
+
+
+def _onnxruntime(path: str, inputs: str, threads: int) -> Job:
     import onnxruntime as ort
+    from onnx import TensorProto, helper
 
+    arrays = _load(inputs)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda: list(session.run(None, arrays))
+
+    def session(model: str | bytes) -> Any:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    # A first small model, so that the library's own start is not counted.
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [8, 8]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "warm", [x], [y])
+    warm = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session(warm.SerializeToString()).run(None, {"x": np.ones((8, 8), np.float32)})
+
+    def prepare() -> Callable[[], list[Any]]:
+        ready = session(path)
+        return lambda: list(ready.run(None, arrays))
+
+    return Job(prepare)
 
 
-def _torch(what: str, arrays: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
+def _torch(path: str, inputs: str, threads: int) -> Job:
     import torch
 
+    from onnx_fa.spec import AttentionSpec
+    from onnx_fa.torch_sdpa import torch_attention
+
     torch.set_num_threads(threads)
-    causal, scale = what.split(",")
-    q, k, v = (torch.from_numpy(arrays[n]) for n in "qkv")
+    spec = AttentionSpec.from_dict(json.loads(Path(path).read_text()))
+    made = torch_attention(spec, _load(inputs))
+    x = torch.ones(1, 1, 8, 8)
+    with torch.inference_mode():
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        (x @ x).softmax(-1)
+    return Job(lambda: lambda: [made.call().numpy()], made.how, made.mask_bytes)
+
+
+def _copy(size: str, inputs: str, threads: int) -> Job:
+    source = np.ones(int(size), np.uint8)
+    target = np.zeros_like(source)
+    parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
+    pool = ThreadPoolExecutor(threads)
 
     def call() -> list[Any]:
-        with torch.inference_mode():
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=causal == "1", scale=float(scale), enable_gqa=q.shape[1] != k.shape[1]
-            )
-        return [out.numpy()]
+        for done in [pool.submit(np.copyto, to, of) for of, to in parts]:  # NumPy lets go of the lock while it copies
+            done.result()
+        return []
 
-    return call
+    return Job(lambda: call)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
 
 from onnx_fa import io
 from onnx_fa.backend import limits
@@ -59,8 +58,8 @@ STOCK_FLAGS: tuple[tuple[str, ...], ...] = (
 
 @dataclass
 class Contestant:
-    """One thing that is timed. `samples` are (round, ms). `problem` says why there are none. Memory in bytes, of the
-    child."""
+    """One thing that is timed. `samples` are (round, ms). `problem` says why there are none. Memory in bytes: `peak_bytes` of the
+    child, `extra_bytes` beyond inputs and outputs. `first_ms` is an untimed look, to choose how many calls to time."""
 
     what: str
     flags: str = ""
@@ -69,6 +68,8 @@ class Contestant:
     compile_s: float | None = None
     error: float | None = None
     problem: str = ""
+    extra_bytes: int | None = None
+    first_ms: float = 0.0
 
     @property
     def median_ms(self) -> float | None:
@@ -187,13 +188,12 @@ def bench(
     name: str | None = None,
     memory_bytes: int = 12 << 30,
     timeout_s: float = 600,
-    extra: Sequence[tuple[str, str]] = (),
     progress: Callable[[str], None] = lambda message: None,
 ) -> BenchResult:
     """Times `calls` calls of each contestant in each of `rounds` rounds, on the same random inputs (seed 0).
 
-    A contestant that cannot be built or run keeps its place in the table, with the reason. `extra` are further workers
-    of `bench_worker`: (kind, argument). Raises ModelError, and MissingDependencyError without onnxruntime.
+    A contestant that cannot be built or run keeps its place in the table, with the reason. Raises ModelError, and
+    MissingDependencyError without onnxruntime.
     """
     target = parse_target(target) if isinstance(target, str) else target
     if find_spec("onnxruntime") is None:
@@ -208,11 +208,11 @@ def bench(
         io.save(loaded, path)
         np.savez(folder / "inputs.npz", **arrays)  # type: ignore[arg-type]
         field_: list[tuple[Contestant, _Run]] = []
-        want, runner = _worker("onnxruntime", str(path), folder, threads, timeout_s, memory_bytes)
+        worker = Worker("onnxruntime", str(path), folder / "inputs.npz", threads, timeout_s, memory_bytes)
         reference = Contestant(ORT)
         progress("onnxruntime: first run")
         try:
-            expected = want()
+            expected = worker.results(folder)
         except RunError as e:
             reference.problem, expected = str(e), []
         outputs = len(loaded.graph.outputs)
@@ -224,7 +224,7 @@ def bench(
             try:
                 build(vmfb)
                 contestant.compile_s = time.monotonic() - start
-                function = _function(vmfb)
+                function = function_of(vmfb)
                 inputs = list(arrays.values())
                 options: dict[str, Any] = {"function": function, "device": target.device, "threads": threads}
                 options |= {"timeout_s": timeout_s, "memory_bytes": memory_bytes}
@@ -232,7 +232,7 @@ def bench(
                 contestant.peak_bytes = peak
                 contestant.error = _difference(got, expected)
             except (CompileError, RunError) as e:
-                contestant.problem = _without_log(str(e))
+                contestant.problem = without_log(str(e))
 
             def run() -> tuple[Sequence[float], int]:
                 done = benchmark_module(vmfb, inputs, repetitions=calls, **options)
@@ -240,7 +240,7 @@ def bench(
 
             field_.append((contestant, run))
 
-        imported = _stock_import(path, folder)
+        imported = stock_import(path, folder)
         for flags in stock_flags:
             contestant = Contestant(STOCK, " ".join(flags) or "defaults")
             if isinstance(imported, str):
@@ -248,7 +248,7 @@ def bench(
                 field_.append((contestant, _never))
                 break  # the importer refuses it: flags make no difference
             settings = {"flags": tuple(flags), "timeout_s": timeout_s}
-            module(contestant, partial(_compile_stock, imported, target, settings))
+            module(contestant, partial(compile_stock, imported, target, settings))
         ours = Contestant(OURS)
         sites: list[Any] = []
 
@@ -261,16 +261,8 @@ def bench(
             fused = sum(s.fused is True for s in sites)
             bodies = ", ".join(dict.fromkeys(str((s.tiles or {}).get("body", "?")) for s in sites))
             ours.flags = f"{fused} of {len(sites)} sites fused ({bodies})"
-        field_.append((reference, lambda: runner(calls)))
-        for kind, argument in extra:
-            other, timed = _worker(kind, argument, folder, threads, timeout_s, memory_bytes)
-            contestant = Contestant(TORCH if kind == "torch-sdpa" else kind)
-            try:
-                contestant.error = _difference(other(), expected)
-            except RunError as e:
-                contestant.problem = str(e)
-            field_.append((contestant, lambda timed=timed: timed(calls)))  # type: ignore[misc]
-        _rounds(field_, rounds, progress)
+        field_.append((reference, lambda: worker.timed(calls)))
+        play_rounds(field_, rounds, progress)
     return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})
 
 
@@ -281,7 +273,7 @@ def _never() -> tuple[Sequence[float], int]:
     raise AssertionError("a contestant with a problem is not run")
 
 
-def _rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress: Callable[[str], None]) -> None:
+def play_rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress: Callable[[str], None]) -> None:
     """Interleaved: every contestant once per round, in turn from another one on."""
     for n in range(rounds):
         progress(f"round {n + 1} of {rounds}")
@@ -298,48 +290,59 @@ def _rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress: Ca
             contestant.peak_bytes = max(contestant.peak_bytes, peak)
 
 
-def _worker(
-    kind: str, argument: str, folder: Path, threads: int, timeout_s: float, memory_bytes: int
-) -> tuple[Callable[[], list[Array]], Callable[[int], tuple[list[float], int]]]:
-    """(a call that returns the results, a call that times `n` calls) of a `bench_worker`. Both raise RunError."""
+@dataclass(frozen=True)
+class Worker:
+    """A `bench_worker`: `inputs` is an .npz or a folder of .npy."""
 
-    def start(calls: int, *more: str) -> tuple[list[float], int]:
-        command = [
-            sys.executable,
-            "-m",
-            "onnx_fa.bench_worker",
-            kind,
-            argument,
-            str(folder / "inputs.npz"),
-            str(threads),
-        ]
+    kind: str
+    argument: str
+    inputs: Path
+    threads: int
+    timeout_s: float = 600
+    memory_bytes: int = 12 << 30
+
+    def start(self, calls: int, output: Path | None = None) -> WorkerRun:
+        """Times `calls` calls; the results go to `output`, an .npz. Raises RunError."""
+        command = [sys.executable, "-m", "onnx_fa.bench_worker", self.kind, self.argument, str(self.inputs)]
+        command += [str(self.threads), str(calls), *([str(output)] if output else [])]
         # The package may come from a checkout that only this process knows of.
         paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        done = limits.run_limited(
-            [*command, str(calls), *more], timeout_s=timeout_s, memory_bytes=memory_bytes, env=env
-        )
+        done = limits.run_limited(command, timeout_s=self.timeout_s, memory_bytes=self.memory_bytes, env=env)
         if done.ending != "ok":
             last = [line for line in done.stderr.splitlines() if line.strip()]
-            raise RunError(
-                f"{kind} {done.describe(timeout_s, memory_bytes)}: {last[-1][:200] if last else 'no message'}"
-            )
-        return [float(ms) for ms in json.loads(done.stdout.splitlines()[-1])["ms"]], done.peak_bytes
+            what = done.describe(self.timeout_s, self.memory_bytes)
+            raise RunError(f"{self.kind} {what}: {last[-1][:200] if last else 'no message'}")
+        said = json.loads(done.stdout.splitlines()[-1])
+        return WorkerRun([float(ms) for ms in said["ms"]], done.peak_bytes, said["extra_bytes"], str(said["how"]))
 
-    def results() -> list[Array]:
-        path = folder / f"{kind}.out.npz"
-        start(0, str(path))
+    def results(self, folder: Path) -> list[Array]:
+        """The results of one call. Raises RunError."""
+        path = folder / f"{self.kind}.out.npz"
+        self.start(0, path)
         with np.load(path) as archive:
             return [archive[n] for n in archive.files]
 
-    return results, start
+    def timed(self, calls: int) -> tuple[list[float], int]:
+        done = self.start(calls)
+        return done.ms, done.peak_bytes
 
 
-def _compile_stock(source: Path, target: Target, settings: Mapping[str, Any], output: Path) -> None:
+@dataclass(frozen=True)
+class WorkerRun:
+    """What a worker said. `extra_bytes` is the memory beyond inputs and outputs, None where the system cannot tell."""
+
+    ms: list[float]
+    peak_bytes: int
+    extra_bytes: int | None
+    how: str
+
+
+def compile_stock(source: Path, target: Target, settings: Mapping[str, Any], output: Path) -> None:
     iree_compile(source, output, target, **settings)
 
 
-def _stock_import(path: Path, folder: Path) -> Path | str:
+def stock_import(path: Path, folder: Path) -> Path | str:
     """The model through iree-import-onnx, or the reason why that fails."""
     output = folder / "stock.mlir"
     # The wheel's own program, as a user would run it.
@@ -351,7 +354,7 @@ def _stock_import(path: Path, folder: Path) -> Path | str:
     return f"iree-import-onnx {done.describe(300, 12 << 30)}: {last[-1][:160] if last else 'no message'}"
 
 
-def _function(vmfb: Path) -> str:
+def function_of(vmfb: Path) -> str:
     """The function that a module of one model exports. Raises RunError."""
     import iree.runtime as rt
 
@@ -378,108 +381,6 @@ def _difference(got: Sequence[Array], want: Sequence[Array]) -> float | None:
     return worst
 
 
-def _without_log(message: str) -> str:
+def without_log(message: str) -> str:
     """A compiler's message without the name of its log: the folder goes with the run."""
     return message.partition("; command and messages")[0]
-
-
-@dataclass(frozen=True)
-class AttentionCase:
-    """One attention by itself: f32, q (B, Hq, Sq, D), k and v (B, Hq, Skv, D), scale 1/sqrt(D); causal masks by an
-    additive constant."""
-
-    H: int
-    S: int
-    D: int
-    B: int = 1
-    Skv: int = 0
-    causal: bool = False
-
-    @property
-    def name(self) -> str:
-        skv = f" Skv{self.Skv}" if self.Skv else ""
-        return f"B{self.B} H{self.H} S{self.S}{skv} D{self.D}" + (" causal" if self.causal else "")
-
-
-ATTENTION_CASES = (
-    AttentionCase(8, 1024, 64),
-    AttentionCase(8, 1024, 64, causal=True),
-    AttentionCase(8, 2048, 64),
-    AttentionCase(8, 4096, 64),
-    AttentionCase(16, 1024, 128),
-    AttentionCase(32, 1, 128, Skv=2048),
-)
-
-
-def attention_model(case: AttentionCase) -> onnx.ModelProto:
-    """The plain spelling: Transpose, MatMul, Mul, (Add of a constant triangular mask), Softmax, MatMul; opset 18."""
-    skv = case.Skv or case.S
-    shapes = {
-        "q": (case.B, case.H, case.S, case.D),
-        "k": (case.B, case.H, skv, case.D),
-        "v": (case.B, case.H, skv, case.D),
-    }
-    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
-    constants = [numpy_helper.from_array(np.array(case.D**-0.5, np.float32), "scale")]
-    nodes = [
-        helper.make_node("Transpose", ["k"], ["kt"], "transpose_k", perm=[0, 1, 3, 2]),
-        helper.make_node("MatMul", ["q", "kt"], ["qk"], "qk"),
-        helper.make_node("Mul", ["qk", "scale"], ["score"], "scale_score"),
-    ]
-    if case.causal:
-        mask = np.triu(np.full((case.S, skv), np.finfo(np.float32).min, np.float32), 1)
-        constants.append(numpy_helper.from_array(mask, "causal"))
-        nodes.append(helper.make_node("Add", ["score", "causal"], ["masked"], "add_mask"))
-    nodes += [
-        helper.make_node("Softmax", ["masked" if case.causal else "score"], ["p"], "softmax", axis=-1),
-        helper.make_node("MatMul", ["p", "v"], ["out"], "pv"),
-    ]
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, shapes["q"])
-    graph = helper.make_graph(nodes, "attention", inputs, [out], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
-def bench_attention(
-    cases: Sequence[AttentionCase] = ATTENTION_CASES,
-    target: Target | str = "cpu-host",
-    *,
-    rounds: int = 5,
-    calls: int = 3,
-    threads: int = 2,
-    stock_flags: Sequence[Sequence[str]] = STOCK_FLAGS,
-    progress: Callable[[str], None] = lambda message: None,
-) -> list[BenchResult]:
-    """`bench` of single attentions; torch's SDPA takes part where torch is installed."""
-    results = []
-    for case in cases:
-        extra = [("torch-sdpa", f"{int(case.causal)},{case.D**-0.5!r}")] if find_spec("torch") else []
-        progress(case.name)
-        results.append(
-            bench(
-                attention_model(case),
-                target,
-                rounds=rounds,
-                calls=calls,
-                threads=threads,
-                stock_flags=stock_flags,
-                name=case.name,
-                extra=extra,
-                progress=progress,
-            )
-        )
-    return results
-
-
-def main(argv: Sequence[str]) -> None:
-    """`python -m onnx_fa.benchmark PREFIX [THREADS [ROUNDS]]`: bench_attention on all its cases."""
-    prefix, threads, rounds = (*argv, *("2", "5")[len(argv) - 1 :])
-    results = bench_attention(
-        threads=int(threads), rounds=int(rounds), progress=lambda message: print(message, file=sys.stderr, flush=True)
-    )
-    written = write_results(results, Path(prefix))
-    print(text_table(TABLE_HEAD, [row for r in results for row in r.rows()]))
-    print("wrote " + ", ".join(map(str, written)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -189,7 +189,7 @@ class GraphView:
         return list(dict.fromkeys(use.node for use in value.uses()))
 
     def depends(self, value: ir.Value, on: ir.Node) -> bool:
-        """Whether `value` is computed from what `on` makes (captures of subgraphs are not followed)."""
+        """Whether `value` is computed from what `on` makes, not only from its shape (captures of subgraphs are not followed)."""
         if not self._order:
             self._order = {n: i for i, n in enumerate(self.model.graph.all_nodes())}
         first = self._order.get(on, -1)
@@ -201,7 +201,7 @@ class GraphView:
             if node in known:
                 stack.pop()
                 continue
-            if self._order.get(node, -1) < first:
+            if self._order.get(node, -1) < first or self.producer(node.outputs[0], "Shape", "Size") is not None:
                 known[node] = False  # nodes are in topological order
                 continue
             sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]

@@ -35,3 +35,30 @@ def infer_shapes(model: ir.Model) -> None:
         logger.setLevel(level)
         for value, shape in dropped.items():
             value.shape = value.shape or shape  # a rank is better than nothing
+    _fill_types(model)
+
+
+_SAME_TYPE = frozenset(
+    "Identity Softmax LogSoftmax LayerNormalization RMSNormalization Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu Gelu "
+    "Dropout Clip Add Sub Mul Div Pow Max Min MatMul Gemm Einsum Transpose Reshape Expand Squeeze Unsqueeze Slice Gather Concat "
+    "Split Tile Pad Flatten ReduceMax ReduceSum ReduceMean ReduceMin FusedMatMul TransposeMatMul".split()
+)
+_BOOLEAN = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
+
+
+def _fill_types(model: ir.Model) -> None:
+    """Element types behind ops that ONNX's inference does not know (onnxruntime's matmuls), which is where it stops."""
+    for node in model.graph.all_nodes():
+        if node.domain not in ("", "ai.onnx", "com.microsoft") or not node.inputs:
+            continue
+        like = node.inputs[1] if node.op_type == "Where" else node.inputs[0]
+        dtype: ir.DataType | None = None
+        if node.op_type in _SAME_TYPE or node.op_type == "Where":
+            dtype = like.dtype if like is not None else None
+        elif node.op_type in _BOOLEAN:
+            dtype = ir.DataType.BOOL
+        elif node.op_type == "Cast":
+            dtype = ir.DataType(node.attributes["to"].as_int())
+        for out in node.outputs[: None if node.op_type == "Split" else 1]:
+            if out.dtype is None and dtype is not None:
+                out.type = ir.TensorType(dtype)

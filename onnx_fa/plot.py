@@ -12,6 +12,8 @@ from statistics import median
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 
 COLUMNS = ("model", "what", "flags", "round", "ms")
+COPY = "copy"
+"""Timed beside decode for its bandwidth: no contestant, so it has no bar."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
     table = medians(read_csv(csv_path))
     if not table:
         raise OnnxFaError(f"{csv_path}: no samples to plot")
-    kinds = list(dict.fromkeys(k for by in table.values() for k in by))
+    kinds = list(dict.fromkeys(k for by in table.values() for k in by if k != COPY))
     columns = min(len(table), _COLUMNS)
     rows = -(-len(table) // columns)
     figure, axes = plt.subplots(

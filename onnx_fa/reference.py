@@ -27,9 +27,14 @@ def scores(spec: AttentionSpec, *operands: Array) -> F64:
     s: F64 = spec.scale * (q @ np.swapaxes(k, -1, -2))
     for mod in spec.mods:
         s = mod.cap * np.tanh(s / mod.cap)
+    return masked(spec, s, *operands[3:])
+
+
+def masked(spec: AttentionSpec, s: F64, *operands: Array) -> F64:
+    """Scores (..., Sq, Skv) after the mask terms, whose tensors are the first of `operands`."""
     sq, skv = s.shape[-2:]
     i, j = np.arange(sq)[:, None], np.arange(skv)[None, :]
-    tensors = iter(operands[3:])
+    tensors = iter(operands)
     for mask in spec.masks:
         match mask:
             case AddMask():

@@ -34,7 +34,7 @@ def guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.N
     while (negated := view.producer(levels[-1][0], "Not")) is not None and negated.inputs[0] is not None:
         levels.append((negated.inputs[0], not levels[-1][1]))
     test, keeps = levels[-1]
-    kind = _test(view, test, (value, anchor.prob))
+    kind = _test(view, test, (value, anchor.prob)) if _is_probability(view, anchor, value) else None
     if kind == "never" and not keeps:
         return After(out)
     zero = view.const(other)
@@ -71,6 +71,21 @@ def _choose(test: ir.Value, keeps: bool, value: ir.Value) -> Callable[[Expr], Ex
 def _no_wider(view: GraphView, value: ir.Value, than: ir.Value) -> bool:
     a, b = view.shape(value), view.shape(than)
     return a is not None and b is not None and len(a) <= len(b)
+
+
+def _is_probability(view: GraphView, anchor: Anchor, value: ir.Value) -> bool:
+    """Whether nothing but casts, guards and the like lies between the softmax and `value`: it is from 0 to 1, or NaN."""
+    for _ in range(8):
+        if value is anchor.prob:
+            return anchor.row_sum is None
+        node = view.producer(value, "Cast", "Identity", "Dropout", "Where", "Reshape", "Transpose", "Slice")
+        inner = None if node is None else node.inputs[0]
+        if node is not None and node.op_type == "Where":
+            inner = next((i for i in node.inputs[1:] if i is not None and view.const(i) is None), None)
+        if inner is None:
+            return False
+        value = inner
+    return False
 
 
 def _is_test(view: GraphView, node: ir.Node, value: ir.Value) -> bool:

@@ -2,7 +2,7 @@
 
 Without the maximum taken out, exp(x) / sum(exp(x)) overflows for scores above 88 and vanishes below -104, and then yields NaN.
 The rewritten site does not: a NaN that only the spelling made becomes the number that it stands for. Everywhere else the two
-are equal.
+are equal. So it is with a sink next to a row of -inf throughout, whose maximum is not kept above the sink: such a row is 0.
 """
 
 from __future__ import annotations
@@ -203,6 +203,8 @@ def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> t
         if node.op_type in ("Identity", "Cast", "Expand"):
             if node.inputs[0] is total and _keeps_sum(view, node):
                 return out, None
+            continue
+        if len(node.inputs) != 2:
             continue
         other = node.inputs[1] if node.inputs[0] is total else node.inputs[0]
         if other is None or other is total:

@@ -11,8 +11,12 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice")
-KT = ("transpose", "sandwich", "bshd", "given", "bmm")
+SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice", "runtime", "heads")
+KT = ("transpose", "sandwich", "bshd", "given", "bmm", "einsum", "keys_first", "fused", "rank_5")
+PV = ("matmul", "left", "einsum", "folded", "fused")
+"""How the probabilities are multiplied with V."""
+REPEAT = ("expand", "tile", "concat", "gather")
+"""How K/V heads are repeated, where there are fewer of them."""
 MASK = (
     "none",
     "add",
@@ -26,8 +30,20 @@ MASK = (
     "range_causal",
     "const_window",
 )
-SOFTMAX = ("op", "explicit", "deferred", "cast", "positive_axis")
-GUARD = ("none", "isnan", "dropout", "identity")
+SOFTMAX = (
+    "op",
+    "explicit",
+    "deferred",
+    "cast",
+    "positive_axis",
+    "unsqueezed",
+    "log",
+    "log_sum_exp",
+    "shifted",
+    "plus_one",
+    "column",
+)
+GUARD = ("none", "isnan", "dropout", "identity", "not_nan", "lost_rows", "row_factor", "key_factor")
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,8 @@ class Spelling:
 
     scale: str = "mul"
     kt: str = "transpose"
+    pv: str = "matmul"
+    repeat: str = "expand"
     mask: str = "none"
     softmax: str = "op"
     guard: str = "none"
@@ -78,13 +96,17 @@ class Graph:
     def model(self, outputs: dict[str, tuple[list[int | str], int]]) -> onnx.ModelProto:
         infos = [h.make_tensor_value_info(n, t, s) for n, (s, t) in outputs.items()]
         graph = h.make_graph(self.nodes, "g", self.inputs, infos, self.inits)
-        model = h.make_model(graph, opset_imports=[h.make_opsetid("", self.opset)], ir_version=10)
+        opsets = [h.make_opsetid("", self.opset)]
+        opsets += [h.make_opsetid(d, 1) for d in {n.domain for n in self.nodes} - {""}]
+        model = h.make_model(graph, opset_imports=opsets, ir_version=10)
         onnx.checker.check_model(model)
         return model
 
 
 def build(s: Spelling) -> onnx.ModelProto:
-    """The graph of a spelling. Inputs q, k, v (and mask), output o."""
+    """The graph of a spelling. Inputs q, k, v (and mask), output o. Raises ValueError for one that cannot be."""
+    if s.pv != "matmul" and (s.softmax == "deferred" or s.kt == "bmm"):
+        raise ValueError("the division by the row sum, or the reshape back, stands right behind a plain matmul")
     g = Graph(s.opset)
     q = g.input("q", [s.B, s.Hq, s.Sq, s.D])
     heads = s.Hkv
@@ -107,7 +129,7 @@ def build(s: Spelling) -> onnx.ModelProto:
     if s.kt == "bmm":
         q = g.op("Reshape", q, g.const([-1, s.Sq, s.D], np.int64))
         v = g.op("Reshape", v, g.const([-1, s.Skv, s.Dv], np.int64))
-    score = g.op("MatMul", q, kt)
+    score = _product(g, s, q, kt)
     if s.kt == "bmm":
         score = g.op("Reshape", score, g.const([s.B, s.Hq, s.Sq, s.Skv], np.int64)) if s.mask != "none" else score
     score = _scaled(g, s, score, factor)
@@ -125,9 +147,34 @@ def build(s: Spelling) -> onnx.ModelProto:
     return g.model({"o": ([s.B, s.Hq, s.Sq, s.Dv], T.FLOAT)})
 
 
+def _product(g: Graph, s: Spelling, q: str, k: str) -> str:
+    """The score, of K or K^T as `_transposed_k` gave it."""
+    match s.kt:
+        case "einsum":
+            return g.op("Einsum", q, k, equation="bhid,bhjd->bhij")
+        case "keys_first":
+            score = g.op("MatMul", k, g.op("Transpose", q, perm=[0, 1, 3, 2]))
+            return g.op("Transpose", score, perm=[0, 1, 3, 2])
+        case "fused":
+            return g.op("FusedMatMul", q, k, transB=1, alpha=0.5, domain="com.microsoft")
+        case "rank_5":
+            one = g.const([1], np.int64)
+            score = g.op("MatMul", g.op("Unsqueeze", q, one), g.op("Unsqueeze", k, one))
+            return g.op("Squeeze", score, one)
+    return g.op("MatMul", q, k)
+
+
 def _repeat(g: Graph, s: Spelling, x: str, width: int) -> str:
+    group = s.Hq // s.Hkv
+    if s.repeat == "gather":
+        return g.op("Gather", x, g.const(np.repeat(np.arange(s.Hkv), group), np.int64), axis=1)
     x = g.op("Unsqueeze", x, g.const([2], np.int64))
-    x = g.op("Expand", x, g.const([s.B, s.Hkv, s.Hq // s.Hkv, s.Skv, width], np.int64))
+    if s.repeat == "expand":
+        x = g.op("Expand", x, g.const([s.B, s.Hkv, group, s.Skv, width], np.int64))
+    elif s.repeat == "tile":
+        x = g.op("Tile", x, g.const([1, 1, group, 1, 1], np.int64))
+    else:
+        x = g.op("Concat", *[x] * group, axis=2)
     return g.op("Reshape", x, g.const([s.B, s.Hq, s.Skv, width], np.int64))
 
 
@@ -138,7 +185,9 @@ def _transposed_k(g: Graph, s: Spelling, k: str) -> str:
         return g.op("Transpose", k, perm=[0, 2, 3, 1])
     if s.Hkv != s.Hq:
         k = _repeat(g, s, k, s.D)
-    if s.kt == "transpose":
+    if s.kt in ("einsum", "keys_first", "fused"):
+        return k
+    if s.kt in ("transpose", "rank_5"):
         return g.op("Transpose", k, perm=[0, 1, 3, 2])
     k = g.op("Reshape", k, g.const([-1, s.Skv, s.D], np.int64))
     k = g.op("Transpose", k, perm=[0, 2, 1])
@@ -157,6 +206,11 @@ def _scaled(g: Graph, s: Spelling, score: str, factor: float) -> str:
             return g.op("Div", score, g.const(1 / factor))
         case "twice":
             return g.op("Mul", g.op("Mul", score, g.const(2.0)), g.const(0.5))
+        case "runtime":
+            return g.op("Mul", score, g.input("factor", [1]))
+        case "heads":
+            shape = (s.B * s.Hq, 1, 1) if s.kt == "bmm" and s.mask == "none" else (s.Hq, 1, 1)
+            return g.op("Mul", g.const(np.linspace(0.2, 1, shape[0]).reshape(shape)), score)
     return score
 
 
@@ -197,28 +251,88 @@ def _masked(g: Graph, s: Spelling, score: str) -> str:
 
 
 def _softmax_times_v(g: Graph, s: Spelling, score: str, v: str) -> str:
-    last = [-1]
-    if s.softmax in ("explicit", "deferred"):
-        axes = (g.const(last, np.int64),) if s.opset >= 18 else ()
-        kw: dict[str, Any] = {} if s.opset >= 18 else {"axes": last}
-        top = g.op("ReduceMax", score, *axes, keepdims=1, **kw)
-        e = g.op("Exp", g.op("Sub", score, top))
-        total = g.op("ReduceSum", e, g.const(last, np.int64), keepdims=1)
-        if s.softmax == "deferred":
-            return g.op("Div", g.op("MatMul", e, v), total)
-        p = g.op("Div", e, total)
-    elif s.softmax == "cast":
-        p = g.op("Cast", g.op("Softmax", g.op("Cast", score, to=T.FLOAT), axis=-1), to=T.FLOAT)
-    else:
-        rank = 3 if s.kt == "bmm" else 4
-        p = g.op("Softmax", score, axis=rank - 1 if s.softmax == "positive_axis" else -1)
-    if s.guard == "isnan":
-        p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
-    if s.guard == "dropout":
-        p = g.op("Dropout", p)
-    if s.guard == "identity":
-        p = g.op("Identity", p)
+    if s.softmax == "deferred":
+        e, _ = _exponentials(g, score)
+        return g.op("Div", g.op("MatMul", e, v), _reduced(g, "ReduceSum", e))
+    p = _softmax(g, s, score)
+    match s.guard:
+        case "isnan":
+            p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
+        case "not_nan":
+            p = g.op("Where", g.op("Not", g.op("IsNaN", p)), p, g.const(0.0))
+        case "lost_rows":
+            lost = g.op("Equal", _reduced(g, "ReduceMax", score), g.const(-np.inf))
+            p = g.op("Where", lost, g.const(0.0), p)
+        case "row_factor":
+            p = g.op("Mul", p, g.const(np.linspace(-1, 1, s.Sq)[:, None]))
+        case "key_factor":
+            p = g.op("Mul", g.const(np.linspace(-1, 1, s.Skv)), p)
+        case "dropout":
+            p = g.op("Dropout", p)
+        case "identity":
+            p = g.op("Identity", p)
+    return _times_v(g, s, p, v)
+
+
+def _times_v(g: Graph, s: Spelling, p: str, v: str) -> str:
+    swap = [0, 1, 3, 2]
+    match s.pv:
+        case "left":
+            left, right = g.op("Transpose", v, perm=swap), g.op("Transpose", p, perm=swap)
+            return g.op("Transpose", g.op("MatMul", left, right), perm=swap)
+        case "einsum":
+            return g.op("Transpose", g.op("Einsum", p, v, equation="bhij,bhje->bihe"), perm=[0, 2, 1, 3])
+        case "folded":
+            p = g.op("Reshape", p, g.const([-1, s.Sq, s.Skv], np.int64))
+            v = g.op("Reshape", v, g.const([-1, s.Skv, s.Dv], np.int64))
+            return g.op("Reshape", g.op("MatMul", p, v), g.const([s.B, s.Hq, s.Sq, s.Dv], np.int64))
+        case "fused":
+            return g.op("FusedMatMul", p, v, alpha=2.0, domain="com.microsoft")
     return g.op("MatMul", p, v)
+
+
+def _reduced(g: Graph, kind: str, x: str, keep: bool = True) -> str:
+    """A reduction over the last axis, spelled as the opset wants it; with `keep` false the axis is put back by Unsqueeze."""
+    last = g.const([-1], np.int64)
+    by_input = g.opset >= 18 or kind == "ReduceSum"
+    attrs: dict[str, Any] = {} if by_input else {"axes": [-1]}
+    y = g.op(kind, x, *([last] if by_input else []), keepdims=int(keep), **attrs)
+    return y if keep else g.op("Unsqueeze", y, last)
+
+
+def _exponentials(g: Graph, score: str, keep: bool = True) -> tuple[str, str]:
+    top = _reduced(g, "ReduceMax", score, keep)
+    return g.op("Exp", g.op("Sub", score, top)), top
+
+
+def _softmax(g: Graph, s: Spelling, score: str) -> str:
+    rank = 3 if s.kt == "bmm" else 4
+    match s.softmax:
+        case "explicit":
+            e, _ = _exponentials(g, score)
+            return g.op("Div", e, _reduced(g, "ReduceSum", e))
+        case "unsqueezed":
+            e, _ = _exponentials(g, score, keep=False)
+            return g.op("Mul", e, g.op("Reciprocal", _reduced(g, "ReduceSum", e, keep=False)))
+        case "cast":
+            return g.op("Cast", g.op("Softmax", g.op("Cast", score, to=T.FLOAT), axis=-1), to=T.FLOAT)
+        case "log":
+            return g.op("Exp", g.op("LogSoftmax", score, axis=-1))
+        case "log_sum_exp":
+            shifted = g.op("Sub", score, _reduced(g, "ReduceMax", score))
+            return g.op("Exp", g.op("Sub", shifted, g.op("Log", _reduced(g, "ReduceSum", g.op("Exp", shifted)))))
+        case "shifted":
+            return g.op("Softmax", g.op("Sub", score, _reduced(g, "ReduceMax", score)), axis=-1)
+        case "plus_one":
+            top = g.op("Max", _reduced(g, "ReduceMax", score), g.const(0.0))
+            e = g.op("Exp", g.op("Sub", score, top))
+            return g.op("Div", e, g.op("Add", _reduced(g, "ReduceSum", e), g.op("Exp", g.op("Neg", top))))
+        case "column":
+            lead = [s.B * s.Hq] if s.kt == "bmm" else [s.B, s.Hq]
+            both = g.op("Concat", score, g.const(np.full((*lead, s.Sq, 1), 0.3)), axis=-1)
+            ends = (g.const([x], np.int64) for x in (0, -1, -1))
+            return g.op("Slice", g.op("Softmax", both, axis=-1), *ends)
+    return g.op("Softmax", score, axis=rank - 1 if s.softmax == "positive_axis" else -1)
 
 
 def feeds(
@@ -236,7 +350,7 @@ def feeds(
                 mask[0] = False
             result[i.name] = mask
         else:
-            x = rng.standard_normal(shape).astype(np.float32)
+            x = np.asarray(rng.standard_normal(shape), np.float32)
             if i.name == "mask":
                 x = np.where(rng.random(shape) < 0.3, -np.inf, x).astype(np.float32)
                 x[..., 0] = 0

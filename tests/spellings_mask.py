@@ -678,7 +678,7 @@ def symbolic_of_another_name(g: Mask, s: str) -> str:
 
 @refused("broadcast", dims=("b", "s", "t"))
 def along_the_wrong_axis(g: Mask, s: str) -> str:
-    return g.op("Add", s, g.up(g.input("mask", ["b", "s"]), 1, 2))
+    return g.op("Add", s, g.up(g.input("mask", ["b", "t"]), 1, 3))
 
 
 def _one() -> onnx.TensorProto:

@@ -19,6 +19,9 @@ B, H, SQ, SKV, D, DV = 2, 3, 5, 7, 8, 6
 FULL = [B, H, SQ, SKV]
 Builder = Callable[[], onnx.ModelProto]
 MATCH: dict[str, Builder] = {}
+more_robust: dict[str, Builder] = {}
+"""Graphs to match that turn some finite or NaN inputs into what is better not kept: exponentials without the maximum overflow,
+sums of masked probabilities vanish, NaN becomes an integer. They are not held to equality on such inputs."""
 SITES: dict[str, int] = {}
 """How many sites a graph of MATCH has, where that is not one."""
 REFUSE: dict[str, Builder] = {}
@@ -74,9 +77,9 @@ class Site(Graph):
         return self.model({"o": (shape or [B, H, SQ, DV], T.FLOAT)})
 
 
-def match(name: str, sites: int = 1) -> Callable[[Builder], Builder]:
+def match(name: str, sites: int = 1, table: dict[str, Builder] = MATCH) -> Callable[[Builder], Builder]:
     def register(build: Builder) -> Builder:
-        MATCH[name] = build
+        table[name] = build
         SITES[name] = sites
         return build
 
@@ -214,6 +217,13 @@ for _last in ("reciprocal", "one over", "power", "division"):
     MATCH[f"scale/from the shape, {_last}"] = _from_shape(18, _last)
 
 
+@match("scale/small, after a moderate fill")
+def _() -> onnx.ModelProto:
+    g = Site()
+    causal = g.const(np.tril(np.ones((SQ, SKV))), bool)
+    return g.done(g.times_v(g.softmax(g.op("Mul", g.masked(causal, -1e4), g.const(1e-4)))))
+
+
 # Softmax
 
 
@@ -275,7 +285,7 @@ def _plain_exp(g: Site, s: str) -> str:
     return g.op("Div", e, g.reduce("ReduceSum", e))
 
 
-MATCH["softmax/without the maximum"] = in_place_of_softmax(_plain_exp)
+more_robust["softmax/without the maximum"] = in_place_of_softmax(_plain_exp)
 MATCH["softmax/exp of log softmax"] = in_place_of_softmax(lambda g, s: g.op("Exp", g.op("LogSoftmax", s, axis=-1)))
 MATCH["softmax/log-sum-exp"] = in_place_of_softmax(
     lambda g, s: g.op("Exp", g.op("Sub", s, g.reduce("ReduceLogSumExp", s)))
@@ -314,7 +324,7 @@ def _() -> onnx.ModelProto:
     return g.done(g.op("Mul", g.op("Reciprocal", g.reduce("ReduceSum", e, keep=False)), g.times_v(e)))
 
 
-@match("softmax/division after the matmul, without the maximum")
+@match("softmax/division after the matmul, without the maximum", table=more_robust)
 def _() -> onnx.ModelProto:
     g = Site()
     e = g.op("Exp", g.score())
@@ -349,7 +359,7 @@ def _plus_sink(g: Site, s: str) -> str:
 
 MATCH["sink/softmax plus one"] = in_place_of_softmax(_plus_one)
 MATCH["sink/softmax plus one, maximum at least 0"] = in_place_of_softmax(_plus_one_clamped)
-MATCH["sink/softmax plus one, without the maximum"] = in_place_of_softmax(_plus_one_plain)
+more_robust["sink/softmax plus one, without the maximum"] = in_place_of_softmax(_plus_one_plain)
 MATCH["sink/in the sum"] = in_place_of_softmax(_plus_sink)
 
 
@@ -472,7 +482,7 @@ def _() -> onnx.ModelProto:
 
 
 def _times(shape: list[int]) -> Callable[[Site, str, str], str]:
-    return lambda g, p, _: g.op("Mul", p, g.input("factor", shape))
+    return lambda g, p, _: g.op("Mul", p, g.input("v_factor", shape))
 
 
 for _shape in ([], [H, 1, 1], [B, H, SQ, 1], [SKV], [B, 1, 1, SKV], [B, H, 1, SKV]):
@@ -498,7 +508,7 @@ def _renormalised(kind: str) -> Callable[[Site, str, str], str]:
 
 
 for _kind in ("where", "one minus", "cast"):
-    MATCH[f"probability/masked and divided anew, {_kind}"] = on_probabilities(_renormalised(_kind), masked=False)
+    more_robust[f"probability/masked and divided anew, {_kind}"] = on_probabilities(_renormalised(_kind), masked=False)
 
 
 @match("probability/two values", sites=2)
@@ -551,15 +561,19 @@ _FUNCTIONS: dict[str, Callable[[Site, str], str]] = {
     "hard sigmoid": lambda g, s: g.op("HardSigmoid", s),
     "sum": lambda g, s: g.op("Sum", s, g.input("bias", [SQ, SKV]), g.const(0.5)),
     "tensor minus score": lambda g, s: g.op("Sub", g.input("bias", [SQ, SKV]), s),
-    "rounded": lambda g, s: g.op(
+}
+for _name, _function in _FUNCTIONS.items():
+    MATCH[f"function/{_name}"] = _elementwise(_function)
+
+
+more_robust["function/rounded"] = _elementwise(
+    lambda g, s: g.op(
         "DequantizeLinear",
         g.op("QuantizeLinear", s, g.const(0.05), g.const(3, np.int8)),
         g.const(0.05),
         g.const(3, np.int8),
-    ),
-}
-for _name, _function in _FUNCTIONS.items():
-    MATCH[f"function/{_name}"] = _elementwise(_function)
+    )
+)
 
 
 @match("function/softcap after the mask")
@@ -570,6 +584,14 @@ def _() -> onnx.ModelProto:
 
 
 # Further matmuls in the score
+
+
+@match("terms/one product for two softmaxes", sites=2)
+def _() -> onnx.ModelProto:
+    g = Site()
+    s = g.score()
+    other = g.softmax(g.op("Add", s, g.input("bias", [SQ, SKV])))
+    return g.done(g.op("Add", g.times_v(g.softmax(s)), g.op("MatMul", other, g.input("w", [B, H, SKV, DV]))))
 
 
 @match("terms/rope part by itself")
@@ -763,7 +785,7 @@ def _() -> onnx.ModelProto:
     return g.done(g.op("Add", g.times_v(p), g.reduce("ReduceMax", p)))
 
 
-@refuse("top k of the scores", "")
+@refuse("top k of the scores", "top-k threshold")
 def _() -> onnx.ModelProto:
     g = Site()
     s = g.score()
@@ -803,6 +825,31 @@ def _() -> onnx.ModelProto:
     p = g.op("Softmax", g.op("MatMul", g.input("q", [4, 8]), g.const(np.ones((8, 6)))), axis=-1)
     g.nodes.append(h.make_node("TopK", [p, g.const([2], np.int64)], ["o", "i"]))
     return g.model({"o": ([4, 2], T.FLOAT), "i": ([4, 2], T.INT64)})
+
+
+@refuse("scores are an output", "computed twice")
+def _() -> onnx.ModelProto:
+    g = Site()
+    s = g.score()
+    g.nodes.append(h.make_node("Identity", [g.times_v(g.softmax(s))], ["o"]))
+    return g.model({"o": ([B, H, SQ, DV], T.FLOAT), s: (FULL, T.FLOAT)})
+
+
+@refuse("scores are also summed", "computed twice")
+def _() -> onnx.ModelProto:
+    g = Site()
+    s = g.score()
+    g.nodes.append(h.make_node("ReduceMax", [s], ["most"]))
+    g.nodes.append(h.make_node("Identity", [g.times_v(g.softmax(s))], ["o"]))
+    return g.model({"o": ([B, H, SQ, DV], T.FLOAT), "most": ([1, 1, 1, 1], T.FLOAT)})
+
+
+@refuse("difference of two softmaxes", "differential attention")
+def _() -> onnx.ModelProto:
+    g = Site()
+    other = g.softmax(g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, H, 4, SKV])))
+    p = g.op("Sub", g.softmax(g.score()), g.op("Mul", g.input("factor", []), other))
+    return g.done(g.times_v(p))
 
 
 NOTHING_HERE: dict[str, Builder] = {}

@@ -19,7 +19,7 @@ _NAMES = (
 )
 
 
-def _small(case: Case) -> AttentionSpec:
+def small(case: Case) -> AttentionSpec:
     """The masks of a case of the table, on short lengths."""
     spec, s = case.bound()[0], 24
 
@@ -36,7 +36,7 @@ def _small(case: Case) -> AttentionSpec:
     return dataclasses.replace(spec, Sq=1 if spec.Sq == 1 else s, Skv=s, masks=tuple(masks))
 
 
-_SPECS = {n: BY_NAME[n].spec for n in _NAMES} | {c.name: _small(c) for c in CASES if c.spec.masks}
+_SPECS = {n: BY_NAME[n].spec for n in _NAMES} | {c.name: small(c) for c in CASES if c.spec.masks}
 
 
 @pytest.mark.parametrize("name", _SPECS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from onnx_fa import plot
-from onnx_fa.benchmark import ORT, OURS, STOCK, TORCH, AttentionCase, BenchResult, Contestant, bench, bench_attention
+from onnx_fa.benchmark import ORT, OURS, STOCK, BenchResult, Contestant, bench
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from tests import tiny
 
@@ -56,18 +55,6 @@ def test_stock_that_does_not_compile_is_reported(tmp_path: Path) -> None:
     assert ours.samples and ort.samples and not ours.problem and not ort.problem
     assert result.best(STOCK) is None and result.ratio(OURS, STOCK) is None and result.ratio(OURS, ORT) is not None
     assert stock.problem in result.table()
-
-
-def test_bench_attention(tmp_path: Path) -> None:
-    cases = [AttentionCase(2, 40, 16, causal=True), AttentionCase(2, 1, 16, Skv=48)]
-    results = bench_attention(cases, rounds=1, calls=1, stock_flags=[()])
-    names = [STOCK, OURS, ORT, *([TORCH] if importlib.util.find_spec("torch") else [])]
-    for case, result in zip(cases, results, strict=True):
-        assert result.model == case.name
-        assert [c.what for c in result.contestants] == names
-        assert [c.problem for c in result.contestants] == [""] * len(names)
-        assert all(c.error < 1e-5 for c in result.contestants if c.error is not None)
-        assert result.contestants[1].error is not None
 
 
 def test_bench_command(tmp_path: Path) -> None:

@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, feeds
+from onnx import TensorProto as T
+from onnx import numpy_helper as nh
+from spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, feeds, more_robust
 from test_match import LARGE_SCORE_TOLERANCE, TOLERANCE, assert_same, run
 
 from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AddMask, Softcap
 
-OVERFLOWING = [n for n in MATCH if "without the maximum" in n or "divided anew" in n]
-"""The original turns large scores into NaN, by an overflow or by a sum that vanishes; the rewritten site does not."""
+ALL = MATCH | more_robust
 
 
-@pytest.mark.parametrize("name", MATCH)
+@pytest.mark.parametrize("name", ALL)
 def test_every_form_equals_the_original(name: str) -> None:
-    model = MATCH[name]()
+    model = ALL[name]()
     report = explain(model)
     assert len(report.sites) == SITES.get(name, 1) and not report.misses, report.misses
     for form in FORMS:
@@ -28,12 +29,61 @@ def test_every_form_equals_the_original(name: str) -> None:
         for large, empty in ((False, False), (True, False), (False, True)):
             inputs = feeds(model, 1, large=large, empty_rows=empty)
             want, have = run(model, inputs), run(new, inputs)
-            if large and name in OVERFLOWING:
+            if large and name in more_robust:
                 assert np.isfinite(have[0]).all() or not done.sites
                 want = [np.where(np.isfinite(a), a, b) for a, b in zip(want, have, strict=True)]
             assert_same(want, have, LARGE_SCORE_TOLERANCE if large else TOLERANCE)
         again, _ = rewrite(new, form)
         assert again.SerializeToString() == new.SerializeToString(), "rewriting twice changed something"
+
+
+def in_half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with all floats as f16."""
+    for info in (*model.graph.input, *model.graph.output):
+        if info.type.tensor_type.elem_type == T.FLOAT:
+            info.type.tensor_type.elem_type = T.FLOAT16
+    for tensor in model.graph.initializer:
+        array = nh.to_array(tensor)
+        if array.dtype == np.float32:
+            tensor.CopyFrom(nh.from_array(np.maximum(array, -6e4).astype(np.float16), tensor.name))
+    for node in model.graph.node:
+        for attr in node.attribute:
+            if node.op_type == "Cast" and attr.name == "to" and attr.i == T.FLOAT:
+                attr.i = T.FLOAT16
+    return model
+
+
+HALF = [
+    "scale/runtime scalar",
+    "scale/tensor [3, 1, 1]",
+    "scale/tensor [7]",
+    "softmax/mul, keepdims=False",
+    "softmax/epsilon, keepdims=True",
+    "sink/in the sum",
+    "sink/softmax plus one",
+    "sink/last column, cut -1",
+    "sink/gate on the output",
+    "guard/not nan",
+    "guard/rows of the mask, finite fill",
+    "probability/times [3, 1, 1]",
+    "function/softcap, factor inside",
+    "function/swish",
+    "terms/rope part by itself",
+]
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision(name: str) -> None:
+    model = in_half(MATCH[name]())
+    assert explain(model).sites
+    for form in ("decomposed", "blocked"):
+        new, _ = rewrite(model, form)
+        for empty in (False, True):
+            inputs = feeds(model, 3, empty_rows=empty)
+            halves = {n: x.astype(np.float16) if x.dtype == np.float32 else x for n, x in inputs.items()}
+            want, have = run(model, halves), run(new, halves)
+            # The original rounds scores and probabilities to f16, the rewritten site does not.
+            assert_same([x.astype(np.float64) for x in want], [x.astype(np.float64) for x in have], 4e-3)
 
 
 @pytest.mark.parametrize("name", REFUSE)
@@ -53,7 +103,7 @@ def test_says_nothing_where_there_is_no_attention(name: str) -> None:
 
 
 def spec_of(name: str) -> Any:
-    return explain(MATCH[name]()).sites[0].spec
+    return explain(ALL[name]()).sites[0].spec
 
 
 def test_recovers_the_meaning() -> None:

@@ -89,20 +89,22 @@ class Samples:
 
 
 def _module_flags(
-    folder: Path, vmfb: Path, inputs: Sequence[Array], function: str, device: str, threads: int | None
+    folder: Path, vmfb: Path, inputs: Sequence[Array | Path], function: str, device: str, threads: int | None
 ) -> list[str]:
     flags = [f"--module={vmfb}", f"--device={device}", f"--function={function}"]
     if threads is not None:
         flags.append(f"--task_topology_max_group_count={threads}")
     for i, array in enumerate(inputs):
-        np.save(folder / f"{i}.npy", array)
-        flags.append(f"--input=@{folder / f'{i}.npy'}")
+        path = array if isinstance(array, Path) else folder / f"{i}.npy"
+        if not isinstance(array, Path):
+            np.save(path, array)
+        flags.append(f"--input=@{path}")
     return flags
 
 
 def benchmark_module(
     vmfb: Path,
-    inputs: Sequence[Array],
+    inputs: Sequence[Array | Path],
     *,
     function: str = "main_graph",
     device: str = "local-task",
@@ -112,7 +114,8 @@ def benchmark_module(
     timeout_s: float = 600,
     memory_bytes: int = 16 << 30,
 ) -> Samples:
-    """Times `repetitions` calls with iree-benchmark-module, after one that is not counted. Raises RunError."""
+    """Times `repetitions` calls with iree-benchmark-module, after one that is not counted. Inputs are arrays or .npy files.
+    Raises RunError."""
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
         out = Path(tmp) / "out.json"
         command = [
@@ -133,7 +136,7 @@ def benchmark_module(
 
 def run_module(
     vmfb: Path,
-    inputs: Sequence[Array],
+    inputs: Sequence[Array | Path],
     outputs: int,
     *,
     function: str = "main_graph",

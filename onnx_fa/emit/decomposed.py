@@ -19,7 +19,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     """Scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's output."""
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
-    score = modify(b, inner, score, tensors, lambda: _positions(b, spec, q, kt))
+    score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
     p, total = _exponentials(b, spec, score, sink)
     return finish(b, spec, b.op("MatMul", p, v), total)
 
@@ -33,7 +33,7 @@ def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], st
         spec = replace(spec, masks=())
     inner, q, kt, _, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
-    score = modify(b, inner, score, tensors, lambda: _positions(b, spec, q, kt))
+    score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
     if stage == "probabilities":
         p, total = _exponentials(b, spec, score, sink)
         one = b.const(np.asarray(1, NUMPY[compute_type(spec)]))
@@ -117,7 +117,7 @@ def transpose(b: OnnxBuilder, x: ir.Value, perm: tuple[int, ...]) -> ir.Value:
     return x if perm == tuple(range(len(perm))) else b.op("Transpose", x, perm=perm)
 
 
-def _positions(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value, kt: ir.Value) -> Positions:
+def positions(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value, kt: ir.Value) -> Positions:
     zero, one = b.const(np.asarray(0, np.int64)), b.const(np.asarray(1, np.int64))
 
     def size(dim: int | str, x: ir.Value, axis: int) -> ir.Value:

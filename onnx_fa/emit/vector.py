@@ -50,7 +50,7 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
             return VectorConfig(t["W"], t["BM"], t["BK"] // keys, t["RI"], min(t["RN"], spec.Dv), t["U"])
 
         def fits(t: Tiles, keys: int = keys) -> bool:
-            if t["W"] != lanes or (t["BK"] // keys) % t["RI"]:
+            if t["W"] != lanes or (t["BK"] // keys) % t["RI"] or (mask_tiles(folded) and (t["BK"] // keys) % lanes):
                 return False
             return stack_bytes(folded, config(t, keys)) <= STACK_BYTES
 

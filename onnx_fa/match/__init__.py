@@ -46,7 +46,7 @@ from onnx_fa.match.types import (
     Term,
     Weighting,
 )
-from onnx_fa.match.walk import apply_drops, parse_score, reciprocal_of, walk_after, walk_tail
+from onnx_fa.match.walk import apply_drops, parse_score, reader_elsewhere, reciprocal_of, walk_after, walk_tail
 from onnx_fa.report import Miss
 
 
@@ -86,10 +86,19 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
 
 def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> list[Match]:
     """One match for every matmul with V that reads the probabilities: all or none."""
-    return [_match_behind(view, anchor, label, patterns, b) for b in walk_after(view, anchor, patterns)]
+    found = [_match_behind(view, anchor, label, patterns, b) for b in walk_after(view, anchor, patterns)]
+    outputs = [match.output for match, _ in found]
+    for _, qk in found:
+        reader = reader_elsewhere(view, qk, outputs)
+        if reader is not None:
+            raise NoMatch("the scores are used for something else too, and would be computed twice", reader)
+    return [match for match, _ in found]
 
 
-def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind) -> Match:
+def _match_behind(
+    view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind
+) -> tuple[Match, ir.Node]:
+    """The match and the product of Q and K."""
     output, guard, sink = walk_tail(view, anchor, behind, patterns)
     if sink is not None and behind.steps:
         raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.weighting.product.node)
@@ -98,16 +107,16 @@ def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     failure: NoMatch | None = None
     for inner, qk in parse_score(view, anchor.score, patterns):
         try:
-            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard))
+            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard), anchor.score)
             site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
-            return build_match(
+            match = build_match(
                 view,
                 patterns.mask,
                 name=label,
                 op=anchor.op,
                 dtype=dtype,
                 operands=site.operands,
-                steps=placed_steps(view, patterns, site, steps),
+                steps=placed_steps(view, patterns, site, steps, dtype),
                 guard=guarded,
                 output=output,
                 anchor=anchor.node,
@@ -115,6 +124,7 @@ def _match_behind(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
                 v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
                 sink=placed_at_softmax(site, sink),
             )
+            return match, qk.node
         except NoMatch as e:
             failure = failure or e
     assert failure is not None

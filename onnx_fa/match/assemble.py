@@ -131,6 +131,10 @@ def build_match(
     return Match(name, op, form, spec, value_operands, out_value, anchor, wrap, presents)
 
 
+_LEAST_FILL = -1e4
+"""What masked scores must become at most."""
+
+
 def _numpy_types() -> dict[str, type]:
     import ml_dtypes
 
@@ -153,7 +157,7 @@ def _onto_q(
             continue
         (term,) = mask(view, Map(("tensor", 0), (step.value,)), (*shape[:-1], 1), dtype)
         (arg,), (operand,) = term_tensors(term.term), term.operands
-        if arg.dtype != dtype:  # the score was widened before
+        if arg.dtype != dtype or dtype == "f16":  # the score was widened before, or Q might overflow
             rest.append(step)
             continue
         value = Call("Div" if step.divide else "Mul", (q.value, _laid_out(operand, arg.shape, q.layout)))
@@ -173,6 +177,8 @@ def _onto_v(
             raise NoMatch("a factor on the probabilities differs between heads that share V", at)
         if arg.dtype != dtype:
             raise NoMatch("a factor on the probabilities and V have different element types", at)
+        if dtype == "f16":
+            raise NoMatch("V times a factor on the probabilities might overflow in f16", at)
         rank = len(arg.shape)
         if rank == 1:
             operand, dims = Call("Unsqueeze", (operand, Const(np.asarray([1], np.int64)))), (arg.shape[0], 1)
@@ -295,7 +301,10 @@ def _kind(value: Expr) -> Kind:
 
 def _scalable(term: Term, factor: float) -> bool:
     """Whether scaling the score before this term, and the term with it, is the same as scaling behind it."""
-    return factor > 0 and not isinstance(term.term, Elementwise)
+    t = term.term
+    if isinstance(t, (BoolMask, Causal, SlidingWindow)) and t.fill * factor > _LEAST_FILL:
+        return False  # it would no longer be a mask
+    return factor > 0 and not isinstance(t, Elementwise)
 
 
 def _tighten(terms: list[Term]) -> list[Term]:

@@ -282,6 +282,15 @@ class Patterns:
     after: Sequence[AfterLayer]
     product: Callable[[GraphView, ir.Value], Product | None]
     """The contraction that makes a value."""
+    joined_score: Callable[
+        [GraphView, ir.Value, Callable[[ir.Value], Sequence[tuple[tuple[Step, ...], Product]]]],
+        tuple[tuple[Step, ...], Product] | None,
+    ]
+    """The reading of a score that is made of parts along the keys, given the reader of the parts."""
+    joined_values: Callable[
+        [GraphView, ir.Value, Sequence[ir.Node], Callable[[GraphView, ir.Value], Product | None]], Product | None
+    ]
+    """The product of the probabilities with V in parts along the keys."""
     operand: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], list[OperandChoice]]
     """(view, q, k or v, its axes, the canonical dims) -> readings, the shallowest first."""
     place: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], Expr]

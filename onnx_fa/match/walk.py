@@ -65,15 +65,44 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
         if after is not None:
             state = _with(state, after)
             continue
+        joined = patterns.joined_values(view, prob, users, patterns.product)
+        if joined is not None:
+            return [_before_product(anchor, state, joined)]
+        _name_combined(view, users)
         if len(users) > 1:
             return _branches(view, anchor, patterns, state, users)
         return [_at_product(view, anchor, patterns, state, users[0])]
+
+
+def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
+    """Raises NoMatch for the weighted difference of two softmaxes, which the spec has no word for."""
+    for user in users:
+        for value in (user.outputs[0], *(u.outputs[0] for u in view.users(user.outputs[0]))):
+            node = view.producer(value, "Sub", "Add")
+            if (
+                node is not None
+                and user.op_type in ("Sub", "Add", "Mul")
+                and all(_from_softmax(i) for i in node.inputs)
+            ):
+                raise NoMatch("the probabilities of two softmaxes are combined (differential attention)", node)
+
+
+def _from_softmax(value: ir.Value | None) -> bool:
+    node = value.producer() if value is not None else None
+    if node is not None and node.op_type == "Mul":
+        return any(i is not None and _from_softmax(i) for i in node.inputs)
+    return node is not None and node.op_type == "Softmax"
 
 
 def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, node: ir.Node) -> Behind:
     pv = patterns.product(view, node.outputs[0])
     if pv is None:
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+    return _before_product(anchor, state, pv)
+
+
+def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
+    node = pv.node
     sides = [i for i, x in enumerate(pv.operands) if x is state.prob]
     if len(sides) != 1:
         raise NoMatch("the probabilities are multiplied by themselves", node)
@@ -129,7 +158,7 @@ def _with(state: _State, after: After) -> _State:
     )
 
 
-def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guard]:
+def apply_drops(steps: Sequence[Step], behind: Behind, score: ir.Value) -> tuple[list[Step], Guard]:
     """The steps and the guard once probabilities of masked keys are also set to zero behind the softmax.
 
     Behind the same mask on the score that is exact: a masked key's probability is zero already, unless its whole row is
@@ -147,7 +176,8 @@ def apply_drops(steps: Sequence[Step], behind: Behind) -> tuple[list[Step], Guar
             "probabilities are set to zero by a mask that the score does not have as its only mask",
             behind.weighting.product.node,
         )
-    if mask.fill > -6e4:
+    half = score.dtype == ir.DataType.FLOAT16
+    if mask.fill > (-6e4 if half else -1e37):
         raise NoMatch(
             f"masked scores become {mask.fill:g}, so a masked key may have a probability", behind.weighting.product.node
         )
@@ -274,6 +304,9 @@ class _Parser:
             return [((Scale(qk.factor),) if qk.factor != 1.0 else (), qk)]
         if depth > _MAX_LAYERS:
             return self._fail(NoMatch(f"more than {_MAX_LAYERS} layers between the matmul and the softmax"))
+        joined = self.patterns.joined_score(self.view, value, lambda part: self.read(part, depth + 1))
+        if joined is not None:
+            return [joined]
         found: list[Reading] = []
         tried = False
         for layer in self.patterns.score:
@@ -285,7 +318,10 @@ class _Parser:
                     self._fail(e)
                     continue
                 for steps, qk in self.read(peel.inner, depth + 1):
-                    if len(found) < _MAX_SOLUTIONS and not self._needs(peel, qk.node):
+                    if self._needs(peel, qk.node):
+                        why = "reads a value that is itself computed from the scores, such as a top-k threshold"
+                        self._fail(NoMatch(f"a {self._name(value)} before the softmax {why}", value.producer()))
+                    elif len(found) < _MAX_SOLUTIONS:
                         found.append(((*steps, peel.step), qk))
         node = value.producer()
         if not tried and node is None:
@@ -298,6 +334,10 @@ class _Parser:
     def _needs(self, peel: Peel, qk: ir.Node) -> bool:
         """Whether an operand of the layer is itself computed from the score: then it is no mask or bias."""
         return any(self.view.depends(v, qk) for v in operands_of(peel.step))
+
+    def _name(self, value: ir.Value) -> str:
+        node = value.producer()
+        return node.op_type if node is not None else "value"
 
     def _fail(self, reason: NoMatch) -> list[Reading]:
         self.failure = self.failure or reason
@@ -331,7 +371,50 @@ def parse_score(view: GraphView, value: ir.Value, patterns: Patterns) -> list[Re
         return found
     if parser.failure is not None:
         raise parser.failure
-    raise NoMatch("every mask, bias or factor on the score is itself computed from the score", value.producer())
+    raise NoMatch("no layer leads from the softmax to a matmul of Q and K", value.producer())
+
+
+_FAR = 100
+"""So many nodes away from the scores, they are taken to be used for something else."""
+
+
+def reader_elsewhere(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> ir.Node | None:
+    """A node that reads the scores, or what is made of them, for something else than the sites with these outputs or another
+    softmax. With such a reader the scores would be computed twice, and once as a whole."""
+    inside = {qk}
+    stack = [p for o in outputs if (p := o.producer()) is not None]
+    while stack:
+        node = stack.pop()
+        if node in inside:
+            continue
+        inside.add(node)
+        stack += [p for i in node.inputs if i is not None and view.depends(i, qk) and (p := i.producer()) is not None]
+    for node in inside:
+        for value in node.outputs:
+            if value in outputs:
+                continue
+            if value.is_graph_output():
+                return node
+            for user in view.users(value):
+                if user not in inside and _is_for_something_else(view, user):
+                    return user
+    return None
+
+
+def _is_for_something_else(view: GraphView, node: ir.Node) -> bool:
+    """Whether a node leads to a graph output, or far away, without another softmax between."""
+    seen, stack = {node}, [node]
+    while stack:
+        node = stack.pop()
+        if node.op_type in ("Softmax", "LogSoftmax", "Exp"):
+            continue
+        for value in node.outputs:
+            if value.is_graph_output() or len(seen) > _FAR:
+                return True
+            new = [u for u in view.users(value) if u not in seen]
+            seen.update(new)
+            stack += new
+    return False
 
 
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod", "Sum", "PRelu")

@@ -1,0 +1,487 @@
+"""Single attentions, one by one: stock IREE with its best flags, onnx_fa, onnxruntime and torch, in one run, interleaved.
+
+    python -m onnx_fa.attention_bench --out PREFIX [--quick] [--case NAME ...] [--threads N] [--rounds N] [--fresh]
+
+Every case of the table in `cases.py` becomes a plain ONNX model (`emit/plain.py`), which stock IREE, onnx_fa and onnxruntime
+take, and PyTorch calls (`torch_sdpa.py`). Numbers are compared with the float64 reference before anything is timed. A finished case
+is kept in PREFIX.partial until the files are written, so that the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import io as text_io
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from onnx_fa import cases, io
+from onnx_fa.accuracy import Expected, expect
+from onnx_fa.backend.compile import compile_model
+from onnx_fa.backend.run import benchmark_module, run_module
+from onnx_fa.benchmark import (
+    ORT,
+    OURS,
+    STOCK,
+    STOCK_FLAGS,
+    TORCH,
+    Contestant,
+    Worker,
+    WorkerRun,
+    compile_stock,
+    function_of,
+    play_rounds,
+    stock_import,
+    without_log,
+)
+from onnx_fa.cases import Case, draw_operands
+from onnx_fa.emit.plain import input_names, plain_model
+from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError, RunError
+from onnx_fa.files import check_writable, scratch_folder, write_whole
+from onnx_fa.machine import machine_facts
+from onnx_fa.plot import COLUMNS, COPY, plot
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.table import markdown_table, text_table
+from onnx_fa.target import Target, parse_target
+
+TRIED = "stock IREE (tried)"
+"""Flags of stock IREE that were slower than its best in a first look; they are in the JSON only."""
+COPY_BYTES = 256 << 20
+"""What the copy beside every decode case copies: more than any cache holds."""
+OTHERS_TOLERANCE = 1e-4
+"""Relative error (2-norm) above which another contestant counts as wrong; ours has to meet accuracy.TOLERANCE."""
+CHECKED_SCORES = 1 << 25
+"""Bound on the float64 scores that the check of a case computes: longer attentions are checked on some of their rows."""
+METHOD = (
+    "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; all checked against float64 first; "
+    "memory is what a call needs beyond inputs and outputs"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: in each round as many calls as fit in `budget_ms`, from 1 to `most_calls`; what takes more than
+    `slow_ms` a call has `slow_rounds`."""
+
+    rounds: int = 4
+    threads: int = 2
+    budget_ms: float = 200
+    most_calls: int = 15
+    slow_ms: float = 600
+    slow_rounds: int = 2
+    timeout_s: float = 600
+    memory_bytes: int = 16 << 30
+
+    def calls(self, ms: float) -> int:
+        return max(1, min(self.most_calls, int(self.budget_ms / max(ms, 1e-3))))
+
+
+QUICK = Plan(rounds=2, budget_ms=40, most_calls=3, slow_rounds=1)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What was measured of a case. `read_bytes` are those of K and V."""
+
+    name: str
+    title: str
+    decode: bool
+    read_bytes: int
+    contestants: tuple[Contestant, ...]
+    seconds: float
+
+    def median(self, what: str) -> float | None:
+        """Of the contestant of that name, in ms."""
+        times = [c.median_ms for c in self.contestants if c.what == what and not c.problem]
+        return next((t for t in times if t is not None), None)
+
+    @property
+    def best_other(self) -> float | None:
+        """The faster of onnxruntime and torch."""
+        return min((t for t in (self.median(ORT), self.median(TORCH)) if t is not None), default=None)
+
+    def of_bandwidth(self, what: str) -> float | None:
+        """For decode: bytes of K and V per time, over the bytes per time of a copy, which reads and writes."""
+        ms, copy = self.median(what), self.median(COPY)
+        if not self.decode or ms is None or copy is None:
+            return None
+        return (self.read_bytes / ms) / (2 * COPY_BYTES / copy)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "contestants": [vars(c) for c in self.contestants]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CaseResult:
+        listed = [
+            Contestant(**{**c, "samples": [(int(r), float(ms)) for r, ms in c["samples"]]}) for c in data["contestants"]
+        ]
+        return cls(**{**data, "contestants": tuple(listed)})
+
+
+def expected_seconds(case: Case, plan: Plan) -> float:
+    """A guess of how long a case takes, from the machine of docs/performance.md: 150 GFLOP/s, stock IREE a third of it, 2 s to
+    start torch."""
+    spec = case.bound()[0]
+    sizes = [d for d in (*spec.batch, spec.Hq, spec.Sq, spec.Skv) if isinstance(d, int)]
+    gflop = 2e-9 * math.prod(sizes) * (spec.D + spec.Dv)
+    data_gb = sum(_bytes(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)) / 1e9
+    fast, slow = gflop / 150 + data_gb / 20, gflop / 50 + data_gb / 10
+    fixed = 9 + 12 * data_gb + 60e-9 * min(math.prod(sizes), CHECKED_SCORES)
+    calls = plan.calls(slow * 1e3)
+    tried = len(STOCK_FLAGS) * (2 + (calls > 1) * (1 + min(3, calls))) * slow
+    rounds = plan.slow_rounds if slow * 1e3 > plan.slow_ms else plan.rounds
+    each = sum(0.6 + data_gb + (1 + plan.calls(t * 1e3)) * t for t in (fast, fast, fast, slow))
+    return fixed + tried + rounds * each
+
+
+def _bytes(shape: Sequence[int | str], dtype: str) -> int:
+    return math.prod(d for d in shape if isinstance(d, int)) * int(np.dtype(cases.DTYPES[dtype]).itemsize)
+
+
+class CaseBench:
+    """One case, from its model to its samples. `base_bytes` is the peak of an IREE program that computes next to nothing."""
+
+    def __init__(
+        self, case: Case, target: Target, plan: Plan, folder: Path, base_bytes: int, note: Callable[[str], None]
+    ):
+        self.case, self.target, self.plan, self.folder, self.base_bytes = case, target, plan, folder, base_bytes
+        self.note = note
+        self.spec: AttentionSpec = case.bound()[0]
+        self.model = folder / "model.onnx"
+        self.inputs = folder / "inputs"
+        self.paths = [self.inputs / f"{n}.npy" for n in input_names(self.spec)]
+        self.io_bytes = 0
+        self.read_bytes = 0
+
+    def run(self) -> CaseResult:
+        """A contestant that cannot be built, run, or is wrong, keeps its place with the reason."""
+        start = time.monotonic()
+        expected = self._prepare()
+        stock, tried = self._stock(expected)
+        field_ = [stock, self._ours(expected)]
+        field_.append(self._worker(ORT, "onnxruntime", str(self.model), expected))
+        if find_spec("torch"):
+            spec = self.folder / "spec.json"
+            spec.write_text(json.dumps(self.spec.to_dict()))
+            field_.append(self._worker(TORCH, "torch", str(spec), expected))
+        decode = "decode" in self.case.tags
+        if decode:
+            field_.append(self._copy())
+        slow = any(c.first_ms > self.plan.slow_ms for c, _ in field_)
+        play_rounds(
+            [(c, self._timed(c, run)) for c, run in field_],
+            self.plan.slow_rounds if slow else self.plan.rounds,
+            lambda m: self.note(f"{self.case.name}: {m}"),
+        )
+        contestants = (*(c for c, _ in field_), *tried)
+        seconds = time.monotonic() - start
+        return CaseResult(self.case.name, self.case.title, decode, self.read_bytes, contestants, seconds)
+
+    def _timed(
+        self, c: Contestant, run: Callable[[int], tuple[Sequence[float], int]]
+    ) -> Callable[[], tuple[Sequence[float], int]]:
+        return lambda: run(self.plan.calls(c.first_ms))
+
+    def _prepare(self) -> Expected:
+        """Writes model and inputs. Returns what is right."""
+        self.note(f"{self.case.name}: reference")
+        io.save(plain_model(self.spec), self.model)
+        operands = draw_operands(self.spec, 0)
+        self.inputs.mkdir()
+        for path, x in zip(self.paths, operands, strict=True):
+            np.save(path, x)
+        self.read_bytes = sum(x.nbytes for x in operands[1:3])
+        self.io_bytes = sum(x.nbytes for x in operands) + _bytes(self.spec.out_shape, self.spec.dtype)
+        return expect(self.spec, operands, budget=CHECKED_SCORES)
+
+    def _options(self, vmfb: Path) -> dict[str, Any]:
+        limits = {"timeout_s": self.plan.timeout_s, "memory_bytes": self.plan.memory_bytes}
+        return {"function": function_of(vmfb), "device": self.target.device, "threads": self.plan.threads, **limits}
+
+    def _check_module(self, c: Contestant, vmfb: Path, expected: Expected, tolerance: float | None) -> None:
+        """Fills in error, memory and problem of a compiled module."""
+        try:
+            (result,), peak = run_module(vmfb, self.paths, 1, **self._options(vmfb))
+        except RunError as e:
+            c.problem = str(e)
+            return
+        c.peak_bytes, c.extra_bytes = peak, max(0, peak - self.base_bytes - self.io_bytes)
+        _judge(c, expected, result, tolerance)
+
+    def _module_run(self, vmfb: Path) -> Callable[[int], tuple[Sequence[float], int]]:
+        def run(calls: int) -> tuple[Sequence[float], int]:
+            done = benchmark_module(vmfb, self.paths, repetitions=calls, **self._options(vmfb))
+            return done.ms, done.peak_bytes
+
+        return run
+
+    def _stock(self, expected: Expected) -> tuple[tuple[Contestant, _Run], list[Contestant]]:
+        """The fastest flags with right numbers, and the others."""
+        self.note(f"{self.case.name}: {STOCK}")
+        imported = stock_import(self.model, self.folder)
+        if isinstance(imported, str):
+            return (Contestant(STOCK, problem=imported), _never), []
+        tried: list[tuple[Contestant, Path]] = []
+        for n, flags in enumerate(STOCK_FLAGS):
+            c, vmfb = Contestant(TRIED, " ".join(flags) or "defaults"), self.folder / f"stock{n}.vmfb"
+            self.note(f"{self.case.name}: {STOCK} {c.flags}")
+            start = time.monotonic()
+            try:
+                settings = {"flags": flags, "timeout_s": self.plan.timeout_s}
+                compile_stock(imported, self.target, settings, vmfb)
+                c.compile_s = time.monotonic() - start
+                (first,), _ = self._module_run(vmfb)(1)
+                calls = min(3, self.plan.calls(first))
+                again = self._module_run(vmfb)(calls)[0] if calls > 1 else []
+                c.samples = [(0, first), *((0, ms) for ms in again)]
+                c.first_ms = float(c.median_ms or 0)
+            except (CompileError, RunError) as e:
+                c.problem = without_log(str(e))
+            tried.append((c, vmfb))
+        ran = sorted((t for t in tried if not t[0].problem), key=lambda t: t[0].first_ms)
+        for c, vmfb in ran:
+            self._check_module(c, vmfb, expected, OTHERS_TOLERANCE)
+            if not c.problem:
+                best = dataclasses.replace(c, what=STOCK, samples=[])
+                return (best, self._module_run(vmfb)), [t[0] for t in tried]
+        return (Contestant(STOCK, problem=tried[0][0].problem), _never), [t[0] for t in tried]
+
+    def _ours(self, expected: Expected) -> tuple[Contestant, _Run]:
+        self.note(f"{self.case.name}: {OURS}")
+        c, vmfb = Contestant(OURS), self.folder / "ours.vmfb"
+        try:
+            done = compile_model(self.model, vmfb, self.target)
+        except CompileError as e:
+            return Contestant(OURS, problem=without_log(str(e))), _never
+        c.compile_s = done.seconds
+        fused = sum(s.fused is True for s in done.sites)
+        bodies = ", ".join(dict.fromkeys(str((s.tiles or {}).get("body", "?")) for s in done.sites))
+        c.flags = f"{fused} of {len(done.sites)} sites fused ({bodies})"
+        c.flags += "".join(f"; left alone: {m.reason}" for m in done.misses)
+        self._check_module(c, vmfb, expected, None)
+        if not c.problem:
+            c.first_ms = float(self._module_run(vmfb)(1)[0][0])
+        return c, self._module_run(vmfb)
+
+    def _worker(self, what: str, kind: str, argument: str, expected: Expected) -> tuple[Contestant, _Run]:
+        self.note(f"{self.case.name}: {what}")
+        c = Contestant(what)
+        worker = self._start(kind, argument)
+        path = self.folder / f"{kind}.out.npz"
+        try:
+            done: WorkerRun = worker.start(1, path)
+        except RunError as e:
+            c.problem = str(e)
+            return c, _never
+        c.peak_bytes, c.extra_bytes, c.flags, c.first_ms = done.peak_bytes, done.extra_bytes, done.how, done.ms[0]
+        with np.load(path) as archive:
+            _judge(c, expected, archive[archive.files[0]], OTHERS_TOLERANCE)
+        return c, worker.timed
+
+    def _copy(self) -> tuple[Contestant, _Run]:
+        worker = self._start("copy", str(COPY_BYTES))
+        c = Contestant(COPY, f"{COPY_BYTES >> 20} MiB")
+        c.first_ms = worker.start(1).ms[0]
+        return c, worker.timed
+
+    def _start(self, kind: str, argument: str) -> Worker:
+        return Worker(kind, argument, self.inputs, self.plan.threads, self.plan.timeout_s, self.plan.memory_bytes)
+
+
+_Run = Callable[[int], tuple[Sequence[float], int]]
+
+
+def _never(calls: int) -> tuple[Sequence[float], int]:
+    raise AssertionError("a contestant with a problem is not run")
+
+
+def _judge(c: Contestant, expected: Expected, result: Any, tolerance: float | None) -> None:
+    """Sets the error, and the problem where it is too large (`tolerance` None: what the kernel's element type allows)."""
+    seen = expected.compare(result)
+    c.error = seen.error
+    if seen.problem and (tolerance is None or not seen.error <= tolerance):
+        c.problem = f"wrong numbers: {seen.problem}"
+
+
+def base_memory(target: Target, plan: Plan) -> int:
+    """Peak resident bytes of an IREE program with a tiny attention in it."""
+    with scratch_folder() as folder:
+        tiny = CaseBench(cases.case("tiny", Sq=8, Skv=8, D=4, Dv=4), target, plan, folder, 0, lambda m: None)
+        tiny._prepare()
+        done = compile_model(tiny.model, folder / "tiny.vmfb", target)
+        return run_module(done.output, tiny.paths, 1, **tiny._options(done.output))[1] - tiny.io_bytes
+
+
+def bench_attention(
+    wanted: Sequence[Case],
+    prefix: Path,
+    target: Target | str = "cpu-host",
+    plan: Plan | None = None,
+    *,
+    fresh: bool = False,
+    note: Callable[[str], None] = lambda message: None,
+) -> list[CaseResult]:
+    """All cases, those that an interrupted run with the same plan, machine and versions has finished read from PREFIX.partial.
+
+    Raises OnnxFaError, and MissingDependencyError without onnxruntime.
+    """
+    plan = plan or Plan()
+    target = parse_target(target) if isinstance(target, str) else target
+    if find_spec("onnxruntime") is None:
+        raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[ort]'")
+    check_writable(f"{prefix}.csv")
+    partial = Path(f"{prefix}.partial")
+    if fresh:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(exist_ok=True)
+    facts = machine_facts(plan.threads)
+    head = {"plan": asdict(plan), "target": target.name, "cpu": facts["cpu"], "versions": facts["versions"]}
+    results: dict[str, CaseResult] = {}
+    for case in wanted:
+        found = _read_partial(partial / f"{case.name}.json", head)
+        if found:
+            results[case.name] = found
+    left = {c.name: expected_seconds(c, plan) for c in wanted if c.name not in results}
+    if results:
+        note(f"{len(results)} cases of an interrupted run are used (--fresh measures them again)")
+    note(f"{len(left)} cases, about {_minutes(sum(left.values()))}")
+    base_bytes = base_memory(target, plan) if left else 0
+    guessed = spent = 0.0
+    for case in wanted:
+        if case.name in results:
+            continue
+        with scratch_folder() as folder:
+            done = CaseBench(case, target, plan, folder, base_bytes, note).run()
+        write_whole(partial / f"{case.name}.json", json.dumps({"head": head, "result": done.to_dict()}))
+        results[case.name] = done
+        guessed, spent = guessed + left.pop(case.name), spent + done.seconds
+        note(f"{case.name}: done in {done.seconds:.0f} s, about {_minutes(sum(left.values()) * spent / guessed)} left")
+    return [results[c.name] for c in wanted]
+
+
+def _read_partial(path: Path, head: Mapping[str, Any]) -> CaseResult | None:
+    if not path.is_file():
+        return None
+    data = json.loads(path.read_text())
+    return CaseResult.from_dict(data["result"]) if data["head"] == json.loads(json.dumps(head)) else None
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+TABLE_HEAD = (
+    *("case", "onnx_fa ms", "stock IREE ms", "onnxruntime ms", "torch ms"),
+    *("to best of onnxruntime and torch", "to stock IREE", "MiB: onnx_fa", "stock", "onnxruntime", "torch"),
+    *("of copy bandwidth", "error", "remarks"),
+)
+
+
+def table_row(r: CaseResult) -> tuple[str, ...]:
+    """A row under TABLE_HEAD. Memory is beyond inputs and outputs."""
+
+    def cell(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    by = {c.what: c for c in r.contestants if c.what != TRIED}
+    order = (OURS, STOCK, ORT, TORCH)
+    ours = r.median(OURS)
+
+    def ratio(other: float | None) -> float | None:
+        return ours / other if ours is not None and other else None
+
+    extra = [by[w].extra_bytes if w in by else None for w in order]
+    remarks = [f"{w}: {by[w].problem}" for w in order if w in by and by[w].problem]
+    remarks += [by[w].flags for w in (OURS, TORCH) if w in by and not by[w].problem and by[w].flags]
+    return (
+        r.title,
+        *(cell(r.median(w), ".2f") for w in order),
+        cell(ratio(r.best_other), ".2f"),
+        cell(ratio(r.median(STOCK)), ".2f"),
+        *(cell(None if b is None else b / 2**20, ".1f") for b in extra),
+        cell(r.of_bandwidth(OURS), ".0%"),
+        cell(by[OURS].error, ".1e"),
+        "; ".join(remarks),
+    )
+
+
+def write_results(results: Sequence[CaseResult], prefix: Path, plan: Plan, *, with_plot: bool = True) -> list[Path]:
+    """Raw samples as CSV, everything as JSON, the table as Markdown, bars as PNG. Raises OnnxFaError."""
+    facts = machine_facts(plan.threads) | {"method": METHOD}
+    paths = [Path(f"{prefix}.{end}") for end in ("csv", "json", "md", "png")]
+    out = text_io.StringIO()
+    out.write(f"# {facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, {facts['date']}\n")
+    out.write(f"# {' '.join(f'{k} {v}' for k, v in facts['versions'].items())}\n")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for r in results:
+        for c in (c for c in r.contestants if c.what != TRIED):
+            writer.writerows((r.title, c.what, c.flags, n, f"{ms:.6f}") for n, ms in c.samples)
+    write_whole(paths[0], out.getvalue())
+    write_whole(paths[1], json.dumps({"machine": facts, "cases": [r.to_dict() for r in results]}, indent=1) + "\n")
+    table = markdown_table(TABLE_HEAD, [table_row(r) for r in results])
+    ratios = [o / b for r in results if (o := r.median(OURS)) is not None and (b := r.best_other)]
+    summary = f"Median ratio to the best of onnxruntime and torch: {median(ratios):.2f}. " if ratios else ""
+    where = f"{facts['cpu']}, {facts['threads']} threads, {facts['date']}"
+    write_whole(paths[2], f"{table}\n\n{summary}{where}; {METHOD}\n")
+    if with_plot:
+        plot(paths[0], paths[3])
+    return paths if with_plot else paths[:3]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command of scripts/bench_attention.sh. Returns 1 where onnx_fa was wrong or did not run, 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="bench_attention.sh", description=main.__doc__)
+    parser.add_argument("--out", default="benchmarks/attention", metavar="PREFIX")
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="one of onnx_fa/cases.py; repeatable"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few small cases, few calls (to another PREFIX)")
+    parser.add_argument("--all-quick", action="store_true", help="all cases, few calls")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--target", default="cpu-host")
+    parser.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
+    parser.add_argument("--no-plot", action="store_true")
+    args = parser.parse_args(argv)
+    if args.threads < 1 or args.rounds < 0:
+        parser.error("--threads and --rounds must be at least 1")
+    plan = dataclasses.replace(QUICK if args.quick or args.all_quick else Plan(), threads=args.threads)
+    if args.rounds:
+        plan = dataclasses.replace(plan, rounds=args.rounds, slow_rounds=min(args.rounds, plan.slow_rounds))
+    prefix = Path(f"{args.out}-quick" if args.quick or args.all_quick else args.out)
+    tag = "quick" if args.quick else "table"
+    try:
+        wanted = [cases.find(n) for n in args.case] or [c for c in cases.CASES if {tag, "table"} <= c.tags]
+        results = bench_attention(wanted, prefix, args.target, plan, fresh=args.fresh, note=_say)
+        written = write_results(results, prefix, plan, with_plot=not args.no_plot)
+    except OnnxFaError as e:
+        print(f"bench_attention: error: {' '.join(str(e).split())}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        print("bench_attention: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    shutil.rmtree(f"{prefix}.partial")
+    print(text_table(TABLE_HEAD, [table_row(r) for r in results]))
+    print("wrote " + ", ".join(map(str, written)))
+    return 1 if any(c.what == OURS and c.problem for r in results for c in r.contestants) else 0
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

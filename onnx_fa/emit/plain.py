@@ -1,0 +1,68 @@
+"""A spec as a model of its own, spelled as exporters do: MatMul, score, Softmax, MatMul. For benchmarks and tests, not a form."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_fa.emit.decomposed import canonical_operands, positions, transpose
+from onnx_fa.emit.groups import is_grouped, join_heads
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.emit.score import cast, compute_type, modify
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.normalize import infer_shapes
+from onnx_fa.spec import AttentionSpec, Dim
+
+OPSET = 18
+_TYPES = {
+    "f64": ir.DataType.DOUBLE,
+    "f32": ir.DataType.FLOAT,
+    "f16": ir.DataType.FLOAT16,
+    "bf16": ir.DataType.BFLOAT16,
+    "bool": ir.DataType.BOOL,
+    "i32": ir.DataType.INT32,
+    "i64": ir.DataType.INT64,
+}
+
+
+def input_names(spec: AttentionSpec) -> list[str]:
+    """q, k, v, then t0, t1, ... for the tensors of mask terms, then sink."""
+    tensors = [f"t{i}" for i in range(len(spec.tensors))]
+    return ["q", "k", "v", *tensors, *["sink"] * (spec.sink is not None)]
+
+
+def plain_model(spec: AttentionSpec) -> ir.Model:
+    """The model: inputs as `input_names` says, one output `out`. Index masks are computed from Range, as no mask is given.
+
+    Raises UnsupportedError where a plain softmax does not mean what the spec says of rows without a key.
+    """
+    if spec.empty_row in ("zero", "guarded"):
+        raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
+    names = input_names(spec)
+    inputs = [_value(n, s, d) for n, s, d in zip(names, spec.operand_shapes, spec.operand_dtypes, strict=True)]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name="attention")
+    b = OnnxBuilder(graph, OPSET, "attention", set(names), {})
+    inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)
+    score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
+    if sink is None:
+        p = b.op("Softmax", score, axis=-1)
+    else:
+        column = b.op("Expand", sink, b.op("Shape", b.reduce_max(score)))
+        joined = b.op("Softmax", b.op("Concat", score, column, axis=-1), axis=-1)
+        p = b.op("Slice", joined, b.ints(0), b.ints(-1), b.ints(-1))
+    out = b.op("MatMul", p, v)
+    if is_grouped(spec):
+        out = join_heads(b, spec, out)
+    if compute_type(spec) != spec.dtype:
+        out = cast(b, out, spec.dtype)
+    out = transpose(b, out, spec.o_layout)
+    graph.extend(b.nodes)
+    out.name = "out"
+    out.type, out.shape = ir.TensorType(_TYPES[spec.dtype]), ir.Shape(spec.out_shape)
+    graph.outputs.append(out)
+    model = ir.Model(graph, ir_version=9)
+    infer_shapes(model)
+    return model
+
+
+def _value(name: str, shape: tuple[Dim, ...], dtype: str) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(_TYPES[dtype]), shape=ir.Shape(shape))

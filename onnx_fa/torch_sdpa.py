@@ -1,0 +1,98 @@
+"""A spec in PyTorch, as its users would write it: `scaled_dot_product_attention` with `is_causal`, with a mask made beforehand,
+with `enable_gqa`; plain ops where it cannot say the score function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from onnx_fa.emit.plain import input_names
+from onnx_fa.reference import masked
+from onnx_fa.spec import AttentionSpec, Causal, Elementwise, inverse
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchAttention:
+    """`call` computes the output from tensors made beforehand; `how` says with what; `mask_bytes` is what the mask takes."""
+
+    call: Callable[[], Any]
+    how: str
+    mask_bytes: int
+
+
+def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any]) -> TorchAttention:
+    """The attention of `arrays` (named as in `input_names`). The spec has no symbols and no sink."""
+    names = input_names(spec)
+    layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
+    q, k, v = (torch.from_numpy(arrays[n]).permute(inverse(p)) for n, p in zip(names, layouts, strict=False))
+    tensors = [arrays[n] for n in names[3:]]
+    gqa = spec.group > 1
+    words = ["enable_gqa"] * gqa
+    if spec.mods or not _is_bias(spec, tensors):
+        return _eager(spec, q, k, v, tensors)
+    kept = _without_idle_causal(spec)
+    causal = kept.masks == (Causal(),) or (kept.masks == (Causal("end"),) and spec.Sq == spec.Skv)
+    mask = None if causal or not kept.masks else torch.from_numpy(bias(kept, tensors)).contiguous()
+    if causal:
+        words.insert(0, "is_causal")
+    elif mask is not None:
+        words.insert(0, f"{'boolean' if mask.dtype == torch.bool else 'float'} attn_mask")
+
+    def call() -> Any:
+        with torch.inference_mode():
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=gqa
+            )
+            return out.permute(spec.o_layout)
+
+    size = 0 if mask is None else mask.numel() * mask.element_size()
+    return TorchAttention(call, ", ".join(["SDPA", *words]), size)
+
+
+def bias(spec: AttentionSpec, tensors: list[Any]) -> Any:
+    """What the masks add to a score, of the least shape that broadcasts: booleans where that is only 0 and -inf."""
+    lead = np.broadcast_shapes((1,), *(t.shape[:-2] for t in tensors))
+    values = masked(spec, np.zeros((*lead, spec.Sq, spec.Skv)), *tensors)
+    keep = ~np.isneginf(values)
+    return keep if not np.any(values[keep]) else values.astype(np.float32)
+
+
+def _is_bias(spec: AttentionSpec, tensors: list[Any]) -> bool:
+    """Whether the masks only add something to the score or drop it: for score expressions, seen at two scores."""
+    if not any(isinstance(m, Elementwise) for m in spec.masks):
+        return True
+    lead = np.broadcast_shapes((1,), *(t.shape[:-2] for t in tensors))
+    shape = (*lead, spec.Sq, spec.Skv)
+    with np.errstate(invalid="ignore"):
+        difference = masked(spec, np.ones(shape), *tensors) - masked(spec, np.zeros(shape), *tensors)
+    return bool(np.all(np.isnan(difference) | (np.abs(difference - 1) < 1e-6)))
+
+
+def _without_idle_causal(spec: AttentionSpec) -> AttentionSpec:
+    """A single query at the end of the keys sees all of them."""
+    masks = tuple(m for m in spec.masks if not (spec.Sq == 1 and m == Causal("end")))
+    return dataclasses.replace(spec, masks=masks)
+
+
+def _eager(spec: AttentionSpec, q: Any, k: Any, v: Any, tensors: list[Any]) -> TorchAttention:
+    """Softcaps and index or tensor masks in plain ops."""
+    plain = dataclasses.replace(spec, mods=())
+    mask = torch.from_numpy(bias(plain, tensors)).contiguous() if spec.masks else None
+    added = mask if mask is None or mask.dtype != torch.bool else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+
+    def call() -> Any:
+        with torch.inference_mode():
+            keys, values = (x.repeat_interleave(spec.group, -3) if spec.group > 1 else x for x in (k, v))
+            score = (q @ keys.transpose(-1, -2)) * spec.scale
+            for mod in spec.mods:
+                score = torch.tanh(score / mod.cap) * mod.cap
+            if added is not None:
+                score = score + added
+            return (score.softmax(-1) @ values).permute(spec.o_layout)
+
+    size = 0 if added is None else added.numel() * added.element_size()
+    return TorchAttention(call, "plain ops", size)
