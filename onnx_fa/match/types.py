@@ -64,6 +64,8 @@ class Anchor:
     """Where the sink stands among the columns of `prob`, if it is one of them; `score` is without it."""
     inside: tuple[ir.Node, ...] = ()
     """Nodes of the softmax itself that read `prob`."""
+    unscaled: bool = False
+    """`prob` are exponentials that are masked first, and then divided by their sum."""
 
 
 @dataclass(frozen=True)
