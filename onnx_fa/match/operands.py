@@ -118,21 +118,10 @@ def plan_site(
             if len(leaves(axis)) == 1:
                 sources.setdefault(leaves(axis)[0], Source(value, i))
 
-    def read(
-        product_: Product, side: int, value_axes: Sequence[Axis], rows: Group, width: Group
-    ) -> list[OperandChoice]:
-        marked: list[Axis] = []
-        for x, axis in zip(product_.letters[side], value_axes, strict=True):
-            own = width if x not in product_.letters[1 - side] else None
-            if side_is_v(product_):
-                group = rows if x not in product_.out else own
-            else:
-                group = width if x not in product_.out else rows if own is not None else None
-            marked.append(leaves(axis) or ([group.mark] if group is not None and not group.atoms else []))
-        return patterns.operand(view, product_.operands[side], marked, (*lead_groups, rows, width), sources)
-
-    def side_is_v(product_: Product) -> bool:
-        return product_ is pv
+    def read(of: Product, side: int, value_axes: Sequence[Axis], rows: Group, width: Group) -> list[OperandChoice]:
+        summed, own = (rows, width) if of is pv else (width, rows)
+        marked = _marked(of, side, value_axes, summed, own)
+        return patterns.operand(view, of.operands[side], marked, (*lead_groups, rows, width), sources)
 
     chosen = common_reading(
         read(qk, 1 - k_side, q_axes, q_rows, d_group),
@@ -155,6 +144,15 @@ def plan_site(
     keys_of_k = [d for a, d in zip(k_axes, qk.shapes[k_side], strict=True) if keys and leaves(a) == keys]
     keys_sure = len(keys_of_k) == 1 and keys_of_k == rows_of_v and keys_of_k[0] is not None
     return Site(operands, groups, sources, frames, plain, keys_sure)
+
+
+def _marked(of: Product, side: int, axes: Sequence[Axis], summed: Group, own: Group) -> list[Axis]:
+    """An operand's axes, where a unit axis says which dim it is: the one summed over, or the operand's own."""
+    result: list[Axis] = []
+    for letter, axis in zip(of.letters[side], axes, strict=True):
+        group = summed if letter not in of.out else own if letter not in of.letters[1 - side] else None
+        result.append(leaves(axis) or ([group.mark] if group is not None and not group.atoms else []))
+    return result
 
 
 def placed_steps(

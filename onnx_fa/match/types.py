@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import onnx_ir as ir
 
@@ -254,8 +254,22 @@ class Tail:
 
 
 ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
-MaskRule = Callable[[GraphView, AddTerm | Select | Map, tuple[Dim, ...], str], list[Term]]
-"""(view, step, the score's shape, the element type) -> the mask terms that the step means. Raises NoMatch."""
+
+
+class MaskRule(Protocol):
+    def __call__(
+        self,
+        view: GraphView,
+        step: AddTerm | Select | Map,
+        shape: tuple[Dim, ...],
+        dtype: str,
+        before: Sequence[Term] = (),
+    ) -> list[Term]:
+        """The mask terms that `step` means on a score of `shape` (*B, Hq, Sq, Skv), to which the terms `before` have been applied.
+        Raises NoMatch where a tensor does not provably broadcast to the score."""
+        ...
+
+
 AfterLayer = Callable[[GraphView, Anchor, ir.Value, Sequence[ir.Node]], After | None]
 """(view, the softmax, the probabilities, the nodes that read them) -> the layer. Raises NoMatch naming what cannot be carried."""
 TailLayer = Callable[[GraphView, Anchor, ir.Value], Tail | None]
