@@ -248,7 +248,9 @@ def check(case: Case) -> str:
                 new, again = again, rewrite(again, form)[0]
         # A softmax put right behind an attention takes its P @ V for scores: such sites overlap, and are written anew every time.
         overlap = any(kind == "insert_node" for kind, _ in case.changes)
-        assert overlap or again.SerializeToString() == new.SerializeToString(), f"{form}: rewriting twice changed something"
+        assert overlap or again.SerializeToString() == new.SerializeToString(), (
+            f"{form}: rewriting twice changed something"
+        )
         if not report.sites:
             assert model.functions or [n.op_type for n in new.graph.node] == [n.op_type for n in model.graph.node]
             continue
