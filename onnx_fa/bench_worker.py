@@ -111,7 +111,7 @@ def _torch(path: str, inputs: str, threads: int) -> Job:
 
     torch.set_num_threads(threads)
     spec = AttentionSpec.from_dict(json.loads(Path(path).read_text()))
-    made = torch_attention(spec, _load(inputs))
+    made = torch_attention(spec, _load(inputs), Path(path).with_suffix(".mask.npy"))
     x = torch.ones(1, 1, 8, 8)
     with torch.inference_mode():
         torch.nn.functional.scaled_dot_product_attention(x, x, x)

@@ -169,6 +169,14 @@ class GraphView:
             self._consts = {v: a for v, a in self._consts.items() if a is not None}  # some may be known now
         return shape if self._symbolic is None else self._symbolic.shape(value)
 
+    def dims(self, value: ir.Value) -> tuple[Dim | None, ...] | None:
+        """The elements of a small integer tensor that is computed from shapes, as dims; None when it is something else."""
+        if self._symbolic is None and not self._building:
+            self._building = True
+            self._symbolic = SymbolicShapes(self.model, self.const)
+            self._consts = {v: a for v, a in self._consts.items() if a is not None}
+        return None if self._symbolic is None else self._symbolic.elements(value)
+
     def producer(self, value: ir.Value | None, *op_types: str) -> ir.Node | None:
         """The node that makes `value`, if it is one of the standard ops named (any standard op when none is)."""
         node = value.producer() if value is not None else None

@@ -26,6 +26,14 @@ def infer_shapes(model: ir.Model) -> None:
             complete &= value.shape is not None and value.dtype is not None
     if complete:
         return
+    _infer(model)
+    if _fill_types(model):
+        _infer(model)  # goes on where it stopped
+    for value, shape in dropped.items():
+        value.shape = value.shape or shape  # a rank is better than nothing
+
+
+def _infer(model: ir.Model) -> None:
     logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
     level = logger.level
     logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
@@ -33,5 +41,33 @@ def infer_shapes(model: ir.Model) -> None:
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
         logger.setLevel(level)
-        for value, shape in dropped.items():
-            value.shape = value.shape or shape  # a rank is better than nothing
+
+
+_SAME_TYPE = frozenset(
+    "Identity Softmax LogSoftmax LayerNormalization RMSNormalization Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu Gelu "
+    "Dropout Clip Add Sub Mul Div Pow Max Min MatMul Gemm Einsum Transpose Reshape Expand Squeeze Unsqueeze Slice Gather Concat "
+    "Split Tile Pad Flatten ReduceMax ReduceSum ReduceMean ReduceMin FusedMatMul TransposeMatMul".split()
+)
+_BOOLEAN = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
+
+
+def _fill_types(model: ir.Model) -> bool:
+    """Element types behind ops that ONNX's inference does not know (onnxruntime's matmuls), which is where it stops. Returns
+    whether there were any."""
+    filled = False
+    for node in model.graph.all_nodes():
+        if node.domain not in ("", "ai.onnx", "com.microsoft") or not node.inputs:
+            continue
+        like = node.inputs[1] if node.op_type == "Where" else node.inputs[0]
+        dtype: ir.DataType | None = None
+        if node.op_type in _SAME_TYPE or node.op_type == "Where":
+            dtype = like.dtype if like is not None else None
+        elif node.op_type in _BOOLEAN:
+            dtype = ir.DataType.BOOL
+        elif node.op_type == "Cast":
+            dtype = ir.DataType(node.attributes["to"].as_int())
+        for out in node.outputs[: None if node.op_type == "Split" else 1]:
+            if out.dtype is None and dtype is not None:
+                out.type = ir.TensorType(dtype)
+                filled = True
+    return filled

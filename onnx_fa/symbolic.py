@@ -7,6 +7,7 @@ the graph once, carrying dims (ints or symbols) and small integer tensors made o
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -410,7 +411,23 @@ def _sliced(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | Non
         return len(range(dim)[start:end:step])
     if dim is not None and start == 0 and step == 1 and (end == dim or (isinstance(end, int) and end >= _ALL)):
         return dim
-    return None
+    if (start, end, step) == (0, 1, 1) and dim is not None:
+        return 1  # unless the axis is empty, and then so is what is made of it
+    return _cut(dim, start, end) if step == 1 else None
+
+
+_PLUS = re.compile(r"(?:(?P<n>\d+) \+ )?(?P<symbol>[A-Za-z_]\w*)(?: \+ (?P<m>\d+))?")
+
+
+def _cut(dim: Dim | None, start: Dim | None, end: Dim | None) -> Dim | None:
+    """The length of dim[start:end] where dim is "symbol + number" and no more than the number is cut off."""
+    found = _PLUS.fullmatch(dim) if isinstance(dim, str) else None
+    if found is None or not isinstance(start, int) or not isinstance(end, int) or start < 0:
+        return None
+    rest = int(found["n"] or 0) + int(found["m"] or 0) - start + (end if end < 0 else 0)
+    if 0 <= end < _ALL or rest < 0:
+        return None
+    return added(found["symbol"], rest)
 
 
 def _product_of(dims: Sequence[Dim | None]) -> Dim | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ class TorchAttention:
     mask_bytes: int
 
 
-def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any]) -> TorchAttention:
-    """The attention of `arrays` (named as in `input_names`). The spec has no symbols and no sink."""
+def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: Path | None = None) -> TorchAttention:
+    """The attention of `arrays` (named as in `input_names`). The spec has no symbols and no sink. `kept_mask` is an .npy that holds
+    the mask once it is made: a long one takes seconds."""
     names = input_names(spec)
     layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
     q, k, v = (torch.from_numpy(arrays[n]).permute(inverse(p)) for n, p in zip(names, layouts, strict=False))
@@ -34,9 +36,18 @@ def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any]) -> TorchAtte
     words = ["enable_gqa"] * gqa
     if spec.mods or not _is_bias(spec, tensors):
         return _eager(spec, q, k, v, tensors)
+
+    def mask_tensor() -> Any:
+        if kept_mask is not None and kept_mask.exists():
+            return torch.from_numpy(np.load(kept_mask))
+        made = np.ascontiguousarray(bias(kept, tensors))
+        if kept_mask is not None:
+            np.save(kept_mask, made)
+        return torch.from_numpy(made)
+
     kept = _without_idle_causal(spec)
     causal = kept.masks == (Causal(),) or (kept.masks == (Causal("end"),) and spec.Sq == spec.Skv)
-    mask = None if causal or not kept.masks else torch.from_numpy(bias(kept, tensors)).contiguous()
+    mask = None if causal or not kept.masks else mask_tensor()
     if causal:
         words.insert(0, "is_causal")
     elif mask is not None:

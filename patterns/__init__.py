@@ -3,6 +3,7 @@
 from onnx_fa.match import Patterns
 from onnx_fa.patterns import (
     blocked,
+    cache,
     contrib,
     elementwise,
     flex,
@@ -46,6 +47,8 @@ PATTERNS = Patterns(
     ),
     tail=(sink.gate,),
     product=product.product,
+    joined_score=cache.joined_score,
+    joined_values=cache.joined_values,
     operand=operand.readings,
     place=operand.place,
     mask=mask.terms,

@@ -77,7 +77,7 @@ def _is_probability(view: GraphView, anchor: Anchor, value: ir.Value) -> bool:
     """Whether nothing but casts, guards and the like lies between the softmax and `value`: it is from 0 to 1, or NaN."""
     for _ in range(8):
         if value is anchor.prob:
-            return anchor.row_sum is None
+            return anchor.row_sum is None and not anchor.unscaled
         node = view.producer(value, "Cast", "Identity", "Dropout", "Where", "Reshape", "Transpose", "Slice")
         inner = None if node is None else node.inputs[0]
         if node is not None and node.op_type == "Where":

@@ -16,7 +16,20 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView, attr_int, axes_of
 from onnx_fa.match import Call, Const, Expr, NoMatch, OperandChoice
-from onnx_fa.match.axes import Atom, Axis, Group, Sources, expanded, leaves, moved, product, regroup, regrouped, size_of
+from onnx_fa.match.axes import (
+    Atom,
+    Axis,
+    Group,
+    Sources,
+    expanded,
+    has_size,
+    leaves,
+    moved,
+    product,
+    regroup,
+    regrouped,
+    size_of,
+)
 from onnx_fa.spec import Dim
 
 
@@ -205,7 +218,7 @@ def place(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[G
             if dim != 1:
                 raise _no(value, f"a mask of shape {list(dims)} does not provably broadcast to the score")
             pieces.append(())
-        elif dim is not None and (size_of(dim) == product(axis)):
+        elif dim is not None and has_size(axis, dim):
             pieces.append(tuple(_Piece(a, a.size) for a in axis))
         else:
             raise _no(value, f"a mask of shape {list(dims)} does not provably broadcast to the score")

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_fa.graph_view import GraphView, attr_float, attr_int
 from onnx_fa.match import Product
 from onnx_fa.patterns.einsum import einsum_letters
+from onnx_fa.symbolic import Shape
 
 _CONTRIB = "com.microsoft"
 
@@ -43,6 +44,8 @@ def product(view: GraphView, value: ir.Value) -> Product | None:
         letters = einsum_letters(node.attributes["equation"].as_string(), len(a), len(b))
     if letters is None or not _is_product(letters):
         return None
+    if node.op_type == "Einsum" and not _sums_equal_dims(letters, a, b):
+        return None
     return Product(node, (left, right), (a, b), letters[:2], letters[2], node.outputs[0], factor)
 
 
@@ -60,3 +63,10 @@ def _is_product(letters: Sequence[str]) -> bool:
     return all(len(set(t)) == len(t) for t in letters) and all(
         sum(x in t for t in letters) > 1 for t in letters for x in t
     )
+
+
+def _sums_equal_dims(letters: tuple[str, str, str], a: Shape, b: Shape) -> bool:
+    """Whether the dims summed over are provably equal. Unlike a matmul, Einsum broadcasts a size of one there."""
+    left, right, out = letters
+    summed = [(a[left.index(x)], b[right.index(x)]) for x in left if x in right and x not in out]
+    return all(i is not None and i == j for i, j in summed)

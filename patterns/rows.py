@@ -90,6 +90,21 @@ def row_max(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     return None
 
 
+def overall_max(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """x where `value` is max(x) over its last axis and others, kept as unit axes or all gone."""
+    node = view.producer(value, "ReduceMax")
+    if node is None or node.inputs[0] is None or attr_int(node, "noop_with_empty_axes", 0):
+        return None
+    axes, shape = axes_of(view, node), view.shape(node.inputs[0])
+    if axes is None and ("axes" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)):
+        return None
+    if shape is None:
+        return None
+    reduced = {a % len(shape) for a in axes} if axes else set(range(len(shape)))
+    kept = attr_int(node, "keepdims", 1) == 1 or len(reduced) == len(shape)
+    return node.inputs[0] if kept and len(shape) - 1 in reduced else None
+
+
 def row_sum(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     """x where `value` is the sum of x over its last axis, as a column."""
     return reduction(view, value, "ReduceSum")

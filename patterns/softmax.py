@@ -111,6 +111,8 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     inside: list[ir.Node] = []
     total = _sum_of(view, e, inside)
     if total is None:
+        if any(_is_masked_and_divided(view, u, e) for u in view.users(e)):
+            return Anchor(exp, "Exp/Mul/ReduceSum/Div", score, e, unscaled=True)
         if _looks_divided(view, e):
             raise NoMatch(
                 "exponentials before a matmul are divided by something else than their sum over the last axis"
@@ -158,7 +160,7 @@ def _shifted(view: GraphView, inner: ir.Value) -> tuple[ir.Value, _Shift]:
     score, shift = minus
     parts = _maxima(view, shift)
     for part in parts:
-        source = rows.row_max(view, part)
+        source = rows.row_max(view, part) or rows.overall_max(view, part)
         if source is not None and rows.plain(view, source) is rows.plain(view, score):
             return score, _Shift(shift, tuple(p for p in parts if p is not part))
     return inner, _Shift(None)
@@ -269,6 +271,15 @@ def _quotient(view: GraphView, e: ir.Value, total: ir.Value) -> ir.Value | None:
             if other is not None and reciprocal_of(view, other) is total:
                 return user.outputs[0]
     return None
+
+
+def _is_masked_and_divided(view: GraphView, node: ir.Node, e: ir.Value) -> bool:
+    """Whether exponentials are masked before they are summed and divided by the sum."""
+    masked = node.outputs[0]
+    if view.producer(masked, "Mul", "Where") is None or len(view.users(e)) != 1:
+        return False
+    users = [u.op_type for u in view.users(masked)]
+    return sorted(users) in (["Div", "ReduceSum"], ["Mul", "ReduceSum"])
 
 
 def _looks_divided(view: GraphView, e: ir.Value) -> bool:

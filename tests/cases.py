@@ -146,6 +146,16 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     late: ScoreExpr = ("Mul", T0, ("ToFloat", ("Sub", K, ("Sub", ("Skv",), ("i", 1)))))
     yield "decode_alibi_gqa", one | {"Hq": 8, "masks": (term(added(late), TensorArg((8, 1, 1))),)}
     yield "decode_sink_window", one | {"Hq": 8, "sink": TensorArg((8, 1, 1)), "masks": (SlidingWindow(20, 0, "end"),)}
+    few: dict[str, Any] = {"Sq": 4, "Hq": 6, "Skv": 130}
+    yield "few_causal", few | {"masks": (Causal("end"),)}
+    yield "few_window", few | {"masks": (SlidingWindow(9, 2, "end"), Causal(100)), "sink": TensorArg((6, 4, 1))}
+    yield "few_empty", few | {"masks": (Causal(-2),), "empty_row": "zero"}
+    yield "few_finite", few | {"masks": (Causal(-2, FLOAT_MIN),), "empty_row": "mean", "dtype": "bf16"}
+    yield "few_masks", few | {"masks": (BoolMask((2, 1, 1, 130)), AddMask((2, 6, 4, 130)), AddMask((6, 4, 1)))}
+    yield "few_rows_mask", few | {"masks": (BoolMask((2, 1, 4, 130)),)}
+    yield "few_alibi", few | {"masks": (term(added(alibi), TensorArg((6, 1, 1))), Causal("end"))}
+    yield "few_distance", few | {"masks": (term(added(("Mul", ("f", 0.1), ("ToFloat", DISTANCE)))),), "scale": 1.0}
+    yield "few_bshd", few | {"q_layout": (0, 2, 1, 3), "o_layout": (0, 2, 1, 3), "masks": (Causal("end"),)}
     yield "few_queries", {"Sq": 3, "Hq": 4, "Skv": 130, "masks": (Causal("end"), term(where(("Less", K, ("i", 99)))))}
 
 

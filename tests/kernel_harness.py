@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def entry(kernel: Kernel, function: str) -> str:
     )
 
 
-def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Target = HOST, timeout: int = 240) -> None:
+def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Target = HOST, timeout: int = 600) -> None:
     source = output.with_suffix(".mlir")
     source.write_text(text)
 
@@ -57,20 +58,32 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
 
 
 class Kernels:
-    """Kernels compiled together; `run(i, operands)` runs the i-th."""
+    """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th."""
+
+    PART = 20
 
     def __init__(self, kernels: Sequence[Kernel], folder: Path, target: Target = HOST) -> None:
+        parts = [kernels[i : i + self.PART] for i in range(0, len(kernels), self.PART)]
+        outputs = [folder / f"kernels{i}.vmfb" for i in range(len(parts))]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda part, output: self._compile(part, output, target), parts, outputs))
+        self._modules = []
+        for output in outputs:
+            config = runtime.Config(target.device)
+            loaded = runtime.VmModule.mmap(config.vm_instance, str(output))
+            self._modules.append(runtime.load_vm_module(loaded, config))
+
+    @staticmethod
+    def _compile(kernels: Sequence[Kernel], output: Path, target: Target) -> None:
         names = {k.name: k for k in kernels}
         text = "".join(k.text for k in names.values())
         text += "".join(entry(k, f"call{i}") for i, k in enumerate(kernels))
         flags = dict.fromkeys(f for k in kernels for f in k.flags)
-        output = folder / "kernels.vmfb"
         run_iree_compile(text, output, tuple(flags), target)
-        config = runtime.Config(target.device)
-        self._module = runtime.load_vm_module(runtime.VmModule.mmap(config.vm_instance, str(output)), config)
 
     def run(self, index: int, operands: Sequence[Array]) -> Array:
-        result: Array = self._module[f"call{index}"](*operands).to_host()
+        part, place = divmod(index, self.PART)
+        result: Array = self._modules[part][f"call{place}"](*operands).to_host()
         return result
 
 

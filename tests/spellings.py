@@ -12,7 +12,11 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 
 SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice", "runtime", "heads")
-KT = ("transpose", "sandwich", "bshd", "given", "bmm")
+KT = ("transpose", "sandwich", "bshd", "given", "bmm", "einsum", "keys_first", "fused", "rank_5")
+PV = ("matmul", "left", "einsum", "folded", "fused")
+"""How the probabilities are multiplied with V."""
+REPEAT = ("expand", "tile", "concat", "gather")
+"""How K/V heads are repeated, where there are fewer of them."""
 MASK = (
     "none",
     "add",
@@ -48,6 +52,8 @@ class Spelling:
 
     scale: str = "mul"
     kt: str = "transpose"
+    pv: str = "matmul"
+    repeat: str = "expand"
     mask: str = "none"
     softmax: str = "op"
     guard: str = "none"
@@ -90,13 +96,17 @@ class Graph:
     def model(self, outputs: dict[str, tuple[list[int | str], int]]) -> onnx.ModelProto:
         infos = [h.make_tensor_value_info(n, t, s) for n, (s, t) in outputs.items()]
         graph = h.make_graph(self.nodes, "g", self.inputs, infos, self.inits)
-        model = h.make_model(graph, opset_imports=[h.make_opsetid("", self.opset)], ir_version=10)
+        opsets = [h.make_opsetid("", self.opset)]
+        opsets += [h.make_opsetid(d, 1) for d in {n.domain for n in self.nodes} - {""}]
+        model = h.make_model(graph, opset_imports=opsets, ir_version=10)
         onnx.checker.check_model(model)
         return model
 
 
 def build(s: Spelling) -> onnx.ModelProto:
-    """The graph of a spelling. Inputs q, k, v (and mask), output o."""
+    """The graph of a spelling. Inputs q, k, v (and mask), output o. Raises ValueError for one that cannot be."""
+    if s.pv != "matmul" and (s.softmax == "deferred" or s.kt == "bmm"):
+        raise ValueError("the division by the row sum, or the reshape back, stands right behind a plain matmul")
     g = Graph(s.opset)
     q = g.input("q", [s.B, s.Hq, s.Sq, s.D])
     heads = s.Hkv
@@ -119,7 +129,7 @@ def build(s: Spelling) -> onnx.ModelProto:
     if s.kt == "bmm":
         q = g.op("Reshape", q, g.const([-1, s.Sq, s.D], np.int64))
         v = g.op("Reshape", v, g.const([-1, s.Skv, s.Dv], np.int64))
-    score = g.op("MatMul", q, kt)
+    score = _product(g, s, q, kt)
     if s.kt == "bmm":
         score = g.op("Reshape", score, g.const([s.B, s.Hq, s.Sq, s.Skv], np.int64)) if s.mask != "none" else score
     score = _scaled(g, s, score, factor)
@@ -137,9 +147,34 @@ def build(s: Spelling) -> onnx.ModelProto:
     return g.model({"o": ([s.B, s.Hq, s.Sq, s.Dv], T.FLOAT)})
 
 
+def _product(g: Graph, s: Spelling, q: str, k: str) -> str:
+    """The score, of K or K^T as `_transposed_k` gave it."""
+    match s.kt:
+        case "einsum":
+            return g.op("Einsum", q, k, equation="bhid,bhjd->bhij")
+        case "keys_first":
+            score = g.op("MatMul", k, g.op("Transpose", q, perm=[0, 1, 3, 2]))
+            return g.op("Transpose", score, perm=[0, 1, 3, 2])
+        case "fused":
+            return g.op("FusedMatMul", q, k, transB=1, alpha=0.5, domain="com.microsoft")
+        case "rank_5":
+            one = g.const([1], np.int64)
+            score = g.op("MatMul", g.op("Unsqueeze", q, one), g.op("Unsqueeze", k, one))
+            return g.op("Squeeze", score, one)
+    return g.op("MatMul", q, k)
+
+
 def _repeat(g: Graph, s: Spelling, x: str, width: int) -> str:
+    group = s.Hq // s.Hkv
+    if s.repeat == "gather":
+        return g.op("Gather", x, g.const(np.repeat(np.arange(s.Hkv), group), np.int64), axis=1)
     x = g.op("Unsqueeze", x, g.const([2], np.int64))
-    x = g.op("Expand", x, g.const([s.B, s.Hkv, s.Hq // s.Hkv, s.Skv, width], np.int64))
+    if s.repeat == "expand":
+        x = g.op("Expand", x, g.const([s.B, s.Hkv, group, s.Skv, width], np.int64))
+    elif s.repeat == "tile":
+        x = g.op("Tile", x, g.const([1, 1, group, 1, 1], np.int64))
+    else:
+        x = g.op("Concat", *[x] * group, axis=2)
     return g.op("Reshape", x, g.const([s.B, s.Hq, s.Skv, width], np.int64))
 
 
@@ -150,7 +185,9 @@ def _transposed_k(g: Graph, s: Spelling, k: str) -> str:
         return g.op("Transpose", k, perm=[0, 2, 3, 1])
     if s.Hkv != s.Hq:
         k = _repeat(g, s, k, s.D)
-    if s.kt == "transpose":
+    if s.kt in ("einsum", "keys_first", "fused"):
+        return k
+    if s.kt in ("transpose", "rank_5"):
         return g.op("Transpose", k, perm=[0, 1, 3, 2])
     k = g.op("Reshape", k, g.const([-1, s.Skv, s.D], np.int64))
     k = g.op("Transpose", k, perm=[0, 2, 1])
@@ -234,6 +271,23 @@ def _softmax_times_v(g: Graph, s: Spelling, score: str, v: str) -> str:
             p = g.op("Dropout", p)
         case "identity":
             p = g.op("Identity", p)
+    return _times_v(g, s, p, v)
+
+
+def _times_v(g: Graph, s: Spelling, p: str, v: str) -> str:
+    swap = [0, 1, 3, 2]
+    match s.pv:
+        case "left":
+            left, right = g.op("Transpose", v, perm=swap), g.op("Transpose", p, perm=swap)
+            return g.op("Transpose", g.op("MatMul", left, right), perm=swap)
+        case "einsum":
+            return g.op("Transpose", g.op("Einsum", p, v, equation="bhij,bhje->bihe"), perm=[0, 2, 1, 3])
+        case "folded":
+            p = g.op("Reshape", p, g.const([-1, s.Sq, s.Skv], np.int64))
+            v = g.op("Reshape", v, g.const([-1, s.Skv, s.Dv], np.int64))
+            return g.op("Reshape", g.op("MatMul", p, v), g.const([s.B, s.Hq, s.Sq, s.Dv], np.int64))
+        case "fused":
+            return g.op("FusedMatMul", p, v, alpha=2.0, domain="com.microsoft")
     return g.op("MatMul", p, v)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import spellings
 from onnx import TensorProto as T
 from onnx import helper as h
 from spellings import Graph
@@ -213,6 +214,14 @@ REFUSE |= {
     "einsum_sum_over_keys_of_k": einsum("bhid,bhjd->bhi", "bhid", "bhjd", "bhi,bhje->bhie", "bhje"),
     "einsum_softmax_over_rows": einsum("bhid,bhjd->bhji", "bhid", "bhjd", "bhji,bhje->bhie", "bhje"),
 }
+
+
+@refuse
+def einsum_that_broadcasts_the_summed_dim() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, 1, D), (B, H, N, E))
+    score = g.op("Einsum", q, k, equation="bhid,bhjd->bhij")
+    return g.done(g.einsum("bhij,bhje->bhie", g.softmax(score), v), B, H, S, E)
 
 
 @refuse
@@ -563,3 +572,294 @@ def keys_gathered_in_another_order() -> onnx.ModelProto:
     k = g.op("Gather", k, g.const(np.arange(N)[::-1].copy(), np.int64), axis=2)
     out = g.op("MatMul", g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))), v)
     return g.done(out, B, H, S, E)
+
+
+# Caches
+
+
+@match
+def past_by_concat() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, 2, D), (B, 2, 2, D), (B, 2, 2, E))
+    k = g.op("Concat", g.input("k_past", [B, 2, N, D]), k, axis=2)
+    v = g.op("Concat", g.input("v_past", [B, 2, N, E]), v, axis=2)
+    for name, x in (("present_k", k), ("present_v", v)):
+        g.nodes.append(h.make_node("Identity", [x], [name], name=name))
+    k, v = (_repeat_to(g, x, N + 2, w) for x, w in ((k, D), (v, E)))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    score = g.op("Add", score, g.input("mask", [B, 1, 2, N + 2]))
+    g.nodes.append(h.make_node("MatMul", [g.softmax(score), v], ["o"], name="out"))
+    return g.model(
+        {
+            "o": ([B, H, 2, E], T.FLOAT),
+            "present_k": ([B, 2, N + 2, D], T.FLOAT),
+            "present_v": ([B, 2, N + 2, E], T.FLOAT),
+        }
+    )
+
+
+def _repeat_to(g: Layout, x: str, length: int, width: int) -> str:
+    return g.reshape(g.expand(g.unsqueeze(x, 2), B, 2, H // 2, length, width), B, H, length, width)
+
+
+def scattered(op: str) -> Builder:
+    """A static cache of N keys into which one new key and value are written."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(24 if op == "TensorScatter" else 18)
+        q, k, v = qkv(g, (B, H, 1, D), (B, H, 1, D), (B, H, 1, E))
+        caches = [g.input("k_cache", [B, H, N, D]), g.input("v_cache", [B, H, N, E])]
+        parts = []
+        for cache, new, width in zip(caches, (k, v), (D, E), strict=True):
+            if op == "ScatterElements":
+                at = g.const(np.full((B, H, 1, width), 3), np.int64)
+                parts.append(g.op(op, cache, at, new, axis=2))
+            elif op == "ScatterND":
+                at = g.const([[b, i, 3] for b in range(B) for i in range(H)], np.int64)
+                parts.append(g.op(op, cache, at, g.reshape(new, B * H, width)))
+            else:
+                parts.append(g.op(op, cache, new, g.const([3] * B, np.int64), axis=2))
+        score = g.scaled(g.op("MatMul", q, g.transpose(parts[0], 0, 1, 3, 2)))
+        score = g.op("Where", g.const(np.arange(N) <= 3, bool), score, g.const(-np.inf))
+        return g.done(g.op("MatMul", g.softmax(score), parts[1]), B, H, 1, E)
+
+    return build
+
+
+MATCH |= {"scatter_elements": scattered("ScatterElements"), "scatter_nd": scattered("ScatterND")}
+
+
+def two_parts(cut: str, mask: bool = True, wrong: str = "") -> Builder:
+    """Scores of a cache and of new keys, concatenated; the probabilities split, multiplied by either V and summed."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        n = S if wrong else N
+        q, k, v = qkv(g, (B, H, S, D), (B, H, 2, D), (B, H, 2, E))
+        past_k, past_v = g.input("k_past", [B, H, n, D]), g.input("v_past", [B, H, n, E])
+        scores = [g.scaled(g.op("MatMul", q, g.transpose(x, 0, 1, 3, 2))) for x in (past_k, k)]
+        if wrong == "scale":
+            scores[1] = g.scaled(scores[1])
+        if wrong == "queries":
+            scores[1] = g.scaled(g.op("MatMul", g.input("q_other", [B, H, S, D]), g.transpose(k, 0, 1, 3, 2)))
+        score = g.op("Concat", *scores, axis=-1)
+        if mask:
+            score = g.op("Add", score, g.input("mask", [B, 1, S, n + 2]))
+        p = g.softmax(score)
+        if cut == "split":
+            first = g.op("Split", p, g.const([n, 2], np.int64), outs=2, axis=-1)
+            halves = [first, f"{first}_1"]
+        else:
+            zero, at, end, axis = (g.const([i], np.int64) for i in (0, n, 1 << 40, 3))
+            start = g.const([n - 1], np.int64) if wrong == "overlap" else at
+            stop = g.const([n + 1], np.int64) if wrong == "overlap" else end
+            halves = [g.op("Slice", p, zero, at, axis), g.op("Slice", p, start, stop, axis)]
+        parts = [g.op("MatMul", x, y) for x, y in zip(halves, (past_v, v), strict=True)]
+        return g.done(g.op("Add", *parts), B, H, S, E)
+
+    return build
+
+
+MATCH |= {
+    "parts_by_split": two_parts("split"),
+    "parts_by_slice": two_parts("slice"),
+    "parts_without_a_mask": two_parts("split", mask=False),
+}
+REFUSE |= {
+    "parts_scaled_differently": two_parts("split", wrong="scale"),
+    "parts_of_different_queries": two_parts("split", wrong="queries"),
+    "parts_that_overlap": two_parts("slice", wrong="overlap"),
+}
+
+
+@refuse
+def scores_concatenated_along_rows() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    kt = g.transpose(k, 0, 1, 3, 2)
+    score = g.op("Concat", g.op("MatMul", q, kt), g.op("MatMul", g.input("q_more", [B, H, 2, D]), kt), axis=2)
+    return g.done(g.op("MatMul", g.softmax(score), v), B, H, S + 2, E)
+
+
+@match
+def keys_concatenated_along_heads() -> onnx.ModelProto:
+    """Not a cache, but still a value: K as the matmul gets it."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, 2, N, D), (B, H, N, E))
+    k = g.op("Concat", k, g.input("k_more", [B, 2, N, D]), axis=1)
+    return g.done(g.op("MatMul", g.softmax(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))), v), B, H, S, E)
+
+
+# Lengths known only at run time
+
+
+SIZES = {"b": 2, "s": 5, "t": 7, "p": 3, "u": 7, "w": 6}
+"""What the symbols are in a test."""
+
+
+def feeds(model: onnx.ModelProto, seed: int = 0, *, large: bool = False, empty_rows: bool = False) -> dict[str, Any]:
+    """`spellings.feeds` with a size for every symbol."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for i in fixed.graph.input:
+        for d in i.type.tensor_type.shape.dim:
+            if d.dim_param:
+                size = sum(SIZES[x] for x in d.dim_param.split(" + "))
+                d.Clear()
+                d.dim_value = size
+    return spellings.feeds(fixed, seed, large=large, empty_rows=empty_rows)
+
+
+class Dynamic(Layout):
+    """Reshapes by Shape, Gather, Unsqueeze, Concat, as TorchScript writes them."""
+
+    def dim(self, x: str, axis: int) -> str:
+        return self.op("Gather", self.op("Shape", x), self.const(axis, np.int64), axis=0)
+
+    def to(self, x: str, *dims: str | int) -> str:
+        """x reshaped to sizes that are numbers or scalar values."""
+        zero = self.const([0], np.int64)
+        parts = [self.const([d], np.int64) if isinstance(d, int) else self.op("Unsqueeze", d, zero) for d in dims]
+        return self.op("Reshape", x, self.op("Concat", *parts, axis=0))
+
+
+@match
+def dynamic_packed() -> onnx.ModelProto:
+    g = Dynamic(17)
+    x = g.input("q", ["b", "s", 3 * H * D])
+    b, s = g.dim(x, 0), g.dim(x, 1)
+    q = g.op("Split", x, g.const([H * D] * 3, np.int64), outs=3, axis=2)
+    heads = [g.transpose(g.to(i, b, s, H, D), 0, 2, 1, 3) for i in (q, f"{q}_1", f"{q}_2")]
+    score = g.scaled(g.op("MatMul", heads[0], g.transpose(heads[1], 0, 1, 3, 2)))
+    score = g.op("Add", score, g.input("mask", ["b", 1, 1, "s"]))
+    out = g.transpose(g.op("MatMul", g.softmax(score), heads[2]), 0, 2, 1, 3)
+    return g.done(g.to(out, b, s, H * D), "b", "s", H * D)
+
+
+@match
+def dynamic_folded() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "t", D), ("b", H, "t", E))
+    b, s, t = g.dim(q, 0), g.dim(q, 2), g.dim(k, 2)
+    bh = g.op("Mul", b, g.const(H, np.int64))
+    q, k, v = g.to(q, bh, s, D), g.to(k, bh, t, D), g.to(v, bh, t, E)
+    score = g.to(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))), b, H, s, t)
+    score = g.to(g.op("Add", score, g.input("mask", ["b", 1, "s", "t"])), bh, s, t)
+    return g.done(g.to(g.op("MatMul", g.softmax(score), v), b, H, s, E), "b", H, "s", E)
+
+
+@match
+def dynamic_folded_by_minus_one() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "t", D), ("b", H, "t", E))
+    b, s, t = g.dim(q, 0), g.dim(q, 2), g.dim(k, 2)
+    q, k, v = g.to(q, -1, s, D), g.to(k, -1, t, D), g.to(v, -1, t, E)
+    score = g.to(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))), b, H, s, t)
+    score = g.op("Add", score, g.input("mask", ["b", 1, 1, "t"]))
+    p = g.to(g.softmax(score), -1, s, t)
+    return g.done(g.to(g.op("MatMul", p, v), b, H, s, E), "b", H, "s", E)
+
+
+@match
+def dynamic_repeat() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("b", 2, "t", D), ("b", 2, "t", E))
+    b, t = g.dim(k, 0), g.dim(k, 2)
+    zero = g.const([0], np.int64)
+
+    def repeat(x: str, width: int) -> str:
+        ends = [
+            g.const([n], np.int64) if isinstance(n, int) else g.op("Unsqueeze", n, zero) for n in (b, 2, 2, t, width)
+        ]
+        return g.to(g.op("Expand", g.unsqueeze(x, 2), g.op("Concat", *ends, axis=0)), b, H, t, width)
+
+    score = g.scaled(g.op("MatMul", q, g.transpose(repeat(k, D), 0, 1, 3, 2)))
+    return g.done(g.op("MatMul", g.softmax(score), repeat(v, E)), "b", H, "s", E)
+
+
+@match
+def dynamic_past() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "s", D), ("b", H, "s", E))
+    k = g.op("Concat", g.input("k_past", ["b", H, "p", D]), k, axis=2)
+    v = g.op("Concat", g.input("v_past", ["b", H, "p", E]), v, axis=2)
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    score = g.op("Add", score, g.input("mask", ["b", 1, "s", "p + s"]))
+    return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "s", E)
+
+
+@match
+def dynamic_queries_shared_by_the_batch() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, (1, H, S, D), ("b", H, "t", D), ("b", H, "t", E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    return g.done(g.op("MatMul", g.softmax(score), v), "b", H, S, E)
+
+
+@match
+def dynamic_keys_shared_by_the_batch() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), (1, H, "t", D), (1, H, "t", E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "s", E)
+
+
+@match
+def dynamic_parts() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "s", D), ("b", H, "s", E))
+    past_k, past_v = g.input("k_past", ["b", H, "p", D]), g.input("v_past", ["b", H, "p", E])
+    scores = [g.scaled(g.op("MatMul", q, g.transpose(x, 0, 1, 3, 2))) for x in (past_k, k)]
+    p = g.softmax(g.op("Concat", *scores, axis=-1))
+    at = g.op("Unsqueeze", g.dim(past_k, 2), g.const([0], np.int64))
+    zero, end, axis = (g.const([i], np.int64) for i in (0, 1 << 40, 3))
+    halves = [g.op("Slice", p, zero, at, axis), g.op("Slice", p, at, end, axis)]
+    parts = [g.op("MatMul", x, y) for x, y in zip(halves, (past_v, v), strict=True)]
+    return g.done(g.op("Add", *parts), "b", H, "s", E)
+
+
+@match
+def dynamic_windows() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", 6, H, S, D), ("b", 6, H, S, D), ("b", 6, H, S, E))
+    q, k, v = (g.reshape(x, -1, H, S, w) for x, w in ((q, D), (k, D), (v, E)))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    score = g.op("Add", g.reshape(score, -1, 6, H, S, S), g.input("mask", [6, 1, S, S]))
+    out = g.op("MatMul", g.softmax(g.reshape(score, -1, H, S, S)), v)
+    return g.done(g.reshape(out, -1, 6, H, S, E), "b", 6, H, S, E)
+
+
+@match
+def dynamic_einsum() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", "s", H, D), ("b", "t", H, D), ("b", "t", H, E))
+    score = g.op("Add", g.scaled(g.einsum("bqhd,bkhd->bhqk", q, k)), g.input("mask", ["s", "t"]))
+    return g.done(g.einsum("bhqk,bkhe->bqhe", g.softmax(score), v), "b", "s", H, E)
+
+
+@match
+def dynamic_mask_of_another_length() -> onnx.ModelProto:
+    """The mask's keys are named by another symbol, which can only be the same length or one."""
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "t", D), ("b", H, "t", E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    score = g.op("Add", score, g.input("mask", ["b", 1, 1, "u"]))
+    return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "s", E)
+
+
+@refuse
+def dynamic_mask_of_other_rows() -> onnx.ModelProto:
+    """One query and a mask of many would be many queries."""
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "t", D), ("b", H, "t", E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    score = g.op("Add", score, g.input("mask", ["b", 1, "u", "t"]))
+    return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "u", E)
+
+
+@refuse
+def dynamic_batches_that_may_differ() -> onnx.ModelProto:
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "s", D), ("c", H, "t", D), ("c", H, "t", E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    return g.done(g.op("MatMul", g.softmax(score), v), "d", H, "s", E)

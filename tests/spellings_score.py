@@ -511,6 +511,27 @@ for _kind in ("where", "one minus", "cast"):
     more_robust[f"probability/masked and divided anew, {_kind}"] = on_probabilities(_renormalised(_kind), masked=False)
 
 
+def _masked_exponentials(g: Site, s: str) -> str:
+    e, _ = g.exp(s)
+    masked = g.op("Mul", e, g.op("Cast", g.input("visible", [B, 1, 1, SKV], T.BOOL), to=T.FLOAT))
+    return g.op("Div", masked, g.reduce("ReduceSum", masked))
+
+
+more_robust["probability/exponentials masked, then divided"] = in_place_of_softmax(_masked_exponentials)
+
+
+def _overall(keep: int) -> Callable[[Site, str], str]:
+    def change(g: Site, s: str) -> str:
+        e = g.op("Exp", g.op("Sub", s, g.op("ReduceMax", s, keepdims=keep)))
+        return g.op("Div", e, g.reduce("ReduceSum", e))
+
+    return change
+
+
+for _keeps in (0, 1):
+    more_robust[f"softmax/maximum of everything, keepdims={_keeps}"] = in_place_of_softmax(_overall(_keeps))
+
+
 @match("probability/two values", sites=2)
 def _() -> onnx.ModelProto:
     g = Site()
@@ -584,6 +605,14 @@ def _() -> onnx.ModelProto:
 
 
 # Further matmuls in the score
+
+
+@match("terms/what another attention made", sites=2)
+def _() -> onnx.ModelProto:
+    g = Site()
+    p = g.softmax(g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, H, 4, 9])))
+    bias = g.op("MatMul", p, g.input("values", [B, H, 9, SKV]))
+    return g.done(g.times_v(g.softmax(g.op("Add", bias, g.score()))))
 
 
 @match("terms/one product for two softmaxes", sites=2)
@@ -698,6 +727,15 @@ def _() -> onnx.ModelProto:
     e, _ = g.exp(g.score())
     other = g.op("Exp", g.input("bias", FULL))
     return g.done(g.times_v(g.op("Div", e, g.reduce("ReduceSum", other))))
+
+
+@refuse("masked exponentials divided by their sum and more", "something else than their sum")
+def _() -> onnx.ModelProto:
+    g = Site()
+    e, _ = g.exp(g.score())
+    masked = g.op("Mul", e, g.op("Cast", g.input("visible", [B, 1, 1, SKV], T.BOOL), to=T.FLOAT))
+    total = g.op("Add", g.reduce("ReduceSum", masked), g.const(1e-6))
+    return g.done(g.times_v(g.op("Div", masked, total)))
 
 
 @refuse("sum plus a large number", "")

@@ -79,12 +79,14 @@ def test_a_plain_model_with_a_sink_and_its_limits() -> None:
         ("bench_softcap", "plain ops"),
     ],
 )
-def test_torch_is_called_as_its_users_do(name: str, how: str) -> None:
+def test_torch_is_called_as_its_users_do(name: str, how: str, tmp_path: Path) -> None:
     from onnx_fa.torch_sdpa import torch_attention
 
     spec = next(c.spec for c in TABLE if c.name == name)
-    made = torch_attention(spec, dict(zip(input_names(spec), draw_operands(spec, 0), strict=True)))
-    assert made.how == how and (made.mask_bytes > 0) == ("attn_mask" in how)
+    arrays = dict(zip(input_names(spec), draw_operands(spec, 0), strict=True))
+    made, again = (torch_attention(spec, arrays, tmp_path / "mask.npy") for _ in range(2))
+    assert made.how == again.how == how and (made.mask_bytes > 0) == ("attn_mask" in how)
+    assert (made.call() == again.call()).all() and (tmp_path / "mask.npy").exists() == ("attn_mask" in how)
 
 
 def _tiny(name: str, *tags: str, **changes: object) -> Case:

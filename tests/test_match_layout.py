@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spellings_layout import MATCH, REFUSE, REPEATS, TILED, B, H
+from spellings_layout import MATCH, REFUSE, REPEATS, TILED, B, H, feeds
 from test_match import check
 
 from onnx_fa.rewriter import explain, rewrite
@@ -11,7 +11,7 @@ from onnx_fa.rewriter import explain, rewrite
 
 @pytest.mark.parametrize("name", MATCH)
 def test_each_layout_is_matched_and_keeps_its_result(name: str) -> None:
-    check(MATCH[name]())
+    check(MATCH[name](), inputs=feeds)
 
 
 @pytest.mark.parametrize("name", REFUSE)

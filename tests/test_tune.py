@@ -75,6 +75,7 @@ def test_command_writes_a_database_that_the_compiler_uses(tmp_path: Path) -> Non
         (("--memory", "-1"), "--memory must be above 0"),
         (("--timeout", "0"), "not a number of seconds"),
         (("--target", "cpu-none"), "unknown target"),
+        (("--target", "cpu-neon" if NAME != "cpu-neon" else "cpu-avx2"), "cannot be measured here"),
         (("--case", "bench_vit", "--out", "no/where.json"), "cannot be written"),
         (("--case", "bench_vit", "--out", "other.json"), "a database of cpu-other"),
         (("--case", "bench_vit", "--out", "broken.json"), "not a tuning database"),

@@ -20,11 +20,12 @@ from filecheck.parser import Parser, pattern_for_opts
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.expr import SCORE
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.reference import attention
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, TensorArg
 from onnx_fa.target import TARGET_NAMES, Target, parse_target
 from onnx_fa.tuning.database import database_name, read_database
-from tests.cases import BY_NAME, FLOAT_MIN, Case, draw_operands, select
+from tests.cases import BY_NAME, CAUSAL, DISTANCE, FLOAT_MIN, T0, Case, added, draw_operands, select, term, where
 from tests.kernel_harness import HOST, Kernels, entry, mismatch, run_iree_compile
 
 
@@ -34,6 +35,8 @@ def _spec(**changes: Any) -> AttentionSpec:
 
 
 BASE = _spec()
+_CHUNK: ScoreExpr = ("Equal", ("Div", Q, ("i", 64)), ("Div", K, ("i", 64)))
+_ZERO_OR_MASK: tuple[ScoreExpr, ScoreExpr] = ("f", 0.0), ("f", -np.inf)
 
 
 # Longer than the shared table: several blocks of keys, so that some are skipped, some whole and some on an edge.
@@ -251,6 +254,51 @@ def test_one_dispatch_named_after_the_kernel(tmp_path: Path) -> None:
     flow = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert len(re.findall(r"flow\.executable\.export public @", flow)) == 1
     assert re.findall(r"flow\.dispatch @(\w+)", flow) == ["fa_site_attention"]
+
+
+def test_every_case_is_one_dispatch(tmp_path: Path) -> None:
+    """Nothing but reshapes lies between the entry and its dispatch, so that there is no buffer between dispatches at all."""
+    kernels = [emit_vector(case.spec, HOST, f"fa_case{i}") for i, case in enumerate(select())]
+    source = tmp_path / "k.mlir"
+    source.write_text("".join(k.text + entry(k, f"call{i}") for i, k in enumerate(kernels)))
+    command = ["iree-compile", str(source), "--compile-to=flow", *HOST.flags, *kernels[0].flags]
+    flow = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    called = re.findall(r"flow\.dispatch @(\w+)", flow)  # equal executables are one
+    assert len(called) == len(kernels) and set(called) <= {f"{k.name}_attention" for k in kernels}
+    functions = flow.split("util.func public @")[1:]
+    assert len(functions) == len(kernels) and all(f.count("flow.dispatch @") == 1 for f in functions)
+
+
+_MASKED = {  # (Sq, Skv, queries to look at, keys that these must not visit, mask)
+    "prefix": (300, 300, slice(0, 60), slice(128, None), term(where(("Or", CAUSAL, ("Less", K, ("i", 70)))))),
+    "chunked": (300, 300, slice(256, None), slice(0, 256), term(where(_CHUNK))),
+    "lengths": (200, 300, slice(None), slice(128, None), term(where(("Less", K, T0)), TensorArg((1,), "i64"))),
+    "band": (300, 300, slice(192, None), slice(0, 64), term(where(("Not", ("Greater", DISTANCE, ("i", 20)))))),
+    "added": (200, 300, slice(None), slice(128, None), term(added(("Where", ("Less", K, ("i", 99)), *_ZERO_OR_MASK)))),
+    "one_query": (1, 300, slice(None), slice(0, 192), SlidingWindow(9, 0, "end")),
+}
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    kernels = [
+        emit_vector(_spec(Hq=4, Sq=sq, Skv=skv, masks=(mask,)), HOST, f"fa_{name}")
+        for name, (sq, skv, *_, mask) in _MASKED.items()
+    ]
+    return Kernels(kernels, tmp_path_factory.mktemp("masked"))
+
+
+@pytest.mark.parametrize("name", _MASKED)
+def test_masked_blocks_are_not_visited(masked: Kernels, name: str) -> None:
+    """NaN values of V in a block that is left out do not show, though zero times NaN would be NaN."""
+    sq, skv, queries, keys, mask = _MASKED[name]
+    spec = _spec(Hq=4, Sq=sq, Skv=skv, masks=(mask,))
+    operands = draw_operands(spec, 0)
+    operands[3:] = [np.full_like(x, 100) for x in operands[3:]]
+    want = attention(spec, *operands)
+    operands[2][:, keys] = np.nan
+    got = masked.run(list(_MASKED).index(name), operands)
+    assert np.allclose(got[:, queries], want[:, queries], atol=1e-5)
 
 
 def _filecheck(checks: Path, text: str) -> None:

@@ -60,6 +60,11 @@ def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
                 f"node {node.name!r}: operator {node.op_type} of domain {node.domain!r} has no definition in the model "
                 "and is unknown to IREE; export it as standard operators or as a model-local function"
             )
+        if node.domain == "com.microsoft" and ("Attention" in node.op_type or node.op_type == "RotaryEmbedding"):
+            raise ModelError(
+                f"node {node.name!r}: {node.op_type} of com.microsoft could not be written in standard operators "
+                "(explain says why), and IREE's own import of it is not to be relied on"
+            )
     infer_types(proto)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation

@@ -11,6 +11,8 @@ import onnx
 import onnx.inliner
 from onnx import helper, numpy_helper
 
+from onnx_fa.errors import ModelError
+
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
     "AffineGrid",
@@ -94,7 +96,7 @@ _Handler = Callable[[_Graph, onnx.NodeProto], bool]
 def _rewrite(model: onnx.ModelProto) -> None:
     g = _Graph(model)
     for node in model.graph.node:
-        handler = _HANDLERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        handler = _TABLES.get(node.domain, {}).get(node.op_type)
         if handler is None or not handler(g, node):
             g.nodes.append(node)
     nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in g.nodes]
@@ -181,6 +183,40 @@ def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _contrib_rotary(g: _Graph, node: onnx.NodeProto) -> bool:
+    """onnxruntime's RotaryEmbedding. IREE reads heads that lie behind the sequence in the wrong order, and refuses the other forms.
+
+    Raises ModelError where the shapes of its inputs are unknown.
+    """
+    x, ids, cos, sin = node.input[:4]
+    shape, cache, at = g.shape(x), g.shape(cos), g.shape(ids)
+    half = cache[-1] if cache else None
+    heads = _attr(node, "num_heads", 0)
+    width = shape[-1] if shape else None
+    usable = isinstance(half, int) and isinstance(width, int) and shape is not None and at is not None
+    if not usable or _attr(node, "scale", 1.0) != 1.0:
+        raise ModelError(
+            f"node {node.name!r}: RotaryEmbedding of com.microsoft with unknown shapes or a scale is not supported"
+        )
+    assert isinstance(half, int) and isinstance(width, int) and shape is not None and at is not None
+    hint = node.name or "RotaryEmbedding"
+    if len(at) == 1:  # the position of the first row of every sequence
+        axis = g.const(np.array(1 if len(shape) == 3 else 2, np.int64), hint)
+        length = g.add("Gather", [g.add("Shape", [x], hint), axis], hint, axis=0)
+        zero, one = (g.const(np.array(i, np.int64), hint) for i in (0, 1))
+        row = g.add("Add", [g.add("Range", [zero, length, one], hint), ids], hint)
+        ids = g.add("Unsqueeze", [row, g.const(np.array([0], np.int64), hint)], hint)
+    made = helper.make_node(
+        "RotaryEmbedding",
+        [x, cos, sin, ids],
+        list(node.output),
+        name=hint,
+        interleaved=_attr(node, "interleaved", 0),
+        num_heads=heads or (width // (2 * half) if len(shape) == 3 else 0),
+    )
+    return _rotary(g, made)
+
+
 def _reshape(g: _Graph, node: onnx.NodeProto) -> bool:
     """A Reshape to [-1, tail] that merges two or more dynamic dims.
 
@@ -260,4 +296,10 @@ _HANDLERS: dict[str, _Handler] = {
     "RMSNormalization": _rms_norm,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,
+}
+
+_TABLES: dict[str, dict[str, _Handler]] = {
+    "": _HANDLERS,
+    "ai.onnx": _HANDLERS,
+    "com.microsoft": {"RotaryEmbedding": _contrib_rotary},
 }

@@ -132,7 +132,7 @@ class Vector:
 
 
 class ExprVectors:
-    """Emits expressions over vectors of `t`."""
+    """Emits expressions over vectors of `t`, or over its scalars."""
 
     def __init__(self, t: Lanes, bounds: IntBounds, tensors: Sequence[TensorArg]) -> None:
         self.t, self.bounds, self.tensors = t, bounds, tensors
@@ -151,10 +151,10 @@ class ExprVectors:
         return result
 
     def type(self, element: str) -> str:
-        return f"vector<{self.t.width}x{element}>"
+        return self.t.type(element)
 
     def _dense(self, literal: object, element: str) -> Vector:
-        return Vector(self.t.constant(f"dense<{literal}>", self.type(element)), element)
+        return Vector(self.t.dense(str(literal), element), element)
 
     def _constant(self, expr: ScoreExpr) -> Vector:
         if expr[0] == "b":
@@ -165,7 +165,7 @@ class ExprVectors:
 
     def _float(self, value: float) -> str:
         if math.isnan(value):
-            return self.t.constant("dense<0x7FC00000>", self.t.vec)
+            return self.t.dense("0x7FC00000", "f32")
         if math.isfinite(value):
             largest = float(np.finfo(np.float32).max)
             value = min(max(value, -largest), largest)
@@ -187,7 +187,9 @@ class ExprVectors:
         return [self._wider(a, "i32" if narrow else "i64") for a in args]
 
     def _select(self, condition: Vector, a: Vector, b: Vector) -> Vector:
-        kinds = f"{self.type('i1')}, {self.type(a.element)}"
+        kinds = self.type(a.element)
+        if kinds != a.element:
+            kinds = f"{self.type('i1')}, {kinds}"
         return Vector(self.t.let(f"arith.select {condition.value}, {a.value}, {b.value} : {kinds}"), a.element)
 
     def _test(self, predicate: str, a: Vector, b: Vector) -> Vector:

@@ -1,4 +1,5 @@
-"""One query per head: the heads that share a key/value head become the queries of one, so that K and V are read once."""
+"""A few queries per head: those of the heads that share a key/value head become the queries of one head, so that K and V are
+read once."""
 
 from __future__ import annotations
 
@@ -8,39 +9,46 @@ from onnx_fa.emit.score_plan import IndexMask, window
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, substitute
 from onnx_fa.spec import AttentionSpec, Dim, Elementwise, MaskTerm, with_shapes
 
+MOST_ROWS = 32
+"""More queries than this fill the vectors of a workgroup by themselves."""
 
-def fold_one_query(spec: AttentionSpec) -> AttentionSpec:
-    """The same attention with the query heads of each key/value head in the place of the one query: (*B, Hkv, group, D).
-    Every operand keeps the order of its elements, so that a reshape is all it takes. Specs with more queries stay as they
-    are."""
-    if spec.Sq != 1:
+
+def fold_queries(spec: AttentionSpec) -> AttentionSpec:
+    """The same attention with `group` times Sq queries per key/value head, head after head: (*B, Hkv, group * Sq, D). Every
+    operand keeps the order of its elements, so that a reshape is all it takes; a spec where that is not so, or with many
+    queries, stays as it is."""
+    if not isinstance(spec.Sq, int) or spec.group * spec.Sq > MOST_ROWS:
         return spec
-    heads, length = spec.rank - 3, spec.rank - 2
-    if spec.group == 1:  # the axis of one element goes before the head dim: vectors along it are compiled wrongly
+    heads, length, head_dim = spec.rank - 3, spec.rank - 2, spec.rank - 1
+    sq = spec.Sq
+    if sq == 1:  # an axis of one element can go anywhere; vectors are read along the head dim
+        after = heads if spec.group > 1 else head_dim
+        order = (heads, length) if spec.group > 1 else (length, head_dim)
 
-        def before_head_dim(old: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(
-                x for axis in old if axis != length for x in ((length, axis) if axis == spec.rank - 1 else (axis,))
-            )
+        def moved(layout: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(x for axis in layout if axis != length for x in (order if axis == after else (axis,)))
 
-        return dataclasses.replace(
-            spec, q_layout=before_head_dim(spec.q_layout), o_layout=before_head_dim(spec.o_layout)
-        )
-
-    def layout(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(x for axis in old if axis != length for x in ((heads, length) if axis == heads else (axis,)))
+        spec = dataclasses.replace(spec, q_layout=moved(spec.q_layout), o_layout=moved(spec.o_layout))
+    if spec.group == 1 or not all(_adjacent(x, heads, length) for x in (spec.q_layout, spec.o_layout)):
+        return spec
+    further = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
+    if not all(_folds(x.shape, spec) for x in further):
+        return spec
 
     def shape(old: tuple[Dim, ...]) -> tuple[Dim, ...]:
         *batch, head, _, keys = (1,) * (spec.rank - len(old)) + old
-        return (*batch, 1, 1, keys) if head == 1 else (*batch, spec.Hkv, spec.group, keys)
+        return (*batch, 1, 1, keys) if head == 1 else (*batch, spec.Hkv, rows, keys)
+
+    rows = spec.group * sq
+    query: ScoreExpr = ("i", 0) if sq == 1 else ("Mod", Q, ("i", sq))
 
     def leaf(x: ScoreExpr) -> ScoreExpr:
-        return {Q: ("i", 0), ("Sq",): ("i", 1)}.get(x, x)
+        return {Q: query, ("Sq",): ("i", sq)}.get(x, x)
 
     masks: list[MaskTerm] = []
     for term in spec.masks:
         if isinstance(term, IndexMask):
-            masks += _as_expression(term)
+            masks += _as_expression(term, query, sq)
         elif isinstance(term, Elementwise):
             masks.append(with_shapes(dataclasses.replace(term, expr=substitute(term.expr, leaf)), shape))
         else:
@@ -48,22 +56,31 @@ def fold_one_query(spec: AttentionSpec) -> AttentionSpec:
     return dataclasses.replace(
         spec,
         Hq=spec.Hkv,
-        Sq=spec.group,
+        Sq=rows,
         masks=tuple(masks),
         sink=spec.sink and dataclasses.replace(spec.sink, shape=shape(spec.sink.shape)),
-        q_layout=layout(spec.q_layout),
-        o_layout=layout(spec.o_layout),
     )
 
 
-def _as_expression(mask: IndexMask) -> list[MaskTerm]:
-    """An index mask for the query at position 0, which keeps the keys between two bounds."""
+def _adjacent(layout: tuple[int, ...], heads: int, length: int) -> bool:
+    return layout.index(length) == layout.index(heads) + 1
+
+
+def _folds(shape: tuple[Dim, ...], spec: AttentionSpec) -> bool:
+    """Whether a tensor has both the heads and the queries, or neither."""
+    head, query = ((1, 1, 1, *shape)[-3:])[:2]
+    return (head == 1 and query == 1) or (head != 1 and query == spec.Sq)
+
+
+def _as_expression(mask: IndexMask, query: ScoreExpr, sq: int) -> list[MaskTerm]:
+    """An index mask, which keeps the keys between two bounds, for queries at those positions."""
     left, right = window(mask)
     end = mask.offset == "end"
-    last: ScoreExpr = ("Sub", ("Skv",), ("i", 1)) if end else ("i", mask.offset)
+    offset: ScoreExpr = ("Sub", ("Skv",), ("i", sq)) if end else ("i", mask.offset)
+    at: ScoreExpr = ("Add", query, offset)
     keeps: list[ScoreExpr] = []
-    if right is not None and not (end and right >= 0):
-        keeps.append(("LessOrEqual", K, ("Add", last, ("i", right))))
+    if right is not None and not (end and right >= sq - 1):
+        keeps.append(("LessOrEqual", K, ("Add", at, ("i", right))))
     if left is not None:
-        keeps.append(("GreaterOrEqual", K, ("Sub", last, ("i", left))))
+        keeps.append(("GreaterOrEqual", K, ("Sub", at, ("i", left))))
     return [Elementwise(("Where", keep, SCORE, ("f", mask.fill))) for keep in keeps]

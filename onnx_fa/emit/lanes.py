@@ -25,8 +25,15 @@ class Lanes(Text):
         self.width = width
         self.vec, self.ivec, self.bvec = (f"vector<{width}x{e}>" for e in ("f32", "i32", "i1"))
 
+    def type(self, element: str) -> str:
+        return f"vector<{self.width}x{element}>"
+
+    def dense(self, literal: str, element: str) -> str:
+        """A literal in every lane."""
+        return self.constant(f"dense<{literal}>", self.type(element))
+
     def splat(self, value: float) -> str:
-        return self.constant(f"dense<{float_literal(value)}>", self.vec)
+        return self.dense(float_literal(value), "f32")
 
     def vop(self, op: str, *operands: str) -> str:
         """An operation whose operands and result are f32 vectors."""
@@ -121,3 +128,32 @@ class Lanes(Text):
             return [pick(rows[0], rows[1], (g,)) for g in (0, 1)]
         halves = [(pick(rows[0], rows[1], h), pick(rows[2], rows[3], h)) for h in ((0, 1), (2, 3))]
         return [pick(a, b, h) for a, b in halves for h in ((0, 2), (1, 3))]
+
+
+class Scalars(Lanes):
+    """The same operations on single values, with names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.vec, self.ivec, self.bvec = "f32", "i32", "i1"
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"%e{self._count}"
+
+    def type(self, element: str) -> str:
+        return element
+
+    def dense(self, literal: str, element: str) -> str:
+        return self.constant({"true": "1", "false": "0"}.get(literal, literal), element)
+
+    def compare(self, predicate: str, a: str, b: str) -> str:
+        return self.let(f"arith.cmpf {predicate}, {a}, {b} : f32")
+
+    def select(self, condition: str, a: str, b: str) -> str:
+        return self.let(f"arith.select {condition}, {a}, {b} : f32")
+
+    def take(self) -> list[str]:
+        """The operations so far, without the constants, which stay."""
+        lines, self._lines = self._lines, []
+        return lines

@@ -19,11 +19,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onnx_fa.emit.expr_vectors import ExprVectors, IntBounds, Vector
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.lanes import Scalars
+from onnx_fa.emit.score_plan import free, numbered
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.expr import K, Q, ScoreExpr, leaves
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Dim, Elementwise, MaskTerm, Offset, SlidingWindow
 from onnx_fa.target import Target
 from onnx_fa.tuning.database import family, pick
@@ -31,7 +35,7 @@ from onnx_fa.tuning.database import family, pick
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 
-MLIR_DTYPE = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1"}
+MLIR_DTYPE = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1", "i32": "i32", "i64": "i64"}
 
 FINITE_FILLS = (-1e30, -1e33, -1e36)
 """What stands for the finite fills of a spec, weakest first. Each swallows any score it is added to, as a `where`
@@ -101,8 +105,6 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
     """The kernel for `spec`, named `name`. Raises UnsupportedError with the reason when the op cannot express it."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
-    if spec.sink is not None:
-        raise UnsupportedError("op kernel: a sink")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
     if min(spec.D, spec.Dv) < 2:
@@ -133,16 +135,61 @@ def _fills(masks: Sequence[MaskTerm]) -> dict[float, float]:
         if isinstance(mask, AddMask):
             if any(f > FINITE_FILLS[0] for f in finite):
                 raise UnsupportedError("an additive mask after a mask with a moderate finite fill")
-        elif isinstance(mask, Elementwise):
-            raise UnsupportedError("op kernel: a score function or mask given as an expression")
-        elif math.isnan(mask.fill) or mask.fill > STRONGEST_MODERATE_FILL:
-            raise UnsupportedError(f"a mask fill of {mask.fill} competes with real scores")
-        elif math.isfinite(mask.fill):
-            finite.add(mask.fill)
+            continue
+        if isinstance(mask, Elementwise):
+            found, adds = _replacements(mask.expr)
+            if adds and any(f > FINITE_FILLS[0] for f in (*finite, *found)):
+                raise UnsupportedError("a bias after a mask with a moderate finite fill")
+        else:
+            found = [mask.fill]
+        for fill in found:
+            if math.isnan(fill) or fill > STRONGEST_MODERATE_FILL:
+                raise UnsupportedError(f"a mask fill of {fill} competes with real scores")
+            if math.isfinite(fill):
+                finite.add(fill)
     if len(finite) > len(FINITE_FILLS):
         raise UnsupportedError(f"more than {len(FINITE_FILLS)} different finite mask fills")
     ladder = dict(zip(sorted(finite, reverse=True), FINITE_FILLS, strict=False))
     return {-math.inf: -math.inf, **ladder}
+
+
+def _replacements(expr: ScoreExpr) -> tuple[list[float], bool]:
+    """The constants that a score expression puts in the score's place, and whether it adds to the score."""
+    match expr:
+        case ("score",):
+            return [], False
+        case ("f", value):
+            return [value], False
+        case ("Where", condition, a, b) if free(condition):
+            (first, adds), (second, more) = _replacements(a), _replacements(b)
+            return first + second, adds or more
+        case ("Add" | "Sub", a, b) if free(b) and not free(a):
+            return _replacements(a)[0], True
+        case ("Add", a, b) if free(a) and not free(b):
+            return _replacements(b)[0], True
+    raise UnsupportedError("op kernel: a score function that is more than a mask or a bias")
+
+
+def _as_mask(expr: ScoreExpr, fills: dict[float, float]) -> ScoreExpr:
+    """What a score expression does to the mask, which the score is added to in the end."""
+    match expr:
+        case ("score",):
+            return expr
+        case ("f", value):
+            return ("f", fills[value])
+        case ("Where", condition, a, b):
+            return ("Where", condition, _as_mask(a, fills), _as_mask(b, fills))
+        case ("Add", a, b):
+            return ("Add", _as_mask(a, fills), _limited(b)) if free(b) else ("Add", _limited(a), _as_mask(b, fills))
+        case ("Sub", a, b):
+            return ("Add", _as_mask(a, fills), _limited(("Neg", b)))
+    raise AssertionError(expr[0])
+
+
+def _limited(bias: ScoreExpr) -> ScoreExpr:
+    """A bias within +-ADD_LIMIT; infinities stay."""
+    infinite: ScoreExpr = ("Equal", ("Abs", bias), ("f", math.inf))
+    return ("Where", infinite, bias, ("Min", ("Max", bias, ("f", -ADD_LIMIT)), ("f", ADD_LIMIT)))
 
 
 def _float(value: float) -> str:
@@ -210,8 +257,12 @@ class _Emitter:
         score_axes = (*batch_names, "Hq", "m", "k2")
         self.masks = [
             self._operand(f"t{i}", m.shape, score_axes[len(score_axes) - len(m.shape) :], None, dtype)
-            for i, (m, dtype) in enumerate(zip(spec.tensor_masks, spec.operand_dtypes[3:], strict=True))
+            for i, (m, dtype) in enumerate(zip(spec.tensors, spec.operand_dtypes[3:], strict=False))
         ]
+        self.sink = None
+        if spec.sink is not None:
+            axes = score_axes[len(score_axes) - len(spec.sink.shape) :]
+            self.sink = self._operand("t_sink", spec.sink.shape, axes, None, spec.sink.dtype)
 
     def _operand(
         self, letter: str, shape: Sequence[Dim], kinds: Sequence[str], layout: Sequence[int] | None, dtype: str
@@ -269,13 +320,14 @@ class _Emitter:
 
     def text(self) -> str:
         spec, name = self.spec, self.name
-        inputs = [self.q, self.k, self.v, *self.masks]
+        further = [*self.masks, *([self.sink] if self.sink else [])]
+        inputs = [self.q, self.k, self.v, *further]
         out: list[str] = []
         key = self.k
         if self._transposes_k():
             key = _Operand("kt", (), tuple((d, self.sizes[d]) for d in (*self._kv_outer(), "k1", "k2")), "f32")
             out.append(self._executable("transpose", [self.k], key, self._transpose_body(key)))
-        inside = [self.q, key, self.v, *self.masks]
+        inside = [self.q, key, self.v, *further]
         out.append(self._executable("attention", inside, self.o, self._attention_body(key)))
 
         args = ", ".join(f"%{x.name}: {_type(x.stored, x.dtype)}" for x in inputs)
@@ -415,11 +467,12 @@ class _Emitter:
         acc, row = (*self.rows, "n"), self.rows
         acc_type, row_type = _type(self._shape(acc), "f32"), _type(self._shape(row), "f32")
         lines += [self._empty("acc_empty", self._shape(acc), "f32"), self._empty("row_empty", self._shape(row), "f32")]
-        for name, value, empty, kind in (
-            ("acc0", "zero", "acc_empty", acc_type),
-            ("max0", "lowest", "row_empty", row_type),
-            ("sum0", "zero", "row_empty", row_type),
-        ):
+        fills = [("acc0", "zero", "acc_empty", acc_type)]
+        if self.sink is None:
+            fills += [("max0", "lowest", "row_empty", row_type), ("sum0", "zero", "row_empty", row_type)]
+        else:
+            lines += self._sink_rows(self.sink)
+        for name, value, empty, kind in fills:
             lines.append(f"%{name} = linalg.fill ins(%{value} : f32) outs(%{empty} : {kind}) -> {kind}")
         dims = [self.q.dims, key.dims, self.v.dims, ()]
         types = [_type(self._shape(d), "f32") for d in dims[:3]] + ["f32"]
@@ -458,6 +511,27 @@ class _Emitter:
         sources = [("online#0", acc, "f32"), ("online#2", row, "f32")]
         lines += self._elementwise("o", self.o.dims, sources, body, spec.dtype)
         return lines
+
+    def _sink_rows(self, sink: _Operand) -> list[str]:
+        """The maximum and the sum that rows start with: a logit without a value."""
+        source = "%x0" if sink.dtype == "f32" else "%wide"
+        body = [f"%wide = arith.extf %x0 : {sink.dtype} to f32"] if sink.dtype != "f32" else []
+        body += [
+            f"%limit = arith.constant {_float(-ADD_LIMIT)} : f32",
+            "%none = arith.constant 0xFF800000 : f32",
+            f"%low = arith.cmpf oeq, {source}, %none : f32",
+            f"%raised = arith.maximumf {source}, %limit : f32",
+            f"%kept = arith.select %low, {source}, %raised : f32",
+            f"%log2e = arith.constant {_float(LOG2E)} : f32",
+            "%logit = arith.mulf %kept, %log2e : f32",
+            "%most = arith.maximumf %logit, %lowest : f32",
+        ]
+        sources = [(sink.name, sink.dims, sink.dtype)]
+        total = ["%less = arith.subf %logit, %most : f32", "%y = math.exp2 %less : f32"]
+        return [
+            *self._elementwise("max0", self.rows, sources, [*body, "%y = arith.addf %most, %zero : f32"], "f32"),
+            *self._elementwise("sum0", self.rows, sources, [*body, *total], "f32"),
+        ]
 
     def _score_mods(self) -> list[str]:
         """The op's region: it sees score * scale * log2(e) and yields the same unit."""
@@ -499,7 +573,8 @@ class _Emitter:
         spec = self.spec
         if not spec.masks:
             return (), []
-        indexed = any(isinstance(m, (Causal, SlidingWindow)) for m in spec.masks)
+        read = {leaf for m in spec.masks if isinstance(m, Elementwise) for leaf in leaves(m.expr)}
+        indexed = any(isinstance(m, (Causal, SlidingWindow)) for m in spec.masks) or bool(read & {Q, K})
         rows_matter = indexed and not self.fold and "m" in self.sizes
         used = {"k2"} | ({"m"} if rows_matter else set())
         for x in self.masks:
@@ -512,7 +587,17 @@ class _Emitter:
                 f"%i = linalg.index {dims.index('m')} : index" if rows_matter else "%i = arith.constant 0 : index"
             )
         value, tensor = "%zero", 0
-        for i, mask in enumerate(spec.masks):
+        scalars = Scalars()
+        exprs = ExprVectors(scalars, IntBounds(spec.Sq, spec.Skv, spec.tensors), spec.tensors)
+        before, terms = body, list(numbered(spec))
+        body = []
+        for i, (mask, expr) in enumerate(terms):
+            if isinstance(mask, Elementwise) and expr is not None:
+                known = self._leaves(scalars, value)
+                value = exprs.emit(_as_mask(expr, self.fills), known, {}).value
+                body += scalars.take()
+                tensor += len(mask.tensors)
+                continue
             if isinstance(mask, AddMask):
                 body += self._add_term(i, mask, f"%x{tensor}", value)
                 tensor += 1
@@ -528,9 +613,32 @@ class _Emitter:
                     f"%m{i} = arith.select {keep}, {value}, %fill{i} : f32",
                 ]
             value = f"%m{i}"
-        body.append(f"%y = arith.addf {value}, %zero : f32")
+        body = [*before, *scalars.render(), *body, f"%y = arith.addf {value}, %zero : f32"]
         sources = [(x.name, x.dims, x.dtype) for x in self.masks]
         return dims, self._elementwise("mask", dims, sources, body, "f32")
+
+    def _leaves(self, t: Scalars, value: str) -> Callable[[ScoreExpr], Vector | None]:
+        """The scalars that expressions read in the mask's generic, where `value` is the mask so far."""
+
+        def known(leaf: ScoreExpr) -> Vector | None:
+            match leaf:
+                case ("score",):
+                    return Vector(value, "f32")
+                case ("q",) | ("k",):
+                    place = "%i" if leaf == Q else "%j"
+                case ("Sq" | "Skv" as which,):
+                    size = self.spec.Sq if which == "Sq" else self.spec.Skv
+                    place = t.index(size) if isinstance(size, int) else self._size(size)
+                case ("tensor", n):
+                    dtype = MLIR_DTYPE[self.masks[n].dtype]
+                    if dtype in ("f16", "bf16"):
+                        return Vector(t.let(f"arith.extf %x{n} : {dtype} to f32"), "f32")
+                    return Vector(f"%x{n}", dtype)
+                case _:
+                    return None
+            return Vector(t.let(f"arith.index_cast {place} : index to i32"), "i32")
+
+        return known
 
     @staticmethod
     def _add_term(i: int, mask: AddMask, source: str, value: str) -> list[str]:

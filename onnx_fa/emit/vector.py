@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
-from onnx_fa.emit.fold import fold_one_query
+from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import INDEX, Text, tensor_type
 from onnx_fa.emit.vector_body import VectorBody, VectorConfig, mask_tiles, operand_types
@@ -41,7 +41,7 @@ def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
 def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
     """Measured tiles for the target, preferring few rows beyond Sq, and where they are from. Raises UnsupportedError where none
     fit."""
-    folded, lanes = fold_one_query(spec), target.lanes
+    folded, lanes = fold_queries(spec), target.lanes
     while lanes > 4 and (lanes > min(spec.D, spec.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
         lanes //= 2  # narrow head dims are transposed in narrow vectors
     for keys in (1, 2, 4):
@@ -74,7 +74,7 @@ def _check(spec: AttentionSpec, target: Target) -> None:
 def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None) -> Kernel:
     """The kernel of one site as a dispatch of vector code. Raises UnsupportedError where spec or tiles do not fit."""
     _check(spec, target)
-    site, spec = spec, fold_one_query(spec)
+    site, spec = spec, fold_queries(spec)
     found = None
     if config is None:
         config, found = tuned(site, target)

@@ -344,7 +344,7 @@ class VectorBody:
         scale = t.splat(factor)
 
         def swapped(d: str, row: str, out: str) -> str:
-            if self.few_queries:  # one by one: reads beyond the last column of a swapped slab are compiled wrongly
+            if self.few_queries:  # one by one, so that the last query is repeated
                 for lane in range(t.width):
                     column = t.shifted(row, lane)
                     x = t.arith("mulf", self.extract(self.q, self.query_row(column), d), t.f32(factor), "f32")

@@ -116,7 +116,7 @@ def _match_behind(
                 op=anchor.op,
                 dtype=dtype,
                 operands=site.operands,
-                steps=placed_steps(view, patterns, site, steps),
+                steps=placed_steps(view, patterns, site, steps, dtype),
                 guard=guarded,
                 output=output,
                 anchor=anchor.node,

@@ -231,7 +231,7 @@ def _fold(
                 factor_of = ("Div" if divide else "Mul", SCORE, ("tensor", 0))
                 terms += mask(view, Map(factor_of, (value,), "scale"), shape, dtype)
             case AddTerm() | Select() | Map():
-                terms += mask(view, step, shape, dtype)
+                terms += mask(view, step, shape, dtype, terms)
     return scale, tuple(mods), terms
 
 

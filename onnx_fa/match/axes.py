@@ -104,6 +104,8 @@ class Atom:
     name: str
     size: Dim
     parts: list[Atom] = field(default_factory=list)
+    whole: Atom | None = None
+    """What it is a part of."""
 
     def leaves(self) -> list[Atom]:
         return [leaf for p in self.parts for leaf in p.leaves()] if self.parts else [self]
@@ -134,14 +136,28 @@ def split_atom(atom: Atom, size: int, from_right: bool) -> tuple[Atom, Atom]:
         Atom(f"{atom.name}.{'lo' if from_right else 'hi'}", size),
         Atom(f"{atom.name}.r", atom.size // size),
     )
+    piece.whole = remainder.whole = atom
     atom.parts = [remainder, piece] if from_right else [piece, remainder]
     return piece, remainder
 
 
 def spread_atom(atom: Atom, dims: Sequence[Dim | None]) -> list[Atom]:
     """Splits an atom whose size is not known in numbers."""
-    atom.parts = [Atom(f"{atom.name}.{i}", d if d is not None else f"{atom.size}.{i}") for i, d in enumerate(dims)]
+    atom.parts = [
+        Atom(f"{atom.name}.{i}", d if d is not None else f"{atom.size}.{i}", whole=atom) for i, d in enumerate(dims)
+    ]
     return atom.parts
+
+
+def has_size(axis: Sequence[Atom], dim: Dim) -> bool:
+    """Whether an axis of these atoms provably has this size."""
+    axis = leaves(axis)
+    whole = axis[0] if axis else None
+    while whole is not None:
+        if whole.size == dim and whole.leaves() == axis:
+            return True
+        whole = whole.whole
+    return product(axis) == size_of(dim)
 
 
 # Operand expressions that move atoms.

@@ -14,16 +14,18 @@ from onnx_fa.match.axes import (
     Group,
     Source,
     Sources,
+    has_size,
     leaves,
     moved,
     product,
     regroup,
-    size_of,
+    run_time_size,
     split_atom,
     spread_atom,
 )
 from onnx_fa.match.types import (
     AddTerm,
+    Call,
     Expr,
     Factor,
     Map,
@@ -63,6 +65,8 @@ class Site:
     frames: Frames
     plain: bool
     """No step moves axes: whatever broadcasts to the score broadcasts to the canonical dims."""
+    keys_sure: bool
+    """K and V have provably equal lengths: then what broadcasts with the score has that many keys, or one."""
 
 
 def plan_site(
@@ -114,21 +118,10 @@ def plan_site(
             if len(leaves(axis)) == 1:
                 sources.setdefault(leaves(axis)[0], Source(value, i))
 
-    def read(
-        product_: Product, side: int, value_axes: Sequence[Axis], rows: Group, width: Group
-    ) -> list[OperandChoice]:
-        marked: list[Axis] = []
-        for x, axis in zip(product_.letters[side], value_axes, strict=True):
-            own = width if x not in product_.letters[1 - side] else None
-            if side_is_v(product_):
-                group = rows if x not in product_.out else own
-            else:
-                group = width if x not in product_.out else rows if own is not None else None
-            marked.append(leaves(axis) or ([group.mark] if group is not None and not group.atoms else []))
-        return patterns.operand(view, product_.operands[side], marked, (*lead_groups, rows, width), sources)
-
-    def side_is_v(product_: Product) -> bool:
-        return product_ is pv
+    def read(of: Product, side: int, value_axes: Sequence[Axis], rows: Group, width: Group) -> list[OperandChoice]:
+        summed, own = (rows, width) if of is pv else (width, rows)
+        marked = _marked(of, side, value_axes, summed, own)
+        return patterns.operand(view, of.operands[side], marked, (*lead_groups, rows, width), sources)
 
     chosen = common_reading(
         read(qk, 1 - k_side, q_axes, q_rows, d_group),
@@ -145,30 +138,76 @@ def plan_site(
     groups = (*lead_groups, Group("s", tuple(rows), Sq), Group("t", tuple(keys), Skv))
     canonical = [list(g.atoms) for g in groups]
     plain = all([leaves(a) for a in f] == canonical[-len(f) :] for f in (*frames.steps, frames.softmax))
-    return Site(operands, groups, sources, frames, plain)
+    rows_of_v = [
+        d for x, d in zip(pv.letters[1 - weighting.side], pv.shapes[1 - weighting.side], strict=True) if x not in pv.out
+    ]
+    keys_of_k = [d for a, d in zip(k_axes, qk.shapes[k_side], strict=True) if keys and leaves(a) == keys]
+    keys_sure = len(keys_of_k) == 1 and keys_of_k == rows_of_v and keys_of_k[0] is not None
+    return Site(operands, groups, sources, frames, plain, keys_sure)
 
 
-def placed_steps(view: GraphView, patterns: Patterns, site: Site, steps: Sequence[Step]) -> list[Step]:
+def _marked(of: Product, side: int, axes: Sequence[Axis], summed: Group, own: Group) -> list[Axis]:
+    """An operand's axes, where a unit axis says which dim it is: the one summed over, or the operand's own."""
+    result: list[Axis] = []
+    for letter, axis in zip(of.letters[side], axes, strict=True):
+        group = summed if letter not in of.out else own if letter not in of.letters[1 - side] else None
+        result.append(leaves(axis) or ([group.mark] if group is not None and not group.atoms else []))
+    return result
+
+
+def placed_steps(
+    view: GraphView, patterns: Patterns, site: Site, steps: Sequence[Step], dtype: str | None
+) -> list[Step]:
     """The steps without those that move axes, their tensors as they broadcast to the canonical dims."""
-    if site.plain:
-        return [s for s in steps if not isinstance(s, Regroup)]
     result: list[Step] = []
     for step, axes in zip(steps, site.frames.steps, strict=True):
-        fit = _fitter(view, patterns, site, axes)
-        match step:
-            case Regroup():
-                pass
-            case AddTerm() | Factor():
-                result.append(replace(step, value=fit(step.value)))
-            case Select():
-                result.append(replace(step, keep=fit(step.keep)))
-            case Map():
-                if _reads_position(step.expr) and not _aligned(site, axes, 2):
-                    raise NoMatch("a score function reads positions of axes that are moved afterwards")
-                result.append(replace(step, values=tuple(fit(v) for v in step.values)))
-            case _:
-                result.append(step)
+        if isinstance(step, Regroup):
+            continue
+        if isinstance(step, Map) and _reads_position(step.expr) and not _aligned(site, axes, 2):
+            raise NoMatch("a score function reads positions of axes that are moved afterwards")
+        placed = _with_tensors(step, _fitter(view, patterns, site, axes))
+        result.append(_with_all_keys(view, patterns, site, axes, placed, dtype))
     return result
+
+
+def _with_tensors(step: Step, change: Callable[[Expr], Expr]) -> Step:
+    match step:
+        case AddTerm() | Factor():
+            return replace(step, value=change(step.value))
+        case Select():
+            return replace(step, keep=change(step.keep))
+        case Map():
+            return replace(step, values=tuple(change(v) for v in step.values))
+    return step
+
+
+def _with_all_keys(
+    view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis], step: Step, dtype: str | None
+) -> Step:
+    """The step with a mask expanded along the keys, where the length that the mask names is not known to be theirs.
+
+    It is that length or one: the product with V fixes how many keys the score has behind the mask, and K how many before it.
+    """
+    keys = site.groups[-1]
+    symbolic = site.keys_sure and isinstance(keys.size, str) and len(keys.atoms) == 1
+    if dtype is None or not symbolic or not _aligned(site, axes, 1) or not isinstance(step, (AddTerm, Select, Map)):
+        return step
+
+    def wide(value: Expr) -> Expr:
+        shape = view.shape(value) if isinstance(value, ir.Value) else None
+        if not shape or shape[-1] in (1, keys.size):
+            return value
+        count = run_time_size(list(keys.atoms), site.sources)
+        return Call("Expand", (value, count), shape=(*shape[:-1], keys.size))
+
+    expanded = _with_tensors(step, wide)
+    if expanded == step:
+        return step
+    try:
+        patterns.mask(view, step, tuple(g.size for g in site.groups), dtype)
+    except NoMatch:
+        return expanded
+    return step
 
 
 def placed_at_softmax(site: Site, value: Expr | None) -> Expr | None:
@@ -186,6 +225,8 @@ def placed_on_probabilities(view: GraphView, patterns: Patterns, site: Site, val
 def _fitter(view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis]) -> Callable[[Expr], Expr]:
     def fit(value: Expr) -> Expr:
         shape = view.shape(value) if isinstance(value, ir.Value) else None
+        if site.plain:
+            return value
         if shape is not None:
             while shape and shape[0] == 1:
                 shape = shape[1:]
@@ -362,7 +403,7 @@ def _values(
         else:
             have = of[letter]
             p_dim = pv.shapes[side][p_letters.index(letter)]
-            if dim is None or (size_of(dim) != product(have) and dim != p_dim):
+            if dim is None or (not has_size(have, dim) and dim != p_dim):
                 batch = [
                     [s[i] for i, x in enumerate(t) if x in pv.out[:-2]]
                     for s, t in zip(pv.shapes, pv.letters, strict=True)

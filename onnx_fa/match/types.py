@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import onnx_ir as ir
 
@@ -64,6 +64,8 @@ class Anchor:
     """Where the sink stands among the columns of `prob`, if it is one of them; `score` is without it."""
     inside: tuple[ir.Node, ...] = ()
     """Nodes of the softmax itself that read `prob`."""
+    unscaled: bool = False
+    """`prob` are exponentials that are masked first, and then divided by their sum."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +254,22 @@ class Tail:
 
 
 ScoreLayer = Callable[[GraphView, ir.Value], Iterable[Peel]]
-MaskRule = Callable[[GraphView, AddTerm | Select | Map, tuple[Dim, ...], str], list[Term]]
-"""(view, step, the score's shape, the element type) -> the mask terms that the step means. Raises NoMatch."""
+
+
+class MaskRule(Protocol):
+    def __call__(
+        self,
+        view: GraphView,
+        step: AddTerm | Select | Map,
+        shape: tuple[Dim, ...],
+        dtype: str,
+        before: Sequence[Term] = (),
+    ) -> list[Term]:
+        """The mask terms that `step` means on a score of `shape` (*B, Hq, Sq, Skv), to which the terms `before` have been applied.
+        Raises NoMatch where a tensor does not provably broadcast to the score."""
+        ...
+
+
 AfterLayer = Callable[[GraphView, Anchor, ir.Value, Sequence[ir.Node]], After | None]
 """(view, the softmax, the probabilities, the nodes that read them) -> the layer. Raises NoMatch naming what cannot be carried."""
 TailLayer = Callable[[GraphView, Anchor, ir.Value], Tail | None]
@@ -268,6 +284,15 @@ class Patterns:
     after: Sequence[AfterLayer]
     product: Callable[[GraphView, ir.Value], Product | None]
     """The contraction that makes a value."""
+    joined_score: Callable[
+        [GraphView, ir.Value, Callable[[ir.Value], Sequence[tuple[tuple[Step, ...], Product]]]],
+        tuple[tuple[Step, ...], Product] | None,
+    ]
+    """The reading of a score that is made of parts along the keys, given the reader of the parts."""
+    joined_values: Callable[
+        [GraphView, ir.Value, Sequence[ir.Node], Callable[[GraphView, ir.Value], Product | None]], Product | None
+    ]
+    """The product of the probabilities with V in parts along the keys."""
     operand: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], list[OperandChoice]]
     """(view, q, k or v, its axes, the canonical dims) -> readings, the shallowest first."""
     place: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], Expr]

@@ -65,6 +65,9 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
         if after is not None:
             state = _with(state, after)
             continue
+        joined = patterns.joined_values(view, prob, users, patterns.product)
+        if joined is not None:
+            return [_before_product(anchor, state, joined)]
         _name_combined(view, users)
         if len(users) > 1:
             return _branches(view, anchor, patterns, state, users)
@@ -95,11 +98,18 @@ def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _Sta
     pv = patterns.product(view, node.outputs[0])
     if pv is None:
         raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+    return _before_product(anchor, state, pv)
+
+
+def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
+    node = pv.node
     sides = [i for i, x in enumerate(pv.operands) if x is state.prob]
     if len(sides) != 1:
         raise NoMatch("the probabilities are multiplied by themselves", node)
     if anchor.column and not state.cut:
         raise NoMatch("the column of the sink is not cut off before the matmul with V", node)
+    if anchor.unscaled and not state.steps:
+        raise NoMatch("exponentials are not divided by their sum", node)
     weighting = Weighting(pv, sides[0], state.prob, state.regroups)
     if state.wrap and not keeps_rows(weighting):
         raise NoMatch("the axes move between a factor on the probabilities and the matmul with V", node)
@@ -296,6 +306,9 @@ class _Parser:
             return [((Scale(qk.factor),) if qk.factor != 1.0 else (), qk)]
         if depth > _MAX_LAYERS:
             return self._fail(NoMatch(f"more than {_MAX_LAYERS} layers between the matmul and the softmax"))
+        joined = self.patterns.joined_score(self.view, value, lambda part: self.read(part, depth + 1))
+        if joined is not None:
+            return [joined]
         found: list[Reading] = []
         tried = False
         for layer in self.patterns.score:
@@ -357,7 +370,8 @@ def parse_score(view: GraphView, value: ir.Value, patterns: Patterns) -> list[Re
     parser = _Parser(view, patterns)
     found = parser.read(value)
     if found:
-        return found
+        # What another attention made is rather a bias than scores.
+        return sorted(found, key=lambda reading: any(_is_weights(view, x) for x in reading[1].operands))
     if parser.failure is not None:
         raise parser.failure
     raise NoMatch("no layer leads from the softmax to a matmul of Q and K", value.producer())
@@ -406,6 +420,19 @@ def _is_for_something_else(view: GraphView, node: ir.Node) -> bool:
     return False
 
 
+def _is_weights(view: GraphView, value: Expr) -> bool:
+    """Whether a matmul's operand looks like the probabilities of an attention."""
+    for _ in range(4):
+        node = view.producer(value, *_ON_PROBABILITIES) if isinstance(value, ir.Value) else None
+        if node is None or node.inputs[0] is None:
+            return False
+        if node.op_type in ("Softmax", "Exp"):
+            return True
+        value = node.inputs[0]
+    return False
+
+
+_ON_PROBABILITIES = ("Softmax", "Exp", "Cast", "Identity", "Dropout", "Div", "Mul", "Slice")
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Pow", "Mod", "Sum", "PRelu")
 
 

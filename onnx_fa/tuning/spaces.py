@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from onnx_fa.emit import op_kernel, vector
-from onnx_fa.emit.fold import fold_one_query
+from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.op_kernel import OpConfig, emit_op
 from onnx_fa.emit.vector import VectorConfig, emit_vector
@@ -102,7 +102,7 @@ _SPACES = {
         _vector_first,
         _vector_around,
         _vector_emit,
-        lambda spec, tiles: queries_computed(fold_one_query(spec).Sq, tiles["BM"]),
+        lambda spec, tiles: queries_computed(fold_queries(spec).Sq, tiles["BM"]),
     ),
     "op": Space(_op_default, _op_first, _op_around, _op_emit, lambda spec, tiles: 1.0),
 }
