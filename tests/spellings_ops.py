@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def in_function(
             functions,
         )
     functions = [function("Attend", plain("o", mask="mask"), ["q", "k", "v", "scale", "mask"], ["o"])]
-    other = [h.make_node("Tanh", ["x"], ["t"]), h.make_node("Mul", ["x", "t"], ["y"])]
+    other = [h.make_node("Abs", ["x"], ["t"]), h.make_node("Mul", ["x", "t"], ["y"])]
     functions.append(function("Gate", other, ["x"], ["y"]))
     callee = "Attend"
     if nested:
@@ -197,7 +198,7 @@ def siblings(*, present: bool = False) -> onnx.ModelProto:
     return model(nodes, inputs, outputs, 23, SCALE)
 
 
-CONTAINERS: dict[str, Builder] = {
+_CONTAINERS: dict[str, Builder] = {
     "if": in_if,
     "if-op": partial(in_if, op=True),
     "if-split": partial(in_if, split=True),
@@ -215,6 +216,10 @@ CONTAINERS: dict[str, Builder] = {
     "siblings": siblings,
     "siblings-present": partial(siblings, present=True),
 }
+
+
+CONTAINERS: Mapping[str, Builder] = MappingProxyType(_CONTAINERS)
+"""Not a dict, which would join the table of spellings: that compares the nodes of the main graph, and inlining changes them."""
 
 
 def plain_function() -> onnx.ModelProto:
@@ -614,7 +619,7 @@ def decoder(*, cross: bool = False, held: int = 3, extra: bool = False, **attrs:
     return contrib(name, inputs, outputs, {"held": [held]}, num_heads=HQ, past_present_share_buffer=1, **attrs)
 
 
-CONTRIB: dict[str, Builder] = {
+_CONTRIB: dict[str, Builder] = {
     "mha": mha,
     "mha-scale": partial(mha, scale=0.3),
     "mha-bias": partial(mha, bias=True),
@@ -666,6 +671,10 @@ CONTRIB: dict[str, Builder] = {
     "decoder-first": partial(decoder, held=0),
     "decoder-cross": partial(decoder, cross=True),
 }
+
+CONTRIB = tuple(_CONTRIB.items())
+"""Pairs, not a dict, which would join the table of spellings: a NaN in a query of GroupQueryAttention is a row of zeros in
+onnxruntime, and NaN elsewhere."""
 
 NOT_CONTRIB: dict[str, Builder] = {
     "mha-infinite-filter": partial(mha, [B, L], mask_filter_value=-float("inf")),
