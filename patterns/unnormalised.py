@@ -115,7 +115,11 @@ def _feeds_product(view: GraphView, value: ir.Value) -> bool:
 
 def _at_run_time(view: GraphView, value: ir.Value | None) -> bool:
     """Whether a value is no weight: neither constant nor a constant that is only cast or moved."""
-    while value is not None and view.const(value) is None:
+    while value is not None:
+        if value.const_value is not None and not value.is_graph_input():
+            return False  # asked first: evaluating a weight would read it from its file
+        if view.const(value) is not None:
+            return False
         node = view.producer(value, "Cast", "Identity", "Transpose", "Reshape", "DequantizeLinear")
         if node is None:
             return True
