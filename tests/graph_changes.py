@@ -298,9 +298,47 @@ def insert_node(model: onnx.ModelProto, pick: int) -> bool:
     return True
 
 
+def mask_more(model: onnx.ModelProto, pick: int) -> bool:
+    """One more constant mask right before a softmax: added or selected, with any of the usual fills."""
+    places = [n for n in model.graph.node if n.op_type in ("Softmax", "ReduceMax")]
+    found = _pick(places, pick)
+    if found is None:
+        return False
+    value, name = found.input[0], _fresh(model, "masked")
+    made = next((i for i, n in enumerate(model.graph.node) if value in n.output), -1)
+    shapes = {i.name: i.type.tensor_type.shape for i in onnx.shape_inference.infer_shapes(model).graph.value_info}
+    if made < 0 or value not in shapes or not shapes[value].dim or not shapes[value].dim[-1].dim_value:
+        return False
+    length = shapes[value].dim[-1].dim_value
+    keep = np.arange(length) % (2 + pick // 5 % 3) != pick // 5 % 2
+    fill = np.float32((-np.inf, np.finfo(np.float32).min, -1e9, -1e4)[pick // 3 % 4])
+    way = pick % 3
+    mask = nh.from_array(np.where(keep, np.float32(0), fill) if way == 0 else keep, f"{name}_mask")
+    model.graph.initializer.extend(
+        [mask, nh.from_array(fill, f"{name}_fill"), nh.from_array(np.float32(0), f"{name}_0")]
+    )
+    if way == 0:
+        nodes = [h.make_node("Add", [value, mask.name], [name], name=name)]
+    elif way == 1:
+        nodes = [h.make_node("Where", [mask.name, value, f"{name}_fill"], [name], name=name)]
+    else:
+        nodes = [
+            h.make_node("Where", [mask.name, f"{name}_0", f"{name}_fill"], [f"{name}_bias"], name=f"{name}_where"),
+            h.make_node("Add", [f"{name}_bias", value], [name], name=name),
+        ]
+    for other in model.graph.node[made + 1 :]:
+        renamed = [name if i == value else i for i in other.input]
+        del other.input[:]
+        other.input.extend(renamed)
+    for node in reversed(nodes):
+        model.graph.node.insert(made + 1, node)
+    return True
+
+
 CHANGES: dict[str, Change] = {
     c.__name__: c
     for c in (
+        mask_more,
         read,
         show,
         twin,

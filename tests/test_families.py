@@ -26,13 +26,11 @@ NO_EXPORT = {
 
 
 def _chosen(case: Case) -> bool:
-    """Everything by the quick exporter, one spelling of everything by dynamo, and the other spellings and opset where they differ
-    in kind; scripts/families.py does them all."""
-    if case.exporter == "torchscript":
-        return True
-    if case.opset == 18:
-        return case.attn == families.find(case.family).attns[0] or case.family in EAGER_TOO
-    return case.attn == families.find(case.family).attns[0] and case.family in OPSET_23_TOO
+    """Every family in one spelling by either exporter, and some in the other spelling and opset; scripts/families.py does all."""
+    first = case.attn == families.find(case.family).attns[0]
+    if case.opset == 23:
+        return first and case.family in OPSET_23_TOO
+    return first or case.family in EAGER_TOO
 
 
 EAGER_TOO = ("bert", "modernbert", "llama_left", "mistral", "t5", "bart", "swin", "sam_vision")

@@ -35,7 +35,8 @@ MATCHED_FLOOR = 0.5
 
 Inputs = dict[str, np.ndarray[Any, np.dtype[Any]]]
 NAMED = {e.id: e for e in entries()}
-BUILDERS = [e.id for e in NAMED.values() if e.spelling is None]
+BUILDERS = [e.id for e in NAMED.values() if e.spelling is None and e.expected == "match"]
+REFUSED = [e.id for e in NAMED.values() if e.spelling is None and e.expected == "refuse"]
 """Graphs that no spelling of the axes makes."""
 
 
@@ -75,7 +76,8 @@ SPELLINGS = st.builds(
 )
 CASES = st.builds(
     Case,
-    (st.sampled_from(BUILDERS) if BUILDERS else st.nothing())
+    st.sampled_from(BUILDERS)
+    | st.sampled_from([*BUILDERS, *REFUSED])
     | st.builds(
         lambda s, heads: replace(s, Hq=heads[0], Hkv=heads[1]),
         SPELLINGS,
@@ -83,7 +85,7 @@ CASES = st.builds(
     ),
     st.just(())
     | st.lists(st.tuples(st.sampled_from(list(CHANGES)), st.integers(0, 255)), min_size=1, max_size=3).map(tuple),
-    st.just(0) | st.integers(1, (1 << 13) - 1),
+    st.just(0) | st.just(0) | st.integers(1, (1 << 13) - 1),  # unprovable lengths make a graph one to refuse
     st.sampled_from(["decomposed", "decomposed", "attention", "blocked"]),
     st.integers(0, 9),
 )
@@ -102,7 +104,8 @@ def _feeds(model: onnx.ModelProto, case: Case) -> dict[str, Inputs]:
     """Inputs of many kinds: plain, large scores, rows without any key, a NaN in Q, V or a mask, an infinity in V or a mask.
 
     Infinite scores are left out: a finite fill is then no longer below every score, and a mask hides other keys than it says. So is
-    a NaN in K: adding -inf to its score gives NaN, while a mask term hides that key. What a NaN is quantised to nobody says.
+    a NaN in K: adding -inf to its score gives NaN, while a mask term hides that key. What a NaN is
+    quantised to, and what an attention op makes of one, nobody says.
     """
     seed, feeds = case.seed, case.entry.feeds
     kinds = {
@@ -110,13 +113,11 @@ def _feeds(model: onnx.ModelProto, case: Case) -> dict[str, Inputs]:
         "large": feeds(model, seed, large=True),
         "empty rows": feeds(model, seed, empty_rows=True),
     }
-    if any(n.op_type == "QuantizeLinear" for n in model.graph.node):
+    if any(n.domain or n.op_type in ("QuantizeLinear", "Attention") for n in model.graph.node):
         return kinds
-    # In a changed graph Q or V may be K as well.
-    poked = {
-        "m": (np.nan, np.inf, -np.inf),
-        **({} if case.changes else {"q": (np.nan,), "v": (np.nan, np.inf, -np.inf)}),
-    }
+    every = (np.nan, np.inf, -np.inf)
+    # In a changed graph Q or V may be K as well, and a mask may hide another one's NaN.
+    poked = {} if case.changes else {"m": every, "q": every[:1], "v": every}
     for i, (name, value) in enumerate(feeds(model, seed).items()):
         if value.dtype.kind == "f" and value.size and (name[0] in "qv" or name.startswith("mask")):
             for bad in poked.get(name[0], ())[: 1 + (seed + i) % 3]:
@@ -148,8 +149,13 @@ def distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
 
 
 def _rounding(case: Case, label: str) -> float:
-    """Adding a fill like -1e4 rounds the score to an ulp of the fill, which exp turns into a relative error, in rows without any
-    key. A fill that swallows scores leaves nothing to round."""
+    """How far apart two correct results may be beyond the tolerance, because exp turns an ulp of a score into a relative error.
+
+    2e-4 for scores of several thousand; an ulp of the fill in rows where every key is masked by adding one like -1e4. A fill that
+    swallows scores leaves nothing to round.
+    """
+    if label == "large":
+        return 2e-4
     if label != "empty rows" or isinstance(case.base, str) or case.base.fill < -1e37:
         return 0.0
     return abs(case.base.fill) * float(np.finfo(np.float32).eps)
@@ -238,12 +244,17 @@ def check(case: Case) -> str:
     for form in dict.fromkeys(("decomposed", case.form)):
         new, report = rewrite(model, form)
         again, _ = rewrite(new, form)
-        if any(kind == "chain" for kind, _ in case.changes):
-            # Where nothing but a reshape lies between two sites, the second one reads through the first one's new nodes.
-            new, again = again, rewrite(again, form)[0]
-        assert again.SerializeToString() == new.SerializeToString(), f"{form}: rewriting twice changed something"
+        if case.changes:
+            # Two sites that share nodes, or of which one reads the other, may show all they are only once one is rewritten.
+            for _ in range(3):
+                new, again = again, rewrite(again, form)[0]
+        # A softmax put right behind an attention takes its P @ V for scores: such sites overlap, and are written anew every time.
+        overlap = any(kind == "insert_node" for kind, _ in case.changes)
+        assert overlap or again.SerializeToString() == new.SerializeToString(), (
+            f"{form}: rewriting twice changed something"
+        )
         if not report.sites:
-            assert [n.op_type for n in new.graph.node] == [n.op_type for n in model.graph.node]
+            assert model.functions or [n.op_type for n in new.graph.node] == [n.op_type for n in model.graph.node]
             continue
         matched = True
         onnx.checker.check_model(new, full_check=True)

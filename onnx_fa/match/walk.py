@@ -299,9 +299,6 @@ class _Parser:
 
     def _read(self, value: ir.Value, depth: int) -> list[Reading]:
         qk = self.patterns.product(self.view, value)
-        if qk is not None and any(isinstance(x, ir.Value) and self.view.producer(x, "Softmax") for x in qk.operands):
-            # Another attention's result, which is a mask here.
-            return self._fail(NoMatch("a product of probabilities and V, not of Q and K", qk.node))
         if qk is not None:
             return [((Scale(qk.factor),) if qk.factor != 1.0 else (), qk)]
         if depth > _MAX_LAYERS:
