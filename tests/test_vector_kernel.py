@@ -256,6 +256,7 @@ def test_one_dispatch_named_after_the_kernel(tmp_path: Path) -> None:
     assert re.findall(r"flow\.dispatch @(\w+)", flow) == ["fa_site_attention"]
 
 
+@pytest.mark.slow
 def test_every_case_is_one_dispatch(tmp_path: Path) -> None:
     """Nothing but reshapes lies between the entry and its dispatch, so that there is no buffer between dispatches at all."""
     kernels = [emit_vector(case.spec, HOST, f"fa_case{i}") for i, case in enumerate(select())]
