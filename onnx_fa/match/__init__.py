@@ -101,7 +101,9 @@ def _match_behind(
     """The match and the product of Q and K."""
     output, guard, sink = walk_tail(view, anchor, behind, patterns)
     if guard == "guarded" and anchor.op.startswith("Exp/"):
-        raise NoMatch("exponentials without the row maximum overflow, and a guard turns the NaN of that into zero", anchor.node)
+        raise NoMatch(
+            "exponentials without the row maximum overflow, and a guard turns the NaN of that into zero", anchor.node
+        )
     if sink is not None and behind.steps:
         raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.weighting.product.node)
     v = behind.weighting.product.operands[1 - behind.weighting.side]
