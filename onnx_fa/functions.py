@@ -22,6 +22,7 @@ def inline_attention(model: ir.Model, patterns: Patterns) -> list[Miss]:
     """
     if not model.functions:
         return []
+    _name_unused_outputs(model)
     trial = model.clone()
     for key, function in trial.functions.items():
         for node in function.all_nodes():
@@ -44,6 +45,25 @@ def inline_attention(model: ir.Model, patterns: Patterns) -> list[Miss]:
         InlinePass(criteria=lambda function: _mark(function.identifier()) in needed)(model)
         infer_shapes(model)
     return inside
+
+
+def _name_unused_outputs(model: ir.Model) -> None:
+    """Names the outputs of calls that nobody reads. The inliner would give the function's own value the empty name, which
+    means "absent" to the nodes that read it, and a call loses trailing empty outputs when it is saved."""
+    calls = [*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes())]
+    taken = {o.name for n in calls for o in n.outputs}
+    taken |= {i.name for n in calls for i in n.inputs if i is not None}
+    for node in calls:
+        if node.op_identifier() not in model.functions:
+            continue
+        for i, out in enumerate(node.outputs):
+            if out.name:
+                continue
+            name, n = f"{node.name or node.op_type}/unused_{i}", 1
+            while name in taken:
+                name, n = f"{node.name or node.op_type}/unused_{i}_{n}", n + 1
+            taken.add(name)
+            out.name = name
 
 
 def _mark(key: tuple[str, str, str]) -> str:

@@ -13,7 +13,10 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them."""
+    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them.
+
+    What the content of an initializer says is used only where the caller of the model cannot give another one.
+    """
     fixed = {*model.graph.inputs, *model.graph.outputs}
     complete = True
     dropped: dict[ir.Value, ir.Shape] = {}
@@ -37,9 +40,16 @@ def _infer(model: ir.Model) -> None:
     logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
     level = logger.level
     logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
+    # From IR version 4 on, an initializer that is an input too is only a default: a Reshape to it has no known shape.
+    initializers = model.graph.initializers
+    defaults = {k: v for k, v in initializers.items() if v.is_graph_input() and (model.ir_version or 4) >= 4}
     try:
+        for name in defaults:
+            del initializers[name]
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
+        for name, value in defaults.items():
+            initializers[name] = value
         logger.setLevel(level)
 
 

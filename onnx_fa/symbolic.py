@@ -326,8 +326,14 @@ class SymbolicShapes:
             factors = self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
             return None if factors is None else (_product_of(factors),)
         if kind == "Slice" and node.inputs[0] in self._vectors:
-            bounds = [self.elements(i) for i in node.inputs[1:3]]
-            step = self.elements(node.inputs[4]) if len(node.inputs) > 4 else (1,)
+            bounds: list[tuple[Dim | None, ...] | None]
+            if len(node.inputs) < 3:  # before opset 10
+                bounds = [tuple(node.attributes[n].as_ints()) for n in ("starts", "ends") if n in node.attributes]
+            else:
+                bounds = [self.elements(i) for i in node.inputs[1:3]]
+            step = self.elements(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else (1,)
+            if len(bounds) != 2:
+                return None
             (a,), (b,) = (x if x is not None and len(x) == 1 else (None,) for x in bounds)
             if isinstance(a, int) and isinstance(b, int) and step == (1,):
                 return self._vectors[node.inputs[0]][a:b]
