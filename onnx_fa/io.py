@@ -114,6 +114,14 @@ def _rebase_external(model: ir.Model, base: Path) -> None:
                     value.const_value = ir.tensor(tensor.numpy().copy(), name=tensor.name)
 
 
+def check_valid(model: ir.Model) -> None:
+    """Raises ModelError for a model that breaks ONNX's rules (too few inputs, attributes that do not fit, ...)."""
+    try:
+        onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    except Exception as e:  # the checker and shape inference raise classes of their own
+        raise ModelError(f"not a valid ONNX model: {one_line(e)}") from e
+
+
 def to_proto(model: ModelLike) -> onnx.ModelProto:
     """The model as a ModelProto with all weights inside."""
     if isinstance(model, onnx.ModelProto):

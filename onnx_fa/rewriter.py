@@ -16,7 +16,7 @@ from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
 from onnx_fa.graph_view import GraphView
-from onnx_fa.io import ModelLike, load, same_kind
+from onnx_fa.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.match import Call, Const, Expr, Match, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.patterns import PATTERNS
@@ -55,10 +55,14 @@ def explain(model: ModelLike) -> RewriteReport:
 
 def _find(model: ir.Model) -> tuple[GraphView, list[Match], list[Miss]]:
     """Prepares the model (types, shapes, functions that hold attention) and finds its sites."""
-    infer_shapes(model)
-    inside = inline_attention(model, PATTERNS)
-    view = GraphView(model)
-    matches, misses = find_sites(view, PATTERNS)
+    try:
+        infer_shapes(model)
+        inside = inline_attention(model, PATTERNS)
+        view = GraphView(model)
+        matches, misses = find_sites(view, PATTERNS)
+    except (IndexError, KeyError, TypeError, ValueError):
+        check_valid(model)  # nodes that break ONNX's rules end in one of these; else it is an error of this package
+        raise
     return view, matches, misses + inside
 
 

@@ -10,6 +10,7 @@ from onnx import helper as h
 from spellings import Graph
 from test_match import assert_same, run
 
+from onnx_fa.errors import ModelError
 from onnx_fa.rewriter import FORMS, Form, explain, rewrite
 
 B, H, S, D = 2, 4, 5, 8
@@ -120,3 +121,17 @@ def test_a_call_with_an_output_that_nobody_reads(outputs: list[str]) -> None:
         assert len(report.sites) == 1 and not report.misses
         onnx.checker.check_model(new, full_check=True)
         assert_same(run(model, inputs), run(new, inputs))
+
+
+@pytest.mark.parametrize("defect", ["perm", "inputs"])
+def test_a_node_that_breaks_the_rules_of_onnx_is_one_clear_error(defect: str) -> None:
+    g = Graph(18)
+    q, k, v = (g.input(n, ["B", H, "S", D]) for n in "qkv")
+    model = g.model({attention(g, q, k, v): (["B", H, "S", D], T.FLOAT)})
+    node = next(n for n in model.graph.node if n.op_type == ("Transpose" if defect == "perm" else "Softmax"))
+    if defect == "perm":
+        node.attribute[0].ints[:] = [0, 1, 3, 7]
+    else:
+        del node.input[:]
+    with pytest.raises(ModelError, match=f"not a valid ONNX model: .*{node.name}"):
+        explain(model)
