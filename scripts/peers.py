@@ -1,6 +1,6 @@
 """Which spellings of attention are found: by this package, by onnxscript's fusions and by ONNX Runtime's optimizers, in one run.
 
-    python scripts/peers.py [--csv benchmarks/spellings.csv] [--page docs/spellings.md] [--only GROUP] [--limit SECONDS]
+    python scripts/peers.py [--csv benchmarks/spellings.csv] [--page docs/spellings.md] [--only GROUP] [--limit SECONDS] [--jobs N]
 
 Every spelling of `tests/spelling_table.py` is offered to every contestant bare and, where its operands allow, inside a transformer
 block (projections before it, output projection and norm behind it; post-norm and pre-norm). A contestant has found it when an
@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -295,6 +296,20 @@ def ask(who: str, entry: Entry, limit: float) -> Answer:
     return _best(entry, answers)
 
 
+_work: tuple[list[Entry], float] = ([], 0.0)
+"""In a worker: the spellings, which hold functions and cannot be sent, and the time limit."""
+
+
+def _take_entries(chosen: list[Entry], limit: float) -> None:
+    global _work
+    _work = (chosen, limit)
+
+
+def _ask_all(index: int) -> dict[str, Answer]:
+    chosen, limit = _work
+    return {who: ask(who, chosen[index], limit) for who in CONTESTANTS}
+
+
 def _preload() -> None:
     """Imports what the children need, once; nothing here starts a thread that a fork would lose."""
     for module in ("onnxruntime.transformers.optimizer", "onnxscript.rewriter.ort_fusions", "onnx_fa.rewriter"):
@@ -376,14 +391,19 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=60.0, help="seconds without an answer before a contestant is ended"
     )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="spellings asked at the same time")
     args = parser.parse_args()
     _preload()
+    chosen = [entry for entry in entries() if args.only in ("", entry.group)]
     rows: list[tuple[Entry, dict[str, Answer]]] = []
-    with contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
-        for entry in entries():
-            if args.only in ("", entry.group):
-                rows.append((entry, {who: ask(who, entry, args.limit) for who in CONTESTANTS}))
-                print(entry.id, *(f"{who}={a[0]}" for who, a in rows[-1][1].items()), flush=True)
+    context = multiprocessing.get_context("fork")
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # what is known by then is written
+        ProcessPoolExecutor(args.jobs, context, _take_entries, (chosen, args.limit)) as pool,
+    ):
+        for entry, answers in zip(chosen, pool.map(_ask_all, range(len(chosen))), strict=True):
+            rows.append((entry, answers))
+            print(entry.id, *(f"{who}={a[0]}" for who, a in answers.items()), flush=True)
     _write(rows, args.csv, args.page)
     missed = [entry.id for entry, answers in rows if not right(entry, answers["onnx_fa"][0])]
     if missed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,17 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.reference import attention
-from onnx_fa.spec import NEG_INF, AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.spec import (
+    NEG_INF,
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Elementwise,
+    SlidingWindow,
+    Softcap,
+    with_shapes,
+)
 from tests.cases import CASES, Case, draw_operands
 
 _SMALL = [c for c in CASES if "bench" not in c.tags and "head_dim" not in c.tags]
@@ -22,6 +33,107 @@ def _at(mask: Any, index: tuple[int, ...]) -> Any:
     """The element of a right-aligned broadcast tensor."""
     own = index[len(index) - mask.ndim :]
     return mask[tuple(0 if n == 1 else i for i, n in zip(own, mask.shape, strict=True))]
+
+
+def _scalar(expr: Any, s: float, i: int, j: int, spec: AttentionSpec, read: list[Any]) -> Any:
+    """A score expression in Python numbers, for one query and one key."""
+    match expr[0]:
+        case "score":
+            return s
+        case "q":
+            return i
+        case "k":
+            return j
+        case "Sq" | "Skv":
+            return getattr(spec, expr[0])
+        case "tensor":
+            return read[expr[1]].item()
+        case "f" | "i" | "b":
+            return expr[1]
+    a, *rest = (_scalar(e, s, i, j, spec, read) for e in expr[1:])
+    b = rest[0] if rest else None
+    match expr[0]:
+        case "Where":
+            return rest[0] if a else rest[1]
+        case "Add":
+            return a + b
+        case "Sub":
+            return a - b
+        case "Mul":
+            return a * b
+        case "Div":
+            if isinstance(a, int) and isinstance(b, int):
+                return math.trunc(a / b) if b else 0
+            return a / b
+        case "Mod":
+            return a % b
+        case "Min":
+            return min(a, b)
+        case "Max":
+            return max(a, b)
+        case "Less":
+            return a < b
+        case "LessOrEqual":
+            return a <= b
+        case "Greater":
+            return a > b
+        case "GreaterOrEqual":
+            return a >= b
+        case "Equal":
+            return a == b
+        case "And":
+            return a and b
+        case "Or":
+            return a or b
+        case "Xor":
+            return a != b
+        case "Not":
+            return not a
+        case "IsNaN":
+            return math.isnan(a)
+        case "Neg":
+            return -a
+        case "Abs":
+            return abs(a)
+        case "Relu":
+            return max(a, 0.0)
+        case "Tanh":
+            return math.tanh(a)
+        case "Sigmoid":
+            return 1 / (1 + math.exp(-a)) if a > -700 else 0.0
+        case "Softplus":
+            return max(a, 0.0) + math.log1p(math.exp(-abs(a)))
+        case "Exp":
+            return math.exp(a) if a < 700 else math.inf
+        case "Log":
+            return math.log(a) if a > 0 else -math.inf
+        case "Sqrt":
+            return math.sqrt(a)
+        case "Erf":
+            return math.erf(a)
+        case "Sin":
+            return math.sin(a)
+        case "Cos":
+            return math.cos(a)
+        case "Floor":
+            return float(math.floor(a))
+        case "Ceil":
+            return float(math.ceil(a))
+        case "Round":
+            return float(round(a))
+        case "Pow":
+            return a**b
+        case "Sign":
+            return float(a > 0) - float(a < 0)
+        case "Reciprocal":
+            return 1 / a
+        case "ToFloat":
+            return float(a)
+        case "ToInt":
+            return int(a)
+        case "ToBool":
+            return a != 0
+    raise NotImplementedError(expr[0])
 
 
 def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:
@@ -45,6 +157,10 @@ def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:
                 if isinstance(mask, AddMask):
                     s += mask.factor * float(_at(next(tensors), (*index, j)))
                     continue
+                if isinstance(mask, Elementwise):
+                    read = [_at(next(tensors), (*index, j)) for _ in mask.tensors]
+                    s = _scalar(mask.expr, s, i, j, spec, read)
+                    continue
                 if isinstance(mask, BoolMask):
                     keep = bool(_at(next(tensors), (*index, j)))
                 else:
@@ -56,23 +172,21 @@ def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:
                         keep = keep and (mask.right is None or j <= here + mask.right)
                 s = s if keep else mask.fill
             row.append(s)
+        if spec.sink is not None:
+            row.append(float(_at(operands[-1], (*index, 0))))
         top = max(row)
         if top == NEG_INF:
             out[index] = 0.0 if spec.empty_row in ("zero", "guarded") else math.nan
             continue
         p = [math.exp(s - top) for s in row]
-        out[index] = sum(w * x for w, x in zip(p, v[kv], strict=True)) / sum(p)
+        out[index] = sum(w * x for w, x in zip(p, v[kv], strict=spec.sink is None)) / sum(p)
     return np.transpose(out, spec.o_layout)
 
 
 @pytest.mark.parametrize("case", _SMALL, ids=lambda c: c.name)
 def test_loops(case: Case) -> None:
     spec = case.bound()[-1]
-    small = {n: min(d, 6) for n, d in (("Sq", spec.Sq), ("Skv", spec.Skv)) if isinstance(d, int)}
-    if not spec.tensor_masks:  # a mask's shape follows the lengths
-        spec = AttentionSpec(**{**vars(spec), **small})
-    elif spec.Sq != 1:
-        spec = _shrink(spec)
+    spec = _shrink(spec)
     operands = draw_operands(spec, 1, adversarial=True)
     with np.errstate(all="ignore"):
         got = attention(spec, *operands)
@@ -80,19 +194,18 @@ def test_loops(case: Case) -> None:
 
 
 def _shrink(spec: AttentionSpec) -> AttentionSpec:
-    """A masked spec with lengths of at most 6."""
-    symbols = {spec.Sq: "s", spec.Skv: "t"} if spec.Sq != spec.Skv else {spec.Sq: "s"}
-    data = spec.to_dict()
-    lengths = {"s": 6, "t": 5}
+    """The spec with lengths of at most 6 and 5, tensors along with them."""
+    assert isinstance(spec.Sq, int) and isinstance(spec.Skv, int)
+    sq = min(spec.Sq, 6)
+    skv = sq if spec.Skv == spec.Sq else min(spec.Skv, 5)
 
-    def rename(d: Any) -> Any:
-        return lengths[symbols[d]] if d in symbols and d not in (1, 2, 3) else d
+    def lengths(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        ends = [n if d != 1 else 1 for d, n in zip(shape[-2:], (sq, skv)[-len(shape[-2:]) :], strict=True)]
+        return (*shape[:-2], *ends)
 
-    for mask in data["masks"]:
-        if "shape" in mask:
-            mask["shape"] = [rename(d) for d in mask["shape"]]
-    data |= {"Sq": rename(spec.Sq), "Skv": rename(spec.Skv)}
-    return AttentionSpec.from_dict(data)
+    sink = spec.sink and replace(spec.sink, shape=lengths(spec.sink.shape))
+    masks = tuple(with_shapes(m, lengths) for m in spec.masks)
+    return replace(spec, Sq=sq, Skv=skv, masks=masks, sink=sink)
 
 
 @pytest.mark.parametrize(("causal", "masked"), [(False, None), (True, None), (False, "bool"), (False, "float")])
