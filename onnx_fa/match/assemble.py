@@ -304,9 +304,9 @@ def _kind(value: Expr) -> Kind:
 def _scalable(term: Term, factor: float) -> bool:
     """Whether scaling the score before this term, and the term with it, is the same as scaling behind it."""
     t = term.term
-    finite = isinstance(t, (BoolMask, Causal, SlidingWindow)) and math.isfinite(t.fill)
-    if finite and not -_LARGEST <= t.fill * factor <= _LEAST_FILL:
-        return False  # it would no longer be a mask, or become -inf, which a row without keys shows
+    if isinstance(t, (BoolMask, Causal, SlidingWindow)) and t.fill != -math.inf:
+        # Else it would no longer be a mask, or become -inf, which a row without keys shows.
+        return factor > 0 and -_LARGEST <= t.fill * factor <= _LEAST_FILL
     return factor > 0 and not isinstance(t, Elementwise)
 
 
