@@ -144,7 +144,7 @@ def _blocks(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr, t
     if np.array_equal(start, np.arange(n) // length * length):
         blocks = algebra.compare("Equal", algebra.divide(rows, length), algebra.divide(columns, length))
     else:
-        ids = np.cumsum(np.diff(start, prepend=0) != 0)
+        ids = np.unique(start, return_inverse=True)[1].astype(np.int64)  # a block may come back further down
         blocks = algebra.compare("Equal", table(ids, rows), table(ids, columns))
     return blocks if causal is None else algebra.both(causal, blocks)
 

@@ -35,10 +35,12 @@ def guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.N
         levels.append((negated.inputs[0], not levels[-1][1]))
     test, keeps = levels[-1]
     kind = _test(view, test, (value, anchor.prob)) if _is_probability(view, anchor, value) else None
+    if not _broadcasts(view, other, value):
+        return None
     if kind == "never" and not keeps:
         return After(out)
     zero = view.const(other)
-    if zero is None or zero.any() or not _no_wider(view, other, value):
+    if zero is None or zero.any():
         return None
     if kind is not None:
         return After(out, guard="guarded") if keeps == (kind == "number") else None
@@ -71,6 +73,13 @@ def _choose(test: ir.Value, keeps: bool, value: ir.Value) -> Callable[[Expr], Ex
 def _no_wider(view: GraphView, value: ir.Value, than: ir.Value) -> bool:
     a, b = view.shape(value), view.shape(than)
     return a is not None and b is not None and len(a) <= len(b)
+
+
+def _broadcasts(view: GraphView, value: ir.Value, to: ir.Value) -> bool:
+    a, b = view.shape(value), view.shape(to)
+    if a is None or b is None or len(a) > len(b):
+        return False
+    return all(x == 1 or (x is not None and x == y) for x, y in zip(reversed(a), reversed(b), strict=False))
 
 
 def _is_probability(view: GraphView, anchor: Anchor, value: ir.Value) -> bool:

@@ -21,7 +21,8 @@ from onnx_fa.expr import OPS, ScoreExpr
 TRUE: ScoreExpr = ("b", True)
 FALSE: ScoreExpr = ("b", False)
 _LEAVES = frozenset(["score", "q", "k", "Sq", "Skv", "tensor", "f", "i", "b", "axis", "var"])
-_MOST = 1 << 62
+MOST = 1 << 62
+"""A bound of this size is none."""
 _LARGEST = 200
 """Nodes that an expression may have. What is larger is better read from a tensor."""
 
@@ -91,9 +92,9 @@ class Algebra:
             case "i":
                 return e[1], e[1]
             case "q" | "k" | "axis" | "var":
-                return 0, self.sizes[e] - 1 if e in self.sizes else _MOST
+                return 0, self.sizes[e] - 1 if e in self.sizes else MOST
             case "Sq" | "Skv":
-                return 0, _MOST
+                return 0, MOST
             case "Abs":
                 lo, hi = self.bounds(e[1])
                 return 0 if lo <= 0 <= hi else min(abs(lo), abs(hi)), max(abs(lo), abs(hi))
@@ -101,7 +102,7 @@ class Algebra:
                 return 0, e[2][1] - 1
             case "Div" if e[2][0] == "i" and e[2][1] > 0 and self.bounds(e[1])[0] >= 0:
                 lo, hi = self.bounds(e[1])
-                return lo // e[2][1], hi // e[2][1] if hi < _MOST else _MOST
+                return lo // e[2][1], hi // e[2][1] if hi < MOST else MOST
             case "Where":
                 (a, b), (c, d) = self.bounds(e[2]), self.bounds(e[3])
                 return min(a, c), max(b, d)
@@ -109,7 +110,7 @@ class Algebra:
                 terms, c = self.linear(e)
                 if terms != {e: 1} or c:
                     return self._range(terms, c)
-        return -_MOST, _MOST
+        return -MOST, MOST
 
     def _range(self, terms: Mapping[ScoreExpr, int], c: int) -> Bounds:
         return self._low(terms, c), -self._low({x: -n for x, n in terms.items()}, -c)
@@ -119,8 +120,8 @@ class Algebra:
         for atom, n in terms.items():
             a, b = self.bounds(atom)
             at = a if n > 0 else b
-            if abs(at) >= _MOST:
-                return -_MOST
+            if abs(at) >= MOST:
+                return -MOST
             low += n * at
         return low
 

@@ -21,6 +21,7 @@ from onnx_fa.match import Call, Const, Expr
 from onnx_fa.patterns.constant_rule import rule_of
 from onnx_fa.patterns.index_algebra import (
     FALSE,
+    MOST,
     TRUE,
     Algebra,
     TooComplex,
@@ -347,7 +348,16 @@ class Tracer:
             exact = op in ("Neg", "Abs") or (op in _COMPARES and self._same_float(last.dtype))
             if not exact and not self._is_compute(last.dtype):
                 return None  # rounds otherwise than the kernel would
-        return self.algebra.apply(op, tuple(args), kind, dtype)
+        found = self.algebra.apply(op, tuple(args), kind, dtype)
+        return None if found is None or (op in _WRAPS and self._wraps(found, out.dtype)) else found
+
+    def _wraps(self, e: ScoreExpr, dtype: ir.DataType) -> bool:
+        """Whether an int type may be too narrow for a whole number; of 32 bits only where the number certainly has a range."""
+        if dtype not in _INTS or dtype == ir.DataType.INT64:
+            return False
+        (lo, hi), held = self.algebra.bounds(e), np.iinfo(dtype.numpy())
+        unknown = dtype == ir.DataType.INT32 and (lo <= -MOST or hi >= MOST)
+        return not unknown and not (held.min <= lo and hi <= held.max)
 
     def _same_float(self, dtype: ir.DataType | None) -> bool:
         return dtype != ir.DataType.DOUBLE or self.compute == "f64"
@@ -369,7 +379,8 @@ class Tracer:
             narrow = out.dtype not in (ir.DataType.INT64, ir.DataType.INT32)
             if narrow and not (kind == "bool" or is_choice(inner)):
                 return None
-            return self.algebra.to_int(inner, kind)
+            found = self.algebra.to_int(inner, kind)
+            return None if found is None or self._wraps(found, out.dtype) else found
         if kind == "float" and not is_choice(inner):
             return inner if _bits(out.dtype) >= _bits(source.dtype) and self._same_float(out.dtype) else None
         if kind == "int" and not is_choice(inner) and not self._is_compute(out.dtype):
@@ -662,6 +673,7 @@ _STEPS: dict[str, _Step] = {
     "Clip": Tracer._clip,
 }
 _COMPARES = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "Max", "Min")
+_WRAPS = ("Add", "Sub", "Mul", "Neg", "Abs")
 _EXACT = {ir.DataType.FLOAT16: 2**11, ir.DataType.BFLOAT16: 2**8, ir.DataType.DOUBLE: 2**53, ir.DataType.FLOAT: 2**24}
 
 

@@ -99,6 +99,12 @@ class _Shift:
 
     top: ir.Value | None
     others: tuple[ir.Value, ...] = ()
+    of_row: bool = True
+
+    @property
+    def at_least_one(self) -> bool:
+        """Whether the sum of the exponentials certainly holds exp(0); with a maximum over several rows it may be tiny."""
+        return self.top is not None and self.of_row and not self.others
 
 
 def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
@@ -160,9 +166,10 @@ def _shifted(view: GraphView, inner: ir.Value) -> tuple[ir.Value, _Shift]:
     score, shift = minus
     parts = _maxima(view, shift)
     for part in parts:
-        source = rows.row_max(view, part) or rows.overall_max(view, part)
+        of_row = rows.row_max(view, part)
+        source = of_row or rows.overall_max(view, part)
         if source is not None and rows.plain(view, source) is rows.plain(view, score):
-            return score, _Shift(shift, tuple(p for p in parts if p is not part))
+            return score, _Shift(shift, tuple(p for p in parts if p is not part), of_row is not None)
     return inner, _Shift(None)
 
 
@@ -214,10 +221,10 @@ def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> t
         number = view.scalar(other)
         if node.op_type in ("Max", "Clip"):
             # A sum of exponentials that holds exp(0) is at least 1.
-            if number is not None and number <= 1.0 and shift.top is not None and not shift.others:
+            if number is not None and number <= 1.0 and shift.at_least_one:
                 return out, None
             continue
-        if number is not None and shift.top is not None and not shift.others and 0 <= number <= _LOST:
+        if number is not None and shift.at_least_one and 0 <= number <= _LOST:
             if out.dtype != ir.DataType.DOUBLE:
                 return out, None
             continue

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph_view import Array
 
+_SINCE = {"Equal": 11, "Less": 9, "Greater": 9, "Max": 8, "Min": 8, "Expand": 8}
+"""The opsets from which these ops take the types that are used here, and broadcast."""
 Attr = int | float | str | Sequence[int] | ir.Attr
 
 
@@ -88,6 +92,23 @@ class OnnxBuilder:
     def nested(self) -> OnnxBuilder:
         """A builder for a subgraph: its own nodes, the same names and constants."""
         return OnnxBuilder(self.graph, self.opset, self.prefix, self.taken, self.consts)
+
+    def check(self) -> None:
+        """Raises UnsupportedError when the model's opset lacks a standard op that was added, or that op as it is used here."""
+        nodes = list(self.nodes)
+        while nodes:
+            node = nodes.pop()
+            nodes += [n for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH for n in a.as_graph()]
+            if node.domain:
+                continue
+            try:
+                schema = onnx.defs.get_schema(node.op_type, self.opset)
+                known = schema.min_input <= len(node.inputs) <= schema.max_input
+                known = known and node.attributes.keys() <= schema.attributes.keys()
+            except onnx.defs.SchemaError:
+                known = False
+            if not known or self.opset < _SINCE.get(node.op_type, 1):
+                raise UnsupportedError(f"a model of opset {self.opset} has no {node.op_type} as the form needs it")
 
     def dim(self, x: ir.Value, axis: int) -> ir.Value:
         """The size of a dim as a scalar int64."""

@@ -133,6 +133,8 @@ def build_match(
 
 _LEAST_FILL = -1e4
 """What masked scores must become at most."""
+_LARGEST = 3.4028234663852886e38
+"""Of the finite numbers of type f32."""
 
 
 def _numpy_types() -> dict[str, type]:
@@ -302,8 +304,9 @@ def _kind(value: Expr) -> Kind:
 def _scalable(term: Term, factor: float) -> bool:
     """Whether scaling the score before this term, and the term with it, is the same as scaling behind it."""
     t = term.term
-    if isinstance(t, (BoolMask, Causal, SlidingWindow)) and t.fill * factor > _LEAST_FILL:
-        return False  # it would no longer be a mask
+    if isinstance(t, (BoolMask, Causal, SlidingWindow)) and t.fill != -math.inf:
+        # Else it would no longer be a mask, or become -inf, which a row without keys shows.
+        return factor > 0 and -_LARGEST <= t.fill * factor <= _LEAST_FILL
     return factor > 0 and not isinstance(t, Elementwise)
 
 
@@ -322,9 +325,7 @@ def _scaled(term: Term, factor: float) -> Term:
     if isinstance(t, AddMask):
         return Term(replace(t, factor=t.factor * factor), term.operands)
     assert not isinstance(t, Elementwise)
-    # A huge finite fill times a scale is still a huge finite fill, unless it overflows.
-    fill = max(t.fill * factor, -3.4e38) if math.isfinite(t.fill) else t.fill
-    return Term(replace(t, fill=fill), term.operands)
+    return Term(replace(t, fill=t.fill * factor), term.operands)
 
 
 def _empty_row(masks: Sequence[MaskTerm], guard: Guard) -> EmptyRow:

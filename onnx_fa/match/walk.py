@@ -188,7 +188,7 @@ def apply_drops(steps: Sequence[Step], behind: Behind, score: ir.Value) -> tuple
         raise NoMatch("a score function stands between the mask and the softmax", behind.weighting.product.node)
     new = list(steps)
     new[masks[0]] = replace(mask, fill=float("-inf"))
-    return new, "zero"
+    return new, behind.guard or "zero"
 
 
 def walk_tail(

@@ -1,0 +1,155 @@
+"""Graphs near a spelling that is known, which it does not mean: they are refused, or their rewrite equals them all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto as T
+from onnx import helper as h
+from spellings import Graph
+
+from onnx_fa.rewriter import explain, rewrite
+
+B, H, S, L, D = 2, 3, 6, 8, 4
+LOWEST = float(np.finfo(np.float32).min)
+INF = float("inf")
+
+
+class Site(Graph):
+    """q (B, H, S, D), k and v (B, H, L, D)."""
+
+    def __init__(self, opset: int = 18, batch: int = B) -> None:
+        super().__init__(opset)
+        self.q = self.input("q", [batch, H, S, D])
+        self.k, self.v = (self.input(n, [batch, H, L, D]) for n in "kv")
+
+    def score(self) -> str:
+        return self.op("MatMul", self.q, self.op("Transpose", self.k, perm=[0, 1, 3, 2]))
+
+    def i(self, x: object) -> str:
+        return self.const(x, np.int64)
+
+    def positions(self, length: int, axis: int, dtype: type = np.int64) -> str:
+        ends = (self.const(x, dtype) for x in (0, length, 1))
+        return self.op("Unsqueeze", self.op("Range", *ends), self.i([axis]))
+
+    def keep(self, condition: str, score: str, fill: float = -INF) -> str:
+        return self.op("Where", condition, score, self.const(fill))
+
+    def finish(self, prob: str, batch: int = B) -> onnx.ModelProto:
+        self.nodes.append(h.make_node("MatMul", [prob, self.v], ["o"], name="pv"))
+        return self.model({"o": ([batch, H, S, D], T.FLOAT)})
+
+    def softmax(self, score: str) -> onnx.ModelProto:
+        return self.finish(self.op("Softmax", score, axis=3))
+
+
+def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    return np.asarray(ort.InferenceSession(model.SerializeToString(), options).run(None, inputs)[0])
+
+
+def _feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Some rows without keys, some scores far below the others, one query that is NaN."""
+    rng = np.random.default_rng(0)
+    feeds: dict[str, np.ndarray] = {}
+    for i in model.graph.input:
+        shape = [d.dim_value for d in i.type.tensor_type.shape.dim]
+        if i.type.tensor_type.elem_type == T.BOOL:
+            feeds[i.name] = rng.random(shape) < 0.6
+            feeds[i.name][0, ..., 0, :] = False
+        else:
+            feeds[i.name] = np.asarray(rng.standard_normal(shape), np.float32)
+    feeds["q"][0, 1] *= 30
+    feeds["q"][-1, 0, 1] = np.nan
+    return feeds
+
+
+def assert_equal(model: onnx.ModelProto) -> None:
+    """Both forms give the same numbers as the model, and NaN where it does."""
+    assert explain(model).sites
+    feeds = _feeds(model)
+    want = _run(model, feeds)
+    for form in ("decomposed", "blocked"):
+        new, _ = rewrite(model, form)
+        onnx.checker.check_model(new, full_check=True)
+        have = _run(new, feeds)
+        np.testing.assert_array_equal(np.isnan(want), np.isnan(have))
+        a, b = np.nan_to_num(want), np.nan_to_num(have)
+        assert np.linalg.norm(a - b) <= 2e-5 * np.linalg.norm(a)
+
+
+def assert_refused(model: onnx.ModelProto, reason: str) -> None:
+    report = explain(model)
+    assert not report.sites and any(reason in m.reason for m in report.misses), report.misses
+
+
+def test_documents_that_come_back_keep_their_number() -> None:
+    ids = np.array([0, 1, 0, 2, 2, 1, 0, 1])[:S]
+    g = Site()
+    same = np.zeros((S, L), bool)
+    same[:, :S] = ids[:, None] == ids[None, :]
+    assert_equal(g.softmax(g.keep(g.const(same, bool), g.score())))
+    square = Graph(18)
+    q, k, v = (square.input(n, [B, H, S, D]) for n in "qkv")
+    score = square.op("MatMul", q, square.op("Transpose", k, perm=[0, 1, 3, 2]))
+    score = square.op("Where", square.const(ids[:, None] == ids[None, :], bool), score, square.const(-INF))
+    square.nodes.append(h.make_node("MatMul", [square.op("Softmax", score, axis=-1), v], ["o"], name="pv"))
+    assert_equal(square.model({"o": ([B, H, S, D], T.FLOAT)}))
+
+
+def test_int32_wraps_around() -> None:
+    g = Site()
+    total = g.op("Add", g.positions(S, 1, np.int32), g.positions(L, 0, np.int32))
+    product = g.op("Mul", total, g.const(2**29, np.int32))  # negative from 4 on
+    assert_equal(g.softmax(g.keep(g.op("LessOrEqual", g.const(0, np.int32), product), g.score())))
+
+
+def test_uint8_wraps_around() -> None:
+    g = Site()
+    lower = g.op("LessOrEqual", g.positions(L, 0), g.positions(S, 1))
+    byte = g.op("Cast", g.op("Where", lower, g.i(-1), g.i(7)), to=T.UINT8)
+    assert_equal(g.softmax(g.keep(g.op("Equal", g.op("Cast", byte, to=T.INT64), g.i(255)), g.score())))
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_a_fill_that_a_factor_makes_infinite(factor: float) -> None:
+    g = Site()
+    masked = g.keep(g.input("mask", [B, 1, S, L], T.BOOL), g.score(), LOWEST)
+    assert_equal(g.softmax(g.op("Mul", masked, g.const(factor))))
+
+
+@pytest.mark.parametrize("kind", ["Add", "Max"])
+def test_a_small_number_matters_beside_a_sum_below_the_overall_maximum(kind: str) -> None:
+    g = Site()
+    score = g.score()
+    e = g.op("Exp", g.op("Sub", score, g.op("ReduceMax", score, g.i([0, 1, 2, 3]))))
+    total = g.op(kind, g.op("ReduceSum", e, g.i([-1])), g.const(1e-8))
+    assert_refused(g.finish(g.op("Div", e, total)), "computed from the scores")
+
+
+@pytest.mark.parametrize("test", ["IsNaN", "IsInf"])
+def test_a_guard_that_broadcasts_the_probabilities(test: str) -> None:
+    g = Site(batch=1)
+    p = g.op("Softmax", g.score(), axis=-1)
+    p = g.op("Where", g.op(test, p), g.const(np.zeros((2, 1, 1, 1))), p)
+    assert_refused(g.finish(p, batch=2), "read by several nodes")
+
+
+@pytest.mark.parametrize("order", ["guard first", "mask first"])
+def test_a_guard_for_nan_beside_a_mask_on_the_probabilities(order: str) -> None:
+    g = Site()
+    mask, zero = g.input("mask", [B, 1, S, L], T.BOOL), g.const(0.0)
+    layers: list[Callable[[str], str]] = [
+        lambda p: g.op("Where", g.op("IsNaN", p), zero, p),
+        lambda p: g.op("Where", mask, p, zero),
+    ]
+    p = g.op("Softmax", g.keep(mask, g.score()), axis=-1)
+    for layer in layers if order == "guard first" else layers[::-1]:
+        p = layer(p)
+    assert_equal(g.finish(p))
