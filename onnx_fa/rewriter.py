@@ -114,8 +114,12 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
             )
             _replace(builder, match, "decomposed", name, replaced, dead)
             continue
+        try:
+            sites.append(_replace(builder, match, form, name, replaced, dead))
+        except UnsupportedError as e:
+            misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
+            continue
         reports.append(SiteReport(name, match.op, form, match.spec))
-        sites.append(_replace(builder, match, form, name, replaced, dead))
     _sweep(dead)
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
@@ -133,7 +137,7 @@ def _replace(
     """Puts the site's new nodes before the node that made its output, and redirects the readers.
 
     `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
-    nobody reads any more.
+    nobody reads any more. Raises UnsupportedError, and changes nothing, when the model's opset lacks an op of the form.
     """
     operands = tuple(_realise(b, e, replaced) for e in match.operands)
     presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
@@ -155,6 +159,12 @@ def _replace(
         for node in b.nodes:
             node.resize_inputs(0)  # they are not used: let go of what they read
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
+    try:
+        b.check()
+    except UnsupportedError:
+        for node in b.nodes:
+            node.resize_inputs(0)
+        raise
     producer = old.producer()
     assert producer is not None
     made = {o for n in b.nodes for o in n.outputs}
