@@ -108,13 +108,12 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
             continue
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
-        if form == "site" and graph is not model.graph:
-            misses.append(
-                Miss(name, match.op, "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called")
-            )
-            _replace(builder, match, "decomposed", name, replaced, dead)
-            continue
         try:
+            if form == "site" and graph is not model.graph:
+                _replace(builder, match, "decomposed", name, replaced, dead)
+                why = "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"
+                misses.append(Miss(name, match.op, why))
+                continue
             sites.append(_replace(builder, match, form, name, replaced, dead))
         except UnsupportedError as e:
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
