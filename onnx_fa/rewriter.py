@@ -100,11 +100,12 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     dead: list[ir.Node] = []  # swept last: another site may still read what lies inside this one
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
-        stays = match.keep or form == match.form == "attention"
+        written = match.anchor.metadata_props.get(decomposed.FORM_KEY)
+        stays = match.keep or form == match.form == "attention" or form == written
         producer = match.output.producer()
         graph = producer.graph if producer is not None else None
         if stays:
-            reports.append(SiteReport(name, match.op, match.form, match.spec))
+            reports.append(SiteReport(name, match.op, written or match.form, match.spec))
             continue
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
