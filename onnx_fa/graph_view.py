@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.spec import Dim, DType
-from onnx_fa.symbolic import SymbolicShapes, known, node_axes, recorded
+from onnx_fa.symbolic import SymbolicShapes, node_axes, recorded, settled
 
 Array = npt.NDArray[np.generic]
 
@@ -161,7 +161,7 @@ class GraphView:
         if value is None:
             return None
         shape = recorded(value)
-        if shape is not None and all(known(d) for d in shape):
+        if settled(value, shape):
             return shape
         if self._symbolic is None and not self._building:
             self._building = True  # it asks for constants, which ask for shapes

@@ -29,9 +29,14 @@ def infer_shapes(model: ir.Model) -> None:
             complete &= value.shape is not None and value.dtype is not None
     if complete:
         return
+    attention = {v: v.shape for n in model.graph.all_nodes() if n.op_type == "Attention" for v in n.outputs}
     _infer(model)
     if _fill_types(model):
         _infer(model)  # goes on where it stopped
+    for value, shape in attention.items():
+        # ONNX's inference of the scores' shape takes lengths that it does not know for 0.
+        if value.shape is not None and 0 in value.shape.dims and (shape is None or 0 not in shape.dims):
+            value.shape = shape
     for value, shape in dropped.items():
         value.shape = value.shape or shape  # a rank is better than nothing
 

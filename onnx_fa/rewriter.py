@@ -104,27 +104,26 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     dead: list[ir.Node] = []  # swept last: another site may still read what lies inside this one
     sites: list[Site] = []
     for name, match in zip(names, plan, strict=True):
-        stays = match.keep or form == match.form == "attention"
+        written = match.anchor.metadata_props.get(decomposed.FORM_KEY)
+        stays = match.keep or form == match.form == "attention" or form == written
         producer = match.output.producer()
         graph = producer.graph if producer is not None else None
         if stays:
-            reports.append(SiteReport(name, match.op, match.form, match.spec))
+            reports.append(SiteReport(name, match.op, written or match.form, match.spec))
             continue
         assert isinstance(graph, ir.Graph)
         builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
-        called = form != "site" or graph is model.graph
-        if not called:
-            misses.append(
-                Miss(name, match.op, "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called")
-            )
         try:
-            site = _replace(builder, match, form if called else "decomposed", name, replaced, dead)
+            if form == "site" and graph is not model.graph:
+                _replace(builder, match, "decomposed", name, replaced, dead)
+                why = "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"
+                misses.append(Miss(name, match.op, why))
+                continue
+            sites.append(_replace(builder, match, form, name, replaced, dead))
         except UnsupportedError as e:
-            misses += [Miss(name, match.op, f"form {form}: {e}")] * called
+            misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
-        if called:
-            reports.append(SiteReport(name, match.op, form, match.spec))
-            sites.append(site)
+        reports.append(SiteReport(name, match.op, form, match.spec))
     _sweep(dead)
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
@@ -142,7 +141,7 @@ def _replace(
     """Puts the site's new nodes before the node that made its output, and redirects the readers.
 
     `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
-    nobody reads any more. Raises UnsupportedError, with the graph as it was, for nodes that the model's opset does not have.
+    nobody reads any more. Raises UnsupportedError, and changes nothing, when the model's opset lacks an op of the form.
     """
     operands = tuple(_realise(b, e, replaced) for e in match.operands)
     presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
@@ -161,18 +160,20 @@ def _replace(
     if match.scores is not None:
         presents.append((match.scores[0], decomposed.scores(b, match.spec, operands, match.scores[1])))
     if form != "site" and not match.wrap and not presents and _same(out, old, set(operands)):
-        _let_go(b.nodes)
+        for node in b.nodes:
+            node.resize_inputs(0)  # they are not used: let go of what they read
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
+    try:
+        b.check()
+    except UnsupportedError:
+        for node in b.nodes:
+            node.resize_inputs(0)
+        raise
     producer = old.producer()
     assert producer is not None
     made = {o for n in b.nodes for o in n.outputs}
     # A result that is an existing value gets a node of its own, so that it can carry the old one's name.
     results = [(was, new if new in made else b.op("Identity", new)) for was, new in ((old, out), *presents)]
-    try:
-        _check_opset(b.nodes, b.opset)
-    except UnsupportedError:
-        _let_go(b.nodes)
-        raise
     # Further outputs may be read before whatever stands behind the replaced node.
     _insert(match.anchor if presents else producer, b.nodes)
     for was, new in results:
@@ -180,33 +181,6 @@ def _replace(
         replaced[was] = new
     dead.append(producer)
     return Site(name, match.spec, operands, results[0][1], inner)
-
-
-def _let_go(nodes: Iterable[ir.Node]) -> None:
-    """Frees what nodes that are not used after all read, in their subgraphs too."""
-    for node in nodes:
-        node.resize_inputs(0)
-        for attr in node.attributes.values():
-            if attr.type == ir.AttributeType.GRAPH:
-                _let_go(attr.as_graph().all_nodes())
-
-
-def _check_opset(nodes: Iterable[ir.Node], opset: int) -> None:
-    """Raises UnsupportedError for a standard op that `opset` does not have, or not with so many inputs."""
-    for node in nodes:
-        if node.domain == "" and not _exists(node, opset):
-            need = next((v for v in range(opset + 1, onnx.defs.onnx_opset_version() + 1) if _exists(node, v)), None)
-            raise UnsupportedError(f"{node.op_type} needs opset {need}, the model has {opset}")
-        for attr in node.attributes.values():
-            if attr.type == ir.AttributeType.GRAPH:
-                _check_opset(attr.as_graph(), opset)
-
-
-def _exists(node: ir.Node, opset: int) -> bool:
-    if not onnx.defs.has(node.op_type, opset):
-        return False
-    schema = onnx.defs.get_schema(node.op_type, opset)
-    return schema.min_input <= len(node.inputs) <= schema.max_input and set(node.attributes) <= set(schema.attributes)
 
 
 def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:

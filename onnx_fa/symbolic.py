@@ -49,6 +49,13 @@ def known(dim: Dim | None) -> bool:
     return isinstance(dim, int) or (dim is not None and not dim.startswith("unk__"))
 
 
+def settled(value: ir.Value, shape: Shape | None) -> bool:
+    """Whether the recorded shape leaves nothing to find out. The symbols of a graph output are only names that its author gave."""
+    if shape is None or not all(known(d) for d in shape):
+        return False
+    return not (value.is_graph_output() and value.producer() is not None and any(isinstance(d, str) for d in shape))
+
+
 def node_axes(node: ir.Node, const: Const) -> list[int] | None:
     """Axes of a Reduce*, Squeeze or Unsqueeze in either spelling (attribute, or constant second input); None when unknown."""
     if "axes" in node.attributes:
@@ -79,7 +86,7 @@ class SymbolicShapes:
         vector = self._vector_of(node) if node.domain != CONTRIB else None
         if vector is not None:
             self._vectors[node.outputs[0]] = vector
-        if all((s := recorded(out)) is not None and all(known(d) for d in s) for out in node.outputs):
+        if all(settled(out, recorded(out)) for out in node.outputs):
             return
         if node.op_type == "Split" and node.domain != CONTRIB:
             shapes = self._split(node)
@@ -87,10 +94,11 @@ class SymbolicShapes:
             shapes = [self._infer_contrib(node) if node.domain == CONTRIB else self._infer(node)]
         for out, found in zip(node.outputs, shapes, strict=False):
             have = recorded(out)
-            if found is None or (have is not None and all(known(d) for d in have)):
+            if found is None or settled(out, have):
                 continue
             if have is not None and len(have) == len(found):
-                found = tuple(h if known(h) else f if known(f) else h for h, f in zip(have, found, strict=True))
+                trusted = [isinstance(h, int) or (known(h) and not out.is_graph_output()) for h in have]
+                found = tuple(h if t else f if known(f) else h for h, f, t in zip(have, found, trusted, strict=True))
             self._shapes[out] = found
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:

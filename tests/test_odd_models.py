@@ -55,7 +55,7 @@ def test_a_shape_cut_into_its_sizes_in_an_old_opset(opset: int, form: Form) -> N
     if form == "decomposed":
         assert len(report.sites) == 1 and not report.misses
     else:
-        assert not report.sites and f"the model has {opset}" in report.misses[0].reason
+        assert not report.sites and report.misses[0].reason.startswith(f"form {form}: ")
 
 
 def test_a_mask_of_positions_that_the_opset_cannot_write_is_refused() -> None:
@@ -65,7 +65,7 @@ def test_a_mask_of_positions_that_the_opset_cannot_write_is_refused() -> None:
     model = g.model({attention(g, q, k, v, causal): ([B, H, S, D], T.FLOAT)})
     assert len(explain(model).sites) == 1
     new, report = rewrite(model)
-    assert not report.sites and report.misses[0].reason == "form decomposed: Range needs opset 11, the model has 10"
+    assert not report.sites and "opset 10 has no" in report.misses[0].reason
     onnx.checker.check_model(new, full_check=True)
     inputs = {n: random(B, H, S, D) for n in "qkv"}
     assert_same(run(model, inputs), run(new, inputs))

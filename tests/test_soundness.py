@@ -153,3 +153,34 @@ def test_a_guard_for_nan_beside_a_mask_on_the_probabilities(order: str) -> None:
     for layer in layers if order == "guard first" else layers[::-1]:
         p = layer(p)
     assert_equal(g.finish(p))
+
+
+OLD: dict[str, Callable[[Site], str]] = {
+    "plain": lambda g: g.score(),
+    "causal": lambda g: g.op("Add", g.score(), g.const(np.where(np.tri(S, L), 0, -INF))),
+    "slopes": lambda g: g.op("Add", g.score(), g.const(np.arange(L)[None] * 0.5 - np.arange(S)[:, None] * 0.5)),
+    "leaky": lambda g: g.op("LeakyRelu", g.score(), alpha=0.2),
+    "clip": lambda g: g.op("Clip", g.score(), min=-1.0, max=1.0),
+}
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 10])
+@pytest.mark.parametrize("name", OLD)
+def test_a_form_that_an_old_opset_has_no_ops_for_is_refused(name: str, opset: int) -> None:
+    g = Site(opset)
+    model = g.softmax(OLD[name](g))
+    assert_equal(model)
+    _, report = rewrite(model, "blocked")
+    (miss,) = report.misses
+    assert f"a model of opset {opset} has no " in miss.reason and not report.sites
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11])
+def test_zero_for_rows_without_keys_needs_equal_of_floats(opset: int) -> None:
+    g = Site(opset)
+    mask = g.input("mask", [B, 1, S, L], T.BOOL)
+    p = g.op("Softmax", g.keep(mask, g.score()), axis=3)
+    model = g.finish(g.op("Where", mask, p, g.const(0.0)))
+    assert_equal(model)
+    _, report = rewrite(model)
+    assert len(report.sites) == (opset == 11) and len(report.misses) == (opset < 11)

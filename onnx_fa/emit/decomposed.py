@@ -14,6 +14,9 @@ from onnx_fa.emit.score import Positions, cast, compute_type, modify
 from onnx_fa.match import NUMPY, ScoreStage
 from onnx_fa.spec import AttentionSpec, inverse
 
+FORM_KEY = "onnx_fa.form"
+"""Metadata of a site's Exp: the site is in this form already, and writing it again would only rename its nodes."""
+
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
     """Scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's output."""
@@ -56,6 +59,7 @@ def _exponentials(
         kind = NUMPY[compute_type(spec)]
         top = b.op("Max", top, b.const(np.asarray(np.finfo(kind).min, kind)))
     p = b.op("Exp", b.op("Sub", score, top))
+    b.nodes[-1].metadata_props[FORM_KEY] = "decomposed"
     total = b.reduce_sum(p)
     if sink is not None:
         total = b.op("Add", total, b.op("Exp", b.op("Sub", sink, top)))
