@@ -160,14 +160,12 @@ def _replace(
     if match.scores is not None:
         presents.append((match.scores[0], decomposed.scores(b, match.spec, operands, match.scores[1])))
     if form != "site" and not match.wrap and not presents and _same(out, old, set(operands)):
-        for node in b.nodes:
-            node.resize_inputs(0)  # they are not used: let go of what they read
+        _let_go(b.nodes)
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
     try:
         b.check()
     except UnsupportedError:
-        for node in b.nodes:
-            node.resize_inputs(0)
+        _let_go(b.nodes)
         raise
     producer = old.producer()
     assert producer is not None
@@ -181,6 +179,15 @@ def _replace(
         replaced[was] = new
     dead.append(producer)
     return Site(name, match.spec, operands, results[0][1], inner)
+
+
+def _let_go(nodes: Iterable[ir.Node]) -> None:
+    """Frees what nodes that are not used after all read, in their subgraphs too."""
+    for node in nodes:
+        node.resize_inputs(0)
+        for attr in node.attributes.values():
+            if attr.type == ir.AttributeType.GRAPH:
+                _let_go(attr.as_graph().all_nodes())
 
 
 def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
