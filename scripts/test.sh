@@ -7,4 +7,4 @@ export PATH="$PWD/.venv/bin:$PATH" PYTHONUNBUFFERED=1
 ruff check .
 ruff format --check .
 mypy
-python -m pytest -q -n auto --dist worksteal "$@"
+python -m pytest -q -n auto --dist loadfile "$@"
