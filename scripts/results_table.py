@@ -1,11 +1,13 @@
-"""Writes the README's table of results from the committed CSV files: medians per contestant and ratios.
+"""Writes the README's tables from the committed CSV files: medians per contestant and ratios, and who finds which spelling.
 
 python scripts/results_table.py            between the markers of README.md
 """
 
 from __future__ import annotations
 
+import csv
 import sys
+from collections import Counter
 from pathlib import Path
 
 from onnx_fa.plot import medians, read_csv
@@ -14,7 +16,7 @@ from onnx_fa.table import markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("benchmarks/attention.csv", "benchmarks/demo/demo.csv")
 CONTESTANTS = ("stock IREE", "onnxruntime", "torch SDPA", "onnx_fa")
-START, END = "<!-- results -->", "<!-- /results -->"
+SPELLINGS = "benchmarks/spellings.csv"
 
 
 def rows(path: Path) -> list[list[str]]:
@@ -30,7 +32,7 @@ def rows(path: Path) -> list[list[str]]:
     return result
 
 
-def main() -> int:
+def results() -> str:
     text = []
     for source in SOURCES:
         path = ROOT / source
@@ -38,10 +40,29 @@ def main() -> int:
         text.append(markdown_table(head, rows(path)))
         facts = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
         text.append(f"{'; '.join(facts)}. Medians of [{source}]({source}).")
+    return "\n\n".join(text)
+
+
+def spellings() -> str:
+    """How many of the spellings that are attention each contestant finds."""
+    with open(ROOT / SPELLINGS, newline="") as f:
+        must = [row for row in csv.DictReader(f) if row["must"] == "match"]
+    who = [name.removesuffix(": detail") for name in must[0] if name.endswith(": detail")]
+    counts = {name: Counter(row[name] for row in must) for name in who}
+    found = [str(counts[name]["found"]) for name in who]
+    return markdown_table((f"of {len(must)} spellings", *who), [["found, result kept", *found]])
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """The text with `content` between the markers of that name."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, rest = text.split(start)
+    return f"{before}{start}\n{content}\n{end}{rest.split(end)[1]}"
+
+
+def main() -> int:
     readme = ROOT / "README.md"
-    before, rest = readme.read_text().split(START)
-    after = rest.split(END)[1]
-    readme.write_text(f"{before}{START}\n" + "\n\n".join(text) + f"\n{END}{after}")
+    readme.write_text(fill(fill(readme.read_text(), "results", results()), "spellings", spellings()))
     return 0
 
 

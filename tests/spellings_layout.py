@@ -693,7 +693,7 @@ def keys_concatenated_along_heads() -> onnx.ModelProto:
 # Lengths known only at run time
 
 
-SIZES = {"b": 2, "s": 5, "t": 7, "p": 3, "u": 7, "w": 6}
+SIZES = {"b": 2, "c": 2, "s": 5, "t": 7, "p": 3, "u": 7, "w": 6}
 """What the symbols are in a test."""
 
 
