@@ -6,10 +6,12 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from onnx_fa.errors import ModelError, OnnxFaError, RunError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
@@ -30,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code: 0, 1 (compiler, run or mismatch), 2 (input or usage), 130
     (interrupted)."""
     args = _parser().parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)  # so that a compiler at work is ended too
     logging.basicConfig(level=[logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose + 1, 3)])
     try:
         code: int = args.command(args) or 0
@@ -47,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("out of memory", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _fail(message: str, code: int) -> int:

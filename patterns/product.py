@@ -44,9 +44,16 @@ def product(view: GraphView, value: ir.Value) -> Product | None:
         letters = einsum_letters(node.attributes["equation"].as_string(), len(a), len(b))
     if letters is None or not _is_product(letters):
         return None
-    if node.op_type == "Einsum" and not _sums_equal_dims(letters, a, b):
+    if node.op_type == "Einsum" and not (_sums_equal_dims(letters, a, b) and _first_is_widest(letters, a, b)):
         return None
     return Product(node, (left, right), (a, b), letters[:2], letters[2], node.outputs[0], factor)
+
+
+def _first_is_widest(letters: Sequence[str], a: Shape, b: Shape) -> bool:
+    """Whether no dim of the second operand widens a unit dim of the first: ONNX's shape inference does not see that, and what it
+    has recorded behind the node would be wrong."""
+    sizes = dict(zip(letters[1], b, strict=True))
+    return all(dim != 1 or sizes.get(x, 1) == 1 for x, dim in zip(letters[0], a, strict=True))
 
 
 def matmul_letters(a: int, b: int, swap_a: bool, swap_b: bool) -> tuple[str, str, str] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -20,7 +22,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True)
 class Finished:
     """How a program ended. `returncode` is negative for a signal, as in subprocess; `peak_bytes` is the largest
-    resident size seen: of the whole process group (sampled), or of its first process (the kernel's high-water mark)."""
+    resident size seen: of the whole process group (sampled), or of its first process (the kernel's high-water mark). Of a
+    program too short to be seen it is a bound that may include this process."""
 
     ending: Ending
     returncode: int
@@ -56,28 +59,21 @@ def run_limited(
     # Files, not pipes: a killed child's grandchildren may hold a pipe open, and stderr may be large.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()
-        # An interrupt between the start of the child and the `try` would leave it running: hold it back until then.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            child = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=cwd,
-                env=env,
-                start_new_session=True,
-            )
-        except BaseException:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            raise
+        child: subprocess.Popen[bytes] | None = None
         ending: Ending = "ok"
         peak = 0
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            while True:
-                if child.poll() is not None:
-                    break
+            with _interrupts_held():  # between the start of the child and its name they would leave it running
+                child = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=cwd,
+                    env=env,
+                    start_new_session=True,
+                )
+            while not (usage := _ended(child)):
                 peak = max(peak, _group_rss(child.pid), _high_water(child.pid))
                 if ending == "ok":
                     if peak > memory_bytes:
@@ -87,15 +83,42 @@ def run_limited(
                     if ending != "ok":
                         _kill_group(child.pid)
                 time.sleep(_POLL_S)
+            peak = peak or usage  # too short to be seen
         finally:
-            # Also on KeyboardInterrupt, and for children that outlive their parent.
-            _kill_group(child.pid)
-            if child.returncode is None:
-                child.wait()
+            if child is not None:
+                # Also on KeyboardInterrupt, and for children that outlive their parent.
+                _kill_group(child.pid)
+                if child.returncode is None:
+                    child.wait()
         seconds = time.monotonic() - start
         if ending == "ok" and child.returncode != 0:
             ending = "failed"
         return Finished(ending, child.returncode, seconds, peak, _text(out), _text(err))
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Holds SIGINT back. A signal mask would not do: another thread takes the signal then, and Python raises in the main one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # interrupts are raised elsewhere
+        return
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+    if held:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int:
+    """0 while the child runs, then a bound on its resident size in bytes. (ru_maxrss starts at the parent's size after vfork.)"""
+    pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+    if pid == 0:
+        return 0
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return max(1, usage.ru_maxrss * 1024)
 
 
 def _text(stream: IO[bytes]) -> str:
