@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from onnx import helper as h
 from onnx import numpy_helper as nh
+from onnx.reference import ReferenceEvaluator
 from spelling_table import AXES, Entry, entries, of_spelling
 from spellings import Spelling
 
@@ -170,7 +171,7 @@ def _step(model: onnx.ModelProto) -> float:
 
 def _assert_same(
     label: str,
-    old: ort.InferenceSession,
+    old: ort.InferenceSession | ReferenceEvaluator,
     new: ort.InferenceSession,
     inputs: Inputs,
     rounding: float,
@@ -253,7 +254,9 @@ def check(case: Case) -> str:
     if made is None:
         return "invalid"
     fixed, model = made
-    old = session(model)
+    # onnxruntime's Attention op departs from ONNX's definition where a single causal query has a past: then that decides.
+    defined = any(n.op_type == "Attention" and not n.domain for n in model.graph.node) and case.changes
+    old = ReferenceEvaluator(fixed) if defined else session(model)
     matched = False
     for form in dict.fromkeys(("decomposed", case.form)):
         new, report = rewrite(model, form)
@@ -272,6 +275,9 @@ def check(case: Case) -> str:
         for label, inputs in _feeds(fixed, case).items():
             # The Attention op only knows added masks, and those do not hide a score that is not finite.
             if form == "attention" and not all(np.isfinite(inputs[n]).all() for n in "qk" if n in inputs):
+                continue
+            # onnxruntime's ReduceMax of NaN and -inf is either, depending on their order: so is what a guard makes of it.
+            if label == "nan in q" and "maximum is -inf" in str(case.base):
                 continue
             heals = isinstance(case.base, Spelling) and case.base.mask == "sub"
             rounding = _rounding(case, label)
