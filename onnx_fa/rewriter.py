@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
-from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
 from onnx_fa.graph_view import GraphView
@@ -58,6 +59,7 @@ def _find(model: ir.Model) -> tuple[GraphView, list[Match], list[Miss]]:
     try:
         infer_shapes(model)
         inside = inline_attention(model, PATTERNS)
+        distribute(model, PATTERNS)
         view = GraphView(model)
         matches, misses = find_sites(view, PATTERNS)
     except (IndexError, KeyError, TypeError, ValueError):
@@ -97,7 +99,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
             continue
         plan.append(match)
     names = _unique_names([m.name for m in plan])
-    taken = _names(model)
+    taken = names_in(model)
     unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
     replaced: dict[ir.Value, ir.Value] = {}  # a site may read what another site made
@@ -252,15 +254,6 @@ def _drop_unused_initializers(graph: ir.Graph, keep: set[int]) -> None:
     for name, value in list(graph.initializers.items()):
         if _is_unused(value) and id(value) not in keep:
             del graph.initializers[name]
-
-
-def _names(model: ir.Model) -> set[str]:
-    names: set[str] = set()
-    for graph in model.graphs():
-        names |= {str(v.name) for v in graph.inputs} | set(graph.initializers)
-        for node in graph:
-            names |= {str(o.name) for o in node.outputs} | {str(node.name)}
-    return names
 
 
 def _unique_names(names: list[str]) -> list[str]:

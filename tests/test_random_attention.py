@@ -285,6 +285,9 @@ def check(case: Case) -> str:
             # onnxruntime's ReduceMax of NaN and -inf is either, depending on their order: so is what a guard makes of it.
             if label == "nan in q" and any(x in str(case.base) for x in ("maximum is -inf", "lost_rows")):
                 continue
+            # A difference of softmaxes times an infinity becomes a difference of infinities.
+            if "difference/" in str(case.base) and label.endswith(" v") and "inf" in label:
+                continue
             heals = isinstance(case.base, Spelling) and case.base.mask == "sub"
             rounding = _rounding(case, label)
             _assert_same(f"{form}, {label}", old, rewritten, inputs, rounding, heals=heals, step=_step(fixed))
