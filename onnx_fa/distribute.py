@@ -7,7 +7,7 @@ Only V's infinities show the difference: inf - inf is NaN, where the original ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.graph_view import FLOATS, GraphView, attr_int
-from onnx_fa.match import NoMatch, Patterns, Product, find_sites
+from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.spec import Dim
 from onnx_fa.symbolic import Shape
@@ -38,16 +38,16 @@ class _Combined:
     softmaxes: frozenset[ir.Node]
 
 
-def distribute(model: ir.Model, patterns: Patterns) -> None:
+def distribute(model: ir.Model, patterns: Patterns, accepts: Callable[[Match], bool]) -> None:
     """Gives, in place, every softmax its own product with V where one product takes several, if all of them are then attentions.
 
-    A product where that does not make sites of all softmaxes stays as it is.
+    A product where that does not make sites that `accepts` takes of all softmaxes stays as it is.
     """
     if not any(_combined(GraphView(model), patterns)):
         return
     trial = model.clone()
     plans = _apply(trial, patterns, None)
-    sites = {match.anchor for match in find_sites(GraphView(trial), patterns)[0]}
+    sites = {match.anchor for match in find_sites(GraphView(trial), patterns)[0] if accepts(match)}
     _apply(model, patterns, [plan.softmaxes <= sites for plan in plans])
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from onnx import TensorProto as T
 from onnx import helper as h
+from ort_run import TOLERANCE, assert_same, run
 from spellings_score import DV, MATCH, REFUSE, B, H, Site, feeds
-from test_match import TOLERANCE, assert_same, run
 
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.backend.run import load_module
