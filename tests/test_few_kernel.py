@@ -40,7 +40,15 @@ _OWN = [
     Case("f16", _spec(dtype="f16", Sq=3, D=20, Dv=40, masks=(BoolMask((3, 300)),))),
     Case("bf16_dynamic", _spec(dtype="bf16", batch=("b",), Skv="t"), sizes=((("b", 2), ("t", 77)),)),
 ]
-_SHARED = ("one_key", "decode_lengths", "decode_sink_window", "few_bshd", "few_queries", "decode_gqa_mask", "dyn_decode_gqa")
+_SHARED = (
+    "one_key",
+    "decode_lengths",
+    "decode_sink_window",
+    "few_bshd",
+    "few_queries",
+    "decode_gqa_mask",
+    "dyn_decode_gqa",
+)
 _CASES = _OWN + [c for c in select() if c.name in _SHARED]
 
 

@@ -59,7 +59,7 @@ def emit_few(spec: AttentionSpec, target: Target, name: str, config: FewConfig |
     queries, found = few_queries(spec), None
     if config is None:
         config, found = tuned_few(spec, target)
-    if config.BM != queries or few_stack_bytes(spec, config) > STACK_BYTES:
+    if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
     text = dispatch_text(spec, FewBody(fold_queries(spec), config), name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS

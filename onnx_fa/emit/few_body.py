@@ -18,7 +18,7 @@ from onnx_fa.emit.expr_vectors import Vector
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import IndexMask, IndexStep, uses, varies, window
 from onnx_fa.emit.vector_body import VectorBody, VectorConfig, _Block, _Slab, _State
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.expr import SCORE, K, ScoreExpr
 from onnx_fa.spec import AttentionSpec, TensorArg
 
 
