@@ -7,7 +7,7 @@ from typing import Literal
 
 from onnx_fa.spec import AttentionSpec
 
-Body = Literal["op", "vector", "gpu", "triton"]
+Body = Literal["op", "vector", "few", "gpu", "triton"]
 
 
 @dataclass(frozen=True)

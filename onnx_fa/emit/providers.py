@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from onnx_fa.emit.few import emit_few
 from onnx_fa.emit.gpu import emit_gpu
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.op_kernel import emit_op
@@ -29,7 +30,7 @@ class Provider:
 
 
 def _iree(target: Target) -> Mapping[str, Emitter]:
-    return {"gpu": emit_gpu} if target.is_gpu else {"vector": emit_vector, "op": emit_op}
+    return {"gpu": emit_gpu} if target.is_gpu else {"few": emit_few, "vector": emit_vector, "op": emit_op}
 
 
 PROVIDERS: dict[str, Provider] = {
