@@ -219,7 +219,7 @@ def explain(args: argparse.Namespace) -> None:
 
     if args.report:
         check_writable(args.report)
-    report = find(args.model)
+    report = find(args.model, passes=True)
     if args.report:
         _write_json(args.report, report.to_dict())
     head = (
@@ -233,10 +233,23 @@ def explain(args: argparse.Namespace) -> None:
         "mask",
         "empty row",
         "layouts q k v out",
+        "passes over k, v",
     )
-    rows = [(s.name, f"{s.op} ({s.form})", s.variant, s.spec.dtype, *_spec_cells(s.spec)) for s in report.sites]
+    rows = [
+        (
+            s.name,
+            f"{s.op} ({s.form})",
+            s.variant,
+            s.spec.dtype,
+            *_spec_cells(s.spec),
+            s.passes.words if s.passes else "?",
+        )
+        for s in report.sites
+    ]
     if rows:
         print(text_table(head, rows))
+    for reason in dict.fromkeys(s.passes.reason for s in report.sites if s.passes and s.passes.reason):
+        print(reason)
     print(f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
     if report.misses:
         print("\n" + text_table(("left alone", "op", "reason"), [(m.node, m.op, m.reason) for m in report.misses]))
