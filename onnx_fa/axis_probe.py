@@ -51,10 +51,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Probed:
-    """Per output how its axes hold the rank (None: not at all), and whether the op only moves elements of its first operand."""
+    """Per output how its axes hold the rank (None: not at all), whether the op only moves elements of its first operand, and
+    whether its results depend on what holds the rank at all."""
 
     parts: tuple[tuple[Part | None, ...], ...]
     moves: bool
+    depends: bool = True
 
 
 class ProbeError(Exception):
@@ -131,7 +133,7 @@ def _restored(probed: Probed, operands: Sequence[Operand | None]) -> Probed:
                 raise ProbeError("a size is part of the op")
             real.append(p and replace(p, count=counts[p.stride, p.lo, p.cut]))
         parts.append(tuple(real))
-    return Probed(tuple(parts), probed.moves)
+    return Probed(tuple(parts), probed.moves, probed.depends)
 
 
 def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Probed:
@@ -140,6 +142,7 @@ def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -
     bases = [(arrays, run(arrays)) for arrays in drawn]
     first, before = drawn[0][0], bases[0][1]
     moves = len(before) == 1 and first is not None and _same_elements(first, before[0])
+    depends = False
     outputs: list[list[Part | None]] = [[None] * x.ndim for x in before]
     for n, o in enumerate(operands):
         for axis, part in o.held if o is not None else []:
@@ -150,8 +153,7 @@ def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -
             for position in positions:
                 where = (at == position).reshape([-1 if a == axis else 1 for a in range(len(o.shape))])
                 changed[position] = _changed(run, bases, n, where)
-            if not any(mask is None or mask.any() for masks in changed.values() for mask in masks):
-                raise ProbeError(f"{node.op_type}: its result does not show what it depends on")
+            depends |= any(mask is None or bool(mask.any()) for masks in changed.values() for mask in masks)
             for i, axes in enumerate(outputs):
                 for b, size in enumerate(before[i].shape):
                     found = _read(part, {j: c[i] for j, c in changed.items()}, b, size)
@@ -162,7 +164,7 @@ def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -
                     if both is None:
                         raise ProbeError(f"{node.op_type}: operands hold the rank in different ways")
                     axes[b] = both
-    return Probed(tuple(tuple(a) for a in outputs), moves)
+    return Probed(tuple(tuple(a) for a in outputs), moves, depends)
 
 
 def _draw(o: Operand | None, seed: int) -> Array | None:

@@ -125,6 +125,8 @@ def count_passes(model: onnx.ModelProto, seeds: Mapping[str, int]) -> PassReport
     """
     try:
         model = _taken_apart(model, set(seeds))
+    except UnsupportedError:
+        raise
     except Exception as e:  # the inliner and shape inference raise classes of their own
         raise UnsupportedError(f"passes not counted: {one_line(e)}") from e
     opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
@@ -169,7 +171,7 @@ def _taken_apart(model: onnx.ModelProto, seeds: set[str]) -> onnx.ModelProto:
         values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
         types = {v.name: v.type for v in values}
         types |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in model.graph.initializer}
-        found, reached = False, set(seeds)
+        found, newer, reached = False, False, set(seeds)
         for i, node in enumerate(model.graph.node):
             if reached.isdisjoint(node.input):
                 continue
@@ -180,6 +182,7 @@ def _taken_apart(model: onnx.ModelProto, seeds: set[str]) -> onnx.ModelProto:
             if body is None:
                 continue
             found = True
+            newer |= any(o.version > opset for o in body.opset_import)
             body.domain = node.domain = "taken.apart"
             body.name = node.op_type = f"{node.op_type}_{i}"
             model.functions.append(body)
@@ -187,7 +190,7 @@ def _taken_apart(model: onnx.ModelProto, seeds: set[str]) -> onnx.ModelProto:
             return model
         if not any(o.domain == "taken.apart" for o in model.opset_import):
             model.opset_import.append(helper.make_opsetid("taken.apart", 1))
-        model = onnx.inliner.inline_local_functions(model, convert_version=True)
+        model = onnx.inliner.inline_local_functions(model, convert_version=newer)
     return model
 
 
@@ -201,6 +204,7 @@ def _definition(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset
     except onnx.defs.SchemaError:
         return None
     body: onnx.FunctionProto | None = None
+    axis = next((a.i for a in node.attribute if a.name == "axis"), None)
     given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
     for s in (schema, newest):  # an op may have been given its definition later
         versions = [v for v in s.context_dependent_function_opset_versions if v <= opset]
@@ -218,6 +222,14 @@ def _definition(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset
         return None
     made = onnx.FunctionProto()
     made.CopyFrom(body)
+    if all(o.version <= opset for o in made.opset_import):
+        del made.opset_import[:]  # one of several definitions, good from its version to the next one's
+        made.opset_import.append(helper.make_opsetid("", opset))
+    else:
+        # Defined only since its meaning changed: the two agree along the last axis.
+        rank = len(types[node.input[0]].tensor_type.shape.dim) if node.input[0] in types else 0
+        if axis not in (-1, rank - 1):
+            raise UnsupportedError(f"passes not counted: {node.op_type} has no definition at opset {opset}")
     return made
 
 
@@ -253,6 +265,7 @@ def _visit(state: _State, node: onnx.NodeProto) -> None:
         for out, parts in zip(outs, probed.parts, strict=True):
             out.parts = tuple(_settled(p, state.M, unknown) for p in parts)
         held |= {p for o in outs for p in o.parts if p is not None}
+        depends = probed.depends
     for name, out in zip(node.output, outs, strict=True):
         out.counter = any(v.counter for v in given) and not held
         out.depends = depends

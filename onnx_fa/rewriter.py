@@ -50,12 +50,12 @@ def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onn
 def explain(model: ModelLike, *, passes: bool = False) -> RewriteReport:
     """What `rewrite` would find, without writing anything. `passes`: also count the passes over K and V of every site."""
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    view, matches, misses = _find(work)
+    view, matches, misses = find(work)
     sites = [SiteReport(m.name, m.op, m.form, m.spec, passes=site_passes(view, m) if passes else None) for m in matches]
     return RewriteReport(tuple(sites), tuple(misses))
 
 
-def _find(model: ir.Model) -> tuple[GraphView, list[Match], list[Miss]]:
+def find(model: ir.Model) -> tuple[GraphView, list[Match], list[Miss]]:
     """Prepares the model (types, shapes, functions that hold attention) and finds its sites."""
     try:
         infer_shapes(model)
@@ -84,7 +84,7 @@ class Site:
 
 def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
-    view, matches, misses = _find(model)
+    view, matches, misses = find(model)
     plan: list[Match] = []
     reports: list[SiteReport] = []
     for match in matches:
