@@ -11,11 +11,10 @@ import jinja2
 import onnx_ir as ir
 
 from onnx_fa import io
-from onnx_fa.functions import nodes_of
 from onnx_fa.graph_picture import boxes_of, svg
 from onnx_fa.report import RewriteReport, SiteReport
 from onnx_fa.rewriter import find, rewrite_in_place
-from onnx_fa.site_passes import SitePasses, site_passes
+from onnx_fa.site_passes import SitePasses, site_nodes, site_passes
 from onnx_fa.words import einsums, sentence
 
 
@@ -48,13 +47,13 @@ def pictures(model: io.ModelLike) -> tuple[RewriteReport, list[SitePicture]]:
     work = model.clone() if isinstance(model, ir.Model) else io.load(model)
     after = _after(work.clone())
     view, matches, misses = find(work)
-    order = {n: i for graph in work.graphs() for i, n in enumerate(graph)}
     found = []
     for match in matches:
         counted = site_passes(view, match)
-        nodes = sorted((n for n in nodes_of(match) if n in order), key=order.__getitem__)
         report = SiteReport(match.name, match.op, match.form, match.spec, passes=counted)
-        found.append(SitePicture(report, svg(boxes_of(nodes, _classes(counted))), after.get(match.name, "")))
+        found.append(
+            SitePicture(report, svg(boxes_of(site_nodes(match), _classes(counted))), after.get(match.name, ""))
+        )
     return RewriteReport(tuple(p.report for p in found), tuple(misses)), found
 
 

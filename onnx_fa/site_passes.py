@@ -165,6 +165,31 @@ def _between(match: Match, sources: set[ir.Value]) -> list[ir.Node]:
     return sorted(found, key=order.__getitem__)
 
 
+def site_nodes(match: Match) -> list[ir.Node]:
+    """The nodes from the site's operands to its output, in graph order."""
+    last = match.output.producer()
+    if last is None or not isinstance(last.graph, ir.Graph):
+        return []
+    stop = {leaf for operand in match.operands for leaf in _leaves(operand)}
+    found: set[ir.Node] = set()
+    todo = [match.output]
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if value in stop or node is None or node in found or node.graph is not last.graph:
+            continue
+        found.add(node)
+        todo += [v for v in node.inputs if v is not None]
+    order = {node: i for i, node in enumerate(last.graph)}
+    return sorted(found, key=order.__getitem__)
+
+
+def _leaves(expr: Expr) -> list[ir.Value]:
+    if isinstance(expr, Call):
+        return [leaf for argument in expr.args for leaf in _leaves(argument)]
+    return [expr] if isinstance(expr, ir.Value) else []
+
+
 def _content(view: GraphView, value: ir.Value, sizes: _Sizes) -> np.ndarray[Any, Any] | None:
     """What is in a small tensor, if the graph says so or its shapes do."""
     shape = view.shape(value)

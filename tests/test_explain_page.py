@@ -57,7 +57,7 @@ def test_page(tmp_path: Path) -> None:
     assert "einsum(&#39;bhsd,bhtd-&gt;bhst&#39;, Q, K)" in html
     # Before: all ops from Q, K and V; after: the ops of the dispatch.
     before, after = html.split("<summary>Before</summary>")[1].split("After: these ops")
-    assert all(f">{op}</text>" in before for op in ("MatMul", "Mul", "Add", "Softmax"))
+    assert all(f">{op}</text>" in before for op in ("Transpose", "MatMul", "Mul", "Add", "Softmax"))
     assert all('<g class="site"><rect' in after and f">{op}</text>" in after for op in ("ReduceMax", "Exp", "Div"))
     assert {"p0", "p2"} <= set(re.findall(r'<g class="(\w+)">', before))
     assert [m.node for m in report.misses] == ["router_softmax"]
