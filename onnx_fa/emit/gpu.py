@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.gpu_body import GpuBody, GpuConfig, Operand
@@ -63,14 +64,12 @@ def default_config(spec: AttentionSpec, target: Target) -> GpuConfig:
     least = 16 if with_unit else 8
     keys = (32, 64, 48, 16) if wide or not with_unit else (64, 32, 48, 96, 16)
     # Odd numbers of subgroups are for head dims whose rows do not divide among a power of two of threads.
-    for w in (4, 3, 5, 6, 7, 2, 1):
+    for qs, w in product((1, 0) if with_unit else (0,), (4, 3, 5, 6, 7, 2, 1)):
         if w > 1 and least * w > up(rows, least):
             continue
         twice = with_unit and target.backend == "cuda" and not wide and rows >= 2 * least * w > 64
         for bn in keys:
-            config = GpuConfig(
-                least * w * (2 if twice else 1), bn, w, VT=int(with_unit and rows >= 256), QS=int(with_unit)
-            )
+            config = GpuConfig(least * w * (2 if twice else 1), bn, w, VT=int(with_unit and rows >= 256), QS=qs)
             if not problem(spec, target, config):
                 return config
     raise UnsupportedError(f"gpu kernel: no tiles for D={spec.D}, Dv={spec.Dv}: {problem(spec, target, config)}")
