@@ -15,14 +15,21 @@ FUNCTION = "site"
 
 def module_text(kernel: Kernel) -> str:
     """The kernel and a public function that calls it."""
+    return f"{kernel.text}\n{entry_text(kernel, FUNCTION)}"
+
+
+def entry_text(kernel: Kernel, function: str) -> str:
+    """A public function that calls the kernel."""
     spec = kernel.spec
     types = [_tensor(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    out = _tensor(spec.out_shape, spec.dtype)
+    outs = ", ".join(_tensor(s, d) for s, d in spec.results)
+    made = ", ".join(f"%r#{i}" for i in range(len(spec.results)))
     params = ", ".join(f"%a{i}: {t}" for i, t in enumerate(types))
     names = ", ".join(f"%a{i}" for i in range(len(types)))
     return (
-        f"{kernel.text}\nfunc.func @{FUNCTION}({params}) -> {out} {{\n"
-        f"  %r = util.call @{kernel.name}({names}) : ({', '.join(types)}) -> {out}\n  return %r : {out}\n}}\n"
+        f"func.func @{function}({params}) -> ({outs}) {{\n"
+        f"  %r:{len(spec.results)} = util.call @{kernel.name}({names}) : ({', '.join(types)}) -> ({outs})\n"
+        f"  return {made} : {outs}\n}}\n"
     )
 
 

@@ -93,11 +93,15 @@ def _names(spec: AttentionSpec) -> list[str]:
     return ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(spec.tensors))), *["%sink"] * (spec.sink is not None)]
 
 
+def _result_names(spec: AttentionSpec) -> list[str]:
+    return ["%out", *(f"%stat{i}" for i in range(len(spec.stats)))]
+
+
 def _executable(body: VectorBody, symbol: str) -> list[str]:
     spec = body.spec
     bindings = [
         *zip(_names(spec), spec.operand_shapes, operand_types(spec), ["readonly"] * len(_names(spec)), strict=True),
-        ("%out", spec.out_shape, spec.dtype, "writeonly"),
+        *((name, *result, "writeonly") for name, result in zip(_result_names(spec), spec.results, strict=True)),
     ]
     args, ties = [], []
     for arg, shape, element, access in bindings:
@@ -106,7 +110,8 @@ def _executable(body: VectorBody, symbol: str) -> list[str]:
         args.append(f"{arg}_: {type_}" if tied else f"{arg}: {type_}")
         if tied:
             ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
-    args[-1:-1] = [f"{d}: index" for d in body.dims.values()]
+    results = len(spec.results)
+    args[-results:-results] = [f"{d}: index" for d in body.dims.values()]
     return [
         f"flow.executable private @{symbol} {{",
         f"flow.executable.export public @{symbol} workgroups(%x: index, %y: index) -> (index, index, index) {{",
@@ -136,7 +141,6 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
     of the body by reshapes."""
     spec, t, names, shapes = body.spec, Text(), _names(body.spec), site.operand_shapes
     types = [tensor_type(s, "i1" if d == "bool" else d) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
-    out = tensor_type(site.out_shape, site.dtype)
     for symbolic, value in body.dims.items():
         i = next(i for i, s in enumerate(shapes) if symbolic in s)
         t.do(f"{value} = tensor.dim {names[i]}, {t.index(shapes[i].index(symbolic))} : {types[i]}")
@@ -159,14 +163,22 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
         passed.append(f"{tensor_type(shape, element)}{body.tied(shape)}")
     values += body.dims.values()
     passed += [INDEX] * len(body.dims)
-    result = t.let(
-        f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)}) -> "
-        f"{tensor_type(spec.out_shape, spec.dtype)}{body.tied(spec.out_shape)}"
-    )
-    result = _reshaped(t, body, result, spec.out_shape, site.out_shape, spec.dtype)
+    tied = [f"{tensor_type(s, d)}{body.tied(s)}" for s, d in spec.results]
+    call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
+    made = t.several(f"{call} -> {_result_types(tied)}", len(tied))
+    wanted = [tensor_type(s, d) for s, d in site.results]
+    results = [
+        _reshaped(t, body, x, old, new, d)
+        for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)
+    ]
+    params = ", ".join(f"{n}: {t_}" for n, t_ in zip(names, types, strict=True))
     return [
-        f"util.func private @{name}({', '.join(f'{n}: {t_}' for n, t_ in zip(names, types, strict=True))}) -> {out} {{",
+        f"util.func private @{name}({params}) -> {_result_types(wanted)} {{",
         *t.render(),
-        f"util.return {result} : {out}",
+        f"util.return {', '.join(results)} : {', '.join(wanted)}",
         "}",
     ]
+
+
+def _result_types(types: list[str]) -> str:
+    return types[0] if len(types) == 1 else f"({', '.join(types)})"
