@@ -79,7 +79,14 @@ def run_chunk(chunk: int, count: int = CHUNK) -> dict[str, Any]:
                     found = mismatch(spec, operands, compiled.run(i, operands))
                     if found:
                         wrong.append(f"chunk {chunk}, {kernel.body} {kernel.config}: {found}: {d.spec} at {spec}")
-    return {"chunk": chunk, "specs": len(drawn), "kernels": len(cases), "runs": sum(len(d.sizes) for d, _ in cases), "refused": refused, "wrong": wrong}
+    return {
+        "chunk": chunk,
+        "specs": len(drawn),
+        "kernels": len(cases),
+        "runs": sum(len(d.sizes) for d, _ in cases),
+        "refused": refused,
+        "wrong": wrong,
+    }
 
 
 def in_process(chunk: int, count: int) -> dict[str, Any]:

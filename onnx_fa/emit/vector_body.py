@@ -425,7 +425,9 @@ class VectorBody:
             infinite = t.splat(math.inf)
             x = t.select(t.compare("oeq", best, infinite), infinite, t.select(t.compare("uno", total, total), total, x))
             empty = t.compare("ole", best, t.splat(MAX_START))
-            x = t.select(t.let(f"arith.andi {empty}, {t.compare('oeq', total, t.splat(0.0))} : {t.bvec}"), t.splat(-math.inf), x)
+            x = t.select(
+                t.let(f"arith.andi {empty}, {t.compare('oeq', total, t.splat(0.0))} : {t.bvec}"), t.splat(-math.inf), x
+            )
             result = t.write(x, result, slab.type, self.lane(j), in_bounds=not self.few_queries)
         return result
 
