@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from onnx_fa.cases import alibi
+from onnx_fa.cases import FLOAT_MIN, alibi
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves, substitute
 from onnx_fa.spec import (
     NEG_INF,
@@ -216,7 +216,7 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
         return r.choice(("end", r.randint(-5, 40)))
 
     empty_row: Any = r.choice(("nan", "zero", "guarded", "mean") if expressions else ("nan", "zero", "guarded"))
-    fills = (-3e38,) if empty_row == "mean" else (NEG_INF, NEG_INF, -3e38)
+    fills = (FLOAT_MIN,) if empty_row == "mean" else (NEG_INF, NEG_INF, -3e38)
 
     def tensor(shape: tuple[int, ...] = score) -> tuple[int, ...]:
         chosen = tuple(1 if r.random() < 0.5 and a < rank - 1 else n for a, n in enumerate(shape))
@@ -263,7 +263,9 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
             case _:
                 types = ("f32", "f32", "f16", "bf16") if expressions else ("f32",)
                 mask_type: Any = r.choice(types)
-                masks.append(AddMask(tensor(), mask_type, factor=r.choice((1.0, 0.5))))
+                shape, factor = tensor(), r.choice((1.0, 0.5))
+                # Lowest numbers of two sizes would both be raised to the least that kernels know.
+                masks.append(AddMask(shape, mask_type, factor=1.0 if empty_row == "mean" else factor))
     swap = (*range(rank - 3), rank - 2, rank - 3, rank - 1)
     turned = (*range(rank - 2), rank - 1, rank - 2)
     known = ((), swap, turned) if expressions else ((), swap)
