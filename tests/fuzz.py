@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from onnx_fa.emit.kernel import emit_kernel, kernel_name
+from onnx_fa.emit.kernel import Body, emit_kernel, kernel_name
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.errors import UnsupportedError
@@ -39,14 +39,13 @@ _DONE = "done "
 
 
 def kernels(index: int, spec: AttentionSpec) -> list[Kernel]:
-    """One kernel for a spec, and for some the op body too."""
-    if index % 5 == 0:
-        made = [emit_kernel(spec, HOST)]
-    else:
-        made = [_small(index, spec)]
-    if index % 16 == 1:
-        with contextlib.suppress(UnsupportedError):
-            made.append(emit_kernel(spec, HOST, body="op"))
+    """One kernel for a spec, and for some another body."""
+    made = [emit_kernel(spec, HOST) if index % 5 == 0 else _small(index, spec)]
+    others: list[Body] = ["few"] * (index % 2) + ["op"] * (index % 16 == 1)
+    for other in others:
+        if other != made[0].body:
+            with contextlib.suppress(UnsupportedError):
+                made.append(emit_kernel(spec, HOST, body=other))
     return [dataclasses.replace(k, flags=(*k.flags, *FLAGS)) for k in made]
 
 

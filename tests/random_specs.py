@@ -200,9 +200,11 @@ def _length(r: Random) -> int:
 
 
 def random_spec(r: Random, expressions: bool = True) -> Drawn:
-    """Without `expressions`, only what both bodies carry."""
+    """Without `expressions`, only what all bodies carry. One in six has a few queries."""
     sq, skv = _length(r), _length(r)
-    if r.randint(0, 5) == 0:
+    few = r.randint(1, 4) if expressions and r.random() < 0.17 else 0
+    sq = few or sq
+    if not few and r.randint(0, 5) == 0:
         skv = sq
     hkv, group = r.randint(1, 4), r.choice((1, 1, 2, 3, 8))
     batch = r.choice(((), (1,), (2,), (3,), (2, 2), (1, 3), (3, 1), (2, 1, 2)))
@@ -302,11 +304,11 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
         stats=stats,
         **layouts,
     )
-    return _dynamic(r, spec) if r.random() < 0.4 else Drawn(spec, ((),))
+    return _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
 
 
-def _dynamic(r: Random, spec: AttentionSpec) -> Drawn:
-    """The spec with some of its dims unknown, at the sizes drawn and at others."""
+def _dynamic(r: Random, spec: AttentionSpec, few: bool) -> Drawn:
+    """The spec with some of its dims unknown (not Sq, if they are `few`), at the sizes drawn and at others."""
     names: list[Dim] = [f"b{i}" for i in range(len(spec.batch))]
     names += ["h" if spec.group == 1 else spec.Hq, "s", "s" if spec.Sq == spec.Skv and r.random() < 0.5 else "t"]
     score = [name if r.randint(0, 3) else size for name, size in zip(names, spec.score_shape, strict=True)]
@@ -315,6 +317,8 @@ def _dynamic(r: Random, spec: AttentionSpec) -> Drawn:
         tail = zip(old, score[len(score) - len(old) :], strict=True)
         return tuple(1 if size == 1 else name for size, name in tail)
 
+    if few:
+        score[-2] = spec.Sq
     masks = tuple(with_shapes(m, shape) for m in spec.masks)
     sink = spec.sink and dataclasses.replace(spec.sink, shape=shape(spec.sink.shape))
     *batch, heads, sq, skv = score

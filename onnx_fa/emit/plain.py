@@ -40,10 +40,9 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         raise UnsupportedError("row statistics with a sink")
     if spec.empty_row in ("zero", "guarded"):
         raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
-    names = input_names(spec)
-    inputs = [_value(n, s, d) for n, s, d in zip(names, spec.operand_shapes, spec.operand_dtypes, strict=True)]
+    inputs = operand_values(spec)
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name="attention")
-    b = OnnxBuilder(graph, OPSET, "attention", set(names), {})
+    b = OnnxBuilder(graph, OPSET, "attention", set(input_names(spec)), {})
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)
     score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
     if sink is None:
@@ -57,16 +56,27 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         out = join_heads(b, spec, out)
     if compute_type(spec) != spec.dtype:
         out = cast(b, out, spec.dtype)
-    out = transpose(b, out, spec.o_layout)
-    outs = [out, *(statistic(b, spec, score, which) for which in spec.stats)]
-    graph.extend(b.nodes)
-    for x, name, (shape, dtype) in zip(outs, ("out", *spec.stats), spec.results, strict=True):
-        x.name = name
-        x.type, x.shape = ir.TensorType(_TYPES[dtype]), ir.Shape(shape)
-        graph.outputs.append(x)
-    model = ir.Model(graph, ir_version=9)
+    stats = [statistic(b, spec, score, which) for which in spec.stats]
+    model = finished(b, spec, transpose(b, out, spec.o_layout), *stats)
     infer_shapes(model)
     return model
+
+
+def finished(b: OnnxBuilder, spec: AttentionSpec, *outs: ir.Value) -> ir.Model:
+    """The model of the builder's graph and nodes, whose outputs are the site's."""
+    b.graph.extend(b.nodes)
+    for out, name, (shape, dtype) in zip(outs, ("out", *spec.stats), spec.results, strict=True):
+        out.name = name
+        out.type, out.shape = ir.TensorType(_TYPES[dtype]), ir.Shape(shape)
+        b.graph.outputs.append(out)
+    return ir.Model(b.graph, ir_version=9)
+
+
+def operand_values(spec: AttentionSpec) -> list[ir.Value]:
+    """Graph inputs for the operands of `spec`, named by `input_names`."""
+    return [
+        _value(n, s, d) for n, s, d in zip(input_names(spec), spec.operand_shapes, spec.operand_dtypes, strict=True)
+    ]
 
 
 def _value(name: str, shape: tuple[Dim, ...], dtype: str) -> ir.Value:
