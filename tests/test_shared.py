@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,8 +12,11 @@ from onnx import TensorProto as T
 from ort_run import assert_same, run
 from spellings_score import Site, feeds
 
+from onnx_fa.backend.compile import compile_model
+from onnx_fa.backend.run import load_module
 from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AddMask
+from onnx_fa.target import parse_target
 
 B, H, SQ, SKV, D, DV = 2, 3, 5, 7, 8, 6
 ROWS = [B, H, SQ]
@@ -174,3 +178,25 @@ def test_a_product_that_is_read_twice_stays_a_bias() -> None:
     model = g.model({out: ([B, H, SQ, DV], T.FLOAT), far: ([B, H, SQ, SKV], T.FLOAT)})
     (site,) = explain(model).sites
     assert site.spec.D == D and [type(m) for m in site.spec.masks] == [AddMask]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["site", "decomposed"])
+def test_compiled(form: str, tmp_path: Path) -> None:
+    """A score of two products, two V and the log-sum-exp: one dispatch, and the original's numbers; also of the written model."""
+    g = Site()
+    rope = g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, 1, 4, SKV]))
+    s = g.op("Where", g.keep(B, 1, SQ, SKV), g.op("Add", g.score(), rope), g.const(-np.inf))
+    p = g.softmax(s)
+    out, other = g.times_v(p), g.op("MatMul", p, g.input("w", [B, H, SKV, 4]))
+    lse = g.op("ReduceLogSumExp", s, g.const([-1], np.int64), keepdims=0)
+    model = g.model({out: ([B, H, SQ, DV], T.FLOAT), other: ([B, H, SQ, 4], T.FLOAT), lse: (ROWS, T.FLOAT)})
+    report = compile_model(
+        model if form == "site" else rewrite(model)[0], tmp_path / "m.vmfb", parse_target("cpu-host")
+    )
+    (site,) = report.sites
+    assert (site.fused, site.dispatches, report.misses) == (True, 1, ())
+    assert (site.spec.D, site.spec.Dv, site.spec.stats) == (D + 4, DV + 4, ("lse",))
+    inputs = feeds(model, 1)
+    have = load_module(tmp_path / "m.vmfb")(*(inputs[i.name] for i in model.graph.input))
+    assert_same(run(model, inputs), [np.asarray(x) for x in have])
