@@ -65,7 +65,9 @@ def test_refusals_name_every_body() -> None:
         emit_kernel(spec, HOST)
     with pytest.raises(UnsupportedError, match="f64"):
         emit_kernel(dataclasses.replace(BASE, dtype="f64"), HOST)
-    with pytest.raises(UnsupportedError, match="backend vulkan"):
+    with pytest.raises(UnsupportedError, match=r"op: row statistics \(lse, max\)"):
+        emit_kernel(dataclasses.replace(BASE, stats=("lse", "max")), HOST, body="op")
+    with pytest.raises(UnsupportedError, match="no lowering for vulkan"):
         emit_kernel(BASE, dataclasses.replace(HOST, backend="vulkan"))
 
 
