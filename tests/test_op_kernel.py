@@ -16,7 +16,8 @@ from onnx_fa.reference import attention, scores
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Softcap
 from onnx_fa.target import parse_target
 from tests.cases import BY_NAME, CASES, Case, added, draw_operands, select, term, where
-from tests.kernel_harness import HOST, Kernels, entry, mismatch, run_iree_compile
+from onnx_fa.backend.alone import entry_text as entry
+from tests.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
 
 BASE = AttentionSpec("f32", 2, 2, 8, 8, 16, 16)
 

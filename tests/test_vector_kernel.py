@@ -26,7 +26,8 @@ from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, 
 from onnx_fa.target import TARGET_NAMES, Target, parse_target
 from onnx_fa.tuning.database import database_name, read_database
 from tests.cases import BY_NAME, CAUSAL, DISTANCE, FLOAT_MIN, T0, Case, added, draw_operands, select, term, where
-from tests.kernel_harness import HOST, Kernels, entry, mismatch, run_iree_compile
+from onnx_fa.backend.alone import entry_text as entry
+from tests.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
 
 
 def _spec(**changes: Any) -> AttentionSpec:

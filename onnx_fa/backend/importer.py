@@ -19,6 +19,7 @@ from onnx_fa.backend.legalize import legalize
 from onnx_fa.emit import decomposed
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.mlir_text import element_type
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.errors import MissingDependencyError, ModelError, UnsupportedError
 from onnx_fa.report import Miss, RewriteReport, SiteReport
@@ -32,7 +33,6 @@ try:
 except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
 
-_MLIR_TYPES = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1", "i32": "i32", "i64": "i64"}
 _INFERENCE_ROUNDS = 8
 _INFERENCE_BYTES = 1 << 12
 """Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
@@ -246,7 +246,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             operands = []
             for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
                 value = self._nv_map[name]
-                have = _builtin(value.type, _MLIR_TYPES[dtype])
+                have = _builtin(value.type, element_type(dtype))
                 want = _tensor(shape, dtype)
                 operands.append(_cast(_op("torch_c.to_builtin_tensor", value, have), want))
             result = mlir.Operation.create(
@@ -256,7 +256,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 attributes={"callee": mlir.FlatSymbolRefAttr.get(kernel.name)},
             ).result
             torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
-            cast = _cast(result, _builtin(torch_type, _MLIR_TYPES[spec.dtype]))
+            cast = _cast(result, _builtin(torch_type, element_type(spec.dtype)))
             self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
         return True
 
@@ -271,7 +271,7 @@ def _cast(value: Any, want: Any) -> Any:
 
 def _tensor(shape: tuple[int | str, ...], dtype: str) -> Any:
     dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
-    return mlir.Type.parse(f"tensor<{dims}{_MLIR_TYPES[dtype]}>")
+    return mlir.Type.parse(f"tensor<{dims}{element_type(dtype)}>")
 
 
 def _builtin(torch_type: Any, element: str) -> Any:
