@@ -173,8 +173,9 @@ def find(name: str) -> Case:
 
 
 def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) -> list[Array]:
-    """Operands of a spec without symbols: q, k, v ~ N(0, 1), on a grid where they are integers, masks that keep three of four keys, numbers of other tensors
-    ~ N(0, 1), integers as document ids that start at 0, or as lengths where there is one for all queries and keys.
+    """Operands of a spec without symbols: q, k, v ~ N(0, 1), on a grid where they are integers, masks that keep three of four
+    keys, numbers of other tensors ~ N(0, 1), other integers as document ids that start at 0, or as lengths where there is one for
+    all queries and keys.
 
     `adversarial` draws queries, biases and sinks ten times as large, makes some rows lose every key (where a mask has rows or a
     padding to do it with), gives additive masks finfo.min or -inf in place of small numbers, and mixes document ids.
@@ -220,7 +221,8 @@ def _integers(numbers: Array, dtype: str, adversarial: bool) -> Array:
     bits = int(dtype[1:])
     low, high = (0, (1 << bits) - 1) if dtype.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
     steps = STEPS[dtype] * (4 if adversarial else 1)
-    return np.clip(np.rint(steps * numbers) + _middle(dtype), low, high).astype(np.int32).astype(DTYPES[dtype])
+    whole: Array = np.clip(np.rint(steps * numbers) + _middle(dtype), low, high).astype(np.int32)
+    return whole.astype(DTYPES[dtype])
 
 
 def packed(x: Array) -> Array:
@@ -228,7 +230,8 @@ def packed(x: Array) -> Array:
     if x.dtype not in (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)):
         return x
     nibbles = x.astype(np.int8).view(np.uint8) & 15
-    return (nibbles[..., ::2] | (nibbles[..., 1::2] << 4)).view(np.int8)
+    pairs: Array = np.asarray(nibbles[..., ::2] | (nibbles[..., 1::2] << 4), np.uint8).view(np.int8)
+    return pairs
 
 
 def _ints(shape: tuple[Dim, ...]) -> tuple[int, ...]:

@@ -160,11 +160,12 @@ class AttentionSpec:
     """softmax(mask(mods(scale * q @ k^T))) @ v.
 
     Masks apply in order, after the score modifications. Operands are q, k, v, then the tensors of every mask term in order,
-    then the sink, then of k and of v, where they are integers, the scale and the zero point. A `sink` is one more logit per row, of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the
-    softmax and has no value (softmax(concat(scores, sink)) without its last column). `empty_row` is what a query with no key
-    left (all its scores -inf) yields: "nan", as softmax does; "zero", as the ONNX Attention op; "guarded", where NaN
-    probabilities are replaced by zero, whatever made them NaN. "mean" (of v) says that masked scores are finite, as with a
-    finfo.min fill, so that no row is ever empty. Raises ValueError when fields contradict each other.
+    then the sink, then of k and of v, where they are integers, the scale and the zero point. A `sink` is one more logit per row,
+    of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the softmax and has no value (softmax(concat(scores, sink))
+    without its last column). `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does;
+    "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
+    says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. Raises ValueError when fields
+    contradict each other.
     """
 
     dtype: DType
@@ -322,9 +323,7 @@ class AttentionSpec:
 
         masks = tuple(with_shapes(m, size) for m in self.masks)
         sink = self.sink and dataclasses.replace(self.sink, shape=size(self.sink.shape))
-        k_quant, v_quant = (
-            x and dataclasses.replace(x, shape=size(x.shape)) for x in (self.k_quant, self.v_quant)
-        )
+        k_quant, v_quant = (x and dataclasses.replace(x, shape=size(x.shape)) for x in (self.k_quant, self.v_quant))
         return dataclasses.replace(
             self,
             batch=tuple(map(sub, self.batch)),

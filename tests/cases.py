@@ -49,7 +49,9 @@ def term(expr: ScoreExpr, *tensors: TensorArg, label: str = "elementwise") -> El
 def _quantized_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     """Specs with K and V kept as integers, as changes to the base (B2 H2 S64 D32): how the scale varies, types, layouts."""
 
-    def both(dtype: IntegerType, k: tuple[Dim, ...], v: tuple[Dim, ...] | None = None, zero: bool = False) -> dict[str, Any]:
+    def both(
+        dtype: IntegerType, k: tuple[Dim, ...], v: tuple[Dim, ...] | None = None, zero: bool = False
+    ) -> dict[str, Any]:
         return {"k_quant": Quantized(dtype, k, zero), "v_quant": Quantized(dtype, k if v is None else v, zero)}
 
     token, channel, decode = (2, 2, 64, 1), (2, 1, 32), {"Sq": 1, "Hq": 8, "Skv": 130}
@@ -82,7 +84,12 @@ def _quantized_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "decode", both("i8", (2, 2, 130, 1)) | decode
     yield "decode_channel", both("i8", (2, 1, 32), (2, 2, 130, 1), zero=True) | decode
     yield "decode_i4", both("i4", (2, 2, 130, 2)) | decode | {"Hq": 2}
-    lengths = {"Sq": "s", "Skv": "t", "batch": ("b",), "sizes": ((("s", 33), ("t", 70), ("b", 2)), (("s", 1), ("t", 5), ("b", 1)))}
+    lengths = {
+        "Sq": "s",
+        "Skv": "t",
+        "batch": ("b",),
+        "sizes": ((("s", 33), ("t", 70), ("b", 2)), (("s", 1), ("t", 5), ("b", 1))),
+    }
     yield "dynamic", both("i8", ("b", 2, "t", 1)) | lengths | {"masks": (Causal("end"),), "empty_row": "zero"}
     yield "dynamic_i4", both("i4", ("b", 2, "t", 2)) | lengths
     yield "dynamic_decode", both("i8", ("b", 2, "t", 1)) | lengths | {"Sq": 1, "Hq": 4}

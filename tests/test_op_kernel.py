@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnx_fa.backend.alone import entry_text as entry
 from onnx_fa.emit.op_kernel import emit_op
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.expr import SCORE, K, Q
@@ -16,7 +17,6 @@ from onnx_fa.reference import attention, scores
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Softcap
 from onnx_fa.target import parse_target
 from tests.cases import BY_NAME, CASES, Case, added, draw_operands, select, term, where
-from onnx_fa.backend.alone import entry_text as entry
 from tests.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
 
 BASE = AttentionSpec("f32", 2, 2, 8, 8, 16, 16)

@@ -17,7 +17,6 @@ FUNCTION = "site"
 
 def module_text(kernel: Kernel) -> str:
     """The kernel and a public function that calls it."""
-    spec = kernel.spec
     return kernel.text + entry_text(kernel, FUNCTION)
 
 
