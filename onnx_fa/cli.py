@@ -249,7 +249,8 @@ def _spec_cells(spec: AttentionSpec) -> tuple[str, ...]:
     q, k, v, out = spec.canonical_shapes
     mods = [f"softcap {m.cap:g}" for m in spec.mods]
     sink = [f"sink {shape(spec.sink.shape) or 'scalar'}"] if spec.sink is not None else []
-    mask = ", ".join([*mods, *map(mask_words, spec.masks), *sink]) or "none"
+    kept = [f"{n} in {x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None]
+    mask = ", ".join([*mods, *map(mask_words, spec.masks), *sink, *kept]) or "none"
     layouts = " ".join("".join(map(str, p)) for p in (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout))
     return f"{shape(q)} -> {shape(out)}", f"{shape(k)}, {shape(v)}", f"{spec.scale:.6g}", mask, spec.empty_row, layouts
 

@@ -27,7 +27,9 @@ def _carried(spec: AttentionSpec) -> bool:
     try:
         emit_op(spec, HOST, "fa_x")
     except UnsupportedError as error:
-        assert min(spec.D, spec.Dv) < 2 or re.search("more than a mask or a bias|competes", str(error)), error
+        assert min(spec.D, spec.Dv) < 2 or re.search(
+            "more than a mask or a bias|competes|kept as integers", str(error)
+        ), error
         return False
     return True
 
