@@ -89,6 +89,7 @@ def readings(
         state: _State | None = _State(value, tuple(own), head.atoms[0] if len(head.atoms) == 1 else None)
         if state is not None and state.head is None:
             state = replace(state, head=Atom("none", 1))
+        trail: list[ir.Node] = []
         while state is not None:
             here = _as_choice(state, groups, fewer=bool(found))
             choice = _with_integers(here, state, found)
@@ -99,7 +100,20 @@ def readings(
                 or (choice.integers is not None and choice.layout == found[-1].layout)
             ):
                 found.append(choice)
+                trail = []
             part = dequantized(view, state.value) if state.integers is None else None
+            if part is not None and here is None and not part.shape and found:
+                again = _replayed(part.source, trail)
+                if again is not None:
+                    plain = found[-1]
+                    units = plain.value.args[1:] if isinstance(plain.value, Call) else ()
+                    value_of = Call("Unsqueeze", (again, *units)) if units else again
+                    quant = Quantized(part.dtype, (), part.zero is not None)
+                    operands = (part.scale, *([part.zero] if part.zero is not None else []))
+                    integers = Integers(quant, operands, plain, part.number)
+                    found.append(replace(plain, value=value_of, integers=integers))
+                break
+            trail += [node] if (node := state.value.producer()) is not None else []
             if part is not None:
                 state = replace(state, value=part.source, integers=(part, here))
             else:
@@ -144,6 +158,20 @@ def _with_integers(choice: OperandChoice | None, state: _State, found: Sequence[
         shape = tuple(wide)
     quant = Quantized(part.dtype, shape, part.zero is not None)
     return replace(choice, integers=Integers(quant, tuple(operands), plain, part.number))
+
+
+def _replayed(source: ir.Value, nodes: Sequence[ir.Node]) -> Expr | None:
+    """What nodes that only move axes, the last one first, make of another value. None where one does more."""
+    expr: Expr = source
+    for node in reversed(nodes):
+        if node.op_type not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
+            return None
+        attrs = tuple(
+            (name, attr.as_int() if attr.type == ir.AttributeType.INT else tuple(attr.as_ints()))
+            for name, attr in node.attributes.items()
+        )
+        expr = Call(node.op_type, (expr, *(x for x in node.inputs[1:] if x is not None)), attrs)
+    return expr
 
 
 def _inserted(choice: OperandChoice) -> list[int]:

@@ -1,4 +1,4 @@
-"""K and V kept as integers: found in a graph or left alone, what they mean, and no copy of them as numbers in the compiled program."""
+"""K and V kept as integers: found in a graph or left alone, what they mean, and no copy of them in f32 in the compiled program."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx.reference import ReferenceEvaluator
+from spellings_ops import OUT, QKV, SCALE, Input, model, plain
+from test_match_ops import run
 
 from onnx_fa import io
 from onnx_fa.backend.compile import compile_model
@@ -25,8 +27,6 @@ from onnx_fa.rewriter import explain, rewrite
 from onnx_fa.spec import AttentionSpec, Causal, Dim, IntegerType, Quantized
 from tests.cases import BY_NAME, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, mismatch
-from tests.spellings_ops import OUT, QKV, SCALE, Input, model, plain
-from tests.test_match import run
 
 _F32 = [c for c in select("quantized") if c.spec.dtype == "f32" and c.spec.empty_row == "nan"]
 
@@ -87,12 +87,12 @@ def test_one_scale_through_any_regrouping() -> None:
     nodes = []
     for x in "kv":
         nodes += [
-            h.make_node("DequantizeLinear", [f"{x}8", "scale"], [f"{x}_flat"], name=f"{x}_dequantize"),
+            h.make_node("DequantizeLinear", [f"{x}8", "step"], [f"{x}_flat"], name=f"{x}_dequantize"),
             h.make_node("Reshape", [f"{x}_flat", "split"], [f"{x}_split"], name=f"{x}_reshape"),
             h.make_node("Transpose", [f"{x}_split"], [x], name=f"{x}_transpose", perm=(0, 2, 1, 3)),
         ]
     inputs: list[Input] = [QKV[0], *((f"{x}8", (_B, _S, _H * _D), T.UINT8) for x in "kv")]
-    spec = _site(nodes, inputs, scale=np.float32(0.05), split=np.asarray([_B, _S, _H, _D]))
+    spec = _site(nodes, inputs, step=np.float32(0.05), split=np.asarray([_B, _S, _H, _D]))
     assert spec.k_quant == Quantized("u8")
     assert spec.k_layout == (0, 2, 1, 3)
 
@@ -103,28 +103,34 @@ def _numbers(*types: int) -> list[Input]:
 
 def test_not_absorbed() -> None:
     """What is no small integer, or varies where the site has no dim for it, stays a node in front of the site."""
-    wide = _site([_by_op("k", "scale"), _by_op("v", "scale")], _numbers(T.INT32), scale=np.float32(0.1))
+    wide = _site([_by_op("k", "step"), _by_op("v", "step")], _numbers(T.INT32), step=np.float32(0.1))
     assert wide.quantized == ()
     # Both halves of the keys have a scale of their own.
     halves = [
-        h.make_node("DequantizeLinear", ["k8", "scale"], ["k_a"], name="a"),
+        h.make_node("DequantizeLinear", ["k8", "step"], ["k_a"], name="a"),
         h.make_node("DequantizeLinear", ["k9", "other"], ["k_b"], name="b"),
         h.make_node("Concat", ["k_a", "k_b"], ["k"], name="k_concat", axis=2),
-        _by_op("v", "scale"),
+        _by_op("v", "step"),
     ]
-    half = (_B, _H, _S // 2, _D)
-    assert _S % 2 == 0
-    inputs: list[Input] = [QKV[0], ("k8", half, T.INT8), ("k9", half, T.INT8), ("v8", QKV[2][1], T.INT8)]
-    spec = _site(halves, inputs, scale=np.float32(0.1), other=np.float32(0.2))
+    inputs: list[Input] = [
+        QKV[0],
+        ("k8", (_B, _H, 2, _D), T.INT8),
+        ("k9", (_B, _H, _S - 2, _D), T.INT8),
+        ("v8", QKV[2][1], T.INT8),
+    ]
+    spec = _site(halves, inputs, step=np.float32(0.1), other=np.float32(0.2))
     assert spec.k_quant is None and spec.v_quant == Quantized()
     # One scale for several neighbouring tokens.
-    blocks = {"scale": np.full((_B, _H, _S // 2, _D), 0.1, np.float32)}
-    spec = _site([_by_op(x, "scale", axis=2, block_size=2) for x in "kv"], _INTEGERS, **blocks)
+    blocks = {"step": np.full((_B, _H, 1, _D), 0.1, np.float32)}
+    assert _site([_by_op(x, "step", axis=2, block_size=_S) for x in "kv"], _INTEGERS, **blocks).k_quant is not None
+    blocks = {"step": np.full((_B, _H, 2, _D), 0.1, np.float32)}
+    longer: list[Input] = [QKV[0], *((f"{x}8", (_B, _H, 6, _D), T.INT8) for x in "kv")]
+    spec = _site([_by_op(x, "step", axis=2, block_size=3) for x in "kv"], longer, **blocks)
     assert spec.quantized == ()
     # Rounded queries are dequantised in front of the site.
-    q = h.make_node("DequantizeLinear", ["q8", "scale"], ["q"], name="q_dequantize")
+    q = h.make_node("DequantizeLinear", ["q8", "step"], ["q"], name="q_dequantize")
     rest: list[Input] = [("q8", QKV[0][1], T.INT8), *QKV[1:]]
-    assert _site([q], rest, scale=np.float32(0.1)).quantized == ()
+    assert _site([q], rest, step=np.float32(0.1)).quantized == ()
 
 
 def test_no_copy_of_the_cache(tmp_path: Path) -> None:
