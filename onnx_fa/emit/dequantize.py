@@ -75,22 +75,42 @@ class Integers:
         value = t.let(f"arith.sitofp {value} : i32 to f32")
         return self._product(value, self._widened(self.scale.at(t, row, d), ""), "")
 
-    def row(self, row: str, width: int) -> Callable[[str], str] | None:
-        """A function from a head dim, a multiple of the lanes, to that row's numbers from there on, as a vector. None where
-        vectors do not fit: lanes and head dims, groups or layout do not go together."""
+    def in_vectors(self, width: int) -> bool:
+        """Whether `row` can read rows of so many head dims: lanes, head dims, groups and layout go together."""
+        return (
+            not self.swapped
+            and width % self.t.width == 0
+            and (self.scale.shared < 2 or self.scale.shared % self.t.width == 0)
+        )
+
+    @property
+    def one_per_row(self) -> bool:
+        """Whether products with a row may be scaled instead of its numbers: these are f32, and have one scale."""
+        return self.scale.shared == 0 and self.scale.element == "f32"
+
+    def row_scales(self, first: str, inside: bool) -> str:
+        """The scales of the rows from `first` on, one per lane, where there is one per row."""
+        s = self.scale
+        if not s.rows:
+            return self.t.broadcast(s.at(self.t, first, self.t.index(0)))
+        return self.t.read(s.value, s.type, first, in_bounds=inside)
+
+    def row(self, row: str, *, scaled: bool = True) -> Callable[[str], str]:
+        """A function from a head dim, a multiple of the lanes, to that row's numbers from there on, as a vector (see `in_vectors`);
+        without their scale if not `scaled`."""
         t, w = self.t, self.t.width
         scales = [self.scale, *([self.zero] if self.zero is not None else [])]
-        if self.swapped or width % w or any(s.shared > 1 and s.shared % w for s in scales):
-            return None
         # What does not vary along the head dim is made once per row.
-        kept = [self._parameter(s, row, t.index(0)) if not s.shared else "" for s in scales]
+        kept = [
+            self._parameter(s, row, t.index(0)) if not s.shared and (scaled or s is self.zero) else "" for s in scales
+        ]
 
         def vector(d: str) -> str:
             x = t.let(f"arith.ext{self.extension} {self._bytes(row, d)} : vector<{w}xi8> to {t.ivec}")
-            found = [k or self._parameter(s, row, d) for s, k in zip(scales, kept, strict=True)]
             if self.zero is not None:
-                x = t.arith("subi", x, found[1], t.ivec)
-            return self._product(t.let(f"arith.sitofp {x} : {t.ivec} to {t.vec}"), found[0], f"{w}x")
+                x = t.arith("subi", x, kept[1] or self._parameter(self.zero, row, d), t.ivec)
+            x = t.let(f"arith.sitofp {x} : {t.ivec} to {t.vec}")
+            return self._product(x, kept[0] or self._parameter(self.scale, row, d), f"{w}x") if scaled else x
 
         return vector
 

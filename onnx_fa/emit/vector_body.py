@@ -703,11 +703,11 @@ class VectorBody:
 
         def body(i: str, carried: list[str]) -> list[str]:
             row = self.row(block, i).read
-            vector = integers.row(row, width) if integers is not None else lambda d: self.read_f32(slab, row, d)
-            by_one = vector is None or slab.swapped or width < w
+            by_one = slab.swapped or width < w if integers is None else not integers.in_vectors(width)
+            vector = integers.row(row) if integers is not None and not by_one else lambda d: self.read_f32(slab, row, d)
 
             def copy(d: str, out: str) -> str:
-                if not by_one and vector is not None:
+                if not by_one:
                     return t.write(vector(d), out, self.wide_type, i, d)
                 x = self.extract(slab, row, d) if integers is None else integers.element(row, d)
                 return t.let(f"tensor.insert {x} into {out}[{i}, {d}] : {self.wide_type}")
