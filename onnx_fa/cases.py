@@ -24,6 +24,7 @@ from onnx_fa.spec import (
     Causal,
     Dim,
     Elementwise,
+    Quantized,
     SlidingWindow,
     Softcap,
     TensorArg,
@@ -146,6 +147,15 @@ def _cases() -> Iterator[Case]:
             *tags,
             Skv=skv,
             **decode | {"Hkv": 8},
+        )
+    for hkv, heads in ((32, "H32"), (8, "H32:8")):
+        skv, token = 8192, Quantized("i8", (1, hkv, 8192, 1))
+        yield table(
+            f"bench_decode{'_gqa' if hkv == 8 else ''}_int8",
+            f"B1 {heads} Sq1 Skv{skv} D128 decode, K and V int8",
+            "decode",
+            Skv=skv,
+            **decode | {"Hkv": hkv, "k_quant": token, "v_quant": token},
         )
 
     # Not in the table of benchmarks: for the tuner.

@@ -19,11 +19,12 @@ from test_match_ops import run
 
 from onnx_fa import io
 from onnx_fa.backend.compile import compile_model
+from onnx_fa.backend.importer import settle_kernels
 from onnx_fa.emit.plain import input_names, plain_model
 from onnx_fa.emit.vector import emit_vector
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.reference import attention
-from onnx_fa.rewriter import explain, rewrite
+from onnx_fa.rewriter import explain, rewrite, rewrite_in_place
 from onnx_fa.spec import AttentionSpec, Causal, Dim, IntegerType, Quantized
 from tests.cases import BY_NAME, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, mismatch
@@ -142,6 +143,17 @@ def test_no_copy_of_the_cache(tmp_path: Path) -> None:
     assert site.fused and site.dispatches == 1
     sizes = [d for d in spec.operand_shapes[1] if isinstance(d, int)]
     assert site.largest_buffer_bytes is not None and site.largest_buffer_bytes < 4 * int(np.prod(sizes))
+
+
+def test_integers_that_no_kernel_reads() -> None:
+    """They become numbers in front of the site, which stays one kernel."""
+    spec = dataclasses.replace(BY_NAME["quant_i4_token"].spec, D=33, Dv=33)
+    work = plain_model(spec)
+    report, _ = rewrite_in_place(work, "site")
+    kernels, (site,), misses = settle_kernels(work, report, HOST)
+    assert not misses and site.spec == dataclasses.replace(report.sites[0].spec, k_quant=None, v_quant=None)
+    assert {n.op_type for n in work.graph} == {"DequantizeLinear", "AttentionSite"}
+    assert next(iter(kernels.values())).spec == site.spec
 
 
 def test_refusals() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -17,6 +18,7 @@ import onnx_ir as ir
 
 from onnx_fa.backend.legalize import legalize
 from onnx_fa.emit import decomposed
+from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import element_type
@@ -112,11 +114,12 @@ def settle_kernels(
     """A kernel for every AttentionSite node of `model`, by node name.
 
     Where no kernel can express a site, its node is replaced (in place) by the decomposed form, and the site becomes a
-    miss.
+    miss. K and V kept as integers that no kernel reads are dequantised in front of the site, whose report then says so.
     """
     kernels: dict[str, Kernel] = {}
     made: dict[AttentionSpec, Kernel] = {}
     lost: dict[str, str] = {}
+    plain: dict[str, AttentionSpec] = {}
     taken = {str(v.name) for n in model.graph.all_nodes() for v in n.outputs} | set(model.graph.initializers)
     consts: dict[tuple[str, ...], ir.Value] = {}
     for node in list(model.graph):
@@ -125,9 +128,19 @@ def settle_kernels(
         name = str(node.name)
         spec = AttentionSpec.from_dict(json.loads(node.attributes[SPEC_ATTRIBUTE].as_string()))
         try:
-            if spec not in made:
-                made[spec] = emit_kernel(spec, target)
-            kernels[name] = made[spec]
+            try:
+                kernels[name] = _made(made, spec, target)
+            except UnsupportedError:
+                if not spec.quantized:
+                    raise
+                kernels[name] = _made(made, replace(spec, k_quant=None, v_quant=None), target)
+                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/dequantised", taken, consts)
+                plain[name], operands = dequantized(builder, spec, [v for v in node.inputs if v is not None])
+                model.graph.insert_before(node, builder.nodes)
+                node.resize_inputs(len(operands))
+                for i, x in enumerate(operands):
+                    node.replace_input_with(i, x)
+                node.attributes[SPEC_ATTRIBUTE] = ir.AttrString(SPEC_ATTRIBUTE, json.dumps(plain[name].to_dict()))
         except UnsupportedError as e:
             lost[name] = str(e)
             builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
@@ -139,9 +152,16 @@ def settle_kernels(
             kept, old.name = old.name, f"{old.name}/replaced"
             out.name = kept
             model.graph.remove(node, safe=True)
-    sites = tuple(s for s in report.sites if s.name not in lost)
+    sites = tuple(replace(s, spec=plain.get(s.name, s.spec)) for s in report.sites if s.name not in lost)
     misses = tuple(Miss(s.name, s.op, lost[s.name]) for s in report.sites if s.name in lost)
     return kernels, sites, report.misses + misses
+
+
+def _made(made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target) -> Kernel:
+    """The kernel of a spec, made once."""
+    if spec not in made:
+        made[spec] = emit_kernel(spec, target)
+    return made[spec]
 
 
 def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
