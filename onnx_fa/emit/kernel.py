@@ -11,7 +11,6 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target
 
-
 _READ_INTEGERS = ("few", "vector")
 
 
