@@ -14,6 +14,7 @@ from iree import runtime
 
 from onnx_fa.accuracy import expect
 from onnx_fa.backend.alone import entry_text
+from onnx_fa.cases import packed
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target, parse_target
@@ -66,7 +67,7 @@ class Kernels:
     def run(self, index: int, operands: Sequence[Array]) -> list[Array]:
         """Every result of the kernel."""
         part, place = divmod(index, self.PART)
-        results = self._modules[part][f"call{place}"](*operands)
+        results = self._modules[part][f"call{place}"](*map(packed, operands))
         return [r.to_host() for r in (results if isinstance(results, tuple) else (results,))]
 
 

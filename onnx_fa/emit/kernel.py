@@ -13,6 +13,7 @@ from onnx_fa.target import Target
 
 WITH_STATS = ("few", "vector")
 """The bodies that give row statistics."""
+_READ_INTEGERS = ("few", "vector")
 
 
 def kernel_name(spec: AttentionSpec, target: Target, body: Body | str = "auto") -> str:
@@ -34,6 +35,9 @@ def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto
             raise UnsupportedError(f"the target {target.name} has no kernel body {kind!r}, only {', '.join(known)}")
         if spec.stats and kind not in WITH_STATS:
             reasons.append(f"{kind}: row statistics ({', '.join(spec.stats)}) as outputs")
+            continue
+        if spec.quantized and kind not in _READ_INTEGERS:
+            reasons.append(f"{kind}: K or V kept as integers")
             continue
         try:
             return known[kind](spec, target, name)
