@@ -21,10 +21,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from onnx_fa.accuracy import TOLERANCE
 from onnx_fa.emit.kernel import Body, emit_kernel, kernel_name
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.reference import attention
 from onnx_fa.spec import AttentionSpec
 from tests.cases import draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch
@@ -76,7 +80,7 @@ def run_chunk(chunk: int, count: int = CHUNK) -> dict[str, Any]:
                 for adversarial in (False, True):
                     operands = draw_operands(spec, seed, adversarial=adversarial)
                     found = mismatch(spec, operands, compiled.run(i, operands))
-                    if found:
+                    if found and not _too_small(spec, operands):
                         wrong.append(f"chunk {chunk}, {kernel.body} {kernel.config}: {found}: {d.spec} at {spec}")
     return {
         "chunk": chunk,
@@ -86,6 +90,17 @@ def run_chunk(chunk: int, count: int = CHUNK) -> dict[str, Any]:
         "refused": refused,
         "wrong": wrong,
     }
+
+
+def _too_small(spec: AttentionSpec, operands: list[Any]) -> bool:
+    """Whether the reference itself, rounded to f16, is further away than a kernel may be: a sink that takes nearly all leaves
+    numbers below the smallest normal ones."""
+    if spec.dtype != "f16":
+        return False
+    want = attention(spec, *operands)
+    want = want[np.isfinite(want)]
+    error = np.linalg.norm(want.astype(np.float16).astype(np.float64) - want)
+    return bool(error > TOLERANCE["f16"] * np.linalg.norm(want))
 
 
 def in_process(chunk: int, count: int) -> dict[str, Any]:

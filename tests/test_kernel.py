@@ -63,6 +63,9 @@ def test_refusals_name_every_body() -> None:
     spec = dataclasses.replace(BASE, D=4096, Dv=4096, masks=(BoolMask((1, 64), -5.0),))
     with pytest.raises(UnsupportedError, match=r"vector: .*stack; op: .*competes"):
         emit_kernel(spec, HOST)
+    narrow = dataclasses.replace(BASE, Dv=1, Skv="t", v_layout=(1, 2, 0))
+    with pytest.raises(UnsupportedError, match="vector: .*v of dynamic shape with a head dim of 1"):
+        emit_kernel(narrow, HOST)
     with pytest.raises(UnsupportedError, match="f64"):
         emit_kernel(dataclasses.replace(BASE, dtype="f64"), HOST)
     with pytest.raises(UnsupportedError, match=r"op: row statistics \(lse, max\)"):
@@ -110,5 +113,5 @@ def test_fuzz() -> None:
     count = int(os.environ.get("ONNX_FA_FUZZ", "300"))
     results = list(fuzz.run(count, jobs=2))
     assert not [w for r in results for w in r["wrong"]]
-    assert not [w for r in results for w in r["refused"]]
+    assert not [why for r in results for why in r["refused"] if "a head dim of 1" not in why]
     assert sum(r["specs"] for r in results) == count

@@ -77,6 +77,14 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
     for quant, width, layout in ((spec.k_quant, spec.D, spec.k_layout), (spec.v_quant, spec.Dv, spec.v_layout)):
         if quant is not None and quant.dtype in ("i4", "u4") and (width % 2 or layout[-1] != spec.rank - 1):
             raise UnsupportedError(f"vector kernel: {quant.dtype} in bytes that hold two rows")
+    layouts = (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout)
+    for name, shape, layout in zip("qkvo", spec.canonical_shapes, layouts, strict=True):
+        behind = layout[layout.index(spec.rank - 2) :]
+        if shape[-1] == 1 and any(isinstance(d, str) for d in shape) and any(a < spec.rank - 2 for a in behind):
+            # Which of the unit dims of a slice is the head dim is then guessed, and a copy of unknown size made.
+            raise UnsupportedError(
+                f"vector kernel: {name} of dynamic shape with a head dim of 1 and other dims behind its length"
+            )
     for mask in spec.masks:
         if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
             raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
