@@ -11,17 +11,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
-from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph_view import GraphView, default_opset, outer_reads
 from onnx_fa.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.match import Call, Const, Expr, Match, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.patterns import PATTERNS
 from onnx_fa.report import Miss, RewriteReport, SiteReport
 from onnx_fa.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.site_passes import site_passes
 from onnx_fa.spec import AttentionSpec
 
 Form = Literal["decomposed", "attention", "blocked", "site"]
@@ -46,24 +48,39 @@ def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onn
     return same_kind(model, work), report
 
 
-def explain(model: ModelLike) -> RewriteReport:
-    """What `rewrite` would find, without writing anything."""
+def explain(model: ModelLike, *, passes: bool = False) -> RewriteReport:
+    """What `rewrite` would find, without writing anything. `passes`: also count the passes over K and V of every site."""
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    _, matches, misses = _find(work)
-    return RewriteReport(tuple(SiteReport(m.name, m.op, m.form, m.spec) for m in matches), tuple(misses))
+    view, matches, misses = find(work)
+    sites = [SiteReport(m.name, m.op, m.form, m.spec, passes=site_passes(view, m) if passes else None) for m in matches]
+    return RewriteReport(tuple(sites), tuple(misses))
 
 
-def _find(model: ir.Model) -> tuple[GraphView, list[Match], list[Miss]]:
-    """Prepares the model (types, shapes, functions that hold attention) and finds its sites."""
+def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Match], list[Miss]]:
+    """Prepares the model (types, shapes, functions that hold attention) and finds its sites, to be written in `form`."""
     try:
         infer_shapes(model)
         inside = inline_attention(model, PATTERNS)
+        opset = default_opset(model)
+        distribute(model, PATTERNS, lambda match: form is None or _refusal(match, form, opset) is None)
         view = GraphView(model)
         matches, misses = find_sites(view, PATTERNS)
     except (IndexError, KeyError, TypeError, ValueError):
         check_valid(model)  # nodes that break ONNX's rules end in one of these; else it is an error of this package
         raise
     return view, matches, misses + inside
+
+
+def _refusal(match: Match, form: Form, opset: int) -> str | None:
+    """Why the site cannot be written in the form, as far as can be told before it is."""
+    if match.keep:
+        return "already in the blocked form, which is compiled as it is" if form == "site" else None
+    if form == "attention" and match.form != "attention":
+        try:
+            standard.check(match.spec, opset)
+        except UnsupportedError as e:
+            return f"form {form}: {e}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -82,22 +99,17 @@ class Site:
 
 def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
-    view, matches, misses = _find(model)
+    view, matches, misses = find(model, form)
     plan: list[Match] = []
     reports: list[SiteReport] = []
     for match in matches:
-        try:
-            if form == "attention" and match.form != "attention" and not match.keep:
-                standard.check(match.spec, view.opset)
-        except UnsupportedError as e:
-            misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
-            continue
-        if match.keep and form == "site":
-            misses.append(Miss(match.name, match.op, "already in the blocked form, which is compiled as it is"))
+        refusal = _refusal(match, form, view.opset)
+        if refusal is not None:
+            misses.append(Miss(match.name, match.op, refusal))
             continue
         plan.append(match)
     names = _unique_names([m.name for m in plan])
-    taken = _names(model)
+    taken = names_in(model)
     unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
     replaced: dict[ir.Value, ir.Value] = {}  # a site may read what another site made
@@ -231,17 +243,9 @@ def _sweep(nodes: list[ir.Node]) -> None:
         if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
             continue
         sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
-        implicit = [p for sub in _subgraph_reads(node) if (p := sub.producer()) is not None]
+        implicit = [p for sub in outer_reads(node) if (p := sub.producer()) is not None]
         node.graph.remove(node, safe=True)
         nodes += [*sources, *implicit]
-
-
-def _subgraph_reads(node: ir.Node) -> Iterable[ir.Value]:
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH:
-            inner = attr.as_graph()
-            own = {o for n in inner.all_nodes() for o in n.outputs} | set(inner.inputs)
-            yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
 
 
 def _is_unused(value: ir.Value) -> bool:
@@ -252,15 +256,6 @@ def _drop_unused_initializers(graph: ir.Graph, keep: set[int]) -> None:
     for name, value in list(graph.initializers.items()):
         if _is_unused(value) and id(value) not in keep:
             del graph.initializers[name]
-
-
-def _names(model: ir.Model) -> set[str]:
-    names: set[str] = set()
-    for graph in model.graphs():
-        names |= {str(v.name) for v in graph.inputs} | set(graph.initializers)
-        for node in graph:
-            names |= {str(o.name) for o in node.outputs} | {str(node.name)}
-    return names
 
 
 def _unique_names(names: list[str]) -> list[str]:

@@ -51,9 +51,12 @@ def known(dim: Dim | None) -> bool:
 
 def settled(value: ir.Value, shape: Shape | None) -> bool:
     """Whether the recorded shape leaves nothing to find out. The symbols of a graph output are only names that its author gave."""
-    if shape is None or not all(known(d) for d in shape):
-        return False
-    return not (value.is_graph_output() and value.producer() is not None and any(isinstance(d, str) for d in shape))
+    return shape is not None and all(_trusted(value, d) for d in shape)
+
+
+def _trusted(value: ir.Value, dim: Dim | None) -> bool:
+    made_output = value.is_graph_output() and value.producer() is not None
+    return isinstance(dim, int) or (known(dim) and not made_output)
 
 
 def node_axes(node: ir.Node, const: Const) -> list[int] | None:
@@ -97,8 +100,8 @@ class SymbolicShapes:
             if found is None or settled(out, have):
                 continue
             if have is not None and len(have) == len(found):
-                trusted = [isinstance(h, int) or (known(h) and not out.is_graph_output()) for h in have]
-                found = tuple(h if t else f if known(f) else h for h, f, t in zip(have, found, trusted, strict=True))
+                pairs = zip(have, found, strict=True)
+                found = tuple(h if _trusted(out, h) or not known(f) else f for h, f in pairs)
             self._shapes[out] = found
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:

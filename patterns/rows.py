@@ -152,15 +152,8 @@ def is_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value) -> 
     node = view.producer(value)
     if node is None:
         return False
-    if node.op_type == "IsInf":
-        negative_only = attr_int(node, "detect_positive", 1) == 0 and attr_int(node, "detect_negative", 1) == 1
-        return negative_only and _same_score(view, row_max(view, node.inputs[0]), of)
-    if node.op_type == "Equal":
-        a, b = node.inputs
-        for top, bound in ((a, b), (b, a)):
-            if view.scalar(bound) == float("-inf") and _same_score(view, row_max(view, top), of):
-                return True
-        return False
+    if node.op_type in ("IsInf", "Equal"):
+        return any(_same_score(view, row_max(view, top), of) for top in _compared_to_minus_infinity(view, node))
     if node.op_type == "Not":
         # not any(score != -inf), as PyTorch's safe softmax has it
         some = _as_bool(view, node.inputs[0])
@@ -184,13 +177,16 @@ def _as_bool(view: GraphView, value: ir.Value | None) -> ir.Value | None:
 
 def _cells_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value) -> bool:
     node = view.producer(value, "Equal", "IsInf")
-    if node is None:
-        return False
+    return node is not None and any(_same_score(view, x, of) for x in _compared_to_minus_infinity(view, node))
+
+
+def _compared_to_minus_infinity(view: GraphView, node: ir.Node) -> list[ir.Value | None]:
+    """What an IsInf or Equal compares with -inf and with nothing else."""
     if node.op_type == "IsInf":
         negative_only = attr_int(node, "detect_positive", 1) == 0 and attr_int(node, "detect_negative", 1) == 1
-        return negative_only and _same_score(view, node.inputs[0], of)
+        return [node.inputs[0]] if negative_only else []
     a, b = node.inputs
-    return any(view.scalar(y) == float("-inf") and _same_score(view, x, of) for x, y in ((a, b), (b, a)))
+    return [x for x, bound in ((a, b), (b, a)) if view.scalar(bound) == float("-inf")]
 
 
 def _same_score(view: GraphView, value: ir.Value | None, of: ir.Value) -> bool:

@@ -227,7 +227,7 @@ def edit_constant(model: onnx.ModelProto, pick: int) -> bool:
         new = (0.0, -1.0, 0.5, -5.0, -1e4, -np.inf, np.inf, np.nan, 7.0)[pick // 17 % 9]
         flat[at if pick % 2 else slice(None)] = new
     else:
-        flat[at] += (1, -1)[pick % 2]
+        flat[at : at + 1] += np.asarray((1, -1)[pick % 2]).astype(array.dtype)  # unsigned ones wrap around
     tensor.CopyFrom(nh.from_array(array, tensor.name))
     return True
 

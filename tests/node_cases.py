@@ -10,8 +10,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx.backend.test.runner import Runner
+from ort_run import session
 
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.backend.run import load_module
@@ -69,13 +69,10 @@ def run_rewritten(case: NodeCase) -> list[Array]:
 def run_ort(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
     """Results of onnxruntime on the CPU. bfloat16 values, which do not travel to NumPy, are cast to f32 at the model's ends."""
     model, back = _without_bfloat16(model)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    made = session(model)
     feeds = {n: x.astype(np.float32) if x.dtype == BFLOAT16 else x for n, x in inputs.items()}
-    known = {i.name for i in session.get_inputs()}
-    results = session.run(None, {n: x for n, x in feeds.items() if n in known})
+    known = {i.name for i in made.get_inputs()}
+    results = made.run(None, {n: x for n, x in feeds.items() if n in known})
     return [r.astype(BFLOAT16) if b else r for r, b in zip(results, back, strict=True)]
 
 

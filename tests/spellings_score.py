@@ -604,6 +604,109 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(g.softmax(g.op("Mul", g.op("Tanh", g.op("Div", s, g.const(3.0))), g.const(3.0)))))
 
 
+# Differences of softmaxes
+
+
+def difference(change: Callable[[Site, str, str], str]) -> Builder:
+    """What `change` makes of two softmaxes over the same keys, times V."""
+
+    def build() -> onnx.ModelProto:
+        g = Site()
+        other = g.softmax(g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, H, 4, SKV])))
+        return g.done(g.times_v(change(g, g.softmax(g.score()), other)))
+
+    return build
+
+
+for _name, _change in {
+    "plain": lambda g, a, b: g.op("Sub", a, b),
+    "runtime factor": lambda g, a, b: g.op("Sub", a, g.op("Mul", g.input("factor", []), b)),
+    "factor per head": lambda g, a, b: g.op("Sub", a, g.op("Mul", b, g.input("factor", [H, 1, 1]))),
+    "factor per row": lambda g, a, b: g.op("Sub", a, g.op("Mul", b, g.input("factor", [B, H, SQ, 1]))),
+    "added with a negative factor": lambda g, a, b: g.op("Add", a, g.op("Mul", b, g.const(-0.3))),
+    "factors on both and on the difference": lambda g, a, b: g.op(
+        "Mul", g.op("Sub", g.op("Mul", a, g.const(0.7)), g.op("Div", b, g.const(2.0))), g.const(1.5)
+    ),
+    "mean": lambda g, a, b: g.op("Div", g.op("Add", a, b), g.const(2.0)),
+    "reshaped before the product": lambda g, a, b: g.op(
+        "Reshape",
+        g.op("Reshape", g.op("Sub", a, b), g.const([B * H, SQ, SKV], np.int64)),
+        g.const(FULL, np.int64),
+    ),
+    "through Dropout and Identity": lambda g, a, b: g.op("Dropout", g.op("Identity", g.op("Sub", a, b))),
+}.items():
+    match(f"difference/{_name}", sites=2)(difference(_change))
+
+
+@match("difference/of three", sites=3)
+def _() -> onnx.ModelProto:
+    g = Site()
+    s = g.score()
+    third = g.softmax(g.op("Add", s, g.input("bias", [SQ, SKV])))
+    other = g.softmax(g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, H, 4, SKV])))
+    p = g.op("Sub", g.softmax(g.score()), g.op("Mul", g.const(0.5), other))
+    return g.done(g.times_v(g.op("Add", p, third)))
+
+
+def two_in_one(part: Callable[[Site, str, int], str], shape: list[int]) -> Builder:
+    """One softmax over twice the heads that V has; `part` takes the probabilities of one half, seen in `shape`."""
+
+    def build() -> onnx.ModelProto:
+        g = Graph(18)
+        q, k = g.input("q", [B, 2 * H, SQ, D]), g.input("k", [B, 2 * H, SKV, D])
+        v = g.input("v", [B, H, SKV, DV])
+        s = g.op("MatMul", g.op("Mul", q, g.const(D**-0.5)), g.op("Transpose", k, perm=[0, 1, 3, 2]))
+        p = g.op("Reshape", g.op("Softmax", s, axis=-1), g.const(shape, np.int64))
+        one, other = part(g, p, 0), part(g, p, 1)  # type: ignore[arg-type]
+        p = g.op("Sub", one, g.op("Mul", g.input("factor", [H, 1, 1]), other))
+        g.nodes.append(h.make_node("Identity", [g.op("MatMul", p, v)], ["o"]))
+        return g.model({"o": ([B, H, SQ, DV], T.FLOAT)})
+
+    return build
+
+
+match("difference/heads in pairs")(
+    two_in_one(lambda g, p, i: g.op("Gather", p, g.const(np.asarray(i), np.int64), axis=2), [B, H, 2, SQ, SKV])
+)
+match("difference/heads in halves")(
+    two_in_one(
+        lambda g, p, i: g.op("Slice", p, *(g.const([x], np.int64) for x in (i * H, i * H + H, 1))), [B, 2 * H, SQ, SKV]
+    )
+)
+
+
+@match("difference/masked", sites=2)
+def _() -> onnx.ModelProto:
+    g = Site()
+    keep = g.keep(B, 1, SQ, SKV)
+    other = g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, H, 4, SKV]))
+    p1 = g.softmax(g.masked(keep))
+    p2 = g.softmax(g.op("Where", keep, other, g.const(float("-inf"))))
+    return g.done(g.times_v(g.op("Sub", p1, g.op("Mul", p2, g.input("factor", [H, 1, 1])))))
+
+
+@refuse("difference of a softmax and a table", "feeds Sub")
+def _() -> onnx.ModelProto:
+    g = Site()
+    return g.done(g.times_v(g.op("Sub", g.softmax(g.score()), g.input("table", FULL))))
+
+
+@refuse("difference of softmaxes read elsewhere", "differential attention")
+def _() -> onnx.ModelProto:
+    g = Site()
+    other = g.softmax(g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, H, 4, SKV])))
+    p = g.op("Sub", g.softmax(g.score()), other)
+    g.nodes.append(h.make_node("Identity", [g.times_v(p)], ["o"]))
+    return g.model({"o": ([B, H, SQ, DV], T.FLOAT), p: (FULL, T.FLOAT)})
+
+
+@refuse("difference of which one is no attention", "differential attention")
+def _() -> onnx.ModelProto:
+    g = Site()
+    p = g.op("Sub", g.softmax(g.score()), g.softmax(g.input("logits", FULL)))
+    return g.done(g.times_v(p))
+
+
 # Further matmuls in the score
 
 
@@ -880,14 +983,6 @@ def _() -> onnx.ModelProto:
     g.nodes.append(h.make_node("ReduceMax", [s], ["most"]))
     g.nodes.append(h.make_node("Identity", [g.times_v(g.softmax(s))], ["o"]))
     return g.model({"o": ([B, H, SQ, DV], T.FLOAT), "most": ([1, 1, 1, 1], T.FLOAT)})
-
-
-@refuse("difference of two softmaxes", "differential attention")
-def _() -> onnx.ModelProto:
-    g = Site()
-    other = g.softmax(g.op("MatMul", g.input("q2", [B, H, SQ, 4]), g.input("k2", [B, H, 4, SKV])))
-    p = g.op("Sub", g.softmax(g.score()), g.op("Mul", g.input("factor", []), other))
-    return g.done(g.times_v(p))
 
 
 NOTHING_HERE: dict[str, Builder] = {}

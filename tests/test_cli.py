@@ -311,7 +311,10 @@ def test_bad_flag(tmp_path: Path, model: Path) -> None:
     assert "no-such-flag" in (tmp_path / "b.vmfb.log").read_text() and "b.vmfb.log" in line
 
 
-def test_interrupt_of_a_hanging_compiler(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "line"), [(signal.SIGINT, 130, "onnx-fa: error: interrupted"), (signal.SIGTERM, 143, "")]
+)
+def test_interrupt_of_a_hanging_compiler(tmp_path: Path, model: Path, number: int, code: int, line: str) -> None:
     fake = _compiler(tmp_path, f"echo $$ > {tmp_path}/pid\nexec sleep 100")
     child = subprocess.Popen(
         [sys.executable, "-m", "onnx_fa", "compile", str(model), "-o", "b.vmfb"],
@@ -324,9 +327,9 @@ def test_interrupt_of_a_hanging_compiler(tmp_path: Path, model: Path) -> None:
     while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     compiler = int((tmp_path / "pid").read_text())
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, stderr = child.communicate(timeout=60)
-    assert child.returncode == 130 and stderr.strip() == "onnx-fa: error: interrupted"
+    assert child.returncode == code and stderr.strip() == line
     with pytest.raises(ProcessLookupError):
         os.kill(compiler, 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "fake-iree-compile", "pid"]

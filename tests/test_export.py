@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from test_match import assert_same, run
+from ort_run import assert_same, run
 
 import onnx_fa
 from onnx_fa.models import build as zoo

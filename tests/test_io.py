@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
+from ort_run import assert_same, run
 from spellings import Graph, Spelling, build, feeds
-from test_match import assert_same, run
 
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.errors import ModelError, OnnxFaError

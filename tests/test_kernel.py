@@ -170,9 +170,9 @@ def _function(draw: st.DrawFn, tensors: Sequence[TensorArg]) -> ScoreExpr:
 
 
 @st.composite
-def specs(draw: st.DrawFn, expressions: bool = True) -> AttentionSpec:
+def specs(draw: st.DrawFn, expressions: bool = True, few: bool = False) -> AttentionSpec:
     length = st.one_of(st.integers(1, 70), st.integers(1, 70), st.sampled_from((1, 1, 3, 129, 300)))
-    sq, skv = draw(length), draw(length)
+    sq, skv = draw(st.integers(1, 4) if few else length), draw(length)
     hkv, group = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2, 3)))
     batch = draw(st.sampled_from(((), (1,), (2,), (2, 2))))
     dtype: Any = draw(st.sampled_from(("f32", "f32", "f32", "f16", "bf16"))) if expressions else "f32"
@@ -248,8 +248,9 @@ def _used(expr: ScoreExpr, tensors: Sequence[TensorArg]) -> Elementwise:
 
 
 def _dynamic(spec: AttentionSpec) -> AttentionSpec:
-    """The spec with its lengths and first batch dim unknown."""
-    names = ["b", *spec.batch[1:], spec.Hq, "s", "t"] if spec.batch else [spec.Hq, "s", "t"]
+    """The spec with its lengths (few queries stay) and first batch dim unknown."""
+    sq: Dim = "s" if spec.Sq > 4 else spec.Sq  # type: ignore[operator]
+    names = ["b", *spec.batch[1:], spec.Hq, sq, "t"] if spec.batch else [spec.Hq, sq, "t"]
 
     def shape(old: tuple[Dim, ...]) -> tuple[Dim, ...]:
         tail = zip(old, names[len(names) - len(old) :], strict=True)
@@ -258,10 +259,10 @@ def _dynamic(spec: AttentionSpec) -> AttentionSpec:
     masks = tuple(with_shapes(m, shape) for m in spec.masks)
     sink = spec.sink and dataclasses.replace(spec.sink, shape=shape(spec.sink.shape))
     batch = tuple(names[: len(spec.batch)])
-    return dataclasses.replace(spec, Sq="s", Skv="t", batch=batch, masks=masks, sink=sink)
+    return dataclasses.replace(spec, Sq=sq, Skv="t", batch=batch, masks=masks, sink=sink)
 
 
-def _draw_specs(count: int, expressions: bool) -> list[AttentionSpec]:
+def _draw_specs(count: int, expressions: bool, few: bool = False) -> list[AttentionSpec]:
     drawn: list[AttentionSpec] = []
 
     @settings(
@@ -272,7 +273,7 @@ def _draw_specs(count: int, expressions: bool) -> list[AttentionSpec]:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(specs(expressions))
+    @given(specs(expressions, few))
     def collect(spec: AttentionSpec) -> None:
         drawn.append(spec)
 
@@ -302,6 +303,20 @@ def _compare(kernel: Kernel, spec: AttentionSpec, run: Callable[[list[Array]], A
         found = mismatch(spec, operands, run(operands))
         wrong += [f"{kernel.body}: {found}: {kernel.spec} at {spec}, seed {seed}"] if found else []
     return wrong
+
+
+def test_random_few_queries(tmp_path: Path) -> None:
+    """The body for a few queries, static and dynamic, every kind of term. ONNX_FA_FUZZ is the number of specs."""
+    cases: list[tuple[Kernel, AttentionSpec]] = []
+    for i, spec in enumerate(_draw_specs(int(os.environ.get("ONNX_FA_FUZZ", "25")), expressions=True, few=True)):
+        with contextlib.suppress(UnsupportedError):  # a head dim stored before the length
+            cases.append((emit_kernel(_dynamic(spec) if i % 3 == 0 else spec, HOST, body="few"), spec))
+    assert cases
+    compiled = Kernels([kernel for kernel, _ in cases], tmp_path)
+    wrong: list[str] = []
+    for i, (kernel, spec) in enumerate(cases):
+        wrong += _compare(kernel, spec, lambda operands, i=i: compiled.run(i, operands))
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.slow

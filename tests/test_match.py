@@ -7,38 +7,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto as T
 from onnx import helper as h
+from ort_run import TOLERANCE, assert_same, run
 from spellings import GUARD, KT, MASK, PV, REPEAT, SCALE, SOFTMAX, Graph, Spelling, build, feeds
 
 from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AddMask, BoolMask, Causal, SlidingWindow, Softcap
 
-TOLERANCE = 2e-6
-"""Relative norm error of f32 attention against the same in another order of operations."""
-
-
 LARGE_SCORE_TOLERANCE = 2e-4
 """The same with scores up to several thousand: an ulp of such a score is 2e-4, and exp turns it into a relative error."""
-
-
-def run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return list(ort.InferenceSession(model.SerializeToString(), options).run(None, inputs))
-
-
-def assert_same(want: list[np.ndarray], have: list[np.ndarray], tolerance: float = TOLERANCE) -> None:
-    for a, b in zip(want, have, strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype
-        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
-        a, b = np.nan_to_num(a), np.nan_to_num(b)
-        assert np.linalg.norm(a - b) <= tolerance * max(np.linalg.norm(a), 1e-30)
 
 
 def check(model: onnx.ModelProto, *, seed: int = 0, sites: int = 1, inputs: Any = feeds) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from ort_run import TOLERANCE, assert_same, run
 from spellings_mask import MATCHED, REFUSED, WIDE, describe, feeds, is_wide
-from test_match import LARGE_SCORE_TOLERANCE, TOLERANCE, assert_same, run
+from test_match import LARGE_SCORE_TOLERANCE
 
 from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AttentionSpec

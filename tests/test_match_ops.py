@@ -9,20 +9,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import spellings_ops as so
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
+from ort_run import TOLERANCE, assert_same, run
 
 from onnx_fa.expr import words
 from onnx_fa.rewriter import FORMS, Form, explain, rewrite
 from onnx_fa.spec import Causal, Elementwise, SlidingWindow, Softcap
 
 Feeds = dict[str, np.ndarray]
-
-TOLERANCE = 2e-6
-"""Relative norm error of f32 attention against the same in another order of operations."""
 
 LARGE_TOLERANCE = 2e-4
 """The same with scores in the hundreds, whose rounding exp turns into a relative error."""
@@ -31,28 +28,9 @@ F16_TOLERANCE = 2e-3
 """f16 against a reference that rounds every intermediate result to f16 (half an ulp is 5e-4)."""
 
 
-def run(model: onnx.ModelProto, inputs: Feeds, *, optimise: bool = True) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if not optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return list(ort.InferenceSession(model.SerializeToString(), options).run(None, inputs))
-
-
 def reference(model: onnx.ModelProto, inputs: Feeds) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
         return list(ReferenceEvaluator(model).run(None, inputs))
-
-
-def assert_same(want: list[np.ndarray], have: list[np.ndarray], tolerance: float) -> None:
-    for a, b in zip(want, have, strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype
-        a, b = a.astype(np.float64), b.astype(np.float64)
-        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
-        np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
-        a, b = (np.where(np.isfinite(x), x, 0) for x in (a, b))
-        assert np.linalg.norm(a - b) <= tolerance * max(np.linalg.norm(a), 1e-30)
 
 
 def rewritten(model: onnx.ModelProto, form: Form, *, sites: int | None = None) -> onnx.ModelProto:

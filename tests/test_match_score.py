@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto as T
 from onnx import numpy_helper as nh
+from ort_run import TOLERANCE, assert_same, run
 from spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, feeds, more_robust
-from test_match import LARGE_SCORE_TOLERANCE, TOLERANCE, assert_same, run
+from test_match import LARGE_SCORE_TOLERANCE
 
 from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AddMask, Softcap

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
+from ort_run import assert_same, run
 from spellings import Graph
-from test_match import assert_same, run
 
 from onnx_fa.errors import ModelError
 from onnx_fa.rewriter import FORMS, Form, explain, rewrite

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from onnx import helper as h
 from onnx import numpy_helper as nh
 from onnx.reference import ReferenceEvaluator
+from ort_run import session
 from spelling_table import AXES, Entry, entries, of_spelling
 from spellings import Spelling
 
@@ -91,15 +92,6 @@ CASES = st.builds(
     st.sampled_from(["decomposed", "decomposed", "attention", "blocked"]),
     st.integers(0, 9),
 )
-
-
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """The model as it is: one thread, nothing optimised."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _feeds(model: onnx.ModelProto, case: Case) -> dict[str, Inputs]:
@@ -207,7 +199,7 @@ def _assert_same(
 def _runs(model: onnx.ModelProto, inputs: Callable[[], Inputs]) -> bool:
     """Whether the model is valid for the checker and for onnxruntime; its outputs get the ranks that they turn out to have."""
     try:
-        results = session(model).run(None, inputs())
+        results = session(model, optimise=False).run(None, inputs())
         for info, result in zip(model.graph.output, results, strict=True):
             kind = info.type.tensor_type.elem_type
             info.CopyFrom(h.make_tensor_value_info(info.name, kind, [f"{info.name}_{i}" for i in range(result.ndim)]))
@@ -262,7 +254,7 @@ def check(case: Case) -> str:
         and any(x.name == "is_causal" for x in n.attribute)
         for n in model.graph.node
     )
-    old = ReferenceEvaluator(fixed) if defined else session(model)
+    old = ReferenceEvaluator(fixed) if defined else session(model, optimise=False)
     matched = False
     for form in dict.fromkeys(("decomposed", case.form)):
         new, report = rewrite(model, form)
@@ -277,13 +269,16 @@ def check(case: Case) -> str:
             continue
         matched = True
         onnx.checker.check_model(new, full_check=True)
-        rewritten = session(new)
+        rewritten = session(new, optimise=False)
         for label, inputs in _feeds(fixed, case).items():
             # The Attention op only knows added masks, and those do not hide a score that is not finite.
             if form == "attention" and not all(np.isfinite(inputs[n]).all() for n in "qk" if n in inputs):
                 continue
             # onnxruntime's ReduceMax of NaN and -inf is either, depending on their order: so is what a guard makes of it.
             if label == "nan in q" and any(x in str(case.base) for x in ("maximum is -inf", "lost_rows")):
+                continue
+            # A difference of softmaxes times an infinity becomes a difference of infinities.
+            if "difference/" in str(case.base) and label.endswith(" v") and "inf" in label:
                 continue
             heals = isinstance(case.base, Spelling) and case.base.mask == "sub"
             rounding = _rounding(case, label)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import spellings_ops as so
 from onnx import TensorProto as T
 from onnx import helper as h
+from ort_run import run
 
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.backend.run import load_module
@@ -53,9 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_compiles_to_the_same(name: str, tmp_path: Path) -> None:
     model, inputs = build(**CASES[name])
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    (want,) = ort.InferenceSession(model.SerializeToString(), options).run(None, inputs)
+    (want,) = run(model, inputs)
     compile_model(model, tmp_path / "m.vmfb", timeout_s=120, memory_bytes=4 << 30)
     (have,) = load_module(tmp_path / "m.vmfb")(*inputs.values())
     np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6)

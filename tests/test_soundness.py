@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
+from ort_run import run
 from spellings import Graph
 
 from onnx_fa.rewriter import explain, rewrite
@@ -48,12 +48,6 @@ class Site(Graph):
         return self.finish(self.op("Softmax", score, axis=3))
 
 
-def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    return np.asarray(ort.InferenceSession(model.SerializeToString(), options).run(None, inputs)[0])
-
-
 def _feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """Some rows without keys, some scores far below the others, one query that is NaN."""
     rng = np.random.default_rng(0)
@@ -74,11 +68,11 @@ def assert_equal(model: onnx.ModelProto) -> None:
     """Both forms give the same numbers as the model, and NaN where it does."""
     assert explain(model).sites
     feeds = _feeds(model)
-    want = _run(model, feeds)
+    want = run(model, feeds)[0]
     for form in ("decomposed", "blocked"):
         new, _ = rewrite(model, form)
         onnx.checker.check_model(new, full_check=True)
-        have = _run(new, feeds)
+        have = run(new, feeds)[0]
         np.testing.assert_array_equal(np.isnan(want), np.isnan(have))
         a, b = np.nan_to_num(want), np.nan_to_num(have)
         assert np.linalg.norm(a - b) <= 2e-5 * np.linalg.norm(a)

@@ -1,4 +1,4 @@
-"""Chooses the body of a kernel: the vector-level loop where it can express the spec, else the op in a dispatch."""
+"""Chooses the body of a kernel: a vector-level loop where one can express the spec, else the op in a dispatch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Literal
 
+from onnx_fa.emit.few import emit_few
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.op_kernel import emit_op
 from onnx_fa.emit.vector import emit_vector
@@ -14,9 +15,13 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target
 
-Body = Literal["auto", "op", "vector"]
+Body = Literal["auto", "op", "vector", "few"]
 
-_EMITTERS: dict[str, Callable[[AttentionSpec, Target, str], Kernel]] = {"vector": emit_vector, "op": emit_op}
+_EMITTERS: dict[str, Callable[[AttentionSpec, Target, str], Kernel]] = {
+    "few": emit_few,
+    "vector": emit_vector,
+    "op": emit_op,
+}
 """In order of preference."""
 
 

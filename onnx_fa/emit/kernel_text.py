@@ -19,7 +19,7 @@ class Kernel:
 
     name: str
     text: str = field(repr=False)
-    body: Literal["op", "vector"]
+    body: Literal["op", "vector", "few"]
     spec: AttentionSpec
     config: dict[str, int | str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()

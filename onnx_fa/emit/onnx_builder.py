@@ -115,6 +115,16 @@ class OnnxBuilder:
         return self.op("Gather", self.op("Shape", x), self.const(np.asarray(axis, np.int64)), axis=0)
 
 
+def names_in(model: ir.Model) -> set[str]:
+    """Every name of a value or node that is taken."""
+    names: set[str] = set()
+    for graph in model.graphs():
+        names |= {str(v.name) for v in graph.inputs} | set(graph.initializers)
+        for node in graph:
+            names |= {str(o.name) for o in node.outputs} | {str(node.name)}
+    return names
+
+
 def _attr(name: str, value: int | float | str | Sequence[int]) -> ir.Attr:
     if isinstance(value, str):
         return ir.AttrString(name, value)

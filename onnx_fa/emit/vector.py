@@ -60,7 +60,7 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
     raise UnsupportedError(f"vector kernel: D={spec.D} and Dv={spec.Dv} need more than {STACK_BYTES} bytes of stack")
 
 
-def _check(spec: AttentionSpec, target: Target) -> None:
+def check_vector(spec: AttentionSpec, target: Target) -> None:
     """Raises UnsupportedError, with the reason, for what this kernel cannot carry."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
@@ -73,7 +73,7 @@ def _check(spec: AttentionSpec, target: Target) -> None:
 
 def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None) -> Kernel:
     """The kernel of one site as a dispatch of vector code. Raises UnsupportedError where spec or tiles do not fit."""
-    _check(spec, target)
+    check_vector(spec, target)
     site, spec = spec, fold_queries(spec)
     found = None
     if config is None:
@@ -83,10 +83,15 @@ def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorCo
     if stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {stack_bytes(spec, config)} of {STACK_BYTES} bytes of stack")
     body = VectorBody(spec, config)
-    symbol = f"{name}_attention"
-    text = "\n".join([*_executable(body, symbol), *_entry(site, body, name, symbol)]) + "\n"
+    text = dispatch_text(site, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
     return Kernel(name, text, "vector", site, dict(asdict(config)), flags, found.reason if found else "")
+
+
+def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
+    """The dispatch of a body and the function that calls it with a site's operands."""
+    symbol = f"{name}_attention"
+    return "\n".join([*_executable(body, symbol), *_entry(site, body, name, symbol)]) + "\n"
 
 
 def _names(spec: AttentionSpec) -> list[str]:

@@ -65,6 +65,9 @@ class VectorConfig:
     def __post_init__(self) -> None:
         if min(self.W, self.BM, self.BK, self.RI, self.RN, self.U) < 1 or self.W not in (4, 8, 16):
             raise ValueError(f"tiles must be positive, and W 4, 8 or 16: {self}")
+        self.check()
+
+    def check(self) -> None:
         if self.BM % self.W or self.BK % self.RI:
             raise ValueError(f"BM must be a multiple of W, and BK of RI: {self}")
 
@@ -135,7 +138,7 @@ class VectorBody:
     def __init__(self, spec: AttentionSpec, config: VectorConfig) -> None:
         self.spec, self.config = spec, config
         self.t = t = Lanes(config.W)
-        self.vectors = config.BM // config.W
+        self.vectors = self.row_vector_count
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
         self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)
@@ -204,6 +207,11 @@ class VectorBody:
             for x in (self.row_vectors(spec.sink, self.masks[-1]) if spec.sink is not None else [])
         ]
 
+    @property
+    def row_vector_count(self) -> int:
+        """How many vectors hold a number per query."""
+        return self.config.BM // self.config.W
+
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
         t, spec = self.t, self.spec
@@ -216,7 +224,7 @@ class VectorBody:
         best, total = (t.splat(MAX_START),) * self.vectors, (t.splat(0.0),) * self.vectors
         if self.sink:  # one more logit, without a value
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
-            total = tuple(t.exp2(t.vop("arith.subf", x, b)) for x, b in zip(self.sink, best, strict=True))
+            total = tuple(self.first_sum(x, b) for x, b in zip(self.sink, best, strict=True))
         state = self.all_keys(_State(acc, scores, scratch, best, total))
         result = self.transposed_output(state)
         t.do(
@@ -224,6 +232,10 @@ class VectorBody:
             f"{self.binding('writeonly', spec.out_shape, spec.dtype)}"
         )
         return t.render()
+
+    def first_sum(self, sink: str, best: str) -> str:
+        """What a sink adds to the sums of a vector of queries."""
+        return self.t.exp2(self.t.vop("arith.subf", sink, best))
 
     # Operands.
 
@@ -337,10 +349,15 @@ class VectorBody:
 
         return t.loop((t.index(0), t.index(width), t.index(1)), [(init, type_)], rows)[0]
 
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by: the scale, and the first softcap or the change of unit."""
+        return self.spec.scale / self.spec.mods[0].cap if self.spec.mods else self.spec.scale * self.unit
+
     def transposed_queries(self) -> str:
         """Q^T, D x BM, times the scale (and log2 e, where nothing needs scores as they are)."""
         t, spec, wide = self.t, self.spec, self.t.width <= self.spec.D
-        factor = spec.scale / spec.mods[0].cap if spec.mods else spec.scale * self.unit
+        factor = self.query_factor
         scale = t.splat(factor)
 
         def swapped(d: str, row: str, out: str) -> str:
@@ -364,6 +381,27 @@ class VectorBody:
             return self.over_rows(spec.D, empty, self.qT_type, swapped)
         return self.over_tiles(spec.D, empty, self.qT_type, body)
 
+    def inverse(self, total: str) -> str:
+        """1 / l of a vector of sums, or what stands for it in rows without a key."""
+        t, zero = self.t, self.t.splat(0.0)
+        inverse = t.vop("arith.divf", t.splat(1.0), total)
+        if self.spec.empty_row == "zero":
+            return t.select(t.compare("oeq", total, zero), zero, inverse)
+        if self.spec.empty_row == "guarded":
+            return t.select(t.compare("ogt", total, zero), inverse, zero)
+        return inverse
+
+    def guarded(self, x: str, total: str) -> str:
+        """x, but zero where the probabilities are NaN."""
+        return self.t.select(self.t.compare("ord", total, total), x, self.t.splat(0.0))
+
+    def write_out(self, x: str, result: str, row: str, column: str, inside: bool) -> str:
+        """The result with a vector of it replaced, in its element type."""
+        t, out = self.t, self.out
+        if out.element != "f32":
+            x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
+        return t.write(x, result, out.type, row, column, element=out.element, in_bounds=inside)
+
     def transposed_output(self, state: _State) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
@@ -371,25 +409,16 @@ class VectorBody:
         inverses = t.let(f"tensor.empty() : {self.row_type}")
         sums = t.let(f"tensor.empty() : {self.row_type}") if guarded else ""
         for j, total in enumerate(state.total):
-            inverse = t.vop("arith.divf", t.splat(1.0), total)
-            if spec.empty_row == "zero":
-                inverse = t.select(t.compare("oeq", total, t.splat(0.0)), t.splat(0.0), inverse)
             if guarded:
-                inverse = t.select(t.compare("ogt", total, t.splat(0.0)), inverse, t.splat(0.0))
                 sums = t.write(total, sums, self.row_type, self.lane(j))
-            inverses = t.write(inverse, inverses, self.row_type, self.lane(j))
+            inverses = t.write(self.inverse(total), inverses, self.row_type, self.lane(j))
 
         def value(d: str, row: str) -> str:
             x = t.vop("arith.mulf", t.read(state.acc, self.acc_type, d, row), t.read(inverses, self.row_type, row))
-            if guarded:  # a row of NaN probabilities is zero as well
-                total = t.read(sums, self.row_type, row)
-                x = t.select(t.compare("ord", total, total), x, t.splat(0.0))
-            return x
+            return self.guarded(x, t.read(sums, self.row_type, row)) if guarded else x
 
         def write(x: str, result: str, at: str, column: str, inside: bool) -> str:
-            if out.element != "f32":
-                x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
-            return t.write(x, result, out.type, at, column, element=out.element, in_bounds=inside)
+            return self.write_out(x, result, at, column, inside)
 
         def body(row: str, d: str, result: str) -> str:
             columns = [value(t.shifted(d, i), row) for i in range(min(t.width, spec.Dv))]
@@ -564,12 +593,17 @@ class VectorBody:
             score = t.select(keep, score, t.splat(step.fill))
         return score
 
-    def score(self, raw: str, row: _Row, j: int, block: _Block, tiles: dict[ScoreExpr, list[str]]) -> str:
-        """What the softmax sees, in units of log2, for one vector of queries and one key."""
-        t, spec, s = self.t, self.spec, raw
-        for mod, following in zip(spec.mods, (*spec.mods[1:], None), strict=False):
+    def capped(self, s: str) -> str:
+        """The product of q and k, scaled as `query_factor` says, after the softcaps."""
+        t, mods = self.t, self.spec.mods
+        for mod, following in zip(mods, (*mods[1:], None), strict=False):
             s = t.vop("math.tanh", s)
             s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * self.unit))
+        return s
+
+    def score(self, raw: str, row: _Row, j: int, block: _Block, tiles: dict[ScoreExpr, list[str]]) -> str:
+        """What the softmax sees, in units of log2, for one vector of queries and one key."""
+        t, s = self.t, self.capped(raw)
         for step in self.plan.steps:
             if not isinstance(step, IndexStep):
                 s = self.expression(step.expr, s, row, j, tiles)

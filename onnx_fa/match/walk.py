@@ -75,7 +75,7 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
 
 
 def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
-    """Raises NoMatch for the weighted difference of two softmaxes, which the spec has no word for."""
+    """Raises NoMatch for the weighted difference of two softmaxes that could not be parted (`distribute`)."""
     for user in users:
         for value in (user.outputs[0], *(u.outputs[0] for u in view.users(user.outputs[0]))):
             node = view.producer(value, "Sub", "Add")
@@ -84,7 +84,8 @@ def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
                 and user.op_type in ("Sub", "Add", "Mul")
                 and all(_from_softmax(i) for i in node.inputs)
             ):
-                raise NoMatch("the probabilities of two softmaxes are combined (differential attention)", node)
+                what = "the probabilities of two softmaxes are combined (differential attention)"
+                raise NoMatch(f"{what}, and not each of them is an attention by itself", node)
 
 
 def _from_softmax(value: ir.Value | None) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from onnx_fa.emit import op_kernel, vector
+from onnx_fa.emit.few import emit_few, few_queries, tuned_few
+from onnx_fa.emit.few_body import FewConfig
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.op_kernel import OpConfig, emit_op
@@ -69,6 +71,36 @@ def _vector_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -
     return emit_vector(spec, target, name, VectorConfig(**tiles))
 
 
+def _few_default(spec: AttentionSpec, target: Target) -> Tiles:
+    return _few_tiles(tuned_few(spec, target)[0])
+
+
+def _few_tiles(config: FewConfig) -> Tiles:
+    return {k: getattr(config, k) for k in ("W", "BK", "RN", "U")}
+
+
+def _few_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
+    w = _few_default(spec, target)["W"]
+    for bk in (64, 128, 256, 512):
+        for rn in (8, 16):
+            yield {"W": w, "BK": bk, "RN": rn, "U": 8}
+
+
+def _few_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
+    for u in (4, 16, 2):
+        yield {**best, "U": u}
+    for rn in (4, 12, 24):
+        yield {**best, "RN": rn}
+    for bk in (best["BK"] // 2, best["BK"] * 2):
+        if bk % best["W"] == 0:
+            yield {**best, "BK": bk}
+
+
+def _few_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
+    config = FewConfig(tiles["W"], few_queries(spec), tiles["BK"], tiles["W"], tiles["RN"], tiles["U"])
+    return emit_few(spec, target, name, config)
+
+
 def _op_default(spec: AttentionSpec, target: Target) -> Tiles:
     return _op_tiles(op_kernel.default_config(spec))
 
@@ -104,5 +136,6 @@ _SPACES = {
         _vector_emit,
         lambda spec, tiles: queries_computed(fold_queries(spec).Sq, tiles["BM"]),
     ),
+    "few": Space(_few_default, _few_first, _few_around, _few_emit, lambda spec, tiles: 1.0),
     "op": Space(_op_default, _op_first, _op_around, _op_emit, lambda spec, tiles: 1.0),
 }

@@ -1,0 +1,66 @@
+"""Attention of a few queries for llvm-cpu (see few_body.py): what it carries, its tiles."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from onnx_fa.emit.few_body import FewBody, FewConfig
+from onnx_fa.emit.fold import fold_queries
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.target import Target
+from onnx_fa.tuning.database import Pick, Tiles, pick
+
+MOST_QUERIES = 8
+"""From here on, queries along the lanes use the registers better."""
+
+
+def few_queries(spec: AttentionSpec) -> int:
+    """How many queries each key/value head has, those of all query heads that share it. Raises UnsupportedError where they are
+    too many, or where an operand is stored head dim first."""
+    folded = fold_queries(spec)
+    if not isinstance(folded.Sq, int) or folded.Sq > MOST_QUERIES:
+        raise UnsupportedError(f"few kernel: {folded.Sq} queries per key/value head, more than {MOST_QUERIES}")
+    length, width = spec.rank - 2, spec.rank - 1
+    for name, layout in zip("qkvo", (folded.q_layout, folded.k_layout, folded.v_layout, folded.o_layout), strict=True):
+        if layout.index(width) < layout.index(length):
+            raise UnsupportedError(f"few kernel: {name} has its head dim before its length")
+    return folded.Sq
+
+
+def few_stack_bytes(spec: AttentionSpec, config: FewConfig) -> int:
+    """Bytes of the tiles that one workgroup keeps on its stack."""
+    return 4 * config.BM * (spec.D + spec.Dv + 2 * config.W + config.BK)
+
+
+def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
+    """Measured tiles for the target. Raises UnsupportedError where none fit."""
+    queries, lanes = few_queries(spec), target.lanes
+    while lanes > 4 and lanes > min(spec.D, spec.Dv):
+        lanes //= 2
+
+    def config(t: Tiles) -> FewConfig:
+        return FewConfig(t["W"], queries, t["BK"], t["W"], t["RN"], t["U"])
+
+    def fits(t: Tiles) -> bool:
+        return t["W"] == lanes and few_stack_bytes(spec, config(t)) <= STACK_BYTES
+
+    found = pick(target, "few", spec, fits, lambda t: 1.0)
+    if found is None:
+        raise UnsupportedError(f"few kernel: no tiles of {lanes} lanes that fit {STACK_BYTES} bytes of stack")
+    return config(found.choice.tiles), found
+
+
+def emit_few(spec: AttentionSpec, target: Target, name: str, config: FewConfig | None = None) -> Kernel:
+    """The kernel of one site with few queries. Raises UnsupportedError where spec or tiles do not fit."""
+    check_vector(spec, target)
+    queries, found = few_queries(spec), None
+    if config is None:
+        config, found = tuned_few(spec, target)
+    if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
+        raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
+    text = dispatch_text(spec, FewBody(fold_queries(spec), config), name)
+    flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
+    return Kernel(name, text, "few", spec, dict(asdict(config)), flags, found.reason if found else "")

@@ -1,0 +1,38 @@
+"""onnxruntime on one thread, and results compared with its."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+TOLERANCE = 2e-6
+"""Relative norm error of f32 attention against the same in another order of operations."""
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def session(model: onnx.ModelProto, *, optimise: bool = True) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(model: onnx.ModelProto, inputs: Mapping[str, Array], *, optimise: bool = True) -> list[Array]:
+    return list(session(model, optimise=optimise).run(None, dict(inputs)))
+
+
+def assert_same(want: Sequence[Array], have: Sequence[Array], tolerance: float = TOLERANCE) -> None:
+    """The same shapes, types, NaNs and infinities, and within a relative norm error."""
+    for a, b in zip(want, have, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        finite = np.isfinite(a)
+        np.testing.assert_array_equal(finite, np.isfinite(b))
+        np.testing.assert_array_equal(a[~finite], b[~finite])
+        assert np.linalg.norm(a[finite] - b[finite]) <= tolerance * max(float(np.linalg.norm(a[finite])), 1e-30)
