@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import Text, tensor_type
 from onnx_fa.emit.triton import ptx
-from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig, smaller, tuned
+from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig
+from onnx_fa.emit.triton.overlapped import OverlappedSource
 from onnx_fa.emit.triton.source import AttentionSource, Program, combine_program
+from onnx_fa.emit.triton.tiles import smaller, tuned
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
 from onnx_fa.target import Target
@@ -54,7 +57,8 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
     combine = None
     if chosen.splits > 1:
         combine = combine_program(spec, chosen, f"{name}_combine")
-        codes = [ptx.compile_program(combine, arch, _COMBINE_WARPS, 1) for arch in ARCHITECTURES]
+        with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
+            codes = list(pool.map(lambda arch: ptx.compile_program(combine, arch, _COMBINE_WARPS, 1), ARCHITECTURES))
         parts = [_Variant(a, c, chosen) for a, c in zip(ARCHITECTURES, codes, strict=True)]
         text += _executable(combine.entry, combine, parts)
     text += _Entry(site, spec, name, program, variants, combine).lines()
@@ -75,29 +79,35 @@ def _check(spec: AttentionSpec) -> None:
 def _variants(
     spec: AttentionSpec, target: Target, symbol: str, given: TritonConfig | None
 ) -> tuple[list[_Variant], Program, str]:
-    """The kernel for each architecture, with tiles that fit it."""
-    variants: list[_Variant] = []
-    program, words = None, ""
-    for arch in ARCHITECTURES:
-        wanted, reason = (given, "") if given else tuned(spec, target, arch)
-        words = words or reason
-        problem: UnsupportedError | None = None
-        for config in smaller(wanted):
-            made = AttentionSource(spec, config, symbol).program()
-            try:
-                code = ptx.compile_program(made, arch, config.warps, config.stages)
-            except UnsupportedError as e:
-                problem = problem or e
-                continue
-            variants.append(_Variant(arch, code, config))
-            program = program or made
-            if config != wanted:
-                words += f"; on sm_{arch} smaller tiles, as these do not fit"
-            break
-        else:
-            raise UnsupportedError(f"triton kernel: {problem}")
-    assert program is not None
-    return variants, program, words
+    """The kernel for each architecture, with tiles that fit it; the operands it takes; where the first one's tiles are from."""
+    with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
+        made = list(pool.map(lambda arch: _variant(spec, target, symbol, given, arch), ARCHITECTURES))
+    return [v for v, _, _ in made], made[0][1], made[0][2]
+
+
+def _variant(
+    spec: AttentionSpec, target: Target, symbol: str, given: TritonConfig | None, arch: int
+) -> tuple[_Variant, Program, str]:
+    wanted, reason = (given, "") if given else tuned(spec, target, arch)
+    problem: UnsupportedError | None = None
+    for config in smaller(wanted):
+        try:
+            program = program_of(spec, config, symbol, arch)
+            code = ptx.compile_program(program, arch, config.warps, config.stages)
+        except UnsupportedError as e:
+            problem = problem or e
+            continue
+        if problem:
+            reason += f"; other tiles on sm_{arch}, as these do not fit: {problem}"
+        return _Variant(arch, code, config), program, reason
+    raise UnsupportedError(f"triton kernel: {problem}")
+
+
+def program_of(spec: AttentionSpec, config: TritonConfig, symbol: str, arch: int) -> Program:
+    """The source of a spec (already folded) in the form that the tiles name. Raises UnsupportedError where they cannot be."""
+    if config.overlap and arch // 10 != 9:
+        raise UnsupportedError("the overlapped form is Hopper's")
+    return (OverlappedSource if config.overlap else AttentionSource)(spec, config, symbol).program()
 
 
 def _executable(symbol: str, program: Program, variants: Sequence[_Variant]) -> list[str]:
@@ -168,6 +178,13 @@ class _Entry:
                 value = self.t.arith("muli", value, self.dims[d])
         return value
 
+    def flat(self, dims: Sequence[Dim], element: str, more: int = 0) -> str:
+        """The type of a buffer of so many elements."""
+        known = math.prod(d for d in dims if isinstance(d, int))
+        if all(isinstance(d, int) for d in dims):
+            return f"tensor<{known + more}x{element}>"
+        return f"tensor<?x{element}>{{{self.t.arith('addi', self.product(dims), self.t.index(more))}}}"
+
     def reshaped(self, value: str, old: Sequence[Dim], new: Sequence[Dim], element: str) -> str:
         if tuple(old) == tuple(new):
             return value
@@ -205,13 +222,12 @@ class _Entry:
             results = [out]
         else:
             splits = self.variants[0].config.splits
-            whole = t.arith("muli", self.product((*spec.batch, spec.Hq, spec.Sq)), t.index(splits * spec.Dv))
-            stats = t.arith("muli", self.product((*spec.batch, spec.Hq, spec.Sq)), t.index(2 * splits))
-            results = [f"tensor<?xf32>{{{whole}}}", f"tensor<?xf32>{{{stats}}}"]
+            rows = (*spec.batch, spec.Hq, spec.Sq)
+            results = [self.flat((*rows, splits * spec.Dv), "f32"), self.flat((*rows, 2 * splits), "f32")]
         scratch = max(v.code.scratch for v in self.variants)
         if scratch:
-            most = t.arith("muli", counts[0], t.index(scratch * self.variants[0].config.splits))
-            results.append(f"tensor<?xi8>{{{most}}}")
+            blocks = -(-spec.Sq // self.variants[0].config.BM) if isinstance(spec.Sq, int) else spec.Sq
+            results.append(self.flat((*spec.batch, spec.Hq, blocks, scratch), "i8", ptx.ALIGNMENT))
         result = self.dispatch(self.program.entry, counts, [*values, *constants], [*passed, *["i32"] * len(constants)], results)
         if self.combine is not None:
             queries = self.product((*spec.batch, spec.Hq, spec.Sq))

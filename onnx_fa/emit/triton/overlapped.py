@@ -11,8 +11,9 @@ Blocks are walked from the last to the first: those on the right edge of a mask,
 
 from __future__ import annotations
 
+from onnx_fa.emit.skipping import skipping
 from onnx_fa.emit.triton.config import TritonConfig
-from onnx_fa.emit.triton.source import AttentionSource, Program, normalised
+from onnx_fa.emit.triton.source import AttentionSource, Operand, normalised
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 
@@ -26,6 +27,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 """
 
 
+def _copied(width: int, row: str, column: str) -> bool:
+    """Whether the copy engine can load the rows of a head: whole 16 bytes, side by side."""
+    return column == "1" and row.isdigit() and int(row) % 8 == 0 and width % 8 == 0
+
+
+def can_overlap(spec: AttentionSpec) -> bool:
+    """Whether the form is for a spec: of halves, with many queries, no need to go back for blocks that were left out, and K and V
+    stored with head dims innermost."""
+    if spec.dtype not in ("f16", "bf16") or (isinstance(spec.Sq, int) and spec.Sq <= 32):
+        return False
+    inner = all(x[-1] == spec.rank - 1 for x in (spec.q_layout, spec.k_layout, spec.v_layout))
+    return inner and spec.D % 8 == 0 and spec.Dv % 8 == 0 and skipping(spec).threshold is None
+
+
 class OverlappedSource(AttentionSource):
     """Writes the source. Raises UnsupportedError for what only the plain form carries."""
 
@@ -34,17 +49,11 @@ class OverlappedSource(AttentionSource):
     blocks_layout = ", layout=tl.SliceLayout(1, s_layout)"
 
     def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
+        if not can_overlap(spec):
+            raise UnsupportedError("the overlapped form is for halves, many queries and heads that the copy engine loads")
+        if config.splits > 1 or config.BM < 16 * config.warps or config.warps % 4:
+            raise UnsupportedError(f"the overlapped form has no such tiles: {config}")
         super().__init__(spec, config, name)
-        if spec.dtype == "f32" or config.splits > 1 or config.BM < 64 or config.warps % 4:
-            raise UnsupportedError("the overlapped form is for halves, many queries and whole warp groups")
-        if self.skips.threshold is not None:
-            raise UnsupportedError("the overlapped form does not go back for blocks that were left out")
-
-    def program(self) -> Program:
-        made = super().program()
-        if self.descriptors is None:
-            raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
-        return made
 
     def indices(self) -> None:
         """Layouts, then indices along the axes of the score and of the output."""
@@ -75,23 +84,20 @@ class OverlappedSource(AttentionSource):
             t.do(f"mbarrier.init(v_bars.index({i}), count=1)")
         t.do("fence_async_shared()")
         t.do("tl.barrier()")
-        x = self.q_operand
-        if not self.copied(x, spec.D):
-            raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
-        t.do(
-            f"q_source = tma.make_tensor_descriptor({x.base}, shape=[{self.sq}, {spec.D}], strides=[{x.row}, 1], "
-            f"block_shape=[{config.BM}, {self.dp}], layout=q_layout)"
-        )
+        self.source("q", self.q_operand, self.sq, spec.D, f"[{config.BM}, {self.dp}]")
         t.do("mbarrier.expect(bars.index(0), q_source.block_type.nbytes)")
         t.do(f"tma.async_load(q_source, [{self.m0}, 0], bars.index(0), q_buffer)")
+        self.source("k", self.k, self.skv, spec.D, f"[{config.BN}, {self.dp}]")
+        self.source("v", self.v, self.skv, spec.Dv, f"[{config.BN}, {self.dvp}]")
 
-    def descriptor(self, name: str, base: str, row: str, width: int, of: int) -> str:
-        t = self.t
-        t.do(
-            f"{name}_source = tma.make_tensor_descriptor({base}, shape=[{self.skv}, {width}], strides=[{row}, 1], "
-            f"block_shape=[{self.config.BN}, {of}], layout={name}_layout)"
+    def source(self, name: str, x: Operand, rows: str, width: int, block: str) -> None:
+        """What the copy engine knows of a head: rows and columns beyond it are zeros."""
+        if not _copied(width, x.row, x.column):
+            raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
+        self.t.do(
+            f"{name}_source = tma.make_tensor_descriptor({x.base}, shape=[{rows}, {width}], strides=[{x.row}, 1], "
+            f"block_shape={block}, layout={name}_layout)"
         )
-        return f"{name}_source"
 
     def start(self, lead: list[str]) -> None:
         t, config = self.t, self.config
