@@ -199,9 +199,10 @@ def _words(want: Family, entry: Entry, choice: Choice, fitting: list[Choice], na
 
 
 def database_name(target: Target) -> str:
-    """The file that holds a target's tiles: by registers and lanes, so that cpu-host has those of its kind of processor."""
-    if target.backend != "llvm-cpu":
-        return target.name
+    """The file that holds a target's tiles: by registers and lanes, so that cpu-host has those of its kind of processor. CUDA's
+    architectures share one, whose entries say which GPU they were measured on."""
+    if target.is_gpu:
+        return "cuda" if target.backend == "cuda" else target.name
     return {(16, 32): "cpu-avx512", (4, 32): "cpu-neon"}.get((target.lanes, target.registers), "cpu-avx2")
 
 
