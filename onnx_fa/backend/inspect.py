@@ -252,7 +252,7 @@ def _stack_bytes(lines: Sequence[str]) -> int | None:
     None when a size is known only at run time.
     """
     starts = [i for i, line in enumerate(lines) if "llvm.func @" in line]
-    bounds = zip(starts, [*starts[1:], len(lines)], strict=True)
+    bounds = zip(starts, [*starts[1:], len(lines)], strict=False)  # code that was not compiled here has no function
     sizes = [_function_stack(lines[a:b]) for a, b in bounds]
     return None if None in sizes else max((s for s in sizes if s is not None), default=0)
 

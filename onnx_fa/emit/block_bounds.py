@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
 from typing import Protocol
 
 from onnx_fa.expr import ScoreExpr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ARCHITECTURES = (90, 80)
-"""What every kernel is compiled for: sm_90a, with the instructions that only Hopper has, and sm_80 for all other GPUs from there on."""
+"""What every kernel is compiled for: sm_90a, with the instructions that only Hopper has, and sm_80 for all others from there."""
 SHARED_BYTES = {90: 227 * 1024, 80: 99 * 1024}
 """Shared memory of a workgroup; sm_80's has 163 KiB, but its code also runs on sm_86 and sm_89, which have 99."""
 MOST_SPLITS = 64
@@ -13,8 +13,8 @@ MOST_SPLITS = 64
 
 @dataclass(frozen=True)
 class TritonConfig:
-    """BM queries and BN keys per block; `warps` of 32 threads; `stages` of the load pipeline; `order` of the workgroups: 0 walks the
-    query blocks of a head first, 1 the heads; `overlap`: 1 for the form that hides the softmax behind the products (overlapped.py);
+    """BM queries and BN keys per block; `warps` of 32 threads; `stages` of the load pipeline; `order` of the workgroups: 0 walks
+    the query blocks of a head first, 1 the heads; `overlap`: 1 hides the softmax behind the products (overlapped.py);
     `splits` of the keys, whose partial results a second dispatch combines (1: none). Raises ValueError for tiles that no kernel can
     have."""
 

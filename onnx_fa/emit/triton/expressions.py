@@ -155,7 +155,9 @@ class Expressions:
                 e = self.t.let(f"tl.exp(-tl.abs({x}))")
                 return f"tl.where({x} < 0.0, {e}, 1.0) / (1.0 + {e})"
             case "Softplus":
-                return f"tl.maximum({x}, 0.0, propagate_nan=tl.PropagateNan.ALL) + {self._log1p(f'tl.exp(-tl.abs({x}))')}"
+                return (
+                    f"tl.maximum({x}, 0.0, propagate_nan=tl.PropagateNan.ALL) + {self._log1p(f'tl.exp(-tl.abs({x}))')}"
+                )
             case "Pow":
                 return self._power(args, x, values[1])
             case "Div" if not integers:
@@ -205,9 +207,8 @@ class Expressions:
 
     def _division(self, expr: ScoreExpr, x: str, y: str) -> str:
         """Division towards zero, or the remainder with the divisor's sign. By zero both give 0."""
-        low, high = self.bounds.of(expr[2])
         x, y = (f"({v}{self._wide(e, expr, *expr[1:])})" for v, e in zip((x, y), expr[1:], strict=True))
-        if low > 0 and self.bounds.of(expr[1])[0] >= 0:
+        if self.bounds.of(expr[2])[0] > 0 and self.bounds.of(expr[1])[0] >= 0:
             return f"{x} {'//' if expr[0] == 'Div' else '%'} {y}"
         divisor = self.t.let(f"tl.where({y} == 0, 1, {y})")
         size = self.t.let(f"tl.abs({x}) // tl.abs({divisor})")

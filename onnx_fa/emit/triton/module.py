@@ -51,7 +51,7 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
     _check(spec)
     site, spec = spec, fold_queries(spec)
     symbol = f"{name}_attention"
-    variants, program, reason = _variants(spec, target, symbol, config)
+    variants, program, reason = _variants(spec, symbol, config)
     chosen = variants[0].config
     text: list[str] = _executable(symbol, program, variants)
     combine = None
@@ -62,7 +62,11 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
         parts = [_Variant(a, c, chosen) for a, c in zip(ARCHITECTURES, codes, strict=True)]
         text += _executable(combine.entry, combine, parts)
     text += _Entry(site, spec, name, program, variants, combine).lines()
-    fields = {f"{k}_sm_{v.arch}" if v.arch != variants[0].arch else k: x for v in variants for k, x in asdict(v.config).items()}
+    fields = {
+        f"{k}_sm_{v.arch}" if v.arch != variants[0].arch else k: x
+        for v in variants
+        for k, x in asdict(v.config).items()
+    }
     return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason)
 
 
@@ -76,19 +80,15 @@ def _check(spec: AttentionSpec) -> None:
             raise UnsupportedError(f"triton kernel: a mask that fills with {mask.fill}")
 
 
-def _variants(
-    spec: AttentionSpec, target: Target, symbol: str, given: TritonConfig | None
-) -> tuple[list[_Variant], Program, str]:
+def _variants(spec: AttentionSpec, symbol: str, given: TritonConfig | None) -> tuple[list[_Variant], Program, str]:
     """The kernel for each architecture, with tiles that fit it; the operands it takes; where the first one's tiles are from."""
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-        made = list(pool.map(lambda arch: _variant(spec, target, symbol, given, arch), ARCHITECTURES))
+        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch), ARCHITECTURES))
     return [v for v, _, _ in made], made[0][1], made[0][2]
 
 
-def _variant(
-    spec: AttentionSpec, target: Target, symbol: str, given: TritonConfig | None, arch: int
-) -> tuple[_Variant, Program, str]:
-    wanted, reason = (given, "") if given else tuned(spec, target, arch)
+def _variant(spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int) -> tuple[_Variant, Program, str]:
+    wanted, reason = (given, "") if given else tuned(spec, arch)
     problem: UnsupportedError | None = None
     for config in smaller(wanted):
         try:
@@ -115,7 +115,8 @@ def _executable(symbol: str, program: Program, variants: Sequence[_Variant]) -> 
     scratch = any(v.code.scratch for v in variants)
     written = {"out", "part", "stat"}
     bindings = [
-        "#hal.pipeline.binding<storage_buffer" + (">" if name in written else ", ReadOnly>") for name, _ in program.pointers
+        "#hal.pipeline.binding<storage_buffer" + (">" if name in written else ", ReadOnly>")
+        for name, _ in program.pointers
     ] + ["#hal.pipeline.binding<storage_buffer>"] * scratch
     layout = f"#hal.pipeline.layout<constants = {len(program.constants)}, bindings = [{', '.join(bindings)}]>"
     lines = [f"hal.executable private @{symbol} {{"]
@@ -123,7 +124,8 @@ def _executable(symbol: str, program: Program, variants: Sequence[_Variant]) -> 
     for v in variants:
         target = _TARGET.format("sm_80", f", onnx_fa.arch = {v.arch} : i32")
         data = v.code.text.encode()
-        object_ = f'#hal.executable.object<{{path = "{symbol}_sm_{v.arch}.ptx", data = dense<"0x{data.hex()}"> : vector<{len(data)}xi8>}}>'
+        code = f'dense<"0x{data.hex()}"> : vector<{len(data)}xi8>'
+        object_ = f'#hal.executable.object<{{path = "{symbol}_sm_{v.arch}.ptx", data = {code}}}>'
         lines.append(f"hal.executable.variant public @sm_{v.arch} target({target}) objects([{object_}]) {{")
         if v.arch != variants[-1].arch:
             lines += [
@@ -194,7 +196,13 @@ class _Entry:
     def lines(self) -> list[str]:
         site, spec, t = self.site, self.spec, self.t
         shapes = site.operand_shapes
-        names = ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(site.tensors))), *["%sink"] * (site.sink is not None)]
+        names = [
+            "%q",
+            "%k",
+            "%v",
+            *(f"%mask{i}" for i in range(len(site.tensors))),
+            *["%sink"] * (site.sink is not None),
+        ]
         types = [tensor_type(s, "i1" if d == "bool" else d) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
         for symbol in site.symbols:
             i = next(i for i, s in enumerate(shapes) if symbol in s)
@@ -226,9 +234,15 @@ class _Entry:
             results = [self.flat((*rows, splits * spec.Dv), "f32"), self.flat((*rows, 2 * splits), "f32")]
         scratch = max(v.code.scratch for v in self.variants)
         if scratch:
-            blocks = -(-spec.Sq // self.variants[0].config.BM) if isinstance(spec.Sq, int) else spec.Sq
-            results.append(self.flat((*spec.batch, spec.Hq, blocks, scratch), "i8", ptx.ALIGNMENT))
-        result = self.dispatch(self.program.entry, counts, [*values, *constants], [*passed, *["i32"] * len(constants)], results)
+            BM = self.variants[0].config.BM
+            if isinstance(spec.Sq, int):
+                results.append(self.flat((*spec.batch, spec.Hq, -(-spec.Sq // BM), scratch), "i8", ptx.ALIGNMENT))
+            else:
+                most = t.arith("addi", t.arith("muli", counts[0], t.index(scratch)), t.index(ptx.ALIGNMENT))
+                results.append(f"tensor<?xi8>{{{most}}}")
+        result = self.dispatch(
+            self.program.entry, counts, [*values, *constants], [*passed, *["i32"] * len(constants)], results
+        )
         if self.combine is not None:
             queries = self.product((*spec.batch, spec.Hq, spec.Sq))
             result = self.dispatch(
@@ -255,7 +269,9 @@ class _Entry:
     ) -> str:
         entries = ", ".join(f"@{symbol}::@sm_{v.arch}::@{symbol}" for v in self.variants)
         result = f"({', '.join(results)})" if len(results) > 1 else results[0]
-        text = f"flow.dispatch {{{entries}}}[{', '.join(counts)}]({', '.join(values)}) : ({', '.join(types)}) -> {result}"
+        text = (
+            f"flow.dispatch {{{entries}}}[{', '.join(counts)}]({', '.join(values)}) : ({', '.join(types)}) -> {result}"
+        )
         if len(results) == 1:
             return self.t.let(text)
         self.t.do(f"%{symbol}:{len(results)} = {text}")

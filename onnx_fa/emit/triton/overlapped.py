@@ -1,6 +1,6 @@
-"""The same attention for Hopper, with the pipeline written out (in Gluon, Triton's lower level): while the tensor cores multiply the
-probabilities of one block by V, the others compute the softmax of the next (Shah et al., "FlashAttention-3", section 3.2). K and V
-come by the copy engine, into rings of `stages` buffers.
+"""The same attention for Hopper, with the pipeline written out (in Gluon, Triton's lower level): while the tensor cores multiply
+the probabilities of one block by V, the others compute the softmax of the next (Shah et al., "FlashAttention-3", section 3.2).
+K and V come by the copy engine, into rings of `stages` buffers.
 
     S = Q K[0]^T;  P = softmax(S)
     for each further block: start S = Q K[n]^T, start O += P V[n-1];  wait for S;  P = softmax(S);  wait for O;  O = O decay
@@ -50,16 +50,22 @@ class OverlappedSource(AttentionSource):
 
     def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
         if not can_overlap(spec):
-            raise UnsupportedError("the overlapped form is for halves, many queries and heads that the copy engine loads")
-        if config.splits > 1 or config.BM < 16 * config.warps or config.warps % 4:
+            raise UnsupportedError(
+                "the overlapped form is for halves, many queries and heads that the copy engine loads"
+            )
+        if config.splits > 1 or 16 * config.warps > config.BM or config.warps % 4:
             raise UnsupportedError(f"the overlapped form has no such tiles: {config}")
         super().__init__(spec, config, name)
 
     def indices(self) -> None:
         """Layouts, then indices along the axes of the score and of the output."""
         t, config = self.t, self.config
-        t.do(f"s_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(config.BN, 256)}, 16])")
-        t.do(f"o_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(self.dvp, 256)}, 16])")
+        t.do(
+            f"s_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(config.BN, 256)}, 16])"
+        )
+        t.do(
+            f"o_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(self.dvp, 256)}, 16])"
+        )
         t.do("p_layout: tl.constexpr = tl.DotOperandLayout(0, o_layout, 2)")
         t.do("m_layout: tl.constexpr = tl.SliceLayout(1, s_layout)")
         t.do(f"om = tl.arange(0, {config.BM}, layout=m_layout)")
@@ -104,7 +110,10 @@ class OverlappedSource(AttentionSource):
         t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32, layout=o_layout)")
         t.do(f"m = tl.full([{config.BM}], {self.max_start}, tl.float32, layout=m_layout)")
         t.do(f"l = tl.zeros([{config.BM}], tl.float32, layout=m_layout)")
-        self.start_sink(lead, f"tl.zeros([{config.BM}, 1], tl.float32, layout=tl.BlockedLayout([1, 1], [32, 1], [{config.warps}, 1], [1, 0]))")
+        self.start_sink(
+            lead,
+            f"tl.zeros([{config.BM}, 1], tl.float32, layout=tl.BlockedLayout([1, 1], [32, 1], [{config.warps}, 1], [1, 0]))",
+        )
 
     def fetch(self, name: str, at: str) -> None:
         """Starts the load of the block that is the `at`-th in the order of the walk."""
@@ -143,7 +152,11 @@ class OverlappedSource(AttentionSource):
         self.fetch("k", str(config.stages))
         p = self.softmax(s, t.let(f"last * {config.BN}"), edge=True, first=True)
         t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
-        for low, high, edge in (("1", "right", True), ("tl.maximum(right, 1)", "total - left", False), ("tl.maximum(total - left, 1)", "total", True)):
+        for low, high, edge in (
+            ("1", "right", True),
+            ("tl.maximum(right, 1)", "total - left", False),
+            ("tl.maximum(total - left, 1)", "total", True),
+        ):
             if edge and not self.has_edges:
                 continue
             t.do(f"for n in range({low}, {high}):")
@@ -189,7 +202,9 @@ class OverlappedSource(AttentionSource):
         result = normalised(t, spec, "acc", "total_row")
         # Sixteen bytes per thread, side by side.
         across = min(self.dvp // 8, 32)
-        t.do(f"w_layout: tl.constexpr = tl.BlockedLayout([1, 8], [{32 // across}, {across}], [{config.warps}, 1], [1, 0])")
+        t.do(
+            f"w_layout: tl.constexpr = tl.BlockedLayout([1, 8], [{32 // across}, {across}], [{config.warps}, 1], [1, 0])"
+        )
         result = t.let(f"tl.convert_layout({result}.to(type), w_layout)")
         t.do(f"om = tl.arange(0, {config.BM}, layout=tl.SliceLayout(1, w_layout))")
         t.do(f"ov = tl.arange(0, {self.dvp}, layout=tl.SliceLayout(0, w_layout))")
@@ -197,4 +212,3 @@ class OverlappedSource(AttentionSource):
         start = t.let(self.moved(out, self.m0, spec.Sq))
         self.rows = f"({self.m0} + om < {self.sq})[:, None]" if self.ragged_rows else ""
         self.store(self.tile(start, out, "om", "ov"), result, "ov")
-

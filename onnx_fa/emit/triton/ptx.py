@@ -52,7 +52,11 @@ def compile_program(program: Program, arch: int, warps: int, stages: int) -> Com
         raise MissingDependencyError("Triton is not installed: pip install triton (or onnx-fa[triton])")
     job = json.dumps({"program": asdict(program), "arch": arch, "warps": warps, "stages": stages})
     command = [sys.executable, "-m", "onnx_fa.emit.triton.worker"]
-    environment = {**os.environ, "TRITON_DISABLE_LINE_INFO": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {
+        **os.environ,
+        "TRITON_DISABLE_LINE_INFO": "1",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
     try:
         done = subprocess.run(
             command, input=job, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False

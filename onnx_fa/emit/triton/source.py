@@ -96,14 +96,19 @@ class AttentionSource:
         pointers += [("part", "f32"), ("stat", "f32")] if split else [("out", spec.dtype)]
         self._body()
         parameters = [*(n for n, _ in pointers), *self.names.values()]
-        text = f"{self.header}{self.decorator}\ndef {self.name}({', '.join(parameters)}):\n" + "\n".join(self.t.lines) + "\n"
+        text = (
+            f"{self.header}{self.decorator}\ndef {self.name}({', '.join(parameters)}):\n"
+            + "\n".join(self.t.lines)
+            + "\n"
+        )
         return Program(self.name, text, tuple(pointers), tuple(self.names))
 
     # Where things are.
 
     def lead(self, head: str) -> list[str]:
         """Indices of the batch dims and the head, of a number that counts all heads."""
-        t, found, rest = self.t, [], head
+        t, rest = self.t, head
+        found: list[str] = []
         dims = (*self.spec.batch, self.spec.Hq)
         for i, d in enumerate(reversed(dims)):
             last = i == len(dims) - 1
@@ -222,7 +227,11 @@ class AttentionSource:
         self.count = count
         first, full_first, full_end, end = "0", "0", whole, count
         self.may_skip = self.config.splits == 1 or self.skips.threshold is None
-        last = f"tl.minimum({self.m0} + {self.config.BM}, {self.sq}) - 1" if self.ragged_rows else f"{self.m0} + {self.config.BM - 1}"
+        last = (
+            f"tl.minimum({self.m0} + {self.config.BM}, {self.sq}) - 1"
+            if self.ragged_rows
+            else f"{self.m0} + {self.config.BM - 1}"
+        )
         self.last = t.let(last)
         lows, highs, full_lows, full_highs = [], [], [], []
         for i, mask in enumerate(spec.masks):
@@ -250,7 +259,9 @@ class AttentionSource:
         self.sure: dict[ScoreExpr, ScoreExpr] = {}
         scanned = self.scan(count)
         if scanned:
-            first, end = (t.let(f"tl.{f}({x}, {y})") for f, x, y in (("maximum", scanned[0], first), ("minimum", scanned[3], end)))
+            first, end = (
+                t.let(f"tl.{f}({x}, {y})") for f, x, y in (("maximum", scanned[0], first), ("minimum", scanned[3], end))
+            )
             full_first = t.let(f"tl.maximum({scanned[1]}, {full_first})")
             full_end = t.let(f"tl.minimum({scanned[2]}, {full_end})")
         if self.config.splits > 1:
@@ -280,7 +291,9 @@ class AttentionSource:
             leaf[1]
             for e in (*lows, *(c for _, c, _ in masks))
             for leaf in leaves(e)
-            if leaf[0] == "tensor" and varies(spec.tensors[leaf[1]]) == (False, True) and spec.tensors[leaf[1]].kind == "int"
+            if leaf[0] == "tensor"
+            and varies(spec.tensors[leaf[1]]) == (False, True)
+            and spec.tensors[leaf[1]].kind == "int"
         }
         at_once = max(1, _SCANNED // self.config.BN) if of_keys else 128
         known = int(count) if count.isdigit() else None
@@ -294,7 +307,10 @@ class AttentionSource:
         for i, x in enumerate(spec.tensors):
             if x.kind == "int" and not varies(x)[1]:
                 tile = self.tiles[i]
-                ends = [t.let(f"tl.{f}({tile}).to(tl.int64)" if varies(x)[0] else f"{tile}.to(tl.int64)") for f in ("min", "max")]
+                ends = [
+                    t.let(f"tl.{f}({tile}).to(tl.int64)" if varies(x)[0] else f"{tile}.to(tl.int64)")
+                    for f in ("min", "max")
+                ]
                 rows[i] = ends[0], ends[1]
         q_range = t.let(f"{self.m0}.to(tl.int64)"), t.let(f"{self.last}.to(tl.int64)")
         names = ["first", "full_first", "full_end", "end"]
@@ -327,7 +343,13 @@ class AttentionSource:
                 full = bounds.both(full, sure)
         if not self.sure:
             full = True
-        needed = inside if low is False else t.let(f"{inside} & ~{low}") if isinstance(low, str) else t.let(f"{inside} & ({at} < 0)")
+        needed = (
+            inside
+            if low is False
+            else t.let(f"{inside} & ~{low}")
+            if isinstance(low, str)
+            else t.let(f"{inside} & ({at} < 0)")
+        )
         whole = needed if full is True else t.let(f"{needed} & {full}")
         t.do(f"first = tl.minimum(first, tl.min(tl.where({needed}, {at}, {big})))")
         t.do(f"end = tl.maximum(end, tl.max(tl.where({needed}, {at} + 1, 0)))")
@@ -354,7 +376,7 @@ class AttentionSource:
     # The loops over keys.
 
     def start(self, lead: list[str]) -> None:
-        t, spec, config = self.t, self.spec, self.config
+        t, config = self.t, self.config
         t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32)")
         t.do(f"m = tl.full([{config.BM}], {MAX_START}, tl.float32)")
         t.do(f"l = tl.zeros([{config.BM}], tl.float32)")
@@ -446,7 +468,7 @@ class AttentionSource:
     def score(self, s: str, k0: str, inside: str, edge: bool) -> tuple[str, float]:
         """What the softmax sees, and a positive factor that is still to be applied."""
         t, spec = self.t, self.spec
-        steps = []
+        steps: list[IndexStep | ExprStep] = []
         for step in self.plan.steps:
             if isinstance(step, IndexStep):
                 if edge:
@@ -499,10 +521,14 @@ class AttentionSource:
         if not rows:
             loaded = self.load(f"{self.bases[i]} + {k0} + on", inside)
             return self.value(t.let(f"{loaded}[None, :]"), tensor)
-        small = isinstance(self.spec.Skv, int) and isinstance(self.spec.Sq, int) and self.spec.Sq * self.spec.Skv < _SMALL
+        small = (
+            isinstance(self.spec.Skv, int) and isinstance(self.spec.Sq, int) and self.spec.Sq * self.spec.Skv < _SMALL
+        )
         start = f"{self.bases[i]} + {_times(self.m0 if small else f'{self.m0}.to(tl.int64)', self.skv)} + {k0}"
         loaded = self.load(
-            f"{start} + {_times('om[:, None]', self.skv)} + on[None, :]", self.rows, f"{inside}[None, :]" if inside else ""
+            f"{start} + {_times('om[:, None]', self.skv)} + on[None, :]",
+            self.rows,
+            f"{inside}[None, :]" if inside else "",
         )
         return self.value(loaded, tensor)
 
@@ -563,7 +589,9 @@ def combine_program(spec: AttentionSpec, config: TritonConfig, name: str) -> Pro
     t.do(f"l = tl.load(stat + ({rows}) * {parts} + {at})")
     t.do("weight = tl.exp2(m - tl.max(m))")
     narrow = source.narrow(spec.Dv, source.dvp, "ov")
-    t.do(f"acc = tl.load(part + {at}[:, None] * {spec.Dv} + ov[None, :]{f', mask={narrow}, other=0.0' if narrow else ''})")
+    t.do(
+        f"acc = tl.load(part + {at}[:, None] * {spec.Dv} + ov[None, :]{f', mask={narrow}, other=0.0' if narrow else ''})"
+    )
     total = t.let("tl.sum(weight * l)")
     acc = t.let("tl.sum(acc * weight[:, None], 0)")
     result = normalised(t, spec, acc, total)

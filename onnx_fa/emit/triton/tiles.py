@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from onnx_fa.emit.triton.config import MOST_SPLITS, TritonConfig, padded, power_of_two
 from onnx_fa.emit.triton.overlapped import can_overlap
 from onnx_fa.spec import AttentionSpec
-from onnx_fa.target import Target
 from onnx_fa.tuning.database import Tiles, pick, queries_computed
 
 PROCESSORS = 128
@@ -18,10 +17,8 @@ FEW = 16
 _UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
 
 
-def tuned(spec: AttentionSpec, target: Target, arch: int) -> tuple[TritonConfig, str]:
-    """Tiles for a spec (already folded), and where they are from. Measured are those of Hopper."""
-    if arch < 90:
-        return default_config(spec, arch), "built in"
+def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
+    """Tiles for a spec (already folded), and where they are from."""
     width, width_v = padded(spec.D), padded(spec.Dv)
     overlaps = can_overlap(spec)
 
@@ -29,7 +26,7 @@ def tuned(spec: AttentionSpec, target: Target, arch: int) -> tuple[TritonConfig,
         return (tiles["BM"] <= FEW) == is_few(spec) and (overlaps or not tiles["overlap"])
 
     alike = dataclasses.replace(spec, D=width, Dv=width_v)
-    found = pick(target, "triton", alike, fits, lambda t: queries_computed(spec.Sq, t["BM"]))
+    found = pick(f"cuda-sm_{arch}", "triton", alike, fits, lambda t: queries_computed(spec.Sq, t["BM"]))
     measured = found.entry.family if found else None
     if found is None or measured is None or (measured.dtype == "f32") != (spec.dtype == "f32"):
         return default_config(spec, arch), "built in: nothing near was measured"
