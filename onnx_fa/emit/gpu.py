@@ -64,9 +64,8 @@ def default_config(spec: AttentionSpec, target: Target) -> GpuConfig:
     least = 16 if with_unit else 8
     keys = (32, 64, 48, 16) if wide or not with_unit else (64, 32, 48, 96, 16)
     # Odd numbers of subgroups are for head dims whose rows do not divide among a power of two of threads.
-    for qs, w in product((1, 0) if with_unit else (0,), (4, 3, 5, 6, 7, 2, 1)):
-        if w > 1 and least * w > up(rows, least):
-            continue
+    subgroups = sorted((4, 3, 5, 6, 7, 2, 1), key=lambda w: w > 1 and least * w > up(rows, least))
+    for qs, w in product((1, 0) if with_unit else (0,), subgroups):
         twice = with_unit and target.backend == "cuda" and not wide and rows >= 2 * least * w > 64
         for bn in keys:
             config = GpuConfig(least * w * (2 if twice else 1), bn, w, VT=int(with_unit and rows >= 256), QS=qs)
