@@ -73,6 +73,8 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
 def _check(spec: AttentionSpec) -> None:
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("triton kernel: f64 operands")
+    if spec.quantized:
+        raise UnsupportedError("triton kernel: K or V as integers")
     if max(spec.D, spec.Dv) > WIDEST:
         raise UnsupportedError(f"triton kernel: head dims above {WIDEST}")
     for mask in spec.masks:
