@@ -101,7 +101,7 @@ def spec_sites(sites: Iterable[Site]) -> list[SpecSite]:
     """The sites of `rewrite_in_place(model, "decomposed")`."""
     return [
         SpecSite(s.name, s.spec, tuple(str(v.name) for v in s.operands), str(s.nodes[-1].outputs[0].name), s.nodes)
-        for s in sites
+        for s in (site.plain or site for site in sites)  # patterns begin behind a dequantisation
     ]
 
 
