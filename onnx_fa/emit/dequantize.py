@@ -106,7 +106,7 @@ class Integers:
         ]
 
         def vector(d: str) -> str:
-            x = self._integers(row, d)
+            x = t.let(f"arith.ext{self.extension} {self._bytes(row, d)} : vector<{w}xi8> to {t.ivec}")
             if self.zero is not None:
                 x = t.arith("subi", x, kept[1] or self._parameter(self.zero, row, d), t.ivec)
             x = t.let(f"arith.sitofp {x} : {t.ivec} to {t.vec}")
@@ -125,24 +125,23 @@ class Integers:
             return self._widened(x, f"{t.width}x")
         return t.let(f"arith.ext{self.extension} {x} : vector<{t.width}xi8> to {t.ivec}")
 
-    def _integers(self, row: str, d: str) -> str:
-        """The integers of a vector as i32."""
+    def _bytes(self, row: str, d: str) -> str:
+        """The integers of a vector as i8."""
         t, w = self.t, self.t.width
+        zero = t.constant("0", "i8")
         count = w // 2 if self.packed else w
         at = t.arith("divui", d, t.index(2)) if self.packed else d
-        zero = t.constant("0", "i8")
         x = t.let(
             f"vector.transfer_read {self.tensor}[{row}, {at}], {zero} {{in_bounds = [true]}} : {self.type}, vector<{count}xi8>"
         )
         if not self.packed:
-            return t.let(f"arith.ext{self.extension} {x} : vector<{w}xi8> to {t.ivec}")
-        # Every byte twice; then the wanted half goes to the top of the lane, and down again with its sign.
-        twice = [i // 2 for i in range(w)]
-        x = t.let(f"vector.shuffle {x}, {x} {twice} : vector<{count}xi8>, vector<{count}xi8>")
-        x = t.let(f"arith.extui {x} : vector<{w}xi8> to {t.ivec}")
-        up = t.constant(f"dense<{[28, 24] * count}>", t.ivec)
-        x = t.arith("shli", x, up, t.ivec)
-        return t.arith("shrui" if self.extension == "ui" else "shrsi", x, t.dense("28", "i32"), t.ivec)
+            return x
+        half = f"vector<{count}xi8>"
+        four = t.constant("dense<4>", half)
+        shift = "shrui" if self.extension == "ui" else "shrsi"
+        low, high = t.arith(shift, t.arith("shli", x, four, half), four, half), t.arith(shift, x, four, half)
+        order = [i + half_ * count for i in range(count) for half_ in (0, 1)]
+        return t.let(f"vector.shuffle {low}, {high} {order} : {half}, {half}")
 
     def _product(self, integer: str, scale: str, lanes: str) -> str:
         """Their product, rounded to the type of the scale."""
