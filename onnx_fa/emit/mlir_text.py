@@ -71,6 +71,14 @@ class Text:
         """A binary operation of the arith dialect, e.g. arith("addi", a, b)."""
         return self.let(f"arith.{op} {a}, {b} : {type_}")
 
+    def test(self, predicate: str, a: str, b: str) -> str:
+        """Compares two indices."""
+        return self.let(f"arith.cmpi {predicate}, {a}, {b} : index")
+
+    def choose(self, condition: str, a: str, b: str) -> str:
+        """One of two indices."""
+        return self.let(f"arith.select {condition}, {a}, {b} : index")
+
     def shifted(self, base: str, by: int) -> str:
         """The index base + by."""
         return base if by == 0 else self.arith("addi", base, self.index(by))
