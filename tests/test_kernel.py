@@ -64,7 +64,7 @@ def test_refusals_name_every_body() -> None:
     with pytest.raises(UnsupportedError, match=r"vector: .*stack; op: .*competes"):
         emit_kernel(spec, HOST)
     narrow = dataclasses.replace(BASE, Dv=1, Skv="t", v_layout=(1, 2, 0))
-    with pytest.raises(UnsupportedError, match="vector: .*v of dynamic shape with a head dim of 1"):
+    with pytest.raises(UnsupportedError, match=r"vector: .*v of dynamic shape with a head dim of 1"):
         emit_kernel(narrow, HOST)
     with pytest.raises(UnsupportedError, match="f64"):
         emit_kernel(dataclasses.replace(BASE, dtype="f64"), HOST)
