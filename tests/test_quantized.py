@@ -20,6 +20,7 @@ from test_match_ops import run
 from onnx_fa import io
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.backend.importer import settle_kernels
+from onnx_fa.backend.transform_spec import spec_for_model
 from onnx_fa.emit.plain import input_names, plain_model
 from onnx_fa.emit.vector import emit_vector
 from onnx_fa.errors import UnsupportedError
@@ -154,6 +155,13 @@ def test_integers_that_no_kernel_reads() -> None:
     assert not misses and site.spec == dataclasses.replace(report.sites[0].spec, k_quant=None, v_quant=None)
     assert {n.op_type for n in work.graph} == {"DequantizeLinear", "AttentionSite"}
     assert next(iter(kernels.values())).spec == site.spec
+
+
+def test_the_stock_road_begins_behind_the_dequantisation() -> None:
+    work = plain_model(BY_NAME["quant_token"].spec)
+    _, sites = rewrite_in_place(work, "decomposed")
+    text = spec_for_model(work, sites, HOST)
+    assert "transform.foreach_match" in text and "xi8>" not in text
 
 
 def test_refusals() -> None:
