@@ -35,8 +35,8 @@ def head_dims(spec: AttentionSpec, target: Target) -> tuple[int, int]:
     unit = matrix_unit(target, spec.dtype)
     first, second = (max(unit.k, 8), max(unit.n, 8)) if unit else (4, 16)
     d, dv = up(spec.D, first), up(spec.Dv, second)
-    odd = {x // (x & -x) for x in (d, dv)} - {1}
-    if len(odd) > 1 or not odd <= {3, 5, 7}:
+    odd = {x // (x & -x) for x in (d, dv)}
+    if len(odd - {1} if unit else odd) > 1 or not odd <= {1, 3, 5, 7}:
         d, dv = (1 << (x - 1).bit_length() for x in (d, dv))
     return d, dv
 
@@ -153,6 +153,10 @@ def _check(spec: AttentionSpec, target: Target) -> None:
         )
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("gpu kernel: f64 operands")
+    if spec.stats:
+        raise UnsupportedError("gpu kernel: row statistics as outputs")
+    if spec.k_quant is not None or spec.v_quant is not None:
+        raise UnsupportedError("gpu kernel: integer keys or values")
     if max(spec.D, spec.Dv) > _WIDEST:
         raise UnsupportedError(
             f"gpu kernel: D={spec.D}, Dv={spec.Dv}: head dims above {_WIDEST} take more registers than there are"
