@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnx_fa.emit.block_bounds import Truth
 from onnx_fa.emit.expr_vectors import Vector
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import IndexMask, IndexStep, uses, varies, window
@@ -62,7 +63,10 @@ class FewBody(VectorBody):
     def row_vector_count(self) -> int:
         return self.config.BM  # each query's number in every lane
 
-    def steps(self) -> str:
+    def proofs(self, k0: str, rows: str) -> tuple[Truth, Truth]:
+        return super().proofs(k0, rows)[0], False  # a compare per W keys costs less than a second body
+
+    def lane_numbers(self) -> str:
         """0, 1, 2, ... along the lanes."""
         t = self.t
         lanes = t.let(f"vector.step : vector<{t.width}xindex>")
@@ -76,7 +80,7 @@ class FewBody(VectorBody):
         return [self.splat_of(slab, self.t.index(r if by_row else 0)) for r in range(self.vectors)]
 
     def first_sum(self, sink: str, best: str) -> str:
-        first = self.t.let(f"arith.cmpi eq, {self.steps()}, {self.t.dense('0', 'i32')} : {self.t.ivec}")
+        first = self.t.let(f"arith.cmpi eq, {self.lane_numbers()}, {self.t.dense('0', 'i32')} : {self.t.ivec}")
         return self.t.select(first, super().first_sum(sink, best), self.t.splat(0.0))
 
     def sum_of(self, x: str, combine: str = "add") -> str:
@@ -116,7 +120,7 @@ class FewBody(VectorBody):
     def keys_at(self, at: str, block: _Block) -> _Keys:
         t = self.t
         first = t.arith("addi", block.k0, at)
-        return _Keys(at, first, t.arith("addi", t.broadcast(self.i32(first), I32), self.steps(), t.ivec), {})
+        return _Keys(at, first, t.arith("addi", t.broadcast(self.i32(first), I32), self.lane_numbers(), t.ivec), {})
 
     def masked(self, s: str, keys: _Keys, r: int, block: _Block) -> str:
         """What the softmax sees, in units of log2, for one query and W keys."""

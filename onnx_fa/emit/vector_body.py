@@ -24,6 +24,7 @@ from onnx_fa.emit.lanes import Lanes
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import (
     LOG2E,
+    ExprStep,
     IndexMask,
     IndexStep,
     kind,
@@ -104,11 +105,13 @@ class _Slab:
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of keys: the first, how many rows of the score tile to run, whether to test positions."""
+    """A block of keys: the first, how many rows of the score tile to run, whether to test positions, whether the terms that
+    `VectorBody.clear_plan` lacks leave its scores as they are."""
 
     k0: str
     rows: str
     edge: bool
+    clear: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,8 @@ class VectorBody:
         self.parts = tile_parts(self.plan, spec.tensors)
         self.widen = spec.dtype != "f32"
         self.skips = skipping(spec)
+        self.clear_plan = self.plan.without(self.skips.kept)
+        self.clear_parts = set(tile_parts(self.clear_plan, spec.tensors))
 
         self.qT_type = tensor_type((spec.D, config.BM), "f32")
         self.acc_type = tensor_type((spec.Dv, config.BM), "f32")
@@ -193,10 +198,11 @@ class VectorBody:
         by_position = by_position or any(isinstance(m, IndexMask) for m in spec.masks)
         self.positions = self.query_positions() if by_position else []
         tensor_rows = {i: self.row_vectors(x, self.masks[i]) for i, x in enumerate(spec.tensors) if not varies(x)[1]}
+        conditions = (*self.skips.low, *self.skips.kept.values())
         self.row_ranges = {
             i: self.row_range(tensor_rows[i])
-            for i in {leaf[1] for e in self.skips.low for leaf in leaves(e) if leaf[0] == "tensor"}
-            if i in tensor_rows and spec.tensors[i].kind == "int"
+            for i in sorted({leaf[1] for e in conditions for leaf in leaves(e) if leaf[0] == "tensor"})
+            if i in tensor_rows
         }
         parts = row_parts(self.plan, spec.tensors)
         self.row_values = [
@@ -481,17 +487,51 @@ class VectorBody:
         return {part: self.vector.emit(part, known, memo) for part in parts}
 
     def row_range(self, vectors: list[Vector]) -> Range:
-        """The least and the largest of an integer tensor over the workgroup's queries."""
-        t, element = self.t, vectors[0].element
-        type_ = f"vector<{t.width}x{element}>"
-        found = []
-        for op in ("minsi", "maxsi"):
-            x = vectors[0].value
-            for v in vectors[1:]:
-                x = t.arith(op, x, v.value, type_)
+        """The least and the largest of integers or booleans over the workgroup's queries."""
+        if vectors[0].element == "i1":
+            vectors = [self.as_i32(v) for v in vectors]
+        low, high = vectors[0].value, vectors[0].value
+        for v in vectors[1:]:
+            low, high = (self.t.arith(op, x, v.value, v_type) for op, x, v_type in self.extremes(low, high, v.element))
+        return self.least_and_largest(low, high, vectors[0].element)
+
+    def as_i32(self, x: Vector) -> Vector:
+        return Vector(self.t.let(f"arith.extui {x.value} : {self.t.bvec} to {self.t.ivec}"), "i32")
+
+    def extremes(self, low: str, high: str, element: str) -> list[tuple[str, str, str]]:
+        """(operation, value, type) for the next least and the next largest."""
+        return [("minsi", low, self.t.type(element)), ("maxsi", high, self.t.type(element))]
+
+    def least_and_largest(self, low: str, high: str, element: str) -> Range:
+        """The ends of vectors of least and of largest, as indices."""
+        t, found = self.t, []
+        for op, x, type_ in self.extremes(low, high, element):
             x = t.let(f"vector.reduction <{op}>, {x} : {type_} into {element}")
             found.append(t.let(f"arith.index_cast {x} : {element} to index"))
         return found[0], found[1]
+
+    def key_range(self, i: int, k0: str, rows: str) -> Range:
+        """The least and the largest of a tensor of integers or booleans that varies along the keys alone, over a block."""
+        t, slab = self.t, self.masks[i]
+        first = t.let(f"tensor.extract {slab.value}[{k0}] : {slab.type}")  # stands for what lies past the last key
+
+        def value(at: str) -> Vector:
+            x = t.let(
+                f"vector.transfer_read {slab.value}[{at}], {first} {{in_bounds = [false]}} : {slab.type}, "
+                f"{t.type(slab.element)}"
+            )
+            x_ = self.to_vector(x, slab.element)
+            return self.as_i32(x_) if x_.element == "i1" else x_
+
+        start = value(k0)
+
+        def body(at: str, carried: list[str]) -> list[str]:
+            x = value(t.arith("addi", k0, at))
+            return [t.arith(op, y, x.value, type_) for op, y, type_ in self.extremes(*carried, x.element)]
+
+        carried = [(start.value, t.type(start.element))] * 2
+        low, high = t.loop((t.index(0), rows, t.index(t.width)), carried, body)
+        return self.least_and_largest(low, high, start.element)
 
     def length(self, expr: ScoreExpr) -> Vector | None:
         if expr[0] not in ("Sq", "Skv"):
@@ -593,6 +633,9 @@ class VectorBody:
             score = t.select(keep, score, t.splat(step.fill))
         return score
 
+    def steps(self, block: _Block) -> tuple[IndexStep | ExprStep, ...]:
+        return (self.clear_plan if block.clear else self.plan).steps
+
     def capped(self, s: str) -> str:
         """The product of q and k, scaled as `query_factor` says, after the softcaps."""
         t, mods = self.t, self.spec.mods
@@ -604,7 +647,7 @@ class VectorBody:
     def score(self, raw: str, row: _Row, j: int, block: _Block, tiles: dict[ScoreExpr, list[str]]) -> str:
         """What the softmax sees, in units of log2, for one vector of queries and one key."""
         t, s = self.t, self.capped(raw)
-        for step in self.plan.steps:
+        for step in self.steps(block):
             if not isinstance(step, IndexStep):
                 s = self.expression(step.expr, s, row, j, tiles)
             elif block.edge:
@@ -683,7 +726,8 @@ class VectorBody:
         at = 0
         for part in self.parts:
             end = at + tile_slots(part, spec.tensors)
-            scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
+            if not block.clear or part in self.clear_parts:
+                scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
             at = end
         if self.widen:
             scratch[-1] = self.widened(self.k, spec.D, scratch[-1], block)
@@ -777,8 +821,12 @@ class VectorBody:
         first, full_first, full_end, end = self.bounds()
 
         def full(k0: str, carried: list[str]) -> list[str]:
-            block = _Block(k0, bk, False)
-            return self.pack(self.block_if(self.needed(k0, bk), self.unpack(carried), block))
+            needed, clear = self.proofs(k0, bk)
+            state = self.unpack(carried)
+            if clear is not True:
+                needed = needed if clear is False else self.neither(clear, needed)
+                state = self.block_if(needed, state, _Block(k0, bk, False))
+            return self.pack(state if clear is False else self.block_if(clear, state, _Block(k0, bk, False, True)))
 
         state = self.unpack(t.loop((full_first, full_end, bk), self.carried(state), full))
         edges = [(first, full_first)] if full_first != zero else []
@@ -803,18 +851,38 @@ class VectorBody:
         return self.edge_blocks(state, ranges, 0)
 
     def needed(self, k0: str, rows: str) -> Truth:
-        """Whether a block may hold a key that is not masked, as far as intervals of positions tell."""
+        """Whether a block may hold a key that is not masked, as far as its own values tell."""
+        return self.proofs(k0, rows)[0]
+
+    def proofs(self, k0: str, rows: str) -> tuple[Truth, Truth]:
+        """Whether a block may hold a key that is not masked, and whether all terms that choose surely choose the score, as far as
+        intervals of positions, lengths, integers and booleans tell."""
         t = self.t
         last = t.arith("subi", t.arith("minsi", t.arith("addi", k0, rows), self.skv), t.index(1))
-        ranges: dict[str, Range] = {"q": (self.m0, t.arith("addi", self.m0, self.last_row)), "k": (k0, last)}
-        ranges |= {"Sq": (self.sq, self.sq), "Skv": (self.skv, self.skv)}
-        bounds = BlockBounds(t, lambda e: self.row_ranges.get(e[1]) if e[0] == "tensor" else ranges[e[0]])
+        ranges: dict[ScoreExpr, Range | None] = {("q",): (self.m0, t.arith("addi", self.m0, self.last_row))}
+        ranges |= {("k",): (k0, last), ("Sq",): (self.sq, self.sq), ("Skv",): (self.skv, self.skv)}
+
+        def leaf(e: ScoreExpr) -> Range | None:
+            if e not in ranges:
+                by_row, by_key = varies(self.spec.tensors[e[1]])
+                ranges[e] = self.key_range(e[1], k0, rows) if by_key and not by_row else self.row_ranges.get(e[1])
+            return ranges[e]
+
+        bounds = BlockBounds(t, leaf)
         low: Truth = False
         for condition in self.skips.low:
             low = bounds.either(low, bounds.truth(condition)[0])
-        if isinstance(low, bool):
-            return not low
-        return t.arith("xori", low, t.constant("1", "i1"), "i1")
+        clear: Truth = bool(self.skips.kept)
+        for condition in self.skips.kept.values():
+            clear = bounds.both(clear, bounds.truth(condition)[0])
+        return self.neither(low, True), clear
+
+    def neither(self, proof: Truth, otherwise: Truth) -> Truth:
+        """`otherwise` where the proof does not hold."""
+        if isinstance(proof, bool):
+            return False if proof else otherwise
+        other = self.t.arith("xori", proof, self.t.constant("1", "i1"), "i1")
+        return other if otherwise is True else BlockBounds(self.t, lambda e: None).both(other, otherwise)
 
     def block_if(self, needed: Truth, state: _State, block: _Block) -> _State:
         """The state after a block, or as it was where the block is not needed."""
