@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from onnx_fa.report import SiteReport
-    from onnx_fa.spec import AttentionSpec, MaskTerm
+    from onnx_fa.spec import AttentionSpec
 
 INTERRUPTED = 130
 
@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("explain", explain, "show every attention found, and every softmax left alone and why")
     sub.add_argument("model")
     sub.add_argument("--report", metavar="FILE", help="write the same as JSON")
+    sub.add_argument("--html", metavar="FILE", help="write a page with the graph around every site, before and after")
 
     sub = add("rewrite", rewrite, "write the model with its attention in one canonical form")
     sub.add_argument("model")
@@ -217,9 +218,15 @@ def _seconds(text: str) -> float:
 def explain(args: argparse.Namespace) -> None:
     from onnx_fa.rewriter import explain as find
 
-    if args.report:
-        check_writable(args.report)
-    report = find(args.model)
+    for path in filter(None, (args.report, args.html)):
+        check_writable(path)
+    if args.html:
+        from onnx_fa.explain_page import page
+
+        report, html = page(args.model, Path(args.model).name)
+        write_whole(args.html, html)
+    else:
+        report = find(args.model, passes=True)
     if args.report:
         _write_json(args.report, report.to_dict())
     head = (
@@ -233,51 +240,35 @@ def explain(args: argparse.Namespace) -> None:
         "mask",
         "empty row",
         "layouts q k v out",
+        "passes over k, v",
     )
-    rows = [(s.name, f"{s.op} ({s.form})", s.variant, s.spec.dtype, *_spec_cells(s.spec)) for s in report.sites]
+    rows = [
+        (
+            s.name,
+            f"{s.op} ({s.form})",
+            s.variant,
+            s.spec.dtype,
+            *_spec_cells(s.spec),
+            s.passes.words if s.passes else "?",
+        )
+        for s in report.sites
+    ]
     if rows:
         print(text_table(head, rows))
+    for reason in dict.fromkeys(s.passes.reason for s in report.sites if s.passes and s.passes.reason):
+        print(reason)
     print(f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
     if report.misses:
         print("\n" + text_table(("left alone", "op", "reason"), [(m.node, m.op, m.reason) for m in report.misses]))
 
 
 def _spec_cells(spec: AttentionSpec) -> tuple[str, ...]:
-    def shape(dims: Sequence[int | str]) -> str:
-        return "x".join(map(str, dims))
+    from onnx_fa.words import score_words, shape_words
 
-    q, k, v, out = spec.canonical_shapes
-    mods = [f"softcap {m.cap:g}" for m in spec.mods]
-    sink = [f"sink {shape(spec.sink.shape) or 'scalar'}"] if spec.sink is not None else []
-    mask = ", ".join([*mods, *map(mask_words, spec.masks), *sink]) or "none"
+    q, k, v, out = map(shape_words, spec.canonical_shapes)
+    mask = ", ".join(score_words(spec)) or "none"
     layouts = " ".join("".join(map(str, p)) for p in (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout))
-    return f"{shape(q)} -> {shape(out)}", f"{shape(k)}, {shape(v)}", f"{spec.scale:.6g}", mask, spec.empty_row, layouts
-
-
-def mask_words(term: MaskTerm) -> str:
-    """A mask term in words, e.g. "causal from the end", "bool 2x1x1xS"."""
-    from onnx_fa.expr import words as expression
-    from onnx_fa.spec import AddMask, BoolMask, Causal, Elementwise
-
-    def at(offset: int | str) -> str:
-        return "" if offset == 0 else " from the end" if offset == "end" else f" offset {offset}"
-
-    if isinstance(term, Elementwise):
-        read = ", ".join(
-            f"t{i} {t.dtype} {'x'.join(map(str, t.shape)) or 'scalar'}" for i, t in enumerate(term.tensors)
-        )
-        return f"{term.label} {expression(term.expr)}" + (f" with {read}" if read else "")
-    if isinstance(term, Causal):
-        words = f"causal{at(term.offset)}"
-    elif isinstance(term, BoolMask):
-        words = f"bool {'x'.join(map(str, term.shape)) or 'scalar'}"
-    elif isinstance(term, AddMask):
-        factor = "" if term.factor == 1 else f" times {term.factor:g}"
-        return f"add {term.dtype} {'x'.join(map(str, term.shape)) or 'scalar'}{factor}"
-    else:
-        left, right = ("any" if n is None else str(n) for n in (term.left, term.right))
-        words = f"window {left} left, {right} right{at(term.offset)}"
-    return words if term.fill == float("-inf") else f"{words}, fill {term.fill:.3g}"
+    return f"{q} -> {out}", f"{k}, {v}", f"{spec.scale:.6g}", mask, spec.empty_row, layouts
 
 
 def rewrite(args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -216,6 +217,15 @@ class GraphView:
         """Whether `axis` of `value` is its last one; unknown ranks answer False unless it is -1."""
         shape = self.shape(value)
         return axis == -1 or (shape is not None and axis == len(shape) - 1)
+
+
+def outer_reads(node: ir.Node) -> Iterable[ir.Value]:
+    """What the graphs inside a node (If, Loop, Scan) read from outside."""
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            inner = attr.as_graph()
+            own = {o for n in inner.all_nodes() for o in n.outputs} | set(inner.inputs)
+            yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
 
 
 def default_opset(model: ir.Model) -> int:

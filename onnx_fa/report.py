@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx_fa.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from onnx_fa.site_passes import SitePasses
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Miss:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One attention. `op` is the spelling it was found in; the last five fields are None before an artifact was inspected."""
+    """One attention. `op` is the spelling it was found in; the five fields from `fused` on are None before an artifact was
+    inspected, `passes` unless they were counted (explain)."""
 
     name: str
     op: str
@@ -33,6 +37,7 @@ class SiteReport:
     largest_buffer_bytes: int | None = None
     tiles: dict[str, Any] | None = None
     tuning: str | None = None
+    passes: SitePasses | None = None
 
     @property
     def variant(self) -> str:
@@ -50,6 +55,7 @@ class SiteReport:
             "largest_buffer_bytes": self.largest_buffer_bytes,
             "tiles": self.tiles,
             "tuning": self.tuning,
+            "passes": self.passes and self.passes.to_dict(),
         }
 
 

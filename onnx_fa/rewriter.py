@@ -16,13 +16,14 @@ from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
-from onnx_fa.graph_view import GraphView, default_opset
+from onnx_fa.graph_view import GraphView, default_opset, outer_reads
 from onnx_fa.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.match import Call, Const, Expr, Match, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.patterns import PATTERNS
 from onnx_fa.report import Miss, RewriteReport, SiteReport
 from onnx_fa.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.site_passes import site_passes
 from onnx_fa.spec import AttentionSpec
 
 Form = Literal["decomposed", "attention", "blocked", "site"]
@@ -47,14 +48,15 @@ def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onn
     return same_kind(model, work), report
 
 
-def explain(model: ModelLike) -> RewriteReport:
-    """What `rewrite` would find, without writing anything."""
+def explain(model: ModelLike, *, passes: bool = False) -> RewriteReport:
+    """What `rewrite` would find, without writing anything. `passes`: also count the passes over K and V of every site."""
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    _, matches, misses = _find(work)
-    return RewriteReport(tuple(SiteReport(m.name, m.op, m.form, m.spec) for m in matches), tuple(misses))
+    view, matches, misses = find(work)
+    sites = [SiteReport(m.name, m.op, m.form, m.spec, passes=site_passes(view, m) if passes else None) for m in matches]
+    return RewriteReport(tuple(sites), tuple(misses))
 
 
-def _find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Match], list[Miss]]:
+def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Match], list[Miss]]:
     """Prepares the model (types, shapes, functions that hold attention) and finds its sites, to be written in `form`."""
     try:
         infer_shapes(model)
@@ -97,7 +99,7 @@ class Site:
 
 def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
-    view, matches, misses = _find(model, form)
+    view, matches, misses = find(model, form)
     plan: list[Match] = []
     reports: list[SiteReport] = []
     for match in matches:
@@ -241,17 +243,9 @@ def _sweep(nodes: list[ir.Node]) -> None:
         if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
             continue
         sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
-        implicit = [p for sub in _subgraph_reads(node) if (p := sub.producer()) is not None]
+        implicit = [p for sub in outer_reads(node) if (p := sub.producer()) is not None]
         node.graph.remove(node, safe=True)
         nodes += [*sources, *implicit]
-
-
-def _subgraph_reads(node: ir.Node) -> Iterable[ir.Value]:
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH:
-            inner = attr.as_graph()
-            own = {o for n in inner.all_nodes() for o in n.outputs} | set(inner.inputs)
-            yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
 
 
 def _is_unused(value: ir.Value) -> bool:

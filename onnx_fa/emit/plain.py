@@ -37,10 +37,9 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
     """
     if spec.empty_row in ("zero", "guarded"):
         raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
-    names = input_names(spec)
-    inputs = [_value(n, s, d) for n, s, d in zip(names, spec.operand_shapes, spec.operand_dtypes, strict=True)]
+    inputs = operand_values(spec)
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name="attention")
-    b = OnnxBuilder(graph, OPSET, "attention", set(names), {})
+    b = OnnxBuilder(graph, OPSET, "attention", set(input_names(spec)), {})
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)
     score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
     if sink is None:
@@ -54,14 +53,25 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         out = join_heads(b, spec, out)
     if compute_type(spec) != spec.dtype:
         out = cast(b, out, spec.dtype)
-    out = transpose(b, out, spec.o_layout)
-    graph.extend(b.nodes)
-    out.name = "out"
-    out.type, out.shape = ir.TensorType(_TYPES[spec.dtype]), ir.Shape(spec.out_shape)
-    graph.outputs.append(out)
-    model = ir.Model(graph, ir_version=9)
+    model = finished(b, spec, transpose(b, out, spec.o_layout))
     infer_shapes(model)
     return model
+
+
+def finished(b: OnnxBuilder, spec: AttentionSpec, out: ir.Value) -> ir.Model:
+    """The model of the builder's graph and nodes whose one output, `out`, is the site's."""
+    b.graph.extend(b.nodes)
+    out.name = "out"
+    out.type, out.shape = ir.TensorType(_TYPES[spec.dtype]), ir.Shape(spec.out_shape)
+    b.graph.outputs.append(out)
+    return ir.Model(b.graph, ir_version=9)
+
+
+def operand_values(spec: AttentionSpec) -> list[ir.Value]:
+    """Graph inputs for the operands of `spec`, named by `input_names`."""
+    return [
+        _value(n, s, d) for n, s, d in zip(input_names(spec), spec.operand_shapes, spec.operand_dtypes, strict=True)
+    ]
 
 
 def _value(name: str, shape: tuple[Dim, ...], dtype: str) -> ir.Value:

@@ -1,0 +1,282 @@
+"""What an op does to a rank, found by experiment: run it, change what belongs to one position, and see which results change.
+
+No table of ops: whatever ONNX's reference evaluator can run can be asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+Array = npt.NDArray[np.generic]
+Changed = dict[int, tuple[npt.NDArray[np.bool_] | None, ...]]
+MAX_ELEMENTS = 1 << 24
+"""Ops on larger tensors are asked at a smaller size, or not at all."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """How an axis holds a rank: index i stands for the positions whose digit `(position - lo) // stride % count` is
+    `i // inner % count`. A whole rank of size M is Part(M). `cut`: the axis holds some positions only, a block; `lo` is None
+    where which ones depends on a loop's counter."""
+
+    count: int
+    stride: int = 1
+    inner: int = 1
+    lo: int | None = 0
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One input of an op: `const` where the content is known, `parts` says how its axes hold the rank."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    const: Array | None = None
+    parts: tuple[Part | None, ...] = ()
+
+    @property
+    def held(self) -> list[tuple[int, Part]]:
+        return [(axis, p) for axis, p in enumerate(self.parts) if p is not None]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Per output how its axes hold the rank (None: not at all), whether the op only moves elements of its first operand, and
+    whether its results depend on what holds the rank at all."""
+
+    parts: tuple[tuple[Part | None, ...], ...]
+    moves: bool
+    depends: bool = True
+
+
+class ProbeError(Exception):
+    """The op cannot be run, or what it does to the rank has no words here."""
+
+
+_cache: dict[bytes, Probed] = {}
+
+
+def probe(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Probed:
+    """What `node` makes of the parts that its operands hold. Raises ProbeError."""
+    key = _key(node, operands, opset)
+    if key not in _cache:
+        _cache[key] = _probe(node, operands, opset)
+    return _cache[key]
+
+
+def _key(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> bytes:
+    names = {n: f"{i}" for i, n in enumerate(node.input)}
+    same = onnx.NodeProto(op_type=node.op_type, domain=node.domain, input=[names[i] for i in node.input])
+    same.attribute.extend(node.attribute)
+    same.output.extend(str(i) for i in range(len(node.output)))
+    said = [
+        o and (o.shape, str(o.dtype), o.parts, o.const.tobytes() if o.const is not None and o.const.size < 4096 else "")
+        for o in operands
+    ]
+    data: bytes = same.SerializeToString()
+    return data + repr((said, opset)).encode()
+
+
+def _probe(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Probed:
+    small = _shrunk(operands)
+    try:
+        if small is not None:
+            return _restored(_ask(node, small, opset), operands)
+    except ProbeError:
+        pass  # sizes may stand in an attribute: asked again at the real size
+    if any(o is not None and math.prod(o.shape) > MAX_ELEMENTS for o in operands):
+        raise ProbeError(f"{node.op_type}: tensors too large to look at")
+    return _ask(node, operands, opset)
+
+
+def _shrunk(operands: Sequence[Operand | None]) -> list[Operand | None] | None:
+    """The operands with every size replaced by a small one, equal where they were equal; None where a size may also stand in
+    an operand's content, or an axis holds less or more than the rank."""
+    sizes: dict[int, int] = {0: 0, 1: 1}
+    fresh = itertools.count(5)
+    result: list[Operand | None] = []
+    held = {(p.stride, p.lo, p.cut, p.count) for o in operands if o is not None for _, p in o.held}
+    if len({key[:3] for key in held}) < len(held):
+        return None  # `_restored` could not tell them apart
+    for o in operands:
+        if o is None:
+            result.append(None)
+            continue
+        if o.const is not None and o.const.dtype.kind in "iu" and o.const.ndim:
+            return None
+        if any(p.inner != 1 or p.count != o.shape[axis] for axis, p in o.held):
+            return None
+        shape = tuple(sizes[d] if d in sizes else sizes.setdefault(d, next(fresh)) for d in o.shape)
+        parts = tuple(p and replace(p, count=shape[a]) for a, p in enumerate(o.parts))
+        result.append(Operand(shape, o.dtype, o.const if o.shape == shape else None, parts))
+    return result
+
+
+def _restored(probed: Probed, operands: Sequence[Operand | None]) -> Probed:
+    """The parts found at small sizes, with the counts that they really have."""
+    counts = {(p.stride, p.lo, p.cut): p.count for o in operands if o is not None for _, p in o.held}
+    parts = []
+    for of in probed.parts:
+        real: list[Part | None] = []
+        for p in of:
+            if p is not None and (p.inner != 1 or (p.stride, p.lo, p.cut) not in counts):
+                raise ProbeError("a size is part of the op")
+            real.append(p and replace(p, count=counts[p.stride, p.lo, p.cut]))
+        parts.append(tuple(real))
+    return Probed(tuple(parts), probed.moves, probed.depends)
+
+
+def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Probed:
+    run = runner(node, operands, opset)
+    drawn = [[_draw(o, seed) for o in operands] for seed in (0, 1)]
+    bases = [(arrays, run(arrays)) for arrays in drawn]
+    first, before = drawn[0][0], bases[0][1]
+    moves = len(before) == 1 and first is not None and _same_elements(first, before[0])
+    depends = False
+    outputs: list[list[Part | None]] = [[None] * x.ndim for x in before]
+    for n, o in enumerate(operands):
+        for axis, part in o.held if o is not None else []:
+            assert o is not None
+            positions = sorted({0, 1, part.count // 2, part.count - 1} & set(range(part.count)))
+            at = np.arange(o.shape[axis]) // part.inner % part.count
+            changed: Changed = {}
+            for position in positions:
+                where = (at == position).reshape([-1 if a == axis else 1 for a in range(len(o.shape))])
+                changed[position] = _changed(run, bases, n, where)
+            depends |= any(mask is None or bool(mask.any()) for masks in changed.values() for mask in masks)
+            for i, axes in enumerate(outputs):
+                for b, size in enumerate(before[i].shape):
+                    found = _read(part, {j: c[i] for j, c in changed.items()}, b, size)
+                    if found is None:
+                        continue
+                    have = axes[b]
+                    both = found if have is None or have == found else _joined(have, found) or _joined(found, have)
+                    if both is None:
+                        raise ProbeError(f"{node.op_type}: operands hold the rank in different ways")
+                    axes[b] = both
+    return Probed(tuple(tuple(a) for a in outputs), moves, depends)
+
+
+def _draw(o: Operand | None, seed: int) -> Array | None:
+    if o is None or o.const is not None:
+        return None if o is None else o.const
+    rng = np.random.default_rng(seed)
+    if o.dtype.kind == "f":
+        return rng.standard_normal(o.shape, np.float32).astype(o.dtype)
+    return rng.integers(0, 2, o.shape).astype(o.dtype)
+
+
+class Run:
+    """One op, ready to be run. Raises ProbeError when NumPy refuses the operands."""
+
+    def __init__(self, evaluator: ReferenceEvaluator, names: Sequence[str], what: str) -> None:
+        self.evaluator, self.names, self.what = evaluator, names, what
+
+    def __call__(self, arrays: Sequence[Array | None]) -> list[Array]:
+        feed = {n: a for n, a in zip(self.names, arrays, strict=True) if a is not None}
+        try:
+            with np.errstate(all="ignore"):
+                return [np.asarray(y) for y in self.evaluator.run(None, feed)]
+        except Exception as e:  # the evaluator raises whatever NumPy does
+            raise ProbeError(f"{self.what} cannot be run: {type(e).__name__}") from e
+
+
+def runner(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Run:
+    """`node` alone, in ONNX's reference evaluator. Raises ProbeError when it does not know the op."""
+    clone = onnx.NodeProto()
+    clone.CopyFrom(node)
+    names = [f"i{n}" if o is not None else "" for n, o in enumerate(operands)]
+    clone.input[:] = names
+    clone.output[:] = [f"o{n}" for n in range(len(node.output))]
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(o.dtype), o.shape)
+        for n, o in zip(names, operands, strict=True)
+        if o is not None
+    ]
+    outputs = [onnx.ValueInfoProto(name=n) for n in clone.output]
+    graph = helper.make_graph([clone], "one", inputs, outputs)
+    try:
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        return Run(ReferenceEvaluator(model), names, node.op_type)
+    except Exception as e:  # an op that the evaluator does not know
+        raise ProbeError(f"{node.op_type} cannot be run: {type(e).__name__}") from e
+
+
+def _same_elements(source: Array, result: Array) -> bool:
+    """Whether a sample of the result's elements all stand in `source` (random floats do not repeat)."""
+    if source.dtype.kind != "f" or result.dtype != source.dtype or not result.size:
+        return False
+    sample = result.reshape(-1)[:: max(1, result.size // 64)][:64]
+    return bool(np.isin(sample, source).all())
+
+
+def _changed(
+    run: Run, bases: Sequence[tuple[Sequence[Array | None], Sequence[Array]]], n: int, where: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.bool_] | None, ...]:
+    """Per output which elements change when operand `n` changes at `where`: up, down and to what
+    is no number, so that neither a maximum nor a choice nor a test hides it. None where even the shape changes."""
+    total: list[npt.NDArray[np.bool_] | None] = [np.zeros(y.shape, bool) for y in bases[0][1]]
+    for base, before in bases:
+        array = base[n]
+        assert array is not None
+        for shift in (50.0, -50.0, *([np.nan, np.inf, -np.inf] if base is bases[0][0] else [])):
+            if array.dtype.kind == "f":
+                other: Array = (array + np.where(where, array.dtype.type(shift), 0)).astype(array.dtype)
+            elif array.dtype.kind == "b":
+                other = np.logical_xor(array, where)
+            else:
+                other = np.where(where, 1 - array, array).astype(array.dtype)
+            after = run([other if i == n else a for i, a in enumerate(base)])
+            for i, (a, b) in enumerate(zip(before, after, strict=True)):
+                seen = total[i]
+                if seen is not None:
+                    total[i] = seen | ~((a == b) | ((a != a) & (b != b))) if a.shape == b.shape else None
+    return tuple(total)
+
+
+def _read(part: Part, changed: dict[int, npt.NDArray[np.bool_] | None], axis: int, size: int) -> Part | None:
+    """How an output's axis holds `part`, given which elements each probed position changes; None where it does not."""
+    seen: dict[int, set[int]] = {}
+    for position, mask in changed.items():
+        if mask is None:
+            return None
+        others = tuple(a for a in range(mask.ndim) if a != axis)
+        seen[position] = set(np.flatnonzero(mask.any(axis=others)).tolist())
+    if size == 1 or not any(seen.values()):
+        return None
+    index = np.arange(size)
+    for inner in (d for d in range(1, size + 1) if size % d == 0 and d < size):
+        for count in (c for c in range(2, size // inner + 1) if (size // inner) % c == 0 and part.count % c == 0):
+            for step in (s for s in range(1, part.count + 1) if part.count % (s * count) == 0):
+                digits = index // inner % count
+                if all(seen[j] == set(np.flatnonzero(digits == j // step % count).tolist()) for j in seen):
+                    whole = count == part.count
+                    return Part(count, part.stride * step, inner, part.lo if whole or not part.cut else None, part.cut)
+    return _shifted(part, seen, size)
+
+
+def _joined(high: Part, low: Part) -> Part | None:
+    """The share of a rank that an axis holds whose higher and lower digits are these; None where they are not neighbours."""
+    if high.inner == low.count * low.inner and high.stride == low.count * low.stride and not (high.cut or low.cut):
+        return replace(low, count=high.count * low.count)
+    return None
+
+
+def _shifted(part: Part, seen: dict[int, set[int]], size: int) -> Part | None:
+    """A slice of the axis, or a place in a longer one: index i of the output is index i + shift of the input."""
+    shifts = {j - next(iter(found)) for j, found in seen.items() if len(found) == 1}
+    if any(len(found) > 1 for found in seen.values()) or len(shifts) != 1 or part.stride != 1 or part.inner != 1:
+        return None
+    (shift,) = shifts
+    lo = None if part.lo is None else part.lo + shift
+    return Part(size, 1, 1, lo, cut=True)

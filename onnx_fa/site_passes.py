@@ -1,0 +1,257 @@
+"""The passes over K and V of a recognised site: as the model spells it, and as onnx_fa runs it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from onnx_fa.axis_probe import Operand, Part, ProbeError, probe
+from onnx_fa.emit import blocked
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.emit.plain import OPSET, finished, input_names, operand_values
+from onnx_fa.errors import UnsupportedError, one_line
+from onnx_fa.graph_view import GraphView, outer_reads
+from onnx_fa.kv_passes import PassReport, count_passes
+from onnx_fa.match import Call, Const, Expr, Match
+from onnx_fa.spec import AttentionSpec, Dim
+
+_SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
+"""Stand for dims known only at run time."""
+_CONSTANT = 4096
+
+
+@dataclass(frozen=True)
+class SitePasses:
+    """Of one site: the passes of the model's own graph, and those of the form with blocks, which is the order in which a kernel
+    works. `reason` says why either could not be counted."""
+
+    before: PassReport | None
+    after: PassReport | None
+    reason: str = ""
+
+    @property
+    def words(self) -> str:
+        return " -> ".join(str(r.count) if r else "?" for r in (self.before, self.after))
+
+    def to_dict(self) -> dict[str, Any]:
+        before, after = (r and r.to_dict() for r in (self.before, self.after))
+        return {"before": before, "after": after, "reason": self.reason}
+
+
+class _Sizes:
+    """One size for every symbol."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+        self._free = itertools.chain(_SIZES, itertools.count(79, 2))
+
+    def __call__(self, dim: Dim | None) -> int:
+        if dim is None:
+            raise UnsupportedError("passes not counted: a dim has no name")
+        if isinstance(dim, int):
+            return dim
+        if dim not in self._sizes:
+            self._sizes[dim] = next(self._free)
+        return self._sizes[dim]
+
+    def bind(self, spec: AttentionSpec) -> AttentionSpec:
+        return spec.bind({s: self(s) for s in spec.symbols})
+
+
+def site_passes(view: GraphView, match: Match) -> SitePasses:
+    """Counts the site's passes before and after. What cannot be counted is said in `reason`."""
+    sizes = _Sizes()
+    before: PassReport | None = None
+    after: PassReport | None = None
+    reasons = []
+    try:
+        model, seeds = _region(view, match, sizes)
+        before = count_passes(model, seeds)
+    except UnsupportedError as e:
+        reasons.append(str(e))
+    try:
+        after = passes_after(sizes.bind(match.spec))
+    except UnsupportedError as e:
+        reasons.append(str(e))
+    return SitePasses(before, after, "; ".join(reasons))
+
+
+@lru_cache(maxsize=256)
+def passes_after(spec: AttentionSpec) -> PassReport:
+    """The passes of a site with static dims in the `blocked` form."""
+    inputs = operand_values(spec)
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name="site")
+    builder = OnnxBuilder(graph, OPSET, "site", set(input_names(spec)), {})
+    model = finished(builder, spec, blocked.emit(builder, spec, inputs))
+    at = spec.rank - 2
+    return count_passes(ir.to_proto(model), {"k": spec.k_layout.index(at), "v": spec.v_layout.index(at)})
+
+
+def _region(view: GraphView, match: Match, sizes: _Sizes) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The nodes from K and V to the site's output as a model of their own with static shapes, and where K and V hold their keys."""
+    at = match.spec.rank - 2
+    seeds: dict[ir.Value, int] = {}
+    for expr, layout in ((match.operands[1], match.spec.k_layout), (match.operands[2], match.spec.v_layout)):
+        value, axis = _keys(view, expr, layout.index(at), sizes)
+        if seeds.setdefault(value, axis) != axis:
+            raise UnsupportedError("passes not counted: K and V are the same tensor, read in two ways")
+    nodes = _between(match, set(seeds))
+    made = {o for n in nodes for o in n.outputs}
+    inputs: dict[str, onnx.ValueInfoProto] = {}
+    constants: dict[str, onnx.TensorProto] = {}
+    for node in nodes:
+        for value in filter(None, (*node.inputs, *outer_reads(node))):
+            if value in made or value.name in inputs or value.name in constants:
+                continue
+            name = str(value.name)
+            array = None if value in seeds else _content(view, value, sizes)
+            if array is not None:
+                constants[name] = numpy_helper.from_array(array, name)
+                continue
+            shape, dtype = view.shape(value), value.dtype
+            if shape is None or dtype is None:
+                raise UnsupportedError(f"passes not counted: the shape of {name} is not known")
+            inputs[name] = helper.make_tensor_value_info(name, dtype.value, [sizes(d) for d in shape])
+    opsets = [helper.make_opsetid(d, v) for d, v in view.model.opset_imports.items()]
+    protos = [_plain(node) for node in nodes]
+    outputs = [onnx.ValueInfoProto(name=match.output.name)]
+    graph = helper.make_graph(protos, "site", list(inputs.values()), outputs, list(constants.values()))
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return model, {str(v.name): axis for v, axis in seeds.items()}
+
+
+def _plain(node: ir.Node) -> onnx.NodeProto:
+    proto = ir.to_proto(node)
+    del proto.metadata_props[:]
+    return proto
+
+
+def _between(match: Match, sources: set[ir.Value]) -> list[ir.Node]:
+    """The nodes that depend on `sources` and that the site's output depends on, in graph order."""
+    last = match.output.producer()
+    if last is None or not isinstance(last.graph, ir.Graph):
+        raise UnsupportedError("passes not counted: the site is not in a graph")
+    reached: dict[ir.Value, bool] = {s: True for s in sources}
+    order = {node: i for i, node in enumerate(last.graph)}
+    first = min((order.get(p, -1) if (p := s.producer()) is not None else -1) for s in sources)
+    found: set[ir.Node] = set()
+    stack = [last]
+    while stack:
+        node = stack[-1]
+        reads = [v for v in (*node.inputs, *outer_reads(node)) if v is not None]
+        todo = [
+            p
+            for v in reads
+            if v not in reached and (p := v.producer()) is not None and order.get(p, -1) > first and p is not node
+        ]
+        if todo:
+            stack += todo
+            continue
+        stack.pop()
+        hit = any(reached.get(v, False) for v in reads)
+        for out in node.outputs:
+            reached.setdefault(out, hit)
+        if hit:
+            found.add(node)
+    return sorted(found, key=order.__getitem__)
+
+
+def site_nodes(match: Match) -> list[ir.Node]:
+    """The nodes from the site's operands to its output, in graph order."""
+    last = match.output.producer()
+    if last is None or not isinstance(last.graph, ir.Graph):
+        return []
+    stop = {leaf for operand in match.operands for leaf in _leaves(operand)}
+    found: set[ir.Node] = set()
+    todo = [match.output]
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if value in stop or node is None or node in found or node.graph is not last.graph:
+            continue
+        found.add(node)
+        todo += [v for v in node.inputs if v is not None]
+    order = {node: i for i, node in enumerate(last.graph)}
+    return sorted(found, key=order.__getitem__)
+
+
+def _leaves(expr: Expr) -> list[ir.Value]:
+    if isinstance(expr, Call):
+        return [leaf for argument in expr.args for leaf in _leaves(argument)]
+    return [expr] if isinstance(expr, ir.Value) else []
+
+
+def _content(view: GraphView, value: ir.Value, sizes: _Sizes) -> np.ndarray[Any, Any] | None:
+    """What is in a small tensor, if the graph says so or its shapes do."""
+    shape = view.shape(value)
+    if shape is None or any(not isinstance(d, int) for d in shape):
+        return None
+    if math.prod(d for d in shape if isinstance(d, int)) > _CONSTANT:
+        return None
+    array = view.const(value)
+    if array is not None:
+        return np.asarray(array)
+    dims = view.dims(value) if value.dtype == ir.DataType.INT64 and len(shape) < 2 else None
+    if dims is None or any(d is None for d in dims):
+        return None
+    return np.asarray([sizes(d) for d in dims], np.int64).reshape([d for d in shape if isinstance(d, int)])
+
+
+def _keys(view: GraphView, expr: Expr, axis: int, sizes: _Sizes) -> tuple[ir.Value, int]:
+    """The value that K or V is made of, and its axis that becomes `axis` of `expr` as it is."""
+    chain: list[Call] = []
+    while isinstance(expr, Call):
+        chain.insert(0, expr)
+        expr = expr.args[0]
+    if isinstance(expr, Const):
+        raise UnsupportedError("passes not counted: K or V is a constant")
+    shape = view.shape(expr)
+    if shape is None:
+        raise UnsupportedError("passes not counted: the shape of K or V is not known")
+    static = tuple(sizes(d) for d in shape)
+    for candidate, size in enumerate(static):
+        parts: tuple[Part | None, ...] = tuple(Part(size) if a == candidate else None for a in range(len(static)))
+        at: tuple[int, ...] = static
+        try:
+            for call in chain:
+                at, parts = _moved(call, at, parts)
+        except ProbeError as e:
+            raise UnsupportedError(f"passes not counted: {e}") from e
+        if parts[axis] == Part(size):
+            return expr, candidate
+    raise UnsupportedError("passes not counted: the keys are no axis of the tensor that holds K or V")
+
+
+def _moved(
+    call: Call, shape: tuple[int, ...], parts: tuple[Part | None, ...]
+) -> tuple[tuple[int, ...], tuple[Part | None, ...]]:
+    """What one op of an operand's reading makes of a shape and of the parts on it."""
+    if not all(isinstance(a, Const) for a in call.args[1:]):
+        raise UnsupportedError("passes not counted: K or V is read through sizes known only at run time")
+    rest = [a.array for a in call.args[1:] if isinstance(a, Const)]
+    names = [f"x{i}" for i in range(1 + len(rest))]
+    attributes: dict[str, Any] = dict(call.attrs)
+    node = helper.make_node(call.op, names, ["y"], **attributes)
+    operands = [Operand(shape, np.dtype(np.float32), None, parts)]
+    operands += [Operand(a.shape, a.dtype, a) for a in rest]
+    probed = probe(node, operands, OPSET)
+    types: Mapping[str, onnx.TypeProto] = {
+        n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(o.dtype), o.shape)
+        for n, o in zip(names, operands, strict=True)
+    }
+    data = {n: numpy_helper.from_array(np.asarray(a), n) for n, a in zip(names[1:], rest, strict=True)}
+    schema = onnx.defs.get_schema(call.op, OPSET)
+    try:
+        made = onnx.shape_inference.infer_node_outputs(schema, node, dict(types), data)["y"]
+    except onnx.shape_inference.InferenceError as e:
+        raise UnsupportedError(f"passes not counted: {one_line(e)}") from e
+    return tuple(d.dim_value for d in made.tensor_type.shape.dim), probed.parts[0]
