@@ -126,7 +126,9 @@ class BlockBounds:
                 return bool(value), not value
             case ("tensor", *_):
                 values = self.leaf(expr)
-                return _UNKNOWN if values is None else (self._test("slt", 0, values[0]), self._test("sle", values[1], 0))
+                return (
+                    _UNKNOWN if values is None else (self._test("slt", 0, values[0]), self._test("sle", values[1], 0))
+                )
             case ("Not", x):
                 true, false = self.truth(x)
                 return false, true

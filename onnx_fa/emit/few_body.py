@@ -49,8 +49,8 @@ class _Keys:
 class FewBody(VectorBody):
     """Writes the dispatch's function for one spec whose Sq is config.BM; arguments as in VectorBody."""
 
-    def __init__(self, spec: AttentionSpec, config: FewConfig) -> None:
-        super().__init__(spec, config)
+    def __init__(self, spec: AttentionSpec, config: FewConfig, splits: int = 1) -> None:
+        super().__init__(spec, config, splits)
         w = config.W
         self.vectors_of_d = -(-spec.D // w)
         self.vectors_of_dv = -(-spec.Dv // w)
@@ -88,6 +88,16 @@ class FewBody(VectorBody):
         t = self.t
         return t.broadcast(t.let(f"vector.reduction <{combine}>, {x} : {t.vec} into f32"))
 
+    def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(self.sum_of(x) for x in total)
+
+    def row_numbers(self, slab: _Slab, vectors: tuple[str, ...]) -> str:
+        t, out = self.t, slab.value
+        for r, x in enumerate(vectors):
+            number = t.let(f"vector.extract {x}[0] : f32 from {t.vec}")
+            out = t.let(f"tensor.insert {number} into {out}[{t.index(r)}] : {slab.type}")
+        return out
+
     # Into and out of the tiles.
 
     def transposed_queries(self) -> str:
@@ -106,12 +116,11 @@ class FewBody(VectorBody):
 
     def transposed_output(self, state: _State) -> str:
         t, spec, w, result = self.t, self.spec, self.t.width, self.out.value
-        for r, lanes in enumerate(state.total):
-            total = self.sum_of(lanes)
+        for r, total in enumerate(self.sums(state.total)):
             inverse, row = self.inverse(total), t.index(r)
             for n in range(self.vectors_of_dv):
                 x = t.vop("arith.mulf", t.read(state.acc, self.acc_type, row, t.index(n * w)), inverse)
-                x = self.guarded(x, total) if spec.empty_row == "guarded" else x
+                x = self.guarded(x, total) if spec.empty_row == "guarded" and self.splits == 1 else x
                 result = self.write_out(x, result, row, t.index(n * w), (n + 1) * w <= spec.Dv)
         return result
 
@@ -125,7 +134,7 @@ class FewBody(VectorBody):
     def masked(self, s: str, keys: _Keys, r: int, block: _Block) -> str:
         """What the softmax sees, in units of log2, for one query and W keys."""
         t, s = self.t, self.capped(s)
-        for step in self.plan.steps:
+        for step in self.steps(block):
             if not isinstance(step, IndexStep):
                 s = self.key_expression(step.expr, s, keys, r, block)
             elif block.edge:

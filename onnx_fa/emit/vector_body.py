@@ -138,8 +138,8 @@ class _State:
 class VectorBody:
     """Writes the dispatch's function for one spec. Arguments: %q %k %v %mask0 .. %sink %out and `dims` for the symbols."""
 
-    def __init__(self, spec: AttentionSpec, config: VectorConfig) -> None:
-        self.spec, self.config = spec, config
+    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+        self.spec, self.config, self.splits = spec, config, splits
         self.t = t = Lanes(config.W)
         self.vectors = self.row_vector_count
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
@@ -166,6 +166,10 @@ class VectorBody:
         for d in reversed((*spec.batch, spec.Hq)):
             self.lead.insert(0, t.arith("remui", rest, self.dim(d)))
             rest = t.arith("divui", rest, self.dim(d))
+        self.key_limits = (t.index(0), self.skv)
+        if splits > 1:
+            self.split = t.let("flow.dispatch.workgroup.id[2] : index")
+            self.key_limits = self.split_limits()
         bm = t.index(config.BM)
         self.m0 = t.arith("muli", wx, bm)
         if not (isinstance(spec.Sq, int) and spec.Sq % config.BM == 0):
@@ -185,8 +189,16 @@ class VectorBody:
         )
         self.k = self.load("%k", shapes[1], types[1], self.cuts(kv_lead, keys, spec.D, spec.k_layout), spec.k_layout)
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, spec.Dv, spec.v_layout), spec.v_layout)
-        out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
-        self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
+        if splits > 1:
+            lead = [_Cut(x, "1", None) for x in (self.split, *self.lead)]
+            cuts = [[*lead, queries, self.whole(spec.Dv)], [*lead, queries], [*lead, queries]]
+            self.out, self.part_best, self.part_total = (
+                self.load(name, shape, element, c, access="writeonly")
+                for (name, shape, element), c in zip(self.outputs, cuts, strict=True)
+            )
+        else:
+            out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
+            self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
         tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
         names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
         self.masks = [
@@ -213,6 +225,24 @@ class VectorBody:
             for x in (self.row_vectors(spec.sink, self.masks[-1]) if spec.sink is not None else [])
         ]
 
+    def split_limits(self) -> tuple[str, str]:
+        """The keys of this workgroup's split: whole blocks, but for the end; none where there are fewer blocks than splits."""
+        t, bk = self.t, self.t.index(self.config.BK)
+        blocks = t.arith("ceildivui", t.arith("ceildivui", self.skv, bk), t.index(self.splits))
+        keys = t.arith("muli", blocks, bk)
+        low = t.arith("muli", self.split, keys)
+        return low, t.arith("maxsi", low, t.arith("minsi", t.arith("addi", low, keys), self.skv))
+
+    @property
+    def outputs(self) -> list[tuple[str, tuple[Dim, ...], str]]:
+        """(argument, shape, element type) of what the dispatch writes: the result, or for each split of the keys O, not divided by
+        the sum, the maximum and the sum."""
+        spec = self.spec
+        if self.splits == 1:
+            return [("%out", spec.out_shape, spec.dtype)]
+        rows = (self.splits, *spec.batch, spec.Hq, spec.Sq)
+        return [("%out", (*rows, spec.Dv), "f32"), ("%best", rows, "f32"), ("%total", rows, "f32")]
+
     @property
     def row_vector_count(self) -> int:
         """How many vectors hold a number per query."""
@@ -220,7 +250,7 @@ class VectorBody:
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
-        t, spec = self.t, self.spec
+        t = self.t
         self.qT = self.transposed_queries()
         config = f"{{lowering_config = {_LOWERING}}}"
         empty = t.let(f"tensor.empty() : {self.acc_type}")
@@ -230,14 +260,36 @@ class VectorBody:
         best, total = (t.splat(MAX_START),) * self.vectors, (t.splat(0.0),) * self.vectors
         if self.sink:  # one more logit, without a value
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
-            total = tuple(self.first_sum(x, b) for x, b in zip(self.sink, best, strict=True))
+            total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
         state = self.all_keys(_State(acc, scores, scratch, best, total))
-        result = self.transposed_output(state)
-        t.do(
-            f"iree_tensor_ext.dispatch.tensor.store {result}, %out, {self.out.place} : {self.out.type} -> "
-            f"{self.binding('writeonly', spec.out_shape, spec.dtype)}"
-        )
+        results = [(self.out, self.transposed_output(state))]
+        if self.splits > 1:
+            results.append((self.part_best, self.row_numbers(self.part_best, state.best)))
+            results.append((self.part_total, self.row_numbers(self.part_total, self.sums(state.total))))
+        for (slab, result), (name, shape, element) in zip(results, self.outputs, strict=True):
+            t.do(
+                f"iree_tensor_ext.dispatch.tensor.store {result}, {name}, {slab.place} : {slab.type} -> "
+                f"{self.binding('writeonly', shape, element)}"
+            )
         return t.render()
+
+    def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
+        """The sum of each query."""
+        return total
+
+    def row_numbers(self, slab: _Slab, vectors: tuple[str, ...]) -> str:
+        """A number per query, from vectors of queries."""
+        out = slab.value
+        for j, x in enumerate(vectors):
+            out = self.t.write(x, out, slab.type, self.lane(j), in_bounds=not self.few_queries)
+        return out
+
+    def once(self, x: str) -> str:
+        """x in the first split of the keys, 0 in the others."""
+        if self.splits == 1:
+            return x
+        first = self.t.let(f"arith.cmpi eq, {self.split}, {self.t.index(0)} : index")
+        return self.t.let(f"arith.select {first}, {x}, {self.t.splat(0.0)} : {self.t.vec}")
 
     def first_sum(self, sink: str, best: str) -> str:
         """What a sink adds to the sums of a vector of queries."""
@@ -390,6 +442,8 @@ class VectorBody:
     def inverse(self, total: str) -> str:
         """1 / l of a vector of sums, or what stands for it in rows without a key."""
         t, zero = self.t, self.t.splat(0.0)
+        if self.splits > 1:
+            return t.splat(1.0)
         inverse = t.vop("arith.divf", t.splat(1.0), total)
         if self.spec.empty_row == "zero":
             return t.select(t.compare("oeq", total, zero), zero, inverse)
@@ -411,7 +465,7 @@ class VectorBody:
     def transposed_output(self, state: _State) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
-        guarded = spec.empty_row == "guarded"
+        guarded = spec.empty_row == "guarded" and self.splits == 1
         inverses = t.let(f"tensor.empty() : {self.row_type}")
         sums = t.let(f"tensor.empty() : {self.row_type}") if guarded else ""
         for j, total in enumerate(state.total):
@@ -527,7 +581,7 @@ class VectorBody:
 
         def body(at: str, carried: list[str]) -> list[str]:
             x = value(t.arith("addi", k0, at))
-            return [t.arith(op, y, x.value, type_) for op, y, type_ in self.extremes(*carried, x.element)]
+            return [t.arith(op, y, x.value, type_) for op, y, type_ in self.extremes(carried[0], carried[1], x.element)]
 
         carried = [(start.value, t.type(start.element))] * 2
         low, high = t.loop((t.index(0), rows, t.index(t.width)), carried, body)
@@ -818,6 +872,7 @@ class VectorBody:
         """Full blocks, then blocks on an edge, then, if some row found nothing else, the blocks that were left out."""
         t, bk = self.t, self.t.index(self.config.BK)
         zero = t.index(0)
+        low, high = self.key_limits
         first, full_first, full_end, end = self.bounds()
 
         def full(k0: str, carried: list[str]) -> list[str]:
@@ -829,12 +884,12 @@ class VectorBody:
             return self.pack(state if clear is False else self.block_if(clear, state, _Block(k0, bk, False, True)))
 
         state = self.unpack(t.loop((full_first, full_end, bk), self.carried(state), full))
-        edges = [(first, full_first)] if full_first != zero else []
-        edges += [(full_end, end)] if full_end != self.skv else []
+        edges = [(first, full_first)] if full_first != low else []
+        edges += [(full_end, end)] if full_end != high else []
         if edges:
             state = self.edge_blocks(state, edges)
-        skipped = [(zero, first)] if first != zero else []
-        skipped += [(end, self.skv)] if end != self.skv else []
+        skipped = [(low, first)] if first != low else []
+        skipped += [(end, high)] if end != high else []
         anywhere = self.needed(zero, bk) is not True  # blocks between these ranges may have been left out as well
         if self.skips.threshold is None or not (skipped or anywhere):
             return state
@@ -843,7 +898,7 @@ class VectorBody:
             lowest = t.select(t.compare("olt", b, lowest), b, lowest)
         least = t.let(f"vector.reduction <minnumf>, {lowest} : {t.vec} into f32")
         needed = t.let(f"arith.cmpf ole, {least}, {t.f32(self.skips.threshold)} : f32")
-        ranges = [(low, t.let(f"arith.select {needed}, {high}, {low} : index")) for low, high in skipped]
+        ranges = [(a, t.let(f"arith.select {needed}, {b}, {a} : index")) for a, b in skipped]
         if anywhere:
             return self.edge_blocks(
                 state, [(first, t.let(f"arith.select {needed}, {end}, {first} : index")), *ranges], 1
@@ -898,8 +953,8 @@ class VectorBody:
     def bounds(self) -> tuple[str, str, str, str]:
         """(first, full_first, full_end, end): the keys to visit, and among them the blocks that test no positions."""
         t, bk = self.t, self.config.BK
-        zero = t.index(0)
-        first, full_first, full_end, end = zero, zero, self.skv, self.skv
+        low, high = self.key_limits
+        first, full_first, full_end, end = low, low, high, high
         last = t.arith("addi", self.m0, self.last_row)
         for i, mask in enumerate(self.spec.masks):
             if not isinstance(mask, IndexMask):
@@ -919,17 +974,17 @@ class VectorBody:
         def floor(x: str) -> str:
             return t.arith("muli", t.arith("divui", x, t.index(bk)), t.index(bk))
 
-        if end != self.skv:  # whole rows of register tiles: what is visited must not be visited again
+        if end != high:  # whole rows of register tiles: what is visited must not be visited again
             ri = t.index(self.config.RI)
-            end = t.arith("muli", t.arith("ceildivui", t.arith("maxsi", end, zero), ri), ri)
-        if first != zero:
+            end = t.arith("muli", t.arith("ceildivui", t.arith("maxsi", end, low), ri), ri)
+        if first != low:
             first = floor(t.arith("minsi", first, end))
-        if full_end != self.skv or self.ragged_keys:
-            full_end = floor(t.arith("maxsi", full_end, zero))
-        if full_first != zero:
+        if full_end != high or self.ragged_keys:
+            full_end = floor(t.arith("maxsi", full_end, low))
+        if full_first != low:
             full_first = floor(t.shifted(t.arith("minsi", full_first, end), bk - 1))
             full_end = t.arith("maxsi", full_end, full_first)
-            if end != self.skv:
+            if end != high:
                 end = t.arith("maxsi", end, full_first)
         return first, full_first, full_end, end
 
