@@ -9,7 +9,19 @@ from onnx_fa import cases
 from onnx_fa.accuracy import TOLERANCE
 from onnx_fa.cases import DTYPES, FLOAT_MIN, Case, case, draw_operands
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr
-from onnx_fa.spec import NEG_INF, AddMask, BoolMask, Causal, Elementwise, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec import (
+    NEG_INF,
+    AddMask,
+    BoolMask,
+    Causal,
+    Dim,
+    Elementwise,
+    IntegerType,
+    Quantized,
+    SlidingWindow,
+    Softcap,
+    TensorArg,
+)
 
 __all__ = ["BY_NAME", "CASES", "DTYPES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
 
@@ -32,6 +44,55 @@ T1: ScoreExpr = ("tensor", 1)
 
 def term(expr: ScoreExpr, *tensors: TensorArg, label: str = "elementwise") -> Elementwise:
     return Elementwise(expr, tensors, label)
+
+
+def _quantized_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Specs with K and V kept as integers, as changes to the base (B2 H2 S64 D32): how the scale varies, types, layouts."""
+
+    def both(
+        dtype: IntegerType, k: tuple[Dim, ...], v: tuple[Dim, ...] | None = None, zero: bool = False
+    ) -> dict[str, Any]:
+        return {"k_quant": Quantized(dtype, k, zero), "v_quant": Quantized(dtype, k if v is None else v, zero)}
+
+    token, channel, decode = (2, 2, 64, 1), (2, 1, 32), {"Sq": 1, "Hq": 8, "Skv": 130}
+    yield "tensor", both("i8", ())
+    yield "tensor_zero", both("u8", (), zero=True)
+    yield "token", both("i8", token) | {"masks": (Causal(),)}
+    yield "token_zero", both("u8", token, zero=True)
+    yield "channel", both("i8", channel) | {"Hq": 4}
+    yield "channel_zero", both("i8", channel, zero=True)
+    yield "keys_by_channel", both("i8", channel, token)
+    yield "every_element", both("i8", (2, 2, 64, 32))
+    yield "only_k", {"k_quant": Quantized("i8", (2, 1, 1))}
+    yield "only_v", {"v_quant": Quantized("i8", token)}
+    yield "groups", both("i8", (2, 2, 64, 2))
+    yield "narrow_groups", both("i8", (2, 2, 64, 8), zero=True)
+    yield "i4_token", both("i4", token)
+    yield "i4_groups", both("i4", (2, 2, 64, 2)) | {"masks": (SlidingWindow(20, 0),)}
+    yield "u4_groups", both("u4", (2, 2, 64, 4), zero=True)
+    yield "i4_tensor_odd_keys", both("i4", ()) | {"Sq": 45, "Skv": 77}
+    yield "i4_head_dim_20", both("i4", (2, 2, 64, 2)) | {"D": 20, "Dv": 20}
+    yield "head_dim_33", both("i8", token) | {"D": 33, "Dv": 41}
+    yield "odd_groups", both("i8", (2, 2, 77, 3)) | {"Sq": 45, "Skv": 77, "D": 33, "Dv": 21}
+    yield "bshd", both("i8", (2, 64, 2, 1)) | dict.fromkeys(("k_layout", "v_layout"), (0, 2, 1, 3))
+    yield "k_transposed", both("i8", (2, 2, 1, 64), token) | {"k_layout": (0, 1, 3, 2)}
+    yield "k_transposed_groups", both("i8", (2, 2, 4, 64), token) | {"k_layout": (0, 1, 3, 2)}
+    yield "f16", both("i8", token) | {"dtype": "f16"}
+    yield "bf16_i4", both("i4", (2, 2, 64, 2), zero=True) | {"dtype": "bf16"}
+    yield "f16_group_zero", both("u8", (2, 2, 64, 2), zero=True) | {"dtype": "f16"}
+    yield "mask_sink", both("i8", token) | {"masks": (BoolMask((2, 1, 1, 64)),), "sink": TensorArg((2, 1, 1))}
+    yield "decode", both("i8", (2, 2, 130, 1)) | decode
+    yield "decode_channel", both("i8", (2, 1, 32), (2, 2, 130, 1), zero=True) | decode
+    yield "decode_i4", both("i4", (2, 2, 130, 2)) | decode | {"Hq": 2}
+    lengths = {
+        "Sq": "s",
+        "Skv": "t",
+        "batch": ("b",),
+        "sizes": ((("s", 33), ("t", 70), ("b", 2)), (("s", 1), ("t", 5), ("b", 1))),
+    }
+    yield "dynamic", both("i8", ("b", 2, "t", 1)) | lengths | {"masks": (Causal("end"),), "empty_row": "zero"}
+    yield "dynamic_i4", both("i4", ("b", 2, "t", 2)) | lengths
+    yield "dynamic_decode", both("i8", ("b", 2, "t", 1)) | lengths | {"Sq": 1, "Hq": 4}
 
 
 def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -61,6 +122,15 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         lengths = term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32"), label="lengths")
         yield f"lengths_{empty}", {"masks": (lengths,), "empty_row": empty}
     yield "dilated", square | {"masks": (term(where(("Equal", ("Mod", DISTANCE, ("i", 3)), ("i", 0)))),)}
+    window: ScoreExpr = ("LessOrEqual", ("Abs", DISTANCE), ("i", 9))
+    global_keys: ScoreExpr = ("Or", window, ("Or", ("Less", K, ("i", 2)), ("Less", Q, ("i", 2))))
+    yield "global", long | {"masks": (term(where(global_keys), label="global"),)}
+    first: ScoreExpr = ("Max", ("Min", ("Sub", Q, ("i", 4)), ("i", s - 9)), ("i", 0))
+    near: ScoreExpr = ("And", ("GreaterOrEqual", K, first), ("Less", K, ("Add", first, ("i", 9))))
+    yield "neighbours", square | {"masks": (term(where(near), label="natten"),)}
+    rows, columns = (("Abs", ("Sub", (op, Q, ("i", 10)), (op, K, ("i", 10)))) for op in ("Div", "Mod"))
+    image: ScoreExpr = ("And", ("LessOrEqual", rows, ("i", 2)), ("LessOrEqual", columns, ("i", 3)))
+    yield "neighbours_2d", square | {"masks": (term(where(image), label="natten"),)}
     strided: ScoreExpr = ("Less", ("Mod", K, ("i", 150)), ("i", 10))
     yield "strided", long | {"masks": (term(where(strided)),)}
 
@@ -146,6 +216,28 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     late: ScoreExpr = ("Mul", T0, ("ToFloat", ("Sub", K, ("Sub", ("Skv",), ("i", 1)))))
     yield "decode_alibi_gqa", one | {"Hq": 8, "masks": (term(added(late), TensorArg((8, 1, 1))),)}
     yield "decode_sink_window", one | {"Hq": 8, "sink": TensorArg((8, 1, 1)), "masks": (SlidingWindow(20, 0, "end"),)}
+    # Slot k of a ring holds the newest position that is k modulo the size of the ring; T0 is how many have been written.
+    age: ScoreExpr = ("Mod", ("Sub", ("Add", ("Sub", T0, K), ("Skv",)), ("i", 1)), ("Skv",))
+    ring = term(
+        where(("And", ("Less", age, T0), ("Less", age, ("i", 256)))), TensorArg((2, 1, 1, 1), "i64"), label="ring"
+    )
+    yield "decode_ring", one | {"Hq": 8, "masks": (ring,), "empty_row": "zero"}
+    last: ScoreExpr = ("Add", Q, ("Sub", T0, ("Sq",)))
+    held = term(
+        where(("And", ("Less", K, T0), ("LessOrEqual", K, last))), TensorArg((2, 1, 1, 1), "i64"), label="cache"
+    )
+    yield "prefill_cache", {"Sq": 40, "Skv": 150, "Hq": 4, "masks": (held,), "empty_row": "zero"}
+
+    # Row statistics.
+    yield "lse", {"stats": ("lse",)}
+    yield (
+        "lse_max_causal",
+        {"stats": ("lse", "max"), "masks": (Causal("end"),), "Sq": 70, "Skv": 50, "empty_row": "zero"},
+    )
+    yield "max_softcap_f16", {"stats": ("max",), "mods": (Softcap(9.0),), "dtype": "f16", "Sq": 33}
+    yield "lse_sink_bf16", {"stats": ("lse",), "sink": TensorArg((2, 1, 1)), "dtype": "bf16"}
+    yield "lse_decode_gqa", one | {"stats": ("max", "lse"), "Hq": 8, "masks": (lengths,), "empty_row": "nan"}
+    yield "lse_finite", {"stats": ("lse", "max"), "masks": (BoolMask((2, 1, 64, 64), FLOAT_MIN),), "empty_row": "mean"}
     few: dict[str, Any] = {"Sq": 4, "Hq": 6, "Skv": 130}
     yield "few_causal", few | {"masks": (Causal("end"),)}
     yield "few_window", few | {"masks": (SlidingWindow(9, 2, "end"), Causal(100)), "sink": TensorArg((6, 4, 1))}
@@ -278,6 +370,15 @@ def _cases() -> Iterator[Case]:
     yield case("decode_bshd", "decode", Sq=1, Hq=4, Skv=65, **all_bshd)
     yield case("decode_kt", "decode", Sq=1, Skv=65, k_layout=kt)
 
+    # Several results of one softmax: V of 32 and 24 side by side.
+    yield case("values_side_by_side", Dv=56)
+    # Multi-head latent attention: keys of 128 and of 64 with positions; absorbed, one latent head of 512 and 64.
+    yield case("latent", Hq=2, Hkv=2, D=192, Dv=128, Sq=33, Skv=33, batch=(1,), masks=(Causal(),))
+    yield case("latent_absorbed", "decode", Hq=16, Hkv=1, D=576, Dv=512, Sq=1, Skv=40, batch=(1,))
+    # K and V kept as integers.
+    for name, changes in _quantized_cases():
+        yield case(f"quant_{name}", "quantized", **changes)
+
     # Dynamic shapes.
     two = ((("s", 64), ("t", 64), ("b", 2)), (("s", 13), ("t", 29), ("b", 1)), (("s", 70), ("t", 3), ("b", 3)))
     same = ((("s", 64), ("b", 2)), (("s", 1), ("b", 1)), (("s", 37), ("b", 3)))
@@ -290,6 +391,11 @@ def _cases() -> Iterator[Case]:
     yield case("dyn_gqa", "dynamic", **dyn, Hq=4, masks=(SlidingWindow(7, 0, "end"),), empty_row="zero")
     heads = tuple((("h", h), ("s", s)) for h, s in ((3, 20), (1, 33)))
     yield case("dyn_heads", "dynamic", Hq="h", Hkv="h", Sq="s", Skv="s", sizes=heads)
+    yield case("dyn_stats", "dynamic", **dyn, batch=("b",), stats=("lse",), masks=(Causal("end"),), empty_row="zero")
+    every = tuple(
+        (("b", b), ("h", h), ("s", s), ("t", t)) for b, h, s, t in ((2, 3, 20, 33), (1, 1, 1, 70), (3, 2, 41, 1))
+    )
+    yield case("dyn_every_dim", "dynamic", batch=("b",), Hq="h", Hkv="h", Sq="s", Skv="t", sizes=every)
     yield case("dyn_keys", "dynamic", Skv="t", sizes=two)
     yield case("dyn_bshd", "dynamic", **dyn, **all_bshd)
     yield case("dyn_odd_head_dim", "dynamic", **dyn, D=27, Dv=41)

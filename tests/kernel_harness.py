@@ -12,32 +12,15 @@ from typing import Any
 import numpy.typing as npt
 from iree import runtime
 
-from onnx_fa.accuracy import compare
+from onnx_fa.accuracy import expect
+from onnx_fa.backend.alone import entry_text
+from onnx_fa.cases import packed
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target, parse_target
 
 HOST = parse_target("cpu-host")
 Array = npt.NDArray[Any]
-
-
-def tensor_type(dims: Sequence[int | str], dtype: str) -> str:
-    sizes = "".join(f"{d if isinstance(d, int) else '?'}x" for d in dims)
-    return f"tensor<{sizes}{'i1' if dtype == 'bool' else dtype}>"
-
-
-def entry(kernel: Kernel, function: str) -> str:
-    """A public function that calls the kernel."""
-    spec = kernel.spec
-    types = [tensor_type(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    result = tensor_type(spec.out_shape, spec.dtype)
-    params = ", ".join(f"%a{i}: {t}" for i, t in enumerate(types))
-    args = ", ".join(f"%a{i}" for i in range(len(types)))
-    return (
-        f"func.func @{function}({params}) -> {result} {{\n"
-        f"  %r = util.call @{kernel.name}({args}) : ({', '.join(types)}) -> {result}\n"
-        f"  return %r : {result}\n}}\n"
-    )
 
 
 def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Target = HOST, timeout: int = 600) -> None:
@@ -77,16 +60,19 @@ class Kernels:
     def _compile(kernels: Sequence[Kernel], output: Path, target: Target) -> None:
         names = {k.name: k for k in kernels}
         text = "".join(k.text for k in names.values())
-        text += "".join(entry(k, f"call{i}") for i, k in enumerate(kernels))
+        text += "".join(entry_text(k, f"call{i}") for i, k in enumerate(kernels))
         flags = dict.fromkeys(f for k in kernels for f in k.flags)
         run_iree_compile(text, output, tuple(flags), target)
 
-    def run(self, index: int, operands: Sequence[Array]) -> Array:
+    def run(self, index: int, operands: Sequence[Array]) -> list[Array]:
+        """Every result of the kernel."""
         part, place = divmod(index, self.PART)
-        result: Array = self._modules[part][f"call{place}"](*operands).to_host()
-        return result
+        results = self._modules[part][f"call{place}"](*map(packed, operands))
+        return [r.to_host() for r in (results if isinstance(results, tuple) else (results,))]
 
 
-def mismatch(spec: AttentionSpec, operands: Sequence[Array], result: Array) -> str | None:
-    """What is wrong with a result, or None."""
-    return compare(spec, operands, result).problem or None
+def mismatch(spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array]) -> str | None:
+    """What is wrong with the results, or None."""
+    assert len(results) == len(spec.results)
+    problems = [c.problem for c in expect(spec, operands).compare_all(results)]
+    return "; ".join(p for p in problems if p) or None

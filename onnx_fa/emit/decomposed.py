@@ -9,26 +9,42 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
+from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, cast, compute_type, modify
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY, ScoreStage
-from onnx_fa.spec import AttentionSpec, inverse
+from onnx_fa.spec import AttentionSpec, Stat, inverse
 
 FORM_KEY = "onnx_fa.form"
 """Metadata of a site's Exp: the site is in this form already, and writing it again would only rename its nodes."""
 
 
-def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
-    """Scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's output."""
+def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's
+    output, then its row statistics. Raises UnsupportedError for those of a spec with a sink."""
+    if spec.stats and spec.sink is not None:
+        raise UnsupportedError("row statistics with a sink")
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
     p, total = _exponentials(b, spec, score, sink)
-    return finish(b, spec, b.op("MatMul", p, v), total)
+    stats = [statistic(b, spec, score, which) for which in spec.stats]
+    return [finish(b, spec, b.op("MatMul", p, v), total), *stats]
+
+
+def statistic(b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, which: Stat) -> ir.Value:
+    """A row statistic (*B, Hq, Sq), in the type of the computation."""
+    op = {"lse": "ReduceLogSumExp", "max": "ReduceMax"}[which]
+    if not is_grouped(spec):
+        return b.reduce(op, score, keep=False)
+    rows = join_heads(b, spec, b.reduce(op, score), 1)
+    return b.squeeze(rows, -1)
 
 
 def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], stage: ScoreStage) -> ir.Value:
     """The scores (*B, Hq, Sq, Skv) of `spec` as far as `stage`, in the spec's type, for an output that shows them."""
+    spec, operands = dequantized(b, spec, operands)
     if stage == "scaled":
         spec = replace(spec, mods=())
     if stage in ("scaled", "capped"):
@@ -92,8 +108,9 @@ def canonical_operands(
     """(spec of the inner computation, q scaled (*B, Hq, Sq, D), k^T (*B, Hkv, D, Skv), v (*B, Hkv, Skv, Dv), mask tensors,
     the sink in the type of the computation, if there is one).
 
-    With groups of heads the inner computation has one more batch dim, see `groups.split_spec`.
+    K and V are dequantised. With groups of heads the inner computation has one more batch dim, see `groups.split_spec`.
     """
+    spec, operands = dequantized(b, spec, operands)
     rank = spec.rank
     q = transpose(b, operands[0], inverse(spec.q_layout))
     to_kt = (*range(rank - 2), rank - 1, rank - 2)

@@ -65,6 +65,11 @@ def emit_few(
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
     folded = fold_queries(spec)
     body = FewBody(folded, config, splits_of(folded, queries) if splits is None else splits)
+    for integers, width in ((body.k_integers, spec.D), (body.v_integers, spec.Dv)):
+        if integers is not None and not integers.in_vectors(width):
+            raise UnsupportedError(
+                f"few kernel: {config.W} lanes do not fit {width} head dims of integers, or a scale's groups"
+            )
     text = dispatch_text(spec, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
     return Kernel(name, text, "few", spec, shown(config, body), flags, found.reason if found else "")

@@ -22,6 +22,11 @@ def tensor_type(shape: Sequence[Dim], element: str) -> str:
     return f"tensor<{''.join(f'{d}x' if isinstance(d, int) else '?x' for d in shape)}{element}>"
 
 
+def element_type(dtype: str) -> str:
+    """The element type of a builtin tensor: MLIR's integers have no sign of their own."""
+    return {"bool": "i1", "u8": "i8", "u4": "i4"}.get(dtype, dtype)
+
+
 class Text:
     """The body of one function. Constants are written once, before everything else."""
 
@@ -65,6 +70,14 @@ class Text:
     def arith(self, op: str, a: str, b: str, type_: str = INDEX) -> str:
         """A binary operation of the arith dialect, e.g. arith("addi", a, b)."""
         return self.let(f"arith.{op} {a}, {b} : {type_}")
+
+    def test(self, predicate: str, a: str, b: str) -> str:
+        """Compares two indices."""
+        return self.let(f"arith.cmpi {predicate}, {a}, {b} : index")
+
+    def choose(self, condition: str, a: str, b: str) -> str:
+        """One of two indices."""
+        return self.let(f"arith.select {condition}, {a}, {b} : index")
 
     def shifted(self, base: str, by: int) -> str:
         """The index base + by."""

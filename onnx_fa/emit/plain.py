@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import canonical_operands, positions, transpose
+from onnx_fa.emit.decomposed import canonical_operands, positions, statistic, transpose
 from onnx_fa.emit.groups import is_grouped, join_heads
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import cast, compute_type, modify
@@ -12,7 +12,8 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.spec import AttentionSpec, Dim
 
-OPSET = 18
+OPSET, INTEGERS_OPSET = 18, 21
+"""The opset of the models; where K or V is kept as integers, the first that has scales per block."""
 _TYPES = {
     "f64": ir.DataType.DOUBLE,
     "f32": ir.DataType.FLOAT,
@@ -21,25 +22,36 @@ _TYPES = {
     "bool": ir.DataType.BOOL,
     "i32": ir.DataType.INT32,
     "i64": ir.DataType.INT64,
+    "i8": ir.DataType.INT8,
+    "u8": ir.DataType.UINT8,
+    "i4": ir.DataType.INT4,
+    "u4": ir.DataType.UINT4,
 }
 
 
 def input_names(spec: AttentionSpec) -> list[str]:
-    """q, k, v, then t0, t1, ... for the tensors of mask terms, then sink."""
-    tensors = [f"t{i}" for i in range(len(spec.tensors))]
-    return ["q", "k", "v", *tensors, *["sink"] * (spec.sink is not None)]
+    """q, k, v, then t0, t1, ... for the tensors of mask terms, then sink, then the scales and zero points of k and v."""
+    names = ["q", "k", "v", *(f"t{i}" for i in range(len(spec.tensors))), *["sink"] * (spec.sink is not None)]
+    for letter, quant in (("k", spec.k_quant), ("v", spec.v_quant)):
+        if quant is not None:
+            names += [f"{letter}_scale", *[f"{letter}_zero"] * quant.zero_point]
+    return names
 
 
 def plain_model(spec: AttentionSpec) -> ir.Model:
-    """The model: inputs as `input_names` says, one output `out`. Index masks are computed from Range, as no mask is given.
+    """The model: inputs as `input_names` says, outputs `out` and the row statistics. Index masks are computed from Range, as no
+    mask is given.
 
     Raises UnsupportedError where a plain softmax does not mean what the spec says of rows without a key.
     """
+    if spec.stats and spec.sink is not None:
+        raise UnsupportedError("row statistics with a sink")
     if spec.empty_row in ("zero", "guarded"):
         raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
     inputs = operand_values(spec)
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name="attention")
-    b = OnnxBuilder(graph, OPSET, "attention", set(input_names(spec)), {})
+    opset = INTEGERS_OPSET if spec.quantized else OPSET
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="attention")
+    b = OnnxBuilder(graph, opset, "attention", set(input_names(spec)), {})
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)
     score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
     if sink is None:
@@ -53,18 +65,20 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         out = join_heads(b, spec, out)
     if compute_type(spec) != spec.dtype:
         out = cast(b, out, spec.dtype)
-    model = finished(b, spec, transpose(b, out, spec.o_layout))
+    stats = [statistic(b, spec, score, which) for which in spec.stats]
+    model = finished(b, spec, transpose(b, out, spec.o_layout), *stats)
     infer_shapes(model)
     return model
 
 
-def finished(b: OnnxBuilder, spec: AttentionSpec, out: ir.Value) -> ir.Model:
-    """The model of the builder's graph and nodes whose one output, `out`, is the site's."""
+def finished(b: OnnxBuilder, spec: AttentionSpec, *outs: ir.Value) -> ir.Model:
+    """The model of the builder's graph and nodes, whose outputs are the site's."""
     b.graph.extend(b.nodes)
-    out.name = "out"
-    out.type, out.shape = ir.TensorType(_TYPES[spec.dtype]), ir.Shape(spec.out_shape)
-    b.graph.outputs.append(out)
-    return ir.Model(b.graph, ir_version=9)
+    for out, name, (shape, dtype) in zip(outs, ("out", *spec.stats), spec.results, strict=True):
+        out.name = name
+        out.type, out.shape = ir.TensorType(_TYPES[dtype]), ir.Shape(shape)
+        b.graph.outputs.append(out)
+    return ir.Model(b.graph, ir_version=10 if spec.quantized else 9)
 
 
 def operand_values(spec: AttentionSpec) -> list[ir.Value]:

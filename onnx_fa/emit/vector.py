@@ -8,8 +8,16 @@ from dataclasses import asdict
 from onnx_fa.emit.combine import combine_call, combine_executable, splits_of
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.mlir_text import INDEX, Text, tensor_type
-from onnx_fa.emit.vector_body import VectorBody, VectorConfig, mask_tiles, operand_types
+from onnx_fa.emit.mlir_text import INDEX, Text, element_type, tensor_type
+from onnx_fa.emit.vector_body import (
+    VectorBody,
+    VectorConfig,
+    mask_tiles,
+    operand_names,
+    operand_shapes,
+    operand_types,
+    widens,
+)
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
 from onnx_fa.target import Target
@@ -29,7 +37,7 @@ _TRANSLATION = "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<Lin
 def stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
     """Bytes of the tiles that one workgroup keeps on its stack."""
     floats = (spec.D + spec.Dv + config.BK * (1 + mask_tiles(spec)) + 3 + 2 * len(spec.tensors)) * config.BM
-    if spec.dtype != "f32":
+    if widens(spec):
         floats += config.BK * max(spec.D, spec.Dv)
     return 4 * floats
 
@@ -67,6 +75,17 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
         raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("vector kernel: f64 operands")
+    for quant, width, layout in ((spec.k_quant, spec.D, spec.k_layout), (spec.v_quant, spec.Dv, spec.v_layout)):
+        if quant is not None and quant.dtype in ("i4", "u4") and (width % 2 or layout[-1] != spec.rank - 1):
+            raise UnsupportedError(f"vector kernel: {quant.dtype} in bytes that hold two rows")
+    layouts = (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout)
+    for name, shape, layout in zip("qkvo", spec.canonical_shapes, layouts, strict=True):
+        behind = layout[layout.index(spec.rank - 2) :]
+        if shape[-1] == 1 and any(isinstance(d, str) for d in shape) and any(a < spec.rank - 2 for a in behind):
+            # Which of the unit dims of a slice is the head dim is then guessed, and a copy of unknown size made.
+            raise UnsupportedError(
+                f"vector kernel: {name} of dynamic shape with a head dim of 1 and other dims behind its length"
+            )
     for mask in spec.masks:
         if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
             raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
@@ -106,14 +125,10 @@ def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _names(spec: AttentionSpec) -> list[str]:
-    return ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(spec.tensors))), *["%sink"] * (spec.sink is not None)]
-
-
 def _executable(body: VectorBody, symbol: str) -> list[str]:
     spec = body.spec
     bindings = [
-        *zip(_names(spec), spec.operand_shapes, operand_types(spec), ["readonly"] * len(_names(spec)), strict=True),
+        *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
         *((*output, "writeonly") for output in body.outputs),
     ]
     args, ties = [], []
@@ -152,9 +167,8 @@ def _reshaped(t: Text, body: VectorBody, value: str, old: tuple[Dim, ...], new: 
 def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> list[str]:
     """The function that a program calls: sizes, the number of workgroups, the dispatch. Operands of the site become those
     of the body by reshapes."""
-    spec, t, names, shapes = body.spec, Text(), _names(body.spec), site.operand_shapes
-    types = [tensor_type(s, "i1" if d == "bool" else d) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
-    out = tensor_type(site.out_shape, site.dtype)
+    spec, t, names, shapes = body.spec, Text(), operand_names(body.spec), site.operand_shapes
+    types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
     for symbolic, value in body.dims.items():
         i = next(i for i, s in enumerate(shapes) if symbolic in s)
         t.do(f"{value} = tensor.dim {names[i]}, {t.index(shapes[i].index(symbolic))} : {types[i]}")
@@ -167,9 +181,8 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
         if isinstance(d, str):
             heads = t.arith("muli", heads, body.dims[d])
     values, passed = [], []
-    for value, own, type_, shape, element in zip(
-        names, shapes, types, spec.operand_shapes, operand_types(spec), strict=True
-    ):
+    seen_shapes = zip(operand_shapes(site), operand_shapes(spec), strict=True)
+    for value, type_, (own, shape), element in zip(names, types, seen_shapes, operand_types(spec), strict=True):
         seen = tensor_type(own, element)
         if seen != type_:
             value = t.let(f"flow.tensor.bitcast {value} : {type_}{body.tied(own)} -> {seen}{body.tied(own)}")
@@ -178,16 +191,23 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
     values += body.dims.values()
     passed += [INDEX] * len(body.dims)
     call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
-    made = [tensor_type(shape, element) + body.tied(shape) for _, shape, element in body.outputs]
+    tied = [tensor_type(shape, element) + body.tied(shape) for _, shape, element in body.outputs]
+    made = t.several(f"{call} -> {_result_types(tied)}", len(tied))
     if body.splits > 1:
-        parts = t.several(f"{call} -> ({', '.join(made)})", len(made))
-        result = combine_call(t, spec, f"{name}_combine", parts, made)
-    else:
-        result = t.let(f"{call} -> {made[0]}")
-    result = _reshaped(t, body, result, spec.out_shape, site.out_shape, spec.dtype)
+        made = [combine_call(t, spec, f"{name}_combine", made, tied)]
+    wanted = [tensor_type(s, d) for s, d in site.results]
+    results = [
+        _reshaped(t, body, x, old, new, d)
+        for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)
+    ]
+    params = ", ".join(f"{n}: {t_}" for n, t_ in zip(names, types, strict=True))
     return [
-        f"util.func private @{name}({', '.join(f'{n}: {t_}' for n, t_ in zip(names, types, strict=True))}) -> {out} {{",
+        f"util.func private @{name}({params}) -> {_result_types(wanted)} {{",
         *t.render(),
-        f"util.return {result} : {out}",
+        f"util.return {', '.join(results)} : {', '.join(wanted)}",
         "}",
     ]
+
+
+def _result_types(types: list[str]) -> str:
+    return types[0] if len(types) == 1 else f"({', '.join(types)})"

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.expr import ScoreExpr
 from onnx_fa.graph_view import Array, GraphView
-from onnx_fa.spec import AttentionSpec, Dim, MaskTerm
+from onnx_fa.spec import AttentionSpec, Dim, DType, MaskTerm, Quantized
 
 if TYPE_CHECKING:
     from onnx_fa.match.axes import Axis, Group, Sources
@@ -207,10 +207,33 @@ class OperandChoice:
     layout: tuple[int, ...]
     scale: float
     heads: Dim
+    integers: Integers | None = None
+    """`value` holds integers; what it stands for."""
+
+
+@dataclass(frozen=True)
+class Integers:
+    """What integers stand for: `quant` says how, `operands` are the scale and, if there is one, the zero point. `plain` is the
+    reading behind the dequantisation."""
+
+    quant: Quantized
+    operands: tuple[Expr, ...]
+    plain: OperandChoice
+    number: DType
+    """The type of the numbers."""
 
 
 ScoreStage = Literal["scaled", "capped", "masked", "probabilities"]
 """How far scores have come: Q @ K^T scaled, with the score modifications, with the masks, and after the softmax."""
+
+
+@dataclass(frozen=True)
+class Further:
+    """A value of the graph that a site makes beside its output: `wrap` applied to its result number `source`."""
+
+    value: ir.Value
+    source: int
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,6 +252,8 @@ class Match:
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
     scores: tuple[ir.Value, ScoreStage] | None = None
     """A further output of the replaced node that shows the scores; standard ops beside the site make it."""
+    further: tuple[Further, ...] = ()
+    """What else the site makes: row statistics, and parts of an output that several products with V share."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 
