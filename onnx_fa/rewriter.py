@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -19,7 +19,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
 from onnx_fa.graph_view import GraphView, default_opset, outer_reads
 from onnx_fa.io import ModelLike, check_valid, load, same_kind
-from onnx_fa.match import Call, Const, Expr, Match, find_sites
+from onnx_fa.match import NUMPY, Call, Const, Expr, Match, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.patterns import PATTERNS
 from onnx_fa.report import Miss, RewriteReport, SiteReport
@@ -166,15 +166,25 @@ def _replace(
         spec, numbers = dequantized(b, spec, operands)
         behind = len(b.nodes)
     if form == "site":
-        out = b.op_of(DOMAIN, OP_TYPE, operands, {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())})
+        attrs = {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())}
+        outs = b.ops_of(DOMAIN, OP_TYPE, operands, attrs, len(match.spec.results))
         node = b.nodes[-1]
         node.name = name
-        out.type, out.shape = match.output.type, ir.Shape(match.spec.out_shape)
+        for x, (shape, dtype) in zip(outs, match.spec.results, strict=True):
+            x.type, x.shape = ir.TensorType(ir.DataType.from_numpy(np.dtype(NUMPY[dtype]))), ir.Shape(shape)
+        outs[0].type = match.output.type
     else:
-        out = _EMITTERS[form](b, spec, numbers)
+        outs = _EMITTERS[form](b, spec, numbers)
     inner, core = tuple(b.nodes[before:]), tuple(b.nodes[behind:])
-    for wrap in match.wrap:
-        out = _realise(b, wrap(out), replaced)
+
+    def wrapped(source: int, wraps: Iterable[Callable[[Expr], Expr]]) -> ir.Value:
+        value = outs[source]
+        for wrap in wraps:
+            value = _realise(b, wrap(value), replaced)
+        return value
+
+    out = wrapped(0, match.wrap)
+    presents += [(f.value, wrapped(f.source, f.wrap)) for f in match.further]
     old = match.output
     if match.scores is not None:
         presents.append((match.scores[0], decomposed.scores(b, spec, numbers, match.scores[1])))
@@ -197,6 +207,10 @@ def _replace(
     for was, new in results:
         _take_over(b, was, new)
         replaced[was] = new
+    if match.further:  # what they are made from may stand behind the first of their readers
+        assert isinstance(b.graph, ir.Graph)
+        b.graph.sort()
+        dead += [p for f in match.further if (p := f.value.producer()) is not None]
     dead.append(producer)
     plain = Site(name, spec, numbers, results[0][1], core) if spec is not match.spec else None
     return Site(name, match.spec, operands, results[0][1], inner, plain)

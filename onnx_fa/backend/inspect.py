@@ -239,11 +239,16 @@ def is_score_shape(dims: Sequence[int | None], spec: AttentionSpec) -> bool:
 
 
 def _is_output(text: str, spec: AttentionSpec) -> bool:
+    """Whether a tensor may be a result of the site."""
     dims = _shape(text)[0]
-    out = [d if isinstance(d, int) else None for d in spec.out_shape]
-    if any(d is None for d in (*dims, *out)):
+    if any(d is None for d in dims):
         return True  # one computing dispatch writes one tensor; its size is not known before run time
-    return math.prod(d or 1 for d in dims) == math.prod(d or 1 for d in out)
+    for shape, _ in spec.results:
+        if any(not isinstance(d, int) for d in shape):
+            return True
+        if math.prod(d or 1 for d in dims) == math.prod(d for d in shape if isinstance(d, int)):
+            return True
+    return False
 
 
 def _stack_bytes(lines: Sequence[str]) -> int | None:

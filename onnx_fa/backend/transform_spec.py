@@ -80,6 +80,8 @@ def emit_transform_spec(
     replacements: list[_Replacement] = []
     for site in sites:
         try:
+            if site.spec.stats:
+                raise UnsupportedError("row statistics as outputs: a pattern of the stock road has one result")
             proto = site_model(model, site)
             key = json.dumps(site.spec.to_dict()).encode() + proto.SerializeToString(deterministic=True)
             if key in seen:

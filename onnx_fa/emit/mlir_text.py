@@ -49,6 +49,14 @@ class Text:
         self._lines.append(f"{result} = {operation}")
         return result
 
+    def several(self, operation: str, count: int) -> list[str]:
+        """Appends an operation with `count` results and returns their names."""
+        if count == 1:
+            return [self.let(operation)]
+        result = self._name()
+        self.do(f"{result}:{count} = {operation}")
+        return [f"{result}#{i}" for i in range(count)]
+
     def constant(self, literal: str, type_: str) -> str:
         key = f"arith.constant {literal} : {type_}"
         return self._constants.setdefault(key, f"%c{len(self._constants)}")
