@@ -234,6 +234,7 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         "lse_max_causal",
         {"stats": ("lse", "max"), "masks": (Causal("end"),), "Sq": 70, "Skv": 50, "empty_row": "zero"},
     )
+    yield "lse_ragged_rows", {"stats": ("lse", "max"), "Sq": 21, "Skv": 30}
     yield "max_softcap_f16", {"stats": ("max",), "mods": (Softcap(9.0),), "dtype": "f16", "Sq": 33}
     yield "lse_sink_bf16", {"stats": ("lse",), "sink": TensorArg((2, 1, 1)), "dtype": "bf16"}
     yield "lse_decode_gqa", one | {"stats": ("max", "lse"), "Hq": 8, "masks": (lengths,), "empty_row": "nan"}

@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "sinks": ("sink", "sink_window_gqa", "sink_bf16"),
     },
     "Results": {
-        "log-sum-exp": ("lse", "lse_decode_gqa", "lse_sink_bf16"),
+        "log-sum-exp": ("lse", "lse_ragged_rows", "lse_decode_gqa", "lse_sink_bf16"),
         "row maximum": ("lse_max_causal", "max_softcap_f16", "lse_finite"),
         "several V of one softmax (IPA), side by side": ("values_side_by_side",),
         "a score of two products (MLA), as one of longer rows": ("latent",),

@@ -553,12 +553,22 @@ class VectorBody:
 
     def row_statistic(self, i: int, state: _State) -> str:
         """A row statistic of every query, as the tensor of that result."""
-        slab = self.stats[i]
-        result = slab.value
+        t, slab = self.t, self.stats[i]
+        tile, type_ = (
+            (t.let(f"tensor.empty() : {self.row_type}"), self.row_type) if self.few_queries else (slab.value, slab.type)
+        )
         for j, (best, total) in enumerate(zip(state.best, state.total, strict=True)):
             x = self.statistic(self.spec.stats[i], best, total)
-            result = self.t.write(x, result, slab.type, self.lane(j), in_bounds=not self.few_queries)
-        return result
+            tile = t.write(x, tile, type_, self.lane(j))
+        if not self.few_queries:
+            return tile
+
+        def copy(row: str, carried: list[str]) -> list[str]:
+            """One by one: of vectors that reach over the end, all but the first would be lost (docs/iree-bugs.md)."""
+            x = t.let(f"tensor.extract {tile}[{row}] : {type_}")
+            return [t.let(f"tensor.insert {x} into {carried[0]}[{row}] : {slab.type}")]
+
+        return t.loop((t.index(0), self.rows, t.index(1)), [(slab.value, slab.type)], copy)[0]
 
     def statistic(self, which: Stat, best: str, total: str) -> str:
         """The largest score, or the logarithm of the sum of exponentials, in natural units; total is in units of best."""
