@@ -20,7 +20,7 @@ def host_text(text: str) -> str:
         functions.append(_function(executable))
         text = text.replace(executable, "")
     for name, args, types, out in re.findall(
-        r"flow\.dispatch @(\w+)::@\w+(?:\[.*?\])?\((.*?)\) : \((.*?)\) -> (\S+)", text
+        r"flow\.dispatch @(\w+)::@\w+(?:\[.*?\])?\((.*?)\) : \((.*?)\) -> (tensor<[^>]*>)", text
     ):
         old = next(line for line in text.splitlines() if f"flow.dispatch @{name}::" in line)
         result = old.partition(" = ")[0]
