@@ -195,6 +195,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
     dims(sub)
     target(sub)
+    from onnx_fa.zoo import command as zoo
+
+    sub = commands.add_parser("zoo", help="run a collection of models, and compare with a baseline")
+    zoo.add(sub, common)
     return parser
 
 
