@@ -140,7 +140,8 @@ def rows_of(spec: AttentionSpec, operands: Sequence[Array], start: int, stop: in
         sink=spec.sink and dataclasses.replace(spec.sink, shape=size(spec.sink.shape)),
     )
     axes = [spec.q_layout.index(spec.rank - 2), None, None]
-    axes += [-2 if size(x.shape) != x.shape else None for x in operands[3:]]
+    axes += [-2 if size(x.shape) != x.shape else None for x in operands[3 : spec.scales_at]]
+    axes += [None] * (len(operands) - spec.scales_at)
     cut = slice(start, stop)
     inputs = [
         x if a is None else x[(slice(None),) * (a % x.ndim) + (cut,)] for x, a in zip(operands, axes, strict=True)

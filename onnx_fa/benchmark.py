@@ -54,7 +54,9 @@ STOCK_FLAGS: tuple[tuple[str, ...], ...] = (
     ("--iree-opt-level=O3", _STACK),
     ("--iree-opt-level=O3", "--iree-opt-data-tiling=false", _STACK),
 )
-"""What stock IREE is tried with; its result is the best of them."""
+"""What stock IREE is tried with on CPUs; its result is the best of them."""
+GPU_STOCK_FLAGS: tuple[tuple[str, ...], ...] = ((), ("--iree-opt-level=O3",))
+"""The same on GPUs."""
 
 
 @dataclass
@@ -185,7 +187,7 @@ def bench(
     calls: int = 3,
     threads: int = 2,
     dims: Mapping[str, int] | None = None,
-    stock_flags: Sequence[Sequence[str]] = STOCK_FLAGS,
+    stock_flags: Sequence[Sequence[str]] | None = None,
     name: str | None = None,
     compiled: Path | None = None,
     memory_bytes: int = 12 << 30,
@@ -244,7 +246,7 @@ def bench(
             field_.append((contestant, run))
 
         imported = stock_import(path, folder)
-        for flags in stock_flags:
+        for flags in (GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS) if stock_flags is None else stock_flags:
             contestant = Contestant(STOCK, " ".join(flags) or "defaults")
             if isinstance(imported, str):
                 contestant.problem = imported

@@ -24,6 +24,7 @@ from onnx_fa.spec import (
     Causal,
     Dim,
     Elementwise,
+    Quantized,
     SlidingWindow,
     Softcap,
     TensorArg,
@@ -41,6 +42,10 @@ DTYPES: dict[str, Any] = {
     "bool": np.bool_,
     "i32": np.int32,
     "i64": np.int64,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i4": ml_dtypes.int4,
+    "u4": ml_dtypes.uint4,
 }
 DOCUMENTS = 4
 """Integer tensors are drawn as document ids: this many runs of equal numbers."""
@@ -143,6 +148,15 @@ def _cases() -> Iterator[Case]:
             Skv=skv,
             **decode | {"Hkv": 8},
         )
+    for hkv, heads in ((32, "H32"), (8, "H32:8")):
+        skv, token = 8192, Quantized("i8", (1, hkv, 8192, 1))
+        yield table(
+            f"bench_decode{'_gqa' if hkv == 8 else ''}_int8",
+            f"B1 {heads} Sq1 Skv{skv} D128 decode, K and V int8",
+            "decode",
+            Skv=skv,
+            **decode | {"Hkv": hkv, "k_quant": token, "v_quant": token},
+        )
 
     # Not in the table of benchmarks: for the tuner.
     s1024 = {"Sq": 1024, "Skv": 1024}
@@ -169,8 +183,9 @@ def find(name: str) -> Case:
 
 
 def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) -> list[Array]:
-    """Operands of a spec without symbols: q, k, v ~ N(0, 1), masks that keep three of four keys, numbers of other tensors
-    ~ N(0, 1), integers as document ids that start at 0, or as lengths where there is one for all queries and keys.
+    """Operands of a spec without symbols: q, k, v ~ N(0, 1), on a grid where they are integers, masks that keep three of four
+    keys, numbers of other tensors ~ N(0, 1), other integers as document ids that start at 0, or as lengths where there is one for
+    all queries and keys.
 
     `adversarial` draws queries, biases and sinks ten times as large, makes some rows lose every key (where a mask has rows or a
     padding to do it with), gives additive masks finfo.min or -inf in place of small numbers, and mixes document ids.
@@ -181,7 +196,8 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
     operands: list[Array] = []
     for i, (shape, dtype) in enumerate(zip(spec.operand_shapes[:3], spec.operand_dtypes[:3], strict=True)):
         size = 10.0 if adversarial and i == 0 else 1.0
-        operands.append((size * rng.standard_normal(_ints(shape))).astype(DTYPES[dtype]))
+        numbers = size * rng.standard_normal(_ints(shape))
+        operands.append(numbers.astype(DTYPES[dtype]) if dtype not in STEPS else _integers(numbers, dtype, adversarial))
     for term in spec.masks:
         if isinstance(term, TensorMask):
             operands.append(_draw_mask(rng, spec, term, adversarial))
@@ -189,7 +205,43 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
             operands += [_draw_tensor(rng, spec, t, adversarial, _is_mask(term)) for t in term.tensors]
     if spec.sink is not None:
         operands.append(_draw_tensor(rng, spec, spec.sink, adversarial))
+    for quant in spec.quantized:
+        shape, step = _ints(quant.shape), 1 / STEPS[quant.dtype]
+        operands.append(np.asarray(step * rng.uniform(0.5, 1.5, shape)).astype(DTYPES[spec.dtype]))
+        if quant.zero_point:
+            middle = _middle(quant.dtype)
+            operands.append(np.asarray(rng.integers(middle - 2, middle + 3, shape)).astype(_zero_type(quant.dtype)))
     return operands
+
+
+STEPS = {"i8": 40.0, "u8": 40.0, "i4": 2.5, "u4": 2.5}
+"""Integers to a standard deviation of what they stand for."""
+
+
+def _middle(dtype: str) -> int:
+    return {"u8": 128, "u4": 8}.get(dtype, 0)
+
+
+def _zero_type(dtype: str) -> Any:
+    return np.uint8 if dtype.startswith("u") else np.int8
+
+
+def _integers(numbers: Array, dtype: str, adversarial: bool) -> Array:
+    """Numbers of deviation 1 on the grid of an integer type; `adversarial` ones lie on its ends as often."""
+    bits = int(dtype[1:])
+    low, high = (0, (1 << bits) - 1) if dtype.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    steps = STEPS[dtype] * (4 if adversarial else 1)
+    whole: Array = np.clip(np.rint(steps * numbers) + _middle(dtype), low, high).astype(np.int32)
+    return whole.astype(DTYPES[dtype])
+
+
+def packed(x: Array) -> Array:
+    """4-bit integers two to a byte, the first in the low half, as kernels take them; other arrays as they are."""
+    if x.dtype not in (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)):
+        return x
+    nibbles = x.astype(np.int8).view(np.uint8) & 15
+    pairs: Array = np.asarray(nibbles[..., ::2] | (nibbles[..., 1::2] << 4), np.uint8).view(np.int8)
+    return pairs
 
 
 def _ints(shape: tuple[Dim, ...]) -> tuple[int, ...]:

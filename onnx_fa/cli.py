@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from onnx_fa.errors import ModelError, OnnxFaError, RunError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.table import text_table
-from onnx_fa.target import TARGET_NAMES, Target, parse_target
+from onnx_fa.target import KERNELS, TARGET_NAMES, Target, parse_target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,6 +92,14 @@ def _parser() -> argparse.ArgumentParser:
             "--target", default=default, metavar="NAME", help=f"one of {', '.join(TARGET_NAMES)} (default: {default})"
         )
 
+    def kernels(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--kernels",
+            choices=KERNELS,
+            default="auto",
+            help="who makes the attention's code: IREE, Triton (CUDA only), or the first of Triton and IREE that can",
+        )
+
     def dims(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             "--dim", action="append", default=[], type=_dim, metavar="NAME=SIZE", help="size of a symbolic dim"
@@ -126,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("-o", "--output", required=True, help="a file, or - for standard output")
     sub.add_argument("--report", metavar="FILE")
     target(sub)
+    kernels(sub)
 
     sub = add("compile", compile_, "compile to an IREE module with every attention fused")
     sub.add_argument("model")
@@ -135,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--timeout", type=_seconds, default=1800, metavar="S", help="stop iree-compile after S seconds")
     flags(sub)
     target(sub)
+    kernels(sub)
 
     sub = add("run", run, "run a compiled module")
     sub.add_argument("module")
@@ -150,14 +160,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
-    sub.add_argument("--device", default="local-task")
+    sub.add_argument("--device", help="of IREE's runtime, as iree-run-module takes it (default: the target's)")
     dims(sub)
+    target(sub)
 
     sub = add("inspect", inspect, "say per site whether it is fused, from the compiler's own output")
     sub.add_argument("model", help=".onnx or .vmfb")
     sub.add_argument("--report", metavar="FILE")
     flags(sub)
     target(sub)
+    kernels(sub)
 
     sub = add("verify", verify, "compare original, rewritten and compiled model with each other and with float64")
     sub.add_argument("model")
@@ -166,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     dims(sub)
     flags(sub)
     target(sub)
+    kernels(sub)
 
     sub = add("bench", bench, "time against stock IREE and onnxruntime")
     sub.add_argument("model")
@@ -177,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
     dims(sub)
     target(sub)
+    kernels(sub)
 
     sub = add("tune", tune, "measure tiles and compile options on this machine, for the tuning database")
     sub.add_argument("model", nargs="?", help="tune for the attentions of this ONNX model")
@@ -195,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
     dims(sub)
     target(sub)
+    kernels(sub)
     from onnx_fa.zoo import command as zoo
 
     sub = commands.add_parser("zoo", help="run a collection of models, and compare with a baseline")
@@ -217,6 +232,18 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _target(args: argparse.Namespace, *, runs: bool = False) -> Target:
+    """The target named, with what is to be said about it; `runs`: raises TargetError where this machine has no such device."""
+    target = parse_target(args.target, args.kernels)
+    if runs and target.is_gpu:
+        from onnx_fa.backend.run import require_device
+
+        require_device(target.device)
+    if target.note:
+        _note(args, target.note)
+    return target
 
 
 def explain(args: argparse.Namespace) -> None:
@@ -309,7 +336,7 @@ def rewrite(args: argparse.Namespace) -> None:
 def import_(args: argparse.Namespace) -> None:
     from onnx_fa.backend.compile import import_model
 
-    target = parse_target(args.target)
+    target = _target(args)
     for path in filter(lambda p: p and p != "-", (args.output, args.report)):
         check_writable(path)
     done = import_model(args.model, target)
@@ -328,7 +355,7 @@ def import_(args: argparse.Namespace) -> None:
 def compile_(args: argparse.Namespace) -> None:
     from onnx_fa.backend.compile import compile_model
 
-    target = parse_target(args.target)
+    target = _target(args)
     for path in filter(None, (args.output, args.report)):
         check_writable(path)
     keep = Path(args.keep_intermediates) if args.keep_intermediates else None
@@ -354,15 +381,17 @@ def compile_(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from onnx_fa.backend.run import load_module
+    from onnx_fa.backend.run import load_module, require_device
 
+    device = args.device or parse_target(args.target).device
+    require_device(device)
     if args.output and not Path(args.output).parent.is_dir():
         raise OnnxFaError(f"{args.output}: cannot be written: no folder {Path(args.output).parent}")
     arrays = _run_inputs(args)
     path = Path(args.module)
     if not path.is_file():
         raise RunError(f"{path}: no such file")
-    outputs = load_module(path, args.device)(*arrays)
+    outputs = load_module(path, device)(*arrays)
     if args.output:
         Path(args.output).mkdir(exist_ok=True)
     for n, out in enumerate(outputs):
@@ -448,7 +477,7 @@ def _parse_input(text: str) -> npt.NDArray[np.generic]:
 def inspect(args: argparse.Namespace) -> None:
     if args.report:
         check_writable(args.report)
-    path, target = Path(args.model), parse_target(args.target)
+    path, target = Path(args.model), _target(args)
     if path.suffix == ".vmfb":
         _inspect_vmfb(path, args.report)
         return
@@ -512,7 +541,7 @@ def verify(args: argparse.Namespace) -> int:
 
     if args.seeds < 1:
         raise OnnxFaError("--seeds must be at least 1")
-    target = parse_target(args.target)
+    target = _target(args, runs=True)
     if args.report:
         check_writable(args.report)
     report = check(
@@ -533,7 +562,7 @@ def verify(args: argparse.Namespace) -> int:
 def bench(args: argparse.Namespace) -> None:
     from onnx_fa.benchmark import bench as measure
 
-    target: Target = parse_target(args.target)
+    target = _target(args, runs=True)
     if args.rounds < 1 or args.threads < 1:
         raise OnnxFaError("--rounds and --threads must be at least 1")
     prefix = Path(args.output or f"{Path(args.model).stem}.bench")
@@ -562,7 +591,7 @@ def tune(args: argparse.Namespace) -> None:
         raise OnnxFaError("give a model or --case, not both")
     if not args.memory > 0:
         raise OnnxFaError("--memory must be above 0")
-    target = parse_target(args.target)
+    target = _target(args, runs=True)
     settings = Settings(
         rounds=args.rounds,
         calls=args.calls,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +22,25 @@ def _offset(offset: Offset, sq: int, skv: int) -> int:
     return skv - sq if offset == "end" else offset
 
 
+def dequantized(spec: AttentionSpec, operands: Sequence[Array]) -> list[Array]:
+    """The operands with k and v as numbers, and without their scales and zero points."""
+    result, rest = list(operands[: spec.scales_at]), iter(operands[spec.scales_at :])
+    for i, quant, layout in ((1, spec.k_quant, spec.k_layout), (2, spec.v_quant, spec.v_layout)):
+        if quant is None:
+            continue
+        scale = next(rest)
+        zero = next(rest) if quant.zero_point else np.zeros((), np.int32)
+        axis = layout.index(spec.rank - 1) - spec.rank
+        width = operands[i].shape[axis]
+        scale, zero = (np.repeat(x, width // x.shape[axis], axis) if x.ndim >= -axis else x for x in (scale, zero))
+        integers = operands[i].astype(np.int32) - zero.astype(np.int32)
+        result[i] = (integers.astype(np.float32) * scale.astype(np.float32)).astype(scale.dtype)
+    return result
+
+
 def scores(spec: AttentionSpec, *operands: Array) -> F64:
     """The masked scores (*B, Hq, Sq, Skv) that the softmax sees."""
+    operands = tuple(dequantized(spec, operands))
     q, k = _canonical(operands[0], spec.q_layout), _canonical(operands[1], spec.k_layout)
     k = np.repeat(k, spec.group, axis=-3)
     s: F64 = spec.scale * (q @ np.swapaxes(k, -1, -2))
@@ -60,10 +79,11 @@ def masked(spec: AttentionSpec, s: F64, *operands: Array) -> F64:
 def attention(spec: AttentionSpec, *operands: Array) -> F64:
     """Output of the attention, in the spec's output layout, float64.
 
-    `operands` are q, k, v, the mask tensors and the sink, in the order and layouts that the spec names.
+    `operands` are in the order and layouts that the spec names.
     A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
     """
     s = scores(spec, *operands)
+    operands = tuple(dequantized(spec, operands))
     v = np.repeat(_canonical(operands[2], spec.v_layout), spec.group, axis=-3)
     if spec.sink is not None:
         sink = np.broadcast_to(operands[-1].astype(np.float64), (*s.shape[:-1], 1))

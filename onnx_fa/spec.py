@@ -24,6 +24,7 @@ from onnx_fa.expr import Kind, ScoreExpr, kind_of, leaves
 Dim = int | str
 DType = Literal["f64", "f32", "f16", "bf16"]
 ElementType = Literal["f64", "f32", "f16", "bf16", "bool", "i32", "i64"]
+IntegerType = Literal["i8", "u8", "i4", "u4"]
 EmptyRow = Literal["nan", "zero", "guarded", "mean"]
 Offset = int | Literal["end"]
 """Where the query block starts among the keys: query i stands at key position i + offset; "end" is Skv - Sq."""
@@ -111,10 +112,24 @@ class Elementwise:
             raise ValueError(f"an expression reads tensors {sorted(read)} of {len(self.tensors)}")
 
 
+@dataclass(frozen=True)
+class Quantized:
+    """K or V kept as integers: (stored - zero point) * scale, rounded once to the spec's type, as ONNX's DequantizeLinear does.
+
+    `shape` is that of the scale, which has the spec's type, and of the zero point, which has 8 bits with or without a sign like the
+    integers. It broadcasts
+    (right-aligned) to the operand as stored; along the head dim it may also have one number for every so many neighbours.
+    """
+
+    dtype: IntegerType = "i8"
+    shape: tuple[Dim, ...] = ()
+    zero_point: bool = False
+
+
 MaskTerm = Causal | SlidingWindow | BoolMask | AddMask | Elementwise
 TensorMask = BoolMask | AddMask
 _TERMS: dict[str, type] = {
-    c.__name__: c for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise)
+    c.__name__: c for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise, Quantized)
 }
 
 
@@ -145,11 +160,12 @@ class AttentionSpec:
     """softmax(mask(mods(scale * q @ k^T))) @ v.
 
     Masks apply in order, after the score modifications. Operands are q, k, v, then the tensors of every mask term in order,
-    then the sink. A `sink` is one more logit per row, of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the
-    softmax and has no value (softmax(concat(scores, sink)) without its last column). `empty_row` is what a query with no key
-    left (all its scores -inf) yields: "nan", as softmax does; "zero", as the ONNX Attention op; "guarded", where NaN
-    probabilities are replaced by zero, whatever made them NaN. "mean" (of v) says that masked scores are finite, as with a
-    finfo.min fill, so that no row is ever empty. Raises ValueError when fields contradict each other.
+    then the sink, then of k and of v, where they are integers, the scale and the zero point. A `sink` is one more logit per row,
+    of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the softmax and has no value (softmax(concat(scores, sink))
+    without its last column). `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does;
+    "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
+    says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. Raises ValueError when fields
+    contradict each other.
     """
 
     dtype: DType
@@ -169,6 +185,8 @@ class AttentionSpec:
     k_layout: tuple[int, ...] = ()
     v_layout: tuple[int, ...] = ()
     o_layout: tuple[int, ...] = ()
+    k_quant: Quantized | None = None
+    v_quant: Quantized | None = None
 
     def __post_init__(self) -> None:
         for name in ("q_layout", "k_layout", "v_layout", "o_layout"):
@@ -185,6 +203,20 @@ class AttentionSpec:
             self._check_broadcast("mask", mask.shape, self.score_shape)
         if self.sink is not None:
             self._check_broadcast("sink", self.sink.shape, (*self.score_shape[:-1], 1))
+        for what, quant, stored, layout in (
+            ("scale of k", self.k_quant, self.operand_shapes[1], self.k_layout),
+            ("scale of v", self.v_quant, self.operand_shapes[2], self.v_layout),
+        ):
+            if quant is not None:
+                self._check_scale(what, quant.shape, stored, layout.index(self.rank - 1))
+
+    def _check_scale(self, what: str, shape: tuple[Dim, ...], stored: tuple[Dim, ...], head_dim: int) -> None:
+        """As `_check_broadcast`, but along the head dim a divisor of it will do."""
+        padded = (1,) * (self.rank - len(shape)) + shape
+        groups, width = padded[head_dim] if len(padded) == self.rank else 0, stored[head_dim]
+        if isinstance(groups, int) and isinstance(width, int) and groups > 0 and width % groups == 0:
+            stored = (*stored[:head_dim], groups, *stored[head_dim + 1 :])
+        self._check_broadcast(what, shape, stored)
 
     def _check_broadcast(self, what: str, shape: tuple[Dim, ...], target: tuple[Dim, ...]) -> None:
         if len(shape) > self.rank:
@@ -232,15 +264,31 @@ class AttentionSpec:
 
     @property
     def operand_shapes(self) -> tuple[tuple[Dim, ...], ...]:
-        """Shapes as stored: q, k, v, then the mask tensors, then the sink."""
+        """Shapes as stored, in the operands' order."""
         layouts = (self.q_layout, self.k_layout, self.v_layout)
         qkv = [tuple(s[a] for a in p) for s, p in zip(self.canonical_shapes, layouts, strict=False)]
-        return (*qkv, *(t.shape for t in self._further))
+        return (*qkv, *(t.shape for t in self._further), *(shape for shape, _ in self._scales))
 
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
-        """Element types of the operands: "f32", ... or "bool"."""
-        return (*[self.dtype] * 3, *(t.dtype for t in self._further))
+        """Element types of the operands: "f32", ..., "bool" or an integer's."""
+        kv = (self.dtype if x is None else x.dtype for x in (self.k_quant, self.v_quant))
+        return (self.dtype, *kv, *(t.dtype for t in self._further), *(dtype for _, dtype in self._scales))
+
+    @property
+    def quantized(self) -> tuple[Quantized, ...]:
+        """How K and V are kept as integers: for none, one or both."""
+        return tuple(x for x in (self.k_quant, self.v_quant) if x is not None)
+
+    @property
+    def _scales(self) -> tuple[tuple[tuple[Dim, ...], str], ...]:
+        """Shape and element type of the scale and the zero point of k, then of v."""
+        return tuple((x.shape, t) for x in self.quantized for t in (self.dtype, *[f"{x.dtype[0]}8"] * x.zero_point))
+
+    @property
+    def scales_at(self) -> int:
+        """Where among the operands the scales begin."""
+        return 3 + len(self._further)
 
     @property
     def _further(self) -> tuple[TensorArg, ...]:
@@ -261,6 +309,7 @@ class AttentionSpec:
             t.label if isinstance(t, Elementwise) else type(t).__name__.lower() for t in (*self.mods, *self.masks)
         ]
         words += ["sink"] * (self.sink is not None)
+        words += [f"{n}:{x.dtype}" for n, x in (("k", self.k_quant), ("v", self.v_quant)) if x is not None]
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:
@@ -274,11 +323,14 @@ class AttentionSpec:
 
         masks = tuple(with_shapes(m, size) for m in self.masks)
         sink = self.sink and dataclasses.replace(self.sink, shape=size(self.sink.shape))
+        k_quant, v_quant = (x and dataclasses.replace(x, shape=size(x.shape)) for x in (self.k_quant, self.v_quant))
         return dataclasses.replace(
             self,
             batch=tuple(map(sub, self.batch)),
             masks=masks,
             sink=sink,
+            k_quant=k_quant,
+            v_quant=v_quant,
             **{n: sub(getattr(self, n)) for n in ("Hq", "Hkv", "Sq", "Skv")},
         )
 

@@ -1,24 +1,38 @@
-"""Targets: what a kernel is emitted and compiled for, by name (`cpu-host`, `cpu-avx2`, ...)."""
+"""Targets: what a kernel is emitted and compiled for, by name (`cpu-host`, `cuda-sm_80`, `rocm-gfx942`, ...)."""
 
 from __future__ import annotations
 
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from onnx_fa.errors import TargetError
+
+Kernels = Literal["auto", "iree", "triton"]
+"""Who makes the kernels: IREE's own code generation, Triton, or whichever is there and faster (see emit/providers.py)."""
+KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 
 
 @dataclass(frozen=True)
 class Target:
-    """`lanes` is the number of f32 in a vector register; `flags` select the device for iree-compile."""
+    """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
+    register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know."""
 
     name: str
     backend: str
     flags: tuple[str, ...]
     device: str
-    lanes: int
-    registers: int
+    lanes: int = 0
+    registers: int = 0
+    arch: str = ""
+    note: str = ""
+    kernels: Kernels = "auto"
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.backend != "llvm-cpu"
 
 
 _CPU = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
@@ -35,25 +49,53 @@ def _host_simd() -> tuple[int, int]:
     return (16, 32) if "avx512f" in flags else (8, 16) if "avx2" in flags else (4, 16)
 
 
-def _cpu(name: str, flags: tuple[str, ...], simd: tuple[int, int]) -> Target:
-    return Target(name, "llvm-cpu", _CPU + flags, "local-task", *simd)
-
-
 _AARCH64 = ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic")
+_CPUS = {
+    "cpu-host": ("--iree-llvmcpu-target-cpu=host",),
+    "cpu-avx512": ("--iree-llvmcpu-target-cpu=x86-64-v4",),
+    "cpu-avx2": ("--iree-llvmcpu-target-cpu=x86-64-v3",),
+    "cpu-neon": _AARCH64,
+}
+_SIMD = {"cpu-avx512": (16, 32), "cpu-avx2": (8, 16), "cpu-neon": (4, 32)}
+
+_CUDA = ("sm_80", "sm_86", "sm_89")
+"""What IREE 3.13 compiles for and has tensor-core instructions of. Its code is PTX, which newer GPUs run too."""
+_ROCM = ("gfx942", "gfx950", "gfx1100")
+TARGET_NAMES = (
+    *_CPUS,
+    "cuda",
+    *(f"cuda-{a}" for a in _CUDA),
+    *(f"rocm-{a}" for a in _ROCM),
+    "vulkan",
+    "metal",
+)
 
 
-def parse_target(name: str) -> Target:
+def parse_target(name: str, kernels: Kernels = "auto") -> Target:
     """The target of that name. Raises TargetError naming the known ones."""
-    match name:
-        case "cpu-host":
-            return _cpu(name, ("--iree-llvmcpu-target-cpu=host",), _host_simd())
-        case "cpu-avx512":
-            return _cpu(name, ("--iree-llvmcpu-target-cpu=x86-64-v4",), (16, 32))
-        case "cpu-avx2":
-            return _cpu(name, ("--iree-llvmcpu-target-cpu=x86-64-v3",), (8, 16))
-        case "cpu-neon":
-            return _cpu(name, _AARCH64, (4, 32))
+    if name in _CPUS:
+        return Target(
+            name, "llvm-cpu", _CPU + _CPUS[name], "local-task", *(_SIMD.get(name) or _host_simd()), kernels=kernels
+        )
+    family, _, arch = name.partition("-")
+    if family == "cuda" and (arch in ("", *_CUDA) or _newer(arch)):
+        note = ""
+        if arch not in _CUDA:
+            note = (
+                f"{name}: IREE's code is for {_CUDA[0]}, which newer GPUs run too; it has no target above {_CUDA[-1]}"
+            )
+            arch = _CUDA[0]  # sm_89 has less shared memory than what comes before and after it
+        flags: tuple[str, ...] = ("--iree-hal-target-device=cuda", f"--iree-cuda-target={arch}")
+        return Target(name, "cuda", flags, "cuda", arch=arch, note=note, kernels=kernels)
+    if family == "rocm" and arch in _ROCM:
+        flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={arch}")
+        return Target(name, "rocm", flags, "hip", arch=arch, kernels=kernels)
+    if name in ("vulkan", "metal"):
+        return Target(name, f"{name}-spirv", (f"--iree-hal-target-device={name}",), name, kernels=kernels)
     raise TargetError(f"unknown target {name!r}: use one of {', '.join(TARGET_NAMES)}")
 
 
-TARGET_NAMES = ("cpu-host", "cpu-avx512", "cpu-avx2", "cpu-neon")
+def _newer(arch: str) -> bool:
+    """Whether a CUDA architecture is newer than all that IREE knows, as sm_90."""
+    found = re.fullmatch(r"sm_(\d+)a?", arch)
+    return found is not None and int(found[1]) > int(_CUDA[-1].removeprefix("sm_"))

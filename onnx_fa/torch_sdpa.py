@@ -28,6 +28,8 @@ class TorchAttention:
 def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: Path | None = None) -> TorchAttention:
     """The attention of `arrays` (named as in `input_names`). The spec has no symbols and no sink. `kept_mask` is an .npy that holds
     the mask once it is made: a long one takes seconds."""
+    if spec.quantized:
+        return _dequantized_first(spec, arrays, kept_mask)
     names = input_names(spec)
     layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
     q, k, v = (torch.from_numpy(arrays[n]).permute(inverse(p)) for n, p in zip(names, layouts, strict=False))
@@ -62,6 +64,35 @@ def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: P
 
     size = 0 if mask is None else mask.numel() * mask.element_size()
     return TorchAttention(call, ", ".join(["SDPA", *words]), size)
+
+
+def _dequantized_first(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: Path | None) -> TorchAttention:
+    """K and V become numbers in every call, by plain ops."""
+    plain = dataclasses.replace(spec, k_quant=None, v_quant=None)
+    layouts = {"k": (spec.k_quant, spec.k_layout), "v": (spec.v_quant, spec.v_layout)}
+    tensors = {n: torch.from_numpy(x) for n, x in arrays.items() if n[0] in layouts}
+
+    def numbers() -> dict[str, Any]:
+        result = dict(arrays)
+        for n, (quant, layout) in layouts.items():
+            if quant is None:
+                continue
+            x = tensors[n].float()
+            axis = layout.index(spec.rank - 1) - spec.rank
+            for end, op in (("_zero", torch.sub), ("_scale", torch.mul)):
+                part = tensors.get(n + end)
+                if part is not None:
+                    shared = x.shape[axis] // part.shape[axis] if part.ndim >= -axis else 1
+                    x = op(x, part.repeat_interleave(shared, axis) if 1 < shared < x.shape[axis] else part)
+            result[n] = x.numpy()
+        return result
+
+    def call() -> Any:
+        with torch.inference_mode():
+            return torch_attention(plain, numbers(), kept_mask).call()
+
+    made = torch_attention(plain, numbers(), kept_mask)
+    return TorchAttention(call, f"dequantised, {made.how}", made.mask_bytes)
 
 
 def bias(spec: AttentionSpec, tensors: list[Any]) -> Any:

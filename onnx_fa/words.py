@@ -42,10 +42,11 @@ def mask_words(term: MaskTerm) -> str:
 
 
 def score_words(spec: AttentionSpec) -> list[str]:
-    """What is done to the scores after scaling, in order."""
+    """What is done to the scores after scaling, in order, and how K and V are kept."""
     mods = [f"softcap {m.cap:g}" for m in spec.mods]
     sink = [f"sink {shape_words(spec.sink.shape)}"] if spec.sink is not None else []
-    return [*mods, *map(mask_words, spec.masks), *sink]
+    kept = [f"{n} in {x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None]
+    return [*mods, *map(mask_words, spec.masks), *sink, *kept]
 
 
 def sentence(spec: AttentionSpec) -> str:

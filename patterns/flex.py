@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -115,9 +115,9 @@ def _scaled(view: GraphView, graph: ir.Graph, v: OperandChoice) -> OperandChoice
         return v
     match expr:
         case ("Mul", ("score",), ("f", factor)) | ("Mul", ("f", factor), ("score",)) if not values:
-            return OperandChoice(v.value, v.layout, v.scale * factor, v.heads)
+            return replace(v, scale=v.scale * factor)
         case ("Div", ("score",), ("f", divisor)) if not values and divisor:
-            return OperandChoice(v.value, v.layout, v.scale / divisor, v.heads)
+            return replace(v, scale=v.scale / divisor)
     raise NoMatch(
         "a prob_mod that does more than multiply by a number: probabilities do not exist as a whole in a fused kernel"
     )

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView, attr_int, axes_of
-from onnx_fa.match import Call, Const, Expr, NoMatch, OperandChoice
+from onnx_fa.match import Call, Const, Expr, Integers, NoMatch, OperandChoice
 from onnx_fa.match.axes import (
     Atom,
     Axis,
@@ -30,7 +30,8 @@ from onnx_fa.match.axes import (
     regrouped,
     size_of,
 )
-from onnx_fa.spec import Dim
+from onnx_fa.patterns.quant import Dequantized, dequantized
+from onnx_fa.spec import Dim, Quantized
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class _State:
     head: Atom | None
     """The atom whose repeats are understood; None: any atom may be repeated (a mask broadcasts)."""
     scale: float = 1.0
+    integers: tuple[Dequantized, OperandChoice | None] | None = None
+    """`value` holds integers: what they stand for, and the reading where they are dequantised, if that is one."""
 
 
 def read_operand(
@@ -86,17 +89,98 @@ def readings(
         state: _State | None = _State(value, tuple(own), head.atoms[0] if len(head.atoms) == 1 else None)
         if state is not None and state.head is None:
             state = replace(state, head=Atom("none", 1))
+        trail: list[ir.Node] = []
         while state is not None:
-            choice = _as_choice(state, groups)
+            here = _as_choice(state, groups, fewer=bool(found))
+            choice = _with_integers(here, state, found)
             # Rows of K, Q and V must lie contiguously; K as the matmul gets it (transposed) is always a last resort.
-            if choice is not None and (not found or choice.layout[-1] == len(groups) - 1):
+            if choice is not None and (
+                not found
+                or choice.layout[-1] == len(groups) - 1
+                or (choice.integers is not None and choice.layout == found[-1].layout)
+            ):
                 found.append(choice)
-            state = _step(view, state)
+                trail = []
+            part = dequantized(view, state.value) if state.integers is None else None
+            if part is not None and here is None and not part.shape and found:
+                again = _replayed(part.source, trail)
+                if again is not None:
+                    plain = found[-1]
+                    units = plain.value.args[1:] if isinstance(plain.value, Call) else ()
+                    value_of = Call("Unsqueeze", (again, *units)) if units else again
+                    quant = Quantized(part.dtype, (), part.zero is not None)
+                    operands = (part.scale, *([part.zero] if part.zero is not None else []))
+                    integers = Integers(quant, operands, plain, part.number)
+                    found.append(replace(plain, value=value_of, integers=integers))
+                break
+            trail += [node] if (node := state.value.producer()) is not None else []
+            if part is not None:
+                state = replace(state, value=part.source, integers=(part, here))
+            else:
+                state = _step(view, state)
     if not found:
         found = [_viewed(value, axes, groups, sources, repeat_heads=False)]
     if head.atoms and not present & set(head.atoms):
         found.insert(0, _viewed(value, axes, groups, sources, repeat_heads=True))
     return found
+
+
+def _with_integers(choice: OperandChoice | None, state: _State, found: Sequence[OperandChoice]) -> OperandChoice | None:
+    """A reading of integers with its scale, whose axes stand as those of the integers. None where that cannot be said, or no
+    reading without integers is known."""
+    if choice is None or state.integers is None:
+        return choice
+    plain = next((c for c in reversed(found) if c.integers is None), None)
+    part, at = state.integers
+    if plain is None or plain.heads != choice.heads:
+        return None
+    operands = [part.scale, *([part.zero] if part.zero is not None else [])]
+    shape: tuple[Dim, ...] = ()
+    if part.shape:
+        # A scale that varies is understood where the dequantisation has the dims of the site.
+        if at is None or at.heads != choice.heads:
+            return None
+        rank, inserted = len(choice.layout), _inserted(at)
+        own = [i for i in range(rank) if i not in inserted]
+        if part.grouped is not None and at.layout[own[part.grouped]] != rank - 1:
+            return None
+        own = own[len(own) - len(part.shape) :]
+        order = tuple(at.layout.index(axis) for axis in choice.layout)
+        still = order == tuple(range(rank))
+        first = own[0] if still else 0
+        units = [i - first for i in range(first, rank) if i not in own]
+        if units:
+            operands = [Call("Unsqueeze", (x, Const(np.asarray(units, np.int64)))) for x in operands]
+        wide = [1 if i not in own else part.shape[own.index(i)] for i in range(first, rank)]
+        if not still:
+            operands = [Call("Transpose", (x,), (("perm", order),)) for x in operands]
+            wide = [wide[i] for i in order]
+        shape = tuple(wide)
+    quant = Quantized(part.dtype, shape, part.zero is not None)
+    return replace(choice, integers=Integers(quant, tuple(operands), plain, part.number))
+
+
+def _replayed(source: ir.Value, nodes: Sequence[ir.Node]) -> Expr | None:
+    """What nodes that only move axes, the last one first, make of another value. None where one does more."""
+    expr: Expr = source
+    for node in reversed(nodes):
+        if node.op_type not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
+            return None
+        attrs = tuple(
+            (name, attr.as_int() if attr.type == ir.AttributeType.INT else tuple(attr.as_ints()))
+            for name, attr in node.attributes.items()
+        )
+        expr = Call(node.op_type, (expr, *(x for x in node.inputs[1:] if x is not None)), attrs)
+    return expr
+
+
+def _inserted(choice: OperandChoice) -> list[int]:
+    """The unit axes that a reading adds to its value."""
+    if not isinstance(choice.value, Call):
+        return []
+    axes = choice.value.args[1]
+    assert isinstance(axes, Const)
+    return [int(a) for a in axes.array]
 
 
 def _own_size(atom: Atom, axis: Axis, shape: tuple[Dim | None, ...], i: int) -> Dim:
@@ -159,9 +243,10 @@ def _spread(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], missing: Seq
     return regrouped(expr, single_want, final, sources)
 
 
-def _as_choice(state: _State, groups: Sequence[Group]) -> OperandChoice | None:
+def _as_choice(state: _State, groups: Sequence[Group], fewer: bool = False) -> OperandChoice | None:
+    """The state as a reading of the operand, if its axes are the canonical dims; `fewer`: unit dims may be missing."""
     axes = [[p for p in axis if not p.repeated and p.size != 1] for axis in state.axes]
-    if len(axes) != len(groups):
+    if len(axes) != len(groups) and not (fewer and len(axes) < len(groups)):
         return None
     by_atoms = {g.atoms: i for i, g in enumerate(groups)}
     h = next(i for i, g in enumerate(groups) if g.name == "h")
@@ -194,8 +279,15 @@ def _as_choice(state: _State, groups: Sequence[Group]) -> OperandChoice | None:
         if found[n] is None and mark is not None:
             found[n] = mark
             missing.remove(mark)
-    fill = iter(missing)
-    return OperandChoice(state.value, tuple(i if i is not None else next(fill) for i in found), state.scale, heads)
+    if found.count(None) > len(missing):
+        return None
+    stored = [i if i is not None else missing.pop(0) for i in found]
+    for i in missing:  # a unit axis stands behind the dim that comes before it
+        stored.insert(stored.index(i - 1) + 1 if i else 0, i)
+    value: Expr = state.value
+    if missing:
+        value = Call("Unsqueeze", (value, Const(np.asarray(sorted(map(stored.index, missing)), np.int64))))
+    return OperandChoice(value, tuple(stored), state.scale, heads)
 
 
 def place(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources) -> Expr:
@@ -277,7 +369,7 @@ def _step(view: GraphView, state: _State) -> _State | None:
     source, axes = node.inputs[0], state.axes
     shape = view.shape(source)
     if node.op_type in ("Mul", "Div"):
-        return _scaled(view, state, node) if state.head is not None else None
+        return _scaled(view, state, node) if state.head is not None and state.integers is None else None
     if shape is None:
         return None
     new: list[_Pieces] | None = None

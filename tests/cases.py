@@ -9,7 +9,19 @@ from onnx_fa import cases
 from onnx_fa.accuracy import TOLERANCE
 from onnx_fa.cases import DTYPES, FLOAT_MIN, Case, case, draw_operands
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr
-from onnx_fa.spec import NEG_INF, AddMask, BoolMask, Causal, Elementwise, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec import (
+    NEG_INF,
+    AddMask,
+    BoolMask,
+    Causal,
+    Dim,
+    Elementwise,
+    IntegerType,
+    Quantized,
+    SlidingWindow,
+    Softcap,
+    TensorArg,
+)
 
 __all__ = ["BY_NAME", "CASES", "DTYPES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
 
@@ -32,6 +44,55 @@ T1: ScoreExpr = ("tensor", 1)
 
 def term(expr: ScoreExpr, *tensors: TensorArg, label: str = "elementwise") -> Elementwise:
     return Elementwise(expr, tensors, label)
+
+
+def _quantized_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Specs with K and V kept as integers, as changes to the base (B2 H2 S64 D32): how the scale varies, types, layouts."""
+
+    def both(
+        dtype: IntegerType, k: tuple[Dim, ...], v: tuple[Dim, ...] | None = None, zero: bool = False
+    ) -> dict[str, Any]:
+        return {"k_quant": Quantized(dtype, k, zero), "v_quant": Quantized(dtype, k if v is None else v, zero)}
+
+    token, channel, decode = (2, 2, 64, 1), (2, 1, 32), {"Sq": 1, "Hq": 8, "Skv": 130}
+    yield "tensor", both("i8", ())
+    yield "tensor_zero", both("u8", (), zero=True)
+    yield "token", both("i8", token) | {"masks": (Causal(),)}
+    yield "token_zero", both("u8", token, zero=True)
+    yield "channel", both("i8", channel) | {"Hq": 4}
+    yield "channel_zero", both("i8", channel, zero=True)
+    yield "keys_by_channel", both("i8", channel, token)
+    yield "every_element", both("i8", (2, 2, 64, 32))
+    yield "only_k", {"k_quant": Quantized("i8", (2, 1, 1))}
+    yield "only_v", {"v_quant": Quantized("i8", token)}
+    yield "groups", both("i8", (2, 2, 64, 2))
+    yield "narrow_groups", both("i8", (2, 2, 64, 8), zero=True)
+    yield "i4_token", both("i4", token)
+    yield "i4_groups", both("i4", (2, 2, 64, 2)) | {"masks": (SlidingWindow(20, 0),)}
+    yield "u4_groups", both("u4", (2, 2, 64, 4), zero=True)
+    yield "i4_tensor_odd_keys", both("i4", ()) | {"Sq": 45, "Skv": 77}
+    yield "i4_head_dim_20", both("i4", (2, 2, 64, 2)) | {"D": 20, "Dv": 20}
+    yield "head_dim_33", both("i8", token) | {"D": 33, "Dv": 41}
+    yield "odd_groups", both("i8", (2, 2, 77, 3)) | {"Sq": 45, "Skv": 77, "D": 33, "Dv": 21}
+    yield "bshd", both("i8", (2, 64, 2, 1)) | dict.fromkeys(("k_layout", "v_layout"), (0, 2, 1, 3))
+    yield "k_transposed", both("i8", (2, 2, 1, 64), token) | {"k_layout": (0, 1, 3, 2)}
+    yield "k_transposed_groups", both("i8", (2, 2, 4, 64), token) | {"k_layout": (0, 1, 3, 2)}
+    yield "f16", both("i8", token) | {"dtype": "f16"}
+    yield "bf16_i4", both("i4", (2, 2, 64, 2), zero=True) | {"dtype": "bf16"}
+    yield "f16_group_zero", both("u8", (2, 2, 64, 2), zero=True) | {"dtype": "f16"}
+    yield "mask_sink", both("i8", token) | {"masks": (BoolMask((2, 1, 1, 64)),), "sink": TensorArg((2, 1, 1))}
+    yield "decode", both("i8", (2, 2, 130, 1)) | decode
+    yield "decode_channel", both("i8", (2, 1, 32), (2, 2, 130, 1), zero=True) | decode
+    yield "decode_i4", both("i4", (2, 2, 130, 2)) | decode | {"Hq": 2}
+    lengths = {
+        "Sq": "s",
+        "Skv": "t",
+        "batch": ("b",),
+        "sizes": ((("s", 33), ("t", 70), ("b", 2)), (("s", 1), ("t", 5), ("b", 1))),
+    }
+    yield "dynamic", both("i8", ("b", 2, "t", 1)) | lengths | {"masks": (Causal("end"),), "empty_row": "zero"}
+    yield "dynamic_i4", both("i4", ("b", 2, "t", 2)) | lengths
+    yield "dynamic_decode", both("i8", ("b", 2, "t", 1)) | lengths | {"Sq": 1, "Hq": 4}
 
 
 def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -277,6 +338,10 @@ def _cases() -> Iterator[Case]:
     yield case("decode_window", "decode", Sq=1, Skv=77, masks=(SlidingWindow(20, 0, "end"),))
     yield case("decode_bshd", "decode", Sq=1, Hq=4, Skv=65, **all_bshd)
     yield case("decode_kt", "decode", Sq=1, Skv=65, k_layout=kt)
+
+    # K and V kept as integers.
+    for name, changes in _quantized_cases():
+        yield case(f"quant_{name}", "quantized", **changes)
 
     # Dynamic shapes.
     two = ((("s", 64), ("t", 64), ("b", 2)), (("s", 13), ("t", 29), ("b", 1)), (("s", 70), ("t", 3), ("b", 3)))

@@ -13,31 +13,14 @@ import numpy.typing as npt
 from iree import runtime
 
 from onnx_fa.accuracy import compare
+from onnx_fa.backend.alone import entry_text as entry
+from onnx_fa.cases import packed
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target, parse_target
 
 HOST = parse_target("cpu-host")
 Array = npt.NDArray[Any]
-
-
-def tensor_type(dims: Sequence[int | str], dtype: str) -> str:
-    sizes = "".join(f"{d if isinstance(d, int) else '?'}x" for d in dims)
-    return f"tensor<{sizes}{'i1' if dtype == 'bool' else dtype}>"
-
-
-def entry(kernel: Kernel, function: str) -> str:
-    """A public function that calls the kernel."""
-    spec = kernel.spec
-    types = [tensor_type(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    result = tensor_type(spec.out_shape, spec.dtype)
-    params = ", ".join(f"%a{i}: {t}" for i, t in enumerate(types))
-    args = ", ".join(f"%a{i}" for i in range(len(types)))
-    return (
-        f"func.func @{function}({params}) -> {result} {{\n"
-        f"  %r = util.call @{kernel.name}({args}) : ({', '.join(types)}) -> {result}\n"
-        f"  return %r : {result}\n}}\n"
-    )
 
 
 def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Target = HOST, timeout: int = 600) -> None:
@@ -83,7 +66,7 @@ class Kernels:
 
     def run(self, index: int, operands: Sequence[Array]) -> Array:
         part, place = divmod(index, self.PART)
-        result: Array = self._modules[part][f"call{place}"](*operands).to_host()
+        result: Array = self._modules[part][f"call{place}"](*map(packed, operands)).to_host()
         return result
 
 

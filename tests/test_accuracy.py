@@ -33,7 +33,9 @@ def small(case: Case) -> AttentionSpec:
         elif hasattr(m, "shape"):
             m = dataclasses.replace(m, shape=short(m.shape))
         masks.append(m)
-    return dataclasses.replace(spec, Sq=1 if spec.Sq == 1 else s, Skv=s, masks=tuple(masks))
+    k_quant, v_quant = (x and dataclasses.replace(x, shape=short(x.shape)) for x in (spec.k_quant, spec.v_quant))
+    lengths = {"Sq": 1 if spec.Sq == 1 else s, "Skv": s}
+    return dataclasses.replace(spec, **lengths, masks=tuple(masks), k_quant=k_quant, v_quant=v_quant)
 
 
 _SPECS = {n: BY_NAME[n].spec for n in _NAMES} | {c.name: small(c) for c in CASES if c.spec.masks}

@@ -255,6 +255,20 @@ def test_unknown_target(tmp_path: Path, model: Path, command: str) -> None:
     assert "'tpu'" in line and "cpu-host" in line
 
 
+def test_target_without_its_device(tmp_path: Path, model: Path) -> None:
+    for command in (("verify", model), ("bench", model), ("tune", model), ("run", "a.vmfb")):
+        line = error_line(cli(*command, "--target", "rocm-gfx942", cwd=tmp_path, code=2))
+        assert "device hip: not present" in line
+    assert "device cuda" in error_line(cli("run", "a.vmfb", "--device", "cuda", cwd=tmp_path, code=2))
+
+
+def test_kernels_of_a_gpu(tmp_path: Path, model: Path) -> None:
+    done = cli("import", model, "-o", "b.mlir", "--target", "cuda", "--kernels", "iree", cwd=tmp_path)
+    assert "code is for sm_80" in done.stderr and "VectorDistribute" in (tmp_path / "b.mlir").read_text()
+    refused = cli("import", model, "-o", "b.mlir", "--target", "vulkan", "--kernels", "triton", cwd=tmp_path, code=2)
+    assert "--kernels triton" in error_line(refused)
+
+
 def test_unknown_dim(tmp_path: Path) -> None:
     path = tiny.attention(tmp_path / "a.onnx", s="S")
     (tmp_path / "a.vmfb").write_bytes(b"")

@@ -17,6 +17,7 @@ from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser, pattern_for_opts
 
+from onnx_fa.backend.alone import entry_text as entry
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
 from onnx_fa.errors import UnsupportedError
@@ -26,7 +27,7 @@ from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, 
 from onnx_fa.target import TARGET_NAMES, Target, parse_target
 from onnx_fa.tuning.database import database_name, read_database
 from tests.cases import BY_NAME, CAUSAL, DISTANCE, FLOAT_MIN, T0, Case, added, draw_operands, select, term, where
-from tests.kernel_harness import HOST, Kernels, entry, mismatch, run_iree_compile
+from tests.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
 
 
 def _spec(**changes: Any) -> AttentionSpec:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnx_fa.backend.compile import iree_compile, merge_flags
+from onnx_fa.emit.dequantize import stored_shape
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.mlir_text import Text, element_type, tensor_type
 from onnx_fa.target import Target
 
 FUNCTION = "site"
@@ -15,15 +17,29 @@ FUNCTION = "site"
 
 def module_text(kernel: Kernel) -> str:
     """The kernel and a public function that calls it."""
-    spec = kernel.spec
-    types = [_tensor(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    out = _tensor(spec.out_shape, spec.dtype)
-    params = ", ".join(f"%a{i}: {t}" for i, t in enumerate(types))
-    names = ", ".join(f"%a{i}" for i in range(len(types)))
-    return (
-        f"{kernel.text}\nfunc.func @{FUNCTION}({params}) -> {out} {{\n"
-        f"  %r = util.call @{kernel.name}({names}) : ({', '.join(types)}) -> {out}\n  return %r : {out}\n}}\n"
-    )
+    return kernel.text + entry_text(kernel, FUNCTION)
+
+
+def entry_text(kernel: Kernel, function: str) -> str:
+    """A public function that calls a kernel. 4-bit integers come to it two to a byte."""
+    spec, t = kernel.spec, Text()
+    shapes, dtypes = spec.operand_shapes, spec.operand_dtypes
+    types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, dtypes, strict=True)]
+    params, values = [], []
+    for i, (shape, dtype, type_) in enumerate(zip(shapes, dtypes, types, strict=True)):
+        if dtype not in ("i4", "u4"):
+            params.append(f"%a{i}: {type_}")
+            values.append(f"%a{i}")
+            continue
+        seen = tensor_type(stored_shape(shape, dtype), "i8")
+        params.append(f"%a{i}: {seen}")
+        dims = [t.let(f"tensor.dim %a{i}, {t.index(n)} : {seen}") for n, d in enumerate(shape) if isinstance(d, str)]
+        tied = f"{{{', '.join(dims)}}}" if dims else ""
+        values.append(t.let(f"flow.tensor.bitcast %a{i} : {seen}{tied} -> {type_}{tied}"))
+    out = tensor_type(spec.out_shape, spec.dtype)
+    result = t.let(f"util.call @{kernel.name}({', '.join(values)}) : ({', '.join(types)}) -> {out}")
+    body = "\n".join([*t.render(), f"return {result} : {out}"])
+    return f"\nfunc.func @{function}({', '.join(params)}) -> {out} {{\n{body}\n}}\n"
 
 
 def compile_alone(
@@ -39,8 +55,3 @@ def compile_alone(
     options = merge_flags(kernel.flags, flags)
     text = module_text(kernel)
     iree_compile(text, output, target, flags=options, timeout_s=timeout_s, memory_bytes=memory_bytes)
-
-
-def _tensor(shape: Sequence[int | str], dtype: str) -> str:
-    sizes = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
-    return f"tensor<{sizes}{'i1' if dtype == 'bool' else dtype}>"

@@ -214,7 +214,7 @@ def compile_model(
             options = merge_flags(options, (f"{_TILING}=false",))
             compile_text(flags=(*options, *dump))
         inspection = inspect_phases(phases, imported.kernels, imported.sites)
-        for name, stack in inspection.stacks.items():
+        for name, stack in () if target.is_gpu else inspection.stacks.items():
             if stack is not None and stack > STACK_BYTES:
                 raise CompileError(
                     f"dispatch {name} needs {stack} bytes of stack, more than a worker of the IREE runtime has: "

@@ -10,6 +10,7 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -17,8 +18,10 @@ import onnx_ir as ir
 
 from onnx_fa.backend.legalize import legalize
 from onnx_fa.emit import decomposed
+from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.mlir_text import element_type
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.errors import MissingDependencyError, ModelError, UnsupportedError
 from onnx_fa.report import Miss, RewriteReport, SiteReport
@@ -32,7 +35,6 @@ try:
 except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
 
-_MLIR_TYPES = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "bool": "i1", "i32": "i32", "i64": "i64"}
 _INFERENCE_ROUNDS = 8
 _INFERENCE_BYTES = 1 << 12
 """Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
@@ -112,11 +114,12 @@ def settle_kernels(
     """A kernel for every AttentionSite node of `model`, by node name.
 
     Where no kernel can express a site, its node is replaced (in place) by the decomposed form, and the site becomes a
-    miss.
+    miss. K and V kept as integers that no kernel reads are dequantised in front of the site, whose report then says so.
     """
     kernels: dict[str, Kernel] = {}
     made: dict[AttentionSpec, Kernel] = {}
     lost: dict[str, str] = {}
+    plain: dict[str, AttentionSpec] = {}
     taken = {str(v.name) for n in model.graph.all_nodes() for v in n.outputs} | set(model.graph.initializers)
     consts: dict[tuple[str, ...], ir.Value] = {}
     for node in list(model.graph):
@@ -125,9 +128,19 @@ def settle_kernels(
         name = str(node.name)
         spec = AttentionSpec.from_dict(json.loads(node.attributes[SPEC_ATTRIBUTE].as_string()))
         try:
-            if spec not in made:
-                made[spec] = emit_kernel(spec, target)
-            kernels[name] = made[spec]
+            try:
+                kernels[name] = _made(made, spec, target)
+            except UnsupportedError:
+                if not spec.quantized:
+                    raise
+                kernels[name] = _made(made, replace(spec, k_quant=None, v_quant=None), target)
+                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/dequantised", taken, consts)
+                plain[name], operands = dequantized(builder, spec, [v for v in node.inputs if v is not None])
+                model.graph.insert_before(node, builder.nodes)
+                node.resize_inputs(len(operands))
+                for i, x in enumerate(operands):
+                    node.replace_input_with(i, x)
+                node.attributes[SPEC_ATTRIBUTE] = ir.AttrString(SPEC_ATTRIBUTE, json.dumps(plain[name].to_dict()))
         except UnsupportedError as e:
             lost[name] = str(e)
             builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
@@ -139,9 +152,16 @@ def settle_kernels(
             kept, old.name = old.name, f"{old.name}/replaced"
             out.name = kept
             model.graph.remove(node, safe=True)
-    sites = tuple(s for s in report.sites if s.name not in lost)
+    sites = tuple(replace(s, spec=plain.get(s.name, s.spec)) for s in report.sites if s.name not in lost)
     misses = tuple(Miss(s.name, s.op, lost[s.name]) for s in report.sites if s.name in lost)
     return kernels, sites, report.misses + misses
+
+
+def _made(made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target) -> Kernel:
+    """The kernel of a spec, made once."""
+    if spec not in made:
+        made[spec] = emit_kernel(spec, target)
+    return made[spec]
 
 
 def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -246,7 +266,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             operands = []
             for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
                 value = self._nv_map[name]
-                have = _builtin(value.type, _MLIR_TYPES[dtype])
+                have = _builtin(value.type, element_type(dtype))
                 want = _tensor(shape, dtype)
                 operands.append(_cast(_op("torch_c.to_builtin_tensor", value, have), want))
             result = mlir.Operation.create(
@@ -256,7 +276,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 attributes={"callee": mlir.FlatSymbolRefAttr.get(kernel.name)},
             ).result
             torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
-            cast = _cast(result, _builtin(torch_type, _MLIR_TYPES[spec.dtype]))
+            cast = _cast(result, _builtin(torch_type, element_type(spec.dtype)))
             self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
         return True
 
@@ -271,7 +291,7 @@ def _cast(value: Any, want: Any) -> Any:
 
 def _tensor(shape: tuple[int | str, ...], dtype: str) -> Any:
     dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
-    return mlir.Type.parse(f"tensor<{dims}{_MLIR_TYPES[dtype]}>")
+    return mlir.Type.parse(f"tensor<{dims}{element_type(dtype)}>")
 
 
 def _builtin(torch_type: Any, element: str) -> Any:

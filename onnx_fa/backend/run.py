@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_fa.backend import limits
-from onnx_fa.errors import MissingDependencyError, RunError, one_line
+from onnx_fa.errors import MissingDependencyError, RunError, TargetError, one_line
 
 Array = NDArray[Any]
 
@@ -25,6 +25,20 @@ def _runtime() -> Any:
     except ImportError as e:
         raise MissingDependencyError("the IREE runtime is not installed: pip install iree-base-runtime") from e
     return rt
+
+
+def require_device(device: str) -> None:
+    """Raises TargetError where IREE's runtime finds no such device here. `device` is a driver, with or without a device of it:
+    "cuda", "hip", "vulkan://0"."""
+    rt, driver = _runtime(), device.partition(":")[0]
+    if driver not in (known := rt.query_available_drivers()):
+        raise TargetError(f"device {device}: IREE's runtime has no driver {driver!r} here, only {', '.join(known)}")
+    try:
+        found = rt.get_driver(driver).query_available_devices()
+    except (RuntimeError, ValueError) as e:
+        raise TargetError(f"device {device}: not present on this machine: {one_line(e)}") from e
+    if not found:
+        raise TargetError(f"device {device}: not present on this machine: the driver finds none")
 
 
 def load_module(

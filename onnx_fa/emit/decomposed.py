@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
+from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, cast, compute_type, modify
 from onnx_fa.match import NUMPY, ScoreStage
@@ -19,7 +20,8 @@ FORM_KEY = "onnx_fa.form"
 
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
-    """Scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's output."""
+    """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's
+    output."""
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
@@ -29,6 +31,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
 
 def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], stage: ScoreStage) -> ir.Value:
     """The scores (*B, Hq, Sq, Skv) of `spec` as far as `stage`, in the spec's type, for an output that shows them."""
+    spec, operands = dequantized(b, spec, operands)
     if stage == "scaled":
         spec = replace(spec, mods=())
     if stage in ("scaled", "capped"):
@@ -92,8 +95,9 @@ def canonical_operands(
     """(spec of the inner computation, q scaled (*B, Hq, Sq, D), k^T (*B, Hkv, D, Skv), v (*B, Hkv, Skv, Dv), mask tensors,
     the sink in the type of the computation, if there is one).
 
-    With groups of heads the inner computation has one more batch dim, see `groups.split_spec`.
+    K and V are dequantised. With groups of heads the inner computation has one more batch dim, see `groups.split_spec`.
     """
+    spec, operands = dequantized(b, spec, operands)
     rank = spec.rank
     q = transpose(b, operands[0], inverse(spec.q_layout))
     to_kt = (*range(rank - 2), rank - 1, rank - 2)

@@ -61,6 +61,12 @@ def emit_few(spec: AttentionSpec, target: Target, name: str, config: FewConfig |
         config, found = tuned_few(spec, target)
     if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
-    text = dispatch_text(spec, FewBody(fold_queries(spec), config), name)
+    body = FewBody(fold_queries(spec), config)
+    for integers, width in ((body.k_integers, spec.D), (body.v_integers, spec.Dv)):
+        if integers is not None and not integers.in_vectors(width):
+            raise UnsupportedError(
+                f"few kernel: {config.W} lanes do not fit {width} head dims of integers, or a scale's groups"
+            )
+    text = dispatch_text(spec, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
     return Kernel(name, text, "few", spec, dict(asdict(config)), flags, found.reason if found else "")

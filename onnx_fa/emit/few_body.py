@@ -11,9 +11,10 @@ runs at the speed of memory. Which blocks are visited, and all that follows from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onnx_fa.emit.dequantize import Integers
 from onnx_fa.emit.expr_vectors import Vector
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import IndexMask, IndexStep, uses, varies, window
@@ -111,6 +112,20 @@ class FewBody(VectorBody):
                 result = self.write_out(x, result, row, t.index(n * w), (n + 1) * w <= spec.Dv)
         return result
 
+    def row_reader(self, slab: _Slab, integers: Integers | None, row: str) -> Callable[[str, bool], str]:
+        """A function from a head dim, and whether all lanes lie inside, to the numbers of a row of K or V; integers with one scale
+        per row without it."""
+        if integers is None:
+            return lambda d, inside: self.read_f32(slab, row, d, inside)
+        vector = integers.row(row, scaled=not integers.one_per_row)
+        return lambda d, inside: vector(d)
+
+    def times_scale(self, x: str, integers: Integers | None, keys: _Keys, block: _Block) -> str:
+        """What `row_reader` left out, for W keys."""
+        if integers is None or not integers.one_per_row:
+            return x
+        return self.t.vop("arith.mulf", x, integers.row_scales(keys.first, not (block.edge and self.ragged_keys)))
+
     # Scores.
 
     def keys_at(self, at: str, block: _Block) -> _Keys:
@@ -180,8 +195,9 @@ class FewBody(VectorBody):
             x = [t.read(self.qT, self.qT_type, t.index(r), column) for column, _ in at]
             out = []
             for key, s in zip(keys, sums, strict=True):
+                read = self.row_reader(self.k, self.k_integers, key)
                 for (column, inside), q in zip(at, x, strict=True):
-                    s = t.vop("vector.fma", q, self.read_f32(self.k, key, column, inside), s)
+                    s = t.vop("vector.fma", q, read(column, inside), s)
                 out.append(s)
             return out
 
@@ -217,7 +233,8 @@ class FewBody(VectorBody):
             keys = self.keys_at(i, block)
             read = [self.row(block, t.shifted(i, n)).read for n in range(t.width)]
             for r in range(self.vectors):
-                s = self.masked(self.products(r, read), keys, r, block)
+                s = self.times_scale(self.products(r, read), self.k_integers, keys, block)
+                s = self.masked(s, keys, r, block)
                 tile = t.write(s, tile, self.tile_type, t.index(r), i)
                 best[r] = t.maximum(s, best[r])
             return [tile, *best]
@@ -238,6 +255,7 @@ class FewBody(VectorBody):
                 s = t.read(tile, self.tile_type, t.index(r), i)
                 p = t.exp2(t.vop("arith.subf", s, best[r]))
                 sums[r] = t.vop("arith.addf", sums[r], p)
+                p = self.times_scale(p, self.v_integers, self.keys_at(i, block), block)
                 tile = t.write(p, tile, self.tile_type, t.index(r), i)
             return [tile, *sums]
 
@@ -257,7 +275,8 @@ class FewBody(VectorBody):
 
                 def step(i: str, sums: list[str], dims: range = dims, rows: range = rows) -> list[str]:
                     key = self.row(block, i).read
-                    v = [self.read_f32(self.v, key, t.index(n * w), (n + 1) * w <= self.spec.Dv) for n in dims]
+                    read = self.row_reader(self.v, self.v_integers, key)
+                    v = [read(t.index(n * w), (n + 1) * w <= self.spec.Dv) for n in dims]
                     out = []
                     for place, r in enumerate(rows):
                         p = t.broadcast(t.let(f"tensor.extract {tile}[{t.index(r)}, {i}] : {self.tile_type}"))

@@ -1,47 +1,41 @@
-"""Chooses the body of a kernel: a vector-level loop where one can express the spec, else the op in a dispatch."""
+"""Chooses the body of a kernel: the first of those that the target's providers have which can express the spec."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from typing import Literal
 
-from onnx_fa.emit.few import emit_few
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.op_kernel import emit_op
-from onnx_fa.emit.vector import emit_vector
+from onnx_fa.emit.kernel_text import Body, Kernel
+from onnx_fa.emit.providers import emitters
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target
 
-Body = Literal["auto", "op", "vector", "few"]
-
-_EMITTERS: dict[str, Callable[[AttentionSpec, Target, str], Kernel]] = {
-    "few": emit_few,
-    "vector": emit_vector,
-    "op": emit_op,
-}
-"""In order of preference."""
+_READ_INTEGERS = ("few", "vector")
 
 
-def kernel_name(spec: AttentionSpec, target: Target, body: Body = "auto") -> str:
+def kernel_name(spec: AttentionSpec, target: Target, body: Body | str = "auto") -> str:
     """ "fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can."""
-    key = json.dumps([spec.to_dict(), target.name, target.flags, body], sort_keys=True)
+    key = json.dumps([spec.to_dict(), target.name, target.flags, target.kernels, body], sort_keys=True)
     return f"fa_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
 
 
-def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body = "auto") -> Kernel:
-    """The kernel for `spec` on `target`. Raises UnsupportedError with the reason of every body that was tried."""
+def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto") -> Kernel:
+    """The kernel for `spec` on `target`. Raises UnsupportedError with the reason of every body that was tried, and TargetError
+    where the target's kernels are of a provider that is not there."""
     if spec.dtype == "f64":
         raise UnsupportedError("f64 attention is not supported: kernels compute in f32")
-    if target.backend != "llvm-cpu":
-        raise UnsupportedError(f"no kernel for backend {target.backend} (target {target.name})")
+    known = emitters(target)
     name = kernel_name(spec, target, body)
     reasons = []
-    for kind in _EMITTERS if body == "auto" else (body,):
+    for kind in known if body == "auto" else (body,):
+        if kind not in known:
+            raise UnsupportedError(f"the target {target.name} has no kernel body {kind!r}, only {', '.join(known)}")
+        if spec.quantized and kind not in _READ_INTEGERS:
+            reasons.append(f"{kind}: K or V kept as integers")
+            continue
         try:
-            return _EMITTERS[kind](spec, target, name)
+            return known[kind](spec, target, name)
         except UnsupportedError as error:
             reasons.append(f"{kind}: {error}")
     raise UnsupportedError("no kernel body can express this attention: " + "; ".join(reasons))

@@ -7,6 +7,8 @@ from typing import Literal
 
 from onnx_fa.spec import AttentionSpec
 
+Body = Literal["op", "vector", "few", "gpu", "triton"]
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -19,7 +21,7 @@ class Kernel:
 
     name: str
     text: str = field(repr=False)
-    body: Literal["op", "vector", "few"]
+    body: Body
     spec: AttentionSpec
     config: dict[str, int | str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()

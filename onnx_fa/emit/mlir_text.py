@@ -22,6 +22,11 @@ def tensor_type(shape: Sequence[Dim], element: str) -> str:
     return f"tensor<{''.join(f'{d}x' if isinstance(d, int) else '?x' for d in shape)}{element}>"
 
 
+def element_type(dtype: str) -> str:
+    """The element type of a builtin tensor: MLIR's integers have no sign of their own."""
+    return {"bool": "i1", "u8": "i8", "u4": "i4"}.get(dtype, dtype)
+
+
 class Text:
     """The body of one function. Constants are written once, before everything else."""
 

@@ -105,6 +105,8 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
     """The kernel for `spec`, named `name`. Raises UnsupportedError with the reason when the op cannot express it."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
+    if spec.quantized:
+        raise UnsupportedError("op kernel: K or V kept as integers")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
     if min(spec.D, spec.Dv) < 2:

@@ -12,7 +12,8 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.spec import AttentionSpec, Dim
 
-OPSET = 18
+OPSET, INTEGERS_OPSET = 18, 21
+"""The opset of the models; where K or V is kept as integers, the first that has scales per block."""
 _TYPES = {
     "f64": ir.DataType.DOUBLE,
     "f32": ir.DataType.FLOAT,
@@ -21,13 +22,20 @@ _TYPES = {
     "bool": ir.DataType.BOOL,
     "i32": ir.DataType.INT32,
     "i64": ir.DataType.INT64,
+    "i8": ir.DataType.INT8,
+    "u8": ir.DataType.UINT8,
+    "i4": ir.DataType.INT4,
+    "u4": ir.DataType.UINT4,
 }
 
 
 def input_names(spec: AttentionSpec) -> list[str]:
-    """q, k, v, then t0, t1, ... for the tensors of mask terms, then sink."""
-    tensors = [f"t{i}" for i in range(len(spec.tensors))]
-    return ["q", "k", "v", *tensors, *["sink"] * (spec.sink is not None)]
+    """q, k, v, then t0, t1, ... for the tensors of mask terms, then sink, then the scales and zero points of k and v."""
+    names = ["q", "k", "v", *(f"t{i}" for i in range(len(spec.tensors))), *["sink"] * (spec.sink is not None)]
+    for letter, quant in (("k", spec.k_quant), ("v", spec.v_quant)):
+        if quant is not None:
+            names += [f"{letter}_scale", *[f"{letter}_zero"] * quant.zero_point]
+    return names
 
 
 def plain_model(spec: AttentionSpec) -> ir.Model:
@@ -38,8 +46,9 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
     if spec.empty_row in ("zero", "guarded"):
         raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
     inputs = operand_values(spec)
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name="attention")
-    b = OnnxBuilder(graph, OPSET, "attention", set(input_names(spec)), {})
+    opset = INTEGERS_OPSET if spec.quantized else OPSET
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="attention")
+    b = OnnxBuilder(graph, opset, "attention", set(input_names(spec)), {})
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)
     score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
     if sink is None:
@@ -64,7 +73,7 @@ def finished(b: OnnxBuilder, spec: AttentionSpec, out: ir.Value) -> ir.Model:
     out.name = "out"
     out.type, out.shape = ir.TensorType(_TYPES[spec.dtype]), ir.Shape(spec.out_shape)
     b.graph.outputs.append(out)
-    return ir.Model(b.graph, ir_version=9)
+    return ir.Model(b.graph, ir_version=10 if spec.quantized else 9)
 
 
 def operand_values(spec: AttentionSpec) -> list[ir.Value]:

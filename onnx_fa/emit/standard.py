@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.decomposed import transpose
+from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
@@ -56,6 +57,7 @@ def check(spec: AttentionSpec, opset: int) -> None:
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
     """One Attention node, with masks combined into its attn_mask. Raises UnsupportedError as `check` does."""
     check(spec, b.opset)
+    spec, operands = dequantized(b, spec, operands)
     layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
     q, k, v = (transpose(b, x, inverse(p)) for x, p in zip(operands, layouts, strict=False))
     attrs: dict[str, Attr] = {"scale": float(spec.scale)}

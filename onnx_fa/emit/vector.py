@@ -7,8 +7,16 @@ from dataclasses import asdict
 
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.mlir_text import INDEX, Text, tensor_type
-from onnx_fa.emit.vector_body import VectorBody, VectorConfig, mask_tiles, operand_types
+from onnx_fa.emit.mlir_text import INDEX, Text, element_type, tensor_type
+from onnx_fa.emit.vector_body import (
+    VectorBody,
+    VectorConfig,
+    mask_tiles,
+    operand_names,
+    operand_shapes,
+    operand_types,
+    widens,
+)
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
 from onnx_fa.target import Target
@@ -28,7 +36,7 @@ _TRANSLATION = "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<Lin
 def stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
     """Bytes of the tiles that one workgroup keeps on its stack."""
     floats = (spec.D + spec.Dv + config.BK * (1 + mask_tiles(spec)) + 3 + 2 * len(spec.tensors)) * config.BM
-    if spec.dtype != "f32":
+    if widens(spec):
         floats += config.BK * max(spec.D, spec.Dv)
     return 4 * floats
 
@@ -66,6 +74,9 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
         raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("vector kernel: f64 operands")
+    for quant, width, layout in ((spec.k_quant, spec.D, spec.k_layout), (spec.v_quant, spec.Dv, spec.v_layout)):
+        if quant is not None and quant.dtype in ("i4", "u4") and (width % 2 or layout[-1] != spec.rank - 1):
+            raise UnsupportedError(f"vector kernel: {quant.dtype} in bytes that hold two rows")
     for mask in spec.masks:
         if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
             raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
@@ -94,14 +105,10 @@ def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
     return "\n".join([*_executable(body, symbol), *_entry(site, body, name, symbol)]) + "\n"
 
 
-def _names(spec: AttentionSpec) -> list[str]:
-    return ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(spec.tensors))), *["%sink"] * (spec.sink is not None)]
-
-
 def _executable(body: VectorBody, symbol: str) -> list[str]:
     spec = body.spec
     bindings = [
-        *zip(_names(spec), spec.operand_shapes, operand_types(spec), ["readonly"] * len(_names(spec)), strict=True),
+        *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
         ("%out", spec.out_shape, spec.dtype, "writeonly"),
     ]
     args, ties = [], []
@@ -139,8 +146,8 @@ def _reshaped(t: Text, body: VectorBody, value: str, old: tuple[Dim, ...], new: 
 def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> list[str]:
     """The function that a program calls: sizes, the number of workgroups, the dispatch. Operands of the site become those
     of the body by reshapes."""
-    spec, t, names, shapes = body.spec, Text(), _names(body.spec), site.operand_shapes
-    types = [tensor_type(s, "i1" if d == "bool" else d) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
+    spec, t, names, shapes = body.spec, Text(), operand_names(body.spec), site.operand_shapes
+    types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
     out = tensor_type(site.out_shape, site.dtype)
     for symbolic, value in body.dims.items():
         i = next(i for i, s in enumerate(shapes) if symbolic in s)
@@ -154,9 +161,8 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
         if isinstance(d, str):
             heads = t.arith("muli", heads, body.dims[d])
     values, passed = [], []
-    for value, own, type_, shape, element in zip(
-        names, shapes, types, spec.operand_shapes, operand_types(spec), strict=True
-    ):
+    seen_shapes = zip(operand_shapes(site), operand_shapes(spec), strict=True)
+    for value, type_, (own, shape), element in zip(names, types, seen_shapes, operand_types(spec), strict=True):
         seen = tensor_type(own, element)
         if seen != type_:
             value = t.let(f"flow.tensor.bitcast {value} : {type_}{body.tied(own)} -> {seen}{body.tied(own)}")

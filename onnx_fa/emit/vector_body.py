@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth
+from onnx_fa.emit.dequantize import Integers, Scales, stored_shape
 from onnx_fa.emit.expr_vectors import ExprVectors, IntBounds, Vector
 from onnx_fa.emit.lanes import Lanes
 from onnx_fa.emit.mlir_text import I32, tensor_type
@@ -37,7 +38,7 @@ from onnx_fa.emit.score_plan import (
 )
 from onnx_fa.emit.skipping import skipping
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
-from onnx_fa.spec import AttentionSpec, Dim, TensorArg
+from onnx_fa.spec import AttentionSpec, Dim, Quantized, TensorArg
 
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
@@ -73,8 +74,27 @@ class VectorConfig:
 
 
 def operand_types(spec: AttentionSpec) -> list[str]:
-    """Element types of the operands as the dispatch sees them: booleans are bytes."""
-    return ["i8" if d == "bool" else d for d in spec.operand_dtypes]
+    """Element types of the operands as the dispatch sees them: booleans and small integers are bytes."""
+    return ["i8" if d in ("bool", "i8", "u8", "i4", "u4") else d for d in spec.operand_dtypes]
+
+
+def operand_shapes(spec: AttentionSpec) -> list[tuple[Dim, ...]]:
+    """Shapes of the operands as the dispatch sees them."""
+    return [stored_shape(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
+
+
+def operand_names(spec: AttentionSpec) -> list[str]:
+    """The dispatch's arguments for the operands."""
+    names = ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(spec.tensors))), *["%sink"] * (spec.sink is not None)]
+    for letter, quant in (("k", spec.k_quant), ("v", spec.v_quant)):
+        if quant is not None:
+            names += [f"%{letter}_scale", *[f"%{letter}_zero"] * quant.zero_point]
+    return names
+
+
+def widens(spec: AttentionSpec) -> bool:
+    """Whether blocks of K and V are made f32 before they are used."""
+    return spec.dtype != "f32" or bool(spec.quantized)
 
 
 def mask_tiles(spec: AttentionSpec) -> int:
@@ -133,7 +153,7 @@ class _State:
 
 
 class VectorBody:
-    """Writes the dispatch's function for one spec. Arguments: %q %k %v %mask0 .. %sink %out and `dims` for the symbols."""
+    """Writes the dispatch's function for one spec. Arguments: those of `operand_names`, `dims` for the symbols, %out."""
 
     def __init__(self, spec: AttentionSpec, config: VectorConfig) -> None:
         self.spec, self.config = spec, config
@@ -144,7 +164,7 @@ class VectorBody:
         self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)
         self.plan = score_plan(spec)
         self.parts = tile_parts(self.plan, spec.tensors)
-        self.widen = spec.dtype != "f32"
+        self.widen = widens(spec)
         self.skips = skipping(spec)
 
         self.qT_type = tensor_type((spec.D, config.BM), "f32")
@@ -170,7 +190,7 @@ class VectorBody:
         self.rows = t.arith("minsi", t.arith("subi", self.sq, self.m0), bm) if self.few_queries else bm
         self.last_row = t.arith("subi", self.rows, t.index(1))
 
-        shapes, types = spec.operand_shapes, operand_types(spec)
+        shapes, types = operand_shapes(spec), operand_types(spec)
         kv_head = t.arith("divui", self.lead[-1], t.index(spec.group)) if spec.group > 1 else self.lead[-1]
         kv_lead = [*self.lead[:-1], kv_head]
         queries = _Cut(self.m0, self.rows, "rows") if self.few_queries else _Cut(self.m0, str(config.BM), config.BM)
@@ -178,8 +198,11 @@ class VectorBody:
         self.q = self.load(
             "%q", shapes[0], types[0], self.cuts(self.lead, queries, spec.D, spec.q_layout), spec.q_layout
         )
-        self.k = self.load("%k", shapes[1], types[1], self.cuts(kv_lead, keys, spec.D, spec.k_layout), spec.k_layout)
-        self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, spec.Dv, spec.v_layout), spec.v_layout)
+        widths = [stored_shape((w,), d)[0] for w, d in zip((spec.D, spec.Dv), spec.operand_dtypes[1:3], strict=True)]
+        self.k = self.load("%k", shapes[1], types[1], self.cuts(kv_lead, keys, widths[0], spec.k_layout), spec.k_layout)
+        self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
+        self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
+        self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
         out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
         self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
         tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
@@ -253,7 +276,34 @@ class VectorBody:
     def whole(self, d: Dim) -> _Cut:
         return _Cut(self.t.index(0), str(d) if isinstance(d, int) else self.dims[d], d)
 
-    def cuts(self, lead: list[str], rows: _Cut, width: int, layout: tuple[int, ...]) -> list[_Cut]:
+    def integers(
+        self, name: str, quant: Quantized | None, slab: _Slab, lead: list[str], layout: tuple[int, ...], width: int
+    ) -> Integers | None:
+        """K or V as integers with their scales, if that is what they are."""
+        if quant is None:
+            return None
+        rank = self.spec.rank
+        shape = (1,) * (rank - len(quant.shape)) + quant.shape
+
+        def scales(arg: str, element: str) -> Scales:
+            cuts = []
+            for axis, d in zip(layout, shape, strict=True):
+                if axis < rank - 2:
+                    cuts.append(_Cut(self.t.index(0) if d == 1 else lead[axis], "1", None))
+                else:
+                    cuts.append(_Cut(self.t.index(0), "1", None) if d == 1 else self.whole(d))
+            part = self.load(arg, quant.shape, element, cuts[rank - len(quant.shape) :])
+            groups = shape[layout.index(rank - 1)]
+            assert isinstance(groups, int)
+            rows = shape[layout.index(rank - 2)] != 1
+            swapped = slab.swapped and rows and groups > 1
+            return Scales(part.value, part.type, element, rows, 0 if groups == 1 else width // groups, swapped)
+
+        zero = scales(f"{name}_zero", "i8") if quant.zero_point else None
+        scale = scales(f"{name}_scale", self.spec.dtype)
+        return Integers(self.t, quant, slab.value, slab.type, slab.swapped, scale, zero)
+
+    def cuts(self, lead: list[str], rows: _Cut, width: Dim, layout: tuple[int, ...]) -> list[_Cut]:
         """One head of q, k, v or out."""
         canonical = [*(_Cut(x, "1", None) for x in lead), rows, self.whole(width)]
         return [canonical[axis] for axis in layout]
@@ -647,21 +697,25 @@ class VectorBody:
             out = step(end, out, rest)
         return [out[i * n : (i + 1) * n] for i in range(len(scalars))]
 
-    def widened(self, slab: _Slab, width: int, tile: str, block: _Block) -> str:
+    def widened(self, slab: _Slab, integers: Integers | None, width: int, tile: str, block: _Block) -> str:
         """Copies a block of K or V to f32: once per block instead of once per use."""
         t, w = self.t, self.t.width
 
-        def copy(i: str, row: str, d: str, out: str) -> str:
-            if slab.swapped or width < w:
-                return t.let(f"tensor.insert {self.extract(slab, row, d)} into {out}[{i}, {d}] : {self.wide_type}")
-            return t.write(self.read_f32(slab, row, d), out, self.wide_type, i, d)
-
         def body(i: str, carried: list[str]) -> list[str]:
             row = self.row(block, i).read
-            step = 1 if slab.swapped or width < w else w
+            by_one = slab.swapped or width < w if integers is None else not integers.in_vectors(width)
+            vector = integers.row(row) if integers is not None and not by_one else lambda d: self.read_f32(slab, row, d)
+
+            def copy(d: str, out: str) -> str:
+                if not by_one:
+                    return t.write(vector(d), out, self.wide_type, i, d)
+                x = self.extract(slab, row, d) if integers is None else integers.element(row, d)
+                return t.let(f"tensor.insert {x} into {out}[{i}, {d}] : {self.wide_type}")
+
+            step = 1 if by_one else w
             bounds = (t.index(0), t.index(width - width % step), t.index(step))
-            out = t.loop(bounds, [(carried[0], self.wide_type)], lambda d, c: [copy(i, row, d, c[0])])
-            return [copy(i, row, t.index(width - w), out[0])] if width % step else out
+            out = t.loop(bounds, [(carried[0], self.wide_type)], lambda d, c: [copy(d, c[0])])
+            return [copy(t.index(width - w), out[0])] if width % step else out
 
         return t.loop((t.index(0), block.rows, t.index(1)), [(tile, self.wide_type)], body)[0]
 
@@ -686,12 +740,12 @@ class VectorBody:
             scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
             at = end
         if self.widen:
-            scratch[-1] = self.widened(self.k, spec.D, scratch[-1], block)
+            scratch[-1] = self.widened(self.k, self.k_integers, spec.D, scratch[-1], block)
         scores, best = self.scores(state, block, tiles, scratch)
         decay = [t.exp2(t.vop("arith.subf", old, new)) for old, new in zip(state.best, best, strict=True)]
         scores, total = self.probabilities(scores, best, decay, state.total, block)
         if self.widen:
-            scratch[-1] = self.widened(self.v, spec.Dv, scratch[-1], block)
+            scratch[-1] = self.widened(self.v, self.v_integers, spec.Dv, scratch[-1], block)
         acc = self.output(state.acc, scores, decay, block, scratch)
         return _State(acc, scores, tuple(scratch), tuple(best), tuple(total))
 

@@ -41,6 +41,7 @@ from onnx_fa.spec import (
     Elementwise,
     EmptyRow,
     MaskTerm,
+    Quantized,
     ScoreMod,
     SlidingWindow,
     Softcap,
@@ -75,8 +76,13 @@ def build_match(
     if dtype is None:
         raise NoMatch(f"element type {output.dtype} is not a float type that attention is defined on", anchor)
     o = operands
+    o = replace(o, k=_of_type(o.k, dtype), v=_of_type(o.v, dtype))
     for choice in (o.q, o.k, o.v):
-        if isinstance(choice.value, ir.Value) and DTYPES.get(choice.value.dtype or ir.DataType.UNDEFINED) != dtype:
+        if (
+            choice.integers is None
+            and isinstance(choice.value, ir.Value)
+            and DTYPES.get(choice.value.dtype or ir.DataType.UNDEFINED) != dtype
+        ):
             raise NoMatch("Q, K, V and the output have different element types", anchor)
     score_shape = (*o.batch, o.Hq, o.Sq, o.Skv)
     steps, q = _onto_q(view, mask, steps, o.q, score_shape, dtype)
@@ -95,6 +101,8 @@ def build_match(
         (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype)
         (sink_arg,) = term_tensors(fitted.term)
         value_operands = (*value_operands, *fitted.operands)
+    integers = (o.k.integers, o.v.integers)
+    value_operands = (*value_operands, *(x for i in integers if i is not None for x in i.operands))
     wrap = (*o.wrap, *wrap)
     o_layout, out_value = (
         _output_layout(view, output, len(o.batch) + 3)
@@ -125,10 +133,30 @@ def build_match(
             k_layout=o.k.layout,
             v_layout=o.v.layout,
             o_layout=o_layout,
+            k_quant=_quantized(o.k, (*o.batch, o.Hkv, o.Skv, o.D)),
+            v_quant=_quantized(o.v, (*o.batch, o.Hkv, o.Skv, o.Dv)),
         )
     except ValueError as e:
         raise NoMatch(str(e), anchor) from e
     return Match(name, op, form, spec, value_operands, out_value, anchor, wrap, presents)
+
+
+def _of_type(choice: OperandChoice, dtype: str) -> OperandChoice:
+    """The reading itself, or where its integers stand for numbers of another type, the one behind the dequantisation."""
+    return choice if choice.integers is None or choice.integers.number == dtype else choice.integers.plain
+
+
+def _quantized(choice: OperandChoice, canonical: tuple[Dim, ...]) -> Quantized | None:
+    """How an operand is kept as integers, with the dims of the scale named as the site names its own."""
+    if choice.integers is None:
+        return None
+    quant, layout = choice.integers.quant, choice.layout
+    axes = layout[len(layout) - len(quant.shape) :]
+    shape = tuple(
+        d if isinstance(d, int) or axis == len(layout) - 1 else canonical[axis]
+        for d, axis in zip(quant.shape, axes, strict=True)
+    )
+    return replace(quant, shape=shape)
 
 
 _LEAST_FILL = -1e4
@@ -171,7 +199,7 @@ def _onto_v(
     view: GraphView, mask: MaskRule, factors: Sequence[Expr], o: Operands, dtype: str, at: ir.Node
 ) -> OperandChoice:
     """V times factors of its rows, one per key."""
-    v = o.v
+    v = o.v.integers.plain if factors and o.v.integers is not None else o.v
     for factor in factors:
         (term,) = mask(view, Map(("tensor", 0), (factor,)), (*o.batch, o.Hq, 1, o.Skv), dtype)
         (arg,), (operand,) = term_tensors(term.term), term.operands

@@ -471,8 +471,9 @@ def common_reading(
     Hq: Dim,
     at: ir.Node,
 ) -> tuple[OperandChoice, OperandChoice, OperandChoice]:
-    """The readings furthest up the graph in which K and V have equal heads that group those of Q. Raises NoMatch."""
-    q = [c for c in q_all if c.heads == Hq][-1]
+    """The readings furthest up the graph in which K and V have equal heads that group those of Q, which is never read as integers.
+    Raises NoMatch."""
+    q = [c for c in q_all if c.heads == Hq and c.integers is None][-1]
     for k in reversed(k_all):
         for v in reversed(v_all):
             if k.heads == v.heads and _groups(Hq, k.heads):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.expr import ScoreExpr
 from onnx_fa.graph_view import Array, GraphView
-from onnx_fa.spec import AttentionSpec, Dim, MaskTerm
+from onnx_fa.spec import AttentionSpec, Dim, DType, MaskTerm, Quantized
 
 if TYPE_CHECKING:
     from onnx_fa.match.axes import Axis, Group, Sources
@@ -207,6 +207,20 @@ class OperandChoice:
     layout: tuple[int, ...]
     scale: float
     heads: Dim
+    integers: Integers | None = None
+    """`value` holds integers; what it stands for."""
+
+
+@dataclass(frozen=True)
+class Integers:
+    """What integers stand for: `quant` says how, `operands` are the scale and, if there is one, the zero point. `plain` is the
+    reading behind the dequantisation."""
+
+    quant: Quantized
+    operands: tuple[Expr, ...]
+    plain: OperandChoice
+    number: DType
+    """The type of the numbers."""
 
 
 ScoreStage = Literal["scaled", "capped", "masked", "probabilities"]

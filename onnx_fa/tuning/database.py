@@ -126,7 +126,8 @@ def family(spec: AttentionSpec, body: str) -> Family:
     queries = "dynamic" if isinstance(sq, str) else "one" if sq == 1 else "few" if sq < 64 else "many"
     keys = "dynamic" if isinstance(skv, str) else "short" if skv < 1024 else "medium" if skv < 8192 else "long"
     mask = max((_mask_kind(m) for m in spec.masks), key=MASKS.index, default="none")
-    return Family(body, spec.dtype, spec.D, spec.Dv, queries, keys, mask, spec.group)
+    kept = "".join(f" {n}:{x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None)
+    return Family(body, spec.dtype + kept, spec.D, spec.Dv, queries, keys, mask, spec.group)
 
 
 def _mask_kind(term: MaskTerm) -> str:
@@ -142,13 +143,14 @@ def _mask_kind(term: MaskTerm) -> str:
 
 
 def distance(want: Family, have: Family) -> float:
-    """How far an entry is from what is asked: an element type or a doubled head dim weighs as much as four steps in the number of
-    keys, one in the number of queries as much as three. Infinite between bodies."""
+    """How far an entry is from what is asked: an element type weighs as much as five steps in the number of keys, a doubled head
+    dim as four, one in the number of queries as three, integers for K or V as one. Infinite between bodies."""
     if want.body != have.body:
         return math.inf
     dims = abs(math.log2(want.D / have.D)) + abs(math.log2(want.Dv / have.Dv))
     return (
-        4 * (want.dtype != have.dtype)
+        4 * (want.dtype.split()[0] != have.dtype.split()[0])
+        + (want.dtype != have.dtype)
         + 2 * dims
         + 3 * _steps(want.Sq, have.Sq, QUERIES)
         + _steps(want.Skv, have.Skv, KEYS)
@@ -199,9 +201,10 @@ def _words(want: Family, entry: Entry, choice: Choice, fitting: list[Choice], na
 
 
 def database_name(target: Target) -> str:
-    """The file that holds a target's tiles: by registers and lanes, so that cpu-host has those of its kind of processor."""
-    if target.backend != "llvm-cpu":
-        return target.name
+    """The file that holds a target's tiles: by registers and lanes, so that cpu-host has those of its kind of processor. CUDA's
+    architectures share one, whose entries say which GPU they were measured on."""
+    if target.is_gpu:
+        return "cuda" if target.backend == "cuda" else target.name
     return {(16, 32): "cpu-avx512", (4, 32): "cpu-neon"}.get((target.lanes, target.registers), "cpu-avx2")
 
 

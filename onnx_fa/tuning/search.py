@@ -164,7 +164,8 @@ class Search:
         fresh = [c for c in _distinct(around) if c.key not in known][: most - 1]
         measured = _merged(measured, self._stage("around", fresh, best))
         best = measured[0]
-        options = [Candidate(best.candidate.tiles, flags) for flags in OPTIONS][: most - 1]
+        options = [Candidate(best.candidate.tiles, flags) for flags in (() if self.target.is_gpu else OPTIONS)]
+        options = options[: most - 1]
         with_options = self._stage("options", options, best)
         incumbent = next(m for m in with_options if m.candidate.key == best.candidate.key)
         worth = [m for m in with_options if m is incumbent or m.cost < WORTH * incumbent.cost]

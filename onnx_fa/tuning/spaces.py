@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from onnx_fa.emit import op_kernel, vector
+from onnx_fa.emit import gpu, op_kernel, vector
 from onnx_fa.emit.few import emit_few, few_queries, tuned_few
 from onnx_fa.emit.few_body import FewConfig
 from onnx_fa.emit.fold import fold_queries
+from onnx_fa.emit.gpu_body import GpuConfig
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.op_kernel import OpConfig, emit_op
 from onnx_fa.emit.vector import VectorConfig, emit_vector
@@ -21,7 +22,8 @@ OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--iree-llvmcpu-loop-unrolling=false",),
     ("--iree-llvmcpu-slp-vectorization=true",),
 )
-"""Tried on the best tiles. They hold for a whole module once an entry names them, so nothing that changes results is among them."""
+"""Tried on the best tiles of a CPU. They hold for a whole module once an entry names them, so nothing that changes results is among
+them."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,43 @@ def _op_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Ke
     return emit_op(spec, target, name, config)
 
 
+def _gpu_default(spec: AttentionSpec, target: Target) -> Tiles:
+    return asdict(gpu.tuned(spec, target)[0])
+
+
+def _gpu_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
+    """16 and 32 rows for each of 4 and 8 subgroups, with V as it is and transposed before."""
+    for subgroups in (4, 8, 2):
+        for rows in (16, 32):
+            for keys in (32, 64, 128):
+                for transposed in (0, 1):
+                    yield {"BM": rows * subgroups, "BN": keys, "W": subgroups, "VT": transposed, "QS": 1, "ST": 1}
+
+
+def _gpu_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
+    yield {**best, "QS": 1 - best["QS"]}
+    yield {**best, "ST": 2 if best["ST"] == 1 else 1}
+    for keys in (16, 48, 96):
+        yield {**best, "BN": keys}
+
+
+def _gpu_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
+    return gpu.emit_gpu(spec, target, name, GpuConfig(**tiles))
+
+
 _SPACES = {
     "vector": Space(
         _vector_default,
         _vector_first,
         _vector_around,
         _vector_emit,
+        lambda spec, tiles: queries_computed(fold_queries(spec).Sq, tiles["BM"]),
+    ),
+    "gpu": Space(
+        _gpu_default,
+        _gpu_first,
+        _gpu_around,
+        _gpu_emit,
         lambda spec, tiles: queries_computed(fold_queries(spec).Sq, tiles["BM"]),
     ),
     "few": Space(_few_default, _few_first, _few_around, _few_emit, lambda spec, tiles: 1.0),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from onnx_fa import cases
+from onnx_fa.backend.run import require_device
 from onnx_fa.cases import Case
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
@@ -47,6 +48,9 @@ def table_cases(names: Sequence[str]) -> list[Case]:
 
 def check_runs_here(target: Target) -> None:
     """Raises TargetError when this machine cannot run what is compiled for the target."""
+    if target.is_gpu:
+        require_device(target.device)
+        return
     host = parse_target("cpu-host")
     widths = {"cpu-avx2": 8, "cpu-avx512": 16}
     wanted, have = database_name(target), database_name(host)

@@ -1,0 +1,93 @@
+"""K and V kept as integers, as standard ops: DequantizeLinear where it says what the spec says, else Cast, Sub and Mul."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
+from onnx_fa.emit.score import cast
+from onnx_fa.spec import AttentionSpec, Dim, Quantized
+
+_INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
+
+
+def dequantized(
+    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]
+) -> tuple[AttentionSpec, list[ir.Value]]:
+    """The spec with K and V as numbers, and its operands."""
+    result, rest = list(operands[: spec.scales_at]), iter(operands[spec.scales_at :])
+    for i, quant, layout in ((1, spec.k_quant, spec.k_layout), (2, spec.v_quant, spec.v_layout)):
+        if quant is not None:
+            scale, zero = next(rest), next(rest) if quant.zero_point else None
+            head_dim = layout.index(spec.rank - 1)
+            result[i] = _dequantize(b, spec, result[i], quant, scale, zero, spec.operand_shapes[i], head_dim)
+    return replace(spec, k_quant=None, v_quant=None), result
+
+
+def _dequantize(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    x: ir.Value,
+    quant: Quantized,
+    scale: ir.Value,
+    zero: ir.Value | None,
+    dims: tuple[Dim, ...],
+    head_dim: int,
+) -> ir.Value:
+    """x of shape `dims` in the spec's type."""
+    shape = (1,) * (len(dims) - len(quant.shape)) + quant.shape
+    varies = [i for i, d in enumerate(shape) if d != 1]
+    groups, width = shape[head_dim], dims[head_dim]
+    assert isinstance(groups, int) and isinstance(width, int)
+    least = {"f16": 19, "bf16": 19}.get(spec.dtype, 10)
+    if quant.dtype in _INT4:
+        least = 21
+    attrs: dict[str, Attr] | None = None
+    if not varies:
+        attrs = {}
+        if quant.shape:
+            scale, zero = b.op("Reshape", scale, b.ints()), zero and b.op("Reshape", zero, b.ints())
+    elif len(varies) == 1 and shape == _full(dims, varies[0]):
+        attrs, least = {"axis": varies[0]}, max(least, 13)
+        if len(quant.shape) > 1:
+            scale, zero = b.op("Reshape", scale, b.ints(-1)), zero and b.op("Reshape", zero, b.ints(-1))
+    elif len(quant.shape) == len(dims) and all(
+        have == want or i == head_dim for i, (have, want) in enumerate(zip(shape, dims, strict=True))
+    ):
+        attrs, least = {"axis": head_dim, "block_size": width // groups}, max(least, 21)
+    if attrs is None or b.opset < least:
+        return _by_hand(b, spec, x, scale, zero, (groups, width), head_dim - len(dims))
+    if zero is not None and quant.dtype in _INT4:
+        zero = b.op("Cast", zero, to=int(_INT4[quant.dtype]))
+    return b.op("DequantizeLinear", x, scale, *([zero] if zero is not None else []), **attrs)
+
+
+def _full(dims: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
+    """The dims of a scale that varies along one axis only."""
+    return tuple(d if i == axis else 1 for i, d in enumerate(dims))
+
+
+def _by_hand(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    x: ir.Value,
+    scale: ir.Value,
+    zero: ir.Value | None,
+    groups: tuple[int, int],
+    axis: int,
+) -> ir.Value:
+    """Integers and their differences are exact in every float type, so that only the product rounds. `groups` are numbers along the
+    head dim, and the head dim, which is `axis` from the end."""
+    count, width = groups
+    if 1 < count < width:
+        indices = b.const(np.repeat(np.arange(count), width // count))
+        scale = b.op("Gather", scale, indices, axis=axis)
+        zero = zero and b.op("Gather", zero, indices, axis=axis)
+    number = cast(b, x, spec.dtype)
+    if zero is not None:
+        number = b.op("Sub", number, cast(b, zero, spec.dtype))
+    return b.op("Mul", number, scale)

@@ -1,0 +1,148 @@
+"""Kernels for GPUs: what is emitted, and what the compiler makes of it (no GPU needed)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from onnx_fa.backend.alone import module_text
+from onnx_fa.backend.compile import find_compiler
+from onnx_fa.backend.run import require_device
+from onnx_fa.cases import case
+from onnx_fa.emit.gpu import GpuConfig, default_config, emit_gpu, problem
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.errors import TargetError, UnsupportedError
+from onnx_fa.spec import BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.target import TARGET_NAMES, parse_target
+from tests.cases import CASES, Case
+
+GPUS = [n for n in TARGET_NAMES if n.startswith(("cuda", "rocm"))]
+MATRIX = {"cuda": "mma.sync", "rocm-gfx942": "v_mfma", "rocm-gfx950": "v_mfma", "rocm-gfx1100": "v_wmma"}
+
+
+def small(name: str, **changes: object) -> Case:
+    return case(name, **{"dtype": "f16", "Sq": 256, "Skv": 256, "D": 64, "Dv": 64} | changes)
+
+
+def compiled(item: Case, target: str, folder: Path) -> str:
+    """The code of a kernel's attention: PTX, or AMD assembly."""
+    wanted = parse_target(target)
+    source = folder / "k.mlir"
+    source.write_text(module_text(emit_gpu(item.spec, wanted, "fa_0")))
+    command = [find_compiler(), source, "-o", folder / "k.vmfb", *wanted.flags]
+    command += [
+        f"--iree-hal-dump-executable-intermediates-to={folder}",
+        f"--iree-hal-dump-executable-binaries-to={folder}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[:2000]
+    return "".join(p.read_text() for end in ("ptx", "rocmasm") for p in folder.glob(f"*.{end}"))
+
+
+@pytest.mark.parametrize("target", MATRIX)
+def test_matrix_instructions(target: str, tmp_path: Path) -> None:
+    """One dispatch whose matmuls both are matrix instructions, for a causal GQA attention of BSHD operands with a softcap."""
+    bshd = (0, 2, 1, 3)
+    item = small(
+        "x", Hq=4, masks=(Causal(),), mods=(Softcap(20.0),), q_layout=bshd, k_layout=bshd, v_layout=bshd, o_layout=bshd
+    )
+    code = compiled(item, target, tmp_path)
+    assert code.count(MATRIX[target]) >= 16
+
+
+def test_bf16_and_f32(tmp_path: Path) -> None:
+    for dtype, found in (("bf16", "m16n8k16.row.col.f32.bf16.bf16.f32"), ("f32", "fma.rn")):
+        folder = tmp_path / dtype
+        folder.mkdir()
+        code = compiled(small("x", dtype=dtype, Sq=64, Skv=64, D=32, Dv=32), "cuda", folder)
+        assert found in code and "tf32" not in code
+
+
+@pytest.mark.parametrize("target", ["cuda", "rocm-gfx1100"])
+def test_dynamic_lengths(target: str, tmp_path: Path) -> None:
+    item = small("x", Sq="s", Skv="t", masks=(Causal("end"), BoolMask((2, 1, 1, "t"))))
+    assert MATRIX[target] in compiled(item, target, tmp_path)
+
+
+def test_text() -> None:
+    """The loop's bounds follow the mask, blocks are never padded where the last can start earlier."""
+    text = emit_gpu(
+        small("x", Sq=100, Skv=200, masks=(Causal(),)).spec, parse_target("cuda"), "fa_0", GpuConfig(32, 32, 2)
+    ).text
+    loop = re.search(r"scf.for (%\w+) = (%\w+) to (%\w+) step", text)
+    assert loop and re.search(rf"{loop[3]} = arith.maxsi", text)
+    assert "tensor.pad" not in text and text.count("scf.forall (") == 1
+    assert not re.search(r"tensor<(\d+x)*100x200x", text)
+    padded = emit_gpu(small("x", Sq=100, Skv=200).spec, parse_target("cuda"), "fa_0", GpuConfig(32, 32, 2, VT=1)).text
+    assert "tensor.pad" in padded and "tensor<2x2x224x64xf16>" in padded
+
+
+def test_skips_only_what_no_row_can_need() -> None:
+    def skips(**changes: object) -> object:
+        return emit_gpu(small("x", **changes).spec, parse_target("cuda"), "fa_0").config["skips"]
+
+    assert skips(masks=(Causal(),)) == 1 and skips(masks=(SlidingWindow(16, 0, fill=-3.4e38),)) == 1
+    assert skips() == 0
+    assert skips(masks=(Causal(-300, fill=-3.4e38),)) == 0  # a row without a key is the mean of all values
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_every_case_is_emitted_or_refused(target: str) -> None:
+    """With tiles that fit; only head dims that no GPU kernel carries are refused."""
+    wanted = parse_target(target)
+    for item in CASES:
+        try:
+            kernel = emit_gpu(item.spec, wanted, "fa_0")
+        except UnsupportedError as e:
+            assert "head dims above" in str(e), item.name
+            continue
+        assert kernel.text.count("scf.forall (") == 1 and "func.func @fa_0_attention" in kernel.text
+
+
+@pytest.mark.parametrize(
+    "dims", [(8, 8), (40, 40), (72, 72), (96, 96), (112, 112), (160, 160), (192, 128), (256, 256), (19, 37)]
+)
+def test_default_tiles_fit(dims: tuple[int, int]) -> None:
+    for target in GPUS:
+        for dtype in ("f16", "f32"):
+            spec = small("x", D=dims[0], Dv=dims[1], dtype=dtype).spec
+            assert not problem(spec, parse_target(target), default_config(spec, parse_target(target)))
+
+
+def test_tiles_that_do_not_fit() -> None:
+    target, spec = parse_target("cuda"), small("x").spec
+    for config, why in (
+        (GpuConfig(48, 32, 4), "multiple of 16 rows"),
+        (GpuConfig(64, 512, 4), "BN=512 for 256 keys"),
+        (GpuConfig(48, 32, 3), "divide among 96 threads"),
+    ):
+        assert why in problem(spec, target, config)
+        with pytest.raises(UnsupportedError, match=re.escape(why)):
+            emit_gpu(spec, target, "fa_0", config)
+
+
+def test_providers() -> None:
+    spec = small("x").spec
+    assert emit_kernel(spec, parse_target("cuda", "iree")).body == "gpu"
+    with pytest.raises(TargetError, match="--kernels triton: "):
+        emit_kernel(spec, parse_target("cpu-host", "triton"))
+    with pytest.raises(UnsupportedError, match="no lowering for vulkan"):
+        emit_kernel(spec, parse_target("vulkan"))
+
+
+def test_targets() -> None:
+    assert "sm_80" in parse_target("cuda").note and parse_target("cuda-sm_90").arch == "sm_80"
+    assert not parse_target("cuda-sm_89").note
+    for name in ("cuda-sm_70", "rocm", "rocm-gfx906", "vulkan-x"):
+        with pytest.raises(TargetError, match="unknown target"):
+            parse_target(name)
+
+
+def test_absent_device() -> None:
+    require_device("local-task")
+    for device in ("hip", "metal", "cuda://7"):
+        with pytest.raises(TargetError, match=f"^device {device}: "):
+            require_device(device)
