@@ -366,3 +366,13 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().err.count("\n") == 1
     assert junit([result_of()], None).count("<testcase") == len(STEPS) + 1
     assert sparkline([1.0]) == "" and "<polyline" in sparkline([1.0, 2.0, 50.0])
+
+
+@pytest.mark.slow
+def test_the_quick_subset_is_as_expected(tmp_path: Path) -> None:
+    """Real exports through the run, as far as verified; without the stock road and times, which other tests and full runs do."""
+    entries = chosen(load(default_file()), [], "cpu-host", subset=True)
+    results = run(entries, "cpu-host", tmp_path, Settings(steps=("explain", "rewrite", "verify"), jobs=2))
+    assert not [p for r in results for p in r["problems"]]
+    baseline = comparing.read_baseline(default_file().parent / "zoo-baseline.json")
+    assert comparing.compare(results, baseline).worse == ()

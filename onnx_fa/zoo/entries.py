@@ -157,8 +157,10 @@ def _code() -> str:
 
 
 def key(entry: Entry, target: str, settings: dict[str, Any]) -> str:
-    """A digest of all that an entry's results depend on: results with the same key are taken over by a later run."""
-    data: dict[str, Any] = {"entry": replace(entry, base="").to_dict(), "target": target, "settings": settings}
+    """A digest of all that an entry's results depend on (not what is expected of them): with the same key, a later run takes them
+    over."""
+    source = replace(entry, base="", sites=None, misses=0, variants=(), known=(), subset=False, targets=())
+    data: dict[str, Any] = {"entry": source.to_dict(), "target": target, "settings": settings}
     if entry.source == "path":
         file = Path(entry.base) / entry.of
         data["file"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
