@@ -35,6 +35,7 @@ def assert_fused(
     Raises OnnxFaError for a model that cannot be read or compiled.
     """
     from onnx_fa.backend.compile import compile_model
+    from onnx_fa.backend.inspect import OUTSIDE
     from onnx_fa.rewriter import explain
     from onnx_fa.verifier import verify
 
@@ -52,7 +53,9 @@ def assert_fused(
         assert not apart, f"not one fused dispatch: {', '.join(apart)}"
         kernelless = [f"{m.node}: {m.reason}" for m in done.misses if m not in found.misses]
         assert not kernelless, f"no kernel: {'; '.join(kernelless)}"
-        assert not done.inspection.buffers, f"buffers of Sq x Skv size: {', '.join(map(str, done.inspection.buffers))}"
+        # A softmax that is rightly left alone has its buffer.
+        buffers = [str(b) for b in done.inspection.buffers if b.why != OUTSIDE or not misses]
+        assert not buffers, f"buffers of Sq x Skv size: {', '.join(buffers)}"
         if right:
             report = verify(model, target, seeds=seeds, dims=dims, module=module)
             bad = [c for c in report.checks if c.ok is False]
