@@ -126,7 +126,7 @@ class _State:
         record = self.folder / f"{step}.record.json"
         if record.is_file():
             said: Json = json.loads(record.read_text())
-            if said["key"] == digest:
+            if said["key"] == digest and said["ok"]:  # what failed is tried again
                 self.done[step] = said
                 return True
         self.folder.mkdir(exist_ok=True)
@@ -220,9 +220,9 @@ def _of_sites(entry: Entry, result: Json) -> list[tuple[str, str]]:
         if s["fused"] is not True:
             found.append(("compile", f"site {s['name']} is not one fused dispatch ({s['dispatches']} dispatches)"))
     seen = {(m["node"], m["reason"]) for m in misses}
-    for m in compiled.get("misses", []):
-        if (m["node"], m["reason"]) not in seen:
-            found.append(("compile", f"no kernel for {m['node']}: {m['reason']}"))
+    unexpected = [m for m in compiled.get("misses", []) if (m["node"], m["reason"]) not in seen]
+    if explained or len(unexpected) > entry.misses:  # without explain, those that are expected have no names
+        found += [("compile", f"no kernel for {m['node']}: {m['reason']}") for m in unexpected]
     for b in compiled.get("buffers", []):
         if OUTSIDE not in b or not entry.misses:  # a softmax that is rightly left alone has its buffer
             found.append(("compile", f"buffer of Sq x Skv size: {b}"))
