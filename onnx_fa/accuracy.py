@@ -14,8 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.expr import Q, ScoreExpr, substitute
-from onnx_fa.reference import F64, attention, scores
-from onnx_fa.spec import AttentionSpec, Causal, Elementwise, MaskTerm, Offset, SlidingWindow, with_shapes
+from onnx_fa.reference import F64, attention, scores, statistic
+from onnx_fa.spec import (
+    LOWEST_STAT,
+    AttentionSpec,
+    Causal,
+    Dim,
+    Elementwise,
+    MaskTerm,
+    Offset,
+    SlidingWindow,
+    with_shapes,
+)
 
 Array = npt.NDArray[Any]
 
@@ -50,48 +60,74 @@ class Expected:
     spec: AttentionSpec
     blocks: tuple[tuple[int, F64], ...]
     largest_score: float
+    stats: tuple[tuple[F64, ...], ...] = ()
+    """For every block, the row statistics that the spec has as further outputs."""
 
     @property
     def allowed(self) -> float:
         return TOLERANCE[self.spec.dtype] + ROUNDING * self.largest_score
 
     def compare(self, result: Array) -> Comparison:
-        """A result in the spec's output layout against the reference."""
-        spec, got = self.spec, np.asarray(result)
-        sq, axis = _size(spec.Sq), spec.o_layout.index(spec.rank - 2)
-        if got.shape != spec.out_shape:
-            return Comparison(math.inf, self.allowed, 0, sq, f"shape {got.shape}, not {spec.out_shape}")
+        """A result in the spec's output layout against the reference (of a spec with row statistics, the first result)."""
+        return self._compare(result, self.spec.out_shape, self.spec.o_layout.index(self.spec.rank - 2), self.blocks)
+
+    def compare_all(self, results: Sequence[Array]) -> list[Comparison]:
+        """Every output, row statistics too: these are sums of f32 whatever the type of the operands."""
+        found = [self.compare(results[0])]
+        for i, result in enumerate(results[1:]):
+            blocks = tuple((start, part[i]) for (start, _), part in zip(self.blocks, self.stats, strict=True))
+            found.append(self._compare(result, self.spec.results[1 + i][0], -1, blocks, TOLERANCE["f32"]))
+        return found
+
+    def _compare(
+        self,
+        result: Array,
+        shape: tuple[Dim, ...],
+        axis: int,
+        blocks: tuple[tuple[int, F64], ...],
+        tolerance: float | None = None,
+    ) -> Comparison:
+        """`tolerance` says that the result is a row statistic: extremes must be equal, and an error counts against 1 at least,
+        since one of a logarithm is a relative one of what it is of."""
+        got, sq = np.asarray(result), _size(self.spec.Sq)
+        allowed = self.allowed if tolerance is None else tolerance + ROUNDING * self.largest_score
+        if got.shape != shape:
+            return Comparison(math.inf, allowed, 0, sq, f"shape {got.shape}, not {shape}")
         wrong = norm = 0.0
         rows = 0
-        for start, want in self.blocks:
+        for start, want in blocks:
             stop = start + want.shape[axis]
             have = np.take(got, range(start, stop), axis).astype(np.float64)
             if (np.isnan(have) != np.isnan(want)).any():
                 problem = f"{np.isnan(have).sum()} NaN, not {np.isnan(want).sum()} (or not the same ones)"
-                return Comparison(math.inf, self.allowed, rows, sq, problem)
+                return Comparison(math.inf, allowed, rows, sq, problem)
             infinite = np.isinf(want)
+            if tolerance is not None:
+                infinite = np.abs(want) > -LOWEST_STAT
             if (have[infinite] != want[infinite]).any():
-                return Comparison(math.inf, self.allowed, rows, sq, "an infinite result is not the reference's")
-            known = np.isfinite(want)
+                return Comparison(math.inf, allowed, rows, sq, "an infinite result is not the reference's")
+            known = ~(infinite | np.isnan(want))
+            size = want[known] if tolerance is None else np.maximum(np.abs(want[known]), 1.0)
             wrong += float(np.sum((have[known] - want[known]) ** 2))
-            norm += float(np.sum(want[known] ** 2))
+            norm += float(np.sum(size**2))
             rows += stop - start
         error = math.sqrt(wrong) / (math.sqrt(norm) or 1.0)
-        bad = not error <= self.allowed  # also where it is NaN
-        problem = f"relative error {error:.2e}, allowed {self.allowed:.2e}" if bad else ""
-        return Comparison(error, self.allowed, rows, sq, problem)
+        bad = not error <= allowed  # also where it is NaN
+        problem = f"relative error {error:.2e}, allowed {allowed:.2e}" if bad else ""
+        return Comparison(error, allowed, rows, sq, problem)
 
 
 def expect(spec: AttentionSpec, operands: Sequence[Array], *, budget: int = ALL_SCORES) -> Expected:
     """The reference of a spec without symbols. `budget` bounds the scores computed (never below one block at each end)."""
-    blocks, largest = [], 0.0
+    blocks, stats, largest = [], [], 0.0
     for start, stop in _blocks(spec, budget):
         part, inputs = rows_of(spec, operands, start, stop)
         with np.errstate(all="ignore"):
             blocks.append((start, attention(part, *inputs)))
+            stats.append(tuple(statistic(part, which, *inputs) for which in part.stats))
             s = np.abs(scores(part, *inputs))
         largest = max(largest, float(np.max(s[s < SWALLOWS], initial=0.0)))
-    return Expected(spec, tuple(blocks), largest)
+    return Expected(spec, tuple(blocks), largest, tuple(stats))
 
 
 def compare(spec: AttentionSpec, operands: Sequence[Array], result: Array, *, budget: int = ALL_SCORES) -> Comparison:

@@ -8,7 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.expr import evaluate
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Offset, SlidingWindow, inverse
+from onnx_fa.spec import (
+    LOWEST_STAT,
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Elementwise,
+    Offset,
+    SlidingWindow,
+    Stat,
+    inverse,
+)
 
 Array = npt.NDArray[np.generic]
 F64 = npt.NDArray[np.float64]
@@ -76,18 +87,36 @@ def masked(spec: AttentionSpec, s: F64, *operands: Array) -> F64:
     return s
 
 
+def _with_sink(spec: AttentionSpec, *operands: Array) -> F64:
+    s = scores(spec, *operands)
+    if spec.sink is None:
+        return s
+    sink = np.broadcast_to(dequantized(spec, operands)[-1].astype(np.float64), (*s.shape[:-1], 1))
+    return np.concatenate([s, sink], axis=-1)
+
+
+def statistic(spec: AttentionSpec, which: Stat, *operands: Array) -> F64:
+    """A row statistic (*B, Hq, Sq) of the spec's operands, as `AttentionSpec.stats` says."""
+    s = _with_sink(spec, *operands)
+    top = s.max(axis=-1)
+    result = top
+    if which == "lse":
+        finite = np.where(np.isinf(top), 0.0, top)
+        with np.errstate(divide="ignore", over="ignore"):
+            result = finite + np.log(np.exp(s - finite[..., None]).sum(axis=-1))
+    low = np.isfinite(result) & (result < LOWEST_STAT)
+    return np.where(low, np.float64(np.finfo(np.float32).min), result)
+
+
 def attention(spec: AttentionSpec, *operands: Array) -> F64:
     """Output of the attention, in the spec's output layout, float64.
 
     `operands` are in the order and layouts that the spec names.
     A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
     """
-    s = scores(spec, *operands)
+    s = _with_sink(spec, *operands)
     operands = tuple(dequantized(spec, operands))
     v = np.repeat(_canonical(operands[2], spec.v_layout), spec.group, axis=-3)
-    if spec.sink is not None:
-        sink = np.broadcast_to(operands[-1].astype(np.float64), (*s.shape[:-1], 1))
-        s = np.concatenate([s, sink], axis=-1)
     with np.errstate(invalid="ignore"):
         p = np.exp(s - s.max(axis=-1, keepdims=True))
         p = p / p.sum(axis=-1, keepdims=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -13,12 +13,13 @@ import onnx_ir as ir
 
 from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
+from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
 from onnx_fa.graph_view import GraphView, default_opset, outer_reads
 from onnx_fa.io import ModelLike, check_valid, load, same_kind
-from onnx_fa.match import Call, Const, Expr, Match, find_sites
+from onnx_fa.match import NUMPY, Call, Const, Expr, Match, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.patterns import PATTERNS
 from onnx_fa.report import Miss, RewriteReport, SiteReport
@@ -87,7 +88,8 @@ def _refusal(match: Match, form: Form, opset: int) -> str | None:
 class Site:
     """One rewritten site inside the model: what the stock road's pattern is made from.
 
-    `operands` are the values that the new nodes read, in the spec's order; `nodes` the new nodes of the site itself.
+    `operands` are the values that the new nodes read, in the spec's order; `nodes` the new nodes of the site itself. `plain` is
+    what lies behind the dequantisation of K and V, where the form begins with one.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Site:
     operands: tuple[ir.Value, ...]
     output: ir.Value
     nodes: tuple[ir.Node, ...]
+    plain: Site | None = None
 
 
 def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
@@ -157,21 +160,36 @@ def _replace(
     """
     operands = tuple(_realise(b, e, replaced) for e in match.operands)
     presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
-    before = len(b.nodes)
+    before = behind = len(b.nodes)
+    spec, numbers = match.spec, operands
+    if form == "decomposed" and spec.quantized:
+        spec, numbers = dequantized(b, spec, operands)
+        behind = len(b.nodes)
     if form == "site":
-        out = b.op_of(DOMAIN, OP_TYPE, operands, {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())})
+        attrs = {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())}
+        outs = b.ops_of(DOMAIN, OP_TYPE, operands, attrs, len(match.spec.results))
         node = b.nodes[-1]
         node.name = name
-        out.type, out.shape = match.output.type, ir.Shape(match.spec.out_shape)
+        for x, (shape, dtype) in zip(outs, match.spec.results, strict=True):
+            x.type, x.shape = ir.TensorType(ir.DataType.from_numpy(np.dtype(NUMPY[dtype]))), ir.Shape(shape)
+        outs[0].type = match.output.type
     else:
-        out = _EMITTERS[form](b, match.spec, operands)
-    inner = tuple(b.nodes[before:])
-    for wrap in match.wrap:
-        out = _realise(b, wrap(out), replaced)
+        outs = _EMITTERS[form](b, spec, numbers)
+    inner, core = tuple(b.nodes[before:]), tuple(b.nodes[behind:])
+
+    def wrapped(source: int, wraps: Iterable[Callable[[Expr], Expr]]) -> ir.Value:
+        value = outs[source]
+        for wrap in wraps:
+            value = _realise(b, wrap(value), replaced)
+        return value
+
+    out = wrapped(0, match.wrap)
+    presents += [(f.value, wrapped(f.source, f.wrap)) for f in match.further]
     old = match.output
     if match.scores is not None:
-        presents.append((match.scores[0], decomposed.scores(b, match.spec, operands, match.scores[1])))
-    if form != "site" and not match.wrap and not presents and _same(out, old, set(operands)):
+        presents.append((match.scores[0], decomposed.scores(b, spec, numbers, match.scores[1])))
+    same = not match.wrap and not presents and not match.spec.quantized and _same(out, old, set(operands))
+    if form != "site" and same:
         _let_go(b.nodes)
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
     try:
@@ -189,8 +207,13 @@ def _replace(
     for was, new in results:
         _take_over(b, was, new)
         replaced[was] = new
+    if match.further:  # what they are made from may stand behind the first of their readers
+        assert isinstance(b.graph, ir.Graph)
+        b.graph.sort()
+        dead += [p for f in match.further if (p := f.value.producer()) is not None]
     dead.append(producer)
-    return Site(name, match.spec, operands, results[0][1], inner)
+    plain = Site(name, spec, numbers, results[0][1], core) if spec is not match.spec else None
+    return Site(name, match.spec, operands, results[0][1], inner, plain)
 
 
 def _let_go(nodes: Iterable[ir.Node]) -> None:

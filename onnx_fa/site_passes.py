@@ -92,7 +92,7 @@ def passes_after(spec: AttentionSpec) -> PassReport:
     inputs = operand_values(spec)
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name="site")
     builder = OnnxBuilder(graph, OPSET, "site", set(input_names(spec)), {})
-    model = finished(builder, spec, blocked.emit(builder, spec, inputs))
+    model = finished(builder, spec, *blocked.emit(builder, spec, inputs))
     at = spec.rank - 2
     return count_passes(ir.to_proto(model), {"k": spec.k_layout.index(at), "v": spec.v_layout.index(at)})
 

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from onnx_fa.expr import Kind, ScoreExpr, kind_of, leaves
 
@@ -26,10 +26,14 @@ DType = Literal["f64", "f32", "f16", "bf16"]
 ElementType = Literal["f64", "f32", "f16", "bf16", "bool", "i32", "i64"]
 IntegerType = Literal["i8", "u8", "i4", "u4"]
 EmptyRow = Literal["nan", "zero", "guarded", "mean"]
+Stat = Literal["lse", "max"]
+"""A further result, one number per query: the logarithm of the sum of the exponentials of its scores, or the largest score."""
 Offset = int | Literal["end"]
 """Where the query block starts among the keys: query i stands at key position i + offset; "end" is Skv - Sq."""
 
 NEG_INF = -math.inf
+LOWEST_STAT = -1e37
+"""Finite row statistics below this, which only masks make, are given as the lowest f32."""
 
 
 def inverse(layout: tuple[int, ...]) -> tuple[int, ...]:
@@ -164,8 +168,9 @@ class AttentionSpec:
     of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the softmax and has no value (softmax(concat(scores, sink))
     without its last column). `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does;
     "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
-    says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. Raises ValueError when fields
-    contradict each other.
+    says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. `stats` are further outputs behind
+    the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
+    finite ones below LOWEST_STAT become the lowest f32. Raises ValueError when fields contradict each other.
     """
 
     dtype: DType
@@ -181,6 +186,7 @@ class AttentionSpec:
     masks: tuple[MaskTerm, ...] = ()
     sink: TensorArg | None = None
     empty_row: EmptyRow = "nan"
+    stats: tuple[Stat, ...] = ()
     q_layout: tuple[int, ...] = ()
     k_layout: tuple[int, ...] = ()
     v_layout: tuple[int, ...] = ()
@@ -199,6 +205,8 @@ class AttentionSpec:
                 raise ValueError(f"Hq={self.Hq} is not a multiple of Hkv={self.Hkv}")
         elif self.Hq != self.Hkv:
             raise ValueError("symbolic head counts must be equal")
+        if len(set(self.stats)) != len(self.stats) or not set(self.stats) <= set(get_args(Stat)):
+            raise ValueError(f"row statistics {self.stats} are not some of {get_args(Stat)}")
         for mask in self.tensors:
             self._check_broadcast("mask", mask.shape, self.score_shape)
         if self.sink is not None:
@@ -299,6 +307,13 @@ class AttentionSpec:
         return tuple(self.canonical_shapes[3][a] for a in self.o_layout)
 
     @property
+    def results(self) -> tuple[tuple[tuple[Dim, ...], DType], ...]:
+        """(shape, element type) of every output: the attention as stored, then its row statistics."""
+        rows: tuple[Dim, ...] = (*self.batch, self.Hq, self.Sq)
+        wide: DType = "f64" if self.dtype == "f64" else "f32"
+        return ((self.out_shape, self.dtype), *[(rows, wide)] * len(self.stats))
+
+    @property
     def variant(self) -> str:
         """A short name: heads, then what changes the score, e.g. "gqa4+causal+softcap"."""
         if self.group == 1:
@@ -309,6 +324,7 @@ class AttentionSpec:
             t.label if isinstance(t, Elementwise) else type(t).__name__.lower() for t in (*self.mods, *self.masks)
         ]
         words += ["sink"] * (self.sink is not None)
+        words += self.stats
         words += [f"{n}:{x.dtype}" for n, x in (("k", self.k_quant), ("v", self.v_quant)) if x is not None]
         return "+".join(words)
 

@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa import io
+from onnx_fa.cases import packed
 from onnx_fa.errors import MismatchError, MissingDependencyError, OnnxFaError, RunError, UnsupportedError
 from onnx_fa.files import scratch_folder
 from onnx_fa.inputs import (
@@ -326,7 +327,7 @@ class _Kernels:
 
     def run(self, spec: AttentionSpec, operands: Sequence[Array]) -> Array | None:
         call = self._calls.get(spec)
-        return call(*map(np.ascontiguousarray, operands))[0] if call else None
+        return call(*(np.ascontiguousarray(packed(x)) for x in operands))[0] if call else None
 
 
 def rewritten_constants(model: ir.Model, sites: Sequence[Site]) -> dict[str, Array]:

@@ -122,6 +122,15 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         lengths = term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32"), label="lengths")
         yield f"lengths_{empty}", {"masks": (lengths,), "empty_row": empty}
     yield "dilated", square | {"masks": (term(where(("Equal", ("Mod", DISTANCE, ("i", 3)), ("i", 0)))),)}
+    window: ScoreExpr = ("LessOrEqual", ("Abs", DISTANCE), ("i", 9))
+    global_keys: ScoreExpr = ("Or", window, ("Or", ("Less", K, ("i", 2)), ("Less", Q, ("i", 2))))
+    yield "global", long | {"masks": (term(where(global_keys), label="global"),)}
+    first: ScoreExpr = ("Max", ("Min", ("Sub", Q, ("i", 4)), ("i", s - 9)), ("i", 0))
+    near: ScoreExpr = ("And", ("GreaterOrEqual", K, first), ("Less", K, ("Add", first, ("i", 9))))
+    yield "neighbours", square | {"masks": (term(where(near), label="natten"),)}
+    rows, columns = (("Abs", ("Sub", (op, Q, ("i", 10)), (op, K, ("i", 10)))) for op in ("Div", "Mod"))
+    image: ScoreExpr = ("And", ("LessOrEqual", rows, ("i", 2)), ("LessOrEqual", columns, ("i", 3)))
+    yield "neighbours_2d", square | {"masks": (term(where(image), label="natten"),)}
     strided: ScoreExpr = ("Less", ("Mod", K, ("i", 150)), ("i", 10))
     yield "strided", long | {"masks": (term(where(strided)),)}
 
@@ -207,6 +216,29 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     late: ScoreExpr = ("Mul", T0, ("ToFloat", ("Sub", K, ("Sub", ("Skv",), ("i", 1)))))
     yield "decode_alibi_gqa", one | {"Hq": 8, "masks": (term(added(late), TensorArg((8, 1, 1))),)}
     yield "decode_sink_window", one | {"Hq": 8, "sink": TensorArg((8, 1, 1)), "masks": (SlidingWindow(20, 0, "end"),)}
+    # Slot k of a ring holds the newest position that is k modulo the size of the ring; T0 is how many have been written.
+    age: ScoreExpr = ("Mod", ("Sub", ("Add", ("Sub", T0, K), ("Skv",)), ("i", 1)), ("Skv",))
+    ring = term(
+        where(("And", ("Less", age, T0), ("Less", age, ("i", 256)))), TensorArg((2, 1, 1, 1), "i64"), label="ring"
+    )
+    yield "decode_ring", one | {"Hq": 8, "masks": (ring,), "empty_row": "zero"}
+    last: ScoreExpr = ("Add", Q, ("Sub", T0, ("Sq",)))
+    held = term(
+        where(("And", ("Less", K, T0), ("LessOrEqual", K, last))), TensorArg((2, 1, 1, 1), "i64"), label="cache"
+    )
+    yield "prefill_cache", {"Sq": 40, "Skv": 150, "Hq": 4, "masks": (held,), "empty_row": "zero"}
+
+    # Row statistics.
+    yield "lse", {"stats": ("lse",)}
+    yield (
+        "lse_max_causal",
+        {"stats": ("lse", "max"), "masks": (Causal("end"),), "Sq": 70, "Skv": 50, "empty_row": "zero"},
+    )
+    yield "lse_ragged_rows", {"stats": ("lse", "max"), "Sq": 21, "Skv": 30}
+    yield "max_softcap_f16", {"stats": ("max",), "mods": (Softcap(9.0),), "dtype": "f16", "Sq": 33}
+    yield "lse_sink_bf16", {"stats": ("lse",), "sink": TensorArg((2, 1, 1)), "dtype": "bf16"}
+    yield "lse_decode_gqa", one | {"stats": ("max", "lse"), "Hq": 8, "masks": (lengths,), "empty_row": "nan"}
+    yield "lse_finite", {"stats": ("lse", "max"), "masks": (BoolMask((2, 1, 64, 64), FLOAT_MIN),), "empty_row": "mean"}
     few: dict[str, Any] = {"Sq": 4, "Hq": 6, "Skv": 130}
     yield "few_causal", few | {"masks": (Causal("end"),)}
     yield "few_window", few | {"masks": (SlidingWindow(9, 2, "end"), Causal(100)), "sink": TensorArg((6, 4, 1))}
@@ -339,6 +371,11 @@ def _cases() -> Iterator[Case]:
     yield case("decode_bshd", "decode", Sq=1, Hq=4, Skv=65, **all_bshd)
     yield case("decode_kt", "decode", Sq=1, Skv=65, k_layout=kt)
 
+    # Several results of one softmax: V of 32 and 24 side by side.
+    yield case("values_side_by_side", Dv=56)
+    # Multi-head latent attention: keys of 128 and of 64 with positions; absorbed, one latent head of 512 and 64.
+    yield case("latent", Hq=2, Hkv=2, D=192, Dv=128, Sq=33, Skv=33, batch=(1,), masks=(Causal(),))
+    yield case("latent_absorbed", "decode", Hq=16, Hkv=1, D=576, Dv=512, Sq=1, Skv=40, batch=(1,))
     # K and V kept as integers.
     for name, changes in _quantized_cases():
         yield case(f"quant_{name}", "quantized", **changes)
@@ -355,6 +392,11 @@ def _cases() -> Iterator[Case]:
     yield case("dyn_gqa", "dynamic", **dyn, Hq=4, masks=(SlidingWindow(7, 0, "end"),), empty_row="zero")
     heads = tuple((("h", h), ("s", s)) for h, s in ((3, 20), (1, 33)))
     yield case("dyn_heads", "dynamic", Hq="h", Hkv="h", Sq="s", Skv="s", sizes=heads)
+    yield case("dyn_stats", "dynamic", **dyn, batch=("b",), stats=("lse",), masks=(Causal("end"),), empty_row="zero")
+    every = tuple(
+        (("b", b), ("h", h), ("s", s), ("t", t)) for b, h, s, t in ((2, 3, 20, 33), (1, 1, 1, 70), (3, 2, 41, 1))
+    )
+    yield case("dyn_every_dim", "dynamic", batch=("b",), Hq="h", Hkv="h", Sq="s", Skv="t", sizes=every)
     yield case("dyn_keys", "dynamic", Skv="t", sizes=two)
     yield case("dyn_bshd", "dynamic", **dyn, **all_bshd)
     yield case("dyn_odd_head_dim", "dynamic", **dyn, D=27, Dv=41)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy.typing as npt
 from iree import runtime
 
-from onnx_fa.accuracy import compare
-from onnx_fa.backend.alone import entry_text as entry
+from onnx_fa.accuracy import expect
+from onnx_fa.backend.alone import entry_text
 from onnx_fa.cases import packed
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.spec import AttentionSpec
@@ -60,16 +60,19 @@ class Kernels:
     def _compile(kernels: Sequence[Kernel], output: Path, target: Target) -> None:
         names = {k.name: k for k in kernels}
         text = "".join(k.text for k in names.values())
-        text += "".join(entry(k, f"call{i}") for i, k in enumerate(kernels))
+        text += "".join(entry_text(k, f"call{i}") for i, k in enumerate(kernels))
         flags = dict.fromkeys(f for k in kernels for f in k.flags)
         run_iree_compile(text, output, tuple(flags), target)
 
-    def run(self, index: int, operands: Sequence[Array]) -> Array:
+    def run(self, index: int, operands: Sequence[Array]) -> list[Array]:
+        """Every result of the kernel."""
         part, place = divmod(index, self.PART)
-        result: Array = self._modules[part][f"call{place}"](*map(packed, operands)).to_host()
-        return result
+        results = self._modules[part][f"call{place}"](*map(packed, operands))
+        return [r.to_host() for r in (results if isinstance(results, tuple) else (results,))]
 
 
-def mismatch(spec: AttentionSpec, operands: Sequence[Array], result: Array) -> str | None:
-    """What is wrong with a result, or None."""
-    return compare(spec, operands, result).problem or None
+def mismatch(spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array]) -> str | None:
+    """What is wrong with the results, or None."""
+    assert len(results) == len(spec.results)
+    problems = [c.problem for c in expect(spec, operands).compare_all(results)]
+    return "; ".join(p for p in problems if p) or None

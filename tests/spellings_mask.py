@@ -102,7 +102,7 @@ def feeds(
             x = rng.random(shape) < (1.0 if dense else 0.6)
             if empty_rows:
                 x[0] = rng.random(shape[1:]) < 0.2
-                x[0, ..., :2] = False
+                x[(0, ..., slice(2)) if x.ndim > 1 else slice(2)] = False
             else:
                 x[..., 0] = True
         elif element == T.FLOAT:

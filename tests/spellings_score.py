@@ -532,14 +532,14 @@ for _keeps in (0, 1):
     more_robust[f"softmax/maximum of everything, keepdims={_keeps}"] = in_place_of_softmax(_overall(_keeps))
 
 
-@match("probability/two values", sites=2)
+@match("probability/two values")
 def _() -> onnx.ModelProto:
     g = Site()
     p = g.softmax(g.score())
     return g.done(g.op("Add", g.times_v(p), g.op("MatMul", p, g.input("w", [B, H, SKV, DV]))))
 
 
-@match("probability/two values, division last", sites=2)
+@match("probability/two values, division last")
 def _() -> onnx.ModelProto:
     g = Site()
     e, _ = g.exp(g.score())

@@ -99,7 +99,7 @@ def test_two_products_of_one_difference() -> None:
     w = g.op("MatMul", p, g.input("w", [B, H, 7, 6]))
     model = g.done(g.op("Add", g.times_v(p), w))
     new, report = rewrite(model)
-    assert len(report.sites) == 4 and not report.misses
+    assert len(report.sites) == 2 and not report.misses  # one of each softmax, with both values side by side
     inputs = feeds(model)
     assert_same(run(model, inputs), run(new, inputs), TOLERANCE)
 

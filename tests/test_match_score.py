@@ -119,5 +119,5 @@ def test_recovers_the_meaning() -> None:
     assert spec_of("guard/not nan").empty_row == "guarded"
     assert spec_of("guard/safe softmax").empty_row == "zero"
     assert spec_of("guard/the mask itself, finite fill").empty_row == "zero"
-    assert spec_of("terms/rope part by itself").D == 8
+    assert spec_of("terms/rope part by itself").D == 12  # 8 and the 4 with positions
     assert [type(m) for m in spec_of("terms/relative shift").masks] == [AddMask]

@@ -61,7 +61,7 @@ def test_nan_is_never_hidden(compiled: Kernels, name: str, operand: int, poison:
     spec = _TESTED[index].spec
     operands = draw_operands(spec, 3, adversarial=True)
     operands[operand][1, 1, 5, 3] = poison
-    got = compiled.run(index, operands)
+    got = compiled.run(index, operands)[0]
     with np.errstate(all="ignore"):
         want = attention(dataclasses.replace(spec, empty_row="nan"), *operands)
         empty = (scores(spec, *operands) == -np.inf).all(axis=-1)

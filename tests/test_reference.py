@@ -66,7 +66,7 @@ def _scalar(expr: Any, s: float, i: int, j: int, spec: AttentionSpec, read: list
                 return math.trunc(a / b) if b else 0
             return a / b
         case "Mod":
-            return a % b
+            return a % b if b else 0
         case "Min":
             return min(a, b)
         case "Max":

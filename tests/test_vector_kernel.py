@@ -299,7 +299,7 @@ def test_masked_blocks_are_not_visited(masked: Kernels, name: str) -> None:
     operands[3:] = [np.full_like(x, 100) for x in operands[3:]]
     want = attention(spec, *operands)
     operands[2][:, keys] = np.nan
-    got = masked.run(list(_MASKED).index(name), operands)
+    got = masked.run(list(_MASKED).index(name), operands)[0]
     assert np.allclose(got[:, queries], want[:, queries], atol=1e-5)
 
 

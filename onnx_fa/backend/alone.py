@@ -36,10 +36,12 @@ def entry_text(kernel: Kernel, function: str) -> str:
         dims = [t.let(f"tensor.dim %a{i}, {t.index(n)} : {seen}") for n, d in enumerate(shape) if isinstance(d, str)]
         tied = f"{{{', '.join(dims)}}}" if dims else ""
         values.append(t.let(f"flow.tensor.bitcast %a{i} : {seen}{tied} -> {type_}{tied}"))
-    out = tensor_type(spec.out_shape, spec.dtype)
-    result = t.let(f"util.call @{kernel.name}({', '.join(values)}) : ({', '.join(types)}) -> {out}")
-    body = "\n".join([*t.render(), f"return {result} : {out}"])
-    return f"\nfunc.func @{function}({', '.join(params)}) -> {out} {{\n{body}\n}}\n"
+    outs = ", ".join(tensor_type(s, element_type(d)) for s, d in spec.results)
+    made = t.several(
+        f"util.call @{kernel.name}({', '.join(values)}) : ({', '.join(types)}) -> ({outs})", len(spec.results)
+    )
+    body = "\n".join([*t.render(), f"return {', '.join(made)} : {outs}"])
+    return f"\nfunc.func @{function}({', '.join(params)}) -> ({outs}) {{\n{body}\n}}\n"
 
 
 def compile_alone(

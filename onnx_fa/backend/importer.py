@@ -98,8 +98,8 @@ def _declared(module: Any, kernels: Mapping[str, Kernel]) -> Iterator[None]:
             spec = kernel.spec
             types = zip(spec.operand_shapes, spec.operand_dtypes, strict=True)
             args = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in types)
-            result = _tensor(spec.out_shape, spec.dtype)
-            declarations.append(mlir.Operation.parse(f"util.func private @{kernel.name}({args}) -> {result}"))
+            results = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in spec.results)
+            declarations.append(mlir.Operation.parse(f"util.func private @{kernel.name}({args}) -> ({results})"))
             mlir.InsertionPoint(module.regions[0].blocks[0]).insert(declarations[-1])
     try:
         yield
@@ -144,13 +144,13 @@ def settle_kernels(
         except UnsupportedError as e:
             lost[name] = str(e)
             builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
-            out = decomposed.emit(builder, spec, [v for v in node.inputs if v is not None])
-            old = node.outputs[0]
+            made_of = decomposed.emit(builder, spec, [v for v in node.inputs if v is not None])
             model.graph.insert_before(node, builder.nodes)
-            out.type, out.shape = old.type, old.shape
-            ir.convenience.replace_all_uses_with(old, out, replace_graph_outputs=True)
-            kept, old.name = old.name, f"{old.name}/replaced"
-            out.name = kept
+            for old, out in zip(node.outputs, made_of, strict=True):
+                out.type, out.shape = old.type, old.shape
+                ir.convenience.replace_all_uses_with(old, out, replace_graph_outputs=True)
+                kept, old.name = old.name, f"{old.name}/replaced"
+                out.name = kept
             model.graph.remove(node, safe=True)
     sites = tuple(replace(s, spec=plain.get(s.name, s.spec)) for s in report.sites if s.name not in lost)
     misses = tuple(Miss(s.name, s.op, lost[s.name]) for s in report.sites if s.name in lost)
@@ -185,10 +185,11 @@ def infer_types(model: onnx.ModelProto) -> None:
         getattr(graph, name).extend(getattr(model.graph, name))
     known = {v.name for v in graph.value_info}
     for node in graph.node:
-        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE) and node.output[0] not in known:
-            spec = site_spec(node)
-            kind = {"f64": 11, "f32": 1, "f16": 10, "bf16": 16}[spec.dtype]
-            graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[0], kind, spec.out_shape))
+        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
+            for name, (shape, dtype) in zip(node.output, site_spec(node).results, strict=True):
+                if name not in known:
+                    kind = {"f64": 11, "f32": 1, "f16": 10, "bf16": 16}[dtype]
+                    graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, shape))
     for tensor in model.graph.initializer:
         if tensor.ByteSize() <= _INFERENCE_BYTES:
             graph.initializer.append(tensor)
@@ -269,15 +270,16 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 have = _builtin(value.type, element_type(dtype))
                 want = _tensor(shape, dtype)
                 operands.append(_cast(_op("torch_c.to_builtin_tensor", value, have), want))
-            result = mlir.Operation.create(
+            results = mlir.Operation.create(
                 "util.call",
-                results=[_tensor(spec.out_shape, spec.dtype)],
+                results=[_tensor(shape, dtype) for shape, dtype in spec.results],
                 operands=operands,
                 attributes={"callee": mlir.FlatSymbolRefAttr.get(kernel.name)},
-            ).result
-            torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
-            cast = _cast(result, _builtin(torch_type, element_type(spec.dtype)))
-            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+            ).results
+            for name, result, (_, dtype) in zip(node.output, results, spec.results, strict=True):
+                torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
+                cast = _cast(result, _builtin(torch_type, element_type(dtype)))
+                self._nv_map[name] = _op("torch_c.from_builtin_tensor", cast, torch_type)
         return True
 
 

@@ -16,7 +16,7 @@ from onnx_fa.report import SiteReport
 from onnx_fa.spec import AttentionSpec
 
 _TENSOR = re.compile(r"tensor<((?:(?:\?|\d+)x)*)([a-z]+[0-9a-zA-Z]*)")
-_DISPATCH = re.compile(r"(?:(%[\w$.]+)(?::\d+)? = )?flow\.dispatch @([\w$.]+)::@([\w$.]+)(.*)")
+_DISPATCH = re.compile(r"(?:(%[\w$.]+)(?::\d+)? = )?flow\.dispatch \{?@([\w$.]+)::@([\w$.]+)(.*)")
 _ALLOCA = re.compile(r"llvm\.alloca (%\w+) x (\S.*?) (?:\{|:)")
 _CONSTANT = re.compile(r"(%\w+) = llvm\.mlir\.constant\((\d+) : \w+\)")
 _BITS = {"bf16": 16, "index": 64}
@@ -106,6 +106,8 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
     bodies = dict(_executables(flow, "flow.executable"))
     program = _outside(flow)
     calls = [_dispatch(m, bodies) for line in program if (m := _DISPATCH.search(line))]
+    made = {f"{k.name}_attention" for k in kernels.values() if k.body == "triton"}
+    calls = [replace(c, computes=True) if c.executable in made else c for c in calls]  # there is no IR of their code
     stacks = {n: _stack_bytes(b) for n, b in _executables(_phase(folder, "executable-targets"), "hal.executable")}
     for function, size in _frames(folder).items():
         # The frame holds the allocas and what the register allocator spilled besides.
@@ -239,11 +241,16 @@ def is_score_shape(dims: Sequence[int | None], spec: AttentionSpec) -> bool:
 
 
 def _is_output(text: str, spec: AttentionSpec) -> bool:
+    """Whether a tensor may be a result of the site."""
     dims = _shape(text)[0]
-    out = [d if isinstance(d, int) else None for d in spec.out_shape]
-    if any(d is None for d in (*dims, *out)):
+    if any(d is None for d in dims):
         return True  # one computing dispatch writes one tensor; its size is not known before run time
-    return math.prod(d or 1 for d in dims) == math.prod(d or 1 for d in out)
+    for shape, _ in spec.results:
+        if any(not isinstance(d, int) for d in shape):
+            return True
+        if math.prod(d or 1 for d in dims) == math.prod(d for d in shape if isinstance(d, int)):
+            return True
+    return False
 
 
 def _stack_bytes(lines: Sequence[str]) -> int | None:
@@ -252,7 +259,7 @@ def _stack_bytes(lines: Sequence[str]) -> int | None:
     None when a size is known only at run time.
     """
     starts = [i for i, line in enumerate(lines) if "llvm.func @" in line]
-    bounds = zip(starts, [*starts[1:], len(lines)], strict=True)
+    bounds = zip(starts, [*starts[1:], len(lines)], strict=False)  # code that was not compiled here has no function
     sizes = [_function_stack(lines[a:b]) for a, b in bounds]
     return None if None in sizes else max((s for s in sizes if s is not None), default=0)
 

@@ -82,6 +82,8 @@ def emit_transform_spec(
     replacements: list[_Replacement] = []
     for site in sites:
         try:
+            if site.spec.stats:
+                raise UnsupportedError("row statistics as outputs: a pattern of the stock road has one result")
             proto = site_model(model, site)
             key = json.dumps(site.spec.to_dict()).encode() + proto.SerializeToString(deterministic=True)
             if key in seen:
@@ -103,7 +105,7 @@ def spec_sites(sites: Iterable[Site]) -> list[SpecSite]:
     """The sites of `rewrite_in_place(model, "decomposed")`."""
     return [
         SpecSite(s.name, s.spec, tuple(str(v.name) for v in s.operands), str(s.nodes[-1].outputs[0].name), s.nodes)
-        for s in sites
+        for s in (site.plain or site for site in sites)  # patterns begin behind a dequantisation
     ]
 
 

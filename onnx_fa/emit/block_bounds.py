@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from onnx_fa.emit.mlir_text import Text
 from onnx_fa.expr import ScoreExpr
 
 Bound = int | str
@@ -16,11 +16,20 @@ Truth = bool | str
 _UNKNOWN: tuple[Truth, Truth] = (False, False)
 
 
+class BoundsText(Protocol):
+    """The operations on indices and booleans that bounds are made of, in some language. They return names of values."""
+
+    def index(self, value: int) -> str: ...
+    def arith(self, op: str, a: str, b: str, type_: str = "index") -> str: ...
+    def test(self, predicate: str, a: str, b: str) -> str: ...
+    def choose(self, condition: str, a: str, b: str) -> str: ...
+
+
 class BlockBounds:
     """Evaluates integer expressions to ranges and conditions to (surely true, surely false). `leaf` gives the range of
     positions, lengths and integer tensors over the block; None where it is unknown."""
 
-    def __init__(self, t: Text, leaf: Callable[[ScoreExpr], Range | None]) -> None:
+    def __init__(self, t: BoundsText, leaf: Callable[[ScoreExpr], Range | None]) -> None:
         self.t, self.leaf = t, leaf
 
     # Arithmetic that is done now where it can be.
@@ -55,7 +64,7 @@ class BlockBounds:
     def _test(self, predicate: str, a: Bound, b: Bound) -> Truth:
         if isinstance(a, int) and isinstance(b, int):
             return a < b if predicate == "slt" else a <= b
-        return self.t.let(f"arith.cmpi {predicate}, {self._ssa(a)}, {self._ssa(b)} : index")
+        return self.t.test(predicate, self._ssa(a), self._ssa(b))
 
     def both(self, a: Truth, b: Truth) -> Truth:
         if isinstance(a, bool):
@@ -112,11 +121,11 @@ class BlockBounds:
             return 0, divisor - 1
         t, by = self.t, self.t.index(divisor)
         floors = [t.arith("floordivsi", self._ssa(b), by) for b in x]
-        one = t.let(f"arith.cmpi eq, {floors[0]}, {floors[1]} : index")
+        one = t.test("eq", *floors)
         low, high = (self._sub(b, t.arith("muli", f, by)) for b, f in zip(x, floors, strict=True))
         return (
-            t.let(f"arith.select {one}, {self._ssa(low)}, {t.index(0)} : index"),
-            t.let(f"arith.select {one}, {self._ssa(high)}, {t.index(divisor - 1)} : index"),
+            t.choose(one, self._ssa(low), t.index(0)),
+            t.choose(one, self._ssa(high), t.index(divisor - 1)),
         )
 
     def truth(self, expr: ScoreExpr) -> tuple[Truth, Truth]:

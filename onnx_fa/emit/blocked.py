@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_fa.emit.decomposed import canonical_operands, finish
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, compute_type, modify
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
 from onnx_fa.patterns.blocked import SPEC_KEY
 from onnx_fa.spec import AttentionSpec
@@ -28,8 +29,11 @@ def block_size(spec: AttentionSpec) -> int:
     return min(512, max(64, 1 << (fit.bit_length() - 1)))
 
 
-def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
-    """A Loop whose body handles one block of keys; the last block may be shorter. Returns the site's output."""
+def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """A Loop whose body handles one block of keys; the last block may be shorter. Returns the site's output, alone: raises
+    UnsupportedError for a spec with row statistics."""
+    if spec.stats:
+        raise UnsupportedError("row statistics as further outputs")
     inner, q, kt, v, masks, sink = canonical_operands(b, spec, operands)
     kind = np.dtype(NUMPY[compute_type(spec)])
     dtype = ir.DataType.from_numpy(kind)
@@ -91,7 +95,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
     )
     loop.metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
     b.nodes.append(loop)
-    return finish(b, spec, outs[2], outs[1])
+    return [finish(b, spec, outs[2], outs[1])]
 
 
 def _row_shape(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value) -> Callable[[int], ir.Value]:

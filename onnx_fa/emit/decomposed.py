@@ -12,21 +12,34 @@ from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
 from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, cast, compute_type, modify
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY, ScoreStage
-from onnx_fa.spec import AttentionSpec, inverse
+from onnx_fa.spec import AttentionSpec, Stat, inverse
 
 FORM_KEY = "onnx_fa.form"
 """Metadata of a site's Exp: the site is in this form already, and writing it again would only rename its nodes."""
 
 
-def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
+def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
     """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's
-    output."""
+    output, then its row statistics. Raises UnsupportedError for those of a spec with a sink."""
+    if spec.stats and spec.sink is not None:
+        raise UnsupportedError("row statistics with a sink")
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
     p, total = _exponentials(b, spec, score, sink)
-    return finish(b, spec, b.op("MatMul", p, v), total)
+    stats = [statistic(b, spec, score, which) for which in spec.stats]
+    return [finish(b, spec, b.op("MatMul", p, v), total), *stats]
+
+
+def statistic(b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, which: Stat) -> ir.Value:
+    """A row statistic (*B, Hq, Sq), in the type of the computation."""
+    op = {"lse": "ReduceLogSumExp", "max": "ReduceMax"}[which]
+    if not is_grouped(spec):
+        return b.reduce(op, score, keep=False)
+    rows = join_heads(b, spec, b.reduce(op, score), 1)
+    return b.squeeze(rows, -1)
 
 
 def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], stage: ScoreStage) -> ir.Value:

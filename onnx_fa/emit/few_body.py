@@ -112,6 +112,15 @@ class FewBody(VectorBody):
                 result = self.write_out(x, result, row, t.index(n * w), (n + 1) * w <= spec.Dv)
         return result
 
+    def row_statistic(self, i: int, state: _State) -> str:
+        t, slab = self.t, self.stats[i]
+        result = slab.value
+        for r, (best, lanes) in enumerate(zip(state.best, state.total, strict=True)):
+            x = self.statistic(self.spec.stats[i], best, self.sum_of(lanes))
+            first = t.let(f"vector.extract {x}[0] : f32 from {t.vec}")
+            result = t.let(f"tensor.insert {first} into {result}[{t.index(r)}] : {slab.type}")
+        return result
+
     def row_reader(self, slab: _Slab, integers: Integers | None, row: str) -> Callable[[str, bool], str]:
         """A function from a head dim, and whether all lanes lie inside, to the numbers of a row of K or V; integers with one scale
         per row without it."""
@@ -209,8 +218,26 @@ class FewBody(VectorBody):
             sums = t.loop(bounds, [(s, t.vec) for s in sums], several)
         else:
             looped = 0
-        sums = several(t.index(0), sums, range(looped, self.vectors_of_d))
-        parts = t.transpose(sums)
+        return self.added_up(several(t.index(0), sums, range(looped, self.vectors_of_d)))
+
+    def products_with_integers(self, keys: list[str]) -> list[str]:
+        """`products` of every query: each number of K is converted once, for all of them."""
+        t, w = self.t, self.t.width
+        columns = [t.index(n * w) for n in range(self.vectors_of_d)]
+        q = [[t.read(self.qT, self.qT_type, t.index(r), column) for column in columns] for r in range(self.vectors)]
+        sums: list[list[str]] = [[] for _ in q]
+        for key in keys:
+            read, own = self.row_reader(self.k, self.k_integers, key), [t.splat(0.0)] * self.vectors
+            for n, column in enumerate(columns):
+                x = read(column, True)
+                own = [t.vop("vector.fma", row[n], x, s) for row, s in zip(q, own, strict=True)]
+            for s, of_query in zip(own, sums, strict=True):
+                of_query.append(s)
+        return [self.added_up(s) for s in sums]
+
+    def added_up(self, sums: list[str]) -> str:
+        """The sum of the lanes of each of W vectors, in a lane of its own."""
+        t, parts = self.t, self.t.transpose(sums)
         while len(parts) > 1:
             parts = [t.vop("arith.addf", a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
@@ -232,8 +259,10 @@ class FewBody(VectorBody):
             tile, best = carried[0], carried[1:]
             keys = self.keys_at(i, block)
             read = [self.row(block, t.shifted(i, n)).read for n in range(t.width)]
+            once = self.k_integers is not None and self.vectors > 1
+            products = self.products_with_integers(read) if once else []
             for r in range(self.vectors):
-                s = self.times_scale(self.products(r, read), self.k_integers, keys, block)
+                s = self.times_scale(products[r] if once else self.products(r, read), self.k_integers, keys, block)
                 s = self.masked(s, keys, r, block)
                 tile = t.write(s, tile, self.tile_type, t.index(r), i)
                 best[r] = t.maximum(s, best[r])

@@ -17,7 +17,7 @@ _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
 
 def dequantized(
     b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]
-) -> tuple[AttentionSpec, list[ir.Value]]:
+) -> tuple[AttentionSpec, tuple[ir.Value, ...]]:
     """The spec with K and V as numbers, and its operands."""
     result, rest = list(operands[: spec.scales_at]), iter(operands[spec.scales_at :])
     for i, quant, layout in ((1, spec.k_quant, spec.k_layout), (2, spec.v_quant, spec.v_layout)):
@@ -25,7 +25,7 @@ def dequantized(
             scale, zero = next(rest), next(rest) if quant.zero_point else None
             head_dim = layout.index(spec.rank - 1)
             result[i] = _dequantize(b, spec, result[i], quant, scale, zero, spec.operand_shapes[i], head_dim)
-    return replace(spec, k_quant=None, v_quant=None), result
+    return replace(spec, k_quant=None, v_quant=None), tuple(result)
 
 
 def _dequantize(

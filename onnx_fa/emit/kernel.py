@@ -11,6 +11,8 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target
 
+WITH_STATS = ("few", "vector")
+"""The bodies that give row statistics."""
 _READ_INTEGERS = ("few", "vector")
 
 
@@ -31,6 +33,9 @@ def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto
     for kind in known if body == "auto" else (body,):
         if kind not in known:
             raise UnsupportedError(f"the target {target.name} has no kernel body {kind!r}, only {', '.join(known)}")
+        if spec.stats and kind not in WITH_STATS:
+            reasons.append(f"{kind}: row statistics ({', '.join(spec.stats)}) as outputs")
+            continue
         if spec.quantized and kind not in _READ_INTEGERS:
             reasons.append(f"{kind}: K or V kept as integers")
             continue

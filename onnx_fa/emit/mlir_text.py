@@ -49,6 +49,14 @@ class Text:
         self._lines.append(f"{result} = {operation}")
         return result
 
+    def several(self, operation: str, count: int) -> list[str]:
+        """Appends an operation with `count` results and returns their names."""
+        if count == 1:
+            return [self.let(operation)]
+        result = self._name()
+        self.do(f"{result}:{count} = {operation}")
+        return [f"{result}#{i}" for i in range(count)]
+
     def constant(self, literal: str, type_: str) -> str:
         key = f"arith.constant {literal} : {type_}"
         return self._constants.setdefault(key, f"%c{len(self._constants)}")
@@ -62,6 +70,14 @@ class Text:
     def arith(self, op: str, a: str, b: str, type_: str = INDEX) -> str:
         """A binary operation of the arith dialect, e.g. arith("addi", a, b)."""
         return self.let(f"arith.{op} {a}, {b} : {type_}")
+
+    def test(self, predicate: str, a: str, b: str) -> str:
+        """Compares two indices."""
+        return self.let(f"arith.cmpi {predicate}, {a}, {b} : index")
+
+    def choose(self, condition: str, a: str, b: str) -> str:
+        """One of two indices."""
+        return self.let(f"arith.select {condition}, {a}, {b} : index")
 
     def shifted(self, base: str, by: int) -> str:
         """The index base + by."""

@@ -45,12 +45,22 @@ class OnnxBuilder:
     def op_of(
         self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Attr]
     ) -> ir.Value:
+        return self.ops_of(domain, op_type, inputs, attrs, 1)[0]
+
+    def ops_of(
+        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Attr], outputs: int
+    ) -> list[ir.Value]:
+        """Adds an op with that many outputs."""
         name = self.name(op_type)
-        out = ir.Value(name=f"{name}_out" if f"{name}_out" not in self.taken else self.name(f"{op_type}_out"))
-        self.taken.add(str(out.name))
+        made = []
+        for _ in range(outputs):
+            made.append(
+                ir.Value(name=f"{name}_out" if f"{name}_out" not in self.taken else self.name(f"{op_type}_out"))
+            )
+            self.taken.add(str(made[-1].name))
         attributes = [v if isinstance(v, ir.Attr) else _attr(k, v) for k, v in attrs.items()]
-        self.nodes.append(ir.Node(domain, op_type, inputs, attributes, outputs=[out], name=name))
-        return out
+        self.nodes.append(ir.Node(domain, op_type, inputs, attributes, outputs=made, name=name))
+        return made
 
     def const(self, array: Array, hint: str = "const") -> ir.Value:
         key = (str(array.dtype), str(array.shape), array.tobytes().hex() if array.nbytes <= 4096 else str(id(array)))
@@ -77,9 +87,13 @@ class OnnxBuilder:
 
     def reduce_max(self, x: ir.Value) -> ir.Value:
         """Row maximum over the last axis, kept as a unit dim."""
+        return self.reduce("ReduceMax", x)
+
+    def reduce(self, op: str, x: ir.Value, *, keep: bool = True) -> ir.Value:
+        """A reduction other than ReduceSum over the last axis."""
         if self.opset < 18:
-            return self.op("ReduceMax", x, axes=(-1,), keepdims=1)
-        return self.op("ReduceMax", x, self.ints(-1), keepdims=1)
+            return self.op(op, x, axes=(-1,), keepdims=int(keep))
+        return self.op(op, x, self.ints(-1), keepdims=int(keep))
 
     def reduce_sum(self, x: ir.Value) -> ir.Value:
         if self.opset < 13:

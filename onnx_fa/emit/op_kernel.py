@@ -109,6 +109,8 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
         raise UnsupportedError("op kernel: K or V kept as integers")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
+    if spec.stats:
+        raise UnsupportedError("row statistics as outputs")
     if min(spec.D, spec.Dv) < 2:
         raise UnsupportedError(f"head dims D={spec.D}, Dv={spec.Dv}: a head dim of 1 is folded away by the compiler")
     fills = _fills(spec.masks)

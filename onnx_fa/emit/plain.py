@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import canonical_operands, positions, transpose
+from onnx_fa.emit.decomposed import canonical_operands, positions, statistic, transpose
 from onnx_fa.emit.groups import is_grouped, join_heads
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import cast, compute_type, modify
@@ -39,10 +39,13 @@ def input_names(spec: AttentionSpec) -> list[str]:
 
 
 def plain_model(spec: AttentionSpec) -> ir.Model:
-    """The model: inputs as `input_names` says, one output `out`. Index masks are computed from Range, as no mask is given.
+    """The model: inputs as `input_names` says, outputs `out` and the row statistics. Index masks are computed from Range, as no
+    mask is given.
 
     Raises UnsupportedError where a plain softmax does not mean what the spec says of rows without a key.
     """
+    if spec.stats and spec.sink is not None:
+        raise UnsupportedError("row statistics with a sink")
     if spec.empty_row in ("zero", "guarded"):
         raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
     inputs = operand_values(spec)
@@ -62,17 +65,19 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         out = join_heads(b, spec, out)
     if compute_type(spec) != spec.dtype:
         out = cast(b, out, spec.dtype)
-    model = finished(b, spec, transpose(b, out, spec.o_layout))
+    stats = [statistic(b, spec, score, which) for which in spec.stats]
+    model = finished(b, spec, transpose(b, out, spec.o_layout), *stats)
     infer_shapes(model)
     return model
 
 
-def finished(b: OnnxBuilder, spec: AttentionSpec, out: ir.Value) -> ir.Model:
-    """The model of the builder's graph and nodes whose one output, `out`, is the site's."""
+def finished(b: OnnxBuilder, spec: AttentionSpec, *outs: ir.Value) -> ir.Model:
+    """The model of the builder's graph and nodes, whose outputs are the site's."""
     b.graph.extend(b.nodes)
-    out.name = "out"
-    out.type, out.shape = ir.TensorType(_TYPES[spec.dtype]), ir.Shape(spec.out_shape)
-    b.graph.outputs.append(out)
+    for out, name, (shape, dtype) in zip(outs, ("out", *spec.stats), spec.results, strict=True):
+        out.name = name
+        out.type, out.shape = ir.TensorType(_TYPES[dtype]), ir.Shape(shape)
+        b.graph.outputs.append(out)
     return ir.Model(b.graph, ir_version=10 if spec.quantized else 9)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from onnx_fa.emit import triton
 from onnx_fa.emit.few import emit_few
 from onnx_fa.emit.gpu import emit_gpu
 from onnx_fa.emit.kernel_text import Kernel
@@ -34,7 +35,7 @@ def _iree(target: Target) -> Mapping[str, Emitter]:
 
 
 PROVIDERS: dict[str, Provider] = {
-    "triton": Provider(lambda target: {}, lambda target: "kernels made by Triton are not available"),
+    "triton": Provider(lambda target: {"triton": triton.emit_triton}, triton.missing),
     "iree": Provider(_iree, lambda target: ""),
 }
 """In the order in which `--kernels auto` asks them."""

@@ -33,6 +33,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
     if spec.sink is not None:
         raise UnsupportedError("the Attention op has no sink")
+    if spec.stats:
+        raise UnsupportedError("the Attention op gives no row statistics")
     if any(isinstance(m, Elementwise) for m in spec.masks):
         raise UnsupportedError(
             "the Attention op has no score function but softcap, and no mask from indices but is_causal"
@@ -54,7 +56,7 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError("a sliding window needs a mask tensor in the Attention op")
 
 
-def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> ir.Value:
+def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
     """One Attention node, with masks combined into its attn_mask. Raises UnsupportedError as `check` does."""
     check(spec, b.opset)
     spec, operands = dequantized(b, spec, operands)
@@ -91,7 +93,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> i
         # The op pads a short last dim instead of broadcasting it, and onnxruntime wants the query dim in full too.
         bias = b.op("Expand", bias, _lengths(b, spec, q, k))
     out = b.op("Attention", q, k, v, *([bias] if bias is not None else []), **attrs)
-    return transpose(b, out, spec.o_layout)
+    return [transpose(b, out, spec.o_layout)]
 
 
 def _full(spec: AttentionSpec) -> bool:

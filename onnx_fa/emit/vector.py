@@ -77,6 +77,14 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
     for quant, width, layout in ((spec.k_quant, spec.D, spec.k_layout), (spec.v_quant, spec.Dv, spec.v_layout)):
         if quant is not None and quant.dtype in ("i4", "u4") and (width % 2 or layout[-1] != spec.rank - 1):
             raise UnsupportedError(f"vector kernel: {quant.dtype} in bytes that hold two rows")
+    layouts = (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout)
+    for name, shape, layout in zip("qkvo", spec.canonical_shapes, layouts, strict=True):
+        behind = layout[layout.index(spec.rank - 2) :]
+        if shape[-1] == 1 and any(isinstance(d, str) for d in shape) and any(a < spec.rank - 2 for a in behind):
+            # Which of the unit dims of a slice is the head dim is then guessed, and a copy of unknown size made.
+            raise UnsupportedError(
+                f"vector kernel: {name} of dynamic shape with a head dim of 1 and other dims behind its length"
+            )
     for mask in spec.masks:
         if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
             raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
@@ -105,11 +113,15 @@ def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
     return "\n".join([*_executable(body, symbol), *_entry(site, body, name, symbol)]) + "\n"
 
 
+def _result_names(spec: AttentionSpec) -> list[str]:
+    return ["%out", *(f"%stat{i}" for i in range(len(spec.stats)))]
+
+
 def _executable(body: VectorBody, symbol: str) -> list[str]:
     spec = body.spec
     bindings = [
         *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
-        ("%out", spec.out_shape, spec.dtype, "writeonly"),
+        *((name, *result, "writeonly") for name, result in zip(_result_names(spec), spec.results, strict=True)),
     ]
     args, ties = [], []
     for arg, shape, element, access in bindings:
@@ -118,7 +130,8 @@ def _executable(body: VectorBody, symbol: str) -> list[str]:
         args.append(f"{arg}_: {type_}" if tied else f"{arg}: {type_}")
         if tied:
             ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
-    args[-1:-1] = [f"{d}: index" for d in body.dims.values()]
+    results = len(spec.results)
+    args[-results:-results] = [f"{d}: index" for d in body.dims.values()]
     return [
         f"flow.executable private @{symbol} {{",
         f"flow.executable.export public @{symbol} workgroups(%x: index, %y: index) -> (index, index, index) {{",
@@ -148,7 +161,6 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
     of the body by reshapes."""
     spec, t, names, shapes = body.spec, Text(), operand_names(body.spec), site.operand_shapes
     types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
-    out = tensor_type(site.out_shape, site.dtype)
     for symbolic, value in body.dims.items():
         i = next(i for i, s in enumerate(shapes) if symbolic in s)
         t.do(f"{value} = tensor.dim {names[i]}, {t.index(shapes[i].index(symbolic))} : {types[i]}")
@@ -170,14 +182,22 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
         passed.append(f"{tensor_type(shape, element)}{body.tied(shape)}")
     values += body.dims.values()
     passed += [INDEX] * len(body.dims)
-    result = t.let(
-        f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)}) -> "
-        f"{tensor_type(spec.out_shape, spec.dtype)}{body.tied(spec.out_shape)}"
-    )
-    result = _reshaped(t, body, result, spec.out_shape, site.out_shape, spec.dtype)
+    tied = [f"{tensor_type(s, d)}{body.tied(s)}" for s, d in spec.results]
+    call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
+    made = t.several(f"{call} -> {_result_types(tied)}", len(tied))
+    wanted = [tensor_type(s, d) for s, d in site.results]
+    results = [
+        _reshaped(t, body, x, old, new, d)
+        for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)
+    ]
+    params = ", ".join(f"{n}: {t_}" for n, t_ in zip(names, types, strict=True))
     return [
-        f"util.func private @{name}({', '.join(f'{n}: {t_}' for n, t_ in zip(names, types, strict=True))}) -> {out} {{",
+        f"util.func private @{name}({params}) -> {_result_types(wanted)} {{",
         *t.render(),
-        f"util.return {result} : {out}",
+        f"util.return {', '.join(results)} : {', '.join(wanted)}",
         "}",
     ]
+
+
+def _result_types(types: list[str]) -> str:
+    return types[0] if len(types) == 1 else f"({', '.join(types)})"

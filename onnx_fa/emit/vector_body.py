@@ -38,10 +38,12 @@ from onnx_fa.emit.score_plan import (
 )
 from onnx_fa.emit.skipping import skipping
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
-from onnx_fa.spec import AttentionSpec, Dim, Quantized, TensorArg
+from onnx_fa.spec import LOWEST_STAT, AttentionSpec, Dim, Quantized, Stat, TensorArg
 
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
+LN2 = math.log(2.0)
+FLOAT_MAX = 3.4028234663852886e38
 _LOWERING = (
     "#iree_cpu.lowering_config<distribution = [0, 0], vector_common_parallel = [0, 0], vector_reduction = [0, 0]>"
 )
@@ -205,6 +207,11 @@ class VectorBody:
         self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
         out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
         self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
+        row_cuts = [*(_Cut(x, "1", None) for x in self.lead), queries]
+        self.stats = [
+            self.load(f"%stat{i}", shape, dtype, row_cuts, access="writeonly")
+            for i, (shape, dtype) in enumerate(spec.results[1:])
+        ]
         tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
         names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
         self.masks = [
@@ -249,11 +256,13 @@ class VectorBody:
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
             total = tuple(self.first_sum(x, b) for x, b in zip(self.sink, best, strict=True))
         state = self.all_keys(_State(acc, scores, scratch, best, total))
-        result = self.transposed_output(state)
-        t.do(
-            f"iree_tensor_ext.dispatch.tensor.store {result}, %out, {self.out.place} : {self.out.type} -> "
-            f"{self.binding('writeonly', spec.out_shape, spec.dtype)}"
-        )
+        results = [("%out", self.out, self.transposed_output(state))]
+        results += [(f"%stat{i}", slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
+        for (name, slab, result), (shape, dtype) in zip(results, spec.results, strict=True):
+            t.do(
+                f"iree_tensor_ext.dispatch.tensor.store {result}, {name}, {slab.place} : {slab.type} -> "
+                f"{self.binding('writeonly', shape, dtype)}"
+            )
         return t.render()
 
     def first_sum(self, sink: str, best: str) -> str:
@@ -481,6 +490,38 @@ class VectorBody:
             columnwise = lambda d, row, result: write(value(d, row), result, d, row, not self.few_queries)  # noqa: E731
             return self.over_rows(spec.Dv, out.value, out.type, columnwise)
         return self.over_tiles(spec.Dv, out.value, out.type, body)
+
+    def row_statistic(self, i: int, state: _State) -> str:
+        """A row statistic of every query, as the tensor of that result."""
+        t, slab = self.t, self.stats[i]
+        tile, type_ = (
+            (t.let(f"tensor.empty() : {self.row_type}"), self.row_type) if self.few_queries else (slab.value, slab.type)
+        )
+        for j, (best, total) in enumerate(zip(state.best, state.total, strict=True)):
+            x = self.statistic(self.spec.stats[i], best, total)
+            tile = t.write(x, tile, type_, self.lane(j))
+        if not self.few_queries:
+            return tile
+
+        def copy(row: str, carried: list[str]) -> list[str]:
+            """One by one: of vectors that reach over the end, all but the first would be lost (docs/iree-bugs.md)."""
+            x = t.let(f"tensor.extract {tile}[{row}] : {type_}")
+            return [t.let(f"tensor.insert {x} into {carried[0]}[{row}] : {slab.type}")]
+
+        return t.loop((t.index(0), self.rows, t.index(1)), [(slab.value, slab.type)], copy)[0]
+
+    def statistic(self, which: Stat, best: str, total: str) -> str:
+        """The largest score, or the logarithm of the sum of exponentials, in natural units; total is in units of best."""
+        t = self.t
+        x = t.vop("arith.mulf", best, t.splat(LN2))
+        if which == "lse":
+            x = t.vop("arith.addf", x, t.vop("math.log", total))
+        # Such a number is a mask's, raised to MASK_FLOOR so that log2(e) times it was finite.
+        x = t.select(t.compare("ole", x, t.splat(LOWEST_STAT * 0.999)), t.splat(-FLOAT_MAX), x)
+        infinite = t.splat(math.inf)
+        x = t.select(t.compare("oeq", best, infinite), infinite, t.select(t.compare("uno", total, total), total, x))
+        nothing = t.compare("ole", best, t.splat(MAX_START)), t.compare("oeq", total, t.splat(0.0))
+        return t.select(t.arith("andi", *nothing, t.bvec), t.splat(-math.inf), x)
 
     # Masks.
 

@@ -13,7 +13,16 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY, build_match
-from onnx_fa.match.operands import common_reading, placed_at_softmax, placed_on_probabilities, placed_steps, plan_site
+from onnx_fa.match.operands import (
+    Site,
+    common_reading,
+    placed_at_softmax,
+    placed_on_probabilities,
+    placed_steps,
+    plan_site,
+)
+from onnx_fa.match.shared import merged, with_statistics
+from onnx_fa.match.sums import summed
 from onnx_fa.match.types import (
     AddTerm,
     After,
@@ -25,6 +34,7 @@ from onnx_fa.match.types import (
     Const,
     Expr,
     Factor,
+    Further,
     Guard,
     Integers,
     Map,
@@ -86,20 +96,25 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
 
 
 def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> list[Match]:
-    """One match for every matmul with V that reads the probabilities: all or none."""
-    found = [_match_behind(view, anchor, label, patterns, b) for b in walk_after(view, anchor, patterns)]
-    outputs = [match.output for match, _ in found]
-    for _, qk in found:
+    """The matches of every matmul with V that reads the probabilities, those that differ in V alone as one: all or none."""
+    behinds = walk_after(view, anchor, patterns)
+    found = [_match_behind(view, anchor, label, patterns, b) for b in behinds]
+    outputs = [match.output for match, _, _ in found]
+    matches = [match for match, _, _ in found]
+    first, qk, site = found[0]
+    matches[0] = with_statistics(view, anchor, behinds[0], first, site, qk, outputs)
+    outputs += [f.value for f in matches[0].further]
+    for _, qk, _ in found:
         reader = reader_elsewhere(view, qk, outputs)
         if reader is not None:
             raise NoMatch("the scores are used for something else too, and would be computed twice", reader)
-    return [match for match, _ in found]
+    return merged(view, matches)
 
 
 def _match_behind(
     view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind
-) -> tuple[Match, ir.Node]:
-    """The match and the product of Q and K."""
+) -> tuple[Match, ir.Node, Site]:
+    """The match, the product of Q and K, and the site's dims."""
     output, guard, sink = walk_tail(view, anchor, behind, patterns)
     if guard == "guarded" and anchor.op.startswith("Exp/"):
         raise NoMatch(
@@ -110,7 +125,9 @@ def _match_behind(
     v = behind.weighting.product.operands[1 - behind.weighting.side]
     dtype = DTYPES.get(output.dtype or (v.dtype if isinstance(v, ir.Value) else None) or ir.DataType.UNDEFINED)
     failure: NoMatch | None = None
-    for inner, qk in parse_score(view, anchor.score, patterns):
+    readings = [(r, summed(view, patterns, *r)) for r in parse_score(view, anchor.score, patterns)]
+    readings.sort(key=lambda r: r[1][1] is r[0][1])  # the product that takes in the others comes first
+    for _, (inner, qk) in readings:
         try:
             steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard), anchor.score)
             site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
@@ -129,7 +146,7 @@ def _match_behind(
                 v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
                 sink=placed_at_softmax(site, sink),
             )
-            return match, qk.node
+            return match, qk.node, site
         except NoMatch as e:
             failure = failure or e
     assert failure is not None
@@ -148,6 +165,7 @@ __all__ = [
     "Const",
     "Expr",
     "Factor",
+    "Further",
     "Guard",
     "Integers",
     "Map",

@@ -228,6 +228,15 @@ ScoreStage = Literal["scaled", "capped", "masked", "probabilities"]
 
 
 @dataclass(frozen=True)
+class Further:
+    """A value of the graph that a site makes beside its output: `wrap` applied to its result number `source`."""
+
+    value: ir.Value
+    source: int
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+
+
+@dataclass(frozen=True)
 class Match:
     """A recognised site. `operands` are in the spec's order. `wrap` are ops to apply to the site's output, one after the other,
     to get `output`. `presents` are further outputs of the replaced node and what they become."""
@@ -243,6 +252,8 @@ class Match:
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
     scores: tuple[ir.Value, ScoreStage] | None = None
     """A further output of the replaced node that shows the scores; standard ops beside the site make it."""
+    further: tuple[Further, ...] = ()
+    """What else the site makes: row statistics, and parts of an output that several products with V share."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 

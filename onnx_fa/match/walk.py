@@ -369,7 +369,7 @@ def parse_score(view: GraphView, value: ir.Value, patterns: Patterns) -> list[Re
     found = parser.read(value)
     if found:
         # What another attention made is rather a bias than scores.
-        return sorted(found, key=lambda reading: any(_is_weights(view, x) for x in reading[1].operands))
+        return sorted(found, key=lambda reading: any(is_weights(view, x) for x in reading[1].operands))
     if parser.failure is not None:
         raise parser.failure
     raise NoMatch("no layer leads from the softmax to a matmul of Q and K", value.producer())
@@ -418,7 +418,7 @@ def _is_for_something_else(view: GraphView, node: ir.Node) -> bool:
     return False
 
 
-def _is_weights(view: GraphView, value: Expr) -> bool:
+def is_weights(view: GraphView, value: Expr) -> bool:
     """Whether a matmul's operand looks like the probabilities of an attention."""
     for _ in range(4):
         node = view.producer(value, *_ON_PROBABILITIES) if isinstance(value, ir.Value) else None

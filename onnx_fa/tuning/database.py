@@ -168,11 +168,15 @@ def _steps(a: str, b: str, scale: tuple[str, ...]) -> float:
 
 
 def pick(
-    target: Target, body: str, spec: AttentionSpec, fits: Callable[[Tiles], bool], queries: Callable[[Tiles], float]
+    target: Target | str,
+    body: str,
+    spec: AttentionSpec,
+    fits: Callable[[Tiles], bool],
+    queries: Callable[[Tiles], float],
 ) -> Pick | None:
     """The tiles for a spec: of the nearest entry that has any which `fits` accepts, those with the least cost times `queries`, the
-    number of queries computed with them, padding included. None where no entry has any."""
-    want, name = family(spec, body), database_name(target)
+    number of queries computed with them, padding included. None where no entry has any. `target` may be the name of a database."""
+    want, name = family(spec, body), target if isinstance(target, str) else database_name(target)
     near = [
         (distance(want, e.family), i, e) for i, e in enumerate(read_database(name).entries) if e.family.body == body
     ]

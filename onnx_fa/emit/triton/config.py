@@ -1,0 +1,45 @@
+"""Tiles of a Triton kernel, for one architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ARCHITECTURES = (90, 80)
+"""What every kernel is compiled for: sm_90a, with the instructions that only Hopper has, and sm_80 for all others from there."""
+SHARED_BYTES = {90: 227 * 1024, 80: 99 * 1024}
+"""Shared memory of a workgroup; sm_80's has 163 KiB, but its code also runs on sm_86 and sm_89, which have 99."""
+MOST_SPLITS = 64
+
+
+@dataclass(frozen=True)
+class TritonConfig:
+    """BM queries and BN keys per block; `warps` of 32 threads; `stages` of the load pipeline; `order` of the workgroups: 0 walks
+    the query blocks of a head first, 1 the heads; `overlap`: 1 hides the softmax behind the products (overlapped.py);
+    `splits` of the keys, whose partial results a second dispatch combines (1: none). Raises ValueError for tiles that no kernel can
+    have."""
+
+    BM: int
+    BN: int
+    warps: int
+    stages: int
+    order: int = 0
+    overlap: int = 0
+    splits: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("BM", 16), ("BN", 16), ("warps", 1)):
+            value = getattr(self, name)
+            if value < least or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two from {least} on: {self}")
+        if self.stages < 1 or not 1 <= self.splits <= MOST_SPLITS:
+            raise ValueError(f"stages and splits must be positive, splits at most {MOST_SPLITS}: {self}")
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
+def padded(width: int) -> int:
+    """A head dim as the tiles have it."""
+    return max(16, power_of_two(width))

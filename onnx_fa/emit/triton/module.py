@@ -1,0 +1,280 @@
+"""A generated Triton kernel inside an IREE module: PTX of each architecture is a variant of one executable, chosen by the device
+when the program is loaded. The module needs nothing but IREE's runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from onnx_fa.emit.fold import fold_queries
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.mlir_text import Text, tensor_type
+from onnx_fa.emit.triton import ptx
+from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig
+from onnx_fa.emit.triton.overlapped import OverlappedSource
+from onnx_fa.emit.triton.source import AttentionSource, Program, combine_program
+from onnx_fa.emit.triton.tiles import smaller, tuned
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
+from onnx_fa.target import Target
+
+WIDEST = 256
+"""The largest head dim."""
+_TARGET = '#hal.executable.target<"cuda", "cuda-nvptx-fb", {{target_arch = "{}"{}}}>'
+_MOST_BLOCKS = 2**31 - 1
+_COMBINE_WARPS = 4
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """One architecture's code of a dispatch, and its configuration."""
+
+    arch: int
+    code: ptx.Compiled
+    config: TritonConfig
+
+
+def missing(target: Target) -> str:
+    """Why Triton's kernels cannot be made for a target; "" where they can."""
+    if target.backend != "cuda":
+        return "Triton's kernels are for CUDA"
+    return "" if ptx.available() else "Triton is not installed: pip install triton (or onnx-fa[triton])"
+
+
+def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonConfig | None = None) -> Kernel:
+    """The kernel of one site as Triton code. `config` holds for every architecture it fits. Raises UnsupportedError where the
+    spec cannot be expressed."""
+    if reason := missing(target):
+        raise UnsupportedError(f"triton kernel: {reason}")
+    _check(spec)
+    site, spec = spec, fold_queries(spec)
+    symbol = f"{name}_attention"
+    variants, program, reason = _variants(spec, symbol, config)
+    chosen = variants[0].config
+    text: list[str] = _executable(symbol, program, variants)
+    combine = None
+    if chosen.splits > 1:
+        combine = combine_program(spec, chosen, f"{name}_combine")
+        with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
+            codes = list(pool.map(lambda arch: ptx.compile_program(combine, arch, _COMBINE_WARPS, 1), ARCHITECTURES))
+        parts = [_Variant(a, c, chosen) for a, c in zip(ARCHITECTURES, codes, strict=True)]
+        text += _executable(combine.entry, combine, parts)
+    text += _Entry(site, spec, name, program, variants, combine).lines()
+    fields = {
+        f"{k}_sm_{v.arch}" if v.arch != variants[0].arch else k: x
+        for v in variants
+        for k, x in asdict(v.config).items()
+    }
+    return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason)
+
+
+def _check(spec: AttentionSpec) -> None:
+    if "f64" in spec.operand_dtypes:
+        raise UnsupportedError("triton kernel: f64 operands")
+    if spec.quantized:
+        raise UnsupportedError("triton kernel: K or V as integers")
+    if max(spec.D, spec.Dv) > WIDEST:
+        raise UnsupportedError(f"triton kernel: head dims above {WIDEST}")
+    for mask in spec.masks:
+        if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
+            raise UnsupportedError(f"triton kernel: a mask that fills with {mask.fill}")
+
+
+def _variants(spec: AttentionSpec, symbol: str, given: TritonConfig | None) -> tuple[list[_Variant], Program, str]:
+    """The kernel for each architecture, with tiles that fit it; the operands it takes; where the first one's tiles are from."""
+    with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
+        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch), ARCHITECTURES))
+    return [v for v, _, _ in made], made[0][1], made[0][2]
+
+
+def _variant(spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int) -> tuple[_Variant, Program, str]:
+    wanted, reason = (given, "") if given else tuned(spec, arch)
+    problem: UnsupportedError | None = None
+    for config in smaller(wanted):
+        try:
+            program = program_of(spec, config, symbol, arch)
+            code = ptx.compile_program(program, arch, config.warps, config.stages)
+        except UnsupportedError as e:
+            problem = problem or e
+            continue
+        if problem:
+            reason += f"; other tiles on sm_{arch}, as these do not fit: {problem}"
+        return _Variant(arch, code, config), program, reason
+    raise UnsupportedError(f"triton kernel: {problem}")
+
+
+def program_of(spec: AttentionSpec, config: TritonConfig, symbol: str, arch: int) -> Program:
+    """The source of a spec (already folded) in the form that the tiles name. Raises UnsupportedError where they cannot be."""
+    if config.overlap and arch // 10 != 9:
+        raise UnsupportedError("the overlapped form is Hopper's")
+    return (OverlappedSource if config.overlap else AttentionSource)(spec, config, symbol).program()
+
+
+def _executable(symbol: str, program: Program, variants: Sequence[_Variant]) -> list[str]:
+    """The executable of one dispatch. Its workload is the number of workgroups, one number per variant."""
+    scratch = any(v.code.scratch for v in variants)
+    written = {"out", "part", "stat"}
+    bindings = [
+        "#hal.pipeline.binding<storage_buffer" + (">" if name in written else ", ReadOnly>")
+        for name, _ in program.pointers
+    ] + ["#hal.pipeline.binding<storage_buffer>"] * scratch
+    layout = f"#hal.pipeline.layout<constants = {len(program.constants)}, bindings = [{', '.join(bindings)}]>"
+    lines = [f"hal.executable private @{symbol} {{"]
+    workload = ", ".join(f"%n{v.arch}: index" for v in variants)
+    for v in variants:
+        target = _TARGET.format("sm_80", f", onnx_fa.arch = {v.arch} : i32")
+        data = v.code.text.encode()
+        code = f'dense<"0x{data.hex()}"> : vector<{len(data)}xi8>'
+        object_ = f'#hal.executable.object<{{path = "{symbol}_sm_{v.arch}.ptx", data = {code}}}>'
+        lines.append(f"hal.executable.variant public @sm_{v.arch} target({target}) objects([{object_}]) {{")
+        if v.arch != variants[-1].arch:
+            lines += [
+                "hal.executable.condition(%device: !hal.device) -> i1 {",
+                '%known, %major = hal.device.query<%device : !hal.device> key("cuda.device" :: "compute_capability_major") '
+                ": i1, i32 = 0 : i32",
+                f"%wanted = arith.constant {v.arch // 10} : i32",
+                "%same = arith.cmpi eq, %major, %wanted : i32",
+                "hal.return %same : i1",
+                "}",
+            ]
+        sizes = (
+            f"workgroup_size = [{32 * v.code.warps} : index, 1 : index, 1 : index], subgroup_size = 32 : index, "
+            f"workgroup_local_memory = {v.code.shared} : index"
+        )
+        lines += [
+            f"hal.executable.export public @{symbol} ordinal(0) layout({layout}) "
+            f"count(%device: !hal.device, {workload}) -> (index, index, index) {{",
+            f"%y = arith.constant {v.config.splits if symbol.endswith('_attention') else 1} : index",
+            "%z = arith.constant 1 : index",
+            f"hal.return %n{v.arch}, %y, %z : index, index, index",
+            f"}} <{{{sizes}}}>",
+            "}",
+        ]
+    return [*lines, "}"]
+
+
+class _Entry:
+    """The function that a program calls: sizes, the numbers of workgroups, the dispatches."""
+
+    def __init__(
+        self,
+        site: AttentionSpec,
+        spec: AttentionSpec,
+        name: str,
+        program: Program,
+        variants: Sequence[_Variant],
+        combine: Program | None,
+    ) -> None:
+        self.site, self.spec, self.name, self.t = site, spec, name, Text()
+        self.program, self.variants, self.combine = program, variants, combine
+        self.dims: dict[str, str] = {}
+
+    def tied(self, shape: Sequence[Dim]) -> str:
+        dynamic = [self.dims[d] for d in shape if isinstance(d, str)]
+        return f"{{{', '.join(dynamic)}}}" if dynamic else ""
+
+    def product(self, dims: Sequence[Dim]) -> str:
+        value = self.t.index(math.prod(d for d in dims if isinstance(d, int)))
+        for d in dims:
+            if isinstance(d, str):
+                value = self.t.arith("muli", value, self.dims[d])
+        return value
+
+    def flat(self, dims: Sequence[Dim], element: str, more: int = 0) -> str:
+        """The type of a buffer of so many elements."""
+        known = math.prod(d for d in dims if isinstance(d, int))
+        if all(isinstance(d, int) for d in dims):
+            return f"tensor<{known + more}x{element}>"
+        return f"tensor<?x{element}>{{{self.t.arith('addi', self.product(dims), self.t.index(more))}}}"
+
+    def reshaped(self, value: str, old: Sequence[Dim], new: Sequence[Dim], element: str) -> str:
+        if tuple(old) == tuple(new):
+            return value
+        types = (f"{tensor_type(s, element)}{self.tied(s)}" for s in (old, new))
+        return self.t.let(f"flow.tensor.reshape {value} : {' -> '.join(types)}")
+
+    def lines(self) -> list[str]:
+        site, spec, t = self.site, self.spec, self.t
+        shapes = site.operand_shapes
+        names = [
+            "%q",
+            "%k",
+            "%v",
+            *(f"%mask{i}" for i in range(len(site.tensors))),
+            *["%sink"] * (site.sink is not None),
+        ]
+        types = [tensor_type(s, "i1" if d == "bool" else d) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
+        for symbol in site.symbols:
+            i = next(i for i, s in enumerate(shapes) if symbol in s)
+            self.dims[symbol] = t.let(f"tensor.dim {names[i]}, {t.index(shapes[i].index(symbol))} : {types[i]}")
+        values, passed = [], []
+        for value, own, type_, shape, (_, element) in zip(
+            names, shapes, types, spec.operand_shapes, self.program.pointers, strict=False
+        ):
+            seen = tensor_type(own, element)
+            if seen != type_:
+                value = t.let(f"flow.tensor.bitcast {value} : {type_}{self.tied(own)} -> {seen}{self.tied(own)}")
+            values.append(self.reshaped(value, own, shape, element))
+            passed.append(f"{tensor_type(shape, element)}{self.tied(shape)}")
+        constants = [t.let(f"arith.index_cast {self.dims[s]} : index to i32") for s in self.program.constants]
+        heads = self.product((*spec.batch, spec.Hq))
+        counts = []
+        for v in self.variants:
+            if isinstance(spec.Sq, int):
+                blocks = t.index(-(-spec.Sq // v.config.BM))
+            else:
+                blocks = t.arith("ceildivui", self.dims[spec.Sq], t.index(v.config.BM))
+            counts.append(t.arith("muli", heads, blocks))
+        out = f"{tensor_type(spec.out_shape, spec.dtype)}{self.tied(spec.out_shape)}"
+        if self.combine is None:
+            results = [out]
+        else:
+            splits = self.variants[0].config.splits
+            rows = (*spec.batch, spec.Hq, spec.Sq)
+            results = [self.flat((*rows, splits * spec.Dv), "f32"), self.flat((*rows, 2 * splits), "f32")]
+        scratch = max(v.code.scratch for v in self.variants)
+        if scratch:
+            BM = self.variants[0].config.BM
+            if isinstance(spec.Sq, int):
+                results.append(self.flat((*spec.batch, spec.Hq, -(-spec.Sq // BM), scratch), "i8", ptx.ALIGNMENT))
+            else:
+                most = t.arith("addi", t.arith("muli", counts[0], t.index(scratch)), t.index(ptx.ALIGNMENT))
+                results.append(f"tensor<?xi8>{{{most}}}")
+        result = self.dispatch(
+            self.program.entry, counts, [*values, *constants], [*passed, *["i32"] * len(constants)], results
+        )
+        if self.combine is not None:
+            queries = self.product((*spec.batch, spec.Hq, spec.Sq))
+            result = self.dispatch(
+                self.combine.entry,
+                [queries] * len(self.variants),
+                [f"{result}#0", f"{result}#1", *constants],
+                [*results[:2], *["i32"] * len(constants)],
+                [out],
+            )
+        elif len(results) > 1:
+            result += "#0"
+        result = self.reshaped(result, spec.out_shape, site.out_shape, spec.dtype)
+        type_ = tensor_type(site.out_shape, site.dtype)
+        arguments = ", ".join(f"{n}: {x}" for n, x in zip(names, types, strict=True))
+        return [
+            f"util.func private @{self.name}({arguments}) -> {type_} {{",
+            *t.render(),
+            f"util.return {result} : {type_}",
+            "}",
+        ]
+
+    def dispatch(
+        self, symbol: str, counts: Sequence[str], values: Sequence[str], types: Sequence[str], results: Sequence[str]
+    ) -> str:
+        entries = ", ".join(f"@{symbol}::@sm_{v.arch}::@{symbol}" for v in self.variants)
+        result = f"({', '.join(results)})" if len(results) > 1 else results[0]
+        text = (
+            f"flow.dispatch {{{entries}}}[{', '.join(counts)}]({', '.join(values)}) : ({', '.join(types)}) -> {result}"
+        )
+        if len(results) == 1:
+            return self.t.let(text)
+        self.t.do(f"%{symbol}:{len(results)} = {text}")
+        return f"%{symbol}"

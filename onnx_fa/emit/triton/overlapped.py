@@ -1,0 +1,214 @@
+"""The same attention for Hopper, with the pipeline written out (in Gluon, Triton's lower level): while the tensor cores multiply
+the probabilities of one block by V, the others compute the softmax of the next (Shah et al., "FlashAttention-3", section 3.2).
+K and V come by the copy engine, into rings of `stages` buffers.
+
+    S = Q K[0]^T;  P = softmax(S)
+    for each further block: start S = Q K[n]^T, start O += P V[n-1];  wait for S;  P = softmax(S);  wait for O;  O = O decay
+    O += P V[last]
+
+Blocks are walked from the last to the first: those on the right edge of a mask, those that no mask touches, those on the left edge.
+"""
+
+from __future__ import annotations
+
+from onnx_fa.emit.skipping import skipping
+from onnx_fa.emit.triton.config import TritonConfig
+from onnx_fa.emit.triton.source import AttentionSource, Operand, normalised
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec import AttentionSpec
+
+_HEADER = """from triton.experimental import gluon
+from triton.experimental.gluon import language as tl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait,
+)
+
+
+"""
+
+
+def _copied(width: int, row: str, column: str) -> bool:
+    """Whether the copy engine can load the rows of a head: whole 16 bytes, side by side."""
+    return column == "1" and row.isdigit() and int(row) % 8 == 0 and width % 8 == 0
+
+
+def can_overlap(spec: AttentionSpec) -> bool:
+    """Whether the form is for a spec: of halves, with many queries, no need to go back for blocks that were left out, and K and V
+    stored with head dims innermost."""
+    if spec.dtype not in ("f16", "bf16") or (isinstance(spec.Sq, int) and spec.Sq <= 32):
+        return False
+    inner = all(x[-1] == spec.rank - 1 for x in (spec.q_layout, spec.k_layout, spec.v_layout))
+    return inner and spec.D % 8 == 0 and spec.Dv % 8 == 0 and skipping(spec).threshold is None
+
+
+class OverlappedSource(AttentionSource):
+    """Writes the source. Raises UnsupportedError for what only the plain form carries."""
+
+    header = _HEADER
+    decorator = "@gluon.jit"
+    blocks_layout = ", layout=tl.SliceLayout(1, s_layout)"
+
+    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
+        if not can_overlap(spec):
+            raise UnsupportedError(
+                "the overlapped form is for halves, many queries and heads that the copy engine loads"
+            )
+        if config.splits > 1 or 16 * config.warps > config.BM or config.warps % 4:
+            raise UnsupportedError(f"the overlapped form has no such tiles: {config}")
+        super().__init__(spec, config, name)
+
+    def indices(self) -> None:
+        """Layouts, then indices along the axes of the score and of the output."""
+        t, config = self.t, self.config
+        t.do(
+            f"s_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(config.BN, 256)}, 16])"
+        )
+        t.do(
+            f"o_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(self.dvp, 256)}, 16])"
+        )
+        t.do("p_layout: tl.constexpr = tl.DotOperandLayout(0, o_layout, 2)")
+        t.do("m_layout: tl.constexpr = tl.SliceLayout(1, s_layout)")
+        t.do(f"om = tl.arange(0, {config.BM}, layout=m_layout)")
+        t.do(f"on = tl.arange(0, {config.BN}, layout=tl.SliceLayout(0, s_layout))")
+        t.do(f"row = {self.m0} + om")
+
+    def load_queries(self) -> None:
+        """Q by the copy engine, too; the rows past the last query are zeros."""
+        t, spec, config = self.t, self.spec, self.config
+        element = {"f16": "tl.float16", "bf16": "tl.bfloat16"}[spec.dtype]
+        t.do(f"type: tl.constexpr = {element}")
+        for name, rows, width in (("q", config.BM, self.dp), ("k", config.BN, self.dp), ("v", config.BN, self.dvp)):
+            t.do(f"{name}_layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for([{rows}, {width}], type)")
+            count = [] if name == "q" else [config.stages]
+            t.do(f"{name}_buffer = tl.allocate_shared_memory(type, {[*count, rows, width]}, {name}_layout)")
+        t.do("bars = mbarrier.allocate_mbarrier(batch=1)")
+        for name in ("k_bars", "v_bars"):
+            t.do(f"{name} = mbarrier.allocate_mbarrier(batch={config.stages})")
+        t.do("mbarrier.init(bars.index(0), count=1)")
+        for i in range(config.stages):
+            t.do(f"mbarrier.init(k_bars.index({i}), count=1)")
+            t.do(f"mbarrier.init(v_bars.index({i}), count=1)")
+        t.do("fence_async_shared()")
+        t.do("tl.barrier()")
+        self.source("q", self.q_operand, self.sq, spec.D, f"[{config.BM}, {self.dp}]")
+        t.do("mbarrier.expect(bars.index(0), q_source.block_type.nbytes)")
+        t.do(f"tma.async_load(q_source, [{self.m0}, 0], bars.index(0), q_buffer)")
+        self.source("k", self.k, self.skv, spec.D, f"[{config.BN}, {self.dp}]")
+        self.source("v", self.v, self.skv, spec.Dv, f"[{config.BN}, {self.dvp}]")
+
+    def source(self, name: str, x: Operand, rows: str, width: int, block: str) -> None:
+        """What the copy engine knows of a head: rows and columns beyond it are zeros."""
+        if not _copied(width, x.row, x.column):
+            raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
+        self.t.do(
+            f"{name}_source = tma.make_tensor_descriptor({x.base}, shape=[{rows}, {width}], strides=[{x.row}, 1], "
+            f"block_shape={block}, layout={name}_layout)"
+        )
+
+    def start(self, lead: list[str]) -> None:
+        t, config = self.t, self.config
+        t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32, layout=o_layout)")
+        t.do(f"m = tl.full([{config.BM}], {self.max_start}, tl.float32, layout=m_layout)")
+        t.do(f"l = tl.zeros([{config.BM}], tl.float32, layout=m_layout)")
+        self.start_sink(
+            lead,
+            f"tl.zeros([{config.BM}, 1], tl.float32, layout=tl.BlockedLayout([1, 1], [32, 1], [{config.warps}, 1], [1, 0]))",
+        )
+
+    def fetch(self, name: str, at: str) -> None:
+        """Starts the load of the block that is the `at`-th in the order of the walk."""
+        t, stages = self.t, self.config.stages
+        slot = t.let(f"({at}) % {stages}")
+        there = t.let(f"({at}) < total")
+        t.do(f"mbarrier.expect({name}_bars.index({slot}), {name}_source.block_type.nbytes, pred={there})")
+        t.do(
+            f"tma.async_load({name}_source, [(last - ({at})) * {self.config.BN}, 0], {name}_bars.index({slot}), "
+            f"{name}_buffer.index({slot}), pred={there})"
+        )
+
+    def wait(self, name: str, at: str) -> str:
+        """The buffer that holds the `at`-th block, once it is there."""
+        t, stages = self.t, self.config.stages
+        slot = t.let(f"({at}) % {stages}")
+        t.do(f"mbarrier.wait({name}_bars.index({slot}), (({at}) // {stages}) & 1)")
+        return t.let(f"{name}_buffer.index({slot})")
+
+    def loops(self, first: str, full_first: str, full_end: str, end: str) -> None:
+        t, config = self.t, self.config
+        t.do(f"total = tl.maximum({end} - {first}, 0) + 0")
+        t.do(f"last = {end} - 1 + 0 * total")
+        t.do(f"right = tl.minimum(tl.maximum({end} - tl.maximum({full_end}, {full_first}), 0), total)")
+        t.do(f"left = tl.minimum(tl.maximum(tl.minimum({full_first}, {end}) - {first}, 0), total - right)")
+        t.do("mbarrier.wait(bars.index(0), 0)")
+        t.do("if total > 0:")
+        t.indent += 1
+        for i in range(config.stages):
+            self.fetch("k", str(i))
+            self.fetch("v", str(i))
+        k = self.wait("k", "0")
+        t.do(f"zero = tl.zeros([{config.BM}, {config.BN}], tl.float32, layout=s_layout)")
+        s = t.let(f"warpgroup_mma(q_buffer, {k}.permute((1, 0)), zero, use_acc=False)")
+        t.do("tl.barrier()")
+        self.fetch("k", str(config.stages))
+        p = self.softmax(s, t.let(f"last * {config.BN}"), edge=True, first=True)
+        t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
+        for low, high, edge in (
+            ("1", "right", True),
+            ("tl.maximum(right, 1)", "total - left", False),
+            ("tl.maximum(total - left, 1)", "total", True),
+        ):
+            if edge and not self.has_edges:
+                continue
+            t.do(f"for n in range({low}, {high}):")
+            t.indent += 1
+            self.step(edge)
+            t.indent -= 1
+        v = self.wait("v", "total - 1")
+        t.do(f"acc = warpgroup_mma(p, {v}, acc)")
+        t.indent -= 1
+
+    def step(self, edge: bool) -> None:
+        t, config = self.t, self.config
+        k = self.wait("k", "n")
+        s = t.let(f"warpgroup_mma(q_buffer, {k}.permute((1, 0)), zero, use_acc=False, is_async=True)")
+        v = self.wait("v", "n - 1")
+        o = t.let(f"warpgroup_mma(p, {v}, acc, is_async=True)")
+        done = t.let(f"warpgroup_mma_wait(1, deps=[{s}])")
+        p = self.softmax(done, t.let(f"(last - n) * {config.BN}"), edge=edge, first=False)
+        t.do(f"acc, _ = warpgroup_mma_wait(0, deps=[{o}, p])  # the products read p until then")
+        t.do("tl.barrier()")
+        self.fetch("k", f"n + {config.stages}")
+        self.fetch("v", f"n - 1 + {config.stages}")
+        t.do("acc = acc * tl.convert_layout(alpha, tl.SliceLayout(1, o_layout))[:, None]")
+        t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
+
+    def softmax(self, s: str, k0: str, *, edge: bool, first: bool) -> str:
+        """The probabilities of a block, and the row statistics with it."""
+        t = self.t
+        s, factor = self.score(s, k0, f"({k0} + on < {self.skv})" if edge and self.ragged_keys else "", edge)
+        new = t.let(f"tl.maximum(m, tl.max({s}, 1){f' * {factor!r}' if factor != 1.0 else ''})")
+        p = t.let(f"tl.exp2({s}{f' * {factor!r}' if factor != 1.0 else ''} - {new}[:, None])")
+        t.do(f"alpha = tl.exp2(m - {new})")
+        t.do(f"l = l * alpha + tl.sum({p}, 1)")
+        t.do(f"m = {new}")
+        return p
+
+    def broadcast(self, s: str) -> str:
+        return self.t.let(f"tl.zeros([{self.config.BM}, {self.config.BN}], tl.float32, layout=s_layout) + {s}")
+
+    def finish(self, lead: list[str]) -> None:
+        t, spec, config = self.t, self.spec, self.config
+        t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
+        result = normalised(t, spec, "acc", "total_row")
+        # Sixteen bytes per thread, side by side.
+        across = min(self.dvp // 8, 32)
+        t.do(
+            f"w_layout: tl.constexpr = tl.BlockedLayout([1, 8], [{32 // across}, {across}], [{config.warps}, 1], [1, 0])"
+        )
+        result = t.let(f"tl.convert_layout({result}.to(type), w_layout)")
+        t.do(f"om = tl.arange(0, {config.BM}, layout=tl.SliceLayout(1, w_layout))")
+        t.do(f"ov = tl.arange(0, {self.dvp}, layout=tl.SliceLayout(0, w_layout))")
+        out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
+        start = t.let(self.moved(out, self.m0, spec.Sq))
+        self.rows = f"({self.m0} + om < {self.sq})[:, None]" if self.ragged_rows else ""
+        self.store(self.tile(start, out, "om", "ov"), result, "ov")

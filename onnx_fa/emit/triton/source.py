@@ -1,0 +1,605 @@
+"""The source of an attention in Triton, for one spec: online softmax over blocks of keys (Dao, "FlashAttention-2"), with what the
+spec's terms add. Scores are in units of log2, so that exp is exp2.
+
+A workgroup owns BM queries of one head. Blocks of keys that every query of them sees run without masks; blocks that none sees are
+left out. Both are known from index masks directly, and from other masks by interval arithmetic (emit/block_bounds.py), for many
+blocks at once. A row that turns out to have no key goes back for the blocks that were left out, where that matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth
+from onnx_fa.emit.score_plan import LOG2, LOG2E, ExprStep, IndexMask, IndexStep, free, score_plan, varies, window
+from onnx_fa.emit.skipping import skipping
+from onnx_fa.emit.triton.config import TritonConfig, padded, power_of_two
+from onnx_fa.emit.triton.expressions import Block, BoundsText, Expressions, float_text
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
+from onnx_fa.spec import AttentionSpec, Dim, TensorArg
+
+MAX_START = -3.0e38
+"""The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
+F32_PRECISION = "tf32x3"
+"""Products of f32 as three of tf32: as near to the reference as fused multiply-adds (4e-7 against 7e-7), in a third of the time."""
+_HEADER = "import triton\nimport triton.language as tl\n\n\n"
+_SCANNED = 4096
+"""Elements of a tensor that are looked at together when blocks are classified."""
+_SMALL = 1 << 31
+
+
+@dataclass(frozen=True)
+class Program:
+    """`text` defines the Triton function `entry`, whose parameters are `pointers` (name, element type), then `constants`, which are
+    i32: the spec's symbols. The grid is (`grid` workgroups, splits)."""
+
+    entry: str
+    text: str
+    pointers: tuple[tuple[str, str], ...]
+    constants: tuple[str, ...]
+
+
+def product(dims: Sequence[Dim], names: dict[str, str], wide: bool = False) -> str:
+    """The product of dims as source; symbols by their names, in 64 bits if `wide`."""
+    known = math.prod(d for d in dims if isinstance(d, int))
+    unknown = [names[d] + (".to(tl.int64)" if wide else "") for d in dims if isinstance(d, str)]
+    return " * ".join([*unknown, *([str(known)] if known != 1 or not unknown else [])])
+
+
+def _times(a: str, b: str) -> str:
+    return a if b == "1" else f"{a} * ({b})" if " " in b else f"{a} * {b}"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A head of q, k, v or out: where it starts, and the strides of its two axes."""
+
+    base: str
+    row: str
+    column: str
+
+
+class AttentionSource:
+    """Writes the source for a spec whose queries are folded already (emit/fold.py)."""
+
+    header = _HEADER
+    decorator = "@triton.jit"
+    max_start = MAX_START
+    blocks_layout = ""
+
+    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
+        self.spec, self.config, self.name = spec, config, name
+        self.t = Block()
+        self.names = {symbol: f"s{i}" for i, symbol in enumerate(spec.symbols)}
+        self.sq, self.skv = self.dim(spec.Sq), self.dim(spec.Skv)
+        self.dp, self.dvp = padded(spec.D), padded(spec.Dv)
+        self.plan, self.skips = score_plan(spec), skipping(spec)
+        self.unit = 1.0 if self.plan.natural else LOG2E
+        self.factor = spec.scale * self.unit
+        self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BN == 0)
+        self.ragged_rows = not (isinstance(spec.Sq, int) and spec.Sq % config.BM == 0)
+        self.masked = any(isinstance(s, IndexStep) for s in self.plan.steps)
+        self.expressions = Expressions(self.t, spec.Sq, spec.Skv, spec.tensors, spec.dtype == "f32")
+        self.tiles: dict[int, str] = {}
+
+    def dim(self, d: Dim) -> str:
+        return str(d) if isinstance(d, int) else self.names[d]
+
+    def program(self) -> Program:
+        """The main kernel."""
+        spec, split = self.spec, self.config.splits > 1
+        types = ["i8" if d == "bool" else d for d in spec.operand_dtypes]
+        names = ["q", "k", "v", *(f"t{i}" for i in range(len(spec.tensors))), *["sink"] * (spec.sink is not None)]
+        pointers = [*zip(names, types, strict=True)]
+        pointers += [("part", "f32"), ("stat", "f32")] if split else [("out", spec.dtype)]
+        self._body()
+        parameters = [*(n for n, _ in pointers), *self.names.values()]
+        text = (
+            f"{self.header}{self.decorator}\ndef {self.name}({', '.join(parameters)}):\n"
+            + "\n".join(self.t.lines)
+            + "\n"
+        )
+        return Program(self.name, text, tuple(pointers), tuple(self.names))
+
+    # Where things are.
+
+    def lead(self, head: str) -> list[str]:
+        """Indices of the batch dims and the head, of a number that counts all heads."""
+        t, rest = self.t, head
+        found: list[str] = []
+        dims = (*self.spec.batch, self.spec.Hq)
+        for i, d in enumerate(reversed(dims)):
+            last = i == len(dims) - 1
+            found.insert(0, rest if last else t.let(f"{rest} % {self.dim(d)}"))
+            rest = rest if last else t.let(f"{rest} // {self.dim(d)}")
+        return found
+
+    def operand(self, name: str, canonical: tuple[Dim, ...], layout: tuple[int, ...], lead: list[str]) -> Operand:
+        stored = [canonical[a] for a in layout]
+        small = all(isinstance(d, int) for d in stored) and math.prod(d for d in stored if isinstance(d, int)) < _SMALL
+
+        def stride(axis: int, wide: bool) -> str:
+            return product(stored[layout.index(axis) + 1 :], self.names, wide)
+
+        at = [_times(x if small else f"{x}.to(tl.int64)", stride(i, not small)) for i, x in enumerate(lead)]
+        rank = self.spec.rank
+        base = self.t.let(" + ".join([name, *(f"({a})" for a in at)]))
+        return Operand(base, stride(rank - 2, False), stride(rank - 1, False))
+
+    def moved(self, operand: Operand, by: str, limit: Dim) -> str:
+        """The operand's start, `by` rows on."""
+        small = isinstance(limit, int) and operand.row.isdigit() and limit * int(operand.row) < _SMALL
+        return f"{operand.base} + {_times(by if small else f'{by}.to(tl.int64)', operand.row)}"
+
+    def tile(self, start: str, operand: Operand, rows: str, columns: str) -> str:
+        return f"{start} + {_times(f'{rows}[:, None]', operand.row)} + {_times(f'{columns}[None, :]', operand.column)}"
+
+    def load(self, pointers: str, *masks: str) -> str:
+        kept = " & ".join(f"({m})" for m in masks if m)
+        return self.t.let(f"tl.load({pointers}, mask={kept}, other=0.0)" if kept else f"tl.load({pointers})")
+
+    def narrow(self, width: int, of: int, columns: str) -> str:
+        """A mask for columns that are there only because tiles are powers of two."""
+        return "" if width == of else f"{columns}[None, :] < {width}"
+
+    # The whole.
+
+    def _body(self) -> None:
+        t, spec, config = self.t, self.spec, self.config
+        t.do("pid = tl.program_id(0)")
+        blocks = -(-spec.Sq // config.BM) if isinstance(spec.Sq, int) else f"tl.cdiv({self.sq}, {config.BM})"
+        heads = product((*spec.batch, spec.Hq), self.names)
+        if config.order == 0:
+            block, head = t.let(f"pid % {blocks}"), t.let(f"pid // {blocks}")
+        else:
+            head, block = t.let(f"pid % ({heads})"), t.let(f"pid // ({heads})")
+        if any(isinstance(m, IndexMask) and window(m)[1] is not None and window(m)[0] is None for m in spec.masks):
+            block = t.let(f"{blocks} - 1 - {block}")  # the long rows first, so that the short ones fill the end
+        self.m0 = t.let(f"{block} * {config.BM}")
+        self.head = head
+        lead = self.lead(head)
+        kv_lead = [*lead[:-1], t.let(f"{lead[-1]} // {spec.group}")] if spec.group > 1 else lead
+        shapes = spec.canonical_shapes
+        self.q_operand = self.operand("q", shapes[0], spec.q_layout, lead)
+        self.k = self.operand("k", shapes[1], spec.k_layout, kv_lead)
+        self.v = self.operand("v", shapes[2], spec.v_layout, kv_lead)
+        self.indices()
+        self.rows = t.let(f"(row < {self.sq})[:, None]") if self.ragged_rows else ""
+        self.load_queries()
+        self.position = t.let("row[:, None]")
+        self.bases = [self.tensor_base(i, x, lead) for i, x in enumerate(spec.tensors)]
+        for i, x in enumerate(spec.tensors):
+            if not varies(x)[1]:
+                self.tiles[i] = self.row_tensor(self.bases[i], x)
+        ranges = self.ranges()
+        self.start(lead)
+        self.loops(*ranges)
+        self.finish(lead)
+
+    def indices(self) -> None:
+        """Indices along the axes of tiles."""
+        t, config = self.t, self.config
+        t.do(f"om = tl.arange(0, {config.BM})")
+        t.do(f"on = tl.arange(0, {config.BN})")
+        t.do(f"od = tl.arange(0, {self.dp})")
+        t.do(f"ov = tl.arange(0, {self.dvp})")
+        t.do(f"row = {self.m0} + om")
+
+    def load_queries(self) -> None:
+        x = self.q_operand
+        start = self.t.let(self.moved(x, self.m0, self.spec.Sq))
+        self.q = self.load(self.tile(start, x, "om", "od"), self.rows, self.narrow(self.spec.D, self.dp, "od"))
+
+    def tensor_base(self, i: int, tensor: TensorArg, lead: list[str], name: str = "") -> str:
+        """Where a tensor's part for this head starts."""
+        shape = tensor.shape
+        small = all(isinstance(d, int) for d in shape) and math.prod(d for d in shape if isinstance(d, int)) < _SMALL
+        own = lead[max(0, self.spec.rank - len(shape)) :] if len(shape) > 2 else []
+        at = []
+        for axis, (d, x) in enumerate(zip(shape[:-2], own, strict=False)):
+            if d != 1:
+                stride = product(shape[axis + 1 :], self.names, not small)
+                at.append(f"({_times(x if small else f'{x}.to(tl.int64)', stride)})")
+        return self.t.let(" + ".join([name or f"t{i}", *at]))
+
+    def row_tensor(self, base: str, tensor: TensorArg) -> str:
+        """A tensor that does not vary along the keys: a column, or a scalar. Rows past the last query have the last one's value."""
+        if not varies(tensor)[0]:
+            return self.value(self.t.let(f"tl.load({base})"), tensor)
+        rows = f"tl.minimum(row, {self.sq} - 1)" if self.ragged_rows else "row"
+        return self.value(self.t.let(f"tl.load({base} + {rows})[:, None]"), tensor)
+
+    def value(self, loaded: str, tensor: TensorArg) -> str:
+        """A tensor's elements as expressions take them."""
+        if tensor.dtype == "bool":
+            return self.t.let(f"{loaded} != 0")
+        return self.t.let(f"{loaded}.to(tl.float32)") if tensor.kind == "float" else loaded
+
+    # Which blocks.
+
+    def ranges(self) -> tuple[str, str, str, str]:
+        """(first, full_first, full_end, end): the blocks to visit, and among them a run that no mask touches."""
+        t, spec, bn = self.t, self.spec, self.config.BN
+        count = t.let(f"tl.cdiv({self.skv}, {bn})") if isinstance(spec.Skv, str) else str(-(-spec.Skv // bn))
+        whole = count if not self.ragged_keys else t.let(f"{self.skv} // {bn}")
+        self.count = count
+        first, full_first, full_end, end = "0", "0", whole, count
+        self.may_skip = self.config.splits == 1 or self.skips.threshold is None
+        last = (
+            f"tl.minimum({self.m0} + {self.config.BM}, {self.sq}) - 1"
+            if self.ragged_rows
+            else f"{self.m0} + {self.config.BM - 1}"
+        )
+        self.last = t.let(last)
+        lows, highs, full_lows, full_highs = [], [], [], []
+        for i, mask in enumerate(spec.masks):
+            if not isinstance(mask, IndexMask):
+                continue
+            left, right = window(mask)
+            offset = f"({self.skv} - {self.sq})" if mask.offset == "end" else str(mask.offset)
+            skip = i in self.skips.terms and self.may_skip
+            if right is not None:
+                full_highs.append(f"tl.maximum({self.m0} + {offset} + {right + 1}, 0) // {bn}")
+                if skip:
+                    highs.append(f"(tl.maximum({self.last} + {offset} + {right + 1}, 0) + {bn - 1}) // {bn}")
+            if left is not None:
+                full_lows.append(f"(tl.maximum({self.last} + {offset} - {left}, 0) + {bn - 1}) // {bn}")
+                if skip:
+                    lows.append(f"tl.maximum({self.m0} + {offset} - {left}, 0) // {bn}")
+        for x in highs:
+            end = t.let(f"tl.minimum({x}, {end})")
+        for x in lows:
+            first = t.let(f"tl.maximum({x}, {first})")
+        for x in full_highs:
+            full_end = t.let(f"tl.minimum({x}, {full_end})")
+        for x in full_lows:
+            full_first = t.let(f"tl.maximum({x}, {full_first})")
+        self.sure: dict[ScoreExpr, ScoreExpr] = {}
+        scanned = self.scan(count)
+        if scanned:
+            first, end = (
+                t.let(f"tl.{f}({x}, {y})") for f, x, y in (("maximum", scanned[0], first), ("minimum", scanned[3], end))
+            )
+            full_first = t.let(f"tl.maximum({scanned[1]}, {full_first})")
+            full_end = t.let(f"tl.minimum({scanned[2]}, {full_end})")
+        if self.config.splits > 1:
+            t.do("split = tl.program_id(1)")
+            per = t.let(f"tl.cdiv(tl.maximum({end} - {first}, 0), {self.config.splits})")
+            end, first = t.let(f"tl.minimum({first} + (split + 1) * {per}, {end})"), t.let(f"{first} + split * {per}")
+        if full_first != "0" or first != "0":
+            full_first = t.let(f"tl.maximum({full_first}, {first})")
+        if (full_end, end) != (count, count):
+            full_end = t.let(f"tl.minimum({full_end}, {end})")
+        return first, full_first, full_end, end
+
+    def scan(self, count: str) -> tuple[str, str, str, str] | None:
+        """Classifies all blocks by the masks that expressions make: (first, full_first, full_end, end) as in `ranges`. None where
+        nothing can be known."""
+        t, spec = self.t, self.spec
+        lows = self.skips.low if self.may_skip else ()
+        masks: list[tuple[ScoreExpr, ScoreExpr, ScoreExpr]] = []
+        for step in self.plan.steps:
+            if isinstance(step, ExprStep):
+                match step.expr:
+                    case ("Where", condition, kept, ("f", _)) if free(condition) and condition[0] != "b":
+                        masks.append((step.expr, condition, kept))
+        if not lows and not masks:
+            return None
+        of_keys = {
+            leaf[1]
+            for e in (*lows, *(c for _, c, _ in masks))
+            for leaf in leaves(e)
+            if leaf[0] == "tensor"
+            and varies(spec.tensors[leaf[1]]) == (False, True)
+            and spec.tensors[leaf[1]].kind == "int"
+        }
+        at_once = max(1, _SCANNED // self.config.BN) if of_keys else 128
+        known = int(count) if count.isdigit() else None
+        if known is not None:
+            at_once = min(at_once, power_of_two(known))
+        looped = known is None or known > at_once
+        # Names first: a dry run tells whether anything can be known at all.
+        if not self._anything(lows, masks, of_keys):
+            return None
+        rows: dict[int, Range] = {}
+        for i, x in enumerate(spec.tensors):
+            if x.kind == "int" and not varies(x)[1]:
+                tile = self.tiles[i]
+                ends = [
+                    t.let(f"tl.{f}({tile}).to(tl.int64)" if varies(x)[0] else f"{tile}.to(tl.int64)")
+                    for f in ("min", "max")
+                ]
+                rows[i] = ends[0], ends[1]
+        q_range = t.let(f"{self.m0}.to(tl.int64)"), t.let(f"{self.last}.to(tl.int64)")
+        names = ["first", "full_first", "full_end", "end"]
+        big = 1 << 30
+        for name in names:
+            t.do(f"{name} = {count} * 0 + {0 if name == 'end' else big}")
+        if looped:
+            t.do(f"for scanned in range(0, {count}, {at_once}):")
+            t.indent += 1
+        at = t.let(f"{'scanned + ' if looped else ''}tl.arange(0, {at_once}{self.blocks_layout})")
+        inside = t.let(f"{at} < {count}")
+        k_low = t.let(f"({at} * {self.config.BN}).to(tl.int64)")
+        k_high = t.let(f"tl.minimum({k_low} + {self.config.BN}, {self.skv}) - 1")
+        for i in of_keys:
+            keys = t.let(f"{at}[:, None] * {self.config.BN} + on[None, :]")
+            tile = t.let(f"tl.load({self.bases[i]} + tl.minimum({keys}, {self.skv} - 1))")
+            rows[i] = t.let(f"tl.min({tile}, axis=1).to(tl.int64)"), t.let(f"tl.max({tile}, axis=1).to(tl.int64)")
+        ranges: dict[str, Range] = {"q": q_range, "k": (k_low, k_high)}
+        for name, d, text in (("Sq", spec.Sq, self.sq), ("Skv", spec.Skv, self.skv)):
+            ranges[name] = (d, d) if isinstance(d, int) else (text, text)
+        bounds = BlockBounds(BoundsText(t), lambda e: rows.get(e[1]) if e[0] == "tensor" else ranges[e[0]])
+        low: Truth = False
+        for condition in lows:
+            low = bounds.either(low, bounds.truth(condition)[0])
+        full: Truth = True
+        for expr, condition, kept in masks:
+            sure = bounds.truth(condition)[0]
+            if sure is not False:
+                self.sure[expr] = kept
+                full = bounds.both(full, sure)
+        if not self.sure:
+            full = True
+        needed = (
+            inside
+            if low is False
+            else t.let(f"{inside} & ~{low}")
+            if isinstance(low, str)
+            else t.let(f"{inside} & ({at} < 0)")
+        )
+        whole = needed if full is True else t.let(f"{needed} & {full}")
+        t.do(f"first = tl.minimum(first, tl.min(tl.where({needed}, {at}, {big})))")
+        t.do(f"end = tl.maximum(end, tl.max(tl.where({needed}, {at} + 1, 0)))")
+        t.do(f"full_first = tl.minimum(full_first, tl.min(tl.where({whole}, {at}, {big})))")
+        broken = t.let(f"tl.min(tl.where({inside} & ~({whole}) & ({at} > full_first), {at}, {big}))")
+        t.do(f"full_end = tl.minimum(full_end, {broken})")
+        if looped:
+            t.indent -= 1
+        return names[0], names[1], names[2], names[3]
+
+    def _anything(self, lows: Sequence[ScoreExpr], masks: Sequence[tuple[ScoreExpr, ...]], of_keys: set[int]) -> bool:
+        """Whether interval arithmetic can say anything about the masks."""
+        dry = BoundsText(Block())
+
+        def leaf(e: ScoreExpr) -> Range | None:
+            if e[0] != "tensor":
+                return "x", "x"
+            tensor = self.spec.tensors[e[1]]
+            return ("x", "x") if tensor.kind == "int" and (e[1] in of_keys or not varies(tensor)[1]) else None
+
+        bounds = BlockBounds(dry, leaf)
+        return any(bounds.truth(c)[0] is not False for c in (*lows, *(m[1] for m in masks)))
+
+    # The loops over keys.
+
+    def start(self, lead: list[str]) -> None:
+        t, config = self.t, self.config
+        t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32)")
+        t.do(f"m = tl.full([{config.BM}], {MAX_START}, tl.float32)")
+        t.do(f"l = tl.zeros([{config.BM}], tl.float32)")
+        self.start_sink(lead, f"tl.zeros([{config.BM}, 1], tl.float32)")
+
+    def start_sink(self, lead: list[str], column: str) -> None:
+        """One more logit, without a value: the first thing that the maximum and the sum see."""
+        t, spec, config = self.t, self.spec, self.config
+        if spec.sink is None:
+            return
+        base = self.tensor_base(0, spec.sink, lead, "sink")
+        sink = self.row_tensor(base, spec.sink)
+        writer = Expressions(t, spec.Sq, spec.Skv, (spec.sink,), True)
+        value = writer.emit((LOG2, ("tensor", 0)), lambda e: sink if e == ("tensor", 0) else None)
+        value = t.let(f"tl.reshape({value} + {column}, [{config.BM}])")
+        if config.splits > 1:
+            value = t.let(f"tl.where(split == 0, {value}, {float_text(-math.inf)})")  # it counts once
+        t.do(f"m = tl.maximum({value}, m)")
+        t.do(f"l = tl.exp2({value} - m)")
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether there are blocks that need masks which others do not."""
+        return self.masked or self.ragged_keys or bool(self.sure)
+
+    def loops(self, first: str, full_first: str, full_end: str, end: str) -> None:
+        """Blocks without masks, blocks with masks, and if some row found nothing else, the blocks that were left out."""
+        t = self.t
+        t.do(f"for j in range({full_first}, {full_end}):")
+        self.block("j", edge=False)
+        before = t.let(f"tl.minimum({full_first}, {end}) - {first}") if full_first != first else ""
+        if before or full_end != end:
+            if before:
+                t.do(f"full_end_ = tl.maximum({full_end}, {full_first})")
+                t.do(f"for i in range(0, {before} + tl.maximum({end} - full_end_, 0)):")
+                t.indent += 1
+                j = t.let(f"tl.where(i < {before}, {first} + i, full_end_ + i - {before})")
+            else:
+                t.do(f"for i in range({self.at_least(full_end, full_first)}, {end}):")
+                t.indent += 1
+                j = "i"
+            t.indent -= 1
+            self.block(j, edge=True)
+        threshold = self.skips.threshold
+        if threshold is None or not self.may_skip or (first == "0" and end == self.count):
+            return
+        found = f"tl.where(row < {self.sq}, m, 0.0)" if self.ragged_rows else "m"
+        t.do(f"again = (tl.min({found}) <= {float_text(threshold)}).to(tl.int32)")
+        first, end = t.let(f"tl.minimum({first}, {end})"), t.let(f"tl.maximum({first}, {end})")
+        t.do(f"for i in tl.range(0, again * ({first} + {self.count} - {end}), num_stages=1):")
+        t.indent += 1
+        j = t.let(f"tl.where(i < {first}, i, {end} + i - {first})")
+        t.indent -= 1
+        self.block(j, edge=True)
+
+    def at_least(self, x: str, least: str) -> str:
+        return x if least == "0" else f"tl.maximum({x}, {least})"
+
+    def block(self, j: str, *, edge: bool) -> None:
+        """One step of online softmax, the body of a loop."""
+        t, spec, config = self.t, self.spec, self.config
+        t.indent += 1
+        k0 = t.let(f"{j} * {config.BN}")
+        inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
+        precision = f', input_precision="{F32_PRECISION}"' if spec.dtype == "f32" else ""
+
+        def keys(operand: Operand, width: int, of: int, columns: str) -> str:
+            start = t.let(self.moved(operand, k0, spec.Skv))
+            rows = f"{inside}[:, None]" if inside else ""
+            return self.load(self.tile(start, operand, "on", columns), rows, self.narrow(width, of, columns))
+
+        k = keys(self.k, spec.D, self.dp, "od")
+        s = t.let(f"tl.dot({self.q}, tl.trans({k}){precision})")
+        s, factor = self.score(s, k0, inside, edge)
+        if factor == 1.0:
+            new = t.let(f"tl.maximum(m, tl.max({s}, 1))")
+            p = t.let(f"tl.exp2({s} - {new}[:, None])")
+        else:
+            new = t.let(f"tl.maximum(m, tl.max({s}, 1) * {factor!r})")
+            p = t.let(f"tl.exp2({s} * {factor!r} - {new}[:, None])")
+        t.do(f"alpha = tl.exp2(m - {new})")
+        t.do(f"l = l * alpha + tl.sum({p}, 1)")
+        t.do("acc = acc * alpha[:, None]")
+        v = keys(self.v, spec.Dv, self.dvp, "ov")
+        t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{precision})")
+        t.do(f"m = {new}")
+        t.indent -= 1
+
+    def score(self, s: str, k0: str, inside: str, edge: bool) -> tuple[str, float]:
+        """What the softmax sees, and a positive factor that is still to be applied."""
+        t, spec = self.t, self.spec
+        steps: list[IndexStep | ExprStep] = []
+        for step in self.plan.steps:
+            if isinstance(step, IndexStep):
+                if edge:
+                    steps.append(step)
+            elif edge or self.sure.get(step.expr) != SCORE:
+                steps.append(step if edge else ExprStep(self.sure.get(step.expr, step.expr)))
+        late = not spec.mods and self.factor > 0
+        late = late and all(isinstance(x, IndexStep) and x.fill == -math.inf for x in steps)
+        if spec.mods:
+            s = t.let(f"{s} * {spec.scale!r}")
+            for i, mod in enumerate(spec.mods):
+                s = t.let(self.expressions.tanh(t.let(f"{s} * {1 / mod.cap!r}")))
+                s = t.let(f"{s} * {mod.cap * (self.unit if i == len(spec.mods) - 1 else 1.0)!r}")
+        elif not late:
+            s = t.let(f"{s} * {self.factor!r}")
+        tiles = dict(self.tiles)
+        position = ""
+        if steps:
+            position = t.let(f"({k0} + on)[None, :]")
+        memo: dict[ScoreExpr, str] = {}
+        for step in steps:
+            if isinstance(step, IndexStep):
+                s = self.index_mask(step, s, position)
+                continue
+            for leaf in leaves(step.expr):
+                if leaf[0] == "tensor" and leaf[1] not in tiles:
+                    tiles[leaf[1]] = self.tensor_tile(leaf[1], k0, inside)
+            now = s
+
+            def known(e: ScoreExpr, now: str = now) -> str | None:
+                if e[0] == "tensor":
+                    return tiles[e[1]]
+                return {SCORE: now, Q: self.position, K: position, ("Sq",): self.sq, ("Skv",): self.skv}.get(e)
+
+            s = t.let(self.expressions.emit(step.expr, known, {k: v for k, v in memo.items() if free(k)}))
+        if steps and not late:
+            # An expression may have made a column or a row of it.
+            s = self.broadcast(s)
+        if inside:
+            s = t.let(f"tl.where({inside}[None, :], {s}, {float_text(-math.inf)})")
+        return s, self.factor if late else 1.0
+
+    def broadcast(self, s: str) -> str:
+        return self.t.let(f"tl.broadcast_to({s}, [{self.config.BM}, {self.config.BN}])")
+
+    def tensor_tile(self, i: int, k0: str, inside: str) -> str:
+        """A block of a tensor that varies along the keys."""
+        t, tensor = self.t, self.spec.tensors[i]
+        rows, _ = varies(tensor)
+        if not rows:
+            loaded = self.load(f"{self.bases[i]} + {k0} + on", inside)
+            return self.value(t.let(f"{loaded}[None, :]"), tensor)
+        small = (
+            isinstance(self.spec.Skv, int) and isinstance(self.spec.Sq, int) and self.spec.Sq * self.spec.Skv < _SMALL
+        )
+        start = f"{self.bases[i]} + {_times(self.m0 if small else f'{self.m0}.to(tl.int64)', self.skv)} + {k0}"
+        loaded = self.load(
+            f"{start} + {_times('om[:, None]', self.skv)} + on[None, :]",
+            self.rows,
+            f"{inside}[None, :]" if inside else "",
+        )
+        return self.value(loaded, tensor)
+
+    def index_mask(self, step: IndexStep, s: str, position: str) -> str:
+        """q + offset - left <= k <= q + offset + right"""
+        left, right = window(step.mask)
+        offset = f"({self.skv} - {self.sq})" if step.mask.offset == "end" else f"({step.mask.offset})"
+        keeps = [f"({position} <= {self.position} + {offset} + {right})"] if right is not None else []
+        keeps += [f"({position} >= {self.position} + {offset} - {left})"] if left is not None else []
+        if not keeps:
+            return s
+        return self.t.let(f"tl.where({' & '.join(keeps)}, {s}, {float_text(step.fill)})")
+
+    # Results.
+
+    def finish(self, lead: list[str]) -> None:
+        t, spec, config = self.t, self.spec, self.config
+        if config.splits == 1:
+            result = normalised(t, spec, "acc", "l[:, None]")
+            out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
+            start = t.let(self.moved(out, self.m0, spec.Sq))
+            self.store(self.tile(start, out, "om", "ov"), f"{result}.to(out.dtype.element_ty)", "ov")
+            return
+        heads = product((*spec.batch, spec.Hq), self.names, True)
+        at = t.let(f"(split.to(tl.int64) * ({heads}) + {self.head}) * {self.sq} + {self.m0}")
+        rows = t.let(f"{at} + om")
+        self.store(f"part + {rows}[:, None] * {spec.Dv} + ov[None, :]", "acc", "ov")
+        size = t.let(f"{product((*spec.batch, spec.Hq, spec.Sq), self.names, True)} * {config.splits}")
+        mask = f", mask=row < {self.sq}" if self.ragged_rows else ""
+        t.do(f"tl.store(stat + {rows}, m{mask})")
+        t.do(f"tl.store(stat + {size} + {rows}, l{mask})")
+
+    def store(self, pointers: str, value: str, columns: str) -> None:
+        kept = " & ".join(f"({m})" for m in (self.rows, self.narrow(self.spec.Dv, self.dvp, columns)) if m)
+        self.t.do(f"tl.store({pointers}, {value}{f', mask={kept}' if kept else ''})")
+
+
+def normalised(t: Block, spec: AttentionSpec, acc: str, total: str) -> str:
+    """The output: divided by the sum. Rows without a key have a sum of 0: they are NaN (0 / 0), or 0 if the spec says so."""
+    result = t.let(f"{acc} / {total}")
+    if spec.empty_row == "zero":
+        return t.let(f"tl.where({total} == 0.0, 0.0, {result})")
+    return t.let(f"tl.where({total} > 0.0, {result}, 0.0)") if spec.empty_row == "guarded" else result
+
+
+def combine_program(spec: AttentionSpec, config: TritonConfig, name: str) -> Program:
+    """The second dispatch of split keys: one workgroup per query, which weighs the parts by their maxima."""
+    source = AttentionSource(spec, config, name)
+    t, parts = source.t, config.splits
+    t.do("pid = tl.program_id(0)")
+    t.do(f"ov = tl.arange(0, {source.dvp})")
+    t.do(f"part_of = tl.arange(0, {parts}).to(tl.int64)")
+    rows = product((*spec.batch, spec.Hq, spec.Sq), source.names, True)
+    head, row = t.let(f"pid // {source.sq}"), t.let(f"pid % {source.sq}")
+    lead = source.lead(head)
+    at = t.let(f"part_of * ({rows}) + pid")
+    t.do(f"m = tl.load(stat + {at})")
+    t.do(f"l = tl.load(stat + ({rows}) * {parts} + {at})")
+    t.do("weight = tl.exp2(m - tl.max(m))")
+    narrow = source.narrow(spec.Dv, source.dvp, "ov")
+    t.do(
+        f"acc = tl.load(part + {at}[:, None] * {spec.Dv} + ov[None, :]{f', mask={narrow}, other=0.0' if narrow else ''})"
+    )
+    total = t.let("tl.sum(weight * l)")
+    acc = t.let("tl.sum(acc * weight[:, None], 0)")
+    result = normalised(t, spec, acc, total)
+    out = source.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
+    start = t.let(source.moved(out, row, spec.Sq))
+    mask = f", mask=ov < {spec.Dv}" if spec.Dv != source.dvp else ""
+    t.do(f"tl.store({start} + {_times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
+    pointers = (("part", "f32"), ("stat", "f32"), ("out", spec.dtype))
+    parameters = [*(n for n, _ in pointers), *source.names.values()]
+    text = f"{_HEADER}@triton.jit\ndef {name}({', '.join(parameters)}):\n" + "\n".join(t.lines) + "\n"
+    return Program(name, text, pointers, tuple(source.names))

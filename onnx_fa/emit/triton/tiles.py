@@ -1,0 +1,89 @@
+"""Which tiles a Triton kernel gets: measured ones from the tuning database, else built-in ones that compile for any spec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from onnx_fa.emit.triton.config import MOST_SPLITS, TritonConfig, padded, power_of_two
+from onnx_fa.emit.triton.overlapped import can_overlap
+from onnx_fa.spec import AttentionSpec
+from onnx_fa.tuning.database import Tiles, pick, queries_computed
+
+PROCESSORS = 128
+"""About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
+FEW = 16
+"""Up to so many queries (of a key/value head) are one block, whose time is that of reading K and V."""
+_UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
+
+
+def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
+    """Tiles for a spec (already folded), and where they are from."""
+    width, width_v = padded(spec.D), padded(spec.Dv)
+    overlaps = can_overlap(spec)
+
+    def fits(tiles: Tiles) -> bool:
+        return (tiles["BM"] <= FEW) == is_few(spec) and (overlaps or not tiles["overlap"])
+
+    alike = dataclasses.replace(spec, D=width, Dv=width_v)
+    found = pick(f"cuda-sm_{arch}", "triton", alike, fits, lambda t: queries_computed(spec.Sq, t["BM"]))
+    measured = found.entry.family if found else None
+    if found is None or measured is None or (measured.dtype == "f32") != (spec.dtype == "f32"):
+        return default_config(spec, arch), "built in: nothing near was measured"
+    if max(measured.D, measured.Dv) != max(width, width_v):
+        return default_config(spec, arch), f"built in: nothing was measured with head dims of {max(width, width_v)}"
+    config = TritonConfig(**{**found.choice.tiles, "splits": splits(spec)})
+    return config, found.reason
+
+
+def is_few(spec: AttentionSpec) -> bool:
+    return isinstance(spec.Sq, int) and spec.Sq <= FEW
+
+
+def splits(spec: AttentionSpec) -> int:
+    """How many parts the keys are cut into: one where there are many queries, else what fills the GPU, of 128 keys at the least."""
+    if not isinstance(spec.Sq, int) or spec.Sq > 32:
+        return 1
+    heads = 1
+    for d in (*spec.batch, spec.Hq):
+        heads *= d if isinstance(d, int) else _UNKNOWN_HEADS
+    wanted = power_of_two(max(1, 2 * PROCESSORS // heads))
+    keys = spec.Skv if isinstance(spec.Skv, int) else _UNKNOWN_KEYS
+    return min(wanted, power_of_two(max(1, keys // 128)), MOST_SPLITS)
+
+
+def default_config(spec: AttentionSpec, arch: int) -> TritonConfig:
+    """Tiles that were not measured for the spec."""
+    width = max(padded(spec.D), padded(spec.Dv))
+    parts = splits(spec)
+    rows = min(128, padded(spec.Sq)) if isinstance(spec.Sq, int) else 128
+    if spec.dtype == "f32":
+        small = {16: (64, 64), 32: (64, 64), 64: (64, 64), 128: (64, 32)}.get(width, (32, 16))
+        return TritonConfig(min(rows, small[0]), small[1], 4, 2, splits=parts)
+    if rows <= 32:
+        return TritonConfig(rows, 64, 4, 3, splits=parts)
+    if arch >= 90:
+        if width <= 128:
+            return TritonConfig(min(rows, 64), 64, 4, 3)
+        return TritonConfig(rows, 64, 8 if rows == 128 else 4, 2)
+    if width <= 64:
+        return TritonConfig(rows, 64, 4, 3)
+    return TritonConfig(min(rows, 128 if width == 128 else 64), 32, 8 if width == 128 and rows == 128 else 4, 2)
+
+
+def smaller(config: TritonConfig) -> Iterator[TritonConfig]:
+    """The tiles, then ever smaller ones, for where they do not fit."""
+    while True:
+        yield config
+        if config.overlap:
+            config = dataclasses.replace(config, overlap=0)
+        elif config.stages > 2:
+            config = dataclasses.replace(config, stages=config.stages - 1)
+        elif config.BN > 16:
+            config = dataclasses.replace(config, BN=config.BN // 2)
+        elif config.BM > 16:
+            config = dataclasses.replace(config, BM=config.BM // 2, warps=max(4, config.warps // 2))
+        elif config.stages > 1:
+            config = dataclasses.replace(config, stages=1)
+        else:
+            return

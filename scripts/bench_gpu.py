@@ -1,0 +1,526 @@
+"""Attention on an NVIDIA GPU: this project's modules against torch (FlashAttention-2, cuDNN, FlexAttention, eager, torch.compile).
+
+    python scripts/bench_gpu.py build FOLDER              # anywhere, no GPU: compiles every case to FOLDER
+    python scripts/bench_gpu.py run FOLDER OUT [--iree BIN]   # on the GPU: needs torch, CuPy and IREE's runtime binaries (in BIN)
+    python scripts/bench_gpu.py report OUT                # anywhere: OUT/gpu.csv again as gpu.md and gpu.png
+
+Two times are taken of this project's modules: of the kernel (CUDA events around launches of the module's own code), which is
+what torch's contestants are timed by too, and of a whole call of the IREE runtime (iree-benchmark-module: real time of invoking
+the function and waiting for it). Before anything is timed, results are compared with float64 on up to 768 rows of every head:
+relative norm error at most 2e-3. gpu.csv holds every timed launch and call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from onnx_fa.cases import alibi, document, prefix
+from onnx_fa.emit.fold import fold_queries
+from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap
+
+ALLOWED = 2e-3
+LAUNCHES, WARM = 30, 5
+TURNS = 256 << 20
+"""Bytes that decode walks through before it sees the same again: several times the cache."""
+DOCUMENTS = 12
+SHAPES = ((32, 512), (16, 1024), (8, 2048), (4, 4096), (2, 8192), (1, 16384))
+KERNEL = "onnx_fa"
+CALLS = {"onnx_fa, call": (), "onnx_fa, call, caching allocator": ("--device_allocator=caching",)}
+"""Ways to call the runtime: a program that allocates its output anew for each call, and one that keeps buffers."""
+
+
+def _spec(B: int, H: int, S: int, D: int, Hkv: int = 0, **changes: Any) -> AttentionSpec:
+    base = {
+        "dtype": "f16",
+        "Hq": H,
+        "Hkv": Hkv or H,
+        "Sq": S,
+        "Skv": S,
+        "D": D,
+        "Dv": D,
+        "batch": (B,),
+        "scale": D**-0.5,
+    }
+    return AttentionSpec(**(base | changes))  # type: ignore[arg-type]
+
+
+def cases() -> Iterator[tuple[str, AttentionSpec]]:
+    """(name, spec); the name's first word is the kind."""
+    yield "plain B1 H32 S4096 D128", _spec(1, 32, 4096, 128)
+    yield "causal B1 H32 S4096 D128", _spec(1, 32, 4096, 128, masks=(Causal(),))
+    for S in (512, 1024, 2048, 4096, 8192, 16384):
+        yield f"plain B1 H32 S{S} D64", _spec(1, 32, S, 64)
+    for B, S in SHAPES:
+        where = f"B{B} H16 S{S} D64"
+        yield f"alibi {where}", _spec(B, 16, S, 64, masks=(alibi(16),))
+        yield f"softcap {where}", _spec(B, 16, S, 64, mods=(Softcap(20.0),))
+        yield f"window {where}", _spec(B, 16, S, 64, masks=(SlidingWindow(256, 0),))
+        yield f"prefix {where}", _spec(B, 16, S, 64, masks=(prefix(256),))
+        yield f"document {where}", _spec(B, 16, S, 64, masks=(document(B, S),))
+        yield f"gqa {where}", _spec(B, 16, S, 64, Hkv=2, masks=(Causal(),))
+    for B in (1, 4, 16):
+        masks = AddMask((B, 256, 1, 1, 256), "f16"), AddMask((B, 1, 4, 256, 256), "f16")
+        yield f"evoformer B{B} N256 H4 S256 D64", _spec(B, 4, 256, 64, batch=(B, 256), masks=masks)
+    for S in (2048, 8192, 32768, 65536):
+        yield f"decode B1 H32:8 Skv{S} D128", _spec(1, 32, S, 128, Hkv=8, Sq=1)
+
+
+# Here, without a GPU.
+
+
+_VARIANT = re.compile(
+    r'@sm_90 target.*?dense<"0x([0-9a-f]+)".*?workgroup_size = \[(\d+).*?workgroup_local_memory = (\d+)', re.S
+)
+
+
+def build(folder: Path, only: str) -> None:
+    """Compiles every case: NAME.vmfb, the PTX in it, and manifest.json."""
+    from onnx_fa.backend.alone import compile_alone
+    from onnx_fa.emit.kernel import emit_kernel
+    from onnx_fa.target import parse_target
+
+    target = parse_target("cuda")
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = []
+    for n, (name, spec) in enumerate(cases()):
+        if not re.search(only, name):
+            continue
+        started = time.monotonic()
+        kernel = emit_kernel(spec, target)
+        assert kernel.body == "triton", kernel.body
+        compile_alone(kernel, folder / f"{n}.vmfb", target)
+        item = {
+            "id": n,
+            "name": name,
+            "spec": spec.to_dict(),
+            "config": kernel.config,
+            "tuning": kernel.tuning,
+            "codes": [],
+        }
+        for m in _VARIANT.finditer(kernel.text):
+            code = bytes.fromhex(m[1]).decode()
+            entry = re.search(r"\.entry (\w+)", code)
+            assert entry is not None
+            (folder / f"{entry[1]}.ptx").write_text(code)
+            item["codes"].append({"entry": entry[1], "threads": int(m[2]), "shared": int(m[3])})
+        scratch = re.search(r"tensor<(\d+)xi8>\)", kernel.text)
+        item["scratch"] = int(scratch[1]) if scratch else 0
+        manifest.append(item)
+        (folder / "manifest.json").write_text(json.dumps({"versions": _versions(), "cases": manifest}))
+        print(f"{n:3d} {name}: {time.monotonic() - started:.0f} s, {kernel.tuning}", flush=True)
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {p: version(p) for p in ("iree-base-compiler", "iree-base-runtime", "triton")}
+
+
+# There, with torch. Imports of what only that machine has stay inside.
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def draw(spec: AttentionSpec) -> list[Any]:
+    """Operands on the GPU: q, k, v and floats ~ N(0, 1) (slopes as in ALiBi), documents of equal length."""
+    torch = _torch()
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    types = {"f16": torch.float16, "f32": torch.float32, "i32": torch.int32}
+    operands = []
+    for shape, dtype in zip(spec.operand_shapes, spec.operand_dtypes, strict=True):
+        if dtype == "i32":
+            ids = (torch.arange(max(shape[1:]), device="cuda") * DOCUMENTS // max(shape[1:])).reshape(shape[1:])
+            operands.append(ids.expand(shape).contiguous().to(types[dtype]))
+        elif len(shape) == 3:
+            operands.append((2.0 ** -(8.0 * torch.arange(1, shape[0] + 1, device="cuda") / shape[0])).reshape(shape))
+        else:
+            operands.append(torch.randn(shape, generator=generator, device="cuda").to(types[dtype]))
+    return operands
+
+
+def score(kind: str, s: Any, q: Any, k: Any, rest: list[Any]) -> Any:
+    """What a kind of case does to scores at the positions q and k."""
+    torch = _torch()
+    if kind == "softcap":
+        return 20.0 * torch.tanh(s / 20.0)
+    if kind == "alibi":
+        return s + rest[0] * (k - q)
+    if kind == "evoformer":
+        return s + rest[0] + (rest[1][..., q[:, 0], :] if len(q) != s.shape[-1] else rest[1])
+    keep = {
+        "causal": lambda: k <= q,
+        "gqa": lambda: k <= q,
+        "window": lambda: (k <= q) & (q - k <= 256),
+        "prefix": lambda: (k <= q) | (k < 256),
+        "document": lambda: rest[0][..., q[:, 0], :] == rest[1],
+    }
+    return s.masked_fill(~keep[kind](), -math.inf) if kind in keep else s
+
+
+def error(kind: str, spec: AttentionSpec, operands: list[Any], out: Any) -> float:
+    """The relative norm error of an output, on some rows of every head, against float64."""
+    torch = _torch()
+    rows = torch.arange(spec.Sq, device="cuda")
+    if spec.Sq > 768:
+        rows = torch.unique(
+            torch.cat([rows[:256], rows[-256:], torch.linspace(0, spec.Sq - 1, 256, device="cuda").long()])
+        )
+    wrong = norm = 0.0
+    for b in range(spec.batch[0]):
+        q, k, v = (x[b].double() for x in operands[:3])
+        rest = [x if x.dim() == 3 else x[b] for x in operands[3:]]
+        k, v = (x.repeat_interleave(spec.group, -3) for x in (k, v))
+        s = spec.scale * (q[..., rows, :] @ k.transpose(-1, -2))
+        s = score(kind, s, rows[:, None], torch.arange(spec.Skv, device="cuda")[None], rest)
+        want = torch.softmax(s, -1) @ v
+        have = out[b][..., rows, :].double()
+        wrong += float(((have - want) ** 2).sum())
+        norm += float((want**2).sum())
+    return math.sqrt(wrong / norm)  # NaN anywhere is NaN here
+
+
+def launches(call: Callable[[], Any]) -> list[float]:
+    """Milliseconds of single launches, by CUDA events."""
+    torch = _torch()
+    for _ in range(WARM):
+        call()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(LAUNCHES)]
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in events]
+
+
+def replays(calls: list[Callable[[], Any]]) -> list[float]:
+    """Milliseconds per call, each the mean over a graph of calls that take turns: for short ones, whose launches would be seen
+    otherwise, and whose operands would stay in the cache."""
+    torch = _torch()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    count = len(calls) * -(-20 // len(calls))
+    with torch.cuda.graph(graph):
+        for n in range(count):
+            calls[n % len(calls)]()
+    return [ms / count for ms in launches(graph.replay)]
+
+
+def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands: list[Any]) -> Callable[[], Any]:
+    """A call that launches the module's own code, and returns the tensor that it writes."""
+    import cupy
+    import numpy as np
+
+    torch = _torch()
+    folded, config = fold_queries(spec), item["config"]
+    out = torch.full(spec.out_shape, math.nan, device="cuda", dtype=torch.float16)
+    rows = math.prod(folded.batch) * folded.Hq * folded.Sq
+    heads = rows // folded.Sq
+    grids = [(heads * -(-folded.Sq // config["BM"]), config["splits"]), (rows, 1)]
+    kept: list[Any] = [out]
+    if config["splits"] > 1:
+        part = torch.empty(config["splits"] * rows * folded.Dv, device="cuda")
+        stat = torch.empty(2 * config["splits"] * rows, device="cuda")
+        lists = [[*operands, part, stat], [part, stat, out]]
+    else:
+        lists = [[*operands, out]]
+        if item["scratch"]:
+            lists[0].append(torch.empty(item["scratch"], device="cuda", dtype=torch.uint8))
+    kept += lists
+    calls = []
+    for code, grid, tensors in zip(item["codes"], grids, lists, strict=False):
+        function = cupy.RawModule(path=str(folder / f"{code['entry']}.ptx")).get_function(code["entry"])
+        if code["shared"] > 48 * 1024:
+            function.max_dynamic_shared_size_bytes = code["shared"]
+        calls.append(
+            (function, grid, (code["threads"],), tuple(np.uint64(x.data_ptr()) for x in tensors), code["shared"])
+        )
+
+    def call() -> Any:
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            for function, grid, block, arguments, shared in calls:
+                function(grid, block, arguments, shared_mem=shared)
+        return kept[0]  # and with it lives what the launches write to
+
+    return call
+
+
+def torch_contestants(kind: str, spec: AttentionSpec) -> Iterator[tuple[str, Callable[[list[Any]], Callable[[], Any]]]]:
+    """(name, what makes the call from the operands)."""
+    from torch.nn.attention import SDPBackend
+
+    if kind == "evoformer":
+        yield "torch eager", lambda x: partial(evoformer, spec.scale, *x)
+        yield "torch.compile", lambda x: partial(_torch().compile(evoformer, dynamic=False), spec.scale, *x)
+    if kind in ("plain", "causal", "gqa", "decode"):
+        yield "FlashAttention-2", partial(sdpa, SDPBackend.FLASH_ATTENTION, kind, spec)
+        yield "cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION, kind, spec)
+    if kind == "decode":
+        yield "copy", copy_as_many
+    if spec.D == 64 and spec.Hq == 16:
+        yield "FlexAttention", partial(flex, kind, spec)
+
+
+def evoformer(scale: float, q: Any, k: Any, v: Any, padding: Any, pairs: Any) -> Any:
+    """As a user writes it."""
+    return _torch().softmax(q @ k.transpose(-1, -2) * scale + padding + pairs, -1) @ v
+
+
+def sdpa(backend: Any, kind: str, spec: AttentionSpec, operands: list[Any]) -> Callable[[], Any]:
+    from torch.nn.attention import sdpa_kernel
+
+    q, k, v = operands
+
+    def call() -> Any:
+        with sdpa_kernel(backend):
+            return _torch().nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=kind in ("causal", "gqa"), scale=spec.scale, enable_gqa=spec.group > 1
+            )
+
+    return call
+
+
+def copy_as_many(operands: list[Any]) -> Callable[[], Any]:
+    """A copy that reads and writes as many bytes together as decode reads of K and V: it reads V and writes as much."""
+    target = _torch().empty_like(operands[2])
+    return lambda: target.copy_(operands[2])
+
+
+def flex(kind: str, spec: AttentionSpec, operands: list[Any]) -> Callable[[], Any]:
+    """FlexAttention, compiled; its block mask is made beforehand and not timed."""
+    torch = _torch()
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    q, k, v, *rest = operands
+    masks = {
+        "gqa": lambda b, h, i, j: i >= j,
+        "window": lambda b, h, i, j: (i >= j) & (i - j <= 256),
+        "prefix": lambda b, h, i, j: (i >= j) | (j < 256),
+    }
+    if kind == "document":
+        ids = rest[0][0].reshape(-1)
+        masks["document"] = lambda b, h, i, j: ids[i] == ids[j]
+    score_mod = None
+    if kind == "softcap":
+        score_mod = lambda s, b, h, i, j: 20.0 * torch.tanh(s / 20.0)  # noqa: E731
+    if kind == "alibi":
+        slopes = rest[0].reshape(-1)
+        score_mod = lambda s, b, h, i, j: s + slopes[h] * (j - i)  # noqa: E731
+    block_mask = create_block_mask(masks[kind], None, None, spec.Sq, spec.Skv) if kind in masks else None
+    call = torch.compile(flex_attention, dynamic=False)
+    return lambda: call(
+        q, k, v, score_mod=score_mod, block_mask=block_mask, scale=spec.scale, enable_gqa=spec.group > 1
+    )
+
+
+def iree_call(
+    item: dict[str, Any], operands: list[Any], folder: Path, scratch: Path, iree: Path
+) -> tuple[Any, dict[str, list[float]]]:
+    """The module run by IREE's own programs: its output, and the times of calls."""
+    import numpy as np
+
+    torch = _torch()
+    paths = []
+    for n, x in enumerate(operands):
+        paths.append(scratch / f"{n}.npy")
+        np.save(paths[-1], x.cpu().numpy())
+    arguments = [
+        f"--module={folder / str(item['id'])}.vmfb",
+        "--device=cuda",
+        "--function=site",
+        *(f"--input=@{p}" for p in paths),
+    ]
+    output = scratch / "out.npy"
+    subprocess.run(
+        [iree / "iree-run-module", *arguments, f"--output=@{output}"], check=True, capture_output=True, timeout=120
+    )
+    times = {}
+    for what, flags in CALLS.items():
+        command = [iree / "iree-benchmark-module", *arguments, *flags, "--benchmark_format=json"]
+        command += ["--benchmark_repetitions=10", "--benchmark_min_time=20x"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        runs = json.loads(done.stdout[done.stdout.index("{") :])["benchmarks"]
+        unit = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+        times[what] = [r["real_time"] * unit[r["time_unit"]] for r in runs if r["run_type"] == "iteration"]
+    return torch.from_numpy(np.load(output)).cuda(), times
+
+
+def warm_compilers(folder: Path, kinds: list[str]) -> None:
+    """Compiles FlexAttention and torch.compile's code in processes of their own, side by side, into the cache on disk."""
+    started = time.monotonic()
+    command = [sys.executable, __file__, "warm", str(folder), "--only"]
+    for process in [subprocess.Popen([*command, f"^{k} "], stderr=subprocess.DEVNULL) for k in kinds]:
+        process.wait()
+    print(f"torch's compilers: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def warm(folder: Path, only: str) -> None:
+    for item in json.loads((folder / "manifest.json").read_text())["cases"]:
+        if re.search(only, item["name"]):
+            spec, kind = AttentionSpec.from_dict(item["spec"]), item["name"].split()[0]
+            for what, make in torch_contestants(kind, spec):
+                if what in ("FlexAttention", "torch.compile"):
+                    make(draw(spec))()
+    _torch().cuda.synchronize()
+
+
+def copy_bandwidth() -> float:
+    """Of a gibibyte within the device, in GB/s, read and written bytes together."""
+    source = _torch().empty(1 << 30, device="cuda", dtype=_torch().uint8)
+    target = _torch().empty_like(source)
+    return 2 * source.numel() / statistics.median(launches(lambda: target.copy_(source))) / 1e6
+
+
+class Samples:
+    """The times of one case: `rows` (case, contestant, flags, number, ms), and `notes` on whatever has none."""
+
+    def __init__(self, name: str, spec: AttentionSpec) -> None:
+        self.name, self.kind, self.spec, self.operands = name, name.split()[0], spec, draw(spec)
+        self.rows: list[tuple[str, str, str, int, float]] = []
+        self.notes: list[str] = []
+
+    def keep(self, what: str, result: Any, times: Callable[[], list[float]]) -> None:
+        """Adds the times of a contestant whose result is right."""
+        off = 0.0 if what == "copy" else error(self.kind, self.spec, self.operands, result)
+        if off <= ALLOWED:
+            self.rows += [(self.name, what, "", n, ms) for n, ms in enumerate(times())]
+        else:
+            self.notes.append(f"{self.name}: {what}: relative error {off:.1e}: not timed")
+
+    def contestant(self, what: str, make: Callable[[list[Any]], Callable[[], Any]]) -> None:
+        """One that is launched from here. Its failure is a note. Decode takes turns on more operands than the cache holds."""
+        try:
+            call = make(self.operands)
+            if self.kind == "decode":
+                copies = -(-TURNS // sum(x.numel() * x.element_size() for x in self.operands))
+                calls = [call, *(make([x.clone() for x in self.operands]) for _ in range(copies))]
+                self.keep(what, call(), lambda: replays(calls))
+            else:
+                self.keep(what, call(), lambda: launches(call))
+        except Exception as e:  # whatever another project raises is its result
+            self.notes.append(f"{self.name}: {what}: {' '.join(str(e).split())[:160]}")
+
+    def medians(self) -> dict[str, float]:
+        found = dict.fromkeys(r[1] for r in self.rows)
+        return {w: round(statistics.median(r[4] for r in self.rows if r[1] == w), 4) for w in found}
+
+
+def run(folder: Path, out: Path, iree: Path, only: str) -> None:
+    """Checks and times every case, and writes gpu.csv."""
+    import tempfile
+
+    torch = _torch()
+    torch._dynamo.config.recompile_limit = 200
+    manifest = json.loads((folder / "manifest.json").read_text())
+    chosen = [c for c in manifest["cases"] if re.search(only, c["name"])]
+    out.mkdir(parents=True, exist_ok=True)
+    bandwidth = copy_bandwidth()
+    versions = manifest["versions"] | {"torch": torch.__version__, "cuDNN": str(torch.backends.cudnn.version())}
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    head = {
+        "device": torch.cuda.get_device_name(),
+        "driver": driver.stdout.strip(),
+        "copy bandwidth": f"{bandwidth:.0f} GB/s",
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+    } | versions
+    warm_compilers(folder, sorted({c["name"].split()[0] for c in chosen} - {"plain", "causal", "decode"}))
+    rows: list[tuple[str, str, str, int, float]] = []
+    notes: list[str] = []
+    for item in chosen:
+        samples = Samples(item["name"], AttentionSpec.from_dict(item["spec"]))
+        samples.contestant(KERNEL, partial(own_kernel, item, samples.spec, folder))
+        for what, make in torch_contestants(samples.kind, samples.spec):
+            samples.contestant(what, make)
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                result, times = iree_call(item, samples.operands, folder, Path(scratch), iree)
+            for what, samples_ms in times.items():
+                samples.keep(what, result, partial(list, samples_ms))
+        except (subprocess.SubprocessError, OSError, ValueError) as e:
+            samples.notes.append(f"{samples.name}: call: {' '.join(str(getattr(e, 'stderr', '') or e).split())[-300:]}")
+        rows += samples.rows
+        notes += samples.notes
+        with (out / "gpu.csv").open("w", newline="") as file:
+            file.writelines(f"# {k}: {v}\n" for k, v in head.items())
+            file.writelines(f"# note: {n}\n" for n in notes)
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("model", "what", "flags", "round", "ms"))
+            writer.writerows((*r[:4], f"{r[4]:.5f}") for r in rows)
+        print(samples.name, samples.medians(), *samples.notes, flush=True)
+
+
+def report(out: Path) -> None:
+    """gpu.md and gpu.png from gpu.csv."""
+    from onnx_fa.plot import medians, plot, read_csv
+
+    path = out / "gpu.csv"
+    heads = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+    facts = [h for h in heads if not h.startswith("note: ")]
+    found = medians(read_csv(path))
+    others = list(dict.fromkeys(w for m in found.values() for w in m if w not in (KERNEL, *CALLS)))
+    columns = [KERNEL, *CALLS, *others]
+    lines = [
+        "Medians, ms. " + "; ".join(facts) + ".",
+        "",
+        "| case | " + " | ".join(columns) + " | onnx_fa to the fastest other |",
+    ]
+    lines.append("| --- " * (len(columns) + 2) + "|")
+    for name, times in found.items():
+        rivals = [ms for w, ms in times.items() if w in others and w != "copy"]
+        ratio = f"{times[KERNEL] / min(rivals):.2f}" if rivals and KERNEL in times else "-"
+        cells = [f"{times[c]:.4f}" if c in times else "-" for c in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} |")
+    lines += ["", *(f"* {h.removeprefix('note: ')}" for h in heads if h.startswith("note: "))]
+    (out / "gpu.md").write_text("\n".join(lines).rstrip() + "\n")
+    plot(path, out / "gpu.png", baseline="FlexAttention")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("build", "run", "warm", "report"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("benchmarks"))
+    parser.add_argument(
+        "--iree", type=Path, default=Path("."), help="the folder of iree-run-module and iree-benchmark-module"
+    )
+    parser.add_argument("--only", default="", help="a regular expression for names of cases")
+    args = parser.parse_args()
+    match args.step:
+        case "build":
+            build(args.folder, args.only)
+        case "run":
+            run(args.folder, args.out, args.iree.resolve(), args.only)
+        case "warm":
+            warm(args.folder, args.only)
+        case "report":
+            report(args.folder)
+
+
+if __name__ == "__main__":
+    main()

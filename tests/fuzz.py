@@ -1,0 +1,163 @@
+"""Random attentions, compiled and compared with the reference: `python -m tests.fuzz --count 5000 --journal fuzz.jsonl`.
+
+They are drawn and compiled in chunks, each in a process of its own, so that a crash or an endless loop is a result like any
+other; a journal remembers the chunks that are done. A fifth of the kernels has the tiles that users get, the others have small
+ones, which compile in less than half the time and have more edges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_fa.accuracy import TOLERANCE
+from onnx_fa.emit.kernel import Body, emit_kernel, kernel_name
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.vector import VectorConfig, emit_vector, tuned
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.reference import attention
+from onnx_fa.spec import AttentionSpec
+from tests.cases import draw_operands
+from tests.kernel_harness import HOST, Kernels, mismatch
+from tests.random_specs import Drawn, draw_specs
+
+CHUNK = 25
+CHUNK_SECONDS = 600
+SMALL = (VectorConfig(4, 4, 8, 2, 2, 1), VectorConfig(8, 8, 16, 4, 3, 2), VectorConfig(4, 8, 16, 8, 4, 2))
+FLAGS = ("--verify=false", "--mlir-disable-threading")
+"""A quarter of the time goes without the verification of what the compiler makes between passes."""
+_DONE = "done "
+
+
+def kernels(index: int, spec: AttentionSpec) -> list[Kernel]:
+    """One kernel for a spec, and for some another body."""
+    made = [emit_kernel(spec, HOST) if index % 5 == 0 else _small(index, spec)]
+    others: list[Body] = ["few"] * (index % 2) + ["op"] * (index % 16 == 1)
+    for other in others:
+        if other != made[0].body:
+            with contextlib.suppress(UnsupportedError):
+                made.append(emit_kernel(spec, HOST, body=other))
+    return [dataclasses.replace(k, flags=(*k.flags, *FLAGS)) for k in made]
+
+
+def _small(index: int, spec: AttentionSpec) -> Kernel:
+    """The spec with small tiles."""
+    config = SMALL[index % len(SMALL)]
+    lanes = min(config.W, tuned(spec, HOST)[0].W)
+    config = dataclasses.replace(config, W=lanes, RN=min(config.RN, spec.Dv))
+    name = f"{kernel_name(spec, HOST)}_w{config.W}_{config.BM}"
+    return emit_vector(spec, HOST, name, config)
+
+
+def run_chunk(chunk: int, count: int = CHUNK) -> dict[str, Any]:
+    """Draws, compiles and compares the specs of a chunk. `wrong` says what differs, in words."""
+    drawn = draw_specs(count, start=chunk)
+    cases: list[tuple[Drawn, Kernel]] = []
+    refused: list[str] = []
+    for i, d in enumerate(drawn):
+        try:
+            cases += [(d, kernel) for kernel in kernels(i + chunk, d.spec)]
+        except UnsupportedError as error:
+            refused.append(str(error))
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Kernels([kernel for _, kernel in cases], Path(folder))
+        for i, (d, kernel) in enumerate(cases):
+            for seed, spec in enumerate(d.bound()):
+                for adversarial in (False, True):
+                    operands = draw_operands(spec, seed, adversarial=adversarial)
+                    found = mismatch(spec, operands, compiled.run(i, operands))
+                    if found and not _too_small(spec, operands):
+                        wrong.append(f"chunk {chunk}, {kernel.body} {kernel.config}: {found}: {d.spec} at {spec}")
+    return {
+        "chunk": chunk,
+        "specs": len(drawn),
+        "kernels": len(cases),
+        "runs": sum(len(d.sizes) for d, _ in cases),
+        "refused": refused,
+        "wrong": wrong,
+    }
+
+
+def _too_small(spec: AttentionSpec, operands: list[Any]) -> bool:
+    """Whether the reference itself, rounded to f16, is further away than a kernel may be: a sink that takes nearly all leaves
+    numbers below the smallest normal ones."""
+    if spec.dtype != "f16":
+        return False
+    want = attention(spec, *operands)
+    want = want[np.isfinite(want)]
+    error = np.linalg.norm(want.astype(np.float16).astype(np.float64) - want)
+    return bool(error > TOLERANCE["f16"] * np.linalg.norm(want))
+
+
+def in_process(chunk: int, count: int) -> dict[str, Any]:
+    """`run_chunk` in a process of its own."""
+    command = [sys.executable, "-m", "tests.fuzz", "--one", str(chunk), "--count", str(count)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, error = process.communicate(timeout=CHUNK_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its compiler too
+        process.communicate()
+        return {"chunk": chunk, "specs": 0, "wrong": [f"chunk {chunk}: not done in {CHUNK_SECONDS} s"]}
+    lines = [line for line in out.splitlines() if line.startswith(_DONE)]
+    if process.returncode or not lines:
+        why = (error or out).strip()[-2000:]
+        return {"chunk": chunk, "specs": 0, "wrong": [f"chunk {chunk}: exit code {process.returncode}: {why}"]}
+    result: dict[str, Any] = json.loads(lines[-1][len(_DONE) :])
+    return result
+
+
+def run(count: int, jobs: int, journal: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Every chunk of `count` specs, as each is done; those in the journal without a run."""
+    text = journal.read_text() if journal and journal.exists() else ""
+    known = {r["chunk"]: r for r in map(json.loads, text.splitlines()) if not r["wrong"]}
+    sizes = {i: min(CHUNK, count - i * CHUNK) for i in range(-(-count // CHUNK))}
+    yield from (known[i] for i in sizes if i in known)
+    with ThreadPoolExecutor(jobs) as pool:
+        for result in pool.map(in_process, *zip(*((i, n) for i, n in sizes.items() if i not in known), strict=True)):
+            if journal:
+                with journal.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+            yield result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=300, help="how many specs")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--journal", type=Path, help="chunks that are done; those in it are not run again")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one is not None:
+        print(_DONE + json.dumps(run_chunk(args.one, args.count)))
+        return 0
+    total = refused = 0
+    wrong: list[str] = []
+    for result in run(args.count, args.jobs, args.journal):
+        total += result["specs"]
+        refused += len(result.get("refused", ()))
+        wrong += result["wrong"]
+        for line in result["wrong"]:
+            print(line, flush=True)
+    print(f"{total} specs, {refused} refused, {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,338 @@
+"""Random attention specs for the property tests: every kind of term, type, layout and size that a spec can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from onnx_fa.cases import FLOAT_MIN, alibi
+from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves, substitute
+from onnx_fa.spec import (
+    NEG_INF,
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Dim,
+    Elementwise,
+    SlidingWindow,
+    Softcap,
+    Stat,
+    TensorArg,
+    with_shapes,
+)
+
+LARGE_HEADS = (80, 96, 128, 160, 192, 256, 320, 512)
+MOST_SCORES = 1 << 19
+"""Larger attentions are drawn without a batch, with one head, or shorter: the reference holds the scores in float64."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A spec with symbols in some of its dims, and the sizes to try it at: the first are those that were drawn."""
+
+    spec: AttentionSpec
+    sizes: tuple[tuple[tuple[str, int], ...], ...]
+
+    def bound(self) -> list[AttentionSpec]:
+        return [self.spec.bind(dict(s)) for s in self.sizes]
+
+
+def _bool(r: Random, tensors: Sequence[TensorArg], depth: int) -> ScoreExpr:
+    own = [("tensor", i) for i, t in enumerate(tensors) if t.kind == "bool"]
+    kinds = ["compare"] * 4 + ["leaf"] * bool(own) + ["And", "Or", "Xor", "Not", "Equal", "ToBool"] * (depth > 0)
+    match r.choice(kinds):
+        case "leaf":
+            return r.choice(own)
+        case "compare":
+            op = r.choice(("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "LessOrEqual", "Equal"))
+            return (op, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
+        case "Not":
+            return ("Not", _bool(r, tensors, depth - 1))
+        case "ToBool":
+            return ("ToBool", _int(r, tensors, depth - 1))
+        case op:
+            return (op, _bool(r, tensors, depth - 1), _bool(r, tensors, depth - 1))
+
+
+def _int(r: Random, tensors: Sequence[TensorArg], depth: int) -> ScoreExpr:
+    own: list[ScoreExpr] = [("tensor", i) for i, t in enumerate(tensors) if t.kind == "int"]
+    kinds = ["leaf"] * 2 + ["Add", "Sub", "Min", "Max", "unary", "Mul", "Div", "Mod", "Where", "ToInt"] * (depth > 0)
+    constant: ScoreExpr = ("i", r.randint(-3, 70))
+    match r.choice(kinds):
+        case "leaf":
+            named: list[ScoreExpr] = [Q, K, Q, K, ("Skv",), ("Sq",), *own, *own]
+            return r.choice([*named, constant])
+        case "unary":
+            return (r.choice(("Neg", "Abs", "Sign", "Relu")), _int(r, tensors, depth - 1))
+        case "Mul" | "Div" | "Mod" as op:
+            by = r.choice([constant, *own[:1]])
+            return (op, _int(r, tensors, depth - 1), by)
+        case "ToInt":
+            return ("ToInt", _bool(r, tensors, depth - 1))
+        case "Where":
+            condition = _bool(r, tensors, depth - 1)
+            return ("Where", condition, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
+        case op:
+            return (op, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
+
+
+def _float(r: Random, tensors: Sequence[TensorArg], depth: int) -> ScoreExpr:
+    """A small number: what is rounded in f32 must not be large, or the reference would be far away by right."""
+    own: list[ScoreExpr] = [("tensor", i) for i, t in enumerate(tensors) if t.kind == "float"]
+    kinds = (
+        ["position"] * 2
+        + ["constant"]
+        + ["leaf"] * 3 * bool(own)
+        + ["Add", "Sub", "Max", "unary", "Where"] * (depth > 0)
+    )
+    match r.choice(kinds):
+        case "leaf":
+            return r.choice(own)
+        case "constant":
+            return ("f", r.choice((0.5, -1.0, 2.0)))
+        case "position":
+            place: ScoreExpr = ("ToFloat", ("Mod", _int(r, tensors, 1), ("i", 64)))
+            return ("Mul", ("f", r.choice((0.05, -0.1))), place)
+        case "unary":
+            x = _float(r, tensors, depth - 1)
+            op = r.choice(("Tanh", "Sigmoid", "Sin", "Cos", "Erf", "Softplus", "Exp", "Log", "Neg", "Abs", "Pow"))
+            safe: dict[str, ScoreExpr] = {"Exp": ("Neg", ("Abs", x)), "Log": ("Add", ("Abs", x), ("f", 0.1))}
+            if op == "Pow":
+                return ("Pow", ("Add", ("Abs", x), ("f", 0.1)), ("f", r.choice((0.5, 1.5, -0.3))))
+            return (op, safe.get(op, x))
+        case "Where":
+            a, b = _float(r, tensors, depth - 1), _float(r, tensors, depth - 1)
+            return ("Where", _bool(r, tensors, depth - 1), a, b)
+        case op:
+            return (op, _float(r, tensors, depth - 1), _float(r, tensors, depth - 1))
+
+
+def _function(r: Random, tensors: Sequence[TensorArg]) -> ScoreExpr:
+    """More than a mask or a bias."""
+    bounded: ScoreExpr = ("Sigmoid", _float(r, tensors, 1))
+    cap: ScoreExpr = ("f", r.choice((3.0, 20.0)))
+    choices: list[ScoreExpr] = [
+        ("Mul", cap, ("Tanh", ("Div", SCORE, cap))),
+        ("Softplus", SCORE),
+        ("Mul", SCORE, bounded),
+        ("Max", SCORE, _float(r, tensors, 1)),
+        ("Sub", _float(r, tensors, 1), SCORE),
+        ("Where", ("Greater", SCORE, ("f", -1e30)), ("Erf", SCORE), SCORE),
+    ]
+    return r.choice(choices)
+
+
+# Masks and biases that models have, in their usual spellings as expressions.
+
+
+def _and(*conditions: ScoreExpr) -> ScoreExpr:
+    first, *rest = conditions
+    for c in rest:
+        first = ("And", first, c)
+    return first
+
+
+def _near(r: Random, skv: int) -> ScoreExpr:
+    """Neighbourhood attention (NATTEN): windows of one size that stop at the ends, in one dim, or in the two of an image."""
+    reach = r.randint(1, 6)
+    if r.random() < 0.5:
+        first: ScoreExpr = ("Max", ("Min", ("Sub", Q, ("i", reach)), ("i", skv - 2 * reach - 1)), ("i", 0))
+        return _and(("GreaterOrEqual", K, first), ("Less", K, ("Add", first, ("i", 2 * reach + 1))))
+    width: ScoreExpr = ("i", r.randint(2, 12))
+    rows: ScoreExpr = ("Abs", ("Sub", ("Div", Q, width), ("Div", K, width)))
+    columns: ScoreExpr = ("Abs", ("Sub", ("Mod", Q, width), ("Mod", K, width)))
+    return _and(("LessOrEqual", rows, ("i", reach)), ("LessOrEqual", columns, ("i", reach)))
+
+
+KEEPS = ("chunked", "dilated", "near", "prefix", "document", "global", "lengths", "cache", "ring", "strided")
+
+
+def _keep(r: Random, kind: str, score: tuple[int, ...]) -> tuple[ScoreExpr, list[TensorArg]]:
+    """(which keys a query sees, the tensors of that)."""
+    lead = (*score[:-3], 1) if r.random() < 0.5 else (*[1] * (len(score) - 3), 1)
+    sq, skv = score[-2:]
+    ints: Any = r.choice(("i32", "i64"))
+    causal: ScoreExpr = ("LessOrEqual", K, Q)
+    size: ScoreExpr = ("i", r.randint(1, 40))
+    row, t0, t1 = TensorArg((*lead, 1, 1), ints), ("tensor", 0), ("tensor", 1)
+    match kind:
+        case "chunked":
+            return _and(causal, ("Equal", ("Div", Q, size), ("Div", K, size))), []
+        case "dilated":
+            step = ("Equal", ("Mod", ("Sub", Q, K), ("i", r.randint(1, 5))), ("i", 0))
+            return _and(("LessOrEqual", ("Abs", ("Sub", Q, K)), size), step), []
+        case "near":
+            return _near(r, skv), []
+        case "prefix":
+            return ("Or", causal, ("Less", K, size)), []
+        case "document":
+            ids = [TensorArg((*lead, sq, 1), ints), TensorArg((*lead, 1, skv), ints)]
+            same: ScoreExpr = ("Equal", t0, t1)
+            return (_and(causal, same) if r.random() < 0.5 else same), ids
+        case "global":  # a window, and some keys and queries that see and are seen by all (Longformer, BigBird)
+            window: ScoreExpr = ("LessOrEqual", ("Abs", ("Sub", Q, K)), size)
+            return ("Or", window, ("Or", ("Less", K, ("i", 2)), ("Less", Q, ("i", 1)))), []
+        case "lengths":
+            return ("Less", K, t0), [row]
+        case "cache":  # the last query stands at the last valid key of its batch row
+            last: ScoreExpr = ("Add", Q, ("Sub", t0, ("Sq",)))
+            return _and(("Less", K, t0), ("LessOrEqual", K, last)), [row]
+        case "ring":  # slot k holds the newest position that is k modulo the size of the ring
+            age: ScoreExpr = ("Mod", ("Sub", ("Add", ("Sub", t0, K), ("Skv",)), ("i", 1)), ("Skv",))
+            return _and(("Less", age, t0), ("Less", age, size)), [row]
+    return ("Less", ("Mod", K, size), ("i", r.randint(1, 9))), []
+
+
+def _used(expr: ScoreExpr, tensors: Sequence[TensorArg]) -> Elementwise:
+    """The term, without the tensors that its expression turned out not to read."""
+    read = sorted({leaf[1] for leaf in leaves(expr) if leaf[0] == "tensor"})
+    renumbered = substitute(expr, lambda x: ("tensor", read.index(x[1])) if x[0] == "tensor" else x)
+    return Elementwise(renumbered, tuple(tensors[i] for i in read))
+
+
+def _length(r: Random) -> int:
+    return r.choice((1, 3, 129, 300)) if r.random() < 0.2 else r.randint(1, 70)
+
+
+def random_spec(r: Random, expressions: bool = True) -> Drawn:
+    """Without `expressions`, only what all bodies carry. One in six has a few queries."""
+    sq, skv = _length(r), _length(r)
+    few = r.randint(1, 4) if expressions and r.random() < 0.17 else 0
+    sq = few or sq
+    if not few and r.randint(0, 5) == 0:
+        skv = sq
+    hkv, group = r.randint(1, 4), r.choice((1, 1, 2, 3, 8))
+    batch = r.choice(((), (1,), (2,), (3,), (2, 2), (1, 3), (3, 1), (2, 1, 2)))
+    while math.prod((*batch, hkv, group, sq, skv)) > MOST_SCORES:
+        batch, hkv, group = batch[1:], 1, min(group, 2)
+    dtype: Any = r.choice(("f32", "f32", "f32", "f16", "bf16")) if expressions else "f32"
+    rank = len(batch) + 3
+    score = (*batch, hkv * group, sq, skv)
+
+    def offset() -> Any:
+        return r.choice(("end", r.randint(-5, 40)))
+
+    empty_row: Any = r.choice(("nan", "zero", "guarded", "mean") if expressions else ("nan", "zero", "guarded"))
+    fills = (FLOAT_MIN,) if empty_row == "mean" else (NEG_INF, NEG_INF, -3e38)
+
+    def tensor(shape: tuple[int, ...] = score) -> tuple[int, ...]:
+        chosen = tuple(1 if r.random() < 0.5 and a < rank - 1 else n for a, n in enumerate(shape))
+        return chosen[r.randint(0, rank - 1) :]
+
+    def tensors() -> list[TensorArg]:
+        types = ("bool", "i32", "i64", "i64", "f32", "f32", "f16", "bf16")
+        shapes = (score, (*score[:-1], 1), (*score[:-2], 1, 1), (*score[:-2], 1, skv))
+        count = r.randint(0, 2)
+        return [TensorArg(tensor(r.choice(shapes)), r.choice(types)) for _ in range(count)]
+
+    masks: list[Any] = []
+    if expressions and r.randint(0, 3) == 0:
+        given_tensors = tensors()
+        masks.append(_used(_function(r, given_tensors), given_tensors))
+    kinds = (
+        ("c", "w", "b", "a", "h", "r", "keep", "keep", "keep", "alibi", "pair") if expressions else ("c", "w", "b", "a")
+    )
+    for kind in r.choices(kinds, k=r.choice((0, 1, 1, 2, 2, 3))):
+        fill = r.choice(fills)
+        given_tensors = tensors() if kind in "hr" else []
+        match kind:
+            case "c":
+                masks.append(Causal(offset(), fill))
+            case "w":
+                left, right = r.choice((None, r.randint(0, 20))), r.choice((None, r.randint(0, 9)))
+                masks.append(SlidingWindow(left, right, offset(), fill))
+            case "b":
+                masks.append(BoolMask(tensor(), fill))
+            case "h":
+                expr: ScoreExpr = ("Where", _bool(r, given_tensors, 3), SCORE, ("f", fill))
+                masks.append(_used(expr, given_tensors))
+            case "r":
+                masks.append(_used(("Add", SCORE, _float(r, given_tensors, 3)), given_tensors))
+            case "keep":
+                name = r.choice(KEEPS)
+                keep, read = _keep(r, name, score)
+                masks.append(Elementwise(("Where", keep, SCORE, ("f", fill)), tuple(read), name))
+            case "alibi":
+                masks.append(alibi(hkv * group))
+            case "pair":  # Evoformer: a bias of each pair, and a mask of the keys
+                axes = (*(1 if i else n for i, n in enumerate(batch)), hkv * group, sq, skv)
+                masks += [AddMask(axes), AddMask((*batch, 1, 1, skv))]
+            case _:
+                types = ("f32", "f32", "f16", "bf16") if expressions else ("f32",)
+                mask_type: Any = r.choice(types)
+                shape, factor = tensor(), r.choice((1.0, 0.5))
+                # Lowest numbers of two sizes would both be raised to the least that kernels know.
+                masks.append(AddMask(shape, mask_type, factor=1.0 if empty_row == "mean" else factor))
+    swap = (*range(rank - 3), rank - 2, rank - 3, rank - 1)
+    turned = (*range(rank - 2), rank - 1, rank - 2)
+    known = ((), swap, turned) if expressions else ((), swap)
+
+    def layout() -> tuple[int, ...]:
+        return tuple(r.sample(range(rank), rank)) if expressions and r.random() < 0.25 else r.choice(known)
+
+    def head_dim() -> int:
+        if not expressions:
+            return r.randint(8, 70)
+        return r.choice(LARGE_HEADS) if r.random() < 0.08 else r.randint(1, 70)
+
+    layouts = {n: layout() for n in ("q_layout", "k_layout", "v_layout", "o_layout")}
+    sink = None
+    if expressions and r.randint(0, 3) == 0:
+        sink = TensorArg((*tensor((*score[:-1], 1))[:-1], 1), r.choice(("f32", "f16")))
+    stats: tuple[Stat, ...] = ()
+    if expressions and r.randint(0, 3) == 0:
+        stats = r.choice((("lse",), ("max",), ("lse", "max"), ("max", "lse")))
+    spec = AttentionSpec(
+        dtype,
+        hkv * group,
+        hkv,
+        sq,
+        skv,
+        head_dim(),
+        head_dim(),
+        batch,
+        scale=r.choice((1.0, 0.125, -0.3)),
+        mods=(Softcap(3.0),) if r.randint(0, 2) == 0 else (),
+        masks=tuple(masks),
+        sink=sink,
+        empty_row=empty_row,
+        stats=stats,
+        **layouts,
+    )
+    return _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
+
+
+def _dynamic(r: Random, spec: AttentionSpec, few: bool) -> Drawn:
+    """The spec with some of its dims unknown (not Sq, if they are `few`), at the sizes drawn and at others."""
+    names: list[Dim] = [f"b{i}" for i in range(len(spec.batch))]
+    names += ["h" if spec.group == 1 else spec.Hq, "s", "s" if spec.Sq == spec.Skv and r.random() < 0.5 else "t"]
+    score = [name if r.randint(0, 3) else size for name, size in zip(names, spec.score_shape, strict=True)]
+
+    def shape(old: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        tail = zip(old, score[len(score) - len(old) :], strict=True)
+        return tuple(1 if size == 1 else name for size, name in tail)
+
+    if few:
+        score[-2] = spec.Sq
+    masks = tuple(with_shapes(m, shape) for m in spec.masks)
+    sink = spec.sink and dataclasses.replace(spec.sink, shape=shape(spec.sink.shape))
+    *batch, heads, sq, skv = score
+    hkv = heads if spec.group == 1 else spec.Hkv
+    form = dataclasses.replace(spec, batch=tuple(batch), Hq=heads, Hkv=hkv, Sq=sq, Skv=skv, masks=masks, sink=sink)
+    drawn = {name: size for name, size in zip(score, spec.score_shape, strict=True) if isinstance(name, str)}
+    sizes = [drawn]
+    for _ in range(3):
+        sizes.append({n: _length(r) if n in ("s", "t") else r.randint(1, 3) for n in drawn})
+        if math.prod(map(int, form.bind(sizes[-1]).score_shape)) > MOST_SCORES:
+            sizes.pop()
+    return Drawn(form, tuple(dict.fromkeys(tuple((n, int(x)) for n, x in d.items()) for d in sizes)))
+
+
+def draw_specs(count: int, *, expressions: bool = True, start: int = 0) -> list[Drawn]:
+    """So many specs, the same for the same `start`; each has a seed of its own."""
+    return list(dict.fromkeys(random_spec(Random(f"{start} {i}"), expressions) for i in range(count)))

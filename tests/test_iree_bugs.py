@@ -1,0 +1,74 @@
+"""Every compiler bug that has a reproducer is still there. A test that fails here is good news: see docs/iree-bugs.md for the guard
+that can go."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnx_fa.backend.run import load_module
+from onnx_fa.errors import RunError
+from tests.kernel_harness import HOST
+
+FOLDER = Path(__file__).parent / "iree_bugs"
+PAGE = FOLDER.parents[1] / "docs" / "iree-bugs.md"
+REPAIRED = "this IREE no longer has the bug: its guard (docs/iree-bugs.md) can go"
+
+
+def _compiled(name: str, folder: Path, *flags: str) -> Path:
+    out = folder / "bug.vmfb"
+    command = ["iree-compile", str(FOLDER / f"{name}.mlir"), "-o", str(out), *HOST.flags, *flags]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return out
+
+
+def _error(vmfb: Path, *shapes: tuple[int, ...], scale: float) -> float:
+    """The relative error of attention on random operands."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    s: Any = (q.astype(np.float64) @ k.swapaxes(-1, -2)) * scale
+    p = np.exp(s - s.max(axis=-1, keepdims=True))
+    want = (p / p.sum(axis=-1, keepdims=True)) @ v
+    return float(np.linalg.norm(load_module(vmfb)(q, k, v)[0] - want) / np.linalg.norm(want))
+
+
+def test_unit_dim_config(tmp_path: Path) -> None:
+    vmfb = _compiled("unit_dim_config", tmp_path, "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192")
+    assert not _error(vmfb, (4, 1, 64), (4, 200, 64), (4, 200, 32), scale=0.25) < 1e-4, REPAIRED
+
+
+def test_default_tiles(tmp_path: Path) -> None:
+    vmfb = _compiled("default_tiles", tmp_path)
+    assert not _error(vmfb, (2, 64, 256), (2, 96, 256), (2, 96, 256), scale=0.0625) < 1e-4, REPAIRED
+
+
+def test_merged_dynamic_dims(tmp_path: Path) -> None:
+    run = load_module(_compiled("merged_dynamic_dims", tmp_path))
+    assert run(np.ones((2, 1, 4, 32), np.float32))[0].shape == (2, 128)
+    with pytest.raises(RunError, match="expected 1 but have 3"):
+        run(np.ones((2, 3, 4, 32), np.float32))
+        pytest.fail(REPAIRED)
+
+
+def test_expand_dynamic_unit(tmp_path: Path) -> None:
+    run = load_module(_compiled("expand_dynamic_unit", tmp_path))
+    with pytest.raises(RunError, match="not statically 1"):
+        run(np.ones((1, 4), np.float32), np.array([3, 4]))
+        pytest.fail(REPAIRED)
+
+
+def test_packed_bool(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _compiled("packed_bool", tmp_path, "--iree-opt-data-tiling")
+        pytest.fail(REPAIRED)
+    assert "expected padding_value has 'i8' but got: 'i1'" in caught.value.stderr
+
+
+def test_every_reproducer_is_run_and_on_the_page() -> None:
+    for path in FOLDER.iterdir():
+        assert f"test_{path.stem}" in globals(), path
+        assert f"`{path.name}`" in PAGE.read_text()

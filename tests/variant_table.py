@@ -1,0 +1,155 @@
+"""Which case shows which variant of attention, and what carries it: writes docs/variants.md (`python -m tests.variant_table`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.target import parse_target
+from tests.cases import BY_NAME
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "variants.md"
+TARGET = parse_target("cpu-avx512")
+
+VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Heads": {
+        "multi-head": ("plain", "no_batch"),
+        "grouped, K and V not repeated": ("gqa", "gqa_mask_per_head"),
+        "multi-query": ("mqa", "mqa_b1"),
+        "cross attention": ("cross",),
+        "head dims of V and of Q and K differ": ("dv_wider", "dv_narrower"),
+        "head dims 8 to 512, odd ones": ("head_dim_8", "head_dim_33", "head_dim_512", "head_dim_odd_dv", "narrow_1_1"),
+        "layouts BSHD, K transposed, any": ("bshd", "k_transposed", "all_transposed"),
+        "more batch dims": ("batch_5d", "batch_5d_masks"),
+    },
+    "Masks from positions": {
+        "causal": ("causal",),
+        "causal, any offset": ("causal_offset", "causal_end", "causal_end_empty_rows"),
+        "sliding window, either side": ("window", "window_both", "window_right"),
+        "prefix": ("prefix", "prefix_finite"),
+        "chunked (Llama 4)": ("chunked", "chunked_finite"),
+        "dilated, strided": ("dilated", "strided"),
+        "neighbourhood (NATTEN), 1-D and 2-D": ("neighbours", "neighbours_2d"),
+        "window and global tokens (Longformer)": ("global",),
+        "and / or / not of these": ("band", "several"),
+    },
+    "Masks from small tensors": {
+        "documents, segments": ("document", "document_finite", "dyn_document"),
+        "key padding": ("bool_mask_4", "bool_mask_finite"),
+        "lengths of the batch rows": ("lengths", "lengths_causal", "decode_lengths"),
+        "positions of the queries": ("positions",),
+        "boolean tensors, any broadcast": ("bool_mask_0", "bool_mask_3", "bool_mask_row"),
+    },
+    "Biases": {
+        "additive tensors, any broadcast": ("add_mask_0", "add_mask_6", "add_mask_row", "add_mask_scalar"),
+        "T5": ("t5_bias",),
+        "Swin": ("swin",),
+        "ALiBi, from slopes": ("alibi", "alibi_gqa", "alibi_f16"),
+        "Evoformer: a bias of pairs and a mask, 5-D": ("evoformer", "evoformer_bf16"),
+        "distances in a graph": ("integers",),
+    },
+    "Functions of the score": {
+        "softcap": ("softcap", "softcap_causal"),
+        "any elementwise function": ("sigmoid", "signed_root", "decay", "cap_after_mask"),
+        "sinks": ("sink", "sink_window_gqa", "sink_bf16"),
+    },
+    "Results": {
+        "log-sum-exp": ("lse", "lse_ragged_rows", "lse_decode_gqa", "lse_sink_bf16"),
+        "row maximum": ("lse_max_causal", "max_softcap_f16", "lse_finite"),
+        "several V of one softmax (IPA), side by side": ("values_side_by_side",),
+        "a score of two products (MLA), as one of longer rows": ("latent",),
+        "absorbed latent attention": ("latent_absorbed",),
+        "empty rows: NaN": ("empty_nan_bool",),
+        "empty rows: zero": ("empty_zero_bool",),
+        "empty rows: NaN replaced by zero": ("empty_guarded_bool",),
+        "empty rows: the mean of V": ("empty_mean_causal",),
+    },
+    "KV cache": {
+        "decode": ("decode", "decode_gqa", "decode_bshd"),
+        "decode into a ring": ("decode_ring",),
+        "a few queries": ("few_causal", "few_window"),
+        "prefill with a cache, valid keys of each batch row": ("prefill_cache", "dyn_lengths_rows"),
+    },
+    "Types": {
+        "f32": ("plain",),
+        "f16, f32 inside": ("f16", "f16_mask", "f16_decode"),
+        "bf16, f32 inside": ("bf16", "bf16_causal_gqa"),
+    },
+    "Dynamic dims": {
+        "lengths": ("dyn_lengths", "dyn_same", "dyn_keys"),
+        "batch, heads and lengths at once": ("dyn_every_dim", "dyn_all"),
+        "of masks too": ("dyn_mask", "dyn_add_mask"),
+        "lengths that divide nothing": ("odd_lengths", "prime_vit", "one_key"),
+    },
+}
+
+GRAPHS: dict[str, tuple[str, str]] = {
+    "differential attention": ("tests/test_distribute.py", "two sites and a subtraction"),
+    "several V that share a softmax (IPA, two values)": (
+        "tests/test_shared.py",
+        "one site; V side by side, a copy of S x Dv; apart where a V is made of another's result, or with a single query",
+    ),
+    "log-sum-exp or maximum as an output": (
+        "tests/test_shared.py",
+        "one site with more results; not on the stock road",
+    ),
+    "a score of several products (MLA, rope apart or absorbed)": (
+        "tests/test_shared.py",
+        "one product of longer rows, a copy of Q and K; a bias with a single query or rows longer than 768",
+    ),
+    "relative positions by gather or shift (DeBERTa, Transformer-XL, SAM)": (
+        "tests/spellings_score.py",
+        "a bias of Sq x Skv, which the model makes",
+    ),
+    "past keys and values, appended": ("tests/spellings_layout.py", "the model's own Concat; no further copy"),
+    "a static cache (ScatterND, ScatterElements, TensorScatter)": (
+        "tests/spellings_layout.py",
+        "read where it is, whole; keys that are not there yet are masked",
+    ),
+    "nonpad_kv_seqlen": ("tests/spellings_ops.py", "lengths of the batch rows, inside the kernel"),
+    "f64": ("tests/test_kernel.py", "refused by name; the site stays decomposed, in f64"),
+}
+
+_HEAD = """# Variants of attention
+
+What the kernels carry, and which case of the case table (`tests/cases.py`) shows it. Every case is compiled for the CPU and
+compared with the float64 reference, with ordinary operands and with adversarial ones (`tests/test_vector_kernel.py`,
+`tests/test_op_kernel.py`); random specs of all of this are compared by `python -m tests.fuzz`. This page is written by
+`python -m tests.variant_table`, and a test compares it with what the kernels say.
+
+Row statistics: a row without keys has -inf; finite ones below -1e37, which only masks make, are given as the lowest f32.
+
+"""
+
+
+def body(case: str) -> tuple[str, int]:
+    """The body that carries a case, and how many dispatches its text has."""
+    kernel = emit_kernel(BY_NAME[case].spec, TARGET)
+    return kernel.body, kernel.text.count("flow.dispatch @")
+
+
+def _row(variant: str, names: tuple[str, ...]) -> str:
+    found = []
+    for name in names:
+        try:
+            found.append(body(name))
+        except UnsupportedError:
+            found.append(("none", 0))
+    bodies = ", ".join(dict.fromkeys(b for b, _ in found))
+    return f"| {variant} | {', '.join(names)} | {bodies} | {max(n for _, n in found)} |"
+
+
+def page() -> str:
+    """The text of docs/variants.md."""
+    lines = ["| variant | cases | body | dispatches |", "| --- | --- | --- | --- |"]
+    for group, variants in VARIANTS.items():
+        lines.append(f"| **{group}** | | | |")
+        lines += [_row(variant, names) for variant, names in variants.items()]
+    lines += ["", "In graphs:", "", "| variant | shown by | what becomes of it |", "| --- | --- | --- |"]
+    lines += [f"| {variant} | `{where}` | {what} |" for variant, (where, what) in GRAPHS.items()]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
