@@ -30,7 +30,8 @@ def test_fixture(pytester: pytest.Pytester) -> None:
         """
     )
     loaded = [] if "onnx_fa" in dict(pytester.plugins) else ["-p", "onnx_fa.testing"]
-    pytester.runpytest_inprocess("-p", "no:cacheprovider", *loaded).assert_outcomes(passed=2)
+    # Not in this process: native modules cannot be imported twice.
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", *loaded).assert_outcomes(passed=2)
 
 
 def test_a_model_without_attention(tmp_path: Path) -> None:
