@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onnx_fa.emit.block_bounds import Truth
 from onnx_fa.emit.dequantize import Integers
 from onnx_fa.emit.expr_vectors import Vector
 from onnx_fa.emit.mlir_text import I32, tensor_type
@@ -49,8 +50,8 @@ class _Keys:
 class FewBody(VectorBody):
     """Writes the dispatch's function for one spec whose Sq is config.BM; arguments as in VectorBody."""
 
-    def __init__(self, spec: AttentionSpec, config: FewConfig) -> None:
-        super().__init__(spec, config)
+    def __init__(self, spec: AttentionSpec, config: FewConfig, splits: int = 1) -> None:
+        super().__init__(spec, config, splits)
         w = config.W
         self.vectors_of_d = -(-spec.D // w)
         self.vectors_of_dv = -(-spec.Dv // w)
@@ -63,7 +64,10 @@ class FewBody(VectorBody):
     def row_vector_count(self) -> int:
         return self.config.BM  # each query's number in every lane
 
-    def steps(self) -> str:
+    def proofs(self, k0: str, rows: str) -> tuple[Truth, Truth]:
+        return super().proofs(k0, rows)[0], False  # a compare per W keys costs less than a second body
+
+    def lane_numbers(self) -> str:
         """0, 1, 2, ... along the lanes."""
         t = self.t
         lanes = t.let(f"vector.step : vector<{t.width}xindex>")
@@ -77,13 +81,23 @@ class FewBody(VectorBody):
         return [self.splat_of(slab, self.t.index(r if by_row else 0)) for r in range(self.vectors)]
 
     def first_sum(self, sink: str, best: str) -> str:
-        first = self.t.let(f"arith.cmpi eq, {self.steps()}, {self.t.dense('0', 'i32')} : {self.t.ivec}")
+        first = self.t.let(f"arith.cmpi eq, {self.lane_numbers()}, {self.t.dense('0', 'i32')} : {self.t.ivec}")
         return self.t.select(first, super().first_sum(sink, best), self.t.splat(0.0))
 
     def sum_of(self, x: str, combine: str = "add") -> str:
         """The sum (or maximum) of the lanes, in all lanes."""
         t = self.t
         return t.broadcast(t.let(f"vector.reduction <{combine}>, {x} : {t.vec} into f32"))
+
+    def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(self.sum_of(x) for x in total)
+
+    def row_numbers(self, slab: _Slab, vectors: tuple[str, ...]) -> str:
+        t, out = self.t, slab.value
+        for r, x in enumerate(vectors):
+            number = t.let(f"vector.extract {x}[0] : f32 from {t.vec}")
+            out = t.let(f"tensor.insert {number} into {out}[{t.index(r)}] : {slab.type}")
+        return out
 
     # Into and out of the tiles.
 
@@ -103,12 +117,11 @@ class FewBody(VectorBody):
 
     def transposed_output(self, state: _State) -> str:
         t, spec, w, result = self.t, self.spec, self.t.width, self.out.value
-        for r, lanes in enumerate(state.total):
-            total = self.sum_of(lanes)
+        for r, total in enumerate(self.sums(state.total)):
             inverse, row = self.inverse(total), t.index(r)
             for n in range(self.vectors_of_dv):
                 x = t.vop("arith.mulf", t.read(state.acc, self.acc_type, row, t.index(n * w)), inverse)
-                x = self.guarded(x, total) if spec.empty_row == "guarded" else x
+                x = self.guarded(x, total) if spec.empty_row == "guarded" and self.splits == 1 else x
                 result = self.write_out(x, result, row, t.index(n * w), (n + 1) * w <= spec.Dv)
         return result
 
@@ -140,12 +153,12 @@ class FewBody(VectorBody):
     def keys_at(self, at: str, block: _Block) -> _Keys:
         t = self.t
         first = t.arith("addi", block.k0, at)
-        return _Keys(at, first, t.arith("addi", t.broadcast(self.i32(first), I32), self.steps(), t.ivec), {})
+        return _Keys(at, first, t.arith("addi", t.broadcast(self.i32(first), I32), self.lane_numbers(), t.ivec), {})
 
     def masked(self, s: str, keys: _Keys, r: int, block: _Block) -> str:
         """What the softmax sees, in units of log2, for one query and W keys."""
         t, s = self.t, self.capped(s)
-        for step in self.plan.steps:
+        for step in self.steps(block):
             if not isinstance(step, IndexStep):
                 s = self.key_expression(step.expr, s, keys, r, block)
             elif block.edge:

@@ -25,6 +25,7 @@ from onnx_fa.emit.lanes import Lanes
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import (
     LOG2E,
+    ExprStep,
     IndexMask,
     IndexStep,
     kind,
@@ -126,11 +127,13 @@ class _Slab:
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of keys: the first, how many rows of the score tile to run, whether to test positions."""
+    """A block of keys: the first, how many rows of the score tile to run, whether to test positions, whether the terms that
+    `VectorBody.clear_plan` lacks leave its scores as they are."""
 
     k0: str
     rows: str
     edge: bool
+    clear: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,8 @@ class _State:
 class VectorBody:
     """Writes the dispatch's function for one spec. Arguments: those of `operand_names`, `dims` for the symbols, %out."""
 
-    def __init__(self, spec: AttentionSpec, config: VectorConfig) -> None:
-        self.spec, self.config = spec, config
+    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+        self.spec, self.config, self.splits = spec, config, splits
         self.t = t = Lanes(config.W)
         self.vectors = self.row_vector_count
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
@@ -168,6 +171,8 @@ class VectorBody:
         self.parts = tile_parts(self.plan, spec.tensors)
         self.widen = widens(spec)
         self.skips = skipping(spec)
+        self.clear_plan = self.plan.without(self.skips.kept)
+        self.clear_parts = set(tile_parts(self.clear_plan, spec.tensors))
 
         self.qT_type = tensor_type((spec.D, config.BM), "f32")
         self.acc_type = tensor_type((spec.Dv, config.BM), "f32")
@@ -183,6 +188,10 @@ class VectorBody:
         for d in reversed((*spec.batch, spec.Hq)):
             self.lead.insert(0, t.arith("remui", rest, self.dim(d)))
             rest = t.arith("divui", rest, self.dim(d))
+        self.key_limits = (t.index(0), self.skv)
+        if splits > 1:
+            self.split = t.let("flow.dispatch.workgroup.id[2] : index")
+            self.key_limits = self.split_limits()
         bm = t.index(config.BM)
         self.m0 = t.arith("muli", wx, bm)
         if not (isinstance(spec.Sq, int) and spec.Sq % config.BM == 0):
@@ -205,13 +214,22 @@ class VectorBody:
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
         self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
         self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
-        out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
-        self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
-        row_cuts = [*(_Cut(x, "1", None) for x in self.lead), queries]
-        self.stats = [
-            self.load(f"%stat{i}", shape, dtype, row_cuts, access="writeonly")
-            for i, (shape, dtype) in enumerate(spec.results[1:])
-        ]
+        self.stats: list[_Slab] = []
+        if splits > 1:
+            lead = [_Cut(x, "1", None) for x in (self.split, *self.lead)]
+            cuts = [[*lead, queries, self.whole(spec.Dv)], [*lead, queries], [*lead, queries]]
+            self.out, self.part_best, self.part_total = (
+                self.load(name, shape, element, c, access="writeonly")
+                for (name, shape, element), c in zip(self.outputs, cuts, strict=True)
+            )
+        else:
+            out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
+            self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
+            row_cuts = [*(_Cut(x, "1", None) for x in self.lead), queries]
+            self.stats = [
+                self.load(name, shape, element, row_cuts, access="writeonly")
+                for name, shape, element in self.outputs[1:]
+            ]
         tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
         names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
         self.masks = [
@@ -223,10 +241,11 @@ class VectorBody:
         by_position = by_position or any(isinstance(m, IndexMask) for m in spec.masks)
         self.positions = self.query_positions() if by_position else []
         tensor_rows = {i: self.row_vectors(x, self.masks[i]) for i, x in enumerate(spec.tensors) if not varies(x)[1]}
+        conditions = (*self.skips.low, *self.skips.kept.values())
         self.row_ranges = {
             i: self.row_range(tensor_rows[i])
-            for i in {leaf[1] for e in self.skips.low for leaf in leaves(e) if leaf[0] == "tensor"}
-            if i in tensor_rows and spec.tensors[i].kind == "int"
+            for i in sorted({leaf[1] for e in conditions for leaf in leaves(e) if leaf[0] == "tensor"})
+            if i in tensor_rows
         }
         parts = row_parts(self.plan, spec.tensors)
         self.row_values = [
@@ -237,6 +256,24 @@ class VectorBody:
             for x in (self.row_vectors(spec.sink, self.masks[-1]) if spec.sink is not None else [])
         ]
 
+    def split_limits(self) -> tuple[str, str]:
+        """The keys of this workgroup's split: whole blocks, but for the end; none where there are fewer blocks than splits."""
+        t, bk = self.t, self.t.index(self.config.BK)
+        blocks = t.arith("ceildivui", t.arith("ceildivui", self.skv, bk), t.index(self.splits))
+        keys = t.arith("muli", blocks, bk)
+        low = t.arith("muli", self.split, keys)
+        return low, t.arith("maxsi", low, t.arith("minsi", t.arith("addi", low, keys), self.skv))
+
+    @property
+    def outputs(self) -> list[tuple[str, tuple[Dim, ...], str]]:
+        """(argument, shape, element type) of what the dispatch writes: the results, or for each split of the keys O, not divided by
+        the sum, the maximum and the sum."""
+        spec = self.spec
+        if self.splits == 1:
+            return [(f"%stat{i - 1}" if i else "%out", *result) for i, result in enumerate(spec.results)]
+        rows = (self.splits, *spec.batch, spec.Hq, spec.Sq)
+        return [("%out", (*rows, spec.Dv), "f32"), ("%best", rows, "f32"), ("%total", rows, "f32")]
+
     @property
     def row_vector_count(self) -> int:
         """How many vectors hold a number per query."""
@@ -244,7 +281,7 @@ class VectorBody:
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
-        t, spec = self.t, self.spec
+        t = self.t
         self.qT = self.transposed_queries()
         config = f"{{lowering_config = {_LOWERING}}}"
         empty = t.let(f"tensor.empty() : {self.acc_type}")
@@ -254,16 +291,37 @@ class VectorBody:
         best, total = (t.splat(MAX_START),) * self.vectors, (t.splat(0.0),) * self.vectors
         if self.sink:  # one more logit, without a value
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
-            total = tuple(self.first_sum(x, b) for x, b in zip(self.sink, best, strict=True))
+            total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
         state = self.all_keys(_State(acc, scores, scratch, best, total))
-        results = [("%out", self.out, self.transposed_output(state))]
-        results += [(f"%stat{i}", slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
-        for (name, slab, result), (shape, dtype) in zip(results, spec.results, strict=True):
+        results = [(self.out, self.transposed_output(state))]
+        results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
+        if self.splits > 1:
+            results.append((self.part_best, self.row_numbers(self.part_best, state.best)))
+            results.append((self.part_total, self.row_numbers(self.part_total, self.sums(state.total))))
+        for (slab, result), (name, shape, element) in zip(results, self.outputs, strict=True):
             t.do(
                 f"iree_tensor_ext.dispatch.tensor.store {result}, {name}, {slab.place} : {slab.type} -> "
-                f"{self.binding('writeonly', shape, dtype)}"
+                f"{self.binding('writeonly', shape, element)}"
             )
         return t.render()
+
+    def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
+        """The sum of each query."""
+        return total
+
+    def row_numbers(self, slab: _Slab, vectors: tuple[str, ...]) -> str:
+        """A number per query, from vectors of queries."""
+        out = slab.value
+        for j, x in enumerate(vectors):
+            out = self.t.write(x, out, slab.type, self.lane(j), in_bounds=not self.few_queries)
+        return out
+
+    def once(self, x: str) -> str:
+        """x in the first split of the keys, 0 in the others."""
+        if self.splits == 1:
+            return x
+        first = self.t.let(f"arith.cmpi eq, {self.split}, {self.t.index(0)} : index")
+        return self.t.let(f"arith.select {first}, {x}, {self.t.splat(0.0)} : {self.t.vec}")
 
     def first_sum(self, sink: str, best: str) -> str:
         """What a sink adds to the sums of a vector of queries."""
@@ -443,6 +501,8 @@ class VectorBody:
     def inverse(self, total: str) -> str:
         """1 / l of a vector of sums, or what stands for it in rows without a key."""
         t, zero = self.t, self.t.splat(0.0)
+        if self.splits > 1:
+            return t.splat(1.0)
         inverse = t.vop("arith.divf", t.splat(1.0), total)
         if self.spec.empty_row == "zero":
             return t.select(t.compare("oeq", total, zero), zero, inverse)
@@ -464,7 +524,7 @@ class VectorBody:
     def transposed_output(self, state: _State) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
-        guarded = spec.empty_row == "guarded"
+        guarded = spec.empty_row == "guarded" and self.splits == 1
         inverses = t.let(f"tensor.empty() : {self.row_type}")
         sums = t.let(f"tensor.empty() : {self.row_type}") if guarded else ""
         for j, total in enumerate(state.total):
@@ -572,17 +632,51 @@ class VectorBody:
         return {part: self.vector.emit(part, known, memo) for part in parts}
 
     def row_range(self, vectors: list[Vector]) -> Range:
-        """The least and the largest of an integer tensor over the workgroup's queries."""
-        t, element = self.t, vectors[0].element
-        type_ = f"vector<{t.width}x{element}>"
-        found = []
-        for op in ("minsi", "maxsi"):
-            x = vectors[0].value
-            for v in vectors[1:]:
-                x = t.arith(op, x, v.value, type_)
+        """The least and the largest of integers or booleans over the workgroup's queries."""
+        if vectors[0].element == "i1":
+            vectors = [self.as_i32(v) for v in vectors]
+        low, high = vectors[0].value, vectors[0].value
+        for v in vectors[1:]:
+            low, high = (self.t.arith(op, x, v.value, v_type) for op, x, v_type in self.extremes(low, high, v.element))
+        return self.least_and_largest(low, high, vectors[0].element)
+
+    def as_i32(self, x: Vector) -> Vector:
+        return Vector(self.t.let(f"arith.extui {x.value} : {self.t.bvec} to {self.t.ivec}"), "i32")
+
+    def extremes(self, low: str, high: str, element: str) -> list[tuple[str, str, str]]:
+        """(operation, value, type) for the next least and the next largest."""
+        return [("minsi", low, self.t.type(element)), ("maxsi", high, self.t.type(element))]
+
+    def least_and_largest(self, low: str, high: str, element: str) -> Range:
+        """The ends of vectors of least and of largest, as indices."""
+        t, found = self.t, []
+        for op, x, type_ in self.extremes(low, high, element):
             x = t.let(f"vector.reduction <{op}>, {x} : {type_} into {element}")
             found.append(t.let(f"arith.index_cast {x} : {element} to index"))
         return found[0], found[1]
+
+    def key_range(self, i: int, k0: str, rows: str) -> Range:
+        """The least and the largest of a tensor of integers or booleans that varies along the keys alone, over a block."""
+        t, slab = self.t, self.masks[i]
+        first = t.let(f"tensor.extract {slab.value}[{k0}] : {slab.type}")  # stands for what lies past the last key
+
+        def value(at: str) -> Vector:
+            x = t.let(
+                f"vector.transfer_read {slab.value}[{at}], {first} {{in_bounds = [false]}} : {slab.type}, "
+                f"{t.type(slab.element)}"
+            )
+            x_ = self.to_vector(x, slab.element)
+            return self.as_i32(x_) if x_.element == "i1" else x_
+
+        start = value(k0)
+
+        def body(at: str, carried: list[str]) -> list[str]:
+            x = value(t.arith("addi", k0, at))
+            return [t.arith(op, y, x.value, type_) for op, y, type_ in self.extremes(carried[0], carried[1], x.element)]
+
+        carried = [(start.value, t.type(start.element))] * 2
+        low, high = t.loop((t.index(0), rows, t.index(t.width)), carried, body)
+        return self.least_and_largest(low, high, start.element)
 
     def length(self, expr: ScoreExpr) -> Vector | None:
         if expr[0] not in ("Sq", "Skv"):
@@ -684,6 +778,9 @@ class VectorBody:
             score = t.select(keep, score, t.splat(step.fill))
         return score
 
+    def steps(self, block: _Block) -> tuple[IndexStep | ExprStep, ...]:
+        return (self.clear_plan if block.clear else self.plan).steps
+
     def capped(self, s: str) -> str:
         """The product of q and k, scaled as `query_factor` says, after the softcaps."""
         t, mods = self.t, self.spec.mods
@@ -695,7 +792,7 @@ class VectorBody:
     def score(self, raw: str, row: _Row, j: int, block: _Block, tiles: dict[ScoreExpr, list[str]]) -> str:
         """What the softmax sees, in units of log2, for one vector of queries and one key."""
         t, s = self.t, self.capped(raw)
-        for step in self.plan.steps:
+        for step in self.steps(block):
             if not isinstance(step, IndexStep):
                 s = self.expression(step.expr, s, row, j, tiles)
             elif block.edge:
@@ -778,7 +875,8 @@ class VectorBody:
         at = 0
         for part in self.parts:
             end = at + tile_slots(part, spec.tensors)
-            scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
+            if not block.clear or part in self.clear_parts:
+                scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
             at = end
         if self.widen:
             scratch[-1] = self.widened(self.k, self.k_integers, spec.D, scratch[-1], block)
@@ -869,19 +967,24 @@ class VectorBody:
         """Full blocks, then blocks on an edge, then, if some row found nothing else, the blocks that were left out."""
         t, bk = self.t, self.t.index(self.config.BK)
         zero = t.index(0)
+        low, high = self.key_limits
         first, full_first, full_end, end = self.bounds()
 
         def full(k0: str, carried: list[str]) -> list[str]:
-            block = _Block(k0, bk, False)
-            return self.pack(self.block_if(self.needed(k0, bk), self.unpack(carried), block))
+            needed, clear = self.proofs(k0, bk)
+            state = self.unpack(carried)
+            if clear is not True:
+                needed = needed if clear is False else self.neither(clear, needed)
+                state = self.block_if(needed, state, _Block(k0, bk, False))
+            return self.pack(state if clear is False else self.block_if(clear, state, _Block(k0, bk, False, True)))
 
         state = self.unpack(t.loop((full_first, full_end, bk), self.carried(state), full))
-        edges = [(first, full_first)] if full_first != zero else []
-        edges += [(full_end, end)] if full_end != self.skv else []
+        edges = [(first, full_first)] if full_first != low else []
+        edges += [(full_end, end)] if full_end != high else []
         if edges:
             state = self.edge_blocks(state, edges)
-        skipped = [(zero, first)] if first != zero else []
-        skipped += [(end, self.skv)] if end != self.skv else []
+        skipped = [(low, first)] if first != low else []
+        skipped += [(end, high)] if end != high else []
         anywhere = self.needed(zero, bk) is not True  # blocks between these ranges may have been left out as well
         if self.skips.threshold is None or not (skipped or anywhere):
             return state
@@ -890,7 +993,7 @@ class VectorBody:
             lowest = t.select(t.compare("olt", b, lowest), b, lowest)
         least = t.let(f"vector.reduction <minnumf>, {lowest} : {t.vec} into f32")
         needed = t.let(f"arith.cmpf ole, {least}, {t.f32(self.skips.threshold)} : f32")
-        ranges = [(low, t.let(f"arith.select {needed}, {high}, {low} : index")) for low, high in skipped]
+        ranges = [(a, t.let(f"arith.select {needed}, {b}, {a} : index")) for a, b in skipped]
         if anywhere:
             return self.edge_blocks(
                 state, [(first, t.let(f"arith.select {needed}, {end}, {first} : index")), *ranges], 1
@@ -898,18 +1001,38 @@ class VectorBody:
         return self.edge_blocks(state, ranges, 0)
 
     def needed(self, k0: str, rows: str) -> Truth:
-        """Whether a block may hold a key that is not masked, as far as intervals of positions tell."""
+        """Whether a block may hold a key that is not masked, as far as its own values tell."""
+        return self.proofs(k0, rows)[0]
+
+    def proofs(self, k0: str, rows: str) -> tuple[Truth, Truth]:
+        """Whether a block may hold a key that is not masked, and whether all terms that choose surely choose the score, as far as
+        intervals of positions, lengths, integers and booleans tell."""
         t = self.t
         last = t.arith("subi", t.arith("minsi", t.arith("addi", k0, rows), self.skv), t.index(1))
-        ranges: dict[str, Range] = {"q": (self.m0, t.arith("addi", self.m0, self.last_row)), "k": (k0, last)}
-        ranges |= {"Sq": (self.sq, self.sq), "Skv": (self.skv, self.skv)}
-        bounds = BlockBounds(t, lambda e: self.row_ranges.get(e[1]) if e[0] == "tensor" else ranges[e[0]])
+        ranges: dict[ScoreExpr, Range | None] = {("q",): (self.m0, t.arith("addi", self.m0, self.last_row))}
+        ranges |= {("k",): (k0, last), ("Sq",): (self.sq, self.sq), ("Skv",): (self.skv, self.skv)}
+
+        def leaf(e: ScoreExpr) -> Range | None:
+            if e not in ranges:
+                by_row, by_key = varies(self.spec.tensors[e[1]])
+                ranges[e] = self.key_range(e[1], k0, rows) if by_key and not by_row else self.row_ranges.get(e[1])
+            return ranges[e]
+
+        bounds = BlockBounds(t, leaf)
         low: Truth = False
         for condition in self.skips.low:
             low = bounds.either(low, bounds.truth(condition)[0])
-        if isinstance(low, bool):
-            return not low
-        return t.arith("xori", low, t.constant("1", "i1"), "i1")
+        clear: Truth = bool(self.skips.kept)
+        for condition in self.skips.kept.values():
+            clear = bounds.both(clear, bounds.truth(condition)[0])
+        return self.neither(low, True), clear
+
+    def neither(self, proof: Truth, otherwise: Truth) -> Truth:
+        """`otherwise` where the proof does not hold."""
+        if isinstance(proof, bool):
+            return False if proof else otherwise
+        other = self.t.arith("xori", proof, self.t.constant("1", "i1"), "i1")
+        return other if otherwise is True else BlockBounds(self.t, lambda e: None).both(other, otherwise)
 
     def block_if(self, needed: Truth, state: _State, block: _Block) -> _State:
         """The state after a block, or as it was where the block is not needed."""
@@ -925,8 +1048,8 @@ class VectorBody:
     def bounds(self) -> tuple[str, str, str, str]:
         """(first, full_first, full_end, end): the keys to visit, and among them the blocks that test no positions."""
         t, bk = self.t, self.config.BK
-        zero = t.index(0)
-        first, full_first, full_end, end = zero, zero, self.skv, self.skv
+        low, high = self.key_limits
+        first, full_first, full_end, end = low, low, high, high
         last = t.arith("addi", self.m0, self.last_row)
         for i, mask in enumerate(self.spec.masks):
             if not isinstance(mask, IndexMask):
@@ -946,17 +1069,17 @@ class VectorBody:
         def floor(x: str) -> str:
             return t.arith("muli", t.arith("divui", x, t.index(bk)), t.index(bk))
 
-        if end != self.skv:  # whole rows of register tiles: what is visited must not be visited again
+        if end != high:  # whole rows of register tiles: what is visited must not be visited again
             ri = t.index(self.config.RI)
-            end = t.arith("muli", t.arith("ceildivui", t.arith("maxsi", end, zero), ri), ri)
-        if first != zero:
+            end = t.arith("muli", t.arith("ceildivui", t.arith("maxsi", end, low), ri), ri)
+        if first != low:
             first = floor(t.arith("minsi", first, end))
-        if full_end != self.skv or self.ragged_keys:
-            full_end = floor(t.arith("maxsi", full_end, zero))
-        if full_first != zero:
+        if full_end != high or self.ragged_keys:
+            full_end = floor(t.arith("maxsi", full_end, low))
+        if full_first != low:
             full_first = floor(t.shifted(t.arith("minsi", full_first, end), bk - 1))
             full_end = t.arith("maxsi", full_end, full_first)
-            if end != self.skv:
+            if end != high:
                 end = t.arith("maxsi", end, full_first)
         return first, full_first, full_end, end
 
