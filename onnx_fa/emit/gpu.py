@@ -22,6 +22,10 @@ from onnx_fa.tuning.database import Tiles, pick, queries_computed
 SHARED_BYTES = {"cuda": 96 * 1024, "rocm": 64 * 1024}
 """Shared memory that the tiles of one workgroup may take."""
 _WIDEST = 256
+_REGISTERS = 192
+"""What a thread's part of a block's scores and output may take."""
+_WORKGROUPS = 264
+"""Two for each processor of a large GPU: fewer do not fill it."""
 
 
 def up(size: int, unit: int) -> int:
@@ -94,9 +98,19 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[GpuConfig, str]:
 
     def fits(t: Tiles) -> bool:
         c = config(t)
+        if c.VT and isinstance(folded.Skv, str):
+            return False  # V would be padded, and keys not in halves
         return max(rows, 16) >= c.BM and not problem(folded, target, c)
 
-    found = pick(target, "gpu", spec, fits, lambda t: queries_computed(folded.Sq, t["BM"]))
+    def cost(t: Tiles) -> float:
+        """Queries computed, and the processors that a small attention leaves idle."""
+        outer = [*folded.batch, folded.Hq, folded.Sq]
+        if any(isinstance(d, str) for d in outer):
+            return queries_computed(folded.Sq, t["BM"])
+        groups = math.prod(int(d) for d in outer[:-1]) * -(-int(folded.Sq) // t["BM"])
+        return queries_computed(folded.Sq, t["BM"]) * max(1.0, _WORKGROUPS / groups)
+
+    found = pick(target, "gpu", spec, fits, cost)
     if found and (found.entry.family.dtype == "f32") == (spec.dtype == "f32"):
         return config(found.choice.tiles), found.reason
     return default_config(folded, target), f"built in: nothing was measured for {target.name} and such an attention"
@@ -113,6 +127,8 @@ def problem(spec: AttentionSpec, target: Target, config: GpuConfig) -> str:
     if isinstance(spec.Skv, int) and up(spec.Skv, 16) < config.BN:
         return f"BN={config.BN} for {spec.Skv} keys"
     d, dv = head_dims(spec, target)
+    if unit is not None and config.BM // config.W * (dv + config.BN) > _REGISTERS * 32:
+        return f"BM={config.BM} and BN={config.BN} take more registers than there are for Dv={spec.Dv}"
     threads = config.W * subgroup_size(target)
     vector = 16 // (4 if spec.dtype == "f32" else 2)
     half_d, half_k = halves(spec, target, config)
