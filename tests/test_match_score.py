@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto as T
 from onnx import numpy_helper as nh
 from ort_run import TOLERANCE, assert_same, run
-from spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, feeds, more_robust
+from spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, H, Site, feeds, more_robust
 from test_match import LARGE_SCORE_TOLERANCE
 
 from onnx_fa.rewriter import FORMS, explain, rewrite
@@ -121,3 +121,11 @@ def test_recovers_the_meaning() -> None:
     assert spec_of("guard/the mask itself, finite fill").empty_row == "zero"
     assert spec_of("terms/rope part by itself").D == 12  # 8 and the 4 with positions
     assert [type(m) for m in spec_of("terms/relative shift").masks] == [AddMask]
+
+
+@pytest.mark.parametrize(("op", "bad"), [("Mul", np.inf), ("Mul", np.nan), ("Div", 0.0)])
+def test_constant_scales_per_head_are_finite(op: str, bad: float) -> None:
+    g = Site()
+    factor = g.const(np.asarray([1.0, bad, 1.0], np.float32).reshape(H, 1, 1))
+    report = explain(g.done(g.times_v(g.softmax(g.op(op, g.score(), factor)))))
+    assert not report.sites and report.misses[0].reason == "a scale is not finite"

@@ -243,6 +243,13 @@ def graphs_of(case: Case) -> tuple[onnx.ModelProto, onnx.ModelProto] | None:
     return fixed, model
 
 
+def _without_maximum(model: onnx.ModelProto) -> bool:
+    """Whether exponentials are taken of scores as they are."""
+    tops = {n.output[0] for n in model.graph.node if n.op_type == "ReduceMax"}
+    nodes = [n for n in model.graph.node if n.op_type == "Softmax" or (n.op_type == "Sub" and n.input[1] in tops)]
+    return not nodes
+
+
 def check(case: Case) -> str:
     """Raises AssertionError when a rewrite changes a result. Returns "matched", "refused" or "invalid"."""
     made = graphs_of(case)
@@ -280,12 +287,16 @@ def check(case: Case) -> str:
             # onnxruntime's ReduceMax of NaN and -inf is either, depending on their order: so is what a guard makes of it.
             if label == "nan in q" and any(x in str(case.base) for x in ("maximum is -inf", "lost_rows")):
                 continue
+            # Without the maximum, exp of a low score has few bits left or none, and so has the original's result.
+            bare = bool(case.changes) and _without_maximum(fixed)
+            if bare and label == "large":
+                continue
             # A difference of softmaxes times an infinity becomes a difference of infinities.
             if "difference/" in str(case.base) and label.endswith(" v") and "inf" in label:
                 continue
             # A subtracted mask of -inf makes scores infinite, and NaN where another mask adds -inf, which is read as a choice.
             inputs_of = {i.name for i in fixed.graph.input if i.name.startswith("m")}
-            heals = any(n.op_type == "Sub" and n.input[1] in inputs_of for n in fixed.graph.node)
+            heals = bare or any(n.op_type == "Sub" and n.input[1] in inputs_of for n in fixed.graph.node)
             rounding = _rounding(case, label)
             _assert_same(f"{form}, {label}", old, rewritten, inputs, rounding, heals=heals, step=_step(fixed))
     return "matched" if matched else "refused"

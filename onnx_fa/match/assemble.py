@@ -190,6 +190,12 @@ def _onto_q(
         if arg.dtype != dtype or dtype == "f16":  # the score was widened before, or Q might overflow
             rest.append(step)
             continue
+        known_values = view.const(step.value) if isinstance(step.value, ir.Value) else None
+        if (
+            known_values is not None
+            and not (np.isfinite(known_values) & (known_values != 0 if step.divide else True)).all()
+        ):
+            raise NoMatch("a scale is not finite")
         value = Call("Div" if step.divide else "Mul", (q.value, _laid_out(operand, arg.shape, q.layout)))
         q = replace(q, value=value)
     return rest, q
