@@ -25,6 +25,8 @@ _COMPUTES = re.compile(r"math\.exp|vector\.fma|linalg\.(?:batch_)?matmul|contrac
 # The exponential of a difference: a sigmoid or a GELU has none.
 _SOFTMAX = re.compile(r"linalg\.softmax|(%\w+) = arith\.subf[^\n]*\n\s*%\w+ = math\.exp2? \1\b")
 
+OUTSIDE = "a softmax outside any kernel"
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -139,7 +141,7 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
     everywhere = [b for c in calls for b in _score_buffers(c, [s.spec for s in sites])]
     for call in calls:
         if call.softmax and not any(name in call.executable for name in specs):
-            everywhere += [_buffer(call, t, "a softmax outside any kernel") for t in call.results]
+            everywhere += [_buffer(call, t, OUTSIDE) for t in call.results]
     unique = {(b.dispatch, b.type): b for b in reversed(everywhere)}
     return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks, dict(kernels))
 

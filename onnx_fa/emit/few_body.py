@@ -19,7 +19,8 @@ from onnx_fa.emit.dequantize import Integers
 from onnx_fa.emit.expr_vectors import Vector
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import IndexMask, IndexStep, uses, varies, window
-from onnx_fa.emit.vector_body import VectorBody, VectorConfig, _Block, _Slab, _State
+from onnx_fa.emit.vector_body import VectorBody, VectorConfig
+from onnx_fa.emit.vector_state import Block, Slab, State
 from onnx_fa.expr import SCORE, K, ScoreExpr
 from onnx_fa.spec import AttentionSpec, TensorArg
 
@@ -76,7 +77,7 @@ class FewBody(VectorBody):
     def query_positions(self) -> list[str]:
         return [self.t.dense(str(r), "i32") for r in range(self.config.BM)]
 
-    def row_vectors(self, tensor: TensorArg, slab: _Slab) -> list[Vector]:
+    def row_vectors(self, tensor: TensorArg, slab: Slab) -> list[Vector]:
         by_row = varies(tensor)[0]
         return [self.splat_of(slab, self.t.index(r if by_row else 0)) for r in range(self.vectors)]
 
@@ -92,7 +93,7 @@ class FewBody(VectorBody):
     def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(self.sum_of(x) for x in total)
 
-    def row_numbers(self, slab: _Slab, vectors: tuple[str, ...]) -> str:
+    def row_numbers(self, slab: Slab, vectors: tuple[str, ...]) -> str:
         t, out = self.t, slab.value
         for r, x in enumerate(vectors):
             number = t.let(f"vector.extract {x}[0] : f32 from {t.vec}")
@@ -115,7 +116,7 @@ class FewBody(VectorBody):
 
         return t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(tile, self.qT_type)], row)[0]
 
-    def transposed_output(self, state: _State) -> str:
+    def transposed_output(self, state: State) -> str:
         t, spec, w, result = self.t, self.spec, self.t.width, self.out.value
         for r, total in enumerate(self.sums(state.total)):
             inverse, row = self.inverse(total), t.index(r)
@@ -125,7 +126,7 @@ class FewBody(VectorBody):
                 result = self.write_out(x, result, row, t.index(n * w), (n + 1) * w <= spec.Dv)
         return result
 
-    def row_statistic(self, i: int, state: _State) -> str:
+    def row_statistic(self, i: int, state: State) -> str:
         t, slab = self.t, self.stats[i]
         result = slab.value
         for r, (best, lanes) in enumerate(zip(state.best, state.total, strict=True)):
@@ -134,7 +135,7 @@ class FewBody(VectorBody):
             result = t.let(f"tensor.insert {first} into {result}[{t.index(r)}] : {slab.type}")
         return result
 
-    def row_reader(self, slab: _Slab, integers: Integers | None, row: str) -> Callable[[str, bool], str]:
+    def row_reader(self, slab: Slab, integers: Integers | None, row: str) -> Callable[[str, bool], str]:
         """A function from a head dim, and whether all lanes lie inside, to the numbers of a row of K or V; integers with one scale
         per row without it."""
         if integers is None:
@@ -142,7 +143,7 @@ class FewBody(VectorBody):
         vector = integers.row(row, scaled=not integers.one_per_row)
         return lambda d, inside: vector(d)
 
-    def times_scale(self, x: str, integers: Integers | None, keys: _Keys, block: _Block) -> str:
+    def times_scale(self, x: str, integers: Integers | None, keys: _Keys, block: Block) -> str:
         """What `row_reader` left out, for W keys."""
         if integers is None or not integers.one_per_row:
             return x
@@ -150,12 +151,12 @@ class FewBody(VectorBody):
 
     # Scores.
 
-    def keys_at(self, at: str, block: _Block) -> _Keys:
+    def keys_at(self, at: str, block: Block) -> _Keys:
         t = self.t
         first = t.arith("addi", block.k0, at)
         return _Keys(at, first, t.arith("addi", t.broadcast(self.i32(first), I32), self.lane_numbers(), t.ivec), {})
 
-    def masked(self, s: str, keys: _Keys, r: int, block: _Block) -> str:
+    def masked(self, s: str, keys: _Keys, r: int, block: Block) -> str:
         """What the softmax sees, in units of log2, for one query and W keys."""
         t, s = self.t, self.capped(s)
         for step in self.steps(block):
@@ -179,7 +180,7 @@ class FewBody(VectorBody):
                 keep = t.arith("andi", keep, inside, t.bvec)
         return keep
 
-    def key_expression(self, expr: ScoreExpr, s: str, keys: _Keys, r: int, block: _Block) -> str:
+    def key_expression(self, expr: ScoreExpr, s: str, keys: _Keys, r: int, block: Block) -> str:
         t, tensors = self.t, self.spec.tensors
 
         def stored(e: ScoreExpr) -> Vector:
@@ -257,14 +258,14 @@ class FewBody(VectorBody):
 
     # One block of keys.
 
-    def block(self, state: _State, block: _Block) -> _State:
+    def block(self, state: State, block: Block) -> State:
         t = self.t
         scores, best = self.scores_and_best(state, block)
         decay = [t.exp2(t.vop("arith.subf", old, new)) for old, new in zip(state.best, best, strict=True)]
         scores, total = self.exponentials(scores, best, decay, state.total, block)
-        return _State(self.values(state.acc, scores, decay, block), scores, (), tuple(best), tuple(total))
+        return State(self.values(state.acc, scores, decay, block), scores, (), tuple(best), tuple(total))
 
-    def scores_and_best(self, state: _State, block: _Block) -> tuple[str, list[str]]:
+    def scores_and_best(self, state: State, block: Block) -> tuple[str, list[str]]:
         """S of the block, masked; and the new maxima."""
         t = self.t
 
@@ -286,7 +287,7 @@ class FewBody(VectorBody):
         return tile, [self.sum_of(b, "maxnumf") for b in best]
 
     def exponentials(
-        self, scores: str, best: list[str], decay: list[str], total: tuple[str, ...], block: _Block
+        self, scores: str, best: list[str], decay: list[str], total: tuple[str, ...], block: Block
     ) -> tuple[str, list[str]]:
         """P = 2^(S - m) in the scores' place, and the new sums, lane by lane."""
         t = self.t
@@ -305,7 +306,7 @@ class FewBody(VectorBody):
         tile, *sums = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
-    def values(self, acc: str, tile: str, decay: list[str], block: _Block) -> str:
+    def values(self, acc: str, tile: str, decay: list[str], block: Block) -> str:
         """O = O decay + P V: register tiles of some queries and RN vectors of head dims."""
         t, w, config = self.t, self.t.width, self.config
         unroll = min(config.U, w)

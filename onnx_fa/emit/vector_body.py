@@ -38,6 +38,7 @@ from onnx_fa.emit.score_plan import (
     window,
 )
 from onnx_fa.emit.skipping import skipping
+from onnx_fa.emit.vector_state import Block, Slab, State
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
 from onnx_fa.spec import LOWEST_STAT, AttentionSpec, Dim, Quantized, Stat, TensorArg
 
@@ -115,28 +116,6 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class _Slab:
-    """The part of an operand that a workgroup reads or writes, as a tensor of rank 1 or 2."""
-
-    value: str
-    type: str
-    element: str
-    place: str
-    swapped: bool = False
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A block of keys: the first, how many rows of the score tile to run, whether to test positions, whether the terms that
-    `VectorBody.clear_plan` lacks leave its scores as they are."""
-
-    k0: str
-    rows: str
-    edge: bool
-    clear: bool = False
-
-
-@dataclass(frozen=True)
 class _Row:
     """A key of a block: its place in the block, its position, the key to read for it, and what is known of it alone."""
 
@@ -144,17 +123,6 @@ class _Row:
     key: str
     read: str
     known: dict[ScoreExpr, Vector] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _State:
-    """What the loops over keys carry: O^T, score tile, further tiles; per vector of queries the maximum and the sum."""
-
-    acc: str
-    scores: str
-    scratch: tuple[str, ...]
-    best: tuple[str, ...]
-    total: tuple[str, ...]
 
 
 class VectorBody:
@@ -214,7 +182,7 @@ class VectorBody:
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
         self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
         self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
-        self.stats: list[_Slab] = []
+        self.stats: list[Slab] = []
         if splits > 1:
             lead = [_Cut(x, "1", None) for x in (self.split, *self.lead)]
             cuts = [[*lead, queries, self.whole(spec.Dv)], [*lead, queries], [*lead, queries]]
@@ -292,7 +260,7 @@ class VectorBody:
         if self.sink:  # one more logit, without a value
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
             total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
-        state = self.all_keys(_State(acc, scores, scratch, best, total))
+        state = self.all_keys(State(acc, scores, scratch, best, total))
         results = [(self.out, self.transposed_output(state))]
         results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
         if self.splits > 1:
@@ -309,7 +277,7 @@ class VectorBody:
         """The sum of each query."""
         return total
 
-    def row_numbers(self, slab: _Slab, vectors: tuple[str, ...]) -> str:
+    def row_numbers(self, slab: Slab, vectors: tuple[str, ...]) -> str:
         """A number per query, from vectors of queries."""
         out = slab.value
         for j, x in enumerate(vectors):
@@ -344,7 +312,7 @@ class VectorBody:
         return _Cut(self.t.index(0), str(d) if isinstance(d, int) else self.dims[d], d)
 
     def integers(
-        self, name: str, quant: Quantized | None, slab: _Slab, lead: list[str], layout: tuple[int, ...], width: int
+        self, name: str, quant: Quantized | None, slab: Slab, lead: list[str], layout: tuple[int, ...], width: int
     ) -> Integers | None:
         """K or V as integers with their scales, if that is what they are."""
         if quant is None:
@@ -391,14 +359,14 @@ class VectorBody:
         cuts: list[_Cut],
         layout: tuple[int, ...] = (),
         access: str = "readonly",
-    ) -> _Slab:
+    ) -> Slab:
         offsets, sizes = ", ".join(c.offset for c in cuts), ", ".join(c.size for c in cuts)
         place = f"offsets = [{offsets}], sizes = [{sizes}], strides = [{', '.join('1' * len(cuts))}]"
         type_ = tensor_type([c.dim for c in cuts if c.dim is not None] or [1], element)
         binding = self.binding(access, shape, element)
         value = self.t.let(f"iree_tensor_ext.dispatch.tensor.load {arg}, {place} : {binding} -> {type_}")
         swapped = bool(layout) and layout.index(self.spec.rank - 1) < layout.index(self.spec.rank - 2)
-        return _Slab(value, type_, element, place, swapped)
+        return Slab(value, type_, element, place, swapped)
 
     def query_row(self, row: str) -> str:
         """Rows past the last query stand for the last query, which is then computed several times over."""
@@ -432,12 +400,12 @@ class VectorBody:
         types = [f"vector<{lanes}{e}>" if lanes else e for e in (element, "f32")]
         return self.t.let(f"arith.{'uitofp' if element == 'i8' else 'extf'} {value} : {types[0]} to {types[1]}")
 
-    def read_f32(self, slab: _Slab, row: str, column: str, in_bounds: bool = True) -> str:
+    def read_f32(self, slab: Slab, row: str, column: str, in_bounds: bool = True) -> str:
         """W neighbours of a slab's row."""
         x = self.t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=in_bounds)
         return self.to_f32(x, slab.element, f"{self.t.width}x")
 
-    def extract(self, slab: _Slab, *indices: str) -> str:
+    def extract(self, slab: Slab, *indices: str) -> str:
         at = indices[::-1] if slab.swapped else indices
         value = self.t.let(f"tensor.extract {slab.value}[{', '.join(at)}] : {slab.type}")
         return self.to_f32(value, slab.element)
@@ -521,7 +489,7 @@ class VectorBody:
             x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
         return t.write(x, result, out.type, row, column, element=out.element, in_bounds=inside)
 
-    def transposed_output(self, state: _State) -> str:
+    def transposed_output(self, state: State) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
         guarded = spec.empty_row == "guarded" and self.splits == 1
@@ -551,7 +519,7 @@ class VectorBody:
             return self.over_rows(spec.Dv, out.value, out.type, columnwise)
         return self.over_tiles(spec.Dv, out.value, out.type, body)
 
-    def row_statistic(self, i: int, state: _State) -> str:
+    def row_statistic(self, i: int, state: State) -> str:
         """A row statistic of every query, as the tensor of that result."""
         t, slab = self.t, self.stats[i]
         tile, type_ = (
@@ -599,12 +567,12 @@ class VectorBody:
             return Vector(value, element)
         return Vector(self.to_f32(value, element, f"{self.t.width}x"), "f32")
 
-    def splat_of(self, slab: _Slab, *indices: str) -> Vector:
+    def splat_of(self, slab: Slab, *indices: str) -> Vector:
         """One element of a tensor in every lane."""
         value = self.t.let(f"tensor.extract {slab.value}[{', '.join(indices)}] : {slab.type}")
         return self.to_vector(self.t.broadcast(value, slab.element), slab.element)
 
-    def row_vectors(self, tensor: TensorArg, slab: _Slab) -> list[Vector]:
+    def row_vectors(self, tensor: TensorArg, slab: Slab) -> list[Vector]:
         """A tensor that does not vary along the keys, per vector of queries."""
         t = self.t
         if not varies(tensor)[0]:
@@ -683,7 +651,7 @@ class VectorBody:
             return None
         return Vector(self.t.broadcast(self.i32(self.sq if expr[0] == "Sq" else self.skv), I32), "i32")
 
-    def mask_tile(self, part: ScoreExpr, tiles: list[str], block: _Block) -> list[str]:
+    def mask_tile(self, part: ScoreExpr, tiles: list[str], block: Block) -> list[str]:
         """A block of what is made from one Sq x Skv tensor, transposed into one tile, or two for the halves of integers."""
         t, w = self.t, self.t.width
         slab = self.masks[next(leaf[1] for leaf in leaves(part) if leaf[0] == "tensor")]
@@ -778,7 +746,7 @@ class VectorBody:
             score = t.select(keep, score, t.splat(step.fill))
         return score
 
-    def steps(self, block: _Block) -> tuple[IndexStep | ExprStep, ...]:
+    def steps(self, block: Block) -> tuple[IndexStep | ExprStep, ...]:
         return (self.clear_plan if block.clear else self.plan).steps
 
     def capped(self, s: str) -> str:
@@ -789,7 +757,7 @@ class VectorBody:
             s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * self.unit))
         return s
 
-    def score(self, raw: str, row: _Row, j: int, block: _Block, tiles: dict[ScoreExpr, list[str]]) -> str:
+    def score(self, raw: str, row: _Row, j: int, block: Block, tiles: dict[ScoreExpr, list[str]]) -> str:
         """What the softmax sees, in units of log2, for one vector of queries and one key."""
         t, s = self.t, self.capped(raw)
         for step in self.steps(block):
@@ -835,7 +803,7 @@ class VectorBody:
             out = step(end, out, rest)
         return [out[i * n : (i + 1) * n] for i in range(len(scalars))]
 
-    def widened(self, slab: _Slab, integers: Integers | None, width: int, tile: str, block: _Block) -> str:
+    def widened(self, slab: Slab, integers: Integers | None, width: int, tile: str, block: Block) -> str:
         """Copies a block of K or V to f32: once per block instead of once per use."""
         t, w = self.t, self.t.width
 
@@ -857,7 +825,7 @@ class VectorBody:
 
         return t.loop((t.index(0), block.rows, t.index(1)), [(tile, self.wide_type)], body)[0]
 
-    def row(self, block: _Block, i: str) -> _Row:
+    def row(self, block: Block, i: str) -> _Row:
         """Row i of the block; past the last key, that key is read."""
         t = self.t
         key = t.arith("addi", block.k0, i)
@@ -865,11 +833,11 @@ class VectorBody:
             return _Row(i, key, key)
         return _Row(i, key, t.arith("minsi", key, t.arith("subi", self.skv, t.index(1))))
 
-    def unroll(self, block: _Block) -> int:
+    def unroll(self, block: Block) -> int:
         """Few blocks are on an edge: there, short code matters more than the loop's overhead."""
         return min(self.config.U, 2) if block.edge else self.config.U
 
-    def block(self, state: _State, block: _Block) -> _State:
+    def block(self, state: State, block: Block) -> State:
         t, spec, scratch = self.t, self.spec, list(state.scratch)
         tiles: dict[ScoreExpr, list[str]] = {}
         at = 0
@@ -886,10 +854,10 @@ class VectorBody:
         if self.widen:
             scratch[-1] = self.widened(self.v, self.v_integers, spec.Dv, scratch[-1], block)
         acc = self.output(state.acc, scores, decay, block, scratch)
-        return _State(acc, scores, tuple(scratch), tuple(best), tuple(total))
+        return State(acc, scores, tuple(scratch), tuple(best), tuple(total))
 
     def scores(
-        self, state: _State, block: _Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
+        self, state: State, block: Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
     ) -> tuple[str, list[str]]:
         """S^T = K Q^T of the block, RI keys at a time, masked; and the new maximum."""
         t, config = self.t, self.config
@@ -918,7 +886,7 @@ class VectorBody:
         return tile, best
 
     def probabilities(
-        self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: _Block
+        self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: Block
     ) -> tuple[str, list[str]]:
         """P = 2^(S - m) in the scores' place, and the new sum (the block by itself first, which rounds less)."""
         t = self.t
@@ -936,7 +904,7 @@ class VectorBody:
         tile, *sums = t.loop((t.index(0), block.rows, t.index(1)), carried, body)
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
-    def output(self, acc: str, tile: str, decay: list[str], block: _Block, scratch: list[str]) -> str:
+    def output(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
         """O^T = O^T decay + V^T P, RN head dims at a time (the block by itself first, which rounds less)."""
         t, config, dv = self.t, self.config, self.spec.Dv
         unroll = math.gcd(self.unroll(block), config.RI if block.edge else config.BK)
@@ -963,7 +931,7 @@ class VectorBody:
 
     # Which blocks.
 
-    def all_keys(self, state: _State) -> _State:
+    def all_keys(self, state: State) -> State:
         """Full blocks, then blocks on an edge, then, if some row found nothing else, the blocks that were left out."""
         t, bk = self.t, self.t.index(self.config.BK)
         zero = t.index(0)
@@ -975,8 +943,8 @@ class VectorBody:
             state = self.unpack(carried)
             if clear is not True:
                 needed = needed if clear is False else self.neither(clear, needed)
-                state = self.block_if(needed, state, _Block(k0, bk, False))
-            return self.pack(state if clear is False else self.block_if(clear, state, _Block(k0, bk, False, True)))
+                state = self.block_if(needed, state, Block(k0, bk, False))
+            return self.pack(state if clear is False else self.block_if(clear, state, Block(k0, bk, False, True)))
 
         state = self.unpack(t.loop((full_first, full_end, bk), self.carried(state), full))
         edges = [(first, full_first)] if full_first != low else []
@@ -1034,7 +1002,7 @@ class VectorBody:
         other = self.t.arith("xori", proof, self.t.constant("1", "i1"), "i1")
         return other if otherwise is True else BlockBounds(self.t, lambda e: None).both(other, otherwise)
 
-    def block_if(self, needed: Truth, state: _State, block: _Block) -> _State:
+    def block_if(self, needed: Truth, state: State, block: Block) -> State:
         """The state after a block, or as it was where the block is not needed."""
         t = self.t
         if needed is True:
@@ -1083,7 +1051,7 @@ class VectorBody:
                 end = t.arith("maxsi", end, full_first)
         return first, full_first, full_end, end
 
-    def edge_blocks(self, state: _State, ranges: list[tuple[str, str]], left_out: int | None = None) -> _State:
+    def edge_blocks(self, state: State, ranges: list[tuple[str, str]], left_out: int | None = None) -> State:
         """Visits the blocks of some ranges of keys, the last of each as short as it is, testing positions.
 
         Blocks that are masked as a whole are left out; with `left_out`, only those are visited in that many first ranges,
@@ -1111,19 +1079,19 @@ class VectorBody:
                 needed = t.arith("xori", needed, t.constant("1", "i1"), "i1")
                 other = t.arith("cmpi sge,", step, starts[left_out])
                 needed = t.arith("ori", needed, other, "i1")
-            return self.pack(self.block_if(needed, self.unpack(carried), _Block(k0, rows, True)))
+            return self.pack(self.block_if(needed, self.unpack(carried), Block(k0, rows, True)))
 
         return self.unpack(t.loop((t.index(0), starts[-1], t.index(1)), self.carried(state), body))
 
-    def carried(self, state: _State) -> list[tuple[str, str]]:
+    def carried(self, state: State) -> list[tuple[str, str]]:
         tensors = [(state.acc, self.acc_type), (state.scores, self.tile_type)]
         tensors += zip(state.scratch, self.scratch_types, strict=True)
         return [*tensors, *((x, self.t.vec) for x in (*state.best, *state.total))]
 
-    def pack(self, state: _State) -> list[str]:
+    def pack(self, state: State) -> list[str]:
         return [value for value, _ in self.carried(state)]
 
-    def unpack(self, values: list[str]) -> _State:
+    def unpack(self, values: list[str]) -> State:
         acc, scores, *rest = values
         s, n = len(self.scratch_types), self.vectors
-        return _State(acc, scores, tuple(rest[:s]), tuple(rest[s : s + n]), tuple(rest[s + n :]))
+        return State(acc, scores, tuple(rest[:s]), tuple(rest[s : s + n]), tuple(rest[s + n :]))
