@@ -260,7 +260,7 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
         )
 
     def call() -> Any:
-        with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
             for function, grid, block, arguments, shared in calls:
                 function(grid, block, arguments, shared_mem=shared)
         return kept[0]  # and with it lives what the launches write to
