@@ -104,6 +104,11 @@ class _Transformer(nn.Module):
         return hidden
 
 
+def wrapped(inner: nn.Module, input_names: tuple[str, ...]) -> nn.Module:
+    """A transformers encoder as a module of tensors in, last hidden state out."""
+    return _Transformer(inner, input_names)
+
+
 def _transformer(model: Model, attn: Attn) -> nn.Module:
     try:
         import transformers

@@ -113,8 +113,6 @@ def _no_fused_layers() -> Iterator[None]:
 
 
 def _export(model: Entry, exporter: Exporter, opset: int, dynamic: bool, attn: zoo.Attn) -> onnx.ModelProto:
-    import torch
-
     where = f"{model.name} by {exporter} at opset {opset}{', dynamic' if dynamic else ''}"
     if isinstance(model, Family):
         if dynamic:
@@ -131,6 +129,26 @@ def _export(model: Entry, exporter: Exporter, opset: int, dynamic: bool, attn: z
     if dynamic:
         assert isinstance(model, zoo.Model)
         axes, shapes = zoo.dynamic_dims(model) | {OUTPUT: {0: "batch", 1: "seq"}}, _dynamic_shapes(model)
+    return _run_exporter(module, arrays, output_names, exporter, opset, where, axes, shapes)
+
+
+def export_module(module: Any, arrays: zoo.Arrays, exporter: Exporter, opset: int) -> onnx.ModelProto:
+    """Any module as ONNX, with static shapes: `arrays` in the order of its arguments, by name. Raises ExportError."""
+    return _run_exporter(module, arrays, [OUTPUT], exporter, opset, f"by {exporter} at opset {opset}", None, None)
+
+
+def _run_exporter(
+    module: Any,
+    arrays: zoo.Arrays,
+    output_names: list[str],
+    exporter: Exporter,
+    opset: int,
+    where: str,
+    axes: Any,
+    shapes: Any,
+) -> onnx.ModelProto:
+    import torch
+
     args = tuple(torch.from_numpy(a) for a in arrays.values())
     names = list(arrays)
     buffer = io.BytesIO()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from onnx_fa.errors import OnnxFaError
 
 Kind = Literal["encoder", "decoder", "encoder-decoder", "vision", "audio", "torch"]
-Fill = Literal["ids", "normal", "right", "left", "corner", "drop"]
+Fill = Literal["ids", "normal", "right", "left", "corner", "drop", "documents", "ones"]
 B, S, T, PAST = 3, 29, 21, 19
 HIDDEN, HEADS, KV_HEADS, D, VOCAB = 96, 4, 2, 24, 101
 
@@ -19,7 +19,8 @@ HIDDEN, HEADS, KV_HEADS, D, VOCAB = 96, 4, 2, 24, 101
 @dataclass(frozen=True)
 class Input:
     """An input by name and shape. `fill`: token ids, normal floats, an int mask of ones padded on the `right` or on the `left`
-    (more in later rows), a mask of an image's upper left `corner`, or a bool mask, true where a key on the right is to `drop`."""
+    (more in later rows), a mask of an image's upper left `corner`, a bool mask, true where a key on the right is to `drop`, ids of
+    `documents` that follow each other, or floats of one but for a zero at the end of each row (`ones`)."""
 
     name: str
     shape: tuple[int, ...]

@@ -24,7 +24,7 @@ def build(family: Family, attn: Attn = "sdpa") -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(family.seed)
-        inner = _torch_module(family) if family.model.startswith("torch.") else _transformer(family, attn)
+        inner = _transformer(family, attn) if family.config else _torch_module(family)
         draw_constants(inner)
     return inner.eval()
 
@@ -46,6 +46,10 @@ def _fill(i: Input, rng: np.random.Generator) -> Any:
             return rng.integers(4, VOCAB, i.shape)  # the first few are special tokens
         case "normal":
             return rng.standard_normal(i.shape, np.float32)
+        case "ones":
+            ones = np.ones(i.shape, np.float32)
+            ones[..., -1] = 0
+            return ones
     B, length = i.shape[:2]
     padding = np.arange(B)[:, None] * length // 5  # none in row 0
     at = np.arange(length)
@@ -54,6 +58,8 @@ def _fill(i: Input, rng: np.random.Generator) -> Any:
             return (at >= padding).astype(np.int64)
         case "right":
             return (at < length - padding).astype(np.int64)
+        case "documents":
+            return np.broadcast_to(at // (length // 3 + 1), i.shape).astype(np.int64) + np.arange(B)[:, None]
         case "drop":
             return at >= length - padding
         case "corner":
@@ -151,4 +157,9 @@ def _torch_module(family: Family) -> nn.Module:
             return _Encoder()
         case "torch.transformer":
             return _EncoderDecoder()
+    from onnx_fa.models.variants import MODULES
+
+    kind, _, name = family.model.partition(".")
+    if kind == "variant" and name in MODULES:
+        return MODULES[name]()
     raise OnnxFaError(f"no torch module {family.model!r}")

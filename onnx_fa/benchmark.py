@@ -11,6 +11,7 @@ import csv
 import io as text_io
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -188,11 +189,13 @@ def bench(
     dims: Mapping[str, int] | None = None,
     stock_flags: Sequence[Sequence[str]] | None = None,
     name: str | None = None,
+    compiled: Path | None = None,
     memory_bytes: int = 12 << 30,
     timeout_s: float = 600,
     progress: Callable[[str], None] = lambda message: None,
 ) -> BenchResult:
-    """Times `calls` calls of each contestant in each of `rounds` rounds, on the same random inputs (seed 0).
+    """Times `calls` calls of each contestant in each of `rounds` rounds, on the same random inputs (seed 0). `compiled` is what
+    `compile_model` made of the model, which is compiled here otherwise.
 
     A contestant that cannot be built or run keeps its place in the table, with the reason. Raises ModelError, and
     MissingDependencyError without onnxruntime.
@@ -255,6 +258,9 @@ def bench(
         sites: list[Any] = []
 
         def build_ours(out: Path) -> None:
+            if compiled is not None:
+                shutil.copyfile(compiled, out)
+                return
             done = compile_model(path, out, target)
             sites.extend(done.sites)
 
@@ -292,6 +298,12 @@ def play_rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress
             contestant.peak_bytes = max(contestant.peak_bytes, peak)
 
 
+def package_environment() -> dict[str, str]:
+    """The environment for a child that imports this package, which may come from a checkout that only this process knows of."""
+    paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 @dataclass(frozen=True)
 class Worker:
     """A `bench_worker`: `inputs` is an .npz or a folder of .npy."""
@@ -307,9 +319,7 @@ class Worker:
         """Times `calls` calls; the results go to `output`, an .npz. Raises RunError."""
         command = [sys.executable, "-m", "onnx_fa.bench_worker", self.kind, self.argument, str(self.inputs)]
         command += [str(self.threads), str(calls), *([str(output)] if output else [])]
-        # The package may come from a checkout that only this process knows of.
-        paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        env = package_environment()
         done = limits.run_limited(command, timeout_s=self.timeout_s, memory_bytes=self.memory_bytes, env=env)
         if done.ending != "ok":
             last = [line for line in done.stderr.splitlines() if line.strip()]

@@ -210,6 +210,10 @@ def _parser() -> argparse.ArgumentParser:
     dims(sub)
     target(sub)
     kernels(sub)
+    from onnx_fa.zoo import command as zoo
+
+    sub = commands.add_parser("zoo", help="run a collection of models, and compare with a baseline")
+    zoo.add(sub, common)
     return parser
 
 

@@ -25,6 +25,16 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
         raise OnnxFaError(f"{target}: cannot be written: {e.strerror or e}") from e
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file. Raises OnnxFaError where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as e:
+        raise OnnxFaError(f"{path}: cannot be read: {e.strerror or e}") from e
+    except UnicodeDecodeError as e:
+        raise OnnxFaError(f"{path}: is not text: {e}") from e
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises OnnxFaError when a file cannot be made there: asked before the work, not after it."""
     target = Path(path)

@@ -28,10 +28,9 @@ class Box:
 
 
 def boxes_of(nodes: Sequence[ir.Node], classes: Mapping[str, str]) -> list[Box]:
-    """A box for every node (the class by its name, else "op"), and one for every tensor that comes from outside and is no
-    constant."""
-    if len(nodes) > MAX_BOXES:
-        nodes = nodes[-MAX_BOXES:]
+    """A box for every node (the class by its name, else "op"), and one for every tensor that comes from outside; constants
+    have none."""
+    nodes = [n for n in nodes if n.inputs][-MAX_BOXES:]
     made = {o: n for n in nodes for o in n.outputs}
     boxes: dict[str, Box] = {}
     for node in nodes:
@@ -39,7 +38,7 @@ def boxes_of(nodes: Sequence[ir.Node], classes: Mapping[str, str]) -> list[Box]:
         for value in filter(None, (*node.inputs, *outer_reads(node))):
             if value in made:
                 sources.append(_key(made[value]))
-            elif value.const_value is None and value.type is not None:
+            elif value.const_value is None and value.type is not None and not _constant(value):
                 boxes.setdefault(str(value.name), Box(str(value.name), _short(value.name), _type(value), "input"))
                 sources.append(str(value.name))
         out = node.outputs[0] if node.outputs else None
@@ -47,6 +46,11 @@ def boxes_of(nodes: Sequence[ir.Node], classes: Mapping[str, str]) -> list[Box]:
         kind = classes.get(name, "op")
         boxes[_key(node)] = Box(_key(node), node.op_type, _type(out), kind, tuple(dict.fromkeys(sources)))
     return list(boxes.values())
+
+
+def _constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and not node.inputs
 
 
 def _key(node: ir.Node) -> str:

@@ -281,7 +281,9 @@ def _settled(part: Part | None, M: int, unknown: bool) -> Part | None:
         return part
     if unknown:
         return replace(part, cut=True, lo=None)
-    return Part(M) if part.cut and part.lo == 0 and part.count == M else part
+    if part.cut and part.lo is not None and part.lo <= 0 and part.lo + part.count >= M:
+        return replace(part, cut=False)  # all of them, and perhaps more (a sink's column)
+    return part
 
 
 def _place(

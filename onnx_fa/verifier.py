@@ -148,10 +148,12 @@ def verify(
     seeds: int = 3,
     dims: Mapping[str, int] | None = None,
     flags: Sequence[str] = (),
+    module: Path | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> VerifyReport:
     """Compares on `seeds` random inputs, and on adversarial ones where the model has inputs for them.
 
+    `module` is what `compile_model` made of the model; without it the model is compiled here, and its sites are inspected.
     `dims` fixes symbolic dims; the others take lengths that divide nothing. Does not raise on a mismatch: ask
     `.check()` or `.ok`. Raises ModelError, CompileError, RunError, and MissingDependencyError without onnxruntime.
     """
@@ -186,16 +188,19 @@ def verify(
         before = _Runner(original, folder / "original.onnx")
         after = _Runner(rewritten, folder / "rewritten.onnx")
         notes += [n for n in (before.note("original"), after.note("rewritten")) if n]
-        progress(f"compiling for {target.name}")
-        from onnx_fa.backend.compile import compile_model
         from onnx_fa.backend.run import load_module
 
-        clean = original.clone()
-        del clean.graph.outputs[n_out:]
-        compiled = compile_model(clean, folder / "model.vmfb", target, flags=tuple(flags))
-        unfused = [s.name for s in compiled.sites if s.fused is False]
-        notes += [f"not one fused dispatch: {name}" for name in unfused]
-        call = load_module(folder / "model.vmfb", target.device)
+        inspected = report.sites
+        if module is None:
+            from onnx_fa.backend.compile import compile_model
+
+            progress(f"compiling for {target.name}")
+            clean = original.clone()
+            del clean.graph.outputs[n_out:]
+            module = folder / "model.vmfb"
+            inspected = compile_model(clean, module, target, flags=tuple(flags)).sites
+        notes += [f"not one fused dispatch: {s.name}" for s in inspected if s.fused is False]
+        call = load_module(module, target.device)
         kernels = _Kernels(sites, target, folder)
         notes += kernels.notes
         for draw_ in drawn:
@@ -230,7 +235,7 @@ def verify(
     if len(skipped) == len(drawn):
         raise RunError(f"{label}: {skipped[0]}; choose other sizes with --dim")
     notes += skipped
-    return VerifyReport(label, target.name, tuple(compiled.sites), tuple(checks), tuple(notes))
+    return VerifyReport(label, target.name, tuple(inspected), tuple(checks), tuple(notes))
 
 
 def draw(model: ir.Model, seeds: int, dims: Mapping[str, int] | None) -> list[_Drawn]:

@@ -13,7 +13,7 @@ from onnx_fa.graph_picture import MAX_BOXES, Box, svg
 from onnx_fa.rewriter import explain
 from onnx_fa.words import einsums, sentence
 
-VOID = {"meta", "link", "path", "rect", "br"}
+VOID = {"meta", "link", "path", "polyline", "rect", "br"}
 
 
 class Balanced(HTMLParser):

@@ -17,6 +17,7 @@ from onnx_fa.rewriter import explain, rewrite
 HEAD = """<ir_version: 10, opset_import: ["": 18]>
 g (float[2,3,7,4] q, float[2,3,12,4] k, float[2,3,12,5] v) => (float[2,3,7,5] o)
 <int64[1] last={-1}, int64[1] outer={-2}, int64[5] split={2,3,7,3,4}, int64[4] merged={2,3,7,12},
+ int64[1] one={1}, int64[1] c13={13},
  int64[1] d2={2}, int64[1] d3={3}, int64[1] c0={0}, int64[1] c4={4}, int64[1] c8={8}, int64[1] c12={12}> {
  kt = Transpose<perm=[0,1,3,2]>(k)
 """
@@ -197,3 +198,16 @@ def test_what_cannot_be_counted_is_said() -> None:
         count_passes(_model(PLAIN), {"k": 2, "x": 2})
     with pytest.raises(UnsupportedError, match="12 and 5 positions"):
         count_passes(_model(PLAIN), {"k": 2, "v": 3})
+
+
+def test_a_sinks_column_is_more_than_all_keys() -> None:
+    body = """
+ s = MatMul(q, kt)
+ m = ReduceMax(s, last)
+ column = Sub(m, m)
+ c = Concat<axis=-1>(column, s)
+ p = Softmax<axis=-1>(c)
+ w = Slice(p, one, c13, d3)
+ o = MatMul(w, v)"""
+    assert _count(_model(body)).count == 4  # the column itself waits for the maximum
+    assert _count(_model(body.replace("ReduceMax(s, last)", "ReduceMax(q, last)"))).count == 3

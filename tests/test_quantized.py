@@ -20,6 +20,7 @@ from test_match_ops import run
 from onnx_fa import io
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.backend.importer import settle_kernels
+from onnx_fa.backend.legalize import legalize
 from onnx_fa.backend.transform_spec import spec_for_model
 from onnx_fa.emit.plain import input_names, plain_model
 from onnx_fa.emit.vector import emit_vector
@@ -162,6 +163,17 @@ def test_the_stock_road_begins_behind_the_dequantisation() -> None:
     _, sites = rewrite_in_place(work, "decomposed")
     text = spec_for_model(work, sites, HOST)
     assert "transform.foreach_match" in text and "xi8>" not in text
+
+
+@pytest.mark.parametrize("name", ["quant_groups", "quant_token_zero"])
+def test_blocks_are_written_for_iree(name: str) -> None:
+    """IREE knows no block_size."""
+    spec = BY_NAME[name].spec
+    proto = onnx.shape_inference.infer_shapes(ir.to_proto(plain_model(spec)))
+    legal = legalize(proto)
+    assert "DequantizeLinear" not in {n.op_type for n in legal.graph.node}
+    feeds = dict(zip(input_names(spec), draw_operands(spec, 0), strict=True))
+    np.testing.assert_allclose(run(legal, feeds)[0], run(proto, feeds)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_refusals() -> None:

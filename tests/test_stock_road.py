@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -413,3 +414,34 @@ def test_the_attention_op_with_heads_in_the_last_dim(tmp_path: Path) -> None:
     session = ort.InferenceSession(original.SerializeToString(), providers=["CPUExecutionProvider"])
     want = session.run(None, dict(zip("qkv", arrays, strict=True)))[0]
     np.testing.assert_allclose(run_module(path, arrays), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_from_integers(tmp_path: Path) -> None:
+    """Ids of documents are an operand of the site."""
+    model = load(
+        onnx.parser.parse_model(
+            """<ir_version: 9, opset_import: ["": 18]>
+            g (float[2,3,20,16] q, float[2,3,20,16] k, float[2,3,20,16] v, int64[2,20] ids) => (float[2,3,20,16] o)
+            <int64[2] rows = {1, 3}, int64[2] columns = {1, 2}, float low = {-inf}> {
+              kt = Transpose <perm=[0,1,3,2]> (k)
+              s = MatMul (q, kt)
+              a = Unsqueeze (ids, rows)
+              b = Unsqueeze (ids, columns)
+              same = Equal (a, b)
+              m = Where (same, s, low)
+              p = Softmax <axis=-1> (m)
+              o = MatMul (p, v)
+            }"""
+        )
+    )
+    original = to_proto(model).SerializeToString()
+    _, sites = rewrite_in_place(model, "decomposed")
+    assert "i64" in sites[0].spec.operand_dtypes
+    path, flow = stock_compile(tmp_path, to_proto(model), spec_for_model(model, sites, TARGET))
+    assert len(re.findall(r"flow\.dispatch @fa_\w+_attention::", flow)) == 1
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((2, 3, 20, 16)).astype(np.float32) for n in "qkv"}
+    feeds["ids"] = np.repeat([[0, 1, 2, 3], [4, 5, 6, 7]], 5, axis=1)
+    want = ort.InferenceSession(original, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+    got = run_module(path, [feeds[v.name] for v in model.graph.inputs if v.name])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

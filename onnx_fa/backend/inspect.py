@@ -25,6 +25,8 @@ _COMPUTES = re.compile(r"math\.exp|vector\.fma|linalg\.(?:batch_)?matmul|contrac
 # The exponential of a difference: a sigmoid or a GELU has none.
 _SOFTMAX = re.compile(r"linalg\.softmax|(%\w+) = arith\.subf[^\n]*\n\s*%\w+ = math\.exp2? \1\b")
 
+OUTSIDE = "a softmax outside any kernel"
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -51,10 +53,16 @@ class Dispatch:
     computes: bool
     softmax: bool
 
+    @property
+    def combines(self) -> bool:
+        """Whether it adds up what workgroups with a part of the keys each found (emit/combine.py)."""
+        return self.executable.endswith("_combine")
+
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """Of one kernel: its dispatches per site, how many of them compute, buffers between them, a workgroup's stack."""
+    """Of one kernel: its dispatches per site, how many of them compute (but for one that combines the parts of split keys), buffers
+    between them, a workgroup's stack."""
 
     dispatches: int
     computing: int
@@ -124,12 +132,16 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
         known = [*inner, stack]
         largest = None if any(b is None for b in known) else max(b for b in known if b is not None)
         by_kernel[name] = SiteFacts(
-            math.ceil(len(own) / uses), math.ceil(sum(c.computes for c in own) / uses), largest, stack, scores
+            math.ceil(len(own) / uses),
+            math.ceil(sum(c.computes and not c.combines for c in own) / uses),
+            largest,
+            stack,
+            scores,
         )
     everywhere = [b for c in calls for b in _score_buffers(c, [s.spec for s in sites])]
     for call in calls:
         if call.softmax and not any(name in call.executable for name in specs):
-            everywhere += [_buffer(call, t, "a softmax outside any kernel") for t in call.results]
+            everywhere += [_buffer(call, t, OUTSIDE) for t in call.results]
     unique = {(b.dispatch, b.type): b for b in reversed(everywhere)}
     return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks, dict(kernels))
 

@@ -290,9 +290,32 @@ def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _dequantize_blocks(g: _Graph, node: onnx.NodeProto) -> bool:
+    """One scale for every block of neighbours, which IREE refuses, as Cast, Sub and Mul: only the product rounds, as in the op."""
+    block = _attr(node, "block_size", 0)
+    shape = g.shape(node.input[0])
+    if not block or shape is None or any(e.name == "output_dtype" for e in node.attribute):
+        return False
+    axis = _attr(node, "axis", 1) % len(shape)
+    width, (kind, scale_shape) = shape[axis], g.types.get(node.input[1], (0, None))
+    if not isinstance(width, int) or width % block or not kind or scale_shape is None:
+        return False
+    hint = node.name or "DequantizeLinear"
+    parts = list(node.input[1:])
+    if 1 < block < width:
+        indices = g.const(np.repeat(np.arange(width // block), block), hint)
+        parts = [g.add("Gather", [p, indices], f"{hint}/{i}", axis=axis) for i, p in enumerate(parts)]
+    number = g.add("Cast", [node.input[0]], hint, to=kind)
+    if len(parts) > 1:
+        number = g.add("Sub", [number, g.add("Cast", [parts[1]], f"{hint}/zero", to=kind)], hint)
+    g.add("Mul", [number, parts[0]], hint, out=node.output[0])
+    return True
+
+
 _HANDLERS: dict[str, _Handler] = {
     "Loop": _loop,
     "Conv": _patches,
+    "DequantizeLinear": _dequantize_blocks,
     "RMSNormalization": _rms_norm,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,

@@ -127,10 +127,23 @@ def _text(stream: IO[bytes]) -> str:
 
 
 def _kill_group(pgid: int) -> None:
-    try:
-        os.killpg(pgid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # everything in it has ended
+    """Kills the group, and the groups that its first process and its descendants started."""
+    for group in (pgid, *_groups_below(pgid)):
+        with contextlib.suppress(ProcessLookupError):  # everything in it has ended
+            os.killpg(group, signal.SIGKILL)
+
+
+def _groups_below(pid: int) -> set[int]:
+    """The groups of all descendants but its own; empty where there is no /proc."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for child, fields in _processes():
+        children.setdefault(int(fields[1]), []).append((child, int(fields[2])))
+    groups, todo = set[int](), [pid]
+    while todo:
+        for child, group in children.get(todo.pop(), []):
+            groups.add(group)
+            todo.append(child)
+    return groups - {pid}
 
 
 def _high_water(pid: int) -> int:
@@ -147,17 +160,18 @@ def _high_water(pid: int) -> int:
 
 def _group_rss(pgid: int) -> int:
     """Resident bytes of all processes of the group; 0 where there is no /proc (then only the time limit works)."""
-    total = 0
+    return sum(int(fields[21]) * _PAGE for _, fields in _processes() if int(fields[2]) == pgid)
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """Every process and its fields of /proc/PID/stat after the name: state, parent, group, ..."""
     try:
-        pids = [e for e in os.listdir("/proc") if e.isdigit()]
+        pids = [int(e) for e in os.listdir("/proc") if e.isdigit()]
     except OSError:
-        return 0
+        return
     for pid in pids:
         try:
             # The program's name may hold spaces and brackets: fields start after the last ")".
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            yield pid, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it ended between listing and reading
-        if int(fields[2]) == pgid:
-            total += int(fields[21]) * _PAGE
-    return total

@@ -39,6 +39,8 @@ _ONNX_TYPES = {
     "f16": onnx.TensorProto.FLOAT16,
     "bf16": onnx.TensorProto.BFLOAT16,
     "bool": onnx.TensorProto.BOOL,
+    "i32": onnx.TensorProto.INT32,
+    "i64": onnx.TensorProto.INT64,
 }
 _EDGE_OPS = ("tensor.collapse_shape", "tensor.expand_shape", "linalg.transpose", "tensor.cast")
 _TIMEOUT_S = 120

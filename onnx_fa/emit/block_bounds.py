@@ -27,7 +27,7 @@ class BoundsText(Protocol):
 
 class BlockBounds:
     """Evaluates integer expressions to ranges and conditions to (surely true, surely false). `leaf` gives the range of
-    positions, lengths and integer tensors over the block; None where it is unknown."""
+    positions, lengths, integer tensors and booleans (0 and 1) over the block; None where it is unknown."""
 
     def __init__(self, t: BoundsText, leaf: Callable[[ScoreExpr], Range | None]) -> None:
         self.t, self.leaf = t, leaf
@@ -133,6 +133,11 @@ class BlockBounds:
         match expr:
             case ("b", value):
                 return bool(value), not value
+            case ("tensor", *_):
+                values = self.leaf(expr)
+                return (
+                    _UNKNOWN if values is None else (self._test("slt", 0, values[0]), self._test("sle", values[1], 0))
+                )
             case ("Not", x):
                 true, false = self.truth(x)
                 return false, true

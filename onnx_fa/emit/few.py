@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
+from onnx_fa.emit.combine import splits_of
 from onnx_fa.emit.few_body import FewBody, FewConfig
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text
+from onnx_fa.emit.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target
@@ -53,15 +52,19 @@ def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
     return config(found.choice.tiles), found
 
 
-def emit_few(spec: AttentionSpec, target: Target, name: str, config: FewConfig | None = None) -> Kernel:
-    """The kernel of one site with few queries. Raises UnsupportedError where spec or tiles do not fit."""
+def emit_few(
+    spec: AttentionSpec, target: Target, name: str, config: FewConfig | None = None, splits: int | None = None
+) -> Kernel:
+    """The kernel of one site with few queries; `splits` as in emit_vector. Raises UnsupportedError where spec or tiles do not
+    fit."""
     check_vector(spec, target)
     queries, found = few_queries(spec), None
     if config is None:
         config, found = tuned_few(spec, target)
     if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
-    body = FewBody(fold_queries(spec), config)
+    folded = fold_queries(spec)
+    body = FewBody(folded, config, splits_of(folded, queries) if splits is None else splits)
     for integers, width in ((body.k_integers, spec.D), (body.v_integers, spec.Dv)):
         if integers is not None and not integers.in_vectors(width):
             raise UnsupportedError(
@@ -69,4 +72,4 @@ def emit_few(spec: AttentionSpec, target: Target, name: str, config: FewConfig |
             )
     text = dispatch_text(spec, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
-    return Kernel(name, text, "few", spec, dict(asdict(config)), flags, found.reason if found else "")
+    return Kernel(name, text, "few", spec, shown(config, body), flags, found.reason if found else "")

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from onnx_fa.emit.block_bounds import Truth
 from onnx_fa.emit.dequantize import Integers
 from onnx_fa.emit.expr_vectors import Vector
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import IndexMask, IndexStep, uses, varies, window
-from onnx_fa.emit.vector_body import VectorBody, VectorConfig, _Block, _Slab, _State
+from onnx_fa.emit.vector_body import VectorBody, VectorConfig
+from onnx_fa.emit.vector_state import Block, Slab, State
 from onnx_fa.expr import SCORE, K, ScoreExpr
 from onnx_fa.spec import AttentionSpec, TensorArg
 
@@ -49,8 +51,8 @@ class _Keys:
 class FewBody(VectorBody):
     """Writes the dispatch's function for one spec whose Sq is config.BM; arguments as in VectorBody."""
 
-    def __init__(self, spec: AttentionSpec, config: FewConfig) -> None:
-        super().__init__(spec, config)
+    def __init__(self, spec: AttentionSpec, config: FewConfig, splits: int = 1) -> None:
+        super().__init__(spec, config, splits)
         w = config.W
         self.vectors_of_d = -(-spec.D // w)
         self.vectors_of_dv = -(-spec.Dv // w)
@@ -63,7 +65,10 @@ class FewBody(VectorBody):
     def row_vector_count(self) -> int:
         return self.config.BM  # each query's number in every lane
 
-    def steps(self) -> str:
+    def proofs(self, k0: str, rows: str) -> tuple[Truth, Truth]:
+        return super().proofs(k0, rows)[0], False  # a compare per W keys costs less than a second body
+
+    def lane_numbers(self) -> str:
         """0, 1, 2, ... along the lanes."""
         t = self.t
         lanes = t.let(f"vector.step : vector<{t.width}xindex>")
@@ -72,18 +77,28 @@ class FewBody(VectorBody):
     def query_positions(self) -> list[str]:
         return [self.t.dense(str(r), "i32") for r in range(self.config.BM)]
 
-    def row_vectors(self, tensor: TensorArg, slab: _Slab) -> list[Vector]:
+    def row_vectors(self, tensor: TensorArg, slab: Slab) -> list[Vector]:
         by_row = varies(tensor)[0]
         return [self.splat_of(slab, self.t.index(r if by_row else 0)) for r in range(self.vectors)]
 
     def first_sum(self, sink: str, best: str) -> str:
-        first = self.t.let(f"arith.cmpi eq, {self.steps()}, {self.t.dense('0', 'i32')} : {self.t.ivec}")
+        first = self.t.let(f"arith.cmpi eq, {self.lane_numbers()}, {self.t.dense('0', 'i32')} : {self.t.ivec}")
         return self.t.select(first, super().first_sum(sink, best), self.t.splat(0.0))
 
     def sum_of(self, x: str, combine: str = "add") -> str:
         """The sum (or maximum) of the lanes, in all lanes."""
         t = self.t
         return t.broadcast(t.let(f"vector.reduction <{combine}>, {x} : {t.vec} into f32"))
+
+    def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(self.sum_of(x) for x in total)
+
+    def row_numbers(self, slab: Slab, vectors: tuple[str, ...]) -> str:
+        t, out = self.t, slab.value
+        for r, x in enumerate(vectors):
+            number = t.let(f"vector.extract {x}[0] : f32 from {t.vec}")
+            out = t.let(f"tensor.insert {number} into {out}[{t.index(r)}] : {slab.type}")
+        return out
 
     # Into and out of the tiles.
 
@@ -101,18 +116,17 @@ class FewBody(VectorBody):
 
         return t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(tile, self.qT_type)], row)[0]
 
-    def transposed_output(self, state: _State) -> str:
+    def transposed_output(self, state: State) -> str:
         t, spec, w, result = self.t, self.spec, self.t.width, self.out.value
-        for r, lanes in enumerate(state.total):
-            total = self.sum_of(lanes)
+        for r, total in enumerate(self.sums(state.total)):
             inverse, row = self.inverse(total), t.index(r)
             for n in range(self.vectors_of_dv):
                 x = t.vop("arith.mulf", t.read(state.acc, self.acc_type, row, t.index(n * w)), inverse)
-                x = self.guarded(x, total) if spec.empty_row == "guarded" else x
+                x = self.guarded(x, total) if spec.empty_row == "guarded" and self.splits == 1 else x
                 result = self.write_out(x, result, row, t.index(n * w), (n + 1) * w <= spec.Dv)
         return result
 
-    def row_statistic(self, i: int, state: _State) -> str:
+    def row_statistic(self, i: int, state: State) -> str:
         t, slab = self.t, self.stats[i]
         result = slab.value
         for r, (best, lanes) in enumerate(zip(state.best, state.total, strict=True)):
@@ -121,7 +135,7 @@ class FewBody(VectorBody):
             result = t.let(f"tensor.insert {first} into {result}[{t.index(r)}] : {slab.type}")
         return result
 
-    def row_reader(self, slab: _Slab, integers: Integers | None, row: str) -> Callable[[str, bool], str]:
+    def row_reader(self, slab: Slab, integers: Integers | None, row: str) -> Callable[[str, bool], str]:
         """A function from a head dim, and whether all lanes lie inside, to the numbers of a row of K or V; integers with one scale
         per row without it."""
         if integers is None:
@@ -129,7 +143,7 @@ class FewBody(VectorBody):
         vector = integers.row(row, scaled=not integers.one_per_row)
         return lambda d, inside: vector(d)
 
-    def times_scale(self, x: str, integers: Integers | None, keys: _Keys, block: _Block) -> str:
+    def times_scale(self, x: str, integers: Integers | None, keys: _Keys, block: Block) -> str:
         """What `row_reader` left out, for W keys."""
         if integers is None or not integers.one_per_row:
             return x
@@ -137,15 +151,15 @@ class FewBody(VectorBody):
 
     # Scores.
 
-    def keys_at(self, at: str, block: _Block) -> _Keys:
+    def keys_at(self, at: str, block: Block) -> _Keys:
         t = self.t
         first = t.arith("addi", block.k0, at)
-        return _Keys(at, first, t.arith("addi", t.broadcast(self.i32(first), I32), self.steps(), t.ivec), {})
+        return _Keys(at, first, t.arith("addi", t.broadcast(self.i32(first), I32), self.lane_numbers(), t.ivec), {})
 
-    def masked(self, s: str, keys: _Keys, r: int, block: _Block) -> str:
+    def masked(self, s: str, keys: _Keys, r: int, block: Block) -> str:
         """What the softmax sees, in units of log2, for one query and W keys."""
         t, s = self.t, self.capped(s)
-        for step in self.plan.steps:
+        for step in self.steps(block):
             if not isinstance(step, IndexStep):
                 s = self.key_expression(step.expr, s, keys, r, block)
             elif block.edge:
@@ -166,7 +180,7 @@ class FewBody(VectorBody):
                 keep = t.arith("andi", keep, inside, t.bvec)
         return keep
 
-    def key_expression(self, expr: ScoreExpr, s: str, keys: _Keys, r: int, block: _Block) -> str:
+    def key_expression(self, expr: ScoreExpr, s: str, keys: _Keys, r: int, block: Block) -> str:
         t, tensors = self.t, self.spec.tensors
 
         def stored(e: ScoreExpr) -> Vector:
@@ -218,22 +232,40 @@ class FewBody(VectorBody):
             sums = t.loop(bounds, [(s, t.vec) for s in sums], several)
         else:
             looped = 0
-        sums = several(t.index(0), sums, range(looped, self.vectors_of_d))
-        parts = t.transpose(sums)
+        return self.added_up(several(t.index(0), sums, range(looped, self.vectors_of_d)))
+
+    def products_with_integers(self, keys: list[str]) -> list[str]:
+        """`products` of every query: each number of K is converted once, for all of them."""
+        t, w = self.t, self.t.width
+        columns = [t.index(n * w) for n in range(self.vectors_of_d)]
+        q = [[t.read(self.qT, self.qT_type, t.index(r), column) for column in columns] for r in range(self.vectors)]
+        sums: list[list[str]] = [[] for _ in q]
+        for key in keys:
+            read, own = self.row_reader(self.k, self.k_integers, key), [t.splat(0.0)] * self.vectors
+            for n, column in enumerate(columns):
+                x = read(column, True)
+                own = [t.vop("vector.fma", row[n], x, s) for row, s in zip(q, own, strict=True)]
+            for s, of_query in zip(own, sums, strict=True):
+                of_query.append(s)
+        return [self.added_up(s) for s in sums]
+
+    def added_up(self, sums: list[str]) -> str:
+        """The sum of the lanes of each of W vectors, in a lane of its own."""
+        t, parts = self.t, self.t.transpose(sums)
         while len(parts) > 1:
             parts = [t.vop("arith.addf", a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
     # One block of keys.
 
-    def block(self, state: _State, block: _Block) -> _State:
+    def block(self, state: State, block: Block) -> State:
         t = self.t
         scores, best = self.scores_and_best(state, block)
         decay = [t.exp2(t.vop("arith.subf", old, new)) for old, new in zip(state.best, best, strict=True)]
         scores, total = self.exponentials(scores, best, decay, state.total, block)
-        return _State(self.values(state.acc, scores, decay, block), scores, (), tuple(best), tuple(total))
+        return State(self.values(state.acc, scores, decay, block), scores, (), tuple(best), tuple(total))
 
-    def scores_and_best(self, state: _State, block: _Block) -> tuple[str, list[str]]:
+    def scores_and_best(self, state: State, block: Block) -> tuple[str, list[str]]:
         """S of the block, masked; and the new maxima."""
         t = self.t
 
@@ -241,8 +273,10 @@ class FewBody(VectorBody):
             tile, best = carried[0], carried[1:]
             keys = self.keys_at(i, block)
             read = [self.row(block, t.shifted(i, n)).read for n in range(t.width)]
+            once = self.k_integers is not None and self.vectors > 1
+            products = self.products_with_integers(read) if once else []
             for r in range(self.vectors):
-                s = self.times_scale(self.products(r, read), self.k_integers, keys, block)
+                s = self.times_scale(products[r] if once else self.products(r, read), self.k_integers, keys, block)
                 s = self.masked(s, keys, r, block)
                 tile = t.write(s, tile, self.tile_type, t.index(r), i)
                 best[r] = t.maximum(s, best[r])
@@ -253,7 +287,7 @@ class FewBody(VectorBody):
         return tile, [self.sum_of(b, "maxnumf") for b in best]
 
     def exponentials(
-        self, scores: str, best: list[str], decay: list[str], total: tuple[str, ...], block: _Block
+        self, scores: str, best: list[str], decay: list[str], total: tuple[str, ...], block: Block
     ) -> tuple[str, list[str]]:
         """P = 2^(S - m) in the scores' place, and the new sums, lane by lane."""
         t = self.t
@@ -272,7 +306,7 @@ class FewBody(VectorBody):
         tile, *sums = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
-    def values(self, acc: str, tile: str, decay: list[str], block: _Block) -> str:
+    def values(self, acc: str, tile: str, decay: list[str], block: Block) -> str:
         """O = O decay + P V: register tiles of some queries and RN vectors of head dims."""
         t, w, config = self.t, self.t.width, self.config
         unroll = min(config.U, w)

@@ -22,6 +22,10 @@ from onnx_fa.tuning.database import Tiles, pick, queries_computed
 SHARED_BYTES = {"cuda": 96 * 1024, "rocm": 64 * 1024}
 """Shared memory that the tiles of one workgroup may take."""
 _WIDEST = 256
+_REGISTERS = 192
+"""What a thread's part of a block's scores and output may take."""
+_WORKGROUPS = 264
+"""Two for each processor of a large GPU: fewer do not fill it."""
 
 
 def up(size: int, unit: int) -> int:
@@ -35,10 +39,19 @@ def head_dims(spec: AttentionSpec, target: Target) -> tuple[int, int]:
     unit = matrix_unit(target, spec.dtype)
     first, second = (max(unit.k, 8), max(unit.n, 8)) if unit else (4, 16)
     d, dv = up(spec.D, first), up(spec.Dv, second)
-    odd = {x // (x & -x) for x in (d, dv)} - {1}
-    if len(odd) > 1 or not odd <= {3, 5, 7}:
+    odd = {x // (x & -x) for x in (d, dv)}
+    if len(odd - {1} if unit else odd) > 1 or not odd <= {1, 3, 5, 7}:
         d, dv = (1 << (x - 1).bit_length() for x in (d, dv))
     return d, dv
+
+
+def halves(spec: AttentionSpec, target: Target, config: GpuConfig) -> tuple[bool, bool]:
+    """Whether D, and a block's keys, are written as two halves: see gpu_body.py."""
+    unit = matrix_unit(target, spec.dtype)
+    if unit is None or target.backend != "cuda":
+        return False, False
+    keys = bool(config.VT) and isinstance(spec.Skv, int) and config.BN % (2 * unit.keys) == 0
+    return head_dims(spec, target)[0] % (2 * unit.k) == 0, keys
 
 
 def shared_bytes(spec: AttentionSpec, target: Target, config: GpuConfig) -> int:
@@ -60,6 +73,7 @@ def default_config(spec: AttentionSpec, target: Target) -> GpuConfig:
     d, dv = head_dims(spec, target)
     wide = max(d, dv) > 128
     rows = spec.Sq if isinstance(spec.Sq, int) else _WIDEST
+    long = isinstance(spec.Sq, int) and isinstance(spec.Skv, int) and rows >= _WIDEST
     with_unit = matrix_unit(target, spec.dtype) is not None
     least = 16 if with_unit else 8
     keys = (32, 64, 48, 16) if wide or not with_unit else (64, 32, 48, 96, 16)
@@ -68,7 +82,7 @@ def default_config(spec: AttentionSpec, target: Target) -> GpuConfig:
     for qs, w in product((1, 0) if with_unit else (0,), subgroups):
         twice = with_unit and target.backend == "cuda" and not wide and rows >= 2 * least * w > 64
         for bn in keys:
-            config = GpuConfig(least * w * (2 if twice else 1), bn, w, VT=int(with_unit and rows >= 256), QS=qs)
+            config = GpuConfig(least * w * (2 if twice else 1), bn, w, VT=int(with_unit and long), QS=qs)
             if not problem(spec, target, config):
                 return config
     raise UnsupportedError(f"gpu kernel: no tiles for D={spec.D}, Dv={spec.Dv}: {problem(spec, target, config)}")
@@ -84,9 +98,19 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[GpuConfig, str]:
 
     def fits(t: Tiles) -> bool:
         c = config(t)
+        if c.VT and isinstance(folded.Skv, str):
+            return False  # V would be padded, and keys not in halves
         return max(rows, 16) >= c.BM and not problem(folded, target, c)
 
-    found = pick(target, "gpu", spec, fits, lambda t: queries_computed(folded.Sq, t["BM"]))
+    def cost(t: Tiles) -> float:
+        """Queries computed, and the processors that a small attention leaves idle."""
+        outer = [*folded.batch, folded.Hq, folded.Sq]
+        if any(isinstance(d, str) for d in outer):
+            return queries_computed(folded.Sq, t["BM"])
+        groups = math.prod(int(d) for d in outer[:-1]) * -(-int(folded.Sq) // t["BM"])
+        return queries_computed(folded.Sq, t["BM"]) * max(1.0, _WORKGROUPS / groups)
+
+    found = pick(target, "gpu", spec, fits, cost)
     if found and (found.entry.family.dtype == "f32") == (spec.dtype == "f32"):
         return config(found.choice.tiles), found.reason
     return default_config(folded, target), f"built in: nothing was measured for {target.name} and such an attention"
@@ -103,26 +127,38 @@ def problem(spec: AttentionSpec, target: Target, config: GpuConfig) -> str:
     if isinstance(spec.Skv, int) and up(spec.Skv, 16) < config.BN:
         return f"BN={config.BN} for {spec.Skv} keys"
     d, dv = head_dims(spec, target)
+    if unit is not None and config.BM // config.W * (dv + config.BN) > _REGISTERS * 32:
+        return f"BM={config.BM} and BN={config.BN} take more registers than there are for Dv={spec.Dv}"
     threads = config.W * subgroup_size(target)
     vector = 16 // (4 if spec.dtype == "f32" else 2)
-    copies = [(config.BN, d), (dv, config.BN) if config.VT else (config.BN, dv), *[(config.BM, d)] * config.QS]
+    half_d, half_k = halves(spec, target, config)
+    width = (2, d // 2) if half_d else (d,)
+    keys = (2, config.BN // 2) if half_k else (config.BN,)
+    copies = [(config.BN, *width), (dv, *keys) if config.VT else (config.BN, dv), *[(config.BM, *width)] * config.QS]
     for copy in copies:
-        if not _divides(*copy, threads, vector):
-            return f"a tile of {copy[0]} x {copy[1]} does not divide among {threads} threads"
+        if not _divides(copy, threads, vector):
+            return f"a tile of {' x '.join(map(str, copy))} does not divide among {threads} threads"
     shared, most = shared_bytes(spec, target, config), SHARED_BYTES[target.backend]
     return f"tiles need {shared} of {most} bytes of shared memory" if shared > most else ""
 
 
-def _divides(rows: int, columns: int, threads: int, vector: int) -> bool:
-    """Whether a tile can be copied by all threads of a workgroup with vectors of one size (the compiler takes no other copies)."""
-    while vector and columns % vector:
-        vector //= 2
-    while vector:
-        per_row = columns // vector
-        if per_row % threads == 0 or (threads % per_row == 0 and rows % (threads // per_row) == 0):
-            return True
-        vector //= 2
-    return False
+def _divides(shape: Sequence[int], threads: int, vector: int) -> bool:
+    """Whether a tile can be copied by all threads of a workgroup, as IREE's derived_thread_config has it: with the longest vectors
+    that give every thread one, threads along the innermost axis first. The compiler takes no other copies."""
+    flat, inner = math.prod(shape), shape[-1]
+    if flat % threads == 0:
+        vector = min(vector, flat // threads)
+        vector = 1 if inner % vector and vector % inner else min(inner, vector)
+    if inner % vector:
+        return False
+    for size in (inner // vector, *reversed(shape[:-1])):
+        if threads % size == 0:
+            threads //= size
+        elif size % threads == 0:
+            threads = 1
+        else:
+            return False
+    return threads == 1
 
 
 def _check(spec: AttentionSpec, target: Target) -> None:
@@ -133,6 +169,10 @@ def _check(spec: AttentionSpec, target: Target) -> None:
         )
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("gpu kernel: f64 operands")
+    if spec.stats:
+        raise UnsupportedError("gpu kernel: row statistics as outputs")
+    if spec.k_quant is not None or spec.v_quant is not None:
+        raise UnsupportedError("gpu kernel: integer keys or values")
     if max(spec.D, spec.Dv) > _WIDEST:
         raise UnsupportedError(
             f"gpu kernel: D={spec.D}, Dv={spec.Dv}: head dims above {_WIDEST} take more registers than there are"
@@ -195,7 +235,7 @@ class _Entry:
         self.out = Operand("%out", self.out_kinds, self._padded(self.out_kinds, spec.out_shape), spec.dtype)
         inside = list(self.operands)
         v = inside[2]
-        self.transposed = None
+        self.transposed: Operand | None = None
         if config.VT and v.tile == ("k", "n"):
             order = sorted(range(len(v.kinds)), key=lambda a: "bhnk".index(v.kinds[a][0]))
             self.transposed = Operand(
@@ -203,8 +243,25 @@ class _Entry:
             )
             self.order = order
             inside[2] = dataclasses.replace(self.transposed, name="%v")
+        half_d, half_k = halves(spec, target, config)
+        self.halves = "d" * half_d + "k" * (half_k and self.transposed is not None)
+        inside = [self._halved(x) for x in inside]
         self.symbols = [*spec.symbols, *(s for s in _PADDED.values() if s in self.sizes.values())]
         self.body = GpuBody(spec, config, target, inside, self.out, self.sizes, self.value)
+
+    def _halved(self, x: Operand) -> Operand:
+        """The operand with its axes in halves: of D, and of a block's keys."""
+        kinds: list[str] = []
+        shape: list[Dim] = []
+        for kind, size in zip(x.kinds, x.shape, strict=True):
+            if kind and kind in self.halves:
+                half = self.config.BN // 2 if kind == "k" else int(size) // 2
+                kinds += ["j" if kind == "k" else "e", kind]
+                shape += [int(size) // half, half]
+            else:
+                kinds.append(kind)
+                shape.append(size)
+        return Operand(x.name, tuple(kinds), tuple(shape), x.element)
 
     def value(self, symbol: str) -> str:
         return f"%dim{self.symbols.index(symbol)}"
@@ -352,7 +409,7 @@ class _Entry:
         fixed = any(isinstance(p, int) and p != d for x, own in needs for p, d in zip(x.shape, own, strict=True))
         if not lengths or fixed or any(self.padding[a] == "blocks" for a in lengths):
             return self._call(t, values, True)
-        enough = t.constant("true", "i1")
+        enough = t.constant("1", "i1")
         for a in lengths:
             length = self.spec.Sq if a == "m" else self.spec.Skv
             assert isinstance(length, str)
@@ -375,7 +432,14 @@ class _Entry:
                 passed.append(self._renamed(t, value, own, x.shape, x.element))
         if self.transposed is not None:
             passed[2] = self._dispatch(t, "transpose", [self.operands[2]], [passed[2]], self.transposed)
-        result = self._dispatch(t, "attention", self.body_operands(), passed, self.out)
+        outside = list(self.operands)
+        if self.transposed is not None:
+            outside[2] = self.transposed
+        inside = self.body_operands()
+        passed = [
+            self._renamed(t, p, x.shape, y.shape, x.element) for p, x, y in zip(passed, outside, inside, strict=True)
+        ]
+        result = self._dispatch(t, "attention", inside, passed, self.out)
         own = self.spec.out_shape
         if not pad:
             return self._renamed(t, result, self.out.shape, own, self.spec.dtype)

@@ -8,6 +8,9 @@ the scale to f16, and could not express most masks.
 Blocks always have their full size. Where lengths are no multiples of it, the last block starts earlier, at the last BN keys (BM
 queries), and what an earlier block had is masked (computed again, with the same result); or operands are padded before, where rows
 of the starts would not be aligned.
+
+On NVIDIA GPUs D, and the keys where V is transposed, are written as two halves. The compiler adds 8 bytes to every innermost row in
+shared memory; added twice to a row, they spread the reads of matrix instructions over all banks.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class GpuConfig:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor at the dispatch boundary: what walks each stored axis ("b0", "h", "m", "k", "d", "n"; "" for none) and its size."""
+    """A tensor at the dispatch boundary: what walks each stored axis ("b0", "h", "m", "k", "d", "n"; "" for none) and its size. In
+    halves, keys are ("j", "k") and D is ("e", "d")."""
 
     name: str
     kinds: tuple[str, ...]
@@ -66,7 +70,7 @@ class Operand:
     @property
     def tile(self) -> tuple[str, ...]:
         """The axes that a tile of it has."""
-        return tuple(k for k in self.kinds if k in ("m", "k", "d", "n"))
+        return tuple(k for k in self.kinds if k in ("m", "j", "k", "e", "d", "n"))
 
 
 class _Region(Scalars):
@@ -99,7 +103,11 @@ class GpuBody:
         self.plan = score_plan(spec)
         self.skips = skipping(spec)
         self.t = Text()
-        self.tile = {"m": config.BM, "k": config.BN, "d": sizes["d"], "n": sizes["n"]}
+        self.key_axes = ("j", "k") if "j" in self.k.kinds else ("k",)
+        self.dim_axes = ("e", "d") if "e" in self.k.kinds else ("d",)
+        halves = len(self.key_axes)
+        self.tile: dict[str, Dim] = {"m": config.BM, "j": 2, "k": config.BN // halves, "e": 2, "n": sizes["n"]}
+        self.tile["d"] = int(sizes["d"]) // len(self.dim_axes)
         self.bounds = IntBounds(spec.Sq, spec.Skv, spec.tensors)
         self.offsets: dict[str, str] = {}
 
@@ -133,8 +141,10 @@ class GpuBody:
         )
 
     def bounds_of(self, x: Operand) -> tuple[str, str]:
+        inner = {"k"} if len(self.key_axes) > 1 else set()  # keys in halves start at a half
         starts = [
-            self.offsets.get(k, "0") if size != 1 or k == "m" else "0" for k, size in zip(x.kinds, x.shape, strict=True)
+            self.offsets.get(k, "0") if k not in inner and (size != 1 or k == "m") else "0"
+            for k, size in zip(x.kinds, x.shape, strict=True)
         ]
         if x is self.k or x is self.v:
             starts = [self.offsets["kv"] if k == "h" and s != "0" else s for k, s in zip(x.kinds, starts, strict=True)]
@@ -177,9 +187,9 @@ class GpuBody:
     ) -> str:
         """into + a b, of operands in the spec's element type, added up in f32."""
         dtype = self.spec.dtype
-        inner = "d" if which == "qk" else "k"
+        axes = (*out, *(self.dim_axes if which == "qk" else self.key_axes))
         promote = ((0, 1) if self.config.QS else (1,)) if which == "qk" else (1,)
-        config = lowering_config(self.target, dtype, which, self.config.W, promote)
+        config = lowering_config(self.target, dtype, which, self.config.W, promote, len(axes))
 
         def body(r: _Region, x: list[str], acc: str) -> str:
             if dtype != "f32":
@@ -187,9 +197,7 @@ class GpuBody:
             return r.vop("arith.addf", r.vop("arith.mulf", *x), acc)
 
         sources = [(a[0], a[1], dtype), (b[0], b[1], dtype)]
-        return self.generic(
-            (*out, inner), sources, (into, out, "f32"), body, attrs=f"attrs = {{lowering_config = {config}}} "
-        )
+        return self.generic(axes, sources, (into, out, "f32"), body, attrs=f"attrs = {{lowering_config = {config}}} ")
 
     # Softmax.
 
@@ -219,9 +227,16 @@ class GpuBody:
         """Whether some block holds keys that do not count."""
         return isinstance(self.spec.Skv, str) or self.spec.Skv % self.config.BN != 0
 
+    @property
+    def late_scale(self) -> float | None:
+        """What products of Q and K are multiplied by where they are subtracted from their maximum, in one instruction; None where
+        scores are scaled before the maximum is known."""
+        plain = not self.steps and self.sink is None and 0 < self.spec.scale < 1
+        return self.spec.scale * LOG2E if plain else None
+
     def scores(self, raw: str) -> str:
         """What the softmax sees, in units of log2, of a block of products of Q and K."""
-        spec, axes = self.spec, ("m", "k")
+        spec, axes = self.spec, ("m", *self.key_axes)
         unit = 1.0 if self.plan.natural else LOG2E
         sources: list[tuple[str, Sequence[str], str]] = [(raw, axes, "f32")]
         sources += [(self.slice(x), x.tile, x.element) for x in self.masks]
@@ -237,7 +252,7 @@ class GpuBody:
                 s = r.vop("arith.mulf", s, r.splat(factor))
             positions = {
                 "q": r.arith("addi", r.let("linalg.index 0 : index"), m0),
-                "k": r.arith("addi", r.let("linalg.index 1 : index"), k0),
+                "k": r.arith("addi", self.key(r), k0),
             }
             value = {a: r.let(f"arith.index_cast {p} : index to i32") for a, p in positions.items()}
             tensors = [self.element(r, e, x) for e, x in zip(self.masks, x[1:], strict=True)]
@@ -269,6 +284,13 @@ class GpuBody:
 
         return self.generic(axes, sources, (self.empty(axes), axes, "f32"), body)
 
+    def key(self, r: _Region) -> str:
+        """The key of an element of the score, counted from the block's first."""
+        if len(self.key_axes) == 1:
+            return r.let("linalg.index 1 : index")
+        half = r.arith("muli", r.let("linalg.index 1 : index"), r.index(self.config.BN // 2))
+        return r.arith("addi", half, r.let("linalg.index 2 : index"))
+
     def element(self, r: _Region, x: Operand, value: str) -> Vector:
         """An element of a tensor, as expressions take it."""
         if x.element == "i8":
@@ -296,10 +318,17 @@ class GpuBody:
     def block(self, state: list[str], query: str, key: str, value: str) -> list[str]:
         """acc, maximum and sum after a block of keys."""
         acc, best, total = state
-        raw = self.matmul((query, self.q.tile), (key, self.k.tile), self.fill(("m", "k"), 0.0), ("m", "k"), "qk")
-        s, rows, mk = self.scores(raw), ("m",), ("m", "k")
+        rows, mk, factor = ("m",), ("m", *self.key_axes), self.late_scale
+        raw = self.matmul((query, self.q.tile), (key, self.k.tile), self.fill(mk, 0.0), mk, "qk")
+        s = raw if factor else self.scores(raw)
         new = self.generic(mk, [(s, mk, "f32")], (best, rows, "f32"), lambda r, x, o: r.vop("arith.maximumf", x[0], o))
-        less = lambda r, x, _: self.exp2(r, r.vop("arith.subf", *x))  # noqa: E731
+
+        def less(r: _Region, x: list[str], _: str) -> str:
+            if factor is None:
+                return self.exp2(r, r.vop("arith.subf", *x))
+            shift = r.vop("arith.mulf", x[1], r.splat(-factor))
+            return self.exp2(r, r.let(f"math.fma {x[0]}, {r.splat(factor)}, {shift} : f32"))
+
         decay = self.generic(rows, [(best, rows, "f32"), (new, rows, "f32")], (self.empty(rows), rows, "f32"), less)
         p = self.generic(mk, [(s, mk, "f32"), (new, rows, "f32")], (self.empty(mk), mk, "f32"), less)
         scaled = lambda r, x, _: r.vop("arith.mulf", *x)  # noqa: E731
@@ -405,6 +434,8 @@ class GpuBody:
             self.offsets["fresh"] = self.offsets["k"] = k
             if self.ragged:
                 self.offsets["k"] = t.arith("minsi", k, t.arith("subi", self.size(self.sizes["k"]), t.index(config.BN)))
+            if len(self.key_axes) > 1:
+                self.offsets["j"] = t.arith("divui", k, t.index(config.BN // 2))
             return self.block(carried, query, self.slice(self.k), self.slice(self.v))
 
         state = t.loop((first, end, t.index(config.BN)), list(zip(state, types, strict=True)), body)

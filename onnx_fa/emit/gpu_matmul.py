@@ -53,10 +53,13 @@ def subgroup_size(target: Target) -> int:
     return 64 if target.arch.startswith("gfx9") else 32
 
 
-def lowering_config(target: Target, dtype: str, which: str, subgroups: int, promote: tuple[int, ...]) -> str:
-    """Of the matmul (m, n, k) that is "qk" or "pv"; `promote` are the operands that go through shared memory."""
-    basis = f"subgroup_basis = [[{subgroups}, 1, 1], [0, 1, 2]]"
-    parts = [basis]
+def lowering_config(
+    target: Target, dtype: str, which: str, subgroups: int, promote: tuple[int, ...], rank: int = 3
+) -> str:
+    """Of the matmul of `rank` iteration dims, the queries first, that is "qk" or "pv"; `promote` are the operands that go through
+    shared memory."""
+    order = list(range(rank))
+    parts = [f"subgroup_basis = [{[subgroups] + [1] * (rank - 1)}, {order}]"]
     unit = matrix_unit(target, dtype)
     if unit is not None:
         parts.append(f"mma_kind = {unit.qk if which == 'qk' else unit.pv}")

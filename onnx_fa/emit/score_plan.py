@@ -7,7 +7,7 @@ units of log2, which the softmax works in; finite values below MASK_FLOOR are ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -53,6 +53,16 @@ class ScorePlan:
 
     steps: tuple[IndexStep | ExprStep, ...]
     natural: bool
+
+    def without(self, terms: Collection[int]) -> ScorePlan:
+        """The plan where the terms of those numbers leave the score as it is."""
+        steps: list[IndexStep | ExprStep] = []
+        for i, step in enumerate(self.steps):
+            if i not in terms:
+                steps.append(step)
+            elif isinstance(step, ExprStep) and step.expr[0] == LOG2:
+                steps.append(ExprStep((LOG2, SCORE)))
+        return ScorePlan(tuple(steps), self.natural)
 
     @property
     def expressions(self) -> tuple[ScoreExpr, ...]:

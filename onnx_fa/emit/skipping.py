@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnx_fa.emit.score_plan import IndexMask, fill_log2, free, numbered, window
-from onnx_fa.expr import ScoreExpr
-from onnx_fa.spec import AttentionSpec, Elementwise
+from onnx_fa.emit.score_plan import IndexMask, fill_log2, free, numbered, varies, window
+from onnx_fa.expr import ScoreExpr, leaves
+from onnx_fa.spec import AttentionSpec, BoolMask, Elementwise
 
 _HUGE = -1e30
 _EXP2_RANGE = 130.0  # a score so far below its row's maximum, in units of log2, has probability 0 in f32
@@ -45,11 +45,13 @@ def never_empty(spec: AttentionSpec) -> bool:
 class Skipping:
     """`terms`: places in spec.masks of the index masks whose blocks may be left out. `low`: conditions (over the spec's
     tensors, numbered through all terms); a block may be left out where one of them holds for all its positions.
-    `threshold`: a row whose maximum (in units of log2) ends at or below it needs those blocks after all; None: no row can."""
+    `threshold`: a row whose maximum (in units of log2) ends at or below it needs those blocks after all; None: no row can.
+    `kept`: by place in spec.masks, conditions under which a term leaves the score as it is."""
 
     terms: frozenset[int]
     low: tuple[ScoreExpr, ...]
     threshold: float | None
+    kept: dict[int, ScoreExpr]
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,23 @@ def _low(expr: ScoreExpr, fills: list[float]) -> ScoreExpr:
     return ("b", False)
 
 
+def _kept(expr: ScoreExpr) -> ScoreExpr:
+    """A condition under which `expr` is the score."""
+    match expr:
+        case ("score",):
+            return ("b", True)
+        case ("Where", condition, a, b) if free(condition):
+            return _either(_both(condition, _kept(a)), _both(("Not", condition), _kept(b)))
+    return ("b", False)
+
+
+def provable(condition: ScoreExpr, spec: AttentionSpec) -> bool:
+    """Whether a block's own values can tell that a condition holds throughout: it reads no floats, and no tensor that varies
+    along both queries and keys."""
+    tensors = [spec.tensors[leaf[1]] for leaf in leaves(condition) if leaf[0] == "tensor"]
+    return all(t.kind != "float" and varies(t) != (True, True) for t in tensors)
+
+
 def skipping(spec: AttentionSpec) -> Skipping:
     """A key outside an index mask, or one that an expression masks, may go unvisited where its probability is 0 in every
     row.
@@ -139,9 +158,9 @@ def skipping(spec: AttentionSpec) -> Skipping:
         own: list[float] = []
         if isinstance(mask, IndexMask):
             own = [mask.fill] if math.isfinite(mask.fill) else []
-        elif isinstance(mask, Elementwise) and expr is not None:
+        elif isinstance(mask, (Elementwise, BoolMask)) and expr is not None:
             condition = _low(expr, own)
-            if condition[0] == "b":
+            if condition[0] == "b" or not provable(condition, spec):
                 continue
         else:
             continue
@@ -154,4 +173,7 @@ def skipping(spec: AttentionSpec) -> Skipping:
             conditions.append(condition)
         if not (certain and all(f <= _HUGE for f in reached)):
             fills += [fill_log2(f) for f in reached]
-    return Skipping(frozenset(terms), tuple(conditions), max(fills) + _EXP2_RANGE if fills else None)
+    kept = {i: _kept(e) for i, e in enumerate(exprs) if e is not None}
+    kept = {i: c for i, c in kept.items() if c != ("b", False) and provable(c, spec)}
+    threshold = max(fills) + _EXP2_RANGE if fills else None
+    return Skipping(frozenset(terms), tuple(conditions), threshold, kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
+from onnx_fa.emit.combine import combine_call, combine_executable, splits_of
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import INDEX, Text, element_type, tensor_type
@@ -90,8 +91,11 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
             raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
 
 
-def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None) -> Kernel:
-    """The kernel of one site as a dispatch of vector code. Raises UnsupportedError where spec or tiles do not fit."""
+def emit_vector(
+    spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None, splits: int | None = None
+) -> Kernel:
+    """The kernel of one site as a dispatch of vector code. With `splits` of the keys (None: as many as pay) a small second dispatch
+    combines what they found. Raises UnsupportedError where spec or tiles do not fit."""
     check_vector(spec, target)
     site, spec = spec, fold_queries(spec)
     found = None
@@ -101,27 +105,31 @@ def emit_vector(spec: AttentionSpec, target: Target, name: str, config: VectorCo
         raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.W} lanes")
     if stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {stack_bytes(spec, config)} of {STACK_BYTES} bytes of stack")
-    body = VectorBody(spec, config)
+    body = VectorBody(spec, config, splits_of(spec, config.BM) if splits is None else splits)
     text = dispatch_text(site, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
-    return Kernel(name, text, "vector", site, dict(asdict(config)), flags, found.reason if found else "")
+    return Kernel(name, text, "vector", site, shown(config, body), flags, found.reason if found else "")
+
+
+def shown(config: VectorConfig, body: VectorBody) -> dict[str, int | str]:
+    """The tiles, for reports."""
+    return {**asdict(config), **({"splits": body.splits} if body.splits > 1 else {})}
 
 
 def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
     """The dispatch of a body and the function that calls it with a site's operands."""
     symbol = f"{name}_attention"
-    return "\n".join([*_executable(body, symbol), *_entry(site, body, name, symbol)]) + "\n"
-
-
-def _result_names(spec: AttentionSpec) -> list[str]:
-    return ["%out", *(f"%stat{i}" for i in range(len(spec.stats)))]
+    lines = [*_executable(body, symbol), *_entry(site, body, name, symbol)]
+    if body.splits > 1:
+        lines += combine_executable(body.spec, body.splits, body.config.W, f"{name}_combine")
+    return "\n".join(lines) + "\n"
 
 
 def _executable(body: VectorBody, symbol: str) -> list[str]:
     spec = body.spec
     bindings = [
         *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
-        *((name, *result, "writeonly") for name, result in zip(_result_names(spec), spec.results, strict=True)),
+        *((*output, "writeonly") for output in body.outputs),
     ]
     args, ties = [], []
     for arg, shape, element, access in bindings:
@@ -130,12 +138,12 @@ def _executable(body: VectorBody, symbol: str) -> list[str]:
         args.append(f"{arg}_: {type_}" if tied else f"{arg}: {type_}")
         if tied:
             ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
-    results = len(spec.results)
-    args[-results:-results] = [f"{d}: index" for d in body.dims.values()]
+    first_output = len(args) - len(body.outputs)
+    args[first_output:first_output] = [f"{d}: index" for d in body.dims.values()]
     return [
         f"flow.executable private @{symbol} {{",
         f"flow.executable.export public @{symbol} workgroups(%x: index, %y: index) -> (index, index, index) {{",
-        "%z = arith.constant 1 : index",
+        f"%z = arith.constant {body.splits} : index",
         "flow.return %x, %y, %z : index, index, index",
         "}",
         "builtin.module {",
@@ -182,9 +190,11 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
         passed.append(f"{tensor_type(shape, element)}{body.tied(shape)}")
     values += body.dims.values()
     passed += [INDEX] * len(body.dims)
-    tied = [f"{tensor_type(s, d)}{body.tied(s)}" for s, d in spec.results]
     call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
+    tied = [tensor_type(shape, element) + body.tied(shape) for _, shape, element in body.outputs]
     made = t.several(f"{call} -> {_result_types(tied)}", len(tied))
+    if body.splits > 1:
+        made = [combine_call(t, spec, f"{name}_combine", made, tied)]
     wanted = [tensor_type(s, d) for s, d in site.results]
     results = [
         _reshaped(t, body, x, old, new, d)

@@ -25,6 +25,7 @@ from onnx_fa.emit.lanes import Lanes
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import (
     LOG2E,
+    ExprStep,
     IndexMask,
     IndexStep,
     kind,
@@ -37,6 +38,7 @@ from onnx_fa.emit.score_plan import (
     window,
 )
 from onnx_fa.emit.skipping import skipping
+from onnx_fa.emit.vector_state import Block, Slab, State
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
 from onnx_fa.spec import LOWEST_STAT, AttentionSpec, Dim, Quantized, Stat, TensorArg
 
@@ -114,26 +116,6 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class _Slab:
-    """The part of an operand that a workgroup reads or writes, as a tensor of rank 1 or 2."""
-
-    value: str
-    type: str
-    element: str
-    place: str
-    swapped: bool = False
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A block of keys: the first, how many rows of the score tile to run, whether to test positions."""
-
-    k0: str
-    rows: str
-    edge: bool
-
-
-@dataclass(frozen=True)
 class _Row:
     """A key of a block: its place in the block, its position, the key to read for it, and what is known of it alone."""
 
@@ -143,22 +125,11 @@ class _Row:
     known: dict[ScoreExpr, Vector] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _State:
-    """What the loops over keys carry: O^T, score tile, further tiles; per vector of queries the maximum and the sum."""
-
-    acc: str
-    scores: str
-    scratch: tuple[str, ...]
-    best: tuple[str, ...]
-    total: tuple[str, ...]
-
-
 class VectorBody:
     """Writes the dispatch's function for one spec. Arguments: those of `operand_names`, `dims` for the symbols, %out."""
 
-    def __init__(self, spec: AttentionSpec, config: VectorConfig) -> None:
-        self.spec, self.config = spec, config
+    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+        self.spec, self.config, self.splits = spec, config, splits
         self.t = t = Lanes(config.W)
         self.vectors = self.row_vector_count
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
@@ -168,6 +139,8 @@ class VectorBody:
         self.parts = tile_parts(self.plan, spec.tensors)
         self.widen = widens(spec)
         self.skips = skipping(spec)
+        self.clear_plan = self.plan.without(self.skips.kept)
+        self.clear_parts = set(tile_parts(self.clear_plan, spec.tensors))
 
         self.qT_type = tensor_type((spec.D, config.BM), "f32")
         self.acc_type = tensor_type((spec.Dv, config.BM), "f32")
@@ -183,6 +156,10 @@ class VectorBody:
         for d in reversed((*spec.batch, spec.Hq)):
             self.lead.insert(0, t.arith("remui", rest, self.dim(d)))
             rest = t.arith("divui", rest, self.dim(d))
+        self.key_limits = (t.index(0), self.skv)
+        if splits > 1:
+            self.split = t.let("flow.dispatch.workgroup.id[2] : index")
+            self.key_limits = self.split_limits()
         bm = t.index(config.BM)
         self.m0 = t.arith("muli", wx, bm)
         if not (isinstance(spec.Sq, int) and spec.Sq % config.BM == 0):
@@ -205,13 +182,22 @@ class VectorBody:
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
         self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
         self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
-        out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
-        self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
-        row_cuts = [*(_Cut(x, "1", None) for x in self.lead), queries]
-        self.stats = [
-            self.load(f"%stat{i}", shape, dtype, row_cuts, access="writeonly")
-            for i, (shape, dtype) in enumerate(spec.results[1:])
-        ]
+        self.stats: list[Slab] = []
+        if splits > 1:
+            lead = [_Cut(x, "1", None) for x in (self.split, *self.lead)]
+            cuts = [[*lead, queries, self.whole(spec.Dv)], [*lead, queries], [*lead, queries]]
+            self.out, self.part_best, self.part_total = (
+                self.load(name, shape, element, c, access="writeonly")
+                for (name, shape, element), c in zip(self.outputs, cuts, strict=True)
+            )
+        else:
+            out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
+            self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
+            row_cuts = [*(_Cut(x, "1", None) for x in self.lead), queries]
+            self.stats = [
+                self.load(name, shape, element, row_cuts, access="writeonly")
+                for name, shape, element in self.outputs[1:]
+            ]
         tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
         names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
         self.masks = [
@@ -223,10 +209,11 @@ class VectorBody:
         by_position = by_position or any(isinstance(m, IndexMask) for m in spec.masks)
         self.positions = self.query_positions() if by_position else []
         tensor_rows = {i: self.row_vectors(x, self.masks[i]) for i, x in enumerate(spec.tensors) if not varies(x)[1]}
+        conditions = (*self.skips.low, *self.skips.kept.values())
         self.row_ranges = {
             i: self.row_range(tensor_rows[i])
-            for i in {leaf[1] for e in self.skips.low for leaf in leaves(e) if leaf[0] == "tensor"}
-            if i in tensor_rows and spec.tensors[i].kind == "int"
+            for i in sorted({leaf[1] for e in conditions for leaf in leaves(e) if leaf[0] == "tensor"})
+            if i in tensor_rows
         }
         parts = row_parts(self.plan, spec.tensors)
         self.row_values = [
@@ -237,6 +224,24 @@ class VectorBody:
             for x in (self.row_vectors(spec.sink, self.masks[-1]) if spec.sink is not None else [])
         ]
 
+    def split_limits(self) -> tuple[str, str]:
+        """The keys of this workgroup's split: whole blocks, but for the end; none where there are fewer blocks than splits."""
+        t, bk = self.t, self.t.index(self.config.BK)
+        blocks = t.arith("ceildivui", t.arith("ceildivui", self.skv, bk), t.index(self.splits))
+        keys = t.arith("muli", blocks, bk)
+        low = t.arith("muli", self.split, keys)
+        return low, t.arith("maxsi", low, t.arith("minsi", t.arith("addi", low, keys), self.skv))
+
+    @property
+    def outputs(self) -> list[tuple[str, tuple[Dim, ...], str]]:
+        """(argument, shape, element type) of what the dispatch writes: the results, or for each split of the keys O, not divided by
+        the sum, the maximum and the sum."""
+        spec = self.spec
+        if self.splits == 1:
+            return [(f"%stat{i - 1}" if i else "%out", *result) for i, result in enumerate(spec.results)]
+        rows = (self.splits, *spec.batch, spec.Hq, spec.Sq)
+        return [("%out", (*rows, spec.Dv), "f32"), ("%best", rows, "f32"), ("%total", rows, "f32")]
+
     @property
     def row_vector_count(self) -> int:
         """How many vectors hold a number per query."""
@@ -244,7 +249,7 @@ class VectorBody:
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
-        t, spec = self.t, self.spec
+        t = self.t
         self.qT = self.transposed_queries()
         config = f"{{lowering_config = {_LOWERING}}}"
         empty = t.let(f"tensor.empty() : {self.acc_type}")
@@ -254,16 +259,37 @@ class VectorBody:
         best, total = (t.splat(MAX_START),) * self.vectors, (t.splat(0.0),) * self.vectors
         if self.sink:  # one more logit, without a value
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
-            total = tuple(self.first_sum(x, b) for x, b in zip(self.sink, best, strict=True))
-        state = self.all_keys(_State(acc, scores, scratch, best, total))
-        results = [("%out", self.out, self.transposed_output(state))]
-        results += [(f"%stat{i}", slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
-        for (name, slab, result), (shape, dtype) in zip(results, spec.results, strict=True):
+            total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
+        state = self.all_keys(State(acc, scores, scratch, best, total))
+        results = [(self.out, self.transposed_output(state))]
+        results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
+        if self.splits > 1:
+            results.append((self.part_best, self.row_numbers(self.part_best, state.best)))
+            results.append((self.part_total, self.row_numbers(self.part_total, self.sums(state.total))))
+        for (slab, result), (name, shape, element) in zip(results, self.outputs, strict=True):
             t.do(
                 f"iree_tensor_ext.dispatch.tensor.store {result}, {name}, {slab.place} : {slab.type} -> "
-                f"{self.binding('writeonly', shape, dtype)}"
+                f"{self.binding('writeonly', shape, element)}"
             )
         return t.render()
+
+    def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
+        """The sum of each query."""
+        return total
+
+    def row_numbers(self, slab: Slab, vectors: tuple[str, ...]) -> str:
+        """A number per query, from vectors of queries."""
+        out = slab.value
+        for j, x in enumerate(vectors):
+            out = self.t.write(x, out, slab.type, self.lane(j), in_bounds=not self.few_queries)
+        return out
+
+    def once(self, x: str) -> str:
+        """x in the first split of the keys, 0 in the others."""
+        if self.splits == 1:
+            return x
+        first = self.t.let(f"arith.cmpi eq, {self.split}, {self.t.index(0)} : index")
+        return self.t.let(f"arith.select {first}, {x}, {self.t.splat(0.0)} : {self.t.vec}")
 
     def first_sum(self, sink: str, best: str) -> str:
         """What a sink adds to the sums of a vector of queries."""
@@ -286,7 +312,7 @@ class VectorBody:
         return _Cut(self.t.index(0), str(d) if isinstance(d, int) else self.dims[d], d)
 
     def integers(
-        self, name: str, quant: Quantized | None, slab: _Slab, lead: list[str], layout: tuple[int, ...], width: int
+        self, name: str, quant: Quantized | None, slab: Slab, lead: list[str], layout: tuple[int, ...], width: int
     ) -> Integers | None:
         """K or V as integers with their scales, if that is what they are."""
         if quant is None:
@@ -333,14 +359,14 @@ class VectorBody:
         cuts: list[_Cut],
         layout: tuple[int, ...] = (),
         access: str = "readonly",
-    ) -> _Slab:
+    ) -> Slab:
         offsets, sizes = ", ".join(c.offset for c in cuts), ", ".join(c.size for c in cuts)
         place = f"offsets = [{offsets}], sizes = [{sizes}], strides = [{', '.join('1' * len(cuts))}]"
         type_ = tensor_type([c.dim for c in cuts if c.dim is not None] or [1], element)
         binding = self.binding(access, shape, element)
         value = self.t.let(f"iree_tensor_ext.dispatch.tensor.load {arg}, {place} : {binding} -> {type_}")
         swapped = bool(layout) and layout.index(self.spec.rank - 1) < layout.index(self.spec.rank - 2)
-        return _Slab(value, type_, element, place, swapped)
+        return Slab(value, type_, element, place, swapped)
 
     def query_row(self, row: str) -> str:
         """Rows past the last query stand for the last query, which is then computed several times over."""
@@ -374,12 +400,12 @@ class VectorBody:
         types = [f"vector<{lanes}{e}>" if lanes else e for e in (element, "f32")]
         return self.t.let(f"arith.{'uitofp' if element == 'i8' else 'extf'} {value} : {types[0]} to {types[1]}")
 
-    def read_f32(self, slab: _Slab, row: str, column: str, in_bounds: bool = True) -> str:
+    def read_f32(self, slab: Slab, row: str, column: str, in_bounds: bool = True) -> str:
         """W neighbours of a slab's row."""
         x = self.t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=in_bounds)
         return self.to_f32(x, slab.element, f"{self.t.width}x")
 
-    def extract(self, slab: _Slab, *indices: str) -> str:
+    def extract(self, slab: Slab, *indices: str) -> str:
         at = indices[::-1] if slab.swapped else indices
         value = self.t.let(f"tensor.extract {slab.value}[{', '.join(at)}] : {slab.type}")
         return self.to_f32(value, slab.element)
@@ -443,6 +469,8 @@ class VectorBody:
     def inverse(self, total: str) -> str:
         """1 / l of a vector of sums, or what stands for it in rows without a key."""
         t, zero = self.t, self.t.splat(0.0)
+        if self.splits > 1:
+            return t.splat(1.0)
         inverse = t.vop("arith.divf", t.splat(1.0), total)
         if self.spec.empty_row == "zero":
             return t.select(t.compare("oeq", total, zero), zero, inverse)
@@ -461,10 +489,10 @@ class VectorBody:
             x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
         return t.write(x, result, out.type, row, column, element=out.element, in_bounds=inside)
 
-    def transposed_output(self, state: _State) -> str:
+    def transposed_output(self, state: State) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
-        guarded = spec.empty_row == "guarded"
+        guarded = spec.empty_row == "guarded" and self.splits == 1
         inverses = t.let(f"tensor.empty() : {self.row_type}")
         sums = t.let(f"tensor.empty() : {self.row_type}") if guarded else ""
         for j, total in enumerate(state.total):
@@ -491,7 +519,7 @@ class VectorBody:
             return self.over_rows(spec.Dv, out.value, out.type, columnwise)
         return self.over_tiles(spec.Dv, out.value, out.type, body)
 
-    def row_statistic(self, i: int, state: _State) -> str:
+    def row_statistic(self, i: int, state: State) -> str:
         """A row statistic of every query, as the tensor of that result."""
         t, slab = self.t, self.stats[i]
         tile, type_ = (
@@ -539,12 +567,12 @@ class VectorBody:
             return Vector(value, element)
         return Vector(self.to_f32(value, element, f"{self.t.width}x"), "f32")
 
-    def splat_of(self, slab: _Slab, *indices: str) -> Vector:
+    def splat_of(self, slab: Slab, *indices: str) -> Vector:
         """One element of a tensor in every lane."""
         value = self.t.let(f"tensor.extract {slab.value}[{', '.join(indices)}] : {slab.type}")
         return self.to_vector(self.t.broadcast(value, slab.element), slab.element)
 
-    def row_vectors(self, tensor: TensorArg, slab: _Slab) -> list[Vector]:
+    def row_vectors(self, tensor: TensorArg, slab: Slab) -> list[Vector]:
         """A tensor that does not vary along the keys, per vector of queries."""
         t = self.t
         if not varies(tensor)[0]:
@@ -572,24 +600,58 @@ class VectorBody:
         return {part: self.vector.emit(part, known, memo) for part in parts}
 
     def row_range(self, vectors: list[Vector]) -> Range:
-        """The least and the largest of an integer tensor over the workgroup's queries."""
-        t, element = self.t, vectors[0].element
-        type_ = f"vector<{t.width}x{element}>"
-        found = []
-        for op in ("minsi", "maxsi"):
-            x = vectors[0].value
-            for v in vectors[1:]:
-                x = t.arith(op, x, v.value, type_)
+        """The least and the largest of integers or booleans over the workgroup's queries."""
+        if vectors[0].element == "i1":
+            vectors = [self.as_i32(v) for v in vectors]
+        low, high = vectors[0].value, vectors[0].value
+        for v in vectors[1:]:
+            low, high = (self.t.arith(op, x, v.value, v_type) for op, x, v_type in self.extremes(low, high, v.element))
+        return self.least_and_largest(low, high, vectors[0].element)
+
+    def as_i32(self, x: Vector) -> Vector:
+        return Vector(self.t.let(f"arith.extui {x.value} : {self.t.bvec} to {self.t.ivec}"), "i32")
+
+    def extremes(self, low: str, high: str, element: str) -> list[tuple[str, str, str]]:
+        """(operation, value, type) for the next least and the next largest."""
+        return [("minsi", low, self.t.type(element)), ("maxsi", high, self.t.type(element))]
+
+    def least_and_largest(self, low: str, high: str, element: str) -> Range:
+        """The ends of vectors of least and of largest, as indices."""
+        t, found = self.t, []
+        for op, x, type_ in self.extremes(low, high, element):
             x = t.let(f"vector.reduction <{op}>, {x} : {type_} into {element}")
             found.append(t.let(f"arith.index_cast {x} : {element} to index"))
         return found[0], found[1]
+
+    def key_range(self, i: int, k0: str, rows: str) -> Range:
+        """The least and the largest of a tensor of integers or booleans that varies along the keys alone, over a block."""
+        t, slab = self.t, self.masks[i]
+        first = t.let(f"tensor.extract {slab.value}[{k0}] : {slab.type}")  # stands for what lies past the last key
+
+        def value(at: str) -> Vector:
+            x = t.let(
+                f"vector.transfer_read {slab.value}[{at}], {first} {{in_bounds = [false]}} : {slab.type}, "
+                f"{t.type(slab.element)}"
+            )
+            x_ = self.to_vector(x, slab.element)
+            return self.as_i32(x_) if x_.element == "i1" else x_
+
+        start = value(k0)
+
+        def body(at: str, carried: list[str]) -> list[str]:
+            x = value(t.arith("addi", k0, at))
+            return [t.arith(op, y, x.value, type_) for op, y, type_ in self.extremes(carried[0], carried[1], x.element)]
+
+        carried = [(start.value, t.type(start.element))] * 2
+        low, high = t.loop((t.index(0), rows, t.index(t.width)), carried, body)
+        return self.least_and_largest(low, high, start.element)
 
     def length(self, expr: ScoreExpr) -> Vector | None:
         if expr[0] not in ("Sq", "Skv"):
             return None
         return Vector(self.t.broadcast(self.i32(self.sq if expr[0] == "Sq" else self.skv), I32), "i32")
 
-    def mask_tile(self, part: ScoreExpr, tiles: list[str], block: _Block) -> list[str]:
+    def mask_tile(self, part: ScoreExpr, tiles: list[str], block: Block) -> list[str]:
         """A block of what is made from one Sq x Skv tensor, transposed into one tile, or two for the halves of integers."""
         t, w = self.t, self.t.width
         slab = self.masks[next(leaf[1] for leaf in leaves(part) if leaf[0] == "tensor")]
@@ -684,6 +746,9 @@ class VectorBody:
             score = t.select(keep, score, t.splat(step.fill))
         return score
 
+    def steps(self, block: Block) -> tuple[IndexStep | ExprStep, ...]:
+        return (self.clear_plan if block.clear else self.plan).steps
+
     def capped(self, s: str) -> str:
         """The product of q and k, scaled as `query_factor` says, after the softcaps."""
         t, mods = self.t, self.spec.mods
@@ -692,10 +757,10 @@ class VectorBody:
             s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * self.unit))
         return s
 
-    def score(self, raw: str, row: _Row, j: int, block: _Block, tiles: dict[ScoreExpr, list[str]]) -> str:
+    def score(self, raw: str, row: _Row, j: int, block: Block, tiles: dict[ScoreExpr, list[str]]) -> str:
         """What the softmax sees, in units of log2, for one vector of queries and one key."""
         t, s = self.t, self.capped(raw)
-        for step in self.plan.steps:
+        for step in self.steps(block):
             if not isinstance(step, IndexStep):
                 s = self.expression(step.expr, s, row, j, tiles)
             elif block.edge:
@@ -738,7 +803,7 @@ class VectorBody:
             out = step(end, out, rest)
         return [out[i * n : (i + 1) * n] for i in range(len(scalars))]
 
-    def widened(self, slab: _Slab, integers: Integers | None, width: int, tile: str, block: _Block) -> str:
+    def widened(self, slab: Slab, integers: Integers | None, width: int, tile: str, block: Block) -> str:
         """Copies a block of K or V to f32: once per block instead of once per use."""
         t, w = self.t, self.t.width
 
@@ -760,7 +825,7 @@ class VectorBody:
 
         return t.loop((t.index(0), block.rows, t.index(1)), [(tile, self.wide_type)], body)[0]
 
-    def row(self, block: _Block, i: str) -> _Row:
+    def row(self, block: Block, i: str) -> _Row:
         """Row i of the block; past the last key, that key is read."""
         t = self.t
         key = t.arith("addi", block.k0, i)
@@ -768,17 +833,18 @@ class VectorBody:
             return _Row(i, key, key)
         return _Row(i, key, t.arith("minsi", key, t.arith("subi", self.skv, t.index(1))))
 
-    def unroll(self, block: _Block) -> int:
+    def unroll(self, block: Block) -> int:
         """Few blocks are on an edge: there, short code matters more than the loop's overhead."""
         return min(self.config.U, 2) if block.edge else self.config.U
 
-    def block(self, state: _State, block: _Block) -> _State:
+    def block(self, state: State, block: Block) -> State:
         t, spec, scratch = self.t, self.spec, list(state.scratch)
         tiles: dict[ScoreExpr, list[str]] = {}
         at = 0
         for part in self.parts:
             end = at + tile_slots(part, spec.tensors)
-            scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
+            if not block.clear or part in self.clear_parts:
+                scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
             at = end
         if self.widen:
             scratch[-1] = self.widened(self.k, self.k_integers, spec.D, scratch[-1], block)
@@ -788,10 +854,10 @@ class VectorBody:
         if self.widen:
             scratch[-1] = self.widened(self.v, self.v_integers, spec.Dv, scratch[-1], block)
         acc = self.output(state.acc, scores, decay, block, scratch)
-        return _State(acc, scores, tuple(scratch), tuple(best), tuple(total))
+        return State(acc, scores, tuple(scratch), tuple(best), tuple(total))
 
     def scores(
-        self, state: _State, block: _Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
+        self, state: State, block: Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
     ) -> tuple[str, list[str]]:
         """S^T = K Q^T of the block, RI keys at a time, masked; and the new maximum."""
         t, config = self.t, self.config
@@ -820,7 +886,7 @@ class VectorBody:
         return tile, best
 
     def probabilities(
-        self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: _Block
+        self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: Block
     ) -> tuple[str, list[str]]:
         """P = 2^(S - m) in the scores' place, and the new sum (the block by itself first, which rounds less)."""
         t = self.t
@@ -838,7 +904,7 @@ class VectorBody:
         tile, *sums = t.loop((t.index(0), block.rows, t.index(1)), carried, body)
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
-    def output(self, acc: str, tile: str, decay: list[str], block: _Block, scratch: list[str]) -> str:
+    def output(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
         """O^T = O^T decay + V^T P, RN head dims at a time (the block by itself first, which rounds less)."""
         t, config, dv = self.t, self.config, self.spec.Dv
         unroll = math.gcd(self.unroll(block), config.RI if block.edge else config.BK)
@@ -865,23 +931,28 @@ class VectorBody:
 
     # Which blocks.
 
-    def all_keys(self, state: _State) -> _State:
+    def all_keys(self, state: State) -> State:
         """Full blocks, then blocks on an edge, then, if some row found nothing else, the blocks that were left out."""
         t, bk = self.t, self.t.index(self.config.BK)
         zero = t.index(0)
+        low, high = self.key_limits
         first, full_first, full_end, end = self.bounds()
 
         def full(k0: str, carried: list[str]) -> list[str]:
-            block = _Block(k0, bk, False)
-            return self.pack(self.block_if(self.needed(k0, bk), self.unpack(carried), block))
+            needed, clear = self.proofs(k0, bk)
+            state = self.unpack(carried)
+            if clear is not True:
+                needed = needed if clear is False else self.neither(clear, needed)
+                state = self.block_if(needed, state, Block(k0, bk, False))
+            return self.pack(state if clear is False else self.block_if(clear, state, Block(k0, bk, False, True)))
 
         state = self.unpack(t.loop((full_first, full_end, bk), self.carried(state), full))
-        edges = [(first, full_first)] if full_first != zero else []
-        edges += [(full_end, end)] if full_end != self.skv else []
+        edges = [(first, full_first)] if full_first != low else []
+        edges += [(full_end, end)] if full_end != high else []
         if edges:
             state = self.edge_blocks(state, edges)
-        skipped = [(zero, first)] if first != zero else []
-        skipped += [(end, self.skv)] if end != self.skv else []
+        skipped = [(low, first)] if first != low else []
+        skipped += [(end, high)] if end != high else []
         anywhere = self.needed(zero, bk) is not True  # blocks between these ranges may have been left out as well
         if self.skips.threshold is None or not (skipped or anywhere):
             return state
@@ -890,7 +961,7 @@ class VectorBody:
             lowest = t.select(t.compare("olt", b, lowest), b, lowest)
         least = t.let(f"vector.reduction <minnumf>, {lowest} : {t.vec} into f32")
         needed = t.let(f"arith.cmpf ole, {least}, {t.f32(self.skips.threshold)} : f32")
-        ranges = [(low, t.let(f"arith.select {needed}, {high}, {low} : index")) for low, high in skipped]
+        ranges = [(a, t.let(f"arith.select {needed}, {b}, {a} : index")) for a, b in skipped]
         if anywhere:
             return self.edge_blocks(
                 state, [(first, t.let(f"arith.select {needed}, {end}, {first} : index")), *ranges], 1
@@ -898,20 +969,40 @@ class VectorBody:
         return self.edge_blocks(state, ranges, 0)
 
     def needed(self, k0: str, rows: str) -> Truth:
-        """Whether a block may hold a key that is not masked, as far as intervals of positions tell."""
+        """Whether a block may hold a key that is not masked, as far as its own values tell."""
+        return self.proofs(k0, rows)[0]
+
+    def proofs(self, k0: str, rows: str) -> tuple[Truth, Truth]:
+        """Whether a block may hold a key that is not masked, and whether all terms that choose surely choose the score, as far as
+        intervals of positions, lengths, integers and booleans tell."""
         t = self.t
         last = t.arith("subi", t.arith("minsi", t.arith("addi", k0, rows), self.skv), t.index(1))
-        ranges: dict[str, Range] = {"q": (self.m0, t.arith("addi", self.m0, self.last_row)), "k": (k0, last)}
-        ranges |= {"Sq": (self.sq, self.sq), "Skv": (self.skv, self.skv)}
-        bounds = BlockBounds(t, lambda e: self.row_ranges.get(e[1]) if e[0] == "tensor" else ranges[e[0]])
+        ranges: dict[ScoreExpr, Range | None] = {("q",): (self.m0, t.arith("addi", self.m0, self.last_row))}
+        ranges |= {("k",): (k0, last), ("Sq",): (self.sq, self.sq), ("Skv",): (self.skv, self.skv)}
+
+        def leaf(e: ScoreExpr) -> Range | None:
+            if e not in ranges:
+                by_row, by_key = varies(self.spec.tensors[e[1]])
+                ranges[e] = self.key_range(e[1], k0, rows) if by_key and not by_row else self.row_ranges.get(e[1])
+            return ranges[e]
+
+        bounds = BlockBounds(t, leaf)
         low: Truth = False
         for condition in self.skips.low:
             low = bounds.either(low, bounds.truth(condition)[0])
-        if isinstance(low, bool):
-            return not low
-        return t.arith("xori", low, t.constant("1", "i1"), "i1")
+        clear: Truth = bool(self.skips.kept)
+        for condition in self.skips.kept.values():
+            clear = bounds.both(clear, bounds.truth(condition)[0])
+        return self.neither(low, True), clear
 
-    def block_if(self, needed: Truth, state: _State, block: _Block) -> _State:
+    def neither(self, proof: Truth, otherwise: Truth) -> Truth:
+        """`otherwise` where the proof does not hold."""
+        if isinstance(proof, bool):
+            return False if proof else otherwise
+        other = self.t.arith("xori", proof, self.t.constant("1", "i1"), "i1")
+        return other if otherwise is True else BlockBounds(self.t, lambda e: None).both(other, otherwise)
+
+    def block_if(self, needed: Truth, state: State, block: Block) -> State:
         """The state after a block, or as it was where the block is not needed."""
         t = self.t
         if needed is True:
@@ -925,8 +1016,8 @@ class VectorBody:
     def bounds(self) -> tuple[str, str, str, str]:
         """(first, full_first, full_end, end): the keys to visit, and among them the blocks that test no positions."""
         t, bk = self.t, self.config.BK
-        zero = t.index(0)
-        first, full_first, full_end, end = zero, zero, self.skv, self.skv
+        low, high = self.key_limits
+        first, full_first, full_end, end = low, low, high, high
         last = t.arith("addi", self.m0, self.last_row)
         for i, mask in enumerate(self.spec.masks):
             if not isinstance(mask, IndexMask):
@@ -946,21 +1037,21 @@ class VectorBody:
         def floor(x: str) -> str:
             return t.arith("muli", t.arith("divui", x, t.index(bk)), t.index(bk))
 
-        if end != self.skv:  # whole rows of register tiles: what is visited must not be visited again
+        if end != high:  # whole rows of register tiles: what is visited must not be visited again
             ri = t.index(self.config.RI)
-            end = t.arith("muli", t.arith("ceildivui", t.arith("maxsi", end, zero), ri), ri)
-        if first != zero:
+            end = t.arith("muli", t.arith("ceildivui", t.arith("maxsi", end, low), ri), ri)
+        if first != low:
             first = floor(t.arith("minsi", first, end))
-        if full_end != self.skv or self.ragged_keys:
-            full_end = floor(t.arith("maxsi", full_end, zero))
-        if full_first != zero:
+        if full_end != high or self.ragged_keys:
+            full_end = floor(t.arith("maxsi", full_end, low))
+        if full_first != low:
             full_first = floor(t.shifted(t.arith("minsi", full_first, end), bk - 1))
             full_end = t.arith("maxsi", full_end, full_first)
-            if end != self.skv:
+            if end != high:
                 end = t.arith("maxsi", end, full_first)
         return first, full_first, full_end, end
 
-    def edge_blocks(self, state: _State, ranges: list[tuple[str, str]], left_out: int | None = None) -> _State:
+    def edge_blocks(self, state: State, ranges: list[tuple[str, str]], left_out: int | None = None) -> State:
         """Visits the blocks of some ranges of keys, the last of each as short as it is, testing positions.
 
         Blocks that are masked as a whole are left out; with `left_out`, only those are visited in that many first ranges,
@@ -988,19 +1079,19 @@ class VectorBody:
                 needed = t.arith("xori", needed, t.constant("1", "i1"), "i1")
                 other = t.arith("cmpi sge,", step, starts[left_out])
                 needed = t.arith("ori", needed, other, "i1")
-            return self.pack(self.block_if(needed, self.unpack(carried), _Block(k0, rows, True)))
+            return self.pack(self.block_if(needed, self.unpack(carried), Block(k0, rows, True)))
 
         return self.unpack(t.loop((t.index(0), starts[-1], t.index(1)), self.carried(state), body))
 
-    def carried(self, state: _State) -> list[tuple[str, str]]:
+    def carried(self, state: State) -> list[tuple[str, str]]:
         tensors = [(state.acc, self.acc_type), (state.scores, self.tile_type)]
         tensors += zip(state.scratch, self.scratch_types, strict=True)
         return [*tensors, *((x, self.t.vec) for x in (*state.best, *state.total))]
 
-    def pack(self, state: _State) -> list[str]:
+    def pack(self, state: State) -> list[str]:
         return [value for value, _ in self.carried(state)]
 
-    def unpack(self, values: list[str]) -> _State:
+    def unpack(self, values: list[str]) -> State:
         acc, scores, *rest = values
         s, n = len(self.scratch_types), self.vectors
-        return _State(acc, scores, tuple(rest[:s]), tuple(rest[s : s + n]), tuple(rest[s + n :]))
+        return State(acc, scores, tuple(rest[:s]), tuple(rest[s : s + n]), tuple(rest[s + n :]))

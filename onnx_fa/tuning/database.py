@@ -198,7 +198,7 @@ def _words(want: Family, entry: Entry, choice: Choice, fitting: list[Choice], na
     words = f"{name}: {entry.family}; "
     words += f"nearest, differs in {', '.join(differs)}" if differs else "the same family"
     if choice is not min(fitting, key=lambda c: c.cost):
-        words += "; not its fastest tiles, which would compute more padding"
+        words += "; not its fastest tiles, which would compute more padding or leave processors idle"
     elif len(fitting) < len(entry.choices) and choice is not min(entry.choices, key=lambda c: c.cost):
         words += "; its fastest tiles do not fit"
     return words

@@ -1,0 +1,38 @@
+"""What the function of a vector kernel passes between its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The part of an operand that a workgroup reads or writes, as a tensor of rank 1 or 2."""
+
+    value: str
+    type: str
+    element: str
+    place: str
+    swapped: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of keys: the first, how many rows of the score tile to run, whether to test positions, whether the terms that
+    `VectorBody.clear_plan` lacks leave its scores as they are."""
+
+    k0: str
+    rows: str
+    edge: bool
+    clear: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """What the loops over keys carry: O^T, score tile, further tiles; per vector of queries the maximum and the sum."""
+
+    acc: str
+    scores: str
+    scratch: tuple[str, ...]
+    best: tuple[str, ...]
+    total: tuple[str, ...]

@@ -1,0 +1,212 @@
+"""`onnx-fa zoo list|export|run|compare`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.target import TARGET_NAMES, parse_target
+
+OUTPUT = "zoo-results"
+BASELINE = "zoo-baseline.json"
+
+
+def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    """Adds the four commands under `parser`."""
+    kind: Any = type(parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=kind)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int | None], help_: str) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = commands.add_parser(name, help=help_, description=help_, parents=[common])
+        sub.set_defaults(command=run)
+        sub.add_argument("--zoo", metavar="FILE", help="the list of models (default: the package's own)")
+        return sub
+
+    def choice(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--filter", action="append", default=[], metavar="NAME", help="entries with NAME in theirs, or a pattern"
+        )
+        sub.add_argument("--subset", action="store_true", help="the quick subset")
+        sub.add_argument("--target", default="cpu-host", metavar="NAME", help=f"one of {', '.join(TARGET_NAMES)}")
+
+    def work(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "-o", "--output", default=OUTPUT, metavar="DIR", help=f"results and work files (default: {OUTPUT})"
+        )
+        sub.add_argument(
+            "--jobs", type=_positive, default=1, metavar="N", help="entries at a time (timing is never parallel)"
+        )
+        sub.add_argument("--stretch", type=float, default=1.0, metavar="F", help="multiply all time limits by F")
+
+    sub = command("list", list_, "show the models and what is expected of each")
+    choice(sub)
+
+    sub = command("export", export, "write the models as ONNX")
+    choice(sub)
+    work(sub)
+
+    sub = command("run", run, "export, explain, rewrite, compile on both roads, inspect, verify and time every model")
+    choice(sub)
+    work(sub)
+    sub.add_argument("--steps", metavar="A,B", help="only these steps, and what they need")
+    sub.add_argument("--rounds", type=_positive, default=5)
+    sub.add_argument("--threads", type=_positive, default=2)
+    baseline(sub)
+    sub.add_argument("--update-baseline", action="store_true", help="write the results to the baseline")
+
+    sub = command("compare", compare, "compare results with a baseline; exit code 1 when something got worse")
+    sub.add_argument("results", nargs="?", default=f"{OUTPUT}/results.jsonl", help="of zoo run (default: %(default)s)")
+    baseline(sub)
+
+
+def baseline(sub: argparse.ArgumentParser) -> None:
+    from onnx_fa.zoo.compare import BAND
+
+    sub.add_argument("--baseline", metavar="FILE", help=f"default: {BASELINE} beside the zoo file, if there is one")
+    sub.add_argument(
+        "--band", type=float, default=BAND, metavar="SHARE", help="noise band of time ratios (default: %(default)s)"
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
+def _entries(args: argparse.Namespace) -> list[Any]:
+    from onnx_fa.zoo.entries import chosen, load
+
+    parse_target(args.target)
+    return chosen(load(_zoo(args)), args.filter, args.target, args.subset)
+
+
+def _zoo(args: argparse.Namespace) -> Path:
+    from onnx_fa.zoo.entries import default_file
+
+    return Path(args.zoo) if args.zoo else default_file()
+
+
+def list_(args: argparse.Namespace) -> None:
+    from onnx_fa.table import text_table
+
+    rows = []
+    for e in _entries(args):
+        how = (
+            " ".join([f"{e.exporter}{e.opset}", e.attn, e.quantize]).strip() if e.source not in ("path", "url") else "-"
+        )
+        rows.append((e.name, f"{e.source} {e.of}", how, e.expected, "yes" if e.subset else ""))
+    print(text_table(("entry", "source", "export", "expected sites", "subset"), rows))
+    print(f"{len(rows)} entries")
+
+
+def export(args: argparse.Namespace) -> int:
+    results = _run(args, ("export",))
+    for r in results:
+        said = r["steps"]["export"]
+        print(f"{r['name']}: {r['export']['model'] if said['ok'] else said['message']}")
+    return 0 if all(r["steps"]["export"]["ok"] for r in results) else 1
+
+
+def run(args: argparse.Namespace) -> int:
+    from onnx_fa.table import text_table
+    from onnx_fa.zoo import compare as comparing
+    from onnx_fa.zoo.report import HEAD, table, write_reports
+    from onnx_fa.zoo.steps import STEPS
+
+    steps = tuple(filter(None, (args.steps or ",".join(STEPS)).split(",")))
+    if unknown := set(steps) - set(STEPS):
+        raise OnnxFaError(f"no step {sorted(unknown)[0]!r}: use some of {', '.join(STEPS)}")
+    file = _baseline(args)
+    was = comparing.read_baseline(file) if file.exists() and not args.update_baseline else None
+    results = _run(args, steps)
+    folder = Path(args.output)
+    machine = json.loads((folder / "run.json").read_text())["machine"]
+    comparison = comparing.compare(results, was, args.band) if was is not None else None
+    written = write_reports(folder, results, machine, comparison)
+    print(text_table(HEAD, table(results)))
+    for r in results:
+        for p in r["problems"]:
+            print(f"{r['name']}: {p}")
+    if args.update_baseline:
+        comparing.write_baseline(file, results, machine)
+        written.append(file)
+    if comparison is not None:
+        _print(comparison)
+    if args.verbose >= 0:
+        print("wrote " + ", ".join(map(str, [folder / "results.jsonl", *written])), file=sys.stderr)
+    return 0 if all(r["ok"] for r in results) and (comparison is None or comparison.ok) else 1
+
+
+def compare(args: argparse.Namespace) -> int:
+    from onnx_fa.zoo import compare as comparing
+    from onnx_fa.zoo.run import read_results
+
+    file = _baseline(args)
+    done = comparing.compare(read_results(Path(args.results)), comparing.read_baseline(file), args.band)
+    _print(done)
+    if done.missing and args.verbose >= 0:
+        print(f"without a result: {', '.join(done.missing)}", file=sys.stderr)
+    return 0 if done.ok else 1
+
+
+def _baseline(args: argparse.Namespace) -> Path:
+    if args.band < 0:
+        raise OnnxFaError("--band must not be negative")
+    if args.baseline and not Path(args.baseline).exists() and not getattr(args, "update_baseline", False):
+        raise OnnxFaError(f"{args.baseline}: no such file")
+    return Path(args.baseline) if args.baseline else _zoo(args).parent / BASELINE
+
+
+def _print(comparison: Any) -> None:
+    for w in comparison.worse:
+        print(f"worse: {w}")
+    for b in comparison.better:
+        print(f"better: {b}")
+    if comparison.ok:
+        print("nothing got worse")
+
+
+def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
+    """Runs with a progress bar and an ETA on a terminal, a line per entry elsewhere."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from onnx_fa.zoo.run import Settings
+    from onnx_fa.zoo.run import run as run_all
+
+    if not args.stretch > 0:
+        raise OnnxFaError("--stretch must be above 0")
+    times = {n: getattr(args, n) for n in ("rounds", "threads") if hasattr(args, n)}
+    settings = Settings(steps=steps, jobs=args.jobs, factor=args.stretch, **times)
+    entries = _entries(args)
+    console = Console(stderr=True)
+    shown = console.is_terminal and args.verbose >= 0
+    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    description = TextColumn("{task.description}", markup=False)
+    with Progress(
+        *columns, description, console=console, transient=True, disable=not shown, speed_estimate_period=600
+    ) as bar:
+        task = bar.add_task("", total=len(entries) * len(settings.wanted))
+        left = {e.name: len(settings.wanted) for e in entries}
+
+        def advance(entry: str, step: str, taken: bool) -> None:
+            bar.update(task, advance=1, description=f"{entry}: {step}")
+            left[entry] -= 1
+            if not shown and args.verbose >= 0 and not left[entry]:
+                done = sum(n == 0 for n in left.values())
+                print(f"{done} of {len(entries)}: {entry}", file=sys.stderr, flush=True)
+
+        return run_all(entries, args.target, Path(args.output), settings, advance)

@@ -1,0 +1,167 @@
+"""What `zoo.toml` says: models, where they come from, and what is expected of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.files import read_text
+from onnx_fa.machine import PACKAGES
+from onnx_fa.target import parse_target
+
+Source = Literal["family", "variant", "model", "package", "path", "url"]
+SOURCES: tuple[Source, ...] = ("family", "variant", "model", "package", "path", "url")
+
+
+def default_file() -> Path:
+    """The package's own zoo: beside its models, in a checkout as in an installed package."""
+    root = Path(__file__).parent.parent
+    return next(p for p in (root / "models" / "zoo.toml", root.parent / "models" / "zoo.toml") if p.exists())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model. `source` and `of` say where it comes from: a family of `models/families.py`, a variant of `models/variants.py`, a
+    model of `models/build.py`, a Python package with weights, a file, or a URL with its `sha256`. `attn`, `exporter`, `opset` and
+    `quantize` say how it is exported.
+
+    Expected: `sites` attentions of the kinds `variants`, `misses` softmaxes left alone, largest difference `tolerance` (None: what
+    `verify` allows). `known` says why a step that fails may fail. `dims` are sizes of free dims, `subset` marks those of a quick
+    run. `base` is the folder that `path` is relative to.
+    """
+
+    name: str
+    source: Source
+    of: str
+    attn: Literal["sdpa", "eager"] = "sdpa"
+    exporter: Literal["dynamo", "torchscript"] = "dynamo"
+    opset: int = 18
+    quantize: Literal["", "static", "dynamic"] = ""
+    sha256: str = ""
+    sites: int | None = None
+    misses: int = 0
+    variants: tuple[str, ...] = ()
+    tolerance: float | None = None
+    dims: tuple[tuple[str, int], ...] = ()
+    targets: tuple[str, ...] = ("cpu-host",)
+    known: tuple[tuple[str, str], ...] = ()
+    subset: bool = False
+    base: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Entry:
+        """The inverse of `to_dict`, from JSON."""
+
+        def frozen(x: Any) -> Any:
+            return tuple(map(frozen, x)) if isinstance(x, (list, tuple)) else x
+
+        return cls(**{k: frozen(v) for k, v in data.items()})
+
+    @property
+    def expected(self) -> str:
+        words = ", ".join(dict.fromkeys(self.variants)) or "any kind"
+        return f"{'?' if self.sites is None else self.sites} x {words}"
+
+
+def load(path: Path) -> list[Entry]:
+    """The entries of a zoo file, in its order. Raises OnnxFaError, naming the entry, for what is wrong in it."""
+    try:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as e:
+        raise OnnxFaError(f"{path}: not TOML: {e}") from e
+    if unknown := set(data) - {"defaults", "entry"}:
+        raise OnnxFaError(f"{path}: unknown table {sorted(unknown)[0]!r}; a zoo has [defaults] and [[entry]]")
+    defaults = data.get("defaults", {})
+    entries = [_entry(path, {**defaults, **item}) for item in data.get("entry", [])]
+    names = [e.name for e in entries]
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice is not None:
+        raise OnnxFaError(f"{path}: two entries are called {twice!r}")
+    if not entries:
+        raise OnnxFaError(f"{path}: no [[entry]] in it")
+    return entries
+
+
+def _entry(path: Path, item: dict[str, Any]) -> Entry:
+    found = [s for s in SOURCES if s in item]
+    if len(found) != 1:
+        raise OnnxFaError(f"{path}: entry {item.get('name', '?')!r} needs exactly one of {', '.join(SOURCES)}")
+    (source,) = found
+    of = str(item.pop(source))
+    name = str(item.pop("name", of))
+    known = {f.name for f in fields(Entry)} - {"name", "source", "of", "base"}
+    if unknown := set(item) - known:
+        raise OnnxFaError(f"{path}: entry {name!r} has an unknown key {sorted(unknown)[0]!r}")
+    if source == "url" and not item.get("sha256"):
+        raise OnnxFaError(f"{path}: entry {name!r} has a url and needs its sha256")
+    for key in ("dims", "known"):
+        if key in item:
+            item[key] = tuple(dict(item[key]).items())
+    for key in ("variants", "targets"):
+        if key in item:
+            item[key] = tuple(item[key])
+    for target in item.get("targets", ()):
+        parse_target(target)
+    try:
+        return Entry(name, source, of, base=str(path.resolve().parent), **item)
+    except TypeError as e:
+        raise OnnxFaError(f"{path}: entry {name!r}: {e}") from e
+
+
+def chosen(entries: Iterable[Entry], filters: Sequence[str], target: str, subset: bool = False) -> list[Entry]:
+    """The entries for `target` whose names match one of the patterns (`*` and `?`; a plain word matches anywhere in the name).
+
+    Raises OnnxFaError when none is left.
+    """
+    found = [
+        e
+        for e in entries
+        if target in e.targets
+        and (not subset or e.subset)
+        and (not filters or any(fnmatch.fnmatch(e.name, f if set(f) & set("*?[") else f"*{f}*") for f in filters))
+    ]
+    if not found:
+        raise OnnxFaError(
+            f"no entry of the zoo for {target} is called {', '.join(filters) or 'so'}: see onnx-fa zoo list"
+        )
+    return found
+
+
+@lru_cache
+def _code() -> str:
+    """A digest of this package's sources and of the versions that shape results."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    folders = [root, *(p for n in ("models", "patterns") for p in (root / n, root.parent / n) if p.is_dir())]
+    for folder in dict.fromkeys(folders):
+        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.json"))):
+            digest.update(path.read_bytes())
+    for name in (*PACKAGES, "transformers", "onnxscript", "onnx-ir"):
+        try:
+            digest.update(f"{name} {metadata.version(name)}".encode())
+        except metadata.PackageNotFoundError:
+            continue  # then nothing depends on it
+    return digest.hexdigest()
+
+
+def key(entry: Entry, target: str, settings: dict[str, Any]) -> str:
+    """A digest of all that an entry's results depend on (not what is expected of them): with the same key, a later run takes them
+    over."""
+    source = replace(entry, base="", sites=None, misses=0, variants=(), known=(), subset=False, targets=())
+    data: dict[str, Any] = {"entry": source.to_dict(), "target": target, "settings": settings}
+    if entry.source == "path":
+        file = Path(entry.base) / entry.of
+        data["file"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
+    return hashlib.sha256((json.dumps(data, sort_keys=True) + _code()).encode()).hexdigest()[:16]

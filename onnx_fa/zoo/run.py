@@ -1,0 +1,245 @@
+"""`zoo run`: every entry through every step, each step in a process of its own with limits; what is done already is taken over."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx_fa.backend import limits
+from onnx_fa.backend.inspect import OUTSIDE
+from onnx_fa.benchmark import package_environment
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.files import write_whole
+from onnx_fa.machine import machine_facts
+from onnx_fa.zoo.entries import Entry, key
+from onnx_fa.zoo.steps import NEEDS, STEPS, Json
+
+TIMEOUTS = {"export": 240, "explain": 120, "rewrite": 120, "compile": 300, "stock": 300, "verify": 300, "bench": 180}
+"""Seconds per step."""
+MEMORY = 8 << 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`steps`: those to run, with those they need. Times: `rounds` of `calls` on `threads`. `factor` stretches all time limits."""
+
+    steps: tuple[str, ...] = tuple(STEPS)
+    rounds: int = 5
+    calls: int = 5
+    threads: int = 2
+    jobs: int = 1
+    factor: float = 1.0
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        found = set(self.steps)
+        for step in reversed(tuple(STEPS)):
+            if step in found:
+                found |= set(NEEDS[step])
+        return tuple(s for s in STEPS if s in found)
+
+    def for_step(self, step: str) -> Json:
+        """What a step may know, and what its result depends on."""
+        data: Json = {"timeout_s": TIMEOUTS[step] * self.factor}
+        if step == "bench":
+            data |= {"rounds": self.rounds, "calls": self.calls, "threads": self.threads}
+        return data
+
+
+Advance = Callable[[str, str, bool], None]
+"""(entry, step, whether the step was taken over) after each step."""
+
+
+def run(
+    entries: Sequence[Entry],
+    target: str,
+    folder: Path,
+    settings: Settings = Settings(),
+    advance: Advance = lambda entry, step, taken: None,
+) -> list[Json]:
+    """The results, one for each entry, in their order; also as JSON lines in `folder`/results.jsonl.
+
+    Everything but timing runs `jobs` entries at a time; timing comes last, alone. What an interrupted run had finished is taken
+    over, as is what cannot have changed since an earlier run. Raises OnnxFaError when the folder cannot be written.
+    """
+    try:
+        (folder / "work").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OnnxFaError(f"{folder}: cannot be written: {e.strerror}") from e
+    states = [_State(e, target, folder / "work" / e.name, settings) for e in entries]
+    partial = folder / "results.partial.jsonl"
+    partial.unlink(missing_ok=True)
+    quiet = [s for s in settings.wanted if s != "bench"]
+
+    def first(state: _State) -> None:
+        for step in quiet:
+            advance(state.entry.name, step, state.do(step))
+
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        futures = [pool.submit(first, s) for s in states]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            for state in states:
+                state.stop = True
+            pool.shutdown(cancel_futures=True)
+            raise
+    results = []
+    for state in states:
+        if "bench" in settings.wanted:
+            advance(state.entry.name, "bench", state.do("bench"))
+        results.append(state.result())
+        with partial.open("a") as stream:
+            stream.write(json.dumps(results[-1]) + "\n")
+    partial.replace(folder / "results.jsonl")
+    write_whole(folder / "run.json", json.dumps({"target": target, "machine": machine_facts(settings.threads)}) + "\n")
+    return results
+
+
+class _State:
+    """One entry on its way: what each step said, and what is on disk of it."""
+
+    def __init__(self, entry: Entry, target: str, folder: Path, settings: Settings) -> None:
+        self.entry, self.target, self.folder, self.settings = entry, target, folder, settings
+        self.done: dict[str, Json] = {}
+        self.stop = False
+
+    def do(self, step: str) -> bool:
+        """Runs a step, or takes over what it said before (then the answer is true)."""
+        if self.stop:
+            return False
+        missing = [n for n in NEEDS[step] if not self.done[n]["ok"]]
+        if missing:
+            self.done[step] = _said(False, f"not tried: {missing[0]} failed", skipped=True)
+            return True
+        settings = self.settings.for_step(step)
+        # A step's result depends on what it was made from.
+        before = [self.done[n]["key"] for n in NEEDS[step]]
+        digest = key(self.entry, self.target, {"step": step, "before": before, **settings})
+        record = self.folder / f"{step}.record.json"
+        if record.is_file():
+            said: Json = json.loads(record.read_text())
+            if said["key"] == digest and said["ok"]:  # what failed is tried again
+                self.done[step] = said
+                return True
+        self.folder.mkdir(exist_ok=True)
+        for stale in (record, self.folder / f"{step}.json"):
+            stale.unlink(missing_ok=True)
+        given = {"entry": self.entry.to_dict(), "target": self.target, "settings": settings}
+        write_whole(self.folder / "entry.json", json.dumps(given))
+        said = self._start(step, settings["timeout_s"]) | {"key": digest}
+        write_whole(record, json.dumps(said))
+        self.done[step] = said
+        return False
+
+    def _start(self, step: str, timeout_s: float) -> Json:
+        command = [sys.executable, "-m", "onnx_fa.zoo.steps", step, str(self.folder.resolve())]
+        start = time.monotonic()
+        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=MEMORY, env=package_environment())
+        result = self.folder / f"{step}.json"
+        seconds = round(time.monotonic() - start, 1)
+        if done.ending == "ok" and result.is_file():
+            return _said(True, "", seconds=seconds, peak=done.peak_bytes, data=json.loads(result.read_text()))
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        message = lines[-1].strip()[:400] if lines else "no message"
+        if done.ending != "failed" or done.returncode != 1:
+            message = f"{done.describe(timeout_s, MEMORY)}: {message}"
+        (self.folder / f"{step}.log").write_text(done.stdout + done.stderr)
+        return _said(False, message, seconds=seconds, peak=done.peak_bytes)
+
+    def result(self) -> Json:
+        """The entry's line in results.jsonl."""
+        steps = {
+            s: {k: d[k] for k in ("ok", "message", "seconds", "peak_bytes", "skipped")} for s, d in self.done.items()
+        }
+        data = {s: d["data"] for s, d in self.done.items() if d["data"] is not None}
+        made: Json = {"name": self.entry.name, "target": self.target, "steps": steps, **data}
+        problems, known = judge(self.entry, made)
+        return made | {"ok": not problems, "problems": problems, "known": known}
+
+
+def _said(
+    ok: bool, message: str, *, seconds: float = 0.0, peak: int = 0, data: Json | None = None, skipped: bool = False
+) -> Json:
+    return {
+        "ok": ok,
+        "message": message,
+        "seconds": seconds,
+        "peak_bytes": peak,
+        "data": data,
+        "skipped": skipped,
+        "key": "",
+    }
+
+
+def judge(entry: Entry, result: Json) -> tuple[list[str], list[str]]:
+    """What is wrong with an entry's result, and what is wrong but explained (`known`)."""
+    found: list[tuple[str, str]] = []
+    for step, said in result["steps"].items():
+        if not said["ok"] and not said["skipped"]:
+            found.append((step, f"{step}: {said['message']}"))
+    found += _of_sites(entry, result)
+    for check in result.get("verify", {}).get("bad", []):
+        error, allowed = check["error"], check["allowed"] if entry.tolerance is None else entry.tolerance
+        shown = f"{error:.2e}" if isinstance(error, float) else error
+        where = f"{check['what']} against {check['against']} on {check['inputs']}"
+        found.append(("verify", f"verify: {where}: error {shown}, allowed {allowed:.2e} {check['note']}".rstrip()))
+    excuses = dict(entry.known)
+    problems = list(dict.fromkeys(text for step, text in found if step not in excuses))
+    known = [f"{text} (known: {excuses[step]})" for step, text in found if step in excuses]
+    return problems, list(dict.fromkeys(known))
+
+
+def _of_sites(entry: Entry, result: Json) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    explained: Json = result.get("explain", {})
+    sites: list[Any] = explained.get("sites", [])
+    misses: list[Any] = explained.get("misses", [])
+    if explained and entry.sites is not None and len(sites) != entry.sites:
+        why = "; ".join(f"{m['node']}: {m['reason']}" for m in misses) or "nothing was left alone"
+        found.append(("explain", f"{len(sites)} attention sites found, {entry.sites} expected ({why})"))
+    if explained and len(misses) > entry.misses:
+        for m in misses:
+            found.append(("explain", f"left alone: {m['node']} ({m['op']}): {m['reason']}"))
+    kinds = tuple(sorted({s["variant"] for s in sites}))
+    if explained and entry.variants and kinds != tuple(sorted(set(entry.variants))):
+        found.append(
+            ("explain", f"variants {', '.join(kinds) or 'none'}, expected {', '.join(sorted(set(entry.variants)))}")
+        )
+    if result.get("rewrite", {}).get("again"):
+        found.append(("rewrite", f"rewrite: writing it again changes {result['rewrite']['again']} sites"))
+    compiled: Json = result.get("compile", {})
+    for s in compiled.get("sites", []):
+        if s["fused"] is not True:
+            found.append(("compile", f"site {s['name']} is not one fused dispatch ({s['dispatches']} dispatches)"))
+    seen = {(m["node"], m["reason"]) for m in misses}
+    unexpected = [m for m in compiled.get("misses", []) if (m["node"], m["reason"]) not in seen]
+    if explained or len(unexpected) > entry.misses:  # without explain, those that are expected have no names
+        found += [("compile", f"no kernel for {m['node']}: {m['reason']}") for m in unexpected]
+    for b in compiled.get("buffers", []):
+        if OUTSIDE not in b or not entry.misses:  # a softmax that is rightly left alone has its buffer
+            found.append(("compile", f"buffer of Sq x Skv size: {b}"))
+    road: Json = result.get("stock", {})
+    if road and road["arrived"] < road["kernels"]:
+        found.append(("stock", f"stock road: {road['arrived']} of {road['kernels']} kernels are in the module"))
+    return found
+
+
+def read_results(path: Path) -> list[Json]:
+    """The lines of a results file. Raises OnnxFaError when it is not one."""
+    from onnx_fa.files import read_text
+
+    try:
+        results = [json.loads(line) for line in read_text(path).splitlines() if line]
+        if not all(isinstance(r, dict) and {"name", "ok", "steps"} <= set(r) for r in results):
+            raise ValueError("a line is no result")
+    except ValueError as e:
+        raise OnnxFaError(f"{path}: not a results file of onnx-fa zoo: {e}") from e
+    return results

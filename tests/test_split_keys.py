@@ -1,0 +1,89 @@
+"""Keys split among workgroups and combined: against the reference, when it is done, and what inspection says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from onnx_fa.backend.compile import compile_model
+from onnx_fa.emit.combine import splits_of
+from onnx_fa.emit.few import emit_few
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.plain import plain_model
+from onnx_fa.emit.vector import emit_vector
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, TensorArg
+from tests.cases import FLOAT_MIN, draw_operands
+from tests.kernel_harness import HOST, Kernels, mismatch
+
+_FEW = AttentionSpec("f32", 2, 2, 2, 700, 32, 40, scale=0.2)
+_MANY = dataclasses.replace(_FEW, Sq=70, Skv=333)
+
+
+def _with(spec: AttentionSpec, **changes: object) -> AttentionSpec:
+    layouts = dict.fromkeys(("q_layout", "k_layout", "v_layout", "o_layout"), ())
+    return dataclasses.replace(spec, **layouts | changes)  # type: ignore[arg-type]
+
+
+_SPECS = [
+    _FEW,
+    _with(_FEW, Skv=100, sink=TensorArg((2, 1, 1)), batch=(2,), q_layout=(0, 2, 1, 3), o_layout=(0, 2, 1, 3)),
+    _with(_FEW, Hq=8, Sq=1, dtype="f16", masks=(SlidingWindow(300, 0, "end"),)),
+    _with(_FEW, masks=(BoolMask((2, 1, 700)),), empty_row="guarded"),
+    _with(_FEW, masks=(Causal(-1, FLOAT_MIN),), empty_row="mean"),
+    _with(_FEW, Skv="t"),
+    _MANY,
+    _with(_MANY, masks=(Causal("end"),), sink=TensorArg((2, 1, 1))),
+    _with(_MANY, masks=(Causal(-40, FLOAT_MIN), AddMask((70, 333))), empty_row="mean"),
+    _with(_MANY, masks=(SlidingWindow(9, 3, 150),), empty_row="zero"),
+    _with(_MANY, Sq=9, dtype="bf16", Hq=2, masks=(BoolMask((9, 333)),), empty_row="zero"),
+]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    emitted = []
+    for i, spec in enumerate(_SPECS):
+        emit = emit_few if spec.Sq in (1, 2) else emit_vector
+        emitted.append(emit(spec, HOST, f"fa_case{i}", None, 3))  # type: ignore[operator]
+    assert all(k.config["splits"] == 3 and k.text.count("_combine {") == 1 for k in emitted)
+    return Kernels(emitted, tmp_path_factory.mktemp("split"))
+
+
+@pytest.mark.parametrize("index", range(len(_SPECS)))
+def test_split(index: int, compiled: Kernels) -> None:
+    for size in (1, 129, 700) if _SPECS[index].symbols else (0,):
+        spec = _SPECS[index].bind({"t": size})
+        for seed in range(2):
+            operands = draw_operands(spec, seed, adversarial=seed == 1)
+            assert mismatch(spec, operands, compiled.run(index, operands)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"Hq": 8, "Hkv": 8}, 1),
+        ({"Hq": 1, "Hkv": 1}, 8),
+        ({"Hq": 3, "Hkv": 3}, 2),
+        ({"Hq": 1, "Hkv": 1, "Skv": 2048}, 2),
+        ({"Hq": 1, "Hkv": 1, "Skv": 2000}, 1),
+        ({"Skv": "t"}, 4),
+        ({"batch": ("b",)}, 1),
+        ({"Sq": 128}, 1),
+    ],
+)
+def test_when(changes: dict[str, object], wanted: int) -> None:
+    assert splits_of(_with(_FEW, **{"Skv": 1 << 16} | changes), 32) == wanted
+
+
+def test_inspection_tells_the_second_dispatch(tmp_path: Path) -> None:
+    spec = AttentionSpec("f32", 1, 1, 1, 4096, 16, 16, (1,), scale=0.25)
+    assert emit_kernel(spec, HOST).config["splits"] == 4
+    model = tmp_path / "model.onnx"
+    ir.save(plain_model(spec), model)
+    done = compile_model(str(model), tmp_path / "model.vmfb", HOST)
+    (site,) = done.sites
+    assert (site.fused, site.dispatches) == (True, 2)
+    assert site.largest_buffer_bytes is not None and site.largest_buffer_bytes < 4 * 4096 * 16
