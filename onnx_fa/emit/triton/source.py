@@ -25,7 +25,7 @@ MAX_START = -3.0e38
 F32_PRECISION = "tf32x3"
 """Products of f32 as three of tf32: as near to the reference as fused multiply-adds (4e-7 against 7e-7), in a third of the time."""
 _HEADER = "import triton\nimport triton.language as tl\n\n\n"
-_SCANNED = 16384
+_SCANNED = 4096
 """Elements of a tensor that are looked at together when blocks are classified."""
 _SMALL = 1 << 31
 
