@@ -48,10 +48,11 @@ def test_limits_ok_and_failed() -> None:
     assert "SIGSEGV" in killed.describe(20, 1 << 30)
 
 
-def test_limits_kill_the_whole_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_group", [False, True])
+def test_limits_kill_the_whole_group(tmp_path: Path, own_group: bool) -> None:
     pid_file = tmp_path / "pid"
     child = (
-        "import subprocess; p = subprocess.Popen(['sleep', '60']);"
+        f"import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session={own_group});"
         f"open({str(pid_file)!r}, 'w').write(str(p.pid)); p.wait()"
     )
     start = time.monotonic()
