@@ -65,8 +65,8 @@ class PassReport:
 
     @property
     def live_bytes(self) -> int:
-        """The most bytes that are held from one pass to the next, or at the end; one block's tensors are not counted."""
-        return max((p.live_bytes for p in self.passes), default=0)
+        """The most bytes that are held from one pass to the next; results, and one block's tensors, are not counted."""
+        return max((p.live_bytes for p in self.passes[:-1]), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         return {
