@@ -99,13 +99,18 @@ def test_text() -> None:
     assert "tensor.pad" in padded and "tensor<2x2x224x64xf16>" in padded
 
 
-def test_skips_only_what_no_row_can_need() -> None:
-    def skips(**changes: object) -> object:
-        return emit_gpu(small("x", **changes).spec, parse_target("cuda"), "fa_0").config["skips"]
+def test_skips() -> None:
+    """Blocks of index masks are left out; where a finite fill may count after all, a second loop can visit them."""
 
-    assert skips(masks=(Causal(),)) == 1 and skips(masks=(SlidingWindow(16, 0, fill=-3.4e38),)) == 1
-    assert skips() == 0
-    assert skips(masks=(Causal(-300, fill=-3.4e38),)) == 0  # a row without a key is the mean of all values
+    def loops(**changes: object) -> tuple[object, int]:
+        kernel = emit_gpu(small("x", **changes).spec, parse_target("cuda"), "fa_0")
+        return kernel.config["skips"], kernel.text.count("scf.for ")
+
+    assert loops() == (0, 1)
+    assert loops(masks=(Causal(),)) == (1, 1)
+    assert loops(masks=(SlidingWindow(16, 0, fill=-3.4e38),)) == (1, 1)  # every row keeps a key
+    assert loops(masks=(Causal(-300, fill=-3.4e38),)) == (1, 2)  # a row without a key is the mean of all values
+    assert loops(masks=(Causal(0, fill=-65504.0),)) == (1, 2)  # a score could be lower than that
 
 
 @pytest.mark.parametrize("target", GPUS)

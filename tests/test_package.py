@@ -32,6 +32,9 @@ def test_wheel_holds_the_package_and_nothing_at_the_top(wheel: Path) -> None:
         "models/build.py",
         "tuning/data/cpu-avx512.json",
         "backend/compile.py",
+        "models/zoo.toml",
+        "models/zoo-baseline.json",
+        "pages/base.html",
     ):
         assert f"onnx_fa/{need}" in names
 

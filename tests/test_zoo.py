@@ -343,6 +343,16 @@ def test_explained_failures() -> None:
     entry = Entry("m", "path", "m.onnx", known=(("stock", "the spec finds no such op"),))
     problems, known = judge(entry, result_of(stock={"kernels": 2, "arrived": 1}))
     assert not problems and known == ["stock road: 1 of 2 kernels are in the module (known: the spec finds no such op)"]
+    assert (
+        judge(
+            dataclasses.replace(entry, known=(("stock road", "why"),)), result_of(stock={"kernels": 2, "arrived": 1})
+        )[0]
+        == []
+    )
+    other = dataclasses.replace(entry, known=(("verify", "why"), ("stock road: 2", "why")))
+    assert judge(other, result_of(stock={"kernels": 2, "arrived": 1}))[0] == [
+        "stock road: 1 of 2 kernels are in the module"
+    ]
     assert "m: stock road" in markdown([result_of(known=known)], {}, None)
 
 

@@ -73,10 +73,10 @@ def load_module(
     def call(*arrays: Array) -> list[Array]:
         try:
             result = invoke(*arrays)
+            results = result if isinstance(result, (list, tuple)) else [result]
+            return [np.asarray(r.to_host()) for r in results]
         except (RuntimeError, ValueError) as e:
             raise RunError(f"{function}: {one_line(e)}") from e
-        results = result if isinstance(result, (list, tuple)) else [result]
-        return [np.asarray(r.to_host()) for r in results]
 
     return call
 

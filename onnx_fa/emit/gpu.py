@@ -195,6 +195,18 @@ def emit_gpu(spec: AttentionSpec, target: Target, name: str, config: GpuConfig |
     return Kernel(name, entry.text(), "gpu", spec, dict(chosen), (), tuning)
 
 
+def _led(x: Operand, place: int) -> Operand:
+    """Q or K with its batch dims and heads in one axis with the next, where they are its first. With more axes, LLVM's analysis of
+    alignment gives up before it has seen them all, and single elements are loaded."""
+    outer = next((n for n, kind in enumerate(x.kinds) if kind[:1] not in ("b", "h")), 0)
+    if place > 1 or not outer or any(isinstance(d, str) for d in x.shape):
+        return x
+    if list(x.kinds[:outer]) != sorted(x.kinds[:outer]) or any(k[:1] in ("b", "h") for k in x.kinds[outer:]):
+        return x
+    rows = math.prod(int(d) for d in x.shape[: outer + 1])
+    return Operand(x.name, x.kinds[outer:], (rows, *x.shape[outer + 1 :]), x.element, "q" if place == 0 else "kv")
+
+
 _PADDED = {"m": "Sq, padded", "k": "Skv, padded"}
 """Symbols of lengths that are known at run time, as the dispatch sees them."""
 
@@ -245,7 +257,7 @@ class _Entry:
             inside[2] = dataclasses.replace(self.transposed, name="%v")
         half_d, half_k = halves(spec, target, config)
         self.halves = "d" * half_d + "k" * (half_k and self.transposed is not None)
-        inside = [self._halved(x) for x in inside]
+        inside = [_led(self._halved(x), n) for n, x in enumerate(inside)]
         self.symbols = [*spec.symbols, *(s for s in _PADDED.values() if s in self.sizes.values())]
         self.body = GpuBody(spec, config, target, inside, self.out, self.sizes, self.value)
 

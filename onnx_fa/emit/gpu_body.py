@@ -62,6 +62,8 @@ class Operand:
     kinds: tuple[str, ...]
     shape: tuple[Dim, ...]
     element: str
+    lead: str = ""
+    """The first axis has the batch dims and heads of "q" or of "kv" before its own."""
 
     @property
     def type(self) -> str:
@@ -148,6 +150,16 @@ class GpuBody:
         ]
         if x is self.k or x is self.v:
             starts = [self.offsets["kv"] if k == "h" and s != "0" else s for k, s in zip(x.kinds, starts, strict=True)]
+        if x.lead:
+            t, axis = self.t, x.kinds[0]
+            if axis == "j":  # blocks of keys begin with a half
+                base = t.arith(
+                    "muli", self.offsets[f"outer {x.lead}"], t.index(int(self.sizes["k"]) // int(self.tile["k"]))
+                )
+                starts[0] = t.arith("addi", base, self.offsets["j"])
+            else:
+                base = t.arith("muli", self.offsets[f"outer {x.lead}"], t.index(int(self.sizes[axis])))
+                starts[0] = t.arith("addi", base, self.offsets[axis]) if axis in self.offsets else base
         sizes = [str(self.tile[k]) if k in self.tile else "1" for k in x.kinds]
         return ", ".join(starts), ", ".join(sizes)
 
@@ -386,8 +398,8 @@ class GpuBody:
 
     @property
     def skipped(self) -> bool:
-        """Whether masked blocks at the ends are left out: only where no row can need them after all."""
-        return self.skips.threshold is None and bool(self.skips.terms)
+        """Whether masked blocks at the ends are left out."""
+        return bool(self.skips.terms)
 
     def visited(self, m0: str) -> tuple[str, str]:
         """The keys to visit for the queries from m0 on: (first, end), the first a multiple of BN."""
@@ -412,6 +424,36 @@ class GpuBody:
         if first != zero:
             first = t.arith("muli", t.arith("divui", t.arith("minsi", first, end), bn), bn)
         return first, end
+
+    def left_out(
+        self,
+        state: list[str],
+        types: Sequence[str],
+        first: str,
+        end: str,
+        body: Callable[[str, list[str]], list[str]],
+    ) -> list[str]:
+        """The state after the blocks outside `first` to `end` as well, if some row found only what a finite fill may equal."""
+        t, bn = self.t, self.t.index(self.config.BN)
+        assert self.skips.threshold is not None
+        none = t.let("tensor.empty() : tensor<f32>")
+        most = t.let(f"linalg.fill ins({t.f32(math.inf)} : f32) outs({none} : tensor<f32>) -> tensor<f32>")
+        least = self.generic(
+            ("m",), [(state[1], ("m",), "f32")], (most, (), "f32"), lambda r, x, o: r.vop("arith.minimumf", x[0], o)
+        )
+        value = t.let(f"tensor.extract {least}[] : tensor<f32>")
+        needed = t.let(f"arith.cmpf ole, {value}, {t.f32(self.skips.threshold)} : f32")
+        before, after = t.arith("divui", first, bn), t.arith("ceildivui", end, bn)
+        blocks = t.arith("ceildivui", self.size(self.spec.Skv), bn)
+        count = t.arith("addi", before, t.arith("subi", blocks, after))
+        count = t.let(f"arith.select {needed}, {count}, {t.index(0)} : index")
+
+        def visit(n: str, carried: list[str]) -> list[str]:
+            behind = t.arith("addi", t.arith("subi", n, before), after)
+            early = t.arith("cmpi ult,", n, before)
+            return body(t.arith("muli", t.let(f"arith.select {early}, {n}, {behind} : index"), bn), carried)
+
+        return t.loop((t.index(0), count, t.index(1)), list(zip(state, types, strict=True)), visit)
 
     def render(self) -> list[str]:
         """The ops of the function: from the loaded operands to the tensor that is stored, which is called %result."""
@@ -439,6 +481,8 @@ class GpuBody:
             return self.block(carried, query, self.slice(self.k), self.slice(self.v))
 
         state = t.loop((first, end, t.index(config.BN)), list(zip(state, types, strict=True)), body)
+        if self.skipped and self.skips.threshold is not None:
+            state = self.left_out(state, types, first, end, body)
         tile = self.finish(state)
         starts, sizes = self.bounds_of(self.out)
         ones = ", ".join("1" for _ in self.out.kinds)
@@ -457,6 +501,8 @@ class GpuBody:
         rest, block = t.arith("divui", "%w", blocks), t.arith("remui", "%w", blocks)
         if self.skipped:
             block = t.arith("subi", t.arith("subi", blocks, t.index(1)), block)
+        self.offsets["outer q"] = rest
+        self.offsets["outer kv"] = t.arith("divui", rest, t.index(spec.group)) if spec.group > 1 else rest
         names = [*(f"b{i}" for i in range(len(spec.batch))), "h"]
         for name, dim in reversed(list(zip(names, outer, strict=True))):
             self.offsets[name] = t.arith("remui", rest, self.size(dim)) if dim != 1 else t.index(0)

@@ -35,7 +35,8 @@ class Entry:
     `quantize` say how it is exported.
 
     Expected: `sites` attentions of the kinds `variants`, `misses` softmaxes left alone, largest difference `tolerance` (None: what
-    `verify` allows). `known` says why a step that fails may fail. `dims` are sizes of free dims, `subset` marks those of a quick
+    `verify` allows). `known` says why a step that fails may fail, or a
+    problem whose words begin so. `dims` are sizes of free dims, `subset` marks those of a quick
     run. `base` is the folder that `path` is relative to.
     """
 

@@ -191,10 +191,14 @@ def judge(entry: Entry, result: Json) -> tuple[list[str], list[str]]:
         shown = f"{error:.2e}" if isinstance(error, float) else error
         where = f"{check['what']} against {check['against']} on {check['inputs']}"
         found.append(("verify", f"verify: {where}: error {shown}, allowed {allowed:.2e} {check['note']}".rstrip()))
-    excuses = dict(entry.known)
-    problems = list(dict.fromkeys(text for step, text in found if step not in excuses))
-    known = [f"{text} (known: {excuses[step]})" for step, text in found if step in excuses]
-    return problems, list(dict.fromkeys(known))
+    problems, known = [], []
+    for step, text in dict.fromkeys(found):
+        why = next((why for what, why in entry.known if what == step or text.startswith(f"{what}: ")), None)
+        if why is None:
+            problems.append(text)
+        else:
+            known.append(f"{text} (known: {why})")
+    return problems, known
 
 
 def _of_sites(entry: Entry, result: Json) -> list[tuple[str, str]]:

@@ -110,10 +110,7 @@ class OverlappedSource(AttentionSource):
         t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32, layout=o_layout)")
         t.do(f"m = tl.full([{config.BM}], {self.max_start}, tl.float32, layout=m_layout)")
         t.do(f"l = tl.zeros([{config.BM}], tl.float32, layout=m_layout)")
-        self.start_sink(
-            lead,
-            f"tl.zeros([{config.BM}, 1], tl.float32, layout=tl.BlockedLayout([1, 1], [32, 1], [{config.warps}, 1], [1, 0]))",
-        )
+        self.start_sink(lead)
 
     def fetch(self, name: str, at: str) -> None:
         """Starts the load of the block that is the `at`-th in the order of the walk."""

@@ -380,19 +380,21 @@ class AttentionSource:
         t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32)")
         t.do(f"m = tl.full([{config.BM}], {MAX_START}, tl.float32)")
         t.do(f"l = tl.zeros([{config.BM}], tl.float32)")
-        self.start_sink(lead, f"tl.zeros([{config.BM}, 1], tl.float32)")
+        self.start_sink(lead)
 
-    def start_sink(self, lead: list[str], column: str) -> None:
+    def start_sink(self, lead: list[str]) -> None:
         """One more logit, without a value: the first thing that the maximum and the sum see."""
-        t, spec, config = self.t, self.spec, self.config
+        t, spec = self.t, self.spec
         if spec.sink is None:
             return
-        base = self.tensor_base(0, spec.sink, lead, "sink")
-        sink = self.row_tensor(base, spec.sink)
+        at = self.tensor_base(0, spec.sink, lead, "sink")
+        if varies(spec.sink)[0]:
+            at += f" + tl.minimum(row, {self.sq} - 1)"
+        sink = self.value(t.let(f"tl.load({at})"), spec.sink)
         writer = Expressions(t, spec.Sq, spec.Skv, (spec.sink,), True)
         value = writer.emit((LOG2, ("tensor", 0)), lambda e: sink if e == ("tensor", 0) else None)
-        value = t.let(f"tl.reshape({value} + {column}, [{config.BM}])")
-        if config.splits > 1:
+        value = t.let(f"l + {value}")
+        if self.config.splits > 1:
             value = t.let(f"tl.where(split == 0, {value}, {float_text(-math.inf)})")  # it counts once
         t.do(f"m = tl.maximum({value}, m)")
         t.do(f"l = tl.exp2({value} - m)")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from onnx_fa.emit.score_plan import varies
+from onnx_fa.emit.skipping import skipping
 from onnx_fa.emit.triton.config import MOST_SPLITS, TritonConfig, padded, power_of_two
 from onnx_fa.emit.triton.overlapped import can_overlap
+from onnx_fa.expr import leaves
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.tuning.database import Tiles, pick, queries_computed
 
@@ -20,10 +23,10 @@ _UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
 def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
     """Tiles for a spec (already folded), and where they are from."""
     width, width_v = padded(spec.D), padded(spec.Dv)
-    overlaps = can_overlap(spec)
+    overlaps, least = can_overlap(spec), 128 if scans_keys(spec) else FEW + 1
 
     def fits(tiles: Tiles) -> bool:
-        return (tiles["BM"] <= FEW) == is_few(spec) and (overlaps or not tiles["overlap"])
+        return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and (overlaps or not tiles["overlap"])
 
     alike = dataclasses.replace(spec, D=width, Dv=width_v)
     found = pick(f"cuda-sm_{arch}", "triton", alike, fits, lambda t: queries_computed(spec.Sq, t["BM"]))
@@ -34,6 +37,12 @@ def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
         return default_config(spec, arch), f"built in: nothing was measured with head dims of {max(width, width_v)}"
     config = TritonConfig(**{**found.choice.tiles, "splits": splits(spec)})
     return config, found.reason
+
+
+def scans_keys(spec: AttentionSpec) -> bool:
+    """Whether every workgroup reads a tensor of all keys to know its blocks, as with documents: then few large ones are faster."""
+    read = {leaf[1] for e in skipping(spec).low for leaf in leaves(e) if leaf[0] == "tensor"}
+    return any(varies(spec.tensors[i])[1] for i in read) and not is_few(spec)
 
 
 def is_few(spec: AttentionSpec) -> bool:
