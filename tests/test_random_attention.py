@@ -289,7 +289,7 @@ def check(case: Case) -> str:
                 continue
             # Without the maximum, exp of a low score has few bits left or none, and so has the original's result.
             bare = bool(case.changes) and _without_maximum(fixed)
-            if bare and label == "large":
+            if bare and label in ("large", "empty rows"):
                 continue
             # A difference of softmaxes times an infinity becomes a difference of infinities.
             if "difference/" in str(case.base) and label.endswith(" v") and "inf" in label:

@@ -190,15 +190,19 @@ def _onto_q(
         if arg.dtype != dtype or dtype == "f16":  # the score was widened before, or Q might overflow
             rest.append(step)
             continue
-        known_values = view.const(step.value) if isinstance(step.value, ir.Value) else None
-        if (
-            known_values is not None
-            and not (np.isfinite(known_values) & (known_values != 0 if step.divide else True)).all()
-        ):
+        if not _finite_where_known(view, step.value, step.divide):
             raise NoMatch("a scale is not finite")
         value = Call("Div" if step.divide else "Mul", (q.value, _laid_out(operand, arg.shape, q.layout)))
         q = replace(q, value=value)
     return rest, q
+
+
+def _finite_where_known(view: GraphView, factor: Expr, divide: bool) -> bool:
+    """Whether a factor (or what it is divided by) is finite, as far as it is a constant: infinity times Q is not the score's."""
+    while isinstance(factor, Call):
+        factor = factor.args[0]
+    array = factor.array if isinstance(factor, Const) else view.const(factor)
+    return array is None or bool(np.isfinite(array).all() and not (divide and (array == 0).any()))
 
 
 def _onto_v(
