@@ -200,7 +200,7 @@ _ALL = (
     Family("phi3", "decoder", "Phi3Model", "Phi3Config", LLAMA, TEXT, 2),
     Family("stablelm", "decoder", "StableLmModel", "StableLmConfig", LLAMA, TEXT, 2),
     Family("granite", "decoder", "GraniteModel", "GraniteConfig", LLAMA | {"attention_multiplier": 0.3}, TEXT, 2),
-    Family("diffllama", "decoder", "DiffLlamaModel", "DiffLlamaConfig", LLAMA, TEXT, 4),
+    Family("diffllama", "decoder", "DiffLlamaModel", "DiffLlamaConfig", LLAMA, TEXT, 2, EAGER),
     Family("olmo2", "decoder", "Olmo2Model", "Olmo2Config", LLAMA, TEXT, 2),
     Family("falcon_mqa", "decoder", "FalconModel", "FalconConfig",
            {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": HEADS,

@@ -77,7 +77,7 @@ def test_forms_equal_the_reference(name: str, form: Any) -> None:
     ]
     graph.inputs.extend(values)
     b = OnnxBuilder(graph, 18, "site", set(), {})
-    out = form.emit(b, spec, values)
+    out, *_ = form.emit(b, spec, values)
     graph.extend(b.nodes)
     out.type, out.shape = ir.TensorType(values[0].dtype or ir.DataType.FLOAT), ir.Shape(spec.out_shape)
     graph.outputs.append(out)

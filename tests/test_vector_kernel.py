@@ -266,9 +266,12 @@ def test_every_case_is_one_dispatch(tmp_path: Path) -> None:
     command = ["iree-compile", str(source), "--compile-to=flow", *HOST.flags, *kernels[0].flags]
     flow = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     called = re.findall(r"flow\.dispatch @(\w+)", flow)  # equal executables are one
+    split = sum(name.endswith("_combine") for name in called)
+    called = [name for name in called if not name.endswith("_combine")]
     assert len(called) == len(kernels) and set(called) <= {f"{k.name}_attention" for k in kernels}
     functions = flow.split("util.func public @")[1:]
-    assert len(functions) == len(kernels) and all(f.count("flow.dispatch @") == 1 for f in functions)
+    # Where the keys are split there is a second one, which combines the parts.
+    assert len(functions) == len(kernels) == sum(f.count("flow.dispatch @") for f in functions) - split
 
 
 _MASKED = {  # (Sq, Skv, queries to look at, keys that these must not visit, mask)

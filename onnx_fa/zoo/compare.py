@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import read_text, write_whole
-from onnx_fa.zoo.steps import Json
+
+if TYPE_CHECKING:
+    from onnx_fa.zoo.steps import Json
 
 BAND = 0.25
 """How much worse a time ratio may be than the baseline's before it counts: its median by more than this share, and even its best
