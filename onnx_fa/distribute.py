@@ -19,6 +19,7 @@ from onnx_fa.graph_view import FLOATS, GraphView, attr_int
 from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.spec import Dim
+from onnx_fa.sweep import sweep
 from onnx_fa.symbolic import Shape
 
 _DEPTH = 12
@@ -38,44 +39,49 @@ class _Combined:
     softmaxes: frozenset[ir.Node]
 
 
-def distribute(model: ir.Model, patterns: Patterns, accepts: Callable[[Match], bool]) -> None:
+def distribute(view: GraphView, patterns: Patterns, accepts: Callable[[Match], bool]) -> bool:
     """Gives, in place, every softmax its own product with V where one product takes several, if all of them are then attentions.
 
-    A product where that does not make sites that `accepts` takes of all softmaxes stays as it is.
+    A product where that does not make sites that `accepts` takes of all softmaxes stays as it is. Returns whether the model was
+    changed: then the view is not valid any more.
     """
-    if not any(_combined(GraphView(model), patterns)):
+    softmaxes = _Softmaxes(view, patterns)
+    plans = list(_combined(softmaxes))
+    if not plans:
+        return False
+    trial = _Softmaxes(GraphView(view.model.clone()), patterns)
+    tried = list(_combined(trial))
+    _apply(trial, tried)
+    sites = {match.anchor for match in find_sites(GraphView(trial.view.model), patterns)[0] if accepts(match)}
+    chosen = [plan for plan, copy in zip(plans, tried, strict=True) if copy.softmaxes <= sites]
+    _apply(softmaxes, chosen)
+    return bool(chosen)
+
+
+def _apply(softmaxes: _Softmaxes, plans: Sequence[_Combined]) -> None:
+    """Distributes the products."""
+    if not plans:
         return
-    trial = model.clone()
-    plans = _apply(trial, patterns, None)
-    sites = {match.anchor for match in find_sites(GraphView(trial), patterns)[0] if accepts(match)}
-    _apply(model, patterns, [plan.softmaxes <= sites for plan in plans])
-
-
-def _apply(model: ir.Model, patterns: Patterns, chosen: Sequence[bool] | None) -> list[_Combined]:
-    """Distributes the products (those chosen, counted in graph order) and returns all that there were."""
-    view = GraphView(model)
-    plans = list(_combined(view, patterns))
-    some = [plan for i, plan in enumerate(plans) if chosen is None or chosen[i]]
-    softmaxes, names = _Softmaxes(view, patterns), names_in(model)
+    view = softmaxes.view
+    names = names_in(view.model)
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
-    for plan in some:
+    for plan in plans:
         graph = plan.product.node.graph
         assert isinstance(graph, ir.Graph)
         prefix = plan.product.node.name or plan.product.node.op_type
         builder = OnnxBuilder(graph, view.opset, prefix, names, consts.setdefault(graph, {}))
-        _Distribution(view, softmaxes, plan, builder).apply()
-    if some:
-        infer_shapes(model)
-    return plans
+        _Distribution(softmaxes, plan, builder).apply()
+    infer_shapes(view.model)
 
 
-def _combined(view: GraphView, patterns: Patterns) -> Iterator[_Combined]:
-    softmaxes = _Softmaxes(view, patterns)
+def _combined(softmaxes: _Softmaxes) -> Iterator[_Combined]:
+    """The products that take several softmaxes, in graph order."""
+    view = softmaxes.view
     for graph in view.model.graphs():
         if isinstance(graph, ir.Function):
             continue
         for node in graph:
-            if len(node.outputs) != 1 or (product := patterns.product(view, node.outputs[0])) is None:
+            if len(node.outputs) != 1 or (product := softmaxes.patterns.product(view, node.outputs[0])) is None:
                 continue
             for side, operand in enumerate(product.operands):
                 if isinstance(operand, ir.Value) and softmaxes.below_combination(operand):
@@ -151,8 +157,8 @@ class _Softmaxes:
 class _Distribution:
     """Builds the products of one plan, and puts them in the place of the one there was."""
 
-    def __init__(self, view: GraphView, softmaxes: _Softmaxes, plan: _Combined, builder: OnnxBuilder) -> None:
-        self.view, self.softmaxes, self.plan, self.b = view, softmaxes, plan, builder
+    def __init__(self, softmaxes: _Softmaxes, plan: _Combined, builder: OnnxBuilder) -> None:
+        self.view, self.softmaxes, self.plan, self.b = softmaxes.view, softmaxes, plan, builder
         self.wholes: dict[ir.Value, ir.Value] = {}
         """The product of all heads, by the probabilities."""
 
@@ -164,7 +170,7 @@ class _Distribution:
         node.graph.insert_before(node, self.b.nodes)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name, new.name = new.name, old.name
-        _remove_unread(node)
+        sweep([node])
 
     def _times(self, value: ir.Value | None, chain: tuple[tuple[ir.Node, int], ...]) -> ir.Value:
         """`value`, behind it the linear ops of the chain, times V."""
@@ -278,14 +284,3 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
 
 def all_ints(dims: Sequence[Dim | None]) -> TypeGuard[list[int]]:
     return all(isinstance(d, int) for d in dims)
-
-
-def _remove_unread(node: ir.Node) -> None:
-    """Removes a node that nobody reads, and what only it read."""
-    todo = [node]
-    while todo:
-        node = todo.pop()
-        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
-            continue
-        todo += [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
-        node.graph.remove(node, safe=True)

@@ -17,7 +17,7 @@ from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
-from onnx_fa.graph_view import GraphView, default_opset, outer_reads
+from onnx_fa.graph_view import GraphView
 from onnx_fa.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.match import NUMPY, Call, Const, Expr, Match, find_sites
 from onnx_fa.normalize import infer_shapes
@@ -26,6 +26,7 @@ from onnx_fa.report import Miss, RewriteReport, SiteReport
 from onnx_fa.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
 from onnx_fa.site_passes import site_passes
 from onnx_fa.spec import AttentionSpec
+from onnx_fa.sweep import sweep
 
 Form = Literal["decomposed", "attention", "blocked", "site"]
 FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
@@ -62,9 +63,10 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
     try:
         infer_shapes(model)
         inside = inline_attention(model, PATTERNS)
-        opset = default_opset(model)
-        distribute(model, PATTERNS, lambda match: form is None or _refusal(match, form, opset) is None)
         view = GraphView(model)
+        opset = view.opset
+        if distribute(view, PATTERNS, lambda match: form is None or _refusal(match, form, opset) is None):
+            view = GraphView(model)
         matches, misses = find_sites(view, PATTERNS)
     except (IndexError, KeyError, TypeError, ValueError):
         check_valid(model)  # nodes that break ONNX's rules end in one of these; else it is an error of this package
@@ -139,7 +141,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
         reports.append(SiteReport(name, match.op, form, match.spec))
-    _sweep(dead)
+    sweep(dead)
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
         model.graph.opset_imports[DOMAIN] = 1
@@ -257,18 +259,6 @@ def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     old.name = b.name("replaced")
     new.name = name
-
-
-def _sweep(nodes: list[ir.Node]) -> None:
-    """Removes nodes whose outputs nobody reads, and then what only they read."""
-    while nodes:
-        node = nodes.pop()
-        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
-            continue
-        sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
-        implicit = [p for sub in outer_reads(node) if (p := sub.producer()) is not None]
-        node.graph.remove(node, safe=True)
-        nodes += [*sources, *implicit]
 
 
 def _is_unused(value: ir.Value) -> bool:
