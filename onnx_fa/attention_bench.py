@@ -1,4 +1,5 @@
-"""Single attentions, one by one: stock IREE with its best flags, onnx_fa, onnxruntime and torch, in one run, interleaved.
+"""Single attentions, one by one: stock IREE with its best flags, onnx_fa, onnxruntime and torch, in one run, interleaved. `onnx-fa
+bench --heads ...` (attention_sweep.py) and
 
     python -m onnx_fa.attention_bench --out PREFIX [--quick] [--case NAME ...] [--threads N] [--rounds N] [--fresh]
 
@@ -10,11 +11,10 @@ is kept in PREFIX.partial until the files are written, so that the same command 
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import io as text_io
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -32,6 +32,10 @@ from onnx_fa.accuracy import Expected, expect
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.backend.run import benchmark_module, run_module
 from onnx_fa.benchmark import (
+    BLOCKED,
+    COMPILED,
+    EAGER,
+    GPU_STOCK_FLAGS,
     ORT,
     OURS,
     STOCK,
@@ -45,13 +49,15 @@ from onnx_fa.benchmark import (
     play_rounds,
     stock_import,
     without_log,
+    write_files,
 )
 from onnx_fa.cases import Case, draw_operands
 from onnx_fa.emit.plain import input_names, plain_model
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError, RunError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.machine import machine_facts
-from onnx_fa.plot import COLUMNS, COPY, plot
+from onnx_fa.plot import COPY, plot
+from onnx_fa.rewriter import rewrite
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.table import markdown_table, text_table
 from onnx_fa.target import Target, parse_target
@@ -60,8 +66,11 @@ TRIED = "stock IREE (tried)"
 """Flags of stock IREE that were slower than its best in a first look; they are in the JSON only."""
 COPY_BYTES = 256 << 20
 """What the copy beside every decode case copies: more than any cache holds."""
-OTHERS_TOLERANCE = 1e-4
+OTHERS_TOLERANCE = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
 """Relative error (2-norm) above which another contestant counts as wrong; ours has to meet accuracy.TOLERANCE."""
+TABLE = (STOCK, OURS, ORT, TORCH)
+"""Who is timed, if nothing else is said."""
+TORCH_CALLS = {TORCH: "sdpa", EAGER: "eager", COMPILED: "compile"}
 CHECKED_SCORES = 1 << 25
 """Bound on the float64 scores that the check of a case computes: longer attentions are checked on some of their rows."""
 METHOD = (
@@ -151,13 +160,23 @@ def _bytes(shape: Sequence[int | str], dtype: str) -> int:
 
 
 class CaseBench:
-    """One case, from its model to its samples. `base_bytes` is the peak of an IREE program that computes next to nothing."""
+    """One case, from its model to its samples. `base_bytes` is the peak of an IREE program that computes next to nothing; `who` are
+    the contestants, in their order."""
 
     def __init__(
-        self, case: Case, target: Target, plan: Plan, folder: Path, base_bytes: int, note: Callable[[str], None]
+        self,
+        case: Case,
+        target: Target,
+        plan: Plan,
+        folder: Path,
+        base_bytes: int,
+        note: Callable[[str], None],
+        who: Sequence[str] = TABLE,
     ):
         self.case, self.target, self.plan, self.folder, self.base_bytes = case, target, plan, folder, base_bytes
-        self.note = note
+        self.note, self.who = note, who
+        self.tried: list[Contestant] = []
+        self.others_tolerance = OTHERS_TOLERANCE.get(case.spec.dtype, OTHERS_TOLERANCE["f32"])
         self.spec: AttentionSpec = case.bound()[0]
         self.model = folder / "model.onnx"
         self.inputs = folder / "inputs"
@@ -169,13 +188,9 @@ class CaseBench:
         """A contestant that cannot be built, run, or is wrong, keeps its place with the reason."""
         start = time.monotonic()
         expected = self._prepare()
-        stock, tried = self._stock(expected)
-        field_ = [stock, self._ours(expected)]
-        field_.append(self._worker(ORT, "onnxruntime", str(self.model), expected))
-        if find_spec("torch"):
-            spec = self.folder / "spec.json"
-            spec.write_text(json.dumps(self.spec.to_dict()))
-            field_.append(self._worker(TORCH, "torch", str(spec), expected))
+        field_ = [
+            self._contestant(what, expected) for what in self.who if what not in TORCH_CALLS or find_spec("torch")
+        ]
         decode = "decode" in self.case.tags
         if decode:
             field_.append(self._copy())
@@ -185,9 +200,37 @@ class CaseBench:
             self.plan.slow_rounds if slow else self.plan.rounds,
             lambda m: self.note(f"{self.case.name}: {m}"),
         )
-        contestants = (*(c for c, _ in field_), *tried)
+        contestants = (*(c for c, _ in field_), *self.tried)
         seconds = time.monotonic() - start
         return CaseResult(self.case.name, self.case.title, decode, self.read_bytes, contestants, seconds)
+
+    def _contestant(self, what: str, expected: Expected) -> tuple[Contestant, _Run]:
+        self.note(f"{self.case.name}: {what}")
+        if what == STOCK:
+            return self._stock(expected)
+        if what == OURS:
+            return self._ours(expected)
+        if what in TORCH_CALLS:
+            return self._torch(what, expected)
+        if self.target.is_gpu:
+            return Contestant(what, problem="onnxruntime is timed on the CPU only"), _never
+        model = self.model
+        if what == BLOCKED:
+            model = self.folder / "blocked.onnx"
+            blocked, report = rewrite(self.model, form="blocked")
+            if not report.sites:
+                return Contestant(what, problem="; ".join(m.reason for m in report.misses)), _never
+            io.save(blocked, model)
+        return self._worker(what, "onnxruntime", str(model), expected)
+
+    def _torch(self, what: str, expected: Expected) -> tuple[Contestant, _Run]:
+        device = "cuda" if self.target.is_gpu else "cpu"
+        if what == COMPILED and device == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+            return Contestant(what, problem="torch.compile needs a C++ compiler, and there is none"), _never
+        job = self.folder / f"{TORCH_CALLS[what]}.json"
+        said = {"spec": self.spec.to_dict(), "call": TORCH_CALLS[what], "device": device}
+        job.write_text(json.dumps(said))
+        return self._worker(what, "torch", str(job), expected)
 
     def _timed(
         self, c: Contestant, run: Callable[[int], tuple[Sequence[float], int]]
@@ -227,14 +270,13 @@ class CaseBench:
 
         return run
 
-    def _stock(self, expected: Expected) -> tuple[tuple[Contestant, _Run], list[Contestant]]:
-        """The fastest flags with right numbers, and the others."""
-        self.note(f"{self.case.name}: {STOCK}")
+    def _stock(self, expected: Expected) -> tuple[Contestant, _Run]:
+        """The fastest flags with right numbers; all that were tried are kept in `self.tried`."""
         imported = stock_import(self.model, self.folder)
         if isinstance(imported, str):
-            return (Contestant(STOCK, problem=imported), _never), []
+            return Contestant(STOCK, problem=imported), _never
         tried: list[tuple[Contestant, Path]] = []
-        for n, flags in enumerate(STOCK_FLAGS):
+        for n, flags in enumerate(GPU_STOCK_FLAGS if self.target.is_gpu else STOCK_FLAGS):
             c, vmfb = Contestant(TRIED, " ".join(flags) or "defaults"), self.folder / f"stock{n}.vmfb"
             self.note(f"{self.case.name}: {STOCK} {c.flags}")
             start = time.monotonic()
@@ -250,16 +292,15 @@ class CaseBench:
             except (CompileError, RunError) as e:
                 c.problem = without_log(str(e))
             tried.append((c, vmfb))
+        self.tried = [c for c, _ in tried]
         ran = sorted((t for t in tried if not t[0].problem), key=lambda t: t[0].first_ms)
         for c, vmfb in ran:
-            self._check_module(c, vmfb, expected, OTHERS_TOLERANCE)
+            self._check_module(c, vmfb, expected, self.others_tolerance)
             if not c.problem:
-                best = dataclasses.replace(c, what=STOCK, samples=[])
-                return (best, self._module_run(vmfb)), [t[0] for t in tried]
-        return (Contestant(STOCK, problem=tried[0][0].problem), _never), [t[0] for t in tried]
+                return dataclasses.replace(c, what=STOCK, samples=[]), self._module_run(vmfb)
+        return Contestant(STOCK, problem=self.tried[0].problem), _never
 
     def _ours(self, expected: Expected) -> tuple[Contestant, _Run]:
-        self.note(f"{self.case.name}: {OURS}")
         c, vmfb = Contestant(OURS), self.folder / "ours.vmfb"
         try:
             done = compile_model(self.model, vmfb, self.target)
@@ -276,10 +317,9 @@ class CaseBench:
         return c, self._module_run(vmfb)
 
     def _worker(self, what: str, kind: str, argument: str, expected: Expected) -> tuple[Contestant, _Run]:
-        self.note(f"{self.case.name}: {what}")
         c = Contestant(what)
         worker = self._start(kind, argument)
-        path = self.folder / f"{kind}.out.npz"
+        path = self.folder / "out.npz"
         try:
             done: WorkerRun = worker.start(1, path)
         except RunError as e:
@@ -287,7 +327,7 @@ class CaseBench:
             return c, _never
         c.peak_bytes, c.extra_bytes, c.flags, c.first_ms = done.peak_bytes, done.extra_bytes, done.how, done.ms[0]
         with np.load(path) as archive:
-            _judge(c, expected, archive[archive.files[0]], OTHERS_TOLERANCE)
+            _judge(c, expected, archive[archive.files[0]], self.others_tolerance)
         return c, worker.timed
 
     def _copy(self) -> tuple[Contestant, _Run]:
@@ -331,9 +371,11 @@ def bench_attention(
     plan: Plan | None = None,
     *,
     fresh: bool = False,
+    who: Sequence[str] = TABLE,
     note: Callable[[str], None] = lambda message: None,
 ) -> list[CaseResult]:
-    """All cases, those that an interrupted run with the same plan, machine and versions has finished read from PREFIX.partial.
+    """All cases with the contestants `who`, those that an interrupted run with the same plan, machine and
+    versions has finished read from PREFIX.partial.
 
     Raises OnnxFaError, and MissingDependencyError without onnxruntime.
     """
@@ -347,7 +389,13 @@ def bench_attention(
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(exist_ok=True)
     facts = machine_facts(plan.threads)
-    head = {"plan": asdict(plan), "target": target.name, "cpu": facts["cpu"], "versions": facts["versions"]}
+    head = {
+        "plan": asdict(plan),
+        "target": target.name,
+        "who": list(who),
+        "cpu": facts["cpu"],
+        "versions": facts["versions"],
+    }
     results: dict[str, CaseResult] = {}
     for case in wanted:
         found = _read_partial(partial / f"{case.name}.json", head)
@@ -363,7 +411,7 @@ def bench_attention(
         if case.name in results:
             continue
         with scratch_folder() as folder:
-            done = CaseBench(case, target, plan, folder, base_bytes, note).run()
+            done = CaseBench(case, target, plan, folder, base_bytes, note, who).run()
         write_whole(partial / f"{case.name}.json", json.dumps({"head": head, "result": done.to_dict()}))
         results[case.name] = done
         guessed, spent = guessed + left.pop(case.name), spent + done.seconds
@@ -420,25 +468,23 @@ def table_row(r: CaseResult) -> tuple[str, ...]:
 def write_results(results: Sequence[CaseResult], prefix: Path, plan: Plan, *, with_plot: bool = True) -> list[Path]:
     """Raw samples as CSV, everything as JSON, the table as Markdown, bars as PNG. Raises OnnxFaError."""
     facts = machine_facts(plan.threads) | {"method": METHOD}
-    paths = [Path(f"{prefix}.{end}") for end in ("csv", "json", "md", "png")]
-    out = text_io.StringIO()
-    out.write(f"# {facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, {facts['date']}\n")
-    out.write(f"# {' '.join(f'{k} {v}' for k, v in facts['versions'].items())}\n")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for r in results:
-        for c in (c for c in r.contestants if c.what != TRIED):
-            writer.writerows((r.title, c.what, c.flags, n, f"{ms:.6f}") for n, ms in c.samples)
-    write_whole(paths[0], out.getvalue())
-    write_whole(paths[1], json.dumps({"machine": facts, "cases": [r.to_dict() for r in results]}, indent=1) + "\n")
     table = markdown_table(TABLE_HEAD, [table_row(r) for r in results])
     ratios = [o / b for r in results if (o := r.median(OURS)) is not None and (b := r.best_other)]
-    summary = f"Median ratio to the best of onnxruntime and torch: {median(ratios):.2f}. " if ratios else ""
-    where = f"{facts['cpu']}, {facts['threads']} threads, {facts['date']}"
-    write_whole(paths[2], f"{table}\n\n{summary}{where}; {METHOD}\n")
-    if with_plot:
-        plot(paths[0], paths[3])
-    return paths if with_plot else paths[:3]
+    summary = f"\n\nMedian ratio to the best of onnxruntime and torch: {median(ratios):.2f}." if ratios else ""
+    return write_case_files(results, prefix, facts, table + summary, plot if with_plot else None)
+
+
+def write_case_files(
+    results: Sequence[CaseResult],
+    prefix: Path,
+    facts: Mapping[str, Any],
+    text: str,
+    draw: Callable[[Path, Path], None] | None,
+) -> list[Path]:
+    """`write_files` of the contestants that count."""
+    samples = [(r.title, c) for r in results for c in r.contestants if c.what != TRIED]
+    data = {"machine": facts, "cases": [r.to_dict() for r in results]}
+    return write_files(prefix, facts, samples, data, text, draw)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

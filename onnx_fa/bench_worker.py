@@ -1,22 +1,25 @@
 """One timed batch of calls outside IREE, in a process of its own, so that its peak memory is its own.
 
     python -m onnx_fa.bench_worker onnxruntime MODEL.onnx INPUTS THREADS CALLS [OUTPUTS.npz]
-    python -m onnx_fa.bench_worker torch SPEC.json        INPUTS THREADS CALLS [OUTPUTS.npz]
+    python -m onnx_fa.bench_worker torch JOB.json         INPUTS THREADS CALLS [OUTPUTS.npz]
     python -m onnx_fa.bench_worker copy BYTES             INPUTS THREADS CALLS [OUTPUTS.npz]
 
-INPUTS is an .npz by name, or a folder of NAME.npy. `copy` copies that many bytes, shared among the threads, and reads no inputs.
+JOB.json has the spec, how PyTorch is called and on which device (torch_sdpa.py). INPUTS is an .npz by name, or a folder
+of NAME.npy. `copy` copies that many bytes, shared among the threads, and reads no inputs.
 Prints JSON: {"ms": [...], "extra_bytes": ..., "how": "..."}; one untimed call is left out of "ms". "extra_bytes" is what that first
 call, and what had to be prepared for it, needed beyond inputs and outputs; null where the system cannot tell.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +28,28 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Job:
-    """What is timed. `prepare` makes the call (models are loaded there); `held_bytes` are masks that were made beforehand."""
+    """What is timed. `prepare` makes the call (models are loaded there); `held_bytes` are masks that were made beforehand; `peak`
+    and `start_of_peak` say how memory is looked at, if not as this process's resident size."""
 
     prepare: Callable[[], Callable[[], list[Any]]]
     how: str = ""
     held_bytes: int = 0
+    start_of_peak: Callable[[], int | None] = field(default=lambda: _start_of_peak())
+    peak: Callable[[], int | None] = field(default=lambda: _status("VmHWM"))
 
 
 def main(argv: Sequence[str]) -> None:
     kind, what, inputs, threads, calls, *outputs = argv
     job = {"onnxruntime": _onnxruntime, "torch": _torch, "copy": _copy}[kind](what, inputs, int(threads))
-    before = _start_of_peak()
+    before = job.start_of_peak()
     call = job.prepare()
     results = call()
-    peak = _status("VmHWM")
+    peak = job.peak()
     extra = None
     if before is not None and peak is not None:
         extra = max(0, peak - before - sum(r.nbytes for r in results)) + job.held_bytes
     if outputs:
-        np.savez(outputs[0], *results)
+        np.savez(outputs[0], *(np.asarray(r.cpu() if hasattr(r, "cpu") else r) for r in results))
     ms = []
     for _ in range(int(calls)):
         start = time.perf_counter()
@@ -104,19 +110,47 @@ def _onnxruntime(path: str, inputs: str, threads: int) -> Job:
 
 
 def _torch(path: str, inputs: str, threads: int) -> Job:
+    # Compiled code is kept for the next process that times the same case, and compiled here, not in a pool of processes.
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(path).parent / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     import torch
 
     from onnx_fa.spec import AttentionSpec
     from onnx_fa.torch_sdpa import torch_attention
 
     torch.set_num_threads(threads)
-    spec = AttentionSpec.from_dict(json.loads(Path(path).read_text()))
-    made = torch_attention(spec, _load(inputs), Path(path).with_suffix(".mask.npy"))
-    x = torch.ones(1, 1, 8, 8)
+    job = json.loads(Path(path).read_text())
+    spec, device = AttentionSpec.from_dict(job["spec"]), job["device"]
+    mask = Path(path).with_suffix(".mask.npy")
+    made = torch_attention(spec, _load(inputs), mask, call=job["call"], device=device)
+
+    def call() -> list[Any]:
+        result = made.call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return [result]
+
+    x = torch.ones(1, 1, 8, 8, device=device)
     with torch.inference_mode():
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
         (x @ x).softmax(-1)
-    return Job(lambda: lambda: [made.call().numpy()], made.how, made.mask_bytes)
+    if job["call"] == "compile":
+        call()  # what the compiler needs is not what a call needs
+        _give_memory_back()
+    if device == "cpu":
+        return Job(lambda: call, made.how, made.mask_bytes)
+
+    def start_of_peak() -> int:
+        torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.memory_allocated())
+
+    return Job(lambda: call, made.how, made.mask_bytes, start_of_peak, lambda: int(torch.cuda.max_memory_allocated()))
+
+
+def _give_memory_back() -> None:
+    """Freed memory that the C library keeps goes back to the system (glibc only), so that it is seen when it is needed again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _copy(size: str, inputs: str, threads: int) -> Job:

@@ -42,6 +42,10 @@ STOCK = "stock IREE"
 OURS = "onnx_fa"
 ORT = "onnxruntime"
 TORCH = "torch SDPA"
+EAGER = "torch eager"
+COMPILED = "torch.compile"
+BLOCKED = "blocked form"
+"""The site as a Loop over blocks of keys, in onnxruntime: stock IREE's compiler crashes on it."""
 
 METHOD = (
     "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; memory is the child's peak"
@@ -144,17 +148,6 @@ TABLE_HEAD = (
 def write_results(results: Sequence[BenchResult], prefix: Path, *, with_plot: bool = True) -> list[Path]:
     """Raw samples as CSV, circumstances as JSON, the table as Markdown, bars as PNG. Raises OnnxFaError, and
     MissingDependencyError without matplotlib (the other files are written first)."""
-    paths = [Path(f"{prefix}.{end}") for end in ("csv", "json", "md", "png")]
-    machine = results[0].machine
-    out = text_io.StringIO()
-    out.write(f"# {machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['date']}\n")
-    out.write(f"# {' '.join(f'{k} {v}' for k, v in machine['versions'].items())}\n")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for result in results:
-        for c in result.contestants:
-            writer.writerows((result.model, c.what, c.flags, r, f"{ms:.6f}") for r, ms in c.samples)
-    write_whole(paths[0], out.getvalue())
     summary = [
         {
             "model": r.model,
@@ -170,13 +163,38 @@ def write_results(results: Sequence[BenchResult], prefix: Path, *, with_plot: bo
         }
         for r in results
     ]
-    write_whole(paths[1], json.dumps(summary, indent=1) + "\n")
-    circumstances = f"{machine['cpu']}, {machine['threads']} threads, {machine['date']}; {machine['method']}"
     table = markdown_table(TABLE_HEAD, [row for r in results for row in r.rows()])
-    write_whole(paths[2], f"{table}\n\n{circumstances}\n")
-    if with_plot:
-        plot(paths[0], paths[3])
-    return paths if with_plot else paths[:3]
+    samples = [(r.model, c) for r in results for c in r.contestants]
+    return write_files(prefix, results[0].machine, samples, summary, table, plot if with_plot else None)
+
+
+def write_files(
+    prefix: Path,
+    machine: Mapping[str, Any],
+    contestants: Sequence[tuple[str, Contestant]],
+    data: Any,
+    text: str,
+    draw: Callable[[Path, Path], None] | None,
+) -> list[Path]:
+    """What every benchmark leaves: `prefix`.csv with the samples of all (model, contestant), .json with `data`, .md with `text` and
+    the circumstances, .png as `draw` (CSV, PNG) makes it of the CSV. Returns the paths. Raises OnnxFaError."""
+    paths = [Path(f"{prefix}.{end}") for end in ("csv", "json", "md", "png")]
+    out = text_io.StringIO()
+    out.write(f"# {machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['date']}\n")
+    out.write(f"# {' '.join(f'{k} {v}' for k, v in machine['versions'].items())}\n")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for model, c in contestants:
+        extra = "" if c.extra_bytes is None else c.extra_bytes
+        writer.writerows((model, c.what, c.flags, n, f"{ms:.6f}", extra) for n, ms in c.samples)
+    write_whole(paths[0], out.getvalue())
+    write_whole(paths[1], json.dumps(data, indent=1) + "\n")
+    circumstances = f"{machine['cpu']}, {machine['threads']} threads, {machine['date']}; {machine['method']}"
+    write_whole(paths[2], f"{text}\n\n{circumstances}\n")
+    if draw is None:
+        return paths[:3]
+    draw(paths[0], paths[3])
+    return paths
 
 
 def bench(

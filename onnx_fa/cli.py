@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -180,16 +181,32 @@ def _parser() -> argparse.ArgumentParser:
     target(sub)
     kernels(sub)
 
-    sub = add("bench", bench, "time against stock IREE and onnxruntime")
-    sub.add_argument("model")
+    sub = add("bench", bench, "time a model, or attention alone, against stock IREE, onnxruntime and PyTorch")
     sub.add_argument(
-        "-o", "--output", metavar="PREFIX", help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench)"
+        "model", nargs="?", help="or --heads, --head-dim and --seq: attention alone, in all their combinations"
     )
-    sub.add_argument("--rounds", type=int, default=7)
+    sub.add_argument("--heads", type=_numbers, default=[], metavar="N,N", help="of Q, K and V")
+    sub.add_argument("--head-dim", type=_numbers, default=[], metavar="N,N")
+    sub.add_argument("--seq", type=_numbers, default=[], metavar="N,N", help="lengths, of queries as of keys")
+    sub.add_argument("--batch", type=int, default=1)
+    sub.add_argument("--causal", action="store_true", help="with a causal mask")
+    sub.add_argument("--dtype", choices=("f32", "f16"), help="(default: f32 on CPUs, f16 on GPUs)")
+    sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted sweep")
+    sub.add_argument(
+        "-o",
+        "--output",
+        metavar="PREFIX",
+        help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./attention.bench)",
+    )
+    sub.add_argument("--rounds", type=int, help="(default: 7 of a model, 4 of attention alone)")
     sub.add_argument("--threads", type=int, default=2)
     sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
     dims(sub)
-    target(sub)
+    sub.add_argument(
+        "--target",
+        metavar="NAME",
+        help=f"one of {', '.join(TARGET_NAMES)} (default: cpu-host, and for attention alone also cuda, if there is a device)",
+    )
     kernels(sub)
 
     sub = add("tune", tune, "measure tiles and compile options on this machine, for the tuning database")
@@ -224,6 +241,13 @@ def _dim(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(p.isdigit() and int(p) > 0 for p in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers above 0, as 8,32")
+    return [int(p) for p in parts]
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -238,12 +262,16 @@ def _target(args: argparse.Namespace, *, runs: bool = False) -> Target:
     """The target named, with what is to be said about it; `runs`: raises TargetError where this machine has no such device."""
     target = parse_target(args.target, args.kernels)
     if runs and target.is_gpu:
-        from onnx_fa.backend.run import require_device
-
-        require_device(target.device)
+        _device(target.device)
     if target.note:
         _note(args, target.note)
     return target
+
+
+def _device(name: str) -> None:
+    from onnx_fa.backend.run import require_device
+
+    require_device(name)
 
 
 def explain(args: argparse.Namespace) -> None:
@@ -559,18 +587,24 @@ def verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def bench(args: argparse.Namespace) -> None:
+def bench(args: argparse.Namespace) -> int | None:
     from onnx_fa.benchmark import bench as measure
 
+    if (args.rounds is not None and args.rounds < 1) or args.threads < 1 or args.batch < 1:
+        raise OnnxFaError("--rounds, --threads and --batch must be at least 1")
+    sizes = (args.heads, args.head_dim, args.seq)
+    if (args.model is None) != all(sizes) or (args.model is not None and any(sizes)):
+        raise OnnxFaError("give a model, or --heads, --head-dim and --seq")
+    if args.model is None:
+        return _bench_sweep(args)
+    args.target = args.target or "cpu-host"
     target = _target(args, runs=True)
-    if args.rounds < 1 or args.threads < 1:
-        raise OnnxFaError("--rounds and --threads must be at least 1")
     prefix = Path(args.output or f"{Path(args.model).stem}.bench")
     check_writable(f"{prefix}.csv")
     result = measure(
         args.model,
         target,
-        rounds=args.rounds,
+        rounds=args.rounds or 7,
         threads=args.threads,
         dims=dict(args.dim),
         progress=lambda m: _note(args, m),
@@ -578,6 +612,43 @@ def bench(args: argparse.Namespace) -> None:
     written = result.write(prefix, plot=not args.no_plot)
     print(result.table())
     _note(args, "wrote " + ", ".join(map(str, written)))
+    return None
+
+
+def _bench_sweep(args: argparse.Namespace) -> int:
+    """Exit code 1 where onnx_fa was wrong or did not run."""
+    import shutil
+
+    from onnx_fa import attention_sweep
+    from onnx_fa.attention_bench import Plan
+    from onnx_fa.benchmark import OURS
+
+    names = [args.target] if args.target else ["cpu-host"]
+    if not args.target:
+        try:
+            _device("cuda")
+            names.append("cuda")
+        except OnnxFaError as e:
+            _note(args, f"not on CUDA: {e}")
+    wanted = []
+    for name in names:
+        args.target = name
+        target = _target(args, runs=True)
+        dtype = args.dtype or ("f16" if target.is_gpu else "f32")
+        options = {"batch": args.batch, "causal": args.causal, "dtype": dtype, "target": name}
+        wanted.append((target, attention_sweep.sweep_cases(args.heads, args.head_dim, args.seq, **options)))
+    prefix = Path(args.output or "attention.bench")
+    plan = Plan(threads=args.threads)
+    if args.rounds:
+        plan = dataclasses.replace(plan, rounds=args.rounds, slow_rounds=min(args.rounds, plan.slow_rounds))
+    results = attention_sweep.sweep(wanted, prefix, plan, fresh=args.fresh, note=lambda m: _note(args, m))
+    written = attention_sweep.write(results, prefix, plan, with_plot=not args.no_plot)
+    shutil.rmtree(f"{prefix}.partial")
+    print(text_table(attention_sweep.HEAD, attention_sweep.rows(results)))
+    for problem in attention_sweep.problems(results):
+        print(f"not timed: {problem}")
+    _note(args, "wrote " + ", ".join(map(str, written)))
+    return 1 if any(c.what == OURS and c.problem for r in results for c in r.contestants) else 0
 
 
 def tune(args: argparse.Namespace) -> None:

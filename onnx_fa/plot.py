@@ -8,23 +8,25 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 
-COLUMNS = ("model", "what", "flags", "round", "ms")
+COLUMNS = ("model", "what", "flags", "round", "ms", "extra_bytes")
 COPY = "copy"
 """Timed beside decode for its bandwidth: no contestant, so it has no bar."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One timed call."""
+    """One timed call. `extra_bytes` is the contestant's memory beyond inputs and outputs, None where that was not measured."""
 
     model: str
     what: str
     flags: str
     round: int
     ms: float
+    extra_bytes: int | None = None
 
 
 def read_csv(path: Path) -> list[Row]:
@@ -32,7 +34,11 @@ def read_csv(path: Path) -> list[Row]:
     try:
         lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
         table = list(csv.DictReader(lines))
-        return [Row(r["model"], r["what"], r["flags"], int(r["round"]), float(r["ms"])) for r in table]
+        return [
+            Row(r["model"], r["what"], r["flags"], int(r["round"]), float(r["ms"]), int(extra) if extra else None)
+            for r in table
+            for extra in [r.get("extra_bytes")]
+        ]
     except OSError as e:
         raise OnnxFaError(f"{path}: cannot be read: {e.strerror}") from e
     except (KeyError, TypeError, ValueError) as e:
@@ -59,15 +65,7 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
 
     Raises MissingDependencyError without matplotlib, OnnxFaError for a CSV without samples.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise MissingDependencyError(
-            "matplotlib is not installed: pip install 'onnx-fa[plot]', or use --no-plot"
-        ) from e
+    plt = pyplot()
     table = medians(read_csv(csv_path))
     if not table:
         raise OnnxFaError(f"{csv_path}: no samples to plot")
@@ -93,6 +91,25 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[:, 0]:
         ax.set_ylabel("ms per call, median")
+    save(figure, png_path)
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, drawing to files. Raises MissingDependencyError."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as e:
+        raise MissingDependencyError(
+            "matplotlib is not installed: pip install 'onnx-fa[plot]', or use --no-plot"
+        ) from e
+    return plt
+
+
+def save(figure: Any, png_path: Path) -> None:
+    """Writes a figure, whole or not at all, and closes it. Raises OnnxFaError."""
     try:
         with tempfile.TemporaryDirectory(dir=png_path.parent, prefix=".onnx_fa-") as tmp:
             staged = Path(tmp) / "plot.png"
@@ -101,4 +118,4 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
     except OSError as e:
         raise OnnxFaError(f"{png_path}: cannot be written: {e.strerror}") from e
     finally:
-        plt.close(figure)
+        pyplot().close(figure)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,27 +25,39 @@ class TorchAttention:
     mask_bytes: int
 
 
-def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: Path | None = None) -> TorchAttention:
-    """The attention of `arrays` (named as in `input_names`). The spec has no symbols and no sink. `kept_mask` is an .npy that holds
-    the mask once it is made: a long one takes seconds."""
+Call = Literal["sdpa", "eager", "compile"]
+"""By `scaled_dot_product_attention`, by matmul, softmax and matmul, or by torch.compile of these."""
+
+
+def torch_attention(
+    spec: AttentionSpec,
+    arrays: Mapping[str, Any],
+    kept_mask: Path | None = None,
+    *,
+    call: Call = "sdpa",
+    device: str = "cpu",
+) -> TorchAttention:
+    """The attention of `arrays` (named as in `input_names`), which go to `device` beforehand. The spec has no symbols and no sink.
+    `kept_mask` is an .npy that holds the mask once it is made: a long one takes seconds. K and V kept as integers are for "sdpa" on
+    the CPU."""
     if spec.quantized:
         return _dequantized_first(spec, arrays, kept_mask)
     names = input_names(spec)
     layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
-    q, k, v = (torch.from_numpy(arrays[n]).permute(inverse(p)) for n, p in zip(names, layouts, strict=False))
+    q, k, v = (torch.from_numpy(arrays[n]).to(device).permute(inverse(p)) for n, p in zip(names, layouts, strict=False))
     tensors = [arrays[n] for n in names[3:]]
     gqa = spec.group > 1
     words = ["enable_gqa"] * gqa
-    if spec.mods or not _is_bias(spec, tensors):
-        return _eager(spec, q, k, v, tensors)
+    if call != "sdpa" or spec.mods or not _is_bias(spec, tensors):
+        return _eager(spec, q, k, v, tensors, compiled=call == "compile")
 
     def mask_tensor() -> Any:
         if kept_mask is not None and kept_mask.exists():
-            return torch.from_numpy(np.load(kept_mask))
+            return torch.from_numpy(np.load(kept_mask)).to(device)
         made = np.ascontiguousarray(bias(kept, tensors))
         if kept_mask is not None:
             np.save(kept_mask, made)
-        return torch.from_numpy(made)
+        return torch.from_numpy(made).to(device)
 
     kept = _without_idle_causal(spec)
     causal = kept.masks == (Causal(),) or (kept.masks == (Causal("end"),) and spec.Sq == spec.Skv)
@@ -55,7 +67,7 @@ def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: P
     elif mask is not None:
         words.insert(0, f"{'boolean' if mask.dtype == torch.bool else 'float'} attn_mask")
 
-    def call() -> Any:
+    def run() -> Any:
         with torch.inference_mode():
             out = torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=gqa
@@ -63,7 +75,7 @@ def torch_attention(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: P
             return out.permute(spec.o_layout)
 
     size = 0 if mask is None else mask.numel() * mask.element_size()
-    return TorchAttention(call, ", ".join(["SDPA", *words]), size)
+    return TorchAttention(run, ", ".join(["SDPA", *words]), size)
 
 
 def _dequantized_first(spec: AttentionSpec, arrays: Mapping[str, Any], kept_mask: Path | None) -> TorchAttention:
@@ -120,21 +132,28 @@ def _without_idle_causal(spec: AttentionSpec) -> AttentionSpec:
     return dataclasses.replace(spec, masks=masks)
 
 
-def _eager(spec: AttentionSpec, q: Any, k: Any, v: Any, tensors: list[Any]) -> TorchAttention:
-    """Softcaps and index or tensor masks in plain ops."""
+def _eager(spec: AttentionSpec, q: Any, k: Any, v: Any, tensors: list[Any], compiled: bool = False) -> TorchAttention:
+    """Matmul, score function, softmax and matmul in plain ops, or torch.compile of them."""
     plain = dataclasses.replace(spec, mods=())
-    mask = torch.from_numpy(bias(plain, tensors)).contiguous() if spec.masks else None
-    added = mask if mask is None or mask.dtype != torch.bool else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    mask = torch.from_numpy(np.ascontiguousarray(bias(plain, tensors))).to(q.device) if spec.masks else None
+    if mask is not None:
+        zeros = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+        mask = zeros.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask.to(q.dtype)
 
-    def call() -> Any:
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        keys, values = (x.repeat_interleave(spec.group, -3) if spec.group > 1 else x for x in (k, v))
+        score = (q @ keys.transpose(-1, -2)) * spec.scale
+        for mod in spec.mods:
+            score = torch.tanh(score / mod.cap) * mod.cap
+        if mask is not None:
+            score = score + mask
+        return (score.softmax(-1) @ values).permute(spec.o_layout)
+
+    attend = torch.compile(attend, dynamic=False) if compiled else attend
+
+    def run() -> Any:
         with torch.inference_mode():
-            keys, values = (x.repeat_interleave(spec.group, -3) if spec.group > 1 else x for x in (k, v))
-            score = (q @ keys.transpose(-1, -2)) * spec.scale
-            for mod in spec.mods:
-                score = torch.tanh(score / mod.cap) * mod.cap
-            if added is not None:
-                score = score + added
-            return (score.softmax(-1) @ values).permute(spec.o_layout)
+            return attend(q, k, v, mask)
 
-    size = 0 if added is None else added.numel() * added.element_size()
-    return TorchAttention(call, "plain ops", size)
+    size = 0 if mask is None else mask.numel() * mask.element_size()
+    return TorchAttention(run, "torch.compile of plain ops" if compiled else "plain ops", size)

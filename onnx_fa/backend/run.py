@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -159,13 +160,21 @@ def run_module(
     timeout_s: float = 600,
     memory_bytes: int = 16 << 30,
 ) -> tuple[list[Array], int]:
-    """One call in a child process: its `outputs` results and its peak resident size in bytes. Raises RunError."""
+    """One call in a child process: its `outputs` results and its peak resident size in bytes; on a GPU, the most bytes it had
+    there. Raises RunError."""
+    on_host = device.startswith("local")
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
         flags = _module_flags(Path(tmp), vmfb, inputs, function, device, threads)
         results = [Path(tmp) / f"out{i}.npy" for i in range(outputs)]
         command = [tool_path("iree-run-module"), *flags, *(f"--output=@{r}" for r in results)]
-        done = _run(command, timeout_s, memory_bytes)
-        return [np.load(r) for r in results], done.peak_bytes
+        done = _run([*command, *([] if on_host else ["--print_statistics"])], timeout_s, memory_bytes)
+        arrays = [np.load(r) for r in results]
+        if on_host:
+            return arrays, done.peak_bytes
+        peak = re.search(r"DEVICE_LOCAL: +(\d+)B peak", done.stderr + done.stdout)
+        if peak is None:
+            raise RunError(f"{os.path.basename(command[0])} says nothing of the memory on {device}")
+        return arrays, int(peak[1])
 
 
 def _run(command: list[str], timeout_s: float, memory_bytes: int) -> limits.Finished:
