@@ -9,8 +9,8 @@ from onnx_fa.emit.combine import combine_call, combine_executable, splits_of
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import CPU_TRANSLATION, INDEX, Text, element_type, executable, tensor_type
-from onnx_fa.emit.vector_body import (
-    VectorBody,
+from onnx_fa.emit.vector_body import VectorBody
+from onnx_fa.emit.vector_config import (
     VectorConfig,
     mask_tiles,
     operand_names,
