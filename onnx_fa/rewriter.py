@@ -138,6 +138,7 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
                 continue
             sites.append(_replace(builder, match, form, name, replaced, dead))
         except UnsupportedError as e:
+            _let_go(builder.nodes)
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
         reports.append(SiteReport(name, match.op, form, match.spec))
@@ -158,7 +159,8 @@ def _replace(
     """Puts the site's new nodes before the node that made its output, and redirects the readers.
 
     `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
-    nobody reads any more. Raises UnsupportedError, and changes nothing, when the model's opset lacks an op of the form.
+    nobody reads any more. Raises UnsupportedError when the form cannot hold the spec or the model's opset lacks an op of it: the
+    graph is as it was, and the builder's nodes are to be let go.
     """
     operands = tuple(_realise(b, e, replaced) for e in match.operands)
     presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
@@ -194,11 +196,7 @@ def _replace(
     if form != "site" and same:
         _let_go(b.nodes)
         return Site(name, match.spec, operands, old, _between(old, set(operands)))
-    try:
-        b.check()
-    except UnsupportedError:
-        _let_go(b.nodes)
-        raise
+    b.check()
     producer = old.producer()
     assert producer is not None
     made = {o for n in b.nodes for o in n.outputs}

@@ -118,6 +118,19 @@ def test_one_site(name: str) -> None:
         assert again.SerializeToString() == new.SerializeToString(), "rewriting twice changed something"
 
 
+def test_a_form_that_refuses_leaves_nothing_behind() -> None:
+    g = Site()
+    q = g.input("q3", [H, SQ, D])  # an Unsqueeze, with a constant, would make it canonical
+    s = g.op("MatMul", q, g.op("Transpose", g.k, perm=[0, 1, 3, 2]))
+    e, top = g.exp(s)
+    out = g.times_v(g.op("Div", e, g.reduce("ReduceSum", e)))
+    model = g.model({out: ([B, H, SQ, DV], T.FLOAT), top: ([*ROWS, 1], T.FLOAT)})
+    once, report = rewrite(model, "blocked")
+    assert not report.sites and "row statistics" in report.misses[0].reason
+    assert [i.name for i in once.graph.initializer] == [i.name for i in model.graph.initializer]
+    assert rewrite(once, "blocked")[0].SerializeToString() == once.SerializeToString()
+
+
 # A score of several products.
 
 

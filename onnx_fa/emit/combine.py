@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 
 from onnx_fa.emit.lanes import Lanes
-from onnx_fa.emit.mlir_text import Text, tensor_type
+from onnx_fa.emit.mlir_text import CPU_TRANSLATION, Text, executable, tensor_type
 from onnx_fa.spec import AttentionSpec, Dim
 
 ENOUGH = 8
 """Workgroups from which on nothing is split."""
 FEWEST_KEYS = 1024
 """Keys that make a split worth its part of the second dispatch."""
-_TRANSLATION = "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>"
 
 
 def splits_of(spec: AttentionSpec, block: int) -> int:
@@ -46,20 +45,8 @@ def combine_executable(spec: AttentionSpec, splits: int, width: int, symbol: str
     shapes = [("%parts", (*rows, spec.Dv)), ("%best", rows), ("%total", rows)]
     args = [f"{n}: !iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(s, 'f32')}>" for n, s in shapes]
     args.append(f"%out: !iree_tensor_ext.dispatch.tensor<writeonly:{tensor_type(spec.out_shape, spec.dtype)}>")
-    return [
-        f"flow.executable private @{symbol} {{",
-        f"flow.executable.export public @{symbol} workgroups(%x: index) -> (index, index, index) {{",
-        "%one = arith.constant 1 : index",
-        "flow.return %x, %one, %one : index, index, index",
-        "}",
-        "builtin.module {",
-        f"func.func @{symbol}({', '.join(args)}) attributes {{translation_info = {_TRANSLATION}}} {{",
-        *_body(spec, splits, width),
-        "return",
-        "}",
-        "}",
-        "}",
-    ]
+    counts = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]
+    return executable(symbol, ["%x"], counts, args, _body(spec, splits, width), CPU_TRANSLATION)
 
 
 def _body(spec: AttentionSpec, splits: int, width: int) -> list[str]:

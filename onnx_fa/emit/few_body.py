@@ -19,7 +19,8 @@ from onnx_fa.emit.dequantize import Integers
 from onnx_fa.emit.expr_vectors import Vector
 from onnx_fa.emit.mlir_text import I32, tensor_type
 from onnx_fa.emit.score_plan import IndexMask, IndexStep, uses, varies, window
-from onnx_fa.emit.vector_body import VectorBody, VectorConfig
+from onnx_fa.emit.vector_body import VectorBody
+from onnx_fa.emit.vector_config import VectorConfig
 from onnx_fa.emit.vector_state import Block, Slab, State
 from onnx_fa.expr import SCORE, K, ScoreExpr
 from onnx_fa.spec import AttentionSpec, TensorArg

@@ -13,7 +13,7 @@ from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.gpu_body import GpuBody, GpuConfig, Operand
 from onnx_fa.emit.gpu_matmul import matrix_unit, subgroup_size, translation_info
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.mlir_text import INDEX, Text, tensor_type
+from onnx_fa.emit.mlir_text import INDEX, Text, executable, tensor_type
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
 from onnx_fa.target import Target
@@ -315,7 +315,7 @@ class _Entry:
         body = self.body.render()
         inside = [*self.body_operands(), self.out]
         info = translation_info(self.target, self.config.W, self.config.ST)
-        parts = [self._executable("attention", inside, body, f" attributes {{translation_info = {info}}}")]
+        parts = [self._executable("attention", inside, body, info)]
         if self.transposed is not None:
             parts.append(self._executable("transpose", [self.operands[2], self.transposed], self._transpose()))
         return "\n".join(["\n".join(p) for p in parts] + self._function()) + "\n"
@@ -332,12 +332,9 @@ class _Entry:
         return t.render()
 
     def _executable(
-        self, part: str, tensors: Sequence[Operand], body: Sequence[str], attributes: str = ""
+        self, part: str, tensors: Sequence[Operand], body: Sequence[str], translation: str = ""
     ) -> list[str]:
         """An executable of one function; the last of `tensors` is what it writes."""
-        symbol = f"@{self.name}_{part}"
-        typed = ", ".join(f"%w{i}: index" for i in range(len(self.symbols)))
-        work = ", ".join(f"%w{i}" for i in range(len(self.symbols)))
         args, lines = [], []
         for i in range(len(self.symbols)):
             lines.append(f"%dim{i} = iree_tensor_ext.dispatch.workload.ordinal %dim{i}_arg, {i} : index")
@@ -357,22 +354,8 @@ class _Entry:
                 store = f"iree_tensor_ext.dispatch.tensor.store %result, {source}, {self._whole(x)}"
                 end = f"{store} : {x.type} -> {type_}{tied}"
         args[-1:-1] = [f"%dim{i}_arg: index" for i in range(len(self.symbols))]
-        return [
-            f"flow.executable private {symbol} {{",
-            f"flow.executable.export public {symbol} workgroups({typed}) -> (index, index, index) {{",
-            f"%x, %y, %z = iree_tensor_ext.dispatch.workgroup_count_from_slice({work})",
-            "flow.return %x, %y, %z : index, index, index",
-            "}",
-            "builtin.module {",
-            f"func.func {symbol}({', '.join(args)}){attributes} {{",
-            *lines,
-            *body,
-            end,
-            "return",
-            "}",
-            "}",
-            "}",
-        ]
+        workload = [f"%w{i}" for i in range(len(self.symbols))]
+        return executable(f"{self.name}_{part}", workload, None, args, [*lines, *body, end], translation)
 
     def _whole(self, x: Operand) -> str:
         sizes = ", ".join(str(d) if isinstance(d, int) else self.value(d) for d in x.shape)

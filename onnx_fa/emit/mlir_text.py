@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from onnx_fa.spec import Dim
 
 INDEX, I32 = "index", "i32"
+CPU_TRANSLATION = "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>"
+"""How the CPU compiles a function that is written out at the vector level."""
 
 
 def float_literal(value: float) -> str:
@@ -25,6 +27,36 @@ def tensor_type(shape: Sequence[Dim], element: str) -> str:
 def element_type(dtype: str) -> str:
     """The element type of a builtin tensor: MLIR's integers have no sign of their own."""
     return {"bool": "i1", "u8": "i8", "u4": "i4"}.get(dtype, dtype)
+
+
+def executable(
+    symbol: str,
+    workload: Sequence[str],
+    counts: Sequence[str] | None,
+    args: Sequence[str],
+    body: Sequence[str],
+    translation: str = "",
+) -> list[str]:
+    """The executable of one dispatch, a function of its name. `counts` are operations that make those of %x, %y, %z, the numbers of
+    workgroups, which are no names of the workload; None: the compiler finds all three. `args` are written "%name: type"."""
+    typed = ", ".join(f"{w}: index" for w in workload)
+    if counts is None:
+        counts = [f"%x, %y, %z = iree_tensor_ext.dispatch.workgroup_count_from_slice({', '.join(workload)})"]
+    attributes = f" attributes {{translation_info = {translation}}}" if translation else ""
+    return [
+        f"flow.executable private @{symbol} {{",
+        f"flow.executable.export public @{symbol} workgroups({typed}) -> (index, index, index) {{",
+        *counts,
+        "flow.return %x, %y, %z : index, index, index",
+        "}",
+        "builtin.module {",
+        f"func.func @{symbol}({', '.join(args)}){attributes} {{",
+        *body,
+        "return",
+        "}",
+        "}",
+        "}",
+    ]
 
 
 class Text:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from onnx_fa.emit.expr_vectors import ExprVectors, IntBounds, Vector
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.lanes import Scalars
+from onnx_fa.emit.mlir_text import CPU_TRANSLATION, executable
 from onnx_fa.emit.score_plan import free, numbered
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.expr import K, Q, ScoreExpr, leaves
@@ -375,22 +376,11 @@ class _Emitter:
         return f"%{result.name}_ = flow.dispatch {entry}{workload}({args}) : ({', '.join(types)}) -> {to}"
 
     def _executable(self, part: str, inputs: Sequence[_Operand], result: _Operand, body: Sequence[str]) -> str:
-        symbol, symbols = f"@{self.name}_{part}", self.spec.symbols
-        work = ", ".join(f"%w{i}" for i in range(len(symbols)))
-        typed = ", ".join(f"%w{i}: index" for i in range(len(symbols)))
+        symbols = self.spec.symbols
         args = [f"%{x.name}_arg: {self._binding(x, 'readonly')}" for x in inputs]
         args += [f"{self._size(s)}_arg: index" for s in symbols]
         args.append(f"%{result.name}_arg: {self._binding(result, 'writeonly')}")
         lines = [
-            f"flow.executable private {symbol} {{",
-            f"flow.executable.export public {symbol} workgroups({typed}) -> (index, index, index) {{",
-            f"  %x, %y, %z = iree_tensor_ext.dispatch.workgroup_count_from_slice({work})",
-            "  flow.return %x, %y, %z : index, index, index",
-            "}",
-            "builtin.module {",
-            f"func.func {symbol}({', '.join(args)}) {{",
-        ]
-        lines += [
             f"  %dim{i} = iree_tensor_ext.dispatch.workload.ordinal %dim{i}_arg, {i} : index"
             for i in range(len(symbols))
         ]
@@ -408,8 +398,9 @@ class _Emitter:
         lines += [f"  {line}" for line in body]
         store = f"iree_tensor_ext.dispatch.tensor.store %{result.name}, {target}, {self._bounds(result.split)}"
         binding, tied = self._binding(result, "writeonly"), self._braces(result.split)
-        lines += [f"  {store} : {result.loaded} -> {binding}{tied}", "  return", "}", "}", "}"]
-        return "\n".join(lines)
+        lines.append(f"  {store} : {result.loaded} -> {binding}{tied}")
+        workload = [f"%w{i}" for i in range(len(symbols))]
+        return "\n".join(executable(f"{self.name}_{part}", workload, None, args, lines))
 
     def _elementwise(
         self,
@@ -705,6 +696,5 @@ class _Emitter:
         levels = ", ".join(f"{k} = {v}" for k, v in tiles.items())
         return (
             f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{levels}>, "
-            "translation_info = "
-            "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>>"
+            f"translation_info = {CPU_TRANSLATION}>"
         )

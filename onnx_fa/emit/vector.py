@@ -8,9 +8,9 @@ from dataclasses import asdict
 from onnx_fa.emit.combine import combine_call, combine_executable, splits_of
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.mlir_text import INDEX, Text, element_type, tensor_type
-from onnx_fa.emit.vector_body import (
-    VectorBody,
+from onnx_fa.emit.mlir_text import CPU_TRANSLATION, INDEX, Text, element_type, executable, tensor_type
+from onnx_fa.emit.vector_body import VectorBody
+from onnx_fa.emit.vector_config import (
     VectorConfig,
     mask_tiles,
     operand_names,
@@ -31,7 +31,6 @@ FLAGS = (
     "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192",
     "--iree-llvmcpu-stack-allocation-limit=131072",
 )
-_TRANSLATION = "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>"
 
 
 def stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
@@ -140,21 +139,8 @@ def _executable(body: VectorBody, symbol: str) -> list[str]:
             ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
     first_output = len(args) - len(body.outputs)
     args[first_output:first_output] = [f"{d}: index" for d in body.dims.values()]
-    return [
-        f"flow.executable private @{symbol} {{",
-        f"flow.executable.export public @{symbol} workgroups(%x: index, %y: index) -> (index, index, index) {{",
-        f"%z = arith.constant {body.splits} : index",
-        "flow.return %x, %y, %z : index, index, index",
-        "}",
-        "builtin.module {",
-        f"func.func @{symbol}({', '.join(args)}) attributes {{translation_info = {_TRANSLATION}}} {{",
-        *ties,
-        *body.render(),
-        "return",
-        "}",
-        "}",
-        "}",
-    ]
+    counts = [f"%z = arith.constant {body.splits} : index"]
+    return executable(symbol, ["%x", "%y"], counts, args, [*ties, *body.render()], CPU_TRANSLATION)
 
 
 def _reshaped(t: Text, body: VectorBody, value: str, old: tuple[Dim, ...], new: tuple[Dim, ...], element: str) -> str:

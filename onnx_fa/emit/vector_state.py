@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from onnx_fa.emit.expr_vectors import Vector
+from onnx_fa.expr import ScoreExpr
+from onnx_fa.spec import Dim
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Slab:
 @dataclass(frozen=True)
 class Block:
     """A block of keys: the first, how many rows of the score tile to run, whether to test positions, whether the terms that
-    `VectorBody.clear_plan` lacks leave its scores as they are."""
+    `MaskedScores.clear_plan` lacks leave its scores as they are."""
 
     k0: str
     rows: str
@@ -36,3 +40,22 @@ class State:
     scratch: tuple[str, ...]
     best: tuple[str, ...]
     total: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a workgroup takes of one stored axis: `size` elements from `offset`; `dim` is None for a single element."""
+
+    offset: str
+    size: str
+    dim: Dim | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key of a block: its place in the block, its position, the key to read for it, and what is known of it alone."""
+
+    at: str
+    key: str
+    read: str
+    known: dict[ScoreExpr, Vector] = field(default_factory=dict)
