@@ -90,6 +90,15 @@ def _step_rule(algebra: Algebra, array: Array, x: ScoreExpr) -> ScoreExpr | None
 
 
 def _bool_rule(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
+    """The rule of what is true, or of what is false."""
+    found = _kept(algebra, keep, axes, table)
+    if found is not None:
+        return found
+    hidden = _kept(algebra, ~keep, axes, table)
+    return None if hidden is None else algebra.negate(hidden)
+
+
+def _kept(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
     if keep.ndim == 1:
         return _run(algebra, keep, axes[0], 0)
     if keep.ndim != 2:
@@ -98,7 +107,11 @@ def _bool_rule(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table
     diagonal = _diagonals(keep)
     if diagonal is not None:
         return _run(algebra, diagonal, algebra.add(columns, rows, -1), keep.shape[0] - 1)
-    return _blocks(algebra, keep, rows, columns, table) or _prefix(algebra, keep, rows, columns)
+    return (
+        _blocks(algebra, keep, rows, columns, table)
+        or _prefix(algebra, keep, rows, columns)
+        or _tiles(algebra, keep, rows, columns, table)
+    )
 
 
 def _diagonals(array: Array) -> Array | None:
@@ -163,6 +176,26 @@ def _prefix(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr) -
         return None
     causal = algebra.compare("LessOrEqual", columns, algebra.add(rows, integer(offset)))
     return algebra.either(causal, algebra.compare("Less", columns, integer(prefix)))
+
+
+def _tiles(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr, table: Table) -> ScoreExpr | None:
+    """A rule for the tiles and the same rule within each, as of neighbours on a grid whose positions are numbered row by row."""
+    n, m = keep.shape
+    for w in range(2, min(n, m) // 2 + 1):
+        if n % w or m % w:
+            continue
+        first = keep[0].reshape(m // w, w)  # one row tells most widths that do not fit
+        if not np.array_equal(first, first.any(1)[:, None] & first.any(0)):
+            continue
+        tiles = keep.reshape(n // w, w, m // w, w)
+        outer, inner = tiles.any((1, 3)), tiles.any((0, 2))
+        if not np.array_equal(tiles, outer[:, None, :, None] & inner[:, None]):
+            continue
+        of = _kept(algebra, outer, [algebra.divide(x, w) for x in (rows, columns)], table)
+        within = None if of is None else _kept(algebra, inner, [algebra.modulo(x, w) for x in (rows, columns)], table)
+        if of is not None and within is not None:
+            return algebra.both(of, within)
+    return None
 
 
 def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from ort_run import TOLERANCE, assert_same, run
-from spellings_mask import MATCHED, REFUSED, WIDE, describe, feeds, is_wide
+from spellings_mask import MATCHED, REFUSED, WIDE, B, Mask, describe, feeds, is_wide
 from test_match import LARGE_SCORE_TOLERANCE
 
 from onnx_fa.rewriter import FORMS, explain, rewrite
@@ -35,6 +36,33 @@ def test_mask_is_understood_and_exact(name: str) -> None:
                 assert_same(want, run(new, inputs), LARGE_SCORE_TOLERANCE if kind == "large" else TOLERANCE)
         again, _ = rewrite(new, form)
         assert again.SerializeToString() == new.SerializeToString(), "rewriting twice changed something"
+
+
+_FROM, _TO = np.arange(20)[:, None], np.arange(20)
+_NEAR = (abs(_FROM // 4 - _TO // 4) <= 1) & (abs(_FROM % 4 - _TO % 4) <= 1)
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        ((_TO <= _FROM) & (_FROM - _TO < 4), "SlidingWindow(left=3, right=0"),
+        ((_TO <= _FROM) | (_TO < 5), "prefix"),
+        ((_TO <= _FROM) & ((_FROM - _TO) % 3 == 0), "dilated"),
+        (_NEAR, "window"),
+        (_NEAR & (_TO <= _FROM), "BoolMask(shape=(20, 20)"),
+    ],
+    ids=["window", "prefix", "dilated", "neighbours on a grid", "no rule"],
+)
+def test_a_constant_that_says_what_is_hidden(keep: np.ndarray, said: str) -> None:
+    """As `masked_fill(~keep, -inf)` is exported where lengths are static."""
+    g = Mask(dims=(B, 20, 20))
+    model = g.finish(g.op("Where", g.const(~keep, bool), g.f(-np.inf), g.score()))
+    spec = only_spec(model)
+    assert said in describe(spec) and ("BoolMask" in describe(spec)) == ("BoolMask" in said)
+    new, _ = rewrite(model)
+    for seed in (0, 1):
+        inputs = feeds(model, seed)
+        assert_same(run(model, inputs), run(new, inputs), TOLERANCE)
 
 
 @pytest.mark.parametrize("name", REFUSED)
