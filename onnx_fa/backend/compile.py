@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_fa.backend import limits
 from onnx_fa.backend.importer import import_mlir, settle_kernels
+from onnx_fa.backend.known_shapes import settle_shapes
 from onnx_fa.backend.inspect import Inspection, inspect_phases
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
@@ -157,6 +158,7 @@ def import_model(model: ModelLike, target: Target | str = "cpu-host") -> Importe
     target = parse_target(target) if isinstance(target, str) else target
     site_model, report = rewrite(model, form="site")
     work = site_model if isinstance(site_model, ir.Model) else ir.from_proto(site_model)
+    settle_shapes(work)
     kernels, sites, misses = settle_kernels(work, report, target)
     text = import_mlir(to_proto(work), kernels)
     flags = tuple(dict.fromkeys(f for k in kernels.values() for f in k.flags))
