@@ -1,4 +1,5 @@
-"""Writes the README's tables from the committed CSV files: medians per contestant and ratios, and who finds which spelling.
+"""Writes the README's tables from the committed CSV files: medians per contestant and ratios, and who finds which spelling; and the
+pictures beside these files.
 
 python scripts/results_table.py            between the markers of README.md
 """
@@ -10,12 +11,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from onnx_fa.plot import medians, read_csv
+from onnx_fa import attention_sweep
+from onnx_fa.plot import medians, plot, read_csv
 from onnx_fa.table import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("benchmarks/attention.csv", "benchmarks/demo/demo.csv")
 CONTESTANTS = ("stock IREE", "onnxruntime", "torch SDPA", "onnx_fa")
+PICTURES = {**dict.fromkeys(SOURCES, plot), "benchmarks/sweep.csv": attention_sweep.plot}
 SPELLINGS = "benchmarks/spellings.csv"
 
 
@@ -62,6 +65,8 @@ def fill(text: str, name: str, content: str) -> str:
 
 def main() -> int:
     readme = ROOT / "README.md"
+    for source, draw in PICTURES.items():
+        draw(ROOT / source, (ROOT / source).with_suffix(".png"))
     readme.write_text(fill(fill(readme.read_text(), "results", results()), "spellings", spellings()))
     return 0
 

@@ -41,7 +41,7 @@ def test_bench_writes_raw_samples_table_and_plot(tmp_path: Path) -> None:
     rows = plot.read_csv(written[0])
     assert len(rows) == 16 and {r.model for r in rows} == {"a"} and {r.round for r in rows} == {0, 1}
     lines = written[0].read_text().splitlines()
-    assert lines[0].startswith("# ") and lines[2] == "model,what,flags,round,ms"
+    assert lines[0].startswith("# ") and lines[2] == "model,what,flags,round,ms,extra_bytes"
     (summary,) = json.loads(written[1].read_text())
     assert summary["machine"]["threads"] == 1 and "iree-base-compiler" in summary["machine"]["versions"]
     assert "(best)" in written[2].read_text() and written[2].read_text().startswith("| model | what |")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,10 +199,38 @@ def test_killed_and_resumed(ran: tuple[Path, list[dict[str, Any]]], tmp_path: Pa
     assert done.returncode == 1 and "torn: export: " in done.stdout  # two of the models are wrong
     assert (work / "export.record.json").stat().st_mtime_ns == before
     resumed = read_results(tmp_path / "out" / "results.jsonl")
-    assert [(r["name"], r["ok"], r["problems"]) for r in resumed] == [
-        (r["name"], r["ok"], r["problems"]) for r in results
+    assert [lasting(r, set(r["steps"])) for r in resumed] == [
+        lasting(r, set(resumed[0]["steps"])) for r in results
     ]
-    assert resumed[0]["compile"]["sites"] == results[0]["compile"]["sites"]
+    assert resumed[0]["compile"]["sites"][0]["fused"] is True
+
+
+def lasting(result: dict[str, Any], steps: set[str]) -> dict[str, Any]:
+    """What the steps say, without times, memory and the folder of the run."""
+    said = {s: (v["ok"], v["message"], v["skipped"]) for s, v in result["steps"].items() if s in steps}
+    data = {s: {k: v for k, v in result[s].items() if k not in ("seconds", "model")} for s in steps if s in result}
+    return {"name": result["name"], "ok": result["ok"], "problems": result["problems"], "steps": said, "data": data}
+
+
+def test_the_page_in_a_browser(ran: tuple[Path, list[dict[str, Any]]]) -> None:
+    """No message on the console, and what the page says is there."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium here")
+    folder, results = ran
+    out = folder / "out"
+    machine = json.loads((out / "run.json").read_text())["machine"]
+    page = write_reports(out, results, machine)[2]
+    broken = out / "broken.html"
+    broken.write_text("<script>throw new Error('seen')</script>")
+    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += [f"--user-data-dir={folder / 'browser'}"]
+    said = {
+        path: subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120)
+        for path in (page, broken)
+    }
+    assert "CONSOLE" in said[broken].stderr and "CONSOLE" not in said[page].stderr
+    assert 'id="model-good"' in said[page].stdout and "<polyline" in said[page].stdout
 
 
 # What it is there to catch.

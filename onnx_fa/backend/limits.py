@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import IO, Literal
 
 Ending = Literal["ok", "failed", "timeout", "memory"]
-_POLL_S = 0.02
+_POLL_S = 0.005, 0.1
+"""Between two looks at a program: at first, and once it runs for long. A look at every process costs about a millisecond, which a
+benchmark in the same machine would feel."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -53,7 +55,7 @@ def run_limited(
 ) -> Finished:
     """Runs `command` in a process group of its own and waits for it; kills the whole group when it passes a limit.
 
-    Memory is the resident size of the group, looked at every 20 ms: an address-space limit would count the compiler's
+    Memory is the resident size of the group, looked at every 5 to 100 ms: an address-space limit would count the compiler's
     mapped libraries and thread stacks, which cost nothing. OSError (no such program) passes through.
     """
     # Files, not pipes: a killed child's grandchildren may hold a pipe open, and stderr may be large.
@@ -73,6 +75,7 @@ def run_limited(
                     env=env,
                     start_new_session=True,
                 )
+            pause = _POLL_S[0]
             while not (usage := _ended(child)):
                 peak = max(peak, _group_rss(child.pid), _high_water(child.pid))
                 if ending == "ok":
@@ -82,7 +85,8 @@ def run_limited(
                         ending = "timeout"
                     if ending != "ok":
                         _kill_group(child.pid)
-                time.sleep(_POLL_S)
+                time.sleep(pause)
+                pause = min(pause * 1.1, _POLL_S[1])
             peak = peak or usage  # too short to be seen
         finally:
             if child is not None:
