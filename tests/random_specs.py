@@ -19,6 +19,8 @@ from onnx_fa.spec import (
     Causal,
     Dim,
     Elementwise,
+    IntegerType,
+    Quantized,
     SlidingWindow,
     Softcap,
     Stat,
@@ -195,6 +197,52 @@ def _used(expr: ScoreExpr, tensors: Sequence[TensorArg]) -> Elementwise:
     return Elementwise(renumbered, tuple(tensors[i] for i in read))
 
 
+@dataclass(frozen=True)
+class _Integers:
+    """How K or V is kept: `along` says for every canonical axis but the last whether the scale varies, `groups` into how many it
+    parts the head dim; the scale has no axes before its first that varies, if `short`."""
+
+    dtype: IntegerType
+    along: tuple[bool, ...]
+    groups: int
+    zero_point: bool
+    short: bool
+
+    def of(self, canonical: tuple[Dim, ...], layout: tuple[int, ...]) -> Quantized:
+        """The term for an operand of such dims."""
+        dims = (*(d if keep else 1 for d, keep in zip(canonical, self.along, strict=False)), self.groups)
+        shape = tuple(dims[a] for a in layout)
+        while self.short and shape and shape[0] == 1:
+            shape = shape[1:]
+        return Quantized(self.dtype, shape, self.zero_point)
+
+
+def _integers(r: Random, rank: int, width: int, layout: tuple[int, ...]) -> _Integers:
+    """Per tensor, token, channel or group, or anything between; 4 bits only where a byte holds two neighbours of a row."""
+    pairs = width % 2 == 0 and (not layout or layout[-1] == rank - 1)
+    dtype: IntegerType = r.choice(("i8", "i8", "u8", *("i4", "u4") * pairs))
+    lead = [r.random() < 0.5 for _ in range(rank - 3)]
+    along = {"tensor": (False, False), "token": (True, True), "channel": (True, False)}
+    kind = r.choice(("tensor", "token", "token", "channel", "groups", "any"))
+    head, length = along.get(kind, (r.random() < 0.5, r.random() < 0.5))
+    groups = 1
+    if kind in ("channel", "groups", "any"):
+        parts = [g for g in range(2, width) if width % g == 0] or [1]
+        groups = {"channel": width, "groups": r.choice(parts)}.get(kind, r.choice((1, width, *parts)))
+    keep = (*(x and kind != "tensor" for x in lead), head, length)
+    return _Integers(dtype, keep, groups, r.random() < 0.4, r.random() < 0.5)
+
+
+def _kept(spec: AttentionSpec, k: _Integers | None, v: _Integers | None) -> AttentionSpec:
+    """The spec with K and V as integers."""
+    _, k_dims, v_dims, _ = spec.canonical_shapes
+    return dataclasses.replace(
+        spec,
+        k_quant=k and k.of(k_dims, spec.k_layout),
+        v_quant=v and v.of(v_dims, spec.v_layout),
+    )
+
+
 def _length(r: Random) -> int:
     return r.choice((1, 3, 129, 300)) if r.random() < 0.2 else r.randint(1, 70)
 
@@ -270,10 +318,11 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
                 masks.append(AddMask(shape, mask_type, factor=1.0 if empty_row == "mean" else factor))
     swap = (*range(rank - 3), rank - 2, rank - 3, rank - 1)
     turned = (*range(rank - 2), rank - 1, rank - 2)
-    known = ((), swap, turned) if expressions else ((), swap)
+    rowwise = not expressions or (few > 0 and r.random() < 0.7)  # as the body for few queries wants them
+    known = ((), swap) if rowwise else ((), swap, turned)
 
     def layout() -> tuple[int, ...]:
-        return tuple(r.sample(range(rank), rank)) if expressions and r.random() < 0.25 else r.choice(known)
+        return tuple(r.sample(range(rank), rank)) if not rowwise and r.random() < 0.25 else r.choice(known)
 
     def head_dim() -> int:
         if not expressions:
@@ -304,7 +353,15 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
         stats=stats,
         **layouts,
     )
-    return _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
+    drawn = _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
+    if not expressions or r.random() > 0.2:
+        return drawn
+    spec = drawn.spec
+    if r.random() < 0.5:  # whole vectors, as the body for few queries wants them
+        spec = dataclasses.replace(spec, D=16 * r.randint(1, 5), Dv=16 * r.randint(1, 5))
+    k = _integers(r, rank, spec.D, spec.k_layout) if r.random() < 0.85 else None
+    v = _integers(r, rank, spec.Dv, spec.v_layout) if k is None or r.random() < 0.85 else None
+    return Drawn(_kept(spec, k, v), drawn.sizes)
 
 
 def _dynamic(r: Random, spec: AttentionSpec, few: bool) -> Drawn:

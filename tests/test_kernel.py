@@ -96,6 +96,7 @@ def test_random_specs_differ() -> None:
     words = {w for d in drawn for w in d.spec.variant.split("+")}
     assert {"softcap", "causal", "slidingwindow", "boolmask", "addmask", "alibi", "sink", "lse", "max", *KEEPS} <= words
     assert {"mha", "mqa", "gqa2", "gqa8"} <= words
+    assert {f"{x}:{dtype}" for x in "kv" for dtype in ("i8", "u8", "i4", "u4")} <= words
     dims = [d.spec for d in drawn]
     assert {s.dtype for s in dims} == {"f32", "f16", "bf16"}
     assert {s.empty_row for s in dims} == {"nan", "zero", "guarded", "mean"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,11 @@ from onnx_fa.emit.vector import emit_vector
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.reference import attention
 from onnx_fa.rewriter import explain, rewrite, rewrite_in_place
-from onnx_fa.spec import AttentionSpec, Causal, Dim, IntegerType, Quantized
+from onnx_fa.spec import AttentionSpec, Quantized
+from tests import fuzz
 from tests.cases import BY_NAME, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, mismatch
+from tests.random_specs import draw_specs
 
 _F32 = [c for c in select("quantized") if c.spec.dtype == "f32" and c.spec.empty_row == "nan"]
 
@@ -185,46 +186,14 @@ def test_refusals() -> None:
             dataclasses.replace(BY_NAME["quant_token"].spec, k_quant=Quantized("i8", shape))
 
 
-def _drawn(seed: int) -> AttentionSpec:
-    """Any quantised spec of small dims."""
-    rng = random.Random(seed)
-
-    def pick(*choices: Any) -> Any:
-        return rng.choice(choices)
-
-    group, hkv, d, dv = pick(1, 1, 2, 4), pick(1, 2), pick(8, 16, 24, 32, 40, 64), pick(8, 16, 32, 48)
-    sq, skv, batch = pick(1, 1, 3, 17, 40), rng.randint(1, 150), pick((), (1,), (2,))
-
-    def quant(width: int) -> tuple[Quantized | None, tuple[int, ...]]:
-        layout = tuple(range(len(batch) + 3))
-        if batch and rng.random() < 0.4:
-            layout = (0, 2, 1, 3)
-        if rng.random() < 0.15:
-            return None, layout
-        dtype: IntegerType = pick("i8", "i8", "u8", "i4", "u4")
-        groups = pick(1, 1, width, *(g for g in (2, 4) if width % g == 0))
-        canonical: tuple[Dim, ...] = (*(pick(1, b) for b in batch), pick(1, hkv), pick(1, skv), groups)
-        shape = tuple(canonical[a] for a in layout) if rng.random() < 0.85 else ()
-        return Quantized(dtype, shape, rng.random() < 0.4), layout
-
-    k_quant, k_layout = quant(d)
-    v_quant, v_layout = quant(dv)
-    return AttentionSpec(
-        pick("f32", "f32", "f32", "f16", "bf16"),
-        *(group * hkv, hkv, sq, skv, d, dv, batch, d**-0.5),
-        masks=pick((), (), (Causal("end"),)),
-        empty_row=pick("nan", "zero"),
-        k_layout=k_layout,
-        v_layout=v_layout,
-        k_quant=k_quant,
-        v_quant=v_quant,
-    )
-
-
 def test_random_specs(tmp_path: Path) -> None:
-    specs = [s for s in map(_drawn, range(40)) if s.quantized][:24]
-    compiled = Kernels([emit_vector(s, HOST, f"fa_case{i}") for i, s in enumerate(specs)], tmp_path)
-    for i, spec in enumerate(specs):
-        for adversarial in (False, True):
-            operands = draw_operands(spec, i, adversarial=adversarial)
-            assert mismatch(spec, operands, compiled.run(i, operands)) is None, spec
+    """With small tiles, and those of few queries with the body for that too."""
+    quantized = [d for d in draw_specs(120) if d.spec.quantized][:16]
+    cases = [(d, kernel) for i, d in enumerate(quantized) for kernel in fuzz.kernels(2 * i + 1, d.spec)]
+    assert {"few", "vector"} <= {kernel.body for _, kernel in cases}
+    compiled = Kernels([kernel for _, kernel in cases], tmp_path)
+    for i, (drawn, kernel) in enumerate(cases):
+        for seed, spec in enumerate(drawn.bound()):
+            for adversarial in (False, True):
+                operands = draw_operands(spec, seed, adversarial=adversarial)
+                assert mismatch(spec, operands, compiled.run(i, operands)) is None, (kernel.body, spec)
