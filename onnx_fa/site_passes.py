@@ -237,7 +237,9 @@ def _moved(
 ) -> tuple[tuple[int, ...], tuple[Part | None, ...]]:
     """What one op of an operand's reading makes of a shape and of the parts on it."""
     if not all(isinstance(a, Const) for a in call.args[1:]):
-        raise UnsupportedError(f"passes not counted: an operand of {call.op} between K or V and the tensor that holds it is no constant")
+        raise UnsupportedError(
+            f"passes not counted: an operand of {call.op} between K or V and the tensor that holds it is no constant"
+        )
     rest = [a.array for a in call.args[1:] if isinstance(a, Const)]
     names = [f"x{i}" for i in range(1 + len(rest))]
     attributes: dict[str, Any] = dict(call.attrs)

@@ -188,7 +188,7 @@ def _tiles(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr, ta
         if not np.array_equal(first, first.any(1)[:, None] & first.any(0)):
             continue
         tiles = keep.reshape(n // w, w, m // w, w)
-        outer, inner = tiles.any((1, 3)), tiles.any((0, 2))
+        outer, inner = np.asarray(tiles.any((1, 3))), np.asarray(tiles.any((0, 2)))
         if not np.array_equal(tiles, outer[:, None, :, None] & inner[:, None]):
             continue
         of = _kept(algebra, outer, [algebra.divide(x, w) for x in (rows, columns)], table)

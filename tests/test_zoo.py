@@ -199,9 +199,7 @@ def test_killed_and_resumed(ran: tuple[Path, list[dict[str, Any]]], tmp_path: Pa
     assert done.returncode == 1 and "torn: export: " in done.stdout  # two of the models are wrong
     assert (work / "export.record.json").stat().st_mtime_ns == before
     resumed = read_results(tmp_path / "out" / "results.jsonl")
-    assert [lasting(r, set(r["steps"])) for r in resumed] == [
-        lasting(r, set(resumed[0]["steps"])) for r in results
-    ]
+    assert [lasting(r, set(r["steps"])) for r in resumed] == [lasting(r, set(resumed[0]["steps"])) for r in results]
     assert resumed[0]["compile"]["sites"][0]["fused"] is True
 
 

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from onnx_fa.backend import limits
 from onnx_fa.backend.importer import import_mlir, settle_kernels
-from onnx_fa.backend.known_shapes import settle_shapes
 from onnx_fa.backend.inspect import Inspection, inspect_phases
+from onnx_fa.backend.known_shapes import settle_shapes
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
 from onnx_fa.io import ModelLike, save, to_proto
