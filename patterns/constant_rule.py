@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from onnx_fa.expr import Kind, ScoreExpr
 from onnx_fa.graph_view import Array
-from onnx_fa.patterns.index_algebra import TRUE, Algebra, boolean, integer, number
+from onnx_fa.patterns.index_algebra import TRUE, Algebra, boolean, integer, number, parts
 
 Table = Callable[[Array, ScoreExpr], ScoreExpr]
 """Makes a tensor of a one-dimensional constant that is read at one position."""
@@ -90,12 +90,12 @@ def _step_rule(algebra: Algebra, array: Array, x: ScoreExpr) -> ScoreExpr | None
 
 
 def _bool_rule(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
-    """The rule of what is true, or of what is false."""
+    """The rule of what is true, or of what is false: of the latter none with a remainder, which the stock road does not carry."""
     found = _kept(algebra, keep, axes, table)
     if found is not None:
         return found
     hidden = _kept(algebra, ~keep, axes, table)
-    return None if hidden is None else algebra.negate(hidden)
+    return None if hidden is None or any(e[0] == "Mod" for e in parts(hidden)) else algebra.negate(hidden)
 
 
 def _kept(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
@@ -107,11 +107,7 @@ def _kept(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> 
     diagonal = _diagonals(keep)
     if diagonal is not None:
         return _run(algebra, diagonal, algebra.add(columns, rows, -1), keep.shape[0] - 1)
-    return (
-        _blocks(algebra, keep, rows, columns, table)
-        or _prefix(algebra, keep, rows, columns)
-        or _tiles(algebra, keep, rows, columns, table)
-    )
+    return _blocks(algebra, keep, rows, columns, table) or _prefix(algebra, keep, rows, columns)
 
 
 def _diagonals(array: Array) -> Array | None:
@@ -176,26 +172,6 @@ def _prefix(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr) -
         return None
     causal = algebra.compare("LessOrEqual", columns, algebra.add(rows, integer(offset)))
     return algebra.either(causal, algebra.compare("Less", columns, integer(prefix)))
-
-
-def _tiles(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr, table: Table) -> ScoreExpr | None:
-    """A rule for the tiles and the same rule within each, as of neighbours on a grid whose positions are numbered row by row."""
-    n, m = keep.shape
-    for w in range(2, min(n, m) // 2 + 1):
-        if n % w or m % w:
-            continue
-        first = keep[0].reshape(m // w, w)  # one row tells most widths that do not fit
-        if not np.array_equal(first, first.any(1)[:, None] & first.any(0)):
-            continue
-        tiles = keep.reshape(n // w, w, m // w, w)
-        outer, inner = np.asarray(tiles.any((1, 3))), np.asarray(tiles.any((0, 2)))
-        if not np.array_equal(tiles, outer[:, None, :, None] & inner[:, None]):
-            continue
-        of = _kept(algebra, outer, [algebra.divide(x, w) for x in (rows, columns)], table)
-        within = None if of is None else _kept(algebra, inner, [algebra.modulo(x, w) for x in (rows, columns)], table)
-        if of is not None and within is not None:
-            return algebra.both(of, within)
-    return None
 
 
 def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
