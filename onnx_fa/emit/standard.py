@@ -31,6 +31,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError(f"a scale of {spec.scale:g}: onnxruntime's Attention op takes only scales above zero")
     if spec.empty_row == "guarded":
         raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
+    if spec.rounding is not None:
+        raise UnsupportedError("the Attention op does not round its probabilities")
     if spec.sink is not None:
         raise UnsupportedError("the Attention op has no sink")
     if spec.stats:
