@@ -61,14 +61,29 @@ def test_expand_dynamic_unit(tmp_path: Path) -> None:
         pytest.fail(REPAIRED)
 
 
-def test_packed_bool(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message", "flags"),
+    [
+        ("packed_bool", "expected padding_value has 'i8' but got: 'i1'", ("--iree-opt-data-tiling",)),
+        ("blocked_dequantize", 'name = "onnx.DequantizeLinear"', ()),
+        ("cast_to_int4", 'name = "onnx.Cast"', ()),
+        ("loop_without_condition", 'name = "onnx.Loop"', ()),
+    ],
+)
+def test_refused(name: str, message: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        _compiled("packed_bool", tmp_path, "--iree-opt-data-tiling")
+        _compiled(name, tmp_path, *flags)
         pytest.fail(REPAIRED)
-    assert "expected padding_value has 'i8' but got: 'i1'" in caught.value.stderr
+    assert message in caught.value.stderr
+
+
+def test_bf16_round_trip(tmp_path: Path) -> None:
+    x = np.full(8, 1.01, np.float32)
+    assert load_module(_compiled("bf16_round_trip", tmp_path))(x)[0][0] == x[0], REPAIRED
 
 
 def test_every_reproducer_is_run_and_on_the_page() -> None:
+    text = Path(__file__).read_text()
     for path in FOLDER.iterdir():
-        assert f"test_{path.stem}" in globals(), path
+        assert f'"{path.stem}"' in text, path
         assert f"`{path.name}`" in PAGE.read_text()

@@ -182,22 +182,24 @@ class MaskedScores(VectorOperands):
             value = self.vector.emit(part, lambda e: tensor if e[0] == "tensor" else None, {})
             return self.as_floats(value)
 
-        def keys(key: str, carried: list[str]) -> list[str]:
-            column = t.arith("addi", block.k0, key)
+        def queries(row: str, carried: list[str]) -> list[str]:
+            at = [self.query(t.shifted(row, i)) for i in range(w)]
 
-            def queries(row: str, inner: list[str]) -> list[str]:
-                rows = [read(self.query(t.shifted(row, i)), column) for i in range(w)]
+            def keys(key: str, inner: list[str]) -> list[str]:
+                column = t.arith("addi", block.k0, key)
+                rows = [read(x, column) for x in at]
                 out = list(inner)
                 for tile in range(len(out)):
                     for i, x in enumerate(t.transpose([r[tile] for r in rows])):
                         out[tile] = t.write(x, out[tile], self.tile_type, t.shifted(key, i), row)
                 return out
 
-            bounds = (t.index(0), t.index(self.config.BM), t.index(w))
-            return t.loop(bounds, list(zip(carried, carried_types, strict=True)), queries)
+            bounds = (t.index(0), block.rows, t.index(w))
+            return t.loop(bounds, list(zip(carried, carried_types, strict=True)), keys)
 
-        bounds = (t.index(0), block.rows, t.index(w))
-        return t.loop(bounds, list(zip(tiles, carried_types, strict=True)), keys)
+        # Rows of the tensor are read a block's length at a time: far less pages and streams at once than key by key.
+        bounds = (t.index(0), t.index(self.config.BM), t.index(w))
+        return t.loop(bounds, list(zip(tiles, carried_types, strict=True)), queries)
 
     def as_floats(self, x: Vector) -> list[str]:
         """A vector as f32 vectors that can be moved about: integers by their bits, the low half first."""
