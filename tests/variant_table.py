@@ -76,6 +76,20 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "f16, f32 inside": ("f16", "f16_mask", "f16_decode"),
         "bf16, f32 inside": ("bf16", "bf16_causal_gqa"),
     },
+    "Quantised": {
+        "K and V as int8: per tensor, channel, token": (
+            "quant_tensor_zero",
+            "quant_channel",
+            "quant_token",
+            "quant_decode",
+        ),
+        "K and V as int4, in groups": ("quant_i4_groups", "quant_u4_groups"),
+        "probabilities rounded to integers (QDQ): two sweeps over the keys": (
+            "rounded_u8",
+            "rounded_steps",
+            "rounded_decode",
+        ),
+    },
     "Dynamic dims": {
         "lengths": ("dyn_lengths", "dyn_same", "dyn_keys"),
         "batch, heads and lengths at once": ("dyn_every_dim", "dyn_all"),
@@ -106,6 +120,10 @@ GRAPHS: dict[str, tuple[str, str]] = {
     "a static cache (ScatterND, ScatterElements, TensorScatter)": (
         "tests/spellings_layout.py",
         "read where it is, whole; keys that are not there yet are masked",
+    ),
+    "probabilities rounded to integers (QDQ)": (
+        "tests/test_rounded.py",
+        "two sweeps over the keys in one dispatch; refused on GPUs, and where scale or zero point are no constants",
     ),
     "nonpad_kv_seqlen": ("tests/spellings_ops.py", "lengths of the batch rows, inside the kernel"),
     "f64": ("tests/test_kernel.py", "refused by name; the site stays decomposed, in f64"),

@@ -17,7 +17,8 @@ from onnx_fa.match import NUMPY, ScoreStage
 from onnx_fa.spec import AttentionSpec, Stat, inverse
 
 FORM_KEY = "onnx_fa.form"
-"""Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only rename its nodes."""
+"""Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only
+rename its nodes."""
 
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
