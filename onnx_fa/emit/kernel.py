@@ -14,7 +14,6 @@ from onnx_fa.target import Target
 WITH_STATS = ("few", "vector")
 """The bodies that give row statistics."""
 _READ_INTEGERS = ("few", "vector")
-_SWEEP_TWICE = ("few", "vector")
 
 
 def kernel_name(spec: AttentionSpec, target: Target, body: Body | str = "auto") -> str:
@@ -39,9 +38,6 @@ def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto
             continue
         if spec.quantized and kind not in _READ_INTEGERS:
             reasons.append(f"{kind}: K or V kept as integers")
-            continue
-        if spec.rounding is not None and kind not in _SWEEP_TWICE:
-            reasons.append(f"{kind}: probabilities rounded to {spec.rounding.dtype} need a second sweep over the keys")
             continue
         try:
             return known[kind](spec, target, name)
