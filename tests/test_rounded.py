@@ -199,7 +199,7 @@ def test_ties_of_scores() -> None:
 
 def test_refusals() -> None:
     spec = BY_NAME["rounded_u8"].spec
-    with pytest.raises(UnsupportedError, match="op: .*second sweep"):
+    with pytest.raises(UnsupportedError, match=r"op: .*second sweep"):
         emit_kernel(spec, HOST, body="op")
     with pytest.raises(UnsupportedError, match="not split"):
         emit_vector(spec, HOST, "fa_x", splits=2)
