@@ -1,13 +1,16 @@
-"""Attention on an NVIDIA GPU: this project's modules against torch (FlashAttention-2, cuDNN, FlexAttention, eager, torch.compile).
+"""Attention on an NVIDIA GPU: this project's modules against torch (FlashAttention-2, cuDNN, FlexAttention, eager, torch.compile)
+and against what stock IREE makes of the same attention.
 
     python scripts/bench_gpu.py build FOLDER              # anywhere, no GPU: compiles every case to FOLDER
     python scripts/bench_gpu.py run FOLDER OUT [--iree BIN]   # on the GPU: needs torch, CuPy and IREE's runtime binaries (in BIN)
     python scripts/bench_gpu.py report OUT                # anywhere: OUT/gpu.csv again as gpu.md and gpu.png
 
-Two times are taken of this project's modules: of the kernel (CUDA events around graphs of at least 20 launches of the module's
-own code), which is what torch's contestants are timed by too, and of a whole call of the IREE runtime (iree-benchmark-module: real
-time of invoking the function and waiting for it). Before anything is timed, results are compared with float64 on up to 768 rows of
-every head: relative norm error at most 2e-3. gpu.csv holds every timed graph (ms per launch) and call.
+Two times are taken of this project's modules: of the kernel (CUDA events around graphs of at least 20 launches of the module's own
+code), which is what torch's contestants are timed by too, and of a whole call of the IREE runtime (iree-benchmark-module: real time
+of invoking the function and waiting for it); stock IREE's unfused code has only the latter. Differential attention is a model of
+two sites: its kernel time is that of two launches and a subtraction. Before anything is timed, results are compared with float64
+on up to 768 rows of every head: relative norm error at most 2e-3 (bf16: 1e-2). gpu.csv holds every timed graph (ms per launch) and
+call.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,15 +37,19 @@ from onnx_fa.cases import alibi, document, prefix
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap
 
-ALLOWED = 2e-3
+ALLOWED = {"f16": 2e-3, "bf16": 1e-2}
 LAUNCHES, WARM = 12, 2
 TURNS = 256 << 20
 """Bytes that decode walks through before it sees the same again: several times the cache."""
 DOCUMENTS = 12
 SHAPES = ((32, 512), (16, 1024), (8, 2048), (4, 4096), (2, 8192), (1, 16384))
 KERNEL = "onnx_fa"
-CALLS = {"onnx_fa, call": (), "onnx_fa, call, caching allocator": ("--device_allocator=caching",)}
+KEEPS = ("--device_allocator=caching", "--cuda_async_allocations=false")
+CALLS = {"onnx_fa, call": (), "onnx_fa, call, buffers kept": KEEPS}
 """Ways to call the runtime: a program that allocates its output anew for each call, and one that keeps buffers."""
+STOCK = "stock IREE, call, buffers kept"
+LAMBDA = 0.8
+"""The factor of differential attention's second softmax."""
 
 
 def _spec(B: int, H: int, S: int, D: int, Hkv: int = 0, **changes: Any) -> AttentionSpec:
@@ -65,6 +73,10 @@ def cases() -> Iterator[tuple[str, AttentionSpec]]:
     yield "causal B1 H32 S4096 D128", _spec(1, 32, 4096, 128, masks=(Causal(),))
     for S in (512, 1024, 2048, 4096, 8192, 16384):
         yield f"plain B1 H32 S{S} D64", _spec(1, 32, S, 64)
+    yield "causal B1 H32 S4096 D128 bf16", _spec(1, 32, 4096, 128, masks=(Causal(),), dtype="bf16")
+    yield "plain B1 H32 S4096 D64 bf16", _spec(1, 32, 4096, 64, dtype="bf16")
+    for S in (1024, 2048, 4096):
+        yield f"differential B1 H16 S{S} D64", _spec(1, 16, S, 64, Dv=128)
     for B, S in SHAPES:
         where = f"B{B} H16 S{S} D64"
         yield f"alibi {where}", _spec(B, 16, S, 64, masks=(alibi(16),))
@@ -91,6 +103,8 @@ _VARIANT = re.compile(
 def build(folder: Path, only: str) -> None:
     """Compiles every case: NAME.vmfb, the PTX in it, and manifest.json."""
     from onnx_fa.backend.alone import compile_alone
+    from onnx_fa.backend.compile import compile_model
+    from onnx_fa.benchmark import function_of
     from onnx_fa.emit.kernel import emit_kernel
     from onnx_fa.target import parse_target
 
@@ -103,9 +117,15 @@ def build(folder: Path, only: str) -> None:
         started = time.monotonic()
         kernel = emit_kernel(spec, target)
         assert kernel.body == "triton", kernel.body
-        compile_alone(kernel, folder / f"{n}.vmfb", target)
+        if name.startswith("differential"):
+            assert len(compile_model(written_model(spec, True), folder / f"{n}.vmfb", target).sites) == 2
+        else:
+            compile_alone(kernel, folder / f"{n}.vmfb", target)
+        if name.startswith("plain") and 2048 <= int(spec.Sq) <= 8192 and spec.dtype == "f16":
+            compile_unfused(spec, folder / f"{n}.stock.vmfb", target)
         item = {
             "id": n,
+            "functions": {x.name: function_of(x) for x in folder.glob(f"{n}.*vmfb")},
             "name": name,
             "spec": spec.to_dict(),
             "config": kernel.config,
@@ -125,6 +145,54 @@ def build(folder: Path, only: str) -> None:
         print(f"{n:3d} {name}: {time.monotonic() - started:.0f} s, {kernel.tuning}", flush=True)
 
 
+def compile_unfused(spec: AttentionSpec, output: Path, target: Any) -> None:
+    """What stock IREE makes of the attention as a model."""
+    import tempfile
+
+    import onnx
+
+    from onnx_fa.benchmark import compile_stock, stock_import
+
+    with tempfile.TemporaryDirectory() as scratch:
+        onnx.save(written_model(spec), Path(scratch) / "plain.onnx")
+        imported = stock_import(Path(scratch) / "plain.onnx", Path(scratch))
+        assert isinstance(imported, Path), imported
+        compile_stock(imported, target, {}, output)
+
+
+def written_model(spec: AttentionSpec, differential: bool = False) -> Any:
+    """softmax(Q1 K1^T) V in f16, of the inputs q1, k1, v; or (softmax(Q1 K1^T) - LAMBDA softmax(Q2 K2^T)) V, of q2, k2 as well."""
+    import numpy as np
+    import onnx
+
+    op, of = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    constants = [
+        onnx.numpy_helper.from_array(np.array(x, np.float16), n) for n, x in (("scale", spec.scale), ("lambda", LAMBDA))
+    ]
+    nodes, pairs = [], "12" if differential else "1"
+    for i in pairs:
+        nodes += [
+            op("Transpose", [f"k{i}"], [f"kt{i}"], perm=[0, 1, 3, 2]),
+            op("MatMul", [f"q{i}", f"kt{i}"], [f"s{i}"]),
+            op("Mul", [f"s{i}", "scale"], [f"scaled{i}"]),
+            op("Softmax", [f"scaled{i}"], [f"p{i}"], axis=-1),
+        ]
+    if differential:
+        nodes += [op("Mul", ["p2", "lambda"], ["less"]), op("Sub", ["p1", "less"], ["p"])]
+    nodes.append(op("MatMul", ["p" if differential else "p1", "v"], ["out"]))
+    shapes = dict(zip("qkv", spec.operand_shapes, strict=True))
+    names = [n for i in pairs for n in (f"q{i}", f"k{i}", *(["v"] if i == "1" else []))]
+    half = onnx.TensorProto.FLOAT16
+    graph = onnx.helper.make_graph(
+        nodes,
+        "attention",
+        [of(n, half, shapes[n[0]]) for n in names],
+        [of("out", half, spec.out_shape)],
+        constants[: len(pairs)],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+
+
 def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
@@ -140,11 +208,12 @@ def _torch() -> Any:
     return torch
 
 
-def draw(spec: AttentionSpec) -> list[Any]:
-    """Operands on the GPU: q, k, v and floats ~ N(0, 1) (slopes as in ALiBi), documents of equal length."""
+def draw(kind: str, spec: AttentionSpec) -> list[Any]:
+    """Operands on the GPU: q, k, v and floats ~ N(0, 1) (slopes as in ALiBi), documents of equal length. Of differential attention
+    also the second q and k."""
     torch = _torch()
     generator = torch.Generator(device="cuda").manual_seed(0)
-    types = {"f16": torch.float16, "f32": torch.float32, "i32": torch.int32}
+    types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32}
     operands = []
     for shape, dtype in zip(spec.operand_shapes, spec.operand_dtypes, strict=True):
         if dtype == "i32":
@@ -154,6 +223,8 @@ def draw(spec: AttentionSpec) -> list[Any]:
             operands.append((2.0 ** -(8.0 * torch.arange(1, shape[0] + 1, device="cuda") / shape[0])).reshape(shape))
         else:
             operands.append(torch.randn(shape, generator=generator, device="cuda").to(types[dtype]))
+    if kind == "differential":
+        operands += [torch.randn(x.shape, generator=generator, device="cuda").to(x.dtype) for x in operands[:2]]
     return operands
 
 
@@ -187,6 +258,14 @@ def error(kind: str, spec: AttentionSpec, operands: list[Any], out: Any) -> floa
     wrong = norm = 0.0
     for b in range(spec.batch[0]):
         q, k, v = (x[b].double() for x in operands[:3])
+        if kind == "differential":
+            p, less = (
+                torch.softmax(spec.scale * (q[b].double()[:, rows] @ k[b].double().transpose(-1, -2)), -1)
+                for q, k in (operands[:2], operands[3:])
+            )
+            have, want = out[b][:, rows].double(), (p - LAMBDA * less) @ v
+            wrong, norm = wrong + float(((have - want) ** 2).sum()), norm + float((want**2).sum())
+            continue
         rest = [x if x.dim() == 3 else x[b] for x in operands[3:]]
         k, v = (x.repeat_interleave(spec.group, -3) for x in (k, v))
         s = spec.scale * (q[..., rows, :] @ k.transpose(-1, -2))
@@ -234,8 +313,11 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
     import numpy as np
 
     torch = _torch()
+    if len(operands) == 5 and not spec.tensors:
+        first, second = (own_kernel(item, spec, folder, x) for x in (operands[:3], [*operands[3:], operands[2]]))
+        return lambda: torch.sub(first(), second(), alpha=LAMBDA)
     folded, config = fold_queries(spec), item["config"]
-    out = torch.full(spec.out_shape, math.nan, device="cuda", dtype=torch.float16)
+    out = torch.full(spec.out_shape, math.nan, device="cuda", dtype=operands[0].dtype)
     rows = math.prod(folded.batch) * folded.Hq * folded.Sq
     heads = rows // folded.Sq
     grids = [(heads * -(-folded.Sq // config["BM"]), config["splits"]), (rows, 1)]
@@ -244,6 +326,9 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
         part = torch.empty(config["splits"] * rows * folded.Dv, device="cuda")
         stat = torch.empty(2 * config["splits"] * rows, device="cuda")
         lists = [[*operands, part, stat], [part, stat, out]]
+        if len(item["codes"]) == 1:
+            count = torch.zeros(rows, device="cuda", dtype=torch.int32)
+            lists = [[*operands, count, part, stat, out]]
     else:
         lists = [[*operands, out]]
         if item["scratch"]:
@@ -271,21 +356,27 @@ def torch_contestants(kind: str, spec: AttentionSpec) -> Iterator[tuple[str, Cal
     """(name, what makes the call from the operands)."""
     from torch.nn.attention import SDPBackend
 
-    if kind == "evoformer":
-        yield "torch eager", lambda x: partial(evoformer, spec.scale, *x)
-        yield "torch.compile", lambda x: partial(_torch().compile(evoformer, dynamic=False), spec.scale, *x)
+    if written := {"evoformer": evoformer, "differential": differential}.get(kind):
+        yield "torch eager", lambda x: partial(written, spec.scale, *x)
+        yield "torch.compile", lambda x: partial(_torch().compile(written, dynamic=False), spec.scale, *x)
     if kind in ("plain", "causal", "gqa", "decode"):
         yield "FlashAttention-2", partial(sdpa, SDPBackend.FLASH_ATTENTION, kind, spec)
         yield "cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION, kind, spec)
     if kind == "decode":
         yield "copy", copy_as_many
-    if spec.D == 64 and spec.Hq == 16:
+    if spec.D == 64 and spec.Hq == 16 and kind != "differential":
         yield "FlexAttention", partial(flex, kind, spec)
 
 
 def evoformer(scale: float, q: Any, k: Any, v: Any, padding: Any, pairs: Any) -> Any:
     """As a user writes it."""
     return _torch().softmax(q @ k.transpose(-1, -2) * scale + padding + pairs, -1) @ v
+
+
+def differential(scale: float, q1: Any, k1: Any, v: Any, q2: Any, k2: Any) -> Any:
+    """The same of differential attention."""
+    p, less = (_torch().softmax(q @ k.transpose(-1, -2) * scale, -1) for q, k in ((q1, k1), (q2, k2)))
+    return (p - LAMBDA * less) @ v
 
 
 def sdpa(backend: Any, kind: str, spec: AttentionSpec, operands: list[Any]) -> Callable[[], Any]:
@@ -335,36 +426,41 @@ def flex(kind: str, spec: AttentionSpec, operands: list[Any]) -> Callable[[], An
     )
 
 
-def iree_call(
-    item: dict[str, Any], operands: list[Any], folder: Path, scratch: Path, iree: Path
-) -> tuple[Any, dict[str, list[float]]]:
-    """The module run by IREE's own programs: its output, and the times of calls."""
-    import numpy as np
+@dataclass(frozen=True)
+class Module:
+    """A compiled function, the folder of the runtime's programs, and one for files."""
 
-    torch = _torch()
-    paths = []
-    for n, x in enumerate(operands):
-        paths.append(scratch / f"{n}.npy")
-        np.save(paths[-1], x.cpu().numpy())
-    arguments = [
-        f"--module={folder / str(item['id'])}.vmfb",
-        "--device=cuda",
-        "--function=site",
-        *(f"--input=@{p}" for p in paths),
-    ]
-    output = scratch / "out.npy"
-    subprocess.run(
-        [iree / "iree-run-module", *arguments, f"--output=@{output}"], check=True, capture_output=True, timeout=120
-    )
-    times = {}
-    for what, flags in CALLS.items():
-        command = [iree / "iree-benchmark-module", *arguments, *flags, "--benchmark_format=json"]
-        command += ["--benchmark_repetitions=10", "--benchmark_min_time=20x"]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        runs = json.loads(done.stdout[done.stdout.index("{") :])["benchmarks"]
-        unit = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
-        times[what] = [r["real_time"] * unit[r["time_unit"]] for r in runs if r["run_type"] == "iteration"]
-    return torch.from_numpy(np.load(output)).cuda(), times
+    vmfb: Path
+    function: str
+    iree: Path
+    scratch: Path
+
+    def call(
+        self, spec: AttentionSpec, operands: list[Any], ways: dict[str, tuple[str, ...]]
+    ) -> tuple[Any, dict[str, list[float]]]:
+        """The output, and the times of calls in some ways, by IREE's own programs."""
+        import numpy as np
+
+        torch = _torch()
+        types = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.int32: "i32"}
+        arguments = [f"--module={self.vmfb}", "--device=cuda", f"--function={self.function}"]
+        for n, x in enumerate(operands):
+            path = self.scratch / f"{n}.bin"
+            path.write_bytes(x.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            arguments.append(f"--input={'x'.join(map(str, x.shape))}x{types[x.dtype]}=@{path}")
+        output = self.scratch / "out.bin"
+        command = [self.iree / "iree-run-module", *arguments, f"--output=@{output}"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        times = {}
+        for what, flags in ways.items():
+            command = [self.iree / "iree-benchmark-module", *arguments, *flags, "--benchmark_format=json"]
+            command += ["--benchmark_repetitions=10", "--benchmark_min_time=20x"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+            runs = json.loads(done.stdout[done.stdout.index("{") :])["benchmarks"]
+            unit = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+            times[what] = [r["real_time"] * unit[r["time_unit"]] for r in runs if r["run_type"] == "iteration"]
+        result = torch.from_numpy(np.fromfile(output, np.uint8)).view(operands[0].dtype)
+        return result.reshape(spec.out_shape).cuda(), times
 
 
 def warm_compilers(folder: Path, kinds: list[str]) -> None:
@@ -382,7 +478,7 @@ def warm(folder: Path, only: str) -> None:
             spec, kind = AttentionSpec.from_dict(item["spec"]), item["name"].split()[0]
             for what, make in torch_contestants(kind, spec):
                 if what in ("FlexAttention", "torch.compile"):
-                    make(draw(spec))()
+                    make(draw(kind, spec))()
     _torch().cuda.synchronize()
 
 
@@ -397,14 +493,15 @@ class Samples:
     """The times of one case: `rows` (case, contestant, flags, number, ms), and `notes` on whatever has none."""
 
     def __init__(self, name: str, spec: AttentionSpec) -> None:
-        self.name, self.kind, self.spec, self.operands = name, name.split()[0], spec, draw(spec)
+        self.name, self.kind, self.spec = name, name.split()[0], spec
+        self.operands = draw(self.kind, spec)
         self.rows: list[tuple[str, str, str, int, float]] = []
         self.notes: list[str] = []
 
     def keep(self, what: str, result: Any, times: Callable[[], list[float]]) -> None:
         """Adds the times of a contestant whose result is right."""
         off = 0.0 if what == "copy" else error(self.kind, self.spec, self.operands, result)
-        if off <= ALLOWED:
+        if off <= ALLOWED[self.spec.dtype]:
             self.rows += [(self.name, what, "", n, ms) for n, ms in enumerate(times())]
         else:
             self.notes.append(f"{self.name}: {what}: relative error {off:.1e}: not timed")
@@ -454,13 +551,19 @@ def run(folder: Path, out: Path, iree: Path, only: str) -> None:
         samples.contestant(KERNEL, partial(own_kernel, item, samples.spec, folder))
         for what, make in torch_contestants(samples.kind, samples.spec):
             samples.contestant(what, make)
-        try:
-            with tempfile.TemporaryDirectory() as scratch:
-                result, times = iree_call(item, samples.operands, folder, Path(scratch), iree)
-            for what, samples_ms in times.items():
-                samples.keep(what, result, partial(list, samples_ms))
-        except (subprocess.SubprocessError, OSError, ValueError) as e:
-            samples.notes.append(f"{samples.name}: call: {' '.join(str(getattr(e, 'stderr', '') or e).split())[-300:]}")
+        modules = {folder / f"{item['id']}.vmfb": CALLS, folder / f"{item['id']}.stock.vmfb": {STOCK: KEEPS}}
+        for vmfb, ways in modules.items():
+            if not vmfb.exists():
+                continue
+            try:
+                with tempfile.TemporaryDirectory() as scratch:
+                    program = Module(vmfb, item["functions"][vmfb.name], iree, Path(scratch))
+                    result, times = program.call(samples.spec, samples.operands, ways)
+                for what, samples_ms in times.items():
+                    samples.keep(what, result, partial(list, samples_ms))
+            except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as e:
+                said = " ".join(str(getattr(e, "stderr", "") or e).split())[-300:]
+                samples.notes.append(f"{samples.name}: {next(iter(ways))}: {said}")
         rows += samples.rows
         notes += samples.notes
         with (out / "gpu.csv").open("w", newline="") as file:
@@ -482,8 +585,8 @@ def report(out: Path) -> None:
     heads = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
     facts = [h for h in heads if not h.startswith("note: ")]
     found = medians(read_csv(path))
-    others = list(dict.fromkeys(w for m in found.values() for w in m if w not in (KERNEL, *CALLS)))
-    columns = [KERNEL, *CALLS, *others]
+    others = list(dict.fromkeys(w for m in found.values() for w in m if w not in (KERNEL, *CALLS, STOCK)))
+    columns = [KERNEL, *CALLS, STOCK, *others]
     lines = [
         "Medians, ms. " + "; ".join(facts) + ".",
         "",

@@ -141,6 +141,10 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "alibi", square | {"Hq": 4, "Hkv": 4, "masks": (term(added(alibi), slopes, label="alibi"),)}
     yield "alibi_gqa", square | {"Hq": 4, "masks": (Causal(), term(added(alibi), slopes, label="alibi"))}
     yield "alibi_f16", {"dtype": "f16", "Hq": 4, "Hkv": 4, "masks": (term(added(alibi), TensorArg((4, 1, 1), "f16")),)}
+    yield "alibi_both_sides_f16", square | {"dtype": "f16", "Hq": 4, "Hkv": 4, "masks": (cases.alibi(4),)}
+    past: ScoreExpr = ("Mul", T0, ("ToFloat", ("Sub", K, ("Add", Q, ("Sub", ("Skv",), ("Sq",))))))
+    behind = (Causal("end"), term(added(past), slopes, label="alibi"))
+    yield "alibi_past_f16", {"dtype": "f16", "Hq": 4, "Sq": 90, "Skv": 140, "masks": behind}
     yield "t5_bias", square | {"scale": 1.0, "masks": (term(added(T0), TensorArg((1, 2, s, s))),)}
     swin: dict[str, Any] = {"batch": (3, 2), "Sq": 49, "Skv": 49, "Dv": 32}
     yield (

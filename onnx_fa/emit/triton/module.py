@@ -14,7 +14,7 @@ from onnx_fa.emit.mlir_text import Text, tensor_type
 from onnx_fa.emit.triton import ptx
 from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig
 from onnx_fa.emit.triton.overlapped import OverlappedSource
-from onnx_fa.emit.triton.source import AttentionSource, Program, combine_program
+from onnx_fa.emit.triton.source import AttentionSource, Program, combine_program, combines_itself
 from onnx_fa.emit.triton.tiles import smaller, tuned
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
@@ -55,7 +55,7 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
     chosen = variants[0].config
     text: list[str] = _executable(symbol, program, variants)
     combine = None
-    if chosen.splits > 1:
+    if chosen.splits > 1 and not combines_itself(spec, chosen):
         combine = combine_program(spec, chosen, f"{name}_combine")
         with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
             codes = list(pool.map(lambda arch: ptx.compile_program(combine, arch, _COMBINE_WARPS, 1), ARCHITECTURES))
@@ -115,7 +115,7 @@ def program_of(spec: AttentionSpec, config: TritonConfig, symbol: str, arch: int
 def _executable(symbol: str, program: Program, variants: Sequence[_Variant]) -> list[str]:
     """The executable of one dispatch. Its workload is the number of workgroups, one number per variant."""
     scratch = any(v.code.scratch for v in variants)
-    written = {"out", "part", "stat"}
+    written = {"count", "out", "part", "stat"}
     bindings = [
         "#hal.pipeline.binding<storage_buffer" + (">" if name in written else ", ReadOnly>")
         for name, _ in program.pointers
@@ -170,6 +170,11 @@ class _Entry:
         self.site, self.spec, self.name, self.t = site, spec, name, Text()
         self.program, self.variants, self.combine = program, variants, combine
         self.dims: dict[str, str] = {}
+        self.counter = f"{name}_count"
+        config = variants[0].config
+        heads = math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int))
+        blocks = max(-(-spec.Sq // v.config.BM) for v in variants) if isinstance(spec.Sq, int) else 0
+        self.counters = f"tensor<{heads * blocks}xi32>" if combines_itself(spec, config) else ""
 
     def tied(self, shape: Sequence[Dim]) -> str:
         dynamic = [self.dims[d] for d in shape if isinstance(d, str)]
@@ -228,12 +233,17 @@ class _Entry:
                 blocks = t.arith("ceildivui", self.dims[spec.Sq], t.index(v.config.BM))
             counts.append(t.arith("muli", heads, blocks))
         out = f"{tensor_type(spec.out_shape, spec.dtype)}{self.tied(spec.out_shape)}"
-        if self.combine is None:
-            results = [out]
-        else:
-            splits = self.variants[0].config.splits
+        results = [out]
+        config = self.variants[0].config
+        if config.splits > 1:
             rows = (*spec.batch, spec.Hq, spec.Sq)
-            results = [self.flat((*rows, splits * spec.Dv), "f32"), self.flat((*rows, 2 * splits), "f32")]
+            parts = [self.flat((*rows, config.splits * spec.Dv), "f32"), self.flat((*rows, 2 * config.splits), "f32")]
+            results = parts if self.combine else [*parts, out]
+        if combines_itself(spec, config):
+            # The counters outlive the call. Each is zero again when the dispatch ends.
+            values.append(t.let(f"util.global.load @{self.counter} : {self.counters}"))
+            passed.append(self.counters)
+            results.insert(0, values[-1])
         scratch = max(v.code.scratch for v in self.variants)
         if scratch:
             BM = self.variants[0].config.BM
@@ -254,12 +264,17 @@ class _Entry:
                 [*results[:2], *["i32"] * len(constants)],
                 [out],
             )
-        elif len(results) > 1:
+        elif combines_itself(spec, config):
+            t.do(f"util.global.store {result}#0, @{self.counter} : {self.counters}")
+            result += "#3"
+        elif scratch:
             result += "#0"
         result = self.reshaped(result, spec.out_shape, site.out_shape, spec.dtype)
         type_ = tensor_type(site.out_shape, site.dtype)
         arguments = ", ".join(f"{n}: {x}" for n, x in zip(names, types, strict=True))
+        state = [f"util.global private mutable @{self.counter} = dense<0> : {self.counters}"] if self.counters else []
         return [
+            *state,
             f"util.func private @{self.name}({arguments}) -> {type_} {{",
             *t.render(),
             f"util.return {result} : {type_}",

@@ -182,9 +182,8 @@ class OverlappedSource(AttentionSource):
     def softmax(self, s: str, k0: str, *, edge: bool, first: bool) -> str:
         """The probabilities of a block, and the row statistics with it."""
         t = self.t
-        s, factor = self.score(s, k0, f"({k0} + on < {self.skv})" if edge and self.ragged_keys else "", edge)
-        new = t.let(f"tl.maximum(m, tl.max({s}, 1){f' * {factor!r}' if factor != 1.0 else ''})")
-        p = t.let(f"tl.exp2({s}{f' * {factor!r}' if factor != 1.0 else ''} - {new}[:, None])")
+        inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
+        new, p = self.probabilities(s, k0, inside, edge)
         t.do(f"alpha = tl.exp2(m - {new})")
         t.do(f"l = l * alpha + tl.sum({p}, 1)")
         t.do(f"m = {new}")

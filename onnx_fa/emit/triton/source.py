@@ -9,14 +9,14 @@ blocks at once. A row that turns out to have no key goes back for the blocks tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth
-from onnx_fa.emit.score_plan import LOG2, LOG2E, ExprStep, IndexMask, IndexStep, free, score_plan, varies, window
+from onnx_fa.emit.score_plan import LOG2, LOG2E, ExprStep, IndexMask, IndexStep, free, score_plan, uses, varies, window
 from onnx_fa.emit.skipping import skipping
 from onnx_fa.emit.triton.config import TritonConfig, padded, power_of_two
-from onnx_fa.emit.triton.expressions import Block, BoundsText, Expressions, float_text
+from onnx_fa.emit.triton.expressions import SLOPE, Block, BoundsText, Expressions, float_text
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
 from onnx_fa.spec import AttentionSpec, Dim, TensorArg
 
@@ -28,6 +28,10 @@ _HEADER = "import triton\nimport triton.language as tl\n\n\n"
 _SCANNED = 4096
 """Elements of a tensor that are looked at together when blocks are classified."""
 _SMALL = 1 << 31
+_SUMS = {"Add": "+", "Sub": "-", "Mul": "*"}
+_UNROLLED = 8
+_LOADED = 64
+"""Up to so many queries are combined without a loop, and so many numbers per thread loaded side by side."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,42 @@ class Operand:
     column: str
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """A bias of `slope` * (k - `start`), with one slope per head, and a whole number that follows from the query's position for a
+    start, as in ALiBi."""
+
+    slope: ScoreExpr
+    start: ScoreExpr
+
+
+def ramp_of(step: ScoreExpr, tensors: tuple[TensorArg, ...]) -> Ramp | None:
+    """The ramp that a step, in units of log2, adds to the score. None where it does anything else."""
+    match step:
+        case ("Add", ("score",), (op, ("Mul", a, b))) | ("Add", (op, ("Mul", a, b)), ("score",)) if op == LOG2:
+            for slope, distance in ((a, b), (b, a)):
+                match distance:
+                    case ("ToFloat", ("Sub", ("k",), start)) if not uses(slope, tensors) and _positional(start):
+                        return Ramp(slope, start)
+                    case ("ToFloat", ("k",)) if not uses(slope, tensors):
+                        return Ramp(slope, ("i", 0))
+    return None
+
+
+def _positional(expr: ScoreExpr) -> bool:
+    """Whether a whole number follows from the query's position and the lengths by sums and products."""
+    if expr[0] in _SUMS:
+        return all(map(_positional, expr[1:]))
+    return expr[0] in ("q", "i", "Sq", "Skv")
+
+
+def _position(expr: ScoreExpr, names: Mapping[str, str]) -> str:
+    """Such a number as source."""
+    if expr[0] in _SUMS:
+        return f"({_position(expr[1], names)} {_SUMS[expr[0]]} {_position(expr[2], names)})"
+    return str(expr[1]) if expr[0] == "i" else names[expr[0]]
+
+
 class AttentionSource:
     """Writes the source for a spec whose queries are folded already (emit/fold.py)."""
 
@@ -81,11 +121,23 @@ class AttentionSource:
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BN == 0)
         self.ragged_rows = not (isinstance(spec.Sq, int) and spec.Sq % config.BM == 0)
         self.masked = any(isinstance(s, IndexStep) for s in self.plan.steps)
+        self.ramp = self._find_ramp()
         self.expressions = Expressions(self.t, spec.Sq, spec.Skv, spec.tensors, spec.dtype == "f32")
         self.tiles: dict[int, str] = {}
 
     def dim(self, d: Dim) -> str:
         return str(d) if isinstance(d, int) else self.names[d]
+
+    def _find_ramp(self) -> Ramp | None:
+        """The bias of a spec that has only one, and that a ramp. What depends on the query alone is left out of it, as no softmax
+        sees that; so nothing else may compare scores with numbers of its own. f32 wants the bias rounded as it is written."""
+        others = [x for x in self.plan.steps if not isinstance(x, ExprStep)]
+        expressions = self.plan.expressions
+        if len(expressions) != 1 or self.plan.natural or self.spec.dtype == "f32" or self.spec.sink is not None:
+            return None
+        if self.skips.threshold is not None or any(x.fill != -math.inf for x in others):
+            return None
+        return ramp_of(expressions[0], self.spec.tensors)
 
     def program(self) -> Program:
         """The main kernel."""
@@ -93,15 +145,17 @@ class AttentionSource:
         types = ["i8" if d == "bool" else d for d in spec.operand_dtypes]
         names = ["q", "k", "v", *(f"t{i}" for i in range(len(spec.tensors))), *["sink"] * (spec.sink is not None)]
         pointers = [*zip(names, types, strict=True)]
-        pointers += [("part", "f32"), ("stat", "f32")] if split else [("out", spec.dtype)]
+        alone = combines_itself(spec, self.config)
+        pointers += [("count", "i32")] * alone + [("part", "f32"), ("stat", "f32")] * split
+        pointers += [("out", spec.dtype)] * (alone or not split)
         self._body()
+        return self.written(pointers)
+
+    def written(self, pointers: Sequence[tuple[str, str]]) -> Program:
+        """The program of the lines so far."""
         parameters = [*(n for n, _ in pointers), *self.names.values()]
-        text = (
-            f"{self.header}{self.decorator}\ndef {self.name}({', '.join(parameters)}):\n"
-            + "\n".join(self.t.lines)
-            + "\n"
-        )
-        return Program(self.name, text, tuple(pointers), tuple(self.names))
+        head = f"{self.header}{self.decorator}\ndef {self.name}({', '.join(parameters)}):\n"
+        return Program(self.name, head + "\n".join(self.t.lines) + "\n", tuple(pointers), tuple(self.names))
 
     # Where things are.
 
@@ -174,6 +228,7 @@ class AttentionSource:
             if not varies(x)[1]:
                 self.tiles[i] = self.row_tensor(self.bases[i], x)
         ranges = self.ranges()
+        self.start_ramp()
         self.start(lead)
         self.loops(*ranges)
         self.finish(lead)
@@ -258,6 +313,7 @@ class AttentionSource:
             full_first = t.let(f"tl.maximum({x}, {full_first})")
         self.sure: dict[ScoreExpr, ScoreExpr] = {}
         scanned = self.scan(count)
+        self.scanned = scanned is not None
         if scanned:
             first, end = (
                 t.let(f"tl.{f}({x}, {y})") for f, x, y in (("maximum", scanned[0], first), ("minimum", scanned[3], end))
@@ -326,7 +382,9 @@ class AttentionSource:
         k_high = t.let(f"tl.minimum({k_low} + {self.config.BN}, {self.skv}) - 1")
         for i in of_keys:
             keys = t.let(f"{at}[:, None] * {self.config.BN} + on[None, :]")
-            tile = t.let(f"tl.load({self.bases[i]} + tl.minimum({keys}, {self.skv} - 1))")
+            if known is None or known % at_once or self.ragged_keys:
+                keys = f"tl.minimum({keys}, {self.skv} - 1)"
+            tile = t.let(f"tl.load({self.bases[i]} + {keys})")
             rows[i] = t.let(f"tl.min({tile}, axis=1).to(tl.int64)"), t.let(f"tl.max({tile}, axis=1).to(tl.int64)")
         ranges: dict[str, Range] = {"q": q_range, "k": (k_low, k_high)}
         for name, d, text in (("Sq", spec.Sq, self.sq), ("Skv", spec.Skv, self.skv)):
@@ -382,6 +440,22 @@ class AttentionSource:
         t.do(f"l = tl.zeros([{config.BM}], tl.float32)")
         self.start_sink(lead)
 
+    def start_ramp(self) -> None:
+        """What a ramp adds along a block of keys; what it adds to the whole block, see `rise`."""
+        t = self.t
+        if self.ramp is None:
+            return
+        known = {("tensor", i): tile for i, tile in self.tiles.items()} | {("Sq",): self.sq, ("Skv",): self.skv}
+        slope = self.expressions.emit((SLOPE, self.ramp.slope), known.get)
+        start = _position(self.ramp.start, {"q": self.m0, "Sq": self.sq, "Skv": self.skv})
+        t.do(f"slope = {slope}")
+        t.do("ramp = slope * on.to(tl.float32)[None, :]")
+        t.do(f"ramp_start = {start}")
+
+    def rise(self, k0: str) -> str:
+        """What a ramp adds to every score of a block, for the workgroup's first query; "" without one."""
+        return self.t.let(f"slope * ({k0} - ramp_start).to(tl.float32)") if self.ramp else ""
+
     def start_sink(self, lead: list[str]) -> None:
         """One more logit, without a value: the first thing that the maximum and the sum see."""
         t, spec = self.t, self.spec
@@ -402,7 +476,7 @@ class AttentionSource:
     @property
     def has_edges(self) -> bool:
         """Whether there are blocks that need masks which others do not."""
-        return self.masked or self.ragged_keys or bool(self.sure)
+        return self.masked or self.ragged_keys or self.scanned
 
     def loops(self, first: str, full_first: str, full_end: str, end: str) -> None:
         """Blocks without masks, blocks with masks, and if some row found nothing else, the blocks that were left out."""
@@ -410,7 +484,7 @@ class AttentionSource:
         t.do(f"for j in range({full_first}, {full_end}):")
         self.block("j", edge=False)
         before = t.let(f"tl.minimum({full_first}, {end}) - {first}") if full_first != first else ""
-        if before or full_end != end:
+        if self.has_edges and (before or full_end != end):
             if before:
                 t.do(f"full_end_ = tl.maximum({full_end}, {full_first})")
                 t.do(f"for i in range(0, {before} + tl.maximum({end} - full_end_, 0)):")
@@ -452,13 +526,7 @@ class AttentionSource:
 
         k = keys(self.k, spec.D, self.dp, "od")
         s = t.let(f"tl.dot({self.q}, tl.trans({k}){precision})")
-        s, factor = self.score(s, k0, inside, edge)
-        if factor == 1.0:
-            new = t.let(f"tl.maximum(m, tl.max({s}, 1))")
-            p = t.let(f"tl.exp2({s} - {new}[:, None])")
-        else:
-            new = t.let(f"tl.maximum(m, tl.max({s}, 1) * {factor!r})")
-            p = t.let(f"tl.exp2({s} * {factor!r} - {new}[:, None])")
+        new, p = self.probabilities(s, k0, inside, edge)
         t.do(f"alpha = tl.exp2(m - {new})")
         t.do(f"l = l * alpha + tl.sum({p}, 1)")
         t.do("acc = acc * alpha[:, None]")
@@ -466,6 +534,14 @@ class AttentionSource:
         t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{precision})")
         t.do(f"m = {new}")
         t.indent -= 1
+
+    def probabilities(self, s: str, k0: str, inside: str, edge: bool) -> tuple[str, str]:
+        """The new maximum of the rows, and 2 to the power of the scores less it."""
+        s, factor = self.score(s, k0, inside, edge)
+        times, rise = f" * {factor!r}" if factor != 1.0 else "", self.rise(k0)
+        new = self.t.let(f"tl.maximum(m, tl.max({s}, 1){times}{f' + {rise}' if rise else ''})")
+        less = self.t.let(f"{new} - {rise}") if rise else new
+        return new, self.t.let(f"tl.exp2({s}{times} - {less}[:, None])")
 
     def score(self, s: str, k0: str, inside: str, edge: bool) -> tuple[str, float]:
         """What the softmax sees, and a positive factor that is still to be applied."""
@@ -494,6 +570,9 @@ class AttentionSource:
         for step in steps:
             if isinstance(step, IndexStep):
                 s = self.index_mask(step, s, position)
+                continue
+            if self.ramp is not None:
+                s = t.let(f"{s} + ramp")
                 continue
             for leaf in leaves(step.expr):
                 if leaf[0] == "tensor" and leaf[1] not in tiles:
@@ -558,10 +637,54 @@ class AttentionSource:
         at = t.let(f"(split.to(tl.int64) * ({heads}) + {self.head}) * {self.sq} + {self.m0}")
         rows = t.let(f"{at} + om")
         self.store(f"part + {rows}[:, None] * {spec.Dv} + ov[None, :]", "acc", "ov")
-        size = t.let(f"{product((*spec.batch, spec.Hq, spec.Sq), self.names, True)} * {config.splits}")
         mask = f", mask=row < {self.sq}" if self.ragged_rows else ""
         t.do(f"tl.store(stat + {rows}, m{mask})")
-        t.do(f"tl.store(stat + {size} + {rows}, l{mask})")
+        t.do(f"tl.store(stat + {self.total_rows()} * {config.splits} + {rows}, l{mask})")
+        if combines_itself(spec, config):
+            self.combine_last(lead)
+
+    def combine_last(self, lead: list[str]) -> None:
+        """Of the workgroups that share queries the last to come here combines the parts. It leaves the counter at zero again."""
+        t, spec, config = self.t, self.spec, self.config
+        assert isinstance(spec.Sq, int)
+        t.do("tl.debug_barrier()  # all threads' parts are written")
+        t.do("before = tl.atomic_add(count + pid, 1, sem='acq_rel')")
+        t.do(f"if before == {config.splits - 1}:")
+        t.indent += 1
+        t.do("tl.store(count + pid, 0)")
+        if spec.Sq <= min(_UNROLLED, config.BM):
+            together = max(1, _LOADED * 32 * config.warps // (config.splits * self.dvp))
+            for r in range(0, spec.Sq, together):
+                self.combine_rows(lead, [str(x) for x in range(r, min(r + together, spec.Sq))])
+        else:
+            t.do(f"for r in range({self.m0}, tl.minimum({self.m0} + {config.BM}, {spec.Sq})):")
+            t.indent += 1
+            self.combine_rows(lead, ["r"])
+            t.indent -= 1
+        t.indent -= 1
+
+    def total_rows(self) -> str:
+        """How many queries there are, in all heads."""
+        return f"({product((*self.spec.batch, self.spec.Hq, self.spec.Sq), self.names, True)})"
+
+    def combine_rows(self, lead: list[str], rows: Sequence[str]) -> None:
+        """The parts of some queries, weighed by their maxima. All loads come first, so that they go side by side."""
+        t, spec, parts = self.t, self.spec, self.config.splits
+        narrow = self.narrow(spec.Dv, self.dvp, "ov")
+        mask = f", mask=ov < {spec.Dv}" if narrow else ""
+        loaded = []
+        for row in rows:
+            at = t.let(f"tl.arange(0, {parts}).to(tl.int64) * {self.total_rows()} + {self.head} * {self.sq} + {row}")
+            m, total = (t.let(f"tl.load(stat + {first}{at})") for first in ("", f"{self.total_rows()} * {parts} + "))
+            loaded.append((m, total, self.load(f"part + {at}[:, None] * {spec.Dv} + ov[None, :]", narrow)))
+        out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
+        for row, (m, total, acc) in zip(rows, loaded, strict=True):
+            weight = t.let(f"tl.exp2({m} - tl.max({m}))")
+            total = t.let(f"tl.sum({weight} * {total})")
+            acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
+            result = normalised(t, spec, acc, total)
+            start = t.let(self.moved(out, row, spec.Sq))
+            t.do(f"tl.store({start} + {_times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
 
     def store(self, pointers: str, value: str, columns: str) -> None:
         kept = " & ".join(f"({m})" for m in (self.rows, self.narrow(self.spec.Dv, self.dvp, columns)) if m)
@@ -576,32 +699,18 @@ def normalised(t: Block, spec: AttentionSpec, acc: str, total: str) -> str:
     return t.let(f"tl.where({total} > 0.0, {result}, 0.0)") if spec.empty_row == "guarded" else result
 
 
+def combines_itself(spec: AttentionSpec, config: TritonConfig) -> bool:
+    """Whether the kernel of split keys combines the parts, too, which takes a counter for each workgroup of queries."""
+    return config.splits > 1 and all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq))
+
+
 def combine_program(spec: AttentionSpec, config: TritonConfig, name: str) -> Program:
-    """The second dispatch of split keys: one workgroup per query, which weighs the parts by their maxima."""
+    """The second dispatch of split keys, where there is one: a workgroup per query."""
     source = AttentionSource(spec, config, name)
-    t, parts = source.t, config.splits
+    t = source.t
     t.do("pid = tl.program_id(0)")
     t.do(f"ov = tl.arange(0, {source.dvp})")
-    t.do(f"part_of = tl.arange(0, {parts}).to(tl.int64)")
-    rows = product((*spec.batch, spec.Hq, spec.Sq), source.names, True)
-    head, row = t.let(f"pid // {source.sq}"), t.let(f"pid % {source.sq}")
-    lead = source.lead(head)
-    at = t.let(f"part_of * ({rows}) + pid")
-    t.do(f"m = tl.load(stat + {at})")
-    t.do(f"l = tl.load(stat + ({rows}) * {parts} + {at})")
-    t.do("weight = tl.exp2(m - tl.max(m))")
-    narrow = source.narrow(spec.Dv, source.dvp, "ov")
-    t.do(
-        f"acc = tl.load(part + {at}[:, None] * {spec.Dv} + ov[None, :]{f', mask={narrow}, other=0.0' if narrow else ''})"
-    )
-    total = t.let("tl.sum(weight * l)")
-    acc = t.let("tl.sum(acc * weight[:, None], 0)")
-    result = normalised(t, spec, acc, total)
-    out = source.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
-    start = t.let(source.moved(out, row, spec.Sq))
-    mask = f", mask=ov < {spec.Dv}" if spec.Dv != source.dvp else ""
-    t.do(f"tl.store({start} + {_times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
+    source.head, row = t.let(f"pid // {source.sq}"), t.let(f"pid % {source.sq}")
+    source.combine_rows(source.lead(source.head), [row])
     pointers = (("part", "f32"), ("stat", "f32"), ("out", spec.dtype))
-    parameters = [*(n for n, _ in pointers), *source.names.values()]
-    text = f"{_HEADER}@triton.jit\ndef {name}({', '.join(parameters)}):\n" + "\n".join(t.lines) + "\n"
-    return Program(name, text, pointers, tuple(source.names))
+    return source.written(pointers)

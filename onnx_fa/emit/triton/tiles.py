@@ -5,30 +5,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from onnx_fa.emit.score_plan import varies
+from onnx_fa.emit.score_plan import free, varies
 from onnx_fa.emit.skipping import skipping
 from onnx_fa.emit.triton.config import MOST_SPLITS, TritonConfig, padded, power_of_two
 from onnx_fa.emit.triton.overlapped import can_overlap
-from onnx_fa.expr import leaves
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.expr import SCORE, leaves
+from onnx_fa.spec import AttentionSpec, Elementwise
 from onnx_fa.tuning.database import Tiles, pick, queries_computed
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
 FEW = 16
 """Up to so many queries (of a key/value head) are one block, whose time is that of reading K and V."""
+OVERLAP_KEYS = 2048
+"""Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the overlapped form."""
+_SCANNED_AT_EASE = 1024
 _UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
 
 
 def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
     """Tiles for a spec (already folded), and where they are from."""
     width, width_v = padded(spec.D), padded(spec.Dv)
-    overlaps, least = can_overlap(spec), 128 if scans_keys(spec) else FEW + 1
 
     def fits(tiles: Tiles) -> bool:
         return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and (overlaps or not tiles["overlap"])
 
-    alike = dataclasses.replace(spec, D=width, Dv=width_v)
+    masks = tuple(m for m in spec.masks if not (isinstance(m, Elementwise) and _only_adds(m)))
+    short = not masks and not spec.mods and isinstance(spec.Skv, int) and spec.Skv < OVERLAP_KEYS
+    overlaps, least = can_overlap(spec) and not short, 128 if scans_few_keys(spec) else FEW + 1
+    alike = dataclasses.replace(spec, D=width, Dv=width_v, masks=masks)
     found = pick(f"cuda-sm_{arch}", "triton", alike, fits, lambda t: queries_computed(spec.Sq, t["BM"]))
     measured = found.entry.family if found else None
     if found is None or measured is None or (measured.dtype == "f32") != (spec.dtype == "f32"):
@@ -39,10 +44,18 @@ def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
     return config, found.reason
 
 
-def scans_keys(spec: AttentionSpec) -> bool:
-    """Whether every workgroup reads a tensor of all keys to know its blocks, as with documents: then few large ones are faster."""
+def _only_adds(term: Elementwise) -> bool:
+    """Whether a term adds a bias that no tensor of scores' size holds: its tiles are those without it."""
+    whole = any(varies(x) == (True, True) for x in term.tensors)
+    return term.expr[0] == "Add" and SCORE in term.expr[1:] and any(map(free, term.expr[1:])) and not whole
+
+
+def scans_few_keys(spec: AttentionSpec) -> bool:
+    """Whether every workgroup reads a tensor of all keys to know its blocks, as with documents, and there are so few keys that this
+    counts: then few large workgroups are faster."""
     read = {leaf[1] for e in skipping(spec).low for leaf in leaves(e) if leaf[0] == "tensor"}
-    return any(varies(spec.tensors[i])[1] for i in read) and not is_few(spec)
+    few = isinstance(spec.Skv, int) and spec.Skv < _SCANNED_AT_EASE
+    return few and any(varies(spec.tensors[i])[1] for i in read) and not is_few(spec)
 
 
 def is_few(spec: AttentionSpec) -> bool:
@@ -56,7 +69,7 @@ def splits(spec: AttentionSpec) -> int:
     heads = 1
     for d in (*spec.batch, spec.Hq):
         heads *= d if isinstance(d, int) else _UNKNOWN_HEADS
-    wanted = power_of_two(max(1, 2 * PROCESSORS // heads))
+    wanted = power_of_two(max(1, PROCESSORS // heads))
     keys = spec.Skv if isinstance(spec.Skv, int) else _UNKNOWN_KEYS
     return min(wanted, power_of_two(max(1, keys // 128)), MOST_SPLITS)
 
