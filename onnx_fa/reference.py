@@ -38,8 +38,13 @@ def _offset(offset: Offset, sq: int, skv: int) -> int:
 
 
 def dequantized(spec: AttentionSpec, operands: Sequence[Array]) -> list[Array]:
-    """The operands with k and v as numbers, and without their scales and zero points."""
+    """The operands with k and v as numbers, one for every key, and without their scales, zero points and index."""
     result, rest = list(operands[: spec.scales_at]), iter(operands[spec.scales_at :])
+    if spec.gathered is not None:
+        index = next(rest)
+        for i, layout in ((1, spec.k_layout), (2, spec.v_layout)):
+            pool = np.transpose(operands[i], inverse(layout))[(0,) * len(spec.batch)]
+            result[i] = np.transpose(np.moveaxis(pool[:, index], 0, -3), layout)
     for i, quant, layout in ((1, spec.k_quant, spec.k_layout), (2, spec.v_quant, spec.v_layout)):
         if quant is None:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -88,7 +88,7 @@ def site_passes(view: GraphView, match: Match) -> SitePasses:
 @lru_cache(maxsize=256)
 def passes_after(spec: AttentionSpec) -> PassReport:
     """The passes of a site with static dims in the `blocked` form."""
-    spec = replace(spec, k_quant=None, v_quant=None)  # dequantising them is no pass of its own
+    spec = spec.plain  # dequantising or gathering K and V is no pass of its own
     inputs = operand_values(spec)
     opset = OPSET if spec.rounding is None else INTEGERS_OPSET
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="site")

@@ -46,6 +46,8 @@ def score_words(spec: AttentionSpec) -> list[str]:
     mods = [f"softcap {m.cap:g}" for m in spec.mods]
     sink = [f"sink {shape_words(spec.sink.shape)}"] if spec.sink is not None else []
     kept = [f"{n} in {x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None]
+    if spec.gathered is not None:
+        kept.append(f"k and v gathered from {spec.gathered.rows} rows")
     return [*mods, *map(mask_words, spec.masks), *sink, *kept, *rounding_words(spec)]
 
 

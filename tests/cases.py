@@ -16,6 +16,7 @@ from onnx_fa.spec import (
     Causal,
     Dim,
     Elementwise,
+    Gathered,
     IntegerType,
     Quantized,
     Rounding,
@@ -411,6 +412,18 @@ def _cases() -> Iterator[Case]:
     for name, changes in _rounded_cases():
         yield case(f"rounded_{name}", "rounded", **changes)
 
+    # K and V as rows of pools: pages of a cache, or keys picked for each batch row.
+    pool: dict[str, Any] = {"gathered": Gathered(150), "k_layout": bshd, "v_layout": bshd}
+    yield case("gathered", "gathered", Sq=40, Skv=75, Hq=4, **pool)
+    yield case(
+        "gathered_f16", "gathered", Sq=70, Skv=64, dtype="f16", gathered=Gathered(9, "i32"), masks=(Causal("end"),)
+    )
+    yield case("gathered_decode", "gathered", Sq=1, Skv=130, Hq=8, **pool)
+    yield case(
+        "gathered_decode_causal", "gathered", Sq=3, Skv=130, batch=(3,), gathered=Gathered(40), masks=(Causal("end"),)
+    )
+    yield case("gathered_5d", "gathered", Sq=20, Skv=33, batch=(2, 3), gathered=Gathered(50, "i32"))
+
     # Dynamic shapes.
     two = ((("s", 64), ("t", 64), ("b", 2)), (("s", 13), ("t", 29), ("b", 1)), (("s", 70), ("t", 3), ("b", 3)))
     same = ((("s", 64), ("b", 2)), (("s", 1), ("b", 1)), (("s", 37), ("b", 3)))
@@ -428,6 +441,14 @@ def _cases() -> Iterator[Case]:
         (("b", b), ("h", h), ("s", s), ("t", t)) for b, h, s, t in ((2, 3, 20, 33), (1, 1, 1, 70), (3, 2, 41, 1))
     )
     yield case("dyn_every_dim", "dynamic", batch=("b",), Hq="h", Hkv="h", Sq="s", Skv="t", sizes=every)
+    pages = tuple((("b", b), ("t", t), ("r", r)) for b, t, r in ((2, 64, 99), (1, 13, 7), (3, 131, 40)))
+    yield case(
+        "dyn_gathered", "dynamic", "gathered", Skv="t", sizes=pages, **{**pool, "gathered": Gathered("r")}, batch=("b",)
+    )
+    one_query = {**pool, "gathered": Gathered("r")}
+    yield case(
+        "dyn_gathered_decode", "dynamic", "gathered", Sq=1, Hq=4, Skv="t", sizes=pages, **one_query, batch=("b",)
+    )
     yield case("dyn_keys", "dynamic", Skv="t", sizes=two)
     yield case("dyn_bshd", "dynamic", **dyn, **all_bshd)
     yield case("dyn_odd_head_dim", "dynamic", **dyn, D=27, Dv=41)

@@ -20,6 +20,7 @@ from onnx_fa.spec import (
     Causal,
     Dim,
     Elementwise,
+    Gathered,
     IntegerType,
     Quantized,
     Rounding,
@@ -367,9 +368,14 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
     if expressions and r.random() < 0.12:
         spec = dataclasses.replace(spec, rounding=_rounding(r))
     drawn = _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
-    if not expressions or r.random() > 0.2:
+    kept = r.random()
+    if not expressions or 0.2 < kept <= 0.9:
         return drawn
     spec = drawn.spec
+    if kept > 0.9:
+        return Drawn(
+            dataclasses.replace(spec, gathered=Gathered(r.randint(1, 90), r.choice(("i32", "i64")))), drawn.sizes
+        )
     if r.random() < 0.5:  # whole vectors, as the body for few queries wants them
         spec = dataclasses.replace(spec, D=16 * r.randint(1, 5), Dv=16 * r.randint(1, 5))
     k = _integers(r, rank, spec.D, spec.k_layout) if r.random() < 0.85 else None

@@ -272,7 +272,7 @@ class FewBody(VectorBody):
         def body(i: str, carried: list[str]) -> list[str]:
             tile, best = carried[0], carried[1:]
             keys = self.keys_at(i, block)
-            read = [self.row(block, t.shifted(i, n)).read for n in range(t.width)]
+            read = [self.row(block, t.shifted(i, n)).stored for n in range(t.width)]
             once = self.k_integers is not None and self.vectors > 1
             products = self.products_with_integers(read) if once else []
             for r in range(self.vectors):
@@ -317,7 +317,7 @@ class FewBody(VectorBody):
                 rows = range(r0, min(r0 + at_once, self.vectors))
 
                 def step(i: str, sums: list[str], dims: range = dims, rows: range = rows) -> list[str]:
-                    key = self.row(block, i).read
+                    key = self.row(block, i).stored
                     read = self.row_reader(self.v, self.v_integers, key)
                     v = [read(t.index(n * w), (n + 1) * w <= self.spec.Dv) for n in dims]
                     out = []

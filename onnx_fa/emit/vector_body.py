@@ -273,7 +273,7 @@ class VectorBody(KeyWalk):
         t, w = self.t, self.t.width
 
         def body(i: str, carried: list[str]) -> list[str]:
-            row = self.row(block, i).read
+            row = self.row(block, i).stored
             by_one = slab.swapped or width < w if integers is None else not integers.in_vectors(width)
             vector = integers.row(row) if integers is not None and not by_one else lambda d: self.read_f32(slab, row, d)
 
@@ -294,9 +294,10 @@ class VectorBody(KeyWalk):
         """Row i of the block; past the last key, that key is read."""
         t = self.t
         key = t.arith("addi", block.k0, i)
-        if not (block.edge and self.ragged_keys):
-            return Row(i, key, key)
-        return Row(i, key, t.arith("minsi", key, t.arith("subi", self.skv, t.index(1))))
+        read = key
+        if block.edge and self.ragged_keys:
+            read = t.arith("minsi", key, t.arith("subi", self.skv, t.index(1)))
+        return Row(i, key, read, self.row_of(read))
 
     def unroll(self, block: Block) -> int:
         """Few blocks are on an edge: there, short code matters more than the loop's overhead."""
@@ -334,7 +335,7 @@ class VectorBody(KeyWalk):
         def body(i: str, carried: list[str]) -> list[str]:
             tile, best = carried[0], carried[1:]
             rows = [self.row(block, t.shifted(i, r)) for r in range(config.RI)]
-            scalars = [wide(row.at) if self.widen else stored(row.read) for row in rows]
+            scalars = [wide(row.at) if self.widen else stored(row.stored) for row in rows]
             zeros = [[t.splat(0.0)] * self.vectors] * config.RI
             raw = self.fma_tile(scalars, self.spec.D, self.unroll(block), self.qT, self.qT_type, zeros)
             for row, vectors in zip(rows, raw, strict=True):
@@ -385,7 +386,7 @@ class VectorBody(KeyWalk):
         def column(d: str) -> Callable[[str], str]:
             if self.widen:
                 return lambda i: t.let(f"tensor.extract {scratch[-1]}[{i}, {d}] : {self.wide_type}")
-            return lambda i: self.extract(self.v, self.row(block, i).read, d)
+            return lambda i: self.extract(self.v, self.row(block, i).stored, d)
 
         def body(d: str, acc: str, count: int) -> str:
             dims = [t.shifted(d, r) for r in range(count)]
