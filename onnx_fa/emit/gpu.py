@@ -173,6 +173,8 @@ def _check(spec: AttentionSpec, target: Target) -> None:
         raise UnsupportedError("gpu kernel: row statistics as outputs")
     if spec.k_quant is not None or spec.v_quant is not None:
         raise UnsupportedError("gpu kernel: integer keys or values")
+    if spec.gathered is not None:
+        raise UnsupportedError("gpu kernel: keys and values gathered from pools")
     if spec.rounding is not None:
         raise UnsupportedError("gpu kernel: probabilities that are rounded need a second sweep over the keys")
     if max(spec.D, spec.Dv) > _WIDEST:
