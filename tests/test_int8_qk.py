@@ -74,7 +74,7 @@ def test_mean_of_the_keys() -> None:
     ]
     assert absolute == [False] * 5
     errors = []
-    for name in ("plain", "softcap"):
+    for name in ("plain", "sink"):
         spec = BY_NAME[name].spec
         proto, operands = ir.to_proto(plain_model(spec)), draw_operands(spec, 0)
         operands[1] = operands[1] + np.float32(30) * np.sign(operands[1][:, :, :1])
