@@ -114,7 +114,7 @@ def settle_kernels(
     """A kernel for every AttentionSite node of `model`, by node name.
 
     Where no kernel can express a site, its node is replaced (in place) by the decomposed form, and the site becomes a
-    miss. K and V kept as integers that no kernel reads are dequantised in front of the site, whose report then says so.
+    miss. K and V kept as integers or gathered, which no kernel reads, become plain in front of the site, whose report then says so.
     """
     kernels: dict[str, Kernel] = {}
     made: dict[AttentionSpec, Kernel] = {}
@@ -131,10 +131,10 @@ def settle_kernels(
             try:
                 kernels[name] = _made(made, spec, target)
             except UnsupportedError:
-                if not spec.quantized:
+                if spec == spec.plain:
                     raise
-                kernels[name] = _made(made, replace(spec, k_quant=None, v_quant=None), target)
-                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/dequantised", taken, consts)
+                kernels[name] = _made(made, spec.plain, target)
+                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/plain", taken, consts)
                 plain[name], operands = dequantized(builder, spec, [v for v in node.inputs if v is not None])
                 model.graph.insert_before(node, builder.nodes)
                 node.resize_inputs(len(operands))
