@@ -128,7 +128,7 @@ def plot(csv_path: Path, png_path: Path) -> None:
         lengths = sorted(by_length)
         column[0].set_title(kind)
         column[-1].set_xlabel("length")
-        for ax, (_, value) in zip(column, parts, strict=True):
+        for ax, (label, value) in zip(column, parts, strict=True):
             for who in names:
                 points = [(s, y) for s in lengths if (y := value(by_length[s], who)) is not None]
                 style: dict[str, Any] = (
@@ -136,7 +136,10 @@ def plot(csv_path: Path, png_path: Path) -> None:
                 )
                 ax.plot(*zip(*points, strict=True), marker="o", markersize=4, label=who, **style) if points else None
             ax.set_xscale("log", base=2)
-            ax.set_yscale("log")
+            if label.startswith("times"):
+                ax.set_ylim(bottom=0)
+            else:
+                ax.set_yscale("log")
             ax.set_xticks(lengths, [str(s) for s in lengths])
             ax.minorticks_off()
             ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
