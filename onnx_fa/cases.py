@@ -211,6 +211,9 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
         if quant.zero_point:
             middle = _middle(quant.dtype)
             operands.append(np.asarray(rng.integers(middle - 2, middle + 3, shape)).astype(_zero_type(quant.dtype)))
+    if spec.gathered is not None:
+        index = rng.integers(0, int(spec.gathered.rows), _ints(spec.operand_shapes[-1]))
+        operands.append(index.astype(DTYPES[spec.gathered.dtype]))
     return operands
 
 

@@ -17,6 +17,7 @@ from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
+from onnx_fa.gathered import from_pools
 from onnx_fa.graph_view import GraphView
 from onnx_fa.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.match import NUMPY, Call, Const, Expr, Match, find_sites
@@ -108,6 +109,8 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
     plan: list[Match] = []
     reports: list[SiteReport] = []
     for match in matches:
+        if form == "site":
+            match = from_pools(view, match)
         refusal = _refusal(match, form, view.opset)
         if refusal is not None:
             misses.append(Miss(match.name, match.op, refusal))
@@ -166,7 +169,7 @@ def _replace(
     presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
     before = behind = len(b.nodes)
     spec, numbers = match.spec, operands
-    if form == "decomposed" and spec.quantized:
+    if form == "decomposed" and spec != spec.plain:
         spec, numbers = dequantized(b, spec, operands)
         behind = len(b.nodes)
     if form == "site":
@@ -192,7 +195,7 @@ def _replace(
     old = match.output
     if match.scores is not None:
         presents.append((match.scores[0], decomposed.scores(b, spec, numbers, match.scores[1])))
-    same = not match.wrap and not presents and not match.spec.quantized and _same(out, old, set(operands))
+    same = not match.wrap and not presents and match.spec == match.spec.plain and _same(out, old, set(operands))
     if form != "site" and same:
         _let_go(b.nodes)
         return Site(name, match.spec, operands, old, _between(old, set(operands)))

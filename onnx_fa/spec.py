@@ -130,10 +130,52 @@ class Quantized:
     zero_point: bool = False
 
 
+GRIDS = {"u8": (0, 255), "i8": (-128, 127), "u16": (0, 65535), "i16": (-32768, 32767)}
+"""The ends of the integers that probabilities are rounded to."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What happens to the normalised probabilities before they multiply V: each becomes (n - zero_point) * scale with the integer
+    n = saturate(round_half_even(p / scale) + zero_point), as ONNX's QuantizeLinear and DequantizeLinear make it; NaN becomes 0.
+    Raises ValueError for a scale that is not positive and finite, or a zero point that is not of the type."""
+
+    scale: float
+    zero_point: int = 0
+    dtype: str = "u8"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in GRIDS:
+            raise ValueError(f"probabilities are rounded to {', '.join(GRIDS)}, not to {self.dtype}")
+        low, high = GRIDS[self.dtype]
+        if not (0 < self.scale < math.inf and low <= self.zero_point <= high):
+            raise ValueError(
+                f"a rounding with scale {self.scale} and zero point {self.zero_point} of type {self.dtype}"
+            )
+
+    @property
+    def most(self) -> int:
+        """The largest number of steps from 0."""
+        return GRIDS[self.dtype][1] - self.zero_point
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Keys and values are rows of two pools, as in a paged cache: key j of a batch row is row index[..., j] of either.
+
+    `rows` is how many a pool has: k is then (1.., Hkv, rows, D), v (1.., Hkv, rows, Dv), before their layouts. The index has
+    the shape (*B, Skv), and numbers from 0 to rows - 1.
+    """
+
+    rows: Dim
+    dtype: Literal["i32", "i64"] = "i64"
+
+
 MaskTerm = Causal | SlidingWindow | BoolMask | AddMask | Elementwise
 TensorMask = BoolMask | AddMask
 _TERMS: dict[str, type] = {
-    c.__name__: c for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise, Quantized)
+    c.__name__: c
+    for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise, Quantized, Gathered, Rounding)
 }
 
 
@@ -164,13 +206,15 @@ class AttentionSpec:
     """softmax(mask(mods(scale * q @ k^T))) @ v.
 
     Masks apply in order, after the score modifications. Operands are q, k, v, then the tensors of every mask term in order,
-    then the sink, then of k and of v, where they are integers, the scale and the zero point. A `sink` is one more logit per row,
+    then the sink, then of k and of v, where they are integers, the scale and the zero point, then the index of gathered rows (which
+    are not kept as integers). A `sink` is one more logit per row,
     of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the softmax and has no value (softmax(concat(scores, sink))
     without its last column). `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does;
     "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
     says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. `stats` are further outputs behind
     the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
-    finite ones below LOWEST_STAT become the lowest f32. Raises ValueError when fields contradict each other.
+    finite ones below LOWEST_STAT become the lowest f32. `rounding` is done to the normalised probabilities, those of a sink's row
+    too. Raises ValueError when fields contradict each other.
     """
 
     dtype: DType
@@ -193,6 +237,8 @@ class AttentionSpec:
     o_layout: tuple[int, ...] = ()
     k_quant: Quantized | None = None
     v_quant: Quantized | None = None
+    gathered: Gathered | None = None
+    rounding: Rounding | None = None
 
     def __post_init__(self) -> None:
         for name in ("q_layout", "k_layout", "v_layout", "o_layout"):
@@ -211,6 +257,8 @@ class AttentionSpec:
             self._check_broadcast("mask", mask.shape, self.score_shape)
         if self.sink is not None:
             self._check_broadcast("sink", self.sink.shape, (*self.score_shape[:-1], 1))
+        if self.gathered is not None and self.quantized:
+            raise ValueError("gathered keys and values are not kept as integers")
         for what, quant, stored, layout in (
             ("scale of k", self.k_quant, self.operand_shapes[1], self.k_layout),
             ("scale of v", self.v_quant, self.operand_shapes[2], self.v_layout),
@@ -256,17 +304,19 @@ class AttentionSpec:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        dims = (*self.score_shape, self.Hkv)
+        dims = (*self.score_shape, self.Hkv, *([self.gathered.rows] if self.gathered is not None else []))
         return tuple(dict.fromkeys(d for d in dims if isinstance(d, str)))
 
     @property
     def canonical_shapes(self) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...]]:
         """Shapes of q, k, v and out before their layouts permute them."""
-        b = self.batch
+        b, kv = self.batch, (*self.batch, self.Hkv, self.Skv)
+        if self.gathered is not None:
+            kv = (*[1] * len(b), self.Hkv, self.gathered.rows)
         return (
             (*b, self.Hq, self.Sq, self.D),
-            (*b, self.Hkv, self.Skv, self.D),
-            (*b, self.Hkv, self.Skv, self.Dv),
+            (*kv, self.D),
+            (*kv, self.Dv),
             (*b, self.Hq, self.Sq, self.Dv),
         )
 
@@ -275,18 +325,25 @@ class AttentionSpec:
         """Shapes as stored, in the operands' order."""
         layouts = (self.q_layout, self.k_layout, self.v_layout)
         qkv = [tuple(s[a] for a in p) for s, p in zip(self.canonical_shapes, layouts, strict=False)]
-        return (*qkv, *(t.shape for t in self._further), *(shape for shape, _ in self._scales))
+        index = [(*self.batch, self.Skv)] if self.gathered is not None else []
+        return (*qkv, *(t.shape for t in self._further), *(shape for shape, _ in self._scales), *index)
 
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
         """Element types of the operands: "f32", ..., "bool" or an integer's."""
         kv = (self.dtype if x is None else x.dtype for x in (self.k_quant, self.v_quant))
-        return (self.dtype, *kv, *(t.dtype for t in self._further), *(dtype for _, dtype in self._scales))
+        index = [self.gathered.dtype] if self.gathered is not None else []
+        return (self.dtype, *kv, *(t.dtype for t in self._further), *(dtype for _, dtype in self._scales), *index)
 
     @property
     def quantized(self) -> tuple[Quantized, ...]:
         """How K and V are kept as integers: for none, one or both."""
         return tuple(x for x in (self.k_quant, self.v_quant) if x is not None)
+
+    @property
+    def plain(self) -> AttentionSpec:
+        """The spec with K and V as they are, neither kept as integers nor gathered."""
+        return dataclasses.replace(self, k_quant=None, v_quant=None, gathered=None)
 
     @property
     def _scales(self) -> tuple[tuple[tuple[Dim, ...], str], ...]:
@@ -295,7 +352,7 @@ class AttentionSpec:
 
     @property
     def scales_at(self) -> int:
-        """Where among the operands the scales begin."""
+        """Where among the operands the scales begin, or the index."""
         return 3 + len(self._further)
 
     @property
@@ -325,7 +382,9 @@ class AttentionSpec:
         ]
         words += ["sink"] * (self.sink is not None)
         words += self.stats
+        words += ["gathered"] * (self.gathered is not None)
         words += [f"{n}:{x.dtype}" for n, x in (("k", self.k_quant), ("v", self.v_quant)) if x is not None]
+        words += [f"p:{self.rounding.dtype}"] if self.rounding is not None else []
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:
@@ -340,8 +399,12 @@ class AttentionSpec:
         masks = tuple(with_shapes(m, size) for m in self.masks)
         sink = self.sink and dataclasses.replace(self.sink, shape=size(self.sink.shape))
         k_quant, v_quant = (x and dataclasses.replace(x, shape=size(x.shape)) for x in (self.k_quant, self.v_quant))
+        gathered = self.gathered
+        if gathered is not None:
+            gathered = dataclasses.replace(gathered, rows=sub(gathered.rows))
         return dataclasses.replace(
             self,
+            gathered=gathered,
             batch=tuple(map(sub, self.batch)),
             masks=masks,
             sink=sink,

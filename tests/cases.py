@@ -16,8 +16,10 @@ from onnx_fa.spec import (
     Causal,
     Dim,
     Elementwise,
+    Gathered,
     IntegerType,
     Quantized,
+    Rounding,
     SlidingWindow,
     Softcap,
     TensorArg,
@@ -44,6 +46,28 @@ T1: ScoreExpr = ("tensor", 1)
 
 def term(expr: ScoreExpr, *tensors: TensorArg, label: str = "elementwise") -> Elementwise:
     return Elementwise(expr, tensors, label)
+
+
+def _rounded_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Specs that round their probabilities, as changes to the base (B2 H2 S64 D32): types, zero points, saturation, and what else
+    has a part in the softmax."""
+    byte, signed, fine = Rounding(1 / 255), Rounding(1 / 255, -128, "i8"), Rounding(1 / 4000, -300, "i16")
+    steps: ScoreExpr = ("Mul", ("Round", ("Div", SCORE, ("f", 0.0625))), ("f", 0.0625))
+    yield "u8", {"rounding": byte}
+    yield "saturated", {"rounding": Rounding(0.0005, 10), "masks": (Causal(),)}
+    yield "symmetric_gqa", {"rounding": Rounding(1 / 127, 0, "i8"), "Hq": 8, "masks": (SlidingWindow(9, 0),)}
+    yield "i16_odd", {"rounding": fine, "Sq": 45, "Skv": 77, "D": 33, "Dv": 21, "masks": (BoolMask((2, 1, 1, 77)),)}
+    yield "sink_stats", {"rounding": byte, "sink": TensorArg((2, 1, 1)), "stats": ("lse",)}
+    yield "empty_rows", {"rounding": signed, "masks": (Causal(-3),), "empty_row": "guarded"}
+    yield "mean", {"rounding": fine, "masks": (Causal(-3, FLOAT_MIN),), "empty_row": "mean"}
+    yield "steps", {"rounding": byte, "masks": (term(steps), BoolMask((2, 1, 1, 64)))}
+    yield "integers", {"rounding": byte, "k_quant": Quantized("u8", (), True), "v_quant": Quantized("u8", (), True)}
+    yield "f16", {"rounding": fine, "dtype": "f16"}
+    yield "decode", {"rounding": byte, "Sq": 1, "Hq": 8, "Skv": 130}
+    yield (
+        "dynamic",
+        {"rounding": byte, "Sq": "s", "Skv": "t", "sizes": ((("s", 64), ("t", 64)), (("s", 13), ("t", 29)))},
+    )
 
 
 def _quantized_cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -384,6 +408,22 @@ def _cases() -> Iterator[Case]:
     for name, changes in _quantized_cases():
         yield case(f"quant_{name}", "quantized", **changes)
 
+    # Probabilities rounded to integers.
+    for name, changes in _rounded_cases():
+        yield case(f"rounded_{name}", "rounded", **changes)
+
+    # K and V as rows of pools: pages of a cache, or keys picked for each batch row.
+    pool: dict[str, Any] = {"gathered": Gathered(150), "k_layout": bshd, "v_layout": bshd}
+    yield case("gathered", "gathered", Sq=40, Skv=75, Hq=4, **pool)
+    yield case(
+        "gathered_f16", "gathered", Sq=70, Skv=64, dtype="f16", gathered=Gathered(9, "i32"), masks=(Causal("end"),)
+    )
+    yield case("gathered_decode", "gathered", Sq=1, Skv=130, Hq=8, **pool)
+    yield case(
+        "gathered_decode_causal", "gathered", Sq=3, Skv=130, batch=(3,), gathered=Gathered(40), masks=(Causal("end"),)
+    )
+    yield case("gathered_5d", "gathered", Sq=20, Skv=33, batch=(2, 3), gathered=Gathered(50, "i32"))
+
     # Dynamic shapes.
     two = ((("s", 64), ("t", 64), ("b", 2)), (("s", 13), ("t", 29), ("b", 1)), (("s", 70), ("t", 3), ("b", 3)))
     same = ((("s", 64), ("b", 2)), (("s", 1), ("b", 1)), (("s", 37), ("b", 3)))
@@ -401,6 +441,14 @@ def _cases() -> Iterator[Case]:
         (("b", b), ("h", h), ("s", s), ("t", t)) for b, h, s, t in ((2, 3, 20, 33), (1, 1, 1, 70), (3, 2, 41, 1))
     )
     yield case("dyn_every_dim", "dynamic", batch=("b",), Hq="h", Hkv="h", Sq="s", Skv="t", sizes=every)
+    pages = tuple((("b", b), ("t", t), ("r", r)) for b, t, r in ((2, 64, 99), (1, 13, 7), (3, 131, 40)))
+    yield case(
+        "dyn_gathered", "dynamic", "gathered", Skv="t", sizes=pages, **{**pool, "gathered": Gathered("r")}, batch=("b",)
+    )
+    one_query = {**pool, "gathered": Gathered("r")}
+    yield case(
+        "dyn_gathered_decode", "dynamic", "gathered", Sq=1, Hq=4, Skv="t", sizes=pages, **one_query, batch=("b",)
+    )
     yield case("dyn_keys", "dynamic", Skv="t", sizes=two)
     yield case("dyn_bshd", "dynamic", **dyn, **all_bshd)
     yield case("dyn_odd_head_dim", "dynamic", **dyn, D=27, Dv=41)

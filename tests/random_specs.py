@@ -12,6 +12,7 @@ from typing import Any
 from onnx_fa.cases import FLOAT_MIN, alibi
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves, substitute
 from onnx_fa.spec import (
+    GRIDS,
     NEG_INF,
     AddMask,
     AttentionSpec,
@@ -19,8 +20,10 @@ from onnx_fa.spec import (
     Causal,
     Dim,
     Elementwise,
+    Gathered,
     IntegerType,
     Quantized,
+    Rounding,
     SlidingWindow,
     Softcap,
     Stat,
@@ -243,6 +246,15 @@ def _kept(spec: AttentionSpec, k: _Integers | None, v: _Integers | None) -> Atte
     )
 
 
+def _rounding(r: Random) -> Rounding:
+    """Of probabilities: steps from coarse to fine, some of which saturate."""
+    dtype = r.choice(("u8", "u8", "i8", "i8", "u16", "i16"))
+    low, high = GRIDS[dtype]
+    return Rounding(
+        r.choice((1 / 255, 1 / 127, 1 / 256, 0.002, 0.0003)), r.choice((low, 0, r.randint(low, high // 2))), dtype
+    )
+
+
 def _length(r: Random) -> int:
     return r.choice((1, 3, 129, 300)) if r.random() < 0.2 else r.randint(1, 70)
 
@@ -353,10 +365,17 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
         stats=stats,
         **layouts,
     )
+    if expressions and r.random() < 0.12:
+        spec = dataclasses.replace(spec, rounding=_rounding(r))
     drawn = _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
-    if not expressions or r.random() > 0.2:
+    kept = r.random()
+    if not expressions or 0.2 < kept <= 0.9:
         return drawn
     spec = drawn.spec
+    if kept > 0.9:
+        return Drawn(
+            dataclasses.replace(spec, gathered=Gathered(r.randint(1, 90), r.choice(("i32", "i64")))), drawn.sizes
+        )
     if r.random() < 0.5:  # whole vectors, as the body for few queries wants them
         spec = dataclasses.replace(spec, D=16 * r.randint(1, 5), Dv=16 * r.randint(1, 5))
     k = _integers(r, rank, spec.D, spec.k_layout) if r.random() < 0.85 else None

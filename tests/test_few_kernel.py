@@ -43,6 +43,8 @@ _OWN = [
 ]
 _SHARED = (
     "one_key",
+    "gathered_decode",
+    "dyn_gathered_decode",
     "decode_lengths",
     "decode_sink_window",
     "few_bshd",

@@ -68,6 +68,7 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "KV cache": {
         "decode": ("decode", "decode_gqa", "decode_bshd"),
         "decode into a ring": ("decode_ring",),
+        "paged, or keys picked for each batch row": ("gathered", "gathered_decode", "dyn_gathered_decode"),
         "a few queries": ("few_causal", "few_window"),
         "prefill with a cache, valid keys of each batch row": ("prefill_cache", "dyn_lengths_rows"),
     },
@@ -75,6 +76,20 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "f32": ("plain",),
         "f16, f32 inside": ("f16", "f16_mask", "f16_decode"),
         "bf16, f32 inside": ("bf16", "bf16_causal_gqa"),
+    },
+    "Quantised": {
+        "K and V as int8: per tensor, channel, token": (
+            "quant_tensor_zero",
+            "quant_channel",
+            "quant_token",
+            "quant_decode",
+        ),
+        "K and V as int4, in groups": ("quant_i4_groups", "quant_u4_groups"),
+        "probabilities rounded to integers (QDQ): two sweeps over the keys": (
+            "rounded_u8",
+            "rounded_steps",
+            "rounded_decode",
+        ),
     },
     "Dynamic dims": {
         "lengths": ("dyn_lengths", "dyn_same", "dyn_keys"),
@@ -106,6 +121,14 @@ GRAPHS: dict[str, tuple[str, str]] = {
     "a static cache (ScatterND, ScatterElements, TensorScatter)": (
         "tests/spellings_layout.py",
         "read where it is, whole; keys that are not there yet are masked",
+    ),
+    "a paged cache, or keys picked by an index (Gather along the pages or rows)": (
+        "tests/test_gathered.py",
+        "compiled, the pool is read in place by a row per key; heads before the rows of a page stay a copy, as in ONNX forms",
+    ),
+    "probabilities rounded to integers (QDQ)": (
+        "tests/test_rounded.py",
+        "two sweeps over the keys in one dispatch; refused on GPUs, and where scale or zero point are no constants",
     ),
     "nonpad_kv_seqlen": ("tests/spellings_ops.py", "lengths of the batch rows, inside the kernel"),
     "f64": ("tests/test_kernel.py", "refused by name; the site stays decomposed, in f64"),

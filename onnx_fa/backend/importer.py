@@ -114,8 +114,8 @@ def settle_kernels(
     """A kernel for every AttentionSite node of `model`, by node name.
 
     Where no kernel can express a site, its node is replaced (in place) by standard ops, and the site becomes a miss that says which
-    (`_unfused`). `refused` has kernels that the compiler does not take, by name, and why. K and V kept as integers that no kernel
-    reads are dequantised in front of the site, whose report then says so.
+    (`_unfused`). `refused` has kernels that the compiler does not take, by name, and why. K and V kept as integers or gathered,
+    which no kernel reads, become plain in front of the site, whose report then says so.
     """
     kernels: dict[str, Kernel] = {}
     made: dict[AttentionSpec, Kernel] = {}
@@ -132,10 +132,10 @@ def settle_kernels(
             try:
                 kernels[name] = _made(made, spec, target, refused)
             except UnsupportedError:
-                if not spec.quantized:
+                if spec == spec.plain:
                     raise
-                kernels[name] = _made(made, replace(spec, k_quant=None, v_quant=None), target, refused)
-                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/dequantised", taken, consts)
+                kernels[name] = _made(made, spec.plain, target, refused)
+                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/plain", taken, consts)
                 plain[name], operands = dequantized(builder, spec, [v for v in node.inputs if v is not None])
                 model.graph.insert_before(node, builder.nodes)
                 node.resize_inputs(len(operands))
@@ -144,8 +144,7 @@ def settle_kernels(
                 node.attributes[SPEC_ATTRIBUTE] = ir.AttrString(SPEC_ATTRIBUTE, json.dumps(plain[name].to_dict()))
         except UnsupportedError as e:
             builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
-            operands = [v for v in node.inputs if v is not None]
-            made_of, how = _unfused(builder, spec, operands, target)
+            made_of, how = _unfused(builder, spec, [v for v in node.inputs if v is not None], target)
             lost[name] = f"{e}; {how}"
             model.graph.insert_before(node, builder.nodes)
             for old, out in zip(node.outputs, made_of, strict=True):
@@ -163,7 +162,7 @@ def _unfused(
     b: OnnxBuilder, spec: AttentionSpec, operands: list[ir.Value], target: Target
 ) -> tuple[list[ir.Value], str]:
     """A site in standard ops, and which: on GPUs, whose memory is short, by blocks of keys where that can be written."""
-    if target.is_gpu and not spec.quantized:
+    if target.is_gpu and spec == spec.plain:
         try:
             made = blocked.emit_unrolled(b, spec, operands)
         except UnsupportedError:
@@ -173,7 +172,9 @@ def _unfused(
     return decomposed.emit(b, spec, operands), "it is left in the decomposed form, with a buffer of Sq x Skv"
 
 
-def _made(made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target, refused: Mapping[str, str]) -> Kernel:
+def _made(
+    made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target, refused: Mapping[str, str] | None
+) -> Kernel:
     """The kernel of a spec, made once."""
     if spec not in made:
         made[spec] = emit_kernel(spec, target)

@@ -91,8 +91,8 @@ def tool_path(name: str) -> str:
 
 
 BUFFERS_KEPT = {"cuda": ("--device_allocator=caching", "--cuda_async_allocations=false")}
-"""Flags by driver, with which the runtime keeps freed buffers for the next call: on CUDA, taking those of 16 MiB and more anew costs
-more than small kernels do."""
+"""Flags by driver, with which the runtime keeps freed buffers for the next call: on CUDA, taking large ones anew costs more than
+small kernels do."""
 
 
 @dataclass(frozen=True)

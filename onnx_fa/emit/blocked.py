@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import canonical_operands, finish
+from onnx_fa.emit.decomposed import canonical_operands, finish, leave
+from onnx_fa.emit.integers import rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, compute_type, modify
 from onnx_fa.errors import UnsupportedError
@@ -31,109 +33,181 @@ def block_size(spec: AttentionSpec) -> int:
     return min(512, max(64, 1 << (fit.bit_length() - 1)))
 
 
-def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """A Loop whose body handles one block of keys; the last block may be shorter. Returns the site's output, alone: raises
-    UnsupportedError for a spec with row statistics."""
-    blocks = _Blocks(b, spec, operands)
-    size = b.const(np.asarray(block_size(spec), np.int64))
-    trips = b.op("Div", b.op("Add", blocks.skv, b.const(np.asarray(block_size(spec) - 1, np.int64))), size)
-    m0, l0, a0 = blocks.start()
+@dataclass(frozen=True)
+class _Step:
+    """One block of keys in the body of a loop: its scores, a slice of an operand's keys, and what the loop carries."""
 
-    body = b.nested()
-    trip, cond, m, total, acc = (ir.Value(name=b.name(n)) for n in ("i", "go", "max", "sum", "acc"))
-    trip.type, cond.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
-    trip.shape = cond.shape = ir.Shape([])
-    for state in (m, total, acc):
-        state.type = ir.TensorType(blocks.dtype)
-    start = body.op("Mul", trip, size)
-    end = body.op("Add", start, size)
-    # Min of integers came with opset 12.
-    skv = blocks.skv
-    end = body.op("Min", end, skv) if b.opset >= 12 else body.op("Where", body.op("Less", end, skv), end, skv)
-    m_new, l_new, a_new = blocks.step(body, start, end, m, total, acc)
-    go = body.op("Identity", cond)
-    for value, like in ((go, cond), (m_new, m), (l_new, total), (a_new, acc)):
-        value.type, value.shape = like.type, like.shape
-    graph = ir.Graph([trip, cond, m, total, acc], [go, m_new, l_new, a_new], nodes=body.nodes, name=b.name("blocks"))
-    outs = [ir.Value(name=b.name(n), type=ir.TensorType(blocks.dtype)) for n in ("max_out", "sum_out", "acc_out")]
-    loop = ir.Node(
-        "",
-        "Loop",
-        [trips, b.const(np.asarray(True)), m0, l0, a0],
-        [ir.AttrGraph("body", graph)],
-        outputs=outs,
-        name=b.name("Loop"),
-    )
-    loop.metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
-    b.nodes.append(loop)
-    return [finish(b, spec, outs[2], outs[1])]
+    b: OnnxBuilder
+    score: ir.Value
+    columns: Callable[[ir.Value, int], ir.Value]
+    carried: list[ir.Value]
 
 
 def emit_unrolled(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """The same without a Loop, whose states' shapes are lost on the way into a compiler. Raises UnsupportedError also where the
+    """The form without a Loop, whose states lose their shapes on the way into a compiler. Raises UnsupportedError also where the
     number of keys is known only at run time, or takes more than MOST_UNROLLED blocks."""
     size = block_size(spec)
     if not isinstance(spec.Skv, int) or spec.Skv > MOST_UNROLLED * size:
         raise UnsupportedError(f"{spec.Skv} keys are not {MOST_UNROLLED} blocks of {size} at the most")
-    blocks = _Blocks(b, spec, operands)
-    m, total, acc = blocks.start()
-    for first in range(0, spec.Skv, size):
-        start, end = (b.const(np.asarray(k, np.int64)) for k in (first, min(first + size, spec.Skv)))
-        m, total, acc = blocks.step(b, start, end, m, total, acc)
-    return [finish(b, spec, acc, total)]
+    return emit(b, spec, operands, unrolled=True)
 
 
-class _Blocks:
-    """The states of online softmax, and what a block of keys does to them. Raises UnsupportedError for row statistics."""
+def emit(
+    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], *, unrolled: bool = False
+) -> list[ir.Value]:
+    """A Loop whose body handles one block of keys; the last block may be shorter. Where probabilities are rounded, they must be
+    normalised first: one Loop finds maximum and sum, a second one multiplies V. Returns the site's output, alone: raises
+    UnsupportedError for a spec with row statistics."""
+    if spec.stats:
+        raise UnsupportedError("row statistics as further outputs")
+    inner, q, kt, v, masks, sink = canonical_operands(b, spec, operands)
+    kind = np.dtype(NUMPY[compute_type(spec)])
+    rows = _row_shape(b, inner, q)
+    minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
+    # A sink is a key that has been seen already: its logit is the first maximum, its exponential 1.
+    unit = b.const(np.asarray(1, kind))
+    starts = {
+        "max": b.op("Expand", minus_inf if sink is None else sink, rows(1)),
+        "sum": b.op("Expand", nought if sink is None else unit, rows(1)),
+        "acc": b.op("Expand", nought, rows(spec.Dv)),
+    }
 
-    def __init__(self, b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> None:
-        if spec.stats:
-            raise UnsupportedError("row statistics as further outputs")
-        self.b = b
-        self.inner, self.q, self.kt, self.v, self.masks, self.sink = canonical_operands(b, spec, operands)
-        self.kind = np.dtype(NUMPY[compute_type(spec)])
-        self.dtype = ir.DataType.from_numpy(self.kind)
+    def finite(body: OnnxBuilder, m: ir.Value) -> ir.Value:
+        """A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN."""
+        return body.op("Where", body.op("Equal", m, minus_inf), nought, m)
+
+    def online(step: _Step) -> list[ir.Value]:
+        """Maximum and sum, and the output if it is carried, with one more block."""
+        body, (m, total, *acc) = step.b, step.carried
+        m_new = body.op("Max", m, body.reduce_max(step.score))
+        safe = finite(body, m_new)
+        alpha = body.op("Exp", body.op("Sub", m, safe))
+        p = body.op("Exp", body.op("Sub", step.score, safe))
+        new = [m_new, body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))]
+        for x in acc:
+            pv = body.op("MatMul", p, step.columns(v, -2))
+            new.append(body.op("Add", body.op("Mul", x, alpha), pv))
+        return new
+
+    def loop(names: Sequence[str], step: Callable[[_Step], list[ir.Value]]) -> list[ir.Value]:
+        over = _unrolled if unrolled else _loop
+        return over(b, spec, (inner, q, kt, masks), {n: starts[n] for n in names}, step)
+
+    if spec.rounding is None:
+        _, total, acc = loop(("max", "sum", "acc"), online)
+        _remember(b, spec)
+        return [finish(b, spec, acc, total)]
+    rounding = spec.rounding
+    m, total = loop(("max", "sum"), online)
+    safe = finite(b, m)
+    share = b.op("Where", b.op("Greater", total, nought), b.op("Div", unit, total), nought)
+
+    def weigh(step: _Step) -> list[ir.Value]:
+        p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, safe)), share)
+        pv = step.b.op("MatMul", rounded(step.b, rounding, p), step.columns(v, -2))
+        return [step.b.op("Add", step.carried[0], pv)]
+
+    (acc,) = loop(("acc",), weigh)
+    _remember(b, spec)
+    return [leave(b, spec, acc)]
+
+
+def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:
+    """The Loop just made, if one was, is known by its spec."""
+    if b.nodes[-1].op_type == "Loop":
+        b.nodes[-1].metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
+
+
+Scored = tuple[AttentionSpec, ir.Value, ir.Value, list[ir.Value]]
+"""The spec of the inner computation, q, k^T and the mask tensors."""
+
+
+class _Keys:
+    """What the scores of any block of keys are made of."""
+
+    def __init__(self, b: OnnxBuilder, spec: AttentionSpec, scored: Scored) -> None:
+        self.b, self.scored = b, scored
+        _, q, kt, _ = scored
         zero, self.one = (b.const(np.asarray(i, np.int64)) for i in (0, 1))
-        self.skv = b.const(np.asarray(spec.Skv, np.int64)) if isinstance(spec.Skv, int) else b.dim(self.kt, -1)
-        self.sq = b.const(np.asarray(spec.Sq, np.int64)) if isinstance(spec.Sq, int) else b.dim(self.q, -2)
+        self.skv = b.const(np.asarray(spec.Skv, np.int64)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
+        self.sq = b.const(np.asarray(spec.Sq, np.int64)) if isinstance(spec.Sq, int) else b.dim(q, -2)
         self.query = b.unsqueeze(b.op("Range", zero, self.sq, self.one), 1)
-        self.minus_inf = b.const(np.asarray(-np.inf, self.kind))
-        self.nought = b.const(np.asarray(0, self.kind))
 
-    def start(self) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Maximum, sum and accumulator before the first key. A sink is a key that has been seen already: its logit is the first
-        maximum, its exponential 1."""
-        b, sink = self.b, self.sink
-        rows = _row_shape(b, self.inner, self.q)
-        unit = b.const(np.asarray(1, self.kind))
-        m = b.op("Expand", self.minus_inf if sink is None else sink, rows(1))
-        total = b.op("Expand", self.nought if sink is None else unit, rows(1))
-        return m, total, b.op("Expand", self.nought, rows(self.inner.Dv))
-
-    def step(
-        self, body: OnnxBuilder, start: ir.Value, end: ir.Value, m: ir.Value, total: ir.Value, acc: ir.Value
-    ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The states after the keys from `start` to `end`."""
+    def block(self, body: OnnxBuilder, start: ir.Value, end: ir.Value, carried: list[ir.Value]) -> _Step:
+        """The keys from `start` to `end`."""
+        inner, q, kt, masks = self.scored
         first, last = body.unsqueeze(start, 0), body.unsqueeze(end, 0)
 
         def columns(x: ir.Value, axis: int) -> ir.Value:
             return body.op("Slice", x, first, last, body.ints(axis))
 
-        score = body.op("MatMul", self.q, columns(self.kt, -1))
+        def positions() -> Positions:
+            return Positions(self.query, body.op("Range", start, end, self.one), self.sq, self.skv)
+
+        score = body.op("MatMul", q, columns(kt, -1))
         tensors = [
             columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t
-            for t, arg in zip(self.masks, self.inner.tensors, strict=True)
+            for t, arg in zip(masks, inner.tensors, strict=True)
         ]
-        positions = lambda: Positions(self.query, body.op("Range", start, end, self.one), self.sq, self.skv)  # noqa: E731
-        score = modify(body, self.inner, score, tensors, positions)
-        m_new = body.op("Max", m, body.reduce_max(score))
-        # A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN.
-        safe = body.op("Where", body.op("Equal", m_new, self.minus_inf), self.nought, m_new)
-        alpha = body.op("Exp", body.op("Sub", m, safe))
-        p = body.op("Exp", body.op("Sub", score, safe))
-        l_new = body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))
-        pv = body.op("MatMul", p, columns(self.v, -2))
-        return m_new, l_new, body.op("Add", body.op("Mul", acc, alpha), pv)
+        return _Step(body, modify(body, inner, score, tensors, positions), columns, carried)
+
+
+def _unrolled(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    scored: Scored,
+    starts: dict[str, ir.Value],
+    step: Callable[[_Step], list[ir.Value]],
+) -> list[ir.Value]:
+    """The same as `_loop`, one block after the other, of a known number of keys."""
+    assert isinstance(spec.Skv, int)
+    keys, states, size = _Keys(b, spec, scored), list(starts.values()), block_size(spec)
+    for first in range(0, spec.Skv, size):
+        start, end = (b.const(np.asarray(k, np.int64)) for k in (first, min(first + size, spec.Skv)))
+        states = step(keys.block(b, start, end, states))
+    return states
+
+
+def _loop(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    scored: Scored,
+    starts: dict[str, ir.Value],
+    step: Callable[[_Step], list[ir.Value]],
+) -> list[ir.Value]:
+    """A Loop over blocks of keys that carries `starts`, by name, and makes them anew by `step`; what they are in the end."""
+    dtype = ir.DataType.from_numpy(np.dtype(NUMPY[compute_type(spec)]))
+    block = block_size(spec)
+    keys, size = _Keys(b, spec, scored), b.const(np.asarray(block, np.int64))
+    skv = keys.skv
+    trips = b.op("Div", b.op("Add", skv, b.const(np.asarray(block - 1, np.int64))), size)
+
+    body = b.nested()
+    trip, cond, *carried = (ir.Value(name=b.name(n)) for n in ("i", "go", *starts))
+    trip.type, cond.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
+    trip.shape = cond.shape = ir.Shape([])
+    for state in carried:
+        state.type = ir.TensorType(dtype)
+    start = body.op("Mul", trip, size)
+    end = body.op("Add", start, size)
+    # Min of integers came with opset 12.
+    end = body.op("Min", end, skv) if b.opset >= 12 else body.op("Where", body.op("Less", end, skv), end, skv)
+    new = step(keys.block(body, start, end, carried))
+    go = body.op("Identity", cond)
+    for value, like in ((go, cond), *zip(new, carried, strict=True)):
+        value.type, value.shape = like.type, like.shape
+    graph = ir.Graph([trip, cond, *carried], [go, *new], nodes=body.nodes, name=b.name("blocks"))
+    outs = [ir.Value(name=b.name(f"{n}_out"), type=ir.TensorType(dtype)) for n in starts]
+    loop = ir.Node(
+        "",
+        "Loop",
+        [trips, b.const(np.asarray(True)), *starts.values()],
+        [ir.AttrGraph("body", graph)],
+        outputs=outs,
+        name=b.name("Loop"),
+    )
+    b.nodes.append(loop)
+    return outs
 
 
 def _row_shape(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value) -> Callable[[int], ir.Value]:

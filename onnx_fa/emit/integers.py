@@ -1,16 +1,17 @@
-"""K and V kept as integers, as standard ops: DequantizeLinear where it says what the spec says, else Cast, Sub and Mul."""
+"""K and V kept otherwise, as standard ops: integers by DequantizeLinear where it says what the spec says, else by Cast, Sub and
+Mul; rows of a pool by Gather. And probabilities rounded to integers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.emit.score import cast
-from onnx_fa.spec import AttentionSpec, Dim, Quantized
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec import AttentionSpec, Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
 
@@ -18,14 +19,47 @@ _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
 def dequantized(
     b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]
 ) -> tuple[AttentionSpec, tuple[ir.Value, ...]]:
-    """The spec with K and V as numbers, and its operands."""
+    """The plain spec, with K and V as numbers, one row for every key, and its operands."""
     result, rest = list(operands[: spec.scales_at]), iter(operands[spec.scales_at :])
+    if spec.gathered is not None:
+        index = next(rest)
+        result[1] = _gathered(b, spec, result[1], index, spec.k_layout)
+        result[2] = _gathered(b, spec, result[2], index, spec.v_layout)
     for i, quant, layout in ((1, spec.k_quant, spec.k_layout), (2, spec.v_quant, spec.v_layout)):
         if quant is not None:
             scale, zero = next(rest), next(rest) if quant.zero_point else None
             head_dim = layout.index(spec.rank - 1)
             result[i] = _dequantize(b, spec, result[i], quant, scale, zero, spec.operand_shapes[i], head_dim)
-    return replace(spec, k_quant=None, v_quant=None), tuple(result)
+    return spec.plain, tuple(result)
+
+
+def _gathered(
+    b: OnnxBuilder, spec: AttentionSpec, pool: ir.Value, index: ir.Value, layout: tuple[int, ...]
+) -> ir.Value:
+    """The rows of K or V that the index names, in the layout."""
+    batch = len(spec.batch)
+    own = [axis - batch for axis in layout if axis >= batch]
+    x = b.squeeze(pool, *(layout.index(axis) for axis in range(batch))) if batch else pool
+    x = b.op("Gather", x, index, axis=own.index(1))
+    # In the place of the rows stand the batch and the keys.
+    have = [n for axis in own for n in ([*range(batch), batch + 1] if axis == 1 else [axis + batch])]
+    perm = [have.index(axis) for axis in layout]
+    return b.op("Transpose", x, perm=perm) if perm != sorted(perm) else x
+
+
+def rounded(b: OnnxBuilder, rounding: Rounding, p: ir.Value) -> ir.Value:
+    """Probabilities in f32 as they multiply V: QuantizeLinear and DequantizeLinear where the opset has them for the type, else the
+    same by Div, Round, Min and Mul. Raises UnsupportedError where it has neither."""
+    scale = b.const(np.asarray(rounding.scale, np.float32))
+    bits = int(rounding.dtype[1:])
+    if b.opset >= (10 if bits == 8 else 21):
+        kind = np.dtype(f"{'uint' if rounding.dtype[0] == 'u' else 'int'}{bits}")
+        zero = b.const(np.asarray(rounding.zero_point, kind))
+        return b.op("DequantizeLinear", b.op("QuantizeLinear", p, scale, zero), scale, zero)
+    if b.opset < 12:
+        raise UnsupportedError(f"probabilities rounded to {rounding.dtype} need opset 12, the model has {b.opset}")
+    steps = b.op("Min", b.op("Round", b.op("Div", p, scale)), b.const(np.asarray(rounding.most, np.float32)))
+    return b.op("Mul", steps, scale)
 
 
 def _dequantize(

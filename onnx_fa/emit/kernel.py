@@ -13,7 +13,8 @@ from onnx_fa.target import Target
 
 WITH_STATS = ("few", "vector")
 """The bodies that give row statistics."""
-_READ_INTEGERS = ("few", "vector")
+_READ_STORED = ("few", "vector")
+"""The bodies that read K and V as they are kept."""
 
 
 def kernel_name(spec: AttentionSpec, target: Target, body: Body | str = "auto") -> str:
@@ -36,8 +37,8 @@ def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto
         if spec.stats and kind not in WITH_STATS:
             reasons.append(f"{kind}: row statistics ({', '.join(spec.stats)}) as outputs")
             continue
-        if spec.quantized and kind not in _READ_INTEGERS:
-            reasons.append(f"{kind}: K or V kept as integers")
+        if spec != spec.plain and kind not in _READ_STORED:
+            reasons.append(f"{kind}: K or V {'gathered from a pool' if spec.gathered else 'kept as integers'}")
             continue
         try:
             return known[kind](spec, target, name)

@@ -51,7 +51,7 @@ def operand_names(spec: AttentionSpec) -> list[str]:
     for letter, quant in (("k", spec.k_quant), ("v", spec.v_quant)):
         if quant is not None:
             names += [f"%{letter}_scale", *[f"%{letter}_zero"] * quant.zero_point]
-    return names
+    return names + ["%rows"] * (spec.gathered is not None)
 
 
 def widens(spec: AttentionSpec) -> bool:

@@ -49,6 +49,11 @@ class VectorOperands:
         kv_lead = [*self.lead[:-1], kv_head]
         queries = Cut(self.m0, self.rows, "rows") if self.few_queries else Cut(self.m0, str(config.BM), config.BM)
         keys = self.whole(spec.Skv)
+        self.index: Slab | None = None
+        if spec.gathered is not None:
+            keys, lead = self.whole(spec.gathered.rows), [Cut(x, "1", None) for x in self.lead[:-1]]
+            self.index = self.load("%rows", shapes[-1], types[-1], [*lead, self.whole(spec.Skv)])
+            kv_lead = [*[t.index(0)] * len(spec.batch), kv_head]
         self.q = self.load(
             "%q", shapes[0], types[0], self.cuts(self.lead, queries, spec.D, spec.q_layout), spec.q_layout
         )
@@ -173,6 +178,13 @@ class VectorOperands:
         value = self.t.let(f"iree_tensor_ext.dispatch.tensor.load {arg}, {place} : {binding} -> {type_}")
         swapped = bool(layout) and layout.index(self.spec.rank - 1) < layout.index(self.spec.rank - 2)
         return Slab(value, type_, element, place, swapped)
+
+    def row_of(self, key: str) -> str:
+        """Where a key's numbers stand in K and V."""
+        if self.index is None:
+            return key
+        x = self.t.let(f"tensor.extract {self.index.value}[{key}] : {self.index.type}")
+        return self.t.let(f"arith.index_cast {x} : {self.index.element} to index")
 
     def query_row(self, row: str) -> str:
         """Rows past the last query stand for the last query, which is then computed several times over."""

@@ -53,9 +53,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Row:
-    """A key of a block: its place in the block, its position, the key to read for it, and what is known of it alone."""
+    """A key of a block: its place in the block, its position, the key to read for it and its row of K and V, and what is
+    known of it alone."""
 
     at: str
     key: str
     read: str
+    stored: str
     known: dict[ScoreExpr, Vector] = field(default_factory=dict)
