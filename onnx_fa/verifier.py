@@ -241,6 +241,19 @@ def verify(
     return VerifyReport(label, target.name, tuple(inspected), tuple(checks), tuple(notes))
 
 
+def rewrite_error(original: ir.Model, rewritten: ir.Model, seeds: int = 3) -> dict[str, float]:
+    """By output: the largest 2-norm of the difference over that of the original, in onnxruntime on random inputs. For rewrites that
+    are meant to change results. Raises RunError and MissingDependencyError."""
+    found: dict[str, float] = {}
+    with scratch_folder() as folder:
+        before, after = _Runner(original, folder / "before.onnx"), _Runner(rewritten, folder / "after.onnx")
+        for drawn in draw(original, seeds, None):
+            want, got = before(drawn.arrays), after(drawn.arrays)
+            for name, x in want.items():
+                found[name] = max(found.get(name, 0.0), norm_error(got[name], x.astype(np.float64)))
+    return found
+
+
 def draw(model: ir.Model, seeds: int, dims: Mapping[str, int] | None) -> list[_Drawn]:
     """The inputs: one set per seed (over odd lengths where dims are free), then the adversarial ones."""
     free = [s for s in symbols(model) if s not in (dims or {})]

@@ -128,9 +128,15 @@ GRAPHS: dict[str, tuple[str, str]] = {
     ),
     "probabilities rounded to integers (QDQ)": (
         "tests/test_rounded.py",
-        "two sweeps over the keys in one dispatch; refused on GPUs, and where scale or zero point are no constants",
+        "two sweeps over the keys in one dispatch; refused on GPUs, and where scale or zero point are no constants. 36.9 ms, "
+        "23.1 without (B1 H8 S1024 D64, 2 threads, medians of 10)",
     ),
     "nonpad_kv_seqlen": ("tests/spellings_ops.py", "lengths of the batch rows, inside the kernel"),
+    "Q and K in int8 per token, with K's mean taken out (`rewrite --int8-qk`)": (
+        "tests/test_int8_qk.py",
+        "only where asked for: ops in front of the site round Q and K, the kernel reads K as int8; the error is printed. No faster "
+        "on a CPU: 23.8 ms, 23.1 without (B1 H8 S1024 D64, 2 threads, medians of 10)",
+    ),
     "f64": ("tests/test_kernel.py", "refused by name; the site stays decomposed, in f64"),
 }
 
