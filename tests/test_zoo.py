@@ -203,10 +203,14 @@ def test_killed_and_resumed(ran: tuple[Path, list[dict[str, Any]]], tmp_path: Pa
     assert resumed[0]["compile"]["sites"][0]["fused"] is True
 
 
+VARYING = ("seconds", "model", "vmfb_bytes")
+"""Of a step: how long, and what depends on the name of the folder."""
+
+
 def lasting(result: dict[str, Any], steps: set[str]) -> dict[str, Any]:
     """What the steps say, without times, memory and the folder of the run."""
     said = {s: (v["ok"], v["message"], v["skipped"]) for s, v in result["steps"].items() if s in steps}
-    data = {s: {k: v for k, v in result[s].items() if k not in ("seconds", "model")} for s in steps if s in result}
+    data = {s: {k: v for k, v in result[s].items() if k not in VARYING} for s in steps if s in result}
     return {"name": result["name"], "ok": result["ok"], "problems": result["problems"], "steps": said, "data": data}
 
 
