@@ -26,6 +26,7 @@ from onnx_fa.spec import (
     SlidingWindow,
     with_shapes,
 )
+from onnx_fa.ties import rounds, slack
 
 Array = npt.NDArray[Any]
 
@@ -62,6 +63,8 @@ class Expected:
     largest_score: float
     stats: tuple[tuple[F64, ...], ...] = ()
     """For every block, the row statistics that the spec has as further outputs."""
+    slack: tuple[F64, ...] = ()
+    """For every block, how far ties of roundings may move each number of the output (ties.py); empty where nothing is rounded."""
 
     @property
     def allowed(self) -> float:
@@ -69,7 +72,8 @@ class Expected:
 
     def compare(self, result: Array) -> Comparison:
         """A result in the spec's output layout against the reference (of a spec with row statistics, the first result)."""
-        return self._compare(result, self.spec.out_shape, self.spec.o_layout.index(self.spec.rank - 2), self.blocks)
+        axis = self.spec.o_layout.index(self.spec.rank - 2)
+        return self._compare(result, self.spec.out_shape, axis, self.blocks, slack=self.slack)
 
     def compare_all(self, results: Sequence[Array]) -> list[Comparison]:
         """Every output, row statistics too: these are sums of f32 whatever the type of the operands."""
@@ -86,6 +90,7 @@ class Expected:
         axis: int,
         blocks: tuple[tuple[int, F64], ...],
         tolerance: float | None = None,
+        slack: tuple[F64, ...] = (),
     ) -> Comparison:
         """`tolerance` says that the result is a row statistic: extremes must be equal, and an error counts against 1 at least,
         since one of a logarithm is a relative one of what it is of."""
@@ -95,7 +100,7 @@ class Expected:
             return Comparison(math.inf, allowed, 0, sq, f"shape {got.shape}, not {shape}")
         wrong = norm = 0.0
         rows = 0
-        for start, want in blocks:
+        for i, (start, want) in enumerate(blocks):
             stop = start + want.shape[axis]
             have = np.take(got, range(start, stop), axis).astype(np.float64)
             if (np.isnan(have) != np.isnan(want)).any():
@@ -108,7 +113,8 @@ class Expected:
                 return Comparison(math.inf, allowed, rows, sq, "an infinite result is not the reference's")
             known = ~(infinite | np.isnan(want))
             size = want[known] if tolerance is None else np.maximum(np.abs(want[known]), 1.0)
-            wrong += float(np.sum((have[known] - want[known]) ** 2))
+            off = np.abs(have[known] - want[known])
+            wrong += float(np.sum((np.maximum(off - slack[i][known], 0.0) if slack else off) ** 2))
             norm += float(np.sum(size**2))
             rows += stop - start
         error = math.sqrt(wrong) / (math.sqrt(norm) or 1.0)
@@ -119,15 +125,17 @@ class Expected:
 
 def expect(spec: AttentionSpec, operands: Sequence[Array], *, budget: int = ALL_SCORES) -> Expected:
     """The reference of a spec without symbols. `budget` bounds the scores computed (never below one block at each end)."""
-    blocks, stats, largest = [], [], 0.0
+    blocks, stats, ties, largest = [], [], [], 0.0
     for start, stop in _blocks(spec, budget):
         part, inputs = rows_of(spec, operands, start, stop)
         with np.errstate(all="ignore"):
             blocks.append((start, attention(part, *inputs)))
             stats.append(tuple(statistic(part, which, *inputs) for which in part.stats))
             s = np.abs(scores(part, *inputs))
+            if rounds(part):
+                ties.append(slack(part, inputs))
         largest = max(largest, float(np.max(s[s < SWALLOWS], initial=0.0)))
-    return Expected(spec, tuple(blocks), largest, tuple(stats))
+    return Expected(spec, tuple(blocks), largest, tuple(stats), tuple(ties))
 
 
 def compare(spec: AttentionSpec, operands: Sequence[Array], result: Array, *, budget: int = ALL_SCORES) -> Comparison:

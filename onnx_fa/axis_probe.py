@@ -193,6 +193,8 @@ class Run:
 
 def runner(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Run:
     """`node` alone, in ONNX's reference evaluator. Raises ProbeError when it does not know the op."""
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        opset = max(opset, 21)  # it lacks older versions, which mean the same
     clone = onnx.NodeProto()
     clone.CopyFrom(node)
     names = [f"i{n}" if o is not None else "" for n, o in enumerate(operands)]

@@ -125,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--form", choices=("decomposed", "attention", "blocked"), default="decomposed")
     sub.add_argument("--report", metavar="FILE", help="write what was found as JSON")
     sub.add_argument(
+        "--int8-qk", action="store_true", help="multiply Q and K in int8 per token: changes results, and says how much"
+    )
+    sub.add_argument(
         "--spec", metavar="FILE", help="also write a transform spec, for stock iree-compile (needs --target)"
     )
     target(sub, None)
@@ -314,7 +317,8 @@ def rewrite(args: argparse.Namespace) -> None:
     for path in filter(None, (args.output, args.report, args.spec)):
         check_writable(path)
     model = io.load(args.model)
-    report, sites = rewrite_in_place(model, args.form)
+    original = model.clone() if args.int8_qk else None
+    report, sites = rewrite_in_place(model, args.form, int8_qk=args.int8_qk)
     text = ""
     if args.spec and target:
         from onnx_fa.backend.transform_spec import spec_for_model
@@ -331,6 +335,12 @@ def rewrite(args: argparse.Namespace) -> None:
     if args.report:
         _write_json(args.report, report.to_dict())
     _note(args, f"{args.output}: {len(report.sites)} sites in form {args.form}, {len(report.misses)} left alone")
+    if original is not None:
+        from onnx_fa.verifier import rewrite_error
+
+        lossy = sum(bool(s.lossy) for s in report.sites)
+        for name, error in rewrite_error(original, model).items():
+            print(f"int8 QK in {lossy} sites: output {name} differs by {error:.2e} (2-norm, relative)")
 
 
 def import_(args: argparse.Namespace) -> None:

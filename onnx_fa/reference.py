@@ -16,6 +16,7 @@ from onnx_fa.spec import (
     Causal,
     Elementwise,
     Offset,
+    Rounding,
     SlidingWindow,
     Stat,
     inverse,
@@ -25,8 +26,11 @@ Array = npt.NDArray[np.generic]
 F64 = npt.NDArray[np.float64]
 
 
-def _canonical(x: Array, layout: tuple[int, ...]) -> F64:
-    return np.transpose(x, inverse(layout)).astype(np.float64)
+def canonical(spec: AttentionSpec, i: int, x: Array) -> F64:
+    """q, k or v (`i` is 0, 1 or 2), numbers as stored, as (*B, Hq, Sq or Skv, head dim): heads of k and v are repeated."""
+    layout = (spec.q_layout, spec.k_layout, spec.v_layout)[i]
+    numbers = np.transpose(x, inverse(layout)).astype(np.float64)
+    return np.repeat(numbers, spec.group, axis=-3) if i and spec.group > 1 else numbers
 
 
 def _offset(offset: Offset, sq: int, skv: int) -> int:
@@ -57,8 +61,7 @@ def dequantized(spec: AttentionSpec, operands: Sequence[Array]) -> list[Array]:
 def scores(spec: AttentionSpec, *operands: Array) -> F64:
     """The masked scores (*B, Hq, Sq, Skv) that the softmax sees."""
     operands = tuple(dequantized(spec, operands))
-    q, k = _canonical(operands[0], spec.q_layout), _canonical(operands[1], spec.k_layout)
-    k = np.repeat(k, spec.group, axis=-3)
+    q, k = canonical(spec, 0, operands[0]), canonical(spec, 1, operands[1])
     s: F64 = spec.scale * (q @ np.swapaxes(k, -1, -2))
     for mod in spec.mods:
         s = mod.cap * np.tanh(s / mod.cap)
@@ -113,6 +116,12 @@ def statistic(spec: AttentionSpec, which: Stat, *operands: Array) -> F64:
     return np.where(low, np.float64(np.finfo(np.float32).min), result)
 
 
+def rounded(rounding: Rounding, p: F64) -> F64:
+    """Probabilities as they multiply V. Saturation bounds them from above alone: none is negative."""
+    steps = np.minimum(np.rint(np.where(np.isnan(p), 0.0, p) / rounding.scale), rounding.most)
+    return np.asarray(rounding.scale * steps)
+
+
 def attention(spec: AttentionSpec, *operands: Array) -> F64:
     """Output of the attention, in the spec's output layout, float64.
 
@@ -121,7 +130,7 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
     """
     s = _with_sink(spec, *operands)
     operands = tuple(dequantized(spec, operands))
-    v = np.repeat(_canonical(operands[2], spec.v_layout), spec.group, axis=-3)
+    v = canonical(spec, 2, operands[2])
     with np.errstate(invalid="ignore"):
         p = np.exp(s - s.max(axis=-1, keepdims=True))
         p = p / p.sum(axis=-1, keepdims=True)
@@ -129,4 +138,6 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
         p = np.where(np.isnan(p), 0.0, p)
     elif spec.empty_row == "zero":
         p = np.where(np.isneginf(s).all(axis=-1, keepdims=True), 0.0, p)
+    if spec.rounding is not None:
+        p = rounded(spec.rounding, p)
     return np.transpose(p[..., : v.shape[-2]] @ v, spec.o_layout)

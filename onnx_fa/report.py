@@ -38,6 +38,8 @@ class SiteReport:
     tiles: dict[str, Any] | None = None
     tuning: str | None = None
     passes: SitePasses | None = None
+    lossy: str = ""
+    """What was asked for that changes results, such as "int8 QK"."""
 
     @property
     def variant(self) -> str:
@@ -56,6 +58,7 @@ class SiteReport:
             "tiles": self.tiles,
             "tuning": self.tuning,
             "passes": self.passes and self.passes.to_dict(),
+            "lossy": self.lossy,
         }
 
 

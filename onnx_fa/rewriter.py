@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, overload
 
 import numpy as np
@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
+from onnx_fa.emit import int8_qk as int8
 from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
@@ -35,19 +36,26 @@ _EMITTERS = {"decomposed": decomposed.emit, "attention": standard.emit, "blocked
 
 
 @overload
-def rewrite(model: onnx.ModelProto, form: Form = ...) -> tuple[onnx.ModelProto, RewriteReport]: ...
+def rewrite(
+    model: onnx.ModelProto, form: Form = ..., *, int8_qk: bool = ...
+) -> tuple[onnx.ModelProto, RewriteReport]: ...
 @overload
-def rewrite(model: ModelLike, form: Form = ...) -> tuple[ir.Model | onnx.ModelProto, RewriteReport]: ...
+def rewrite(
+    model: ModelLike, form: Form = ..., *, int8_qk: bool = ...
+) -> tuple[ir.Model | onnx.ModelProto, RewriteReport]: ...
 
 
-def rewrite(model: ModelLike, form: Form = "decomposed") -> tuple[ir.Model | onnx.ModelProto, RewriteReport]:
-    """Every recognised attention of `model` in `form`. The model passed is not changed.
+def rewrite(
+    model: ModelLike, form: Form = "decomposed", *, int8_qk: bool = False
+) -> tuple[ir.Model | onnx.ModelProto, RewriteReport]:
+    """Every recognised attention of `model` in `form`. The model passed is not changed. `int8_qk` rounds Q and K of every site to
+    int8 per token (emit/int8_qk.py), which changes results; the report says so.
 
     Returns a model of the kind passed (onnx_ir.Model for a path) and the report of sites and misses. Raises ModelError for an
     unusable model. Sites that the form cannot express become misses with that reason.
     """
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    report = rewrite_in_place(work, form)[0]
+    report = rewrite_in_place(work, form, int8_qk=int8_qk)[0]
     return same_kind(model, work), report
 
 
@@ -103,7 +111,7 @@ class Site:
     plain: Site | None = None
 
 
-def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[Site]]:
+def rewrite_in_place(model: ir.Model, form: Form, *, int8_qk: bool = False) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
     view, matches, misses = find(model, form)
     plan: list[Match] = []
@@ -128,7 +136,8 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
         stays = match.keep or form == match.form == "attention" or form == written
         producer = match.output.producer()
         graph = producer.graph if producer is not None else None
-        if stays:
+        lossy = int8_qk and not match.keep and int8.fits(match.spec)
+        if stays and not lossy:
             reports.append(SiteReport(name, match.op, written or match.form, match.spec))
             continue
         assert isinstance(graph, ir.Graph)
@@ -139,12 +148,17 @@ def rewrite_in_place(model: ir.Model, form: Form) -> tuple[RewriteReport, list[S
                 why = "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"
                 misses.append(Miss(name, match.op, why))
                 continue
+            if lossy:
+                spec, operands = int8.quantised(
+                    builder, match.spec, [_realise(builder, e, replaced) for e in match.operands]
+                )
+                match = replace(match, spec=spec, operands=operands)
             sites.append(_replace(builder, match, form, name, replaced, dead))
         except UnsupportedError as e:
             _let_go(builder.nodes)
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
-        reports.append(SiteReport(name, match.op, form, match.spec))
+        reports.append(SiteReport(name, match.op, form, match.spec, lossy="int8 QK" if lossy else ""))
     sweep(dead)
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1

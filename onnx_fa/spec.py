@@ -130,6 +130,35 @@ class Quantized:
     zero_point: bool = False
 
 
+GRIDS = {"u8": (0, 255), "i8": (-128, 127), "u16": (0, 65535), "i16": (-32768, 32767)}
+"""The ends of the integers that probabilities are rounded to."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What happens to the normalised probabilities before they multiply V: each becomes (n - zero_point) * scale with the integer
+    n = saturate(round_half_even(p / scale) + zero_point), as ONNX's QuantizeLinear and DequantizeLinear make it; NaN becomes 0.
+    Raises ValueError for a scale that is not positive and finite, or a zero point that is not of the type."""
+
+    scale: float
+    zero_point: int = 0
+    dtype: str = "u8"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in GRIDS:
+            raise ValueError(f"probabilities are rounded to {', '.join(GRIDS)}, not to {self.dtype}")
+        low, high = GRIDS[self.dtype]
+        if not (0 < self.scale < math.inf and low <= self.zero_point <= high):
+            raise ValueError(
+                f"a rounding with scale {self.scale} and zero point {self.zero_point} of type {self.dtype}"
+            )
+
+    @property
+    def most(self) -> int:
+        """The largest number of steps from 0."""
+        return GRIDS[self.dtype][1] - self.zero_point
+
+
 @dataclass(frozen=True)
 class Gathered:
     """Keys and values are rows of two pools, as in a paged cache: key j of a batch row is row index[..., j] of either.
@@ -146,7 +175,7 @@ MaskTerm = Causal | SlidingWindow | BoolMask | AddMask | Elementwise
 TensorMask = BoolMask | AddMask
 _TERMS: dict[str, type] = {
     c.__name__: c
-    for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise, Quantized, Gathered)
+    for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise, Quantized, Gathered, Rounding)
 }
 
 
@@ -184,7 +213,8 @@ class AttentionSpec:
     "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
     says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. `stats` are further outputs behind
     the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
-    finite ones below LOWEST_STAT become the lowest f32. Raises ValueError when fields contradict each other.
+    finite ones below LOWEST_STAT become the lowest f32. `rounding` is done to the normalised probabilities, those of a sink's row
+    too. Raises ValueError when fields contradict each other.
     """
 
     dtype: DType
@@ -208,6 +238,7 @@ class AttentionSpec:
     k_quant: Quantized | None = None
     v_quant: Quantized | None = None
     gathered: Gathered | None = None
+    rounding: Rounding | None = None
 
     def __post_init__(self) -> None:
         for name in ("q_layout", "k_layout", "v_layout", "o_layout"):
@@ -353,6 +384,7 @@ class AttentionSpec:
         words += self.stats
         words += ["gathered"] * (self.gathered is not None)
         words += [f"{n}:{x.dtype}" for n, x in (("k", self.k_quant), ("v", self.v_quant)) if x is not None]
+        words += [f"p:{self.rounding.dtype}"] if self.rounding is not None else []
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:

@@ -38,6 +38,7 @@ from onnx_fa.rewriter import Site, rewrite_in_place
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.table import text_table
 from onnx_fa.target import Target, parse_target
+from onnx_fa.ties import rounds, slack
 
 MODEL_TOLERANCE = {"f64": 1e-4, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}
 """Whole models: largest difference over the largest magnitude of the output, by the model's narrowest float type."""
@@ -240,6 +241,19 @@ def verify(
     return VerifyReport(label, target.name, tuple(inspected), tuple(checks), tuple(notes))
 
 
+def rewrite_error(original: ir.Model, rewritten: ir.Model, seeds: int = 3) -> dict[str, float]:
+    """By output: the largest 2-norm of the difference over that of the original, in onnxruntime on random inputs. For rewrites that
+    are meant to change results. Raises RunError and MissingDependencyError."""
+    found: dict[str, float] = {}
+    with scratch_folder() as folder:
+        before, after = _Runner(original, folder / "before.onnx"), _Runner(rewritten, folder / "after.onnx")
+        for drawn in draw(original, seeds, None):
+            want, got = before(drawn.arrays), after(drawn.arrays)
+            for name, x in want.items():
+                found[name] = max(found.get(name, 0.0), norm_error(got[name], x.astype(np.float64)))
+    return found
+
+
 def draw(model: ir.Model, seeds: int, dims: Mapping[str, int] | None) -> list[_Drawn]:
     """The inputs: one set per seed (over odd lengths where dims are free), then the adversarial ones."""
     free = [s for s in symbols(model) if s not in (dims or {})]
@@ -329,7 +343,7 @@ class _Kernels:
 
     def run(self, spec: AttentionSpec, operands: Sequence[Array]) -> Array | None:
         call = self._calls.get(spec)
-        return call(*(np.ascontiguousarray(packed(x)) for x in operands))[0] if call else None
+        return call(*(np.asarray(packed(x), order="C") for x in operands))[0] if call else None
 
 
 def rewritten_constants(model: ir.Model, sites: Sequence[Site]) -> dict[str, Array]:
@@ -380,13 +394,16 @@ def _compare_model(inputs: str, what: str, against: str, got: Array, want: Array
     return Check(inputs, what, against, error, allowed, error <= allowed, note)
 
 
-def norm_error(got: Array, want: F64) -> float:
+def norm_error(got: Array, want: F64, free: F64 | None = None) -> float:
     """2-norm of the difference over the 2-norm of `want`, over what is not NaN; inf when shapes or NaN places
-    differ."""
+    differ. A difference of up to `free` counts as none."""
     if got.shape != want.shape or (np.isnan(got.astype(np.float64)) != np.isnan(want)).any():
         return float("inf")
     known = ~np.isnan(want)
-    return float(np.linalg.norm((got.astype(np.float64) - want)[known])) / (float(np.linalg.norm(want[known])) or 1.0)
+    off = np.abs(got.astype(np.float64) - want)[known]
+    if free is not None:
+        off = np.maximum(off - free[known], 0.0)
+    return float(np.linalg.norm(off)) / (float(np.linalg.norm(want[known])) or 1.0)
 
 
 def _compare_site(
@@ -414,12 +431,14 @@ def _compare_site(
     seen_through = (peaks >= 1e6) & (peaks < SWALLOWED) & (site.spec.dtype != "f64")
     unknown = np.transpose(np.broadcast_to(seen_through[..., None], (*peaks.shape, site.spec.Dv)), site.spec.o_layout)
     judged = np.where(unknown, np.nan, want)
+    # What ties of roundings may do is no error (see ties.py).
+    free = slack(site.spec, operands) if rounds(site.spec) else None
     left_out = f"{int(seen_through.sum())} rows not judged: a finite mask on all keys, which f32 cannot see through"
     base = SITE_TOLERANCE[site.spec.dtype]
     checks = []
     theirs = original.get(str(output.name))
     if theirs is not None and theirs.shape == want.shape:
-        error = norm_error(np.where(unknown, np.nan, theirs), judged)
+        error = norm_error(np.where(unknown, np.nan, theirs), judged, free)
         # For information: the original may be less exact than what it is compared with.
         checks.append(Check(inputs, f"{what}: original", against, error, 10 * base, None, "not judged"))
         if np.isfinite(error):
@@ -435,7 +454,7 @@ def _compare_site(
         if got is None:
             checks.append(Check(inputs, f"{what}: {who}", against, None, None, None, "no kernel"))
             continue
-        error = norm_error(np.where(unknown, np.nan, got) if got.shape == want.shape else got, judged)
+        error = norm_error(np.where(unknown, np.nan, got) if got.shape == want.shape else got, judged, free)
         note = (
             "NaN at other places, or another shape" if not np.isfinite(error) else left_out * bool(seen_through.any())
         )

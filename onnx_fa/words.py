@@ -48,7 +48,15 @@ def score_words(spec: AttentionSpec) -> list[str]:
     kept = [f"{n} in {x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None]
     if spec.gathered is not None:
         kept.append(f"k and v gathered from {spec.gathered.rows} rows")
-    return [*mods, *map(mask_words, spec.masks), *sink, *kept]
+    return [*mods, *map(mask_words, spec.masks), *sink, *kept, *rounding_words(spec)]
+
+
+def rounding_words(spec: AttentionSpec) -> list[str]:
+    """What is done to the probabilities before they multiply V."""
+    if spec.rounding is None:
+        return []
+    r = spec.rounding
+    return [f"probabilities rounded to {r.dtype} in steps of {r.scale:.6g}, zero point {r.zero_point}"]
 
 
 def sentence(spec: AttentionSpec) -> str:
@@ -79,4 +87,5 @@ def einsums(spec: AttentionSpec) -> list[str]:
         lines.append("P = softmax(S) over t")
     else:
         lines.append("P = softmax([S, sink]) over t, without the sink's column")
+    lines += [f"P = round(P): {w}" for w in rounding_words(spec)]
     return [*lines, f"O = einsum('{q}st,{k}te->{q}se', P, V)"]

@@ -10,6 +10,8 @@ import onnx_ir as ir
 from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, kind_of
 from onnx_fa.graph_view import FLOATS, GraphView, attr_float
 from onnx_fa.match import Map, Peel
+from onnx_fa.patterns.quant import rounding
+from onnx_fa.spec import GRIDS
 
 _UNARY = frozenset(
     "Exp Log Sqrt Reciprocal Tanh Sigmoid Erf Sin Cos Floor Ceil Round Softplus Neg Abs Sign Relu Not IsNaN".split()
@@ -244,30 +246,10 @@ class _Reading:
 
     def _rounded(self, node: ir.Node) -> ScoreExpr | None:
         """DequantizeLinear(QuantizeLinear(x)): rounding to a grid of one step size, in float32."""
-        quantize = self.view.producer(node.inputs[0], "QuantizeLinear")
-        if quantize is None or quantize.inputs[0] is None or quantize.inputs[0].dtype != ir.DataType.FLOAT:
+        found = rounding(self.view, node)
+        x = self.read(found[0]) if found is not None else None
+        if found is None or x is None:
             return None
-        if any(n.outputs[0].dtype is None for n in (node, quantize)) or node.outputs[0].dtype != ir.DataType.FLOAT:
-            return None
-        x = self.read(quantize.inputs[0])
-        pairs = [(self.view.scalar(n.inputs[1]), self._zero(n)) for n in (quantize, node)]
-        (step, zero), other = pairs
-        range_of = _RANGES.get(quantize.outputs[0].dtype or ir.DataType.UNDEFINED)
-        if x is None or step is None or zero is None or pairs[0] != other or range_of is None or not step > 0:
-            return None
-        low, high = range_of
-        grid = ("Min", ("Max", ("Round", ("Div", x, _f(step))), _f(low - zero)), _f(high - zero))
-        return ("Mul", grid, _f(step))
-
-    def _zero(self, node: ir.Node) -> float | None:
-        if len(node.inputs) < 3 or node.inputs[2] is None:
-            return 0.0
-        return self.view.scalar(node.inputs[2])
-
-
-_RANGES = {
-    ir.DataType.INT8: (-128, 127),
-    ir.DataType.UINT8: (0, 255),
-    ir.DataType.INT16: (-32768, 32767),
-    ir.DataType.UINT16: (0, 65535),
-}
+        grid, (low, high) = found[1], GRIDS[found[1].dtype]
+        steps = ("Max", ("Round", ("Div", x, _f(grid.scale))), _f(low - grid.zero_point))
+        return ("Mul", ("Min", steps, _f(high - grid.zero_point)), _f(grid.scale))

@@ -1,5 +1,5 @@
-"""Quantised attention: how K and V are kept as integers, and why rounded probabilities are left alone. Rounded Q and scores need no
-rule: DequantizeLinear makes an operand like any other op, and its pair around a score is a score function."""
+"""Quantised attention: how K and V are kept as integers, and how probabilities are rounded. Rounded Q and scores need no rule of
+their own: DequantizeLinear makes an operand like any other op, and its pair around a score is a score function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView, attr_int
 from onnx_fa.match import After, Anchor, Call, Const, Expr, Match, NoMatch
-from onnx_fa.spec import Dim, DType, IntegerType
+from onnx_fa.spec import Dim, DType, IntegerType, Rounding
 
 _INTEGERS: dict[ir.DataType | None, IntegerType] = {
     ir.DataType.INT8: "i8",
@@ -173,18 +173,52 @@ def _with_units(view: GraphView, value: Expr, behind: int) -> Expr:
     return Call("Unsqueeze", (value, Const(np.arange(1, behind + 1, dtype=np.int64))))
 
 
-_ROUNDING = frozenset(["QuantizeLinear", "DynamicQuantizeLinear"])
+_GRIDS: dict[ir.DataType | None, str] = {
+    ir.DataType.UINT8: "u8",
+    ir.DataType.INT8: "i8",
+    ir.DataType.UINT16: "u16",
+    ir.DataType.INT16: "i16",
+}
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+
+def rounding(view: GraphView, node: ir.Node) -> tuple[ir.Value, Rounding] | None:
+    """(x, the grid) where `node` is DequantizeLinear(QuantizeLinear(x)), both in float32 with one constant scale and zero point."""
+    source = node.inputs[0]
+    quantize = source.producer() if source is not None else None
+    if node.op_type != "DequantizeLinear" or quantize is None or quantize.op_type != "QuantizeLinear":
+        return None
+    x, kind = quantize.inputs[0], _GRIDS.get(quantize.outputs[0].dtype)
+    if x is None or kind is None or node.domain not in _DOMAINS or quantize.domain not in _DOMAINS:
+        return None
+    if x.dtype != ir.DataType.FLOAT or node.outputs[0].dtype != ir.DataType.FLOAT:
+        return None
+    (scale, zero), other = (_scale_and_zero(view, n) for n in (quantize, node))
+    if scale is None or zero is None or (scale, zero) != other or not scale > 0:
+        return None
+    return x, Rounding(scale, int(zero), kind)
+
+
+def _scale_and_zero(view: GraphView, node: ir.Node) -> tuple[float | None, float | None]:
+    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    return view.scalar(node.inputs[1]), 0.0 if zero is None else view.scalar(zero)
 
 
 def rounded_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
-    """Never a layer. Raises NoMatch for probabilities that are rounded before the product with V."""
-    for user in users:
-        if user.op_type in _ROUNDING:
-            raise NoMatch(
-                f"{user.op_type} rounds the probabilities, which are known only after all keys: a fused kernel has no such pass",
-                user,
-            )
-    return None
+    """QuantizeLinear and DequantizeLinear on the probabilities, with one constant scale. Raises NoMatch for other roundings, and
+    for exponentials that are not yet divided by their sum."""
+    quantizers = [u for u in users if u.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")]
+    if not quantizers:
+        return None
+    node = quantizers[0]
+    readers = view.users(node.outputs[0])
+    found = rounding(view, readers[0]) if len(users) == 1 and len(readers) == 1 else None
+    if found is None or node.outputs[0].is_graph_output():
+        why = "and not by a pair of QuantizeLinear and DequantizeLinear in float32 with one constant scale, for one reader"
+        raise NoMatch(f"{node.op_type} rounds the probabilities, {why}", node)
+    if anchor.row_sum is not None or (anchor.unscaled and value is anchor.prob):
+        raise NoMatch("exponentials are rounded before they are divided by their sum", node)
+    return After(readers[0].outputs[0], rounding=found[1])
 
 
 def integer_softmax(view: GraphView, node: ir.Node, label: str) -> Match | None:

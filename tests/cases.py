@@ -19,6 +19,7 @@ from onnx_fa.spec import (
     Gathered,
     IntegerType,
     Quantized,
+    Rounding,
     SlidingWindow,
     Softcap,
     TensorArg,
@@ -45,6 +46,28 @@ T1: ScoreExpr = ("tensor", 1)
 
 def term(expr: ScoreExpr, *tensors: TensorArg, label: str = "elementwise") -> Elementwise:
     return Elementwise(expr, tensors, label)
+
+
+def _rounded_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Specs that round their probabilities, as changes to the base (B2 H2 S64 D32): types, zero points, saturation, and what else
+    has a part in the softmax."""
+    byte, signed, fine = Rounding(1 / 255), Rounding(1 / 255, -128, "i8"), Rounding(1 / 4000, -300, "i16")
+    steps: ScoreExpr = ("Mul", ("Round", ("Div", SCORE, ("f", 0.0625))), ("f", 0.0625))
+    yield "u8", {"rounding": byte}
+    yield "saturated", {"rounding": Rounding(0.0005, 10), "masks": (Causal(),)}
+    yield "symmetric_gqa", {"rounding": Rounding(1 / 127, 0, "i8"), "Hq": 8, "masks": (SlidingWindow(9, 0),)}
+    yield "i16_odd", {"rounding": fine, "Sq": 45, "Skv": 77, "D": 33, "Dv": 21, "masks": (BoolMask((2, 1, 1, 77)),)}
+    yield "sink_stats", {"rounding": byte, "sink": TensorArg((2, 1, 1)), "stats": ("lse",)}
+    yield "empty_rows", {"rounding": signed, "masks": (Causal(-3),), "empty_row": "guarded"}
+    yield "mean", {"rounding": fine, "masks": (Causal(-3, FLOAT_MIN),), "empty_row": "mean"}
+    yield "steps", {"rounding": byte, "masks": (term(steps), BoolMask((2, 1, 1, 64)))}
+    yield "integers", {"rounding": byte, "k_quant": Quantized("u8", (), True), "v_quant": Quantized("u8", (), True)}
+    yield "f16", {"rounding": fine, "dtype": "f16"}
+    yield "decode", {"rounding": byte, "Sq": 1, "Hq": 8, "Skv": 130}
+    yield (
+        "dynamic",
+        {"rounding": byte, "Sq": "s", "Skv": "t", "sizes": ((("s", 64), ("t", 64)), (("s", 13), ("t", 29)))},
+    )
 
 
 def _quantized_cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -384,6 +407,10 @@ def _cases() -> Iterator[Case]:
     # K and V kept as integers.
     for name, changes in _quantized_cases():
         yield case(f"quant_{name}", "quantized", **changes)
+
+    # Probabilities rounded to integers.
+    for name, changes in _rounded_cases():
+        yield case(f"rounded_{name}", "rounded", **changes)
 
     # K and V as rows of pools: pages of a cache, or keys picked for each batch row.
     pool: dict[str, Any] = {"gathered": Gathered(150), "k_layout": bshd, "v_layout": bshd}

@@ -12,6 +12,7 @@ from typing import Any
 from onnx_fa.cases import FLOAT_MIN, alibi
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves, substitute
 from onnx_fa.spec import (
+    GRIDS,
     NEG_INF,
     AddMask,
     AttentionSpec,
@@ -22,6 +23,7 @@ from onnx_fa.spec import (
     Gathered,
     IntegerType,
     Quantized,
+    Rounding,
     SlidingWindow,
     Softcap,
     Stat,
@@ -244,6 +246,15 @@ def _kept(spec: AttentionSpec, k: _Integers | None, v: _Integers | None) -> Atte
     )
 
 
+def _rounding(r: Random) -> Rounding:
+    """Of probabilities: steps from coarse to fine, some of which saturate."""
+    dtype = r.choice(("u8", "u8", "i8", "i8", "u16", "i16"))
+    low, high = GRIDS[dtype]
+    return Rounding(
+        r.choice((1 / 255, 1 / 127, 1 / 256, 0.002, 0.0003)), r.choice((low, 0, r.randint(low, high // 2))), dtype
+    )
+
+
 def _length(r: Random) -> int:
     return r.choice((1, 3, 129, 300)) if r.random() < 0.2 else r.randint(1, 70)
 
@@ -354,6 +365,8 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
         stats=stats,
         **layouts,
     )
+    if expressions and r.random() < 0.12:
+        spec = dataclasses.replace(spec, rounding=_rounding(r))
     drawn = _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
     kept = r.random()
     if not expressions or 0.2 < kept <= 0.9:

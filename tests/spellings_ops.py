@@ -484,9 +484,9 @@ QUANTISED: dict[str, Builder] = {
     "quant-score": partial(quantised, score=True),
     "quant-int8-cache": partial(integer_cache, 8),
     "quant-int4-cache": partial(integer_cache, 4),
+    "quant-probabilities": partial(quantised, probabilities=True),
 }
 NOT_QUANTISED: dict[str, Builder] = {
-    "quant-probabilities": partial(quantised, probabilities=True),
     "quant-probabilities-dynamic": partial(quantised, dynamic=True),
 }
 

@@ -11,6 +11,7 @@ import pytest
 from onnx_fa.emit.kernel import emit_kernel, kernel_name
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import (
+    GRIDS,
     AttentionSpec,
     BoolMask,
 )
@@ -97,6 +98,7 @@ def test_random_specs_differ() -> None:
     assert {"softcap", "causal", "slidingwindow", "boolmask", "addmask", "alibi", "sink", "lse", "max", *KEEPS} <= words
     assert {"mha", "mqa", "gqa2", "gqa8"} <= words
     assert {f"{x}:{dtype}" for x in "kv" for dtype in ("i8", "u8", "i4", "u4")} <= words
+    assert {f"p:{dtype}" for dtype in GRIDS} <= words
     dims = [d.spec for d in drawn]
     assert {s.dtype for s in dims} == {"f32", "f16", "bf16"}
     assert {s.empty_row for s in dims} == {"nan", "zero", "guarded", "mean"}

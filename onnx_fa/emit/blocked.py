@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import canonical_operands, finish
+from onnx_fa.emit.decomposed import canonical_operands, finish, leave
+from onnx_fa.emit.integers import rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, compute_type, modify
 from onnx_fa.errors import UnsupportedError
@@ -29,14 +31,89 @@ def block_size(spec: AttentionSpec) -> int:
     return min(512, max(64, 1 << (fit.bit_length() - 1)))
 
 
+@dataclass(frozen=True)
+class _Step:
+    """One block of keys in the body of a loop: its scores, a slice of an operand's keys, and what the loop carries."""
+
+    b: OnnxBuilder
+    score: ir.Value
+    columns: Callable[[ir.Value, int], ir.Value]
+    carried: list[ir.Value]
+
+
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """A Loop whose body handles one block of keys; the last block may be shorter. Returns the site's output, alone: raises
+    """A Loop whose body handles one block of keys; the last block may be shorter. Where probabilities are rounded, they must be
+    normalised first: one Loop finds maximum and sum, a second one multiplies V. Returns the site's output, alone: raises
     UnsupportedError for a spec with row statistics."""
     if spec.stats:
         raise UnsupportedError("row statistics as further outputs")
     inner, q, kt, v, masks, sink = canonical_operands(b, spec, operands)
     kind = np.dtype(NUMPY[compute_type(spec)])
-    dtype = ir.DataType.from_numpy(kind)
+    rows = _row_shape(b, inner, q)
+    minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
+    # A sink is a key that has been seen already: its logit is the first maximum, its exponential 1.
+    unit = b.const(np.asarray(1, kind))
+    starts = {
+        "max": b.op("Expand", minus_inf if sink is None else sink, rows(1)),
+        "sum": b.op("Expand", nought if sink is None else unit, rows(1)),
+        "acc": b.op("Expand", nought, rows(spec.Dv)),
+    }
+
+    def finite(body: OnnxBuilder, m: ir.Value) -> ir.Value:
+        """A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN."""
+        return body.op("Where", body.op("Equal", m, minus_inf), nought, m)
+
+    def online(step: _Step) -> list[ir.Value]:
+        """Maximum and sum, and the output if it is carried, with one more block."""
+        body, (m, total, *acc) = step.b, step.carried
+        m_new = body.op("Max", m, body.reduce_max(step.score))
+        safe = finite(body, m_new)
+        alpha = body.op("Exp", body.op("Sub", m, safe))
+        p = body.op("Exp", body.op("Sub", step.score, safe))
+        new = [m_new, body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))]
+        for x in acc:
+            pv = body.op("MatMul", p, step.columns(v, -2))
+            new.append(body.op("Add", body.op("Mul", x, alpha), pv))
+        return new
+
+    def loop(names: Sequence[str], step: Callable[[_Step], list[ir.Value]]) -> list[ir.Value]:
+        return _loop(b, spec, (inner, q, kt, masks), {n: starts[n] for n in names}, step)
+
+    if spec.rounding is None:
+        _, total, acc = loop(("max", "sum", "acc"), online)
+        _remember(b, spec)
+        return [finish(b, spec, acc, total)]
+    rounding = spec.rounding
+    m, total = loop(("max", "sum"), online)
+    safe = finite(b, m)
+    share = b.op("Where", b.op("Greater", total, nought), b.op("Div", unit, total), nought)
+
+    def weigh(step: _Step) -> list[ir.Value]:
+        p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, safe)), share)
+        pv = step.b.op("MatMul", rounded(step.b, rounding, p), step.columns(v, -2))
+        return [step.b.op("Add", step.carried[0], pv)]
+
+    (acc,) = loop(("acc",), weigh)
+    _remember(b, spec)
+    return [leave(b, spec, acc)]
+
+
+def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:
+    """The Loop just made is known by its spec."""
+    b.nodes[-1].metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
+
+
+def _loop(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    scored: tuple[AttentionSpec, ir.Value, ir.Value, list[ir.Value]],
+    starts: dict[str, ir.Value],
+    step: Callable[[_Step], list[ir.Value]],
+) -> list[ir.Value]:
+    """A Loop over blocks of keys that carries `starts`, by name, and makes them anew by `step`; what they are in the end.
+    `scored` are the spec of the inner computation, q, k^T and the mask tensors."""
+    inner, q, kt, masks = scored
+    dtype = ir.DataType.from_numpy(np.dtype(NUMPY[compute_type(spec)]))
     block = block_size(spec)
     zero, one, size = (b.const(np.asarray(i, np.int64)) for i in (0, 1, block))
     skv = b.const(np.asarray(spec.Skv, np.int64)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
@@ -44,19 +121,11 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
     trips = b.op("Div", b.op("Add", skv, b.const(np.asarray(block - 1, np.int64))), size)
     query = b.unsqueeze(b.op("Range", zero, sq, one), 1)
 
-    rows = _row_shape(b, inner, q)
-    minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
-    # A sink is a key that has been seen already: its logit is the first maximum, its exponential 1.
-    unit = b.const(np.asarray(1, kind))
-    m0 = b.op("Expand", minus_inf if sink is None else sink, rows(1))
-    l0 = b.op("Expand", nought if sink is None else unit, rows(1))
-    a0 = b.op("Expand", nought, rows(spec.Dv))
-
     body = b.nested()
-    trip, cond, m, total, acc = (ir.Value(name=b.name(n)) for n in ("i", "go", "max", "sum", "acc"))
+    trip, cond, *carried = (ir.Value(name=b.name(n)) for n in ("i", "go", *starts))
     trip.type, cond.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
     trip.shape = cond.shape = ir.Shape([])
-    for state in (m, total, acc):
+    for state in carried:
         state.type = ir.TensorType(dtype)
     start = body.op("Mul", trip, size)
     end = body.op("Add", start, size)
@@ -72,30 +141,22 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
         columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t for t, arg in zip(masks, inner.tensors, strict=True)
     ]
     score = modify(body, inner, score, tensors, lambda: Positions(query, body.op("Range", start, end, one), sq, skv))
-    m_new = body.op("Max", m, body.reduce_max(score))
-    # A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN.
-    safe = body.op("Where", body.op("Equal", m_new, minus_inf), nought, m_new)
-    alpha = body.op("Exp", body.op("Sub", m, safe))
-    p = body.op("Exp", body.op("Sub", score, safe))
-    l_new = body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))
-    pv = body.op("MatMul", p, columns(v, -2))
-    a_new = body.op("Add", body.op("Mul", acc, alpha), pv)
+    new = step(_Step(body, score, columns, carried))
     go = body.op("Identity", cond)
-    for value, like in ((go, cond), (m_new, m), (l_new, total), (a_new, acc)):
+    for value, like in ((go, cond), *zip(new, carried, strict=True)):
         value.type, value.shape = like.type, like.shape
-    graph = ir.Graph([trip, cond, m, total, acc], [go, m_new, l_new, a_new], nodes=body.nodes, name=b.name("blocks"))
-    outs = [ir.Value(name=b.name(n), type=ir.TensorType(dtype)) for n in ("max_out", "sum_out", "acc_out")]
+    graph = ir.Graph([trip, cond, *carried], [go, *new], nodes=body.nodes, name=b.name("blocks"))
+    outs = [ir.Value(name=b.name(f"{n}_out"), type=ir.TensorType(dtype)) for n in starts]
     loop = ir.Node(
         "",
         "Loop",
-        [trips, b.const(np.asarray(True)), m0, l0, a0],
+        [trips, b.const(np.asarray(True)), *starts.values()],
         [ir.AttrGraph("body", graph)],
         outputs=outs,
         name=b.name("Loop"),
     )
-    loop.metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
     b.nodes.append(loop)
-    return [finish(b, spec, outs[2], outs[1])]
+    return outs
 
 
 def _row_shape(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value) -> Callable[[int], ir.Value]:

@@ -20,8 +20,14 @@ FEWEST_KEYS = 1024
 
 def splits_of(spec: AttentionSpec, block: int) -> int:
     """Into how many parts the keys are split: so many that there are ENOUGH workgroups of `block` queries, each with FEWEST_KEYS
-    keys; 1 for row statistics, or where batch, heads or queries are known only at run time. A dynamic Skv is taken to be long."""
-    if spec.stats or not isinstance(spec.Sq, int) or not all(isinstance(d, int) for d in (*spec.batch, spec.Hq)):
+    keys; 1 for row statistics, for probabilities that are rounded, or where batch, heads or queries are known only at run time. A
+    dynamic Skv is taken to be long."""
+    if (
+        spec.stats
+        or spec.rounding is not None
+        or not isinstance(spec.Sq, int)
+        or not all(isinstance(d, int) for d in (*spec.batch, spec.Hq))
+    ):
         return 1
     groups = math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)) * -(-spec.Sq // block)
     wanted = ENOUGH // groups

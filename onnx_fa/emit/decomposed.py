@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
-from onnx_fa.emit.integers import dequantized
+from onnx_fa.emit.integers import dequantized, rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, cast, compute_type, modify
 from onnx_fa.errors import UnsupportedError
@@ -17,12 +17,14 @@ from onnx_fa.match import NUMPY, ScoreStage
 from onnx_fa.spec import AttentionSpec, Stat, inverse
 
 FORM_KEY = "onnx_fa.form"
-"""Metadata of a site's Exp: the site is in this form already, and writing it again would only rename its nodes."""
+"""Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only
+rename its nodes."""
 
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's
-    output, then its row statistics. Raises UnsupportedError for those of a spec with a sink."""
+    """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division, which stands before
+    P@V where probabilities are rounded. Returns the site's output, then its row statistics. Raises UnsupportedError for those of a
+    spec with a sink."""
     if spec.stats and spec.sink is not None:
         raise UnsupportedError("row statistics with a sink")
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
@@ -30,7 +32,13 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
     p, total = _exponentials(b, spec, score, sink)
     stats = [statistic(b, spec, score, which) for which in spec.stats]
-    return [finish(b, spec, b.op("MatMul", p, v), total), *stats]
+    if spec.rounding is None:
+        return [finish(b, spec, b.op("MatMul", p, v), total), *stats]
+    p = b.op("Div", p, total)
+    b.nodes[-1].metadata_props[FORM_KEY] = "decomposed"
+    if spec.empty_row in ("zero", "guarded"):  # what is NaN becomes zero either way
+        p = b.op("Where", b.op("IsNaN", p), b.const(np.asarray(0, NUMPY[compute_type(spec)])), p)
+    return [leave(b, spec, b.op("MatMul", rounded(b, spec.rounding, p), v)), *stats]
 
 
 def statistic(b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, which: Stat) -> ir.Value:
@@ -70,7 +78,7 @@ def _exponentials(
     top = b.reduce_max(score)
     if sink is not None:
         top = b.op("Max", top, sink)
-    if spec.empty_row == "zero":
+    if spec.empty_row == "zero" and spec.rounding is None:
         # Subtracting the lowest number instead of -inf makes an empty row's exponentials 0, not NaN.
         kind = NUMPY[compute_type(spec)]
         top = b.op("Max", top, b.const(np.asarray(np.finfo(kind).min, kind)))
@@ -94,7 +102,11 @@ def finish(b: OnnxBuilder, spec: AttentionSpec, acc: ir.Value, total: ir.Value) 
     if spec.empty_row == "guarded":
         some = b.op("Greater", total, zero)  # false for an empty row's NaN too
         acc, total = b.op("Where", some, acc, zero), b.op("Where", some, total, one)
-    out = b.op("Div", acc, total)
+    return leave(b, spec, b.op("Div", acc, total))
+
+
+def leave(b: OnnxBuilder, spec: AttentionSpec, out: ir.Value) -> ir.Value:
+    """The output in the spec's heads, type and layout."""
     if is_grouped(spec):
         out = join_heads(b, spec, out)
     if compute_type(spec) != spec.dtype:

@@ -6,6 +6,7 @@ from onnx_fa.emit.combine import splits_of
 from onnx_fa.emit.few_body import FewBody, FewConfig
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.two_sweeps import FewInTwoSweeps
 from onnx_fa.emit.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
@@ -64,7 +65,8 @@ def emit_few(
     if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
     folded = fold_queries(spec)
-    body = FewBody(folded, config, splits_of(folded, queries) if splits is None else splits)
+    kind = FewBody if spec.rounding is None else FewInTwoSweeps
+    body = kind(folded, config, splits_of(folded, queries) if splits is None else splits)
     for integers, width in ((body.k_integers, spec.D), (body.v_integers, spec.Dv)):
         if integers is not None and not integers.in_vectors(width):
             raise UnsupportedError(

@@ -260,11 +260,10 @@ class FewBody(VectorBody):
     # One block of keys.
 
     def block(self, state: State, block: Block) -> State:
-        t = self.t
         scores, best = self.scores_and_best(state, block)
-        decay = [t.exp2(t.vop("arith.subf", old, new)) for old, new in zip(state.best, best, strict=True)]
-        scores, total = self.exponentials(scores, best, decay, state.total, block)
-        return State(self.values(state.acc, scores, decay, block), scores, (), tuple(best), tuple(total))
+        decay = self.decays(state.best, best)
+        scores, total = self.probabilities(scores, best, decay, state.total, block)
+        return State(self.values(state.acc, scores, decay, block, []), scores, (), tuple(best), tuple(total))
 
     def scores_and_best(self, state: State, block: Block) -> tuple[str, list[str]]:
         """S of the block, masked; and the new maxima."""
@@ -287,8 +286,8 @@ class FewBody(VectorBody):
         tile, *best = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, [self.sum_of(b, "maxnumf") for b in best]
 
-    def exponentials(
-        self, scores: str, best: list[str], decay: list[str], total: tuple[str, ...], block: Block
+    def probabilities(
+        self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: Block
     ) -> tuple[str, list[str]]:
         """P = 2^(S - m) in the scores' place, and the new sums, lane by lane."""
         t = self.t
@@ -297,7 +296,7 @@ class FewBody(VectorBody):
             tile, sums = carried[0], carried[1:]
             for r in range(self.vectors):
                 s = t.read(tile, self.tile_type, t.index(r), i)
-                p = t.exp2(t.vop("arith.subf", s, best[r]))
+                p = self.weight(s, best[r], total[r])
                 sums[r] = t.vop("arith.addf", sums[r], p)
                 p = self.times_scale(p, self.v_integers, self.keys_at(i, block), block)
                 tile = t.write(p, tile, self.tile_type, t.index(r), i)
@@ -307,7 +306,7 @@ class FewBody(VectorBody):
         tile, *sums = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
-    def values(self, acc: str, tile: str, decay: list[str], block: Block) -> str:
+    def values(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
         """O = O decay + P V: register tiles of some queries and RN vectors of head dims."""
         t, w, config = self.t, self.t.width, self.config
         unroll = min(config.U, w)

@@ -173,6 +173,10 @@ def _check(spec: AttentionSpec, target: Target) -> None:
         raise UnsupportedError("gpu kernel: row statistics as outputs")
     if spec.k_quant is not None or spec.v_quant is not None:
         raise UnsupportedError("gpu kernel: integer keys or values")
+    if spec.gathered is not None:
+        raise UnsupportedError("gpu kernel: keys and values gathered from pools")
+    if spec.rounding is not None:
+        raise UnsupportedError("gpu kernel: probabilities that are rounded need a second sweep over the keys")
     if max(spec.D, spec.Dv) > _WIDEST:
         raise UnsupportedError(
             f"gpu kernel: D={spec.D}, Dv={spec.Dv}: head dims above {_WIDEST} take more registers than there are"

@@ -1,5 +1,5 @@
 """K and V kept otherwise, as standard ops: integers by DequantizeLinear where it says what the spec says, else by Cast, Sub and
-Mul; rows of a pool by Gather."""
+Mul; rows of a pool by Gather. And probabilities rounded to integers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.emit.score import cast
-from onnx_fa.spec import AttentionSpec, Dim, Quantized
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec import AttentionSpec, Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
 
@@ -44,6 +45,21 @@ def _gathered(
     have = [n for axis in own for n in ([*range(batch), batch + 1] if axis == 1 else [axis + batch])]
     perm = [have.index(axis) for axis in layout]
     return b.op("Transpose", x, perm=perm) if perm != sorted(perm) else x
+
+
+def rounded(b: OnnxBuilder, rounding: Rounding, p: ir.Value) -> ir.Value:
+    """Probabilities in f32 as they multiply V: QuantizeLinear and DequantizeLinear where the opset has them for the type, else the
+    same by Div, Round, Min and Mul. Raises UnsupportedError where it has neither."""
+    scale = b.const(np.asarray(rounding.scale, np.float32))
+    bits = int(rounding.dtype[1:])
+    if b.opset >= (10 if bits == 8 else 21):
+        kind = np.dtype(f"{'uint' if rounding.dtype[0] == 'u' else 'int'}{bits}")
+        zero = b.const(np.asarray(rounding.zero_point, kind))
+        return b.op("DequantizeLinear", b.op("QuantizeLinear", p, scale, zero), scale, zero)
+    if b.opset < 12:
+        raise UnsupportedError(f"probabilities rounded to {rounding.dtype} need opset 12, the model has {b.opset}")
+    steps = b.op("Min", b.op("Round", b.op("Div", p, scale)), b.const(np.asarray(rounding.most, np.float32)))
+    return b.op("Mul", steps, scale)
 
 
 def _dequantize(

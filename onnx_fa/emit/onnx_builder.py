@@ -89,11 +89,11 @@ class OnnxBuilder:
         """Row maximum over the last axis, kept as a unit dim."""
         return self.reduce("ReduceMax", x)
 
-    def reduce(self, op: str, x: ir.Value, *, keep: bool = True) -> ir.Value:
-        """A reduction other than ReduceSum over the last axis."""
+    def reduce(self, op: str, x: ir.Value, *, keep: bool = True, axis: int = -1) -> ir.Value:
+        """A reduction other than ReduceSum over one axis."""
         if self.opset < 18:
-            return self.op(op, x, axes=(-1,), keepdims=int(keep))
-        return self.op(op, x, self.ints(-1), keepdims=int(keep))
+            return self.op(op, x, axes=(axis,), keepdims=int(keep))
+        return self.op(op, x, self.ints(axis), keepdims=int(keep))
 
     def reduce_sum(self, x: ir.Value) -> ir.Value:
         if self.opset < 13:

@@ -108,6 +108,10 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
     if spec.quantized:
         raise UnsupportedError("op kernel: K or V kept as integers")
+    if spec.gathered is not None:
+        raise UnsupportedError("op kernel: K and V gathered from pools")
+    if spec.rounding is not None:
+        raise UnsupportedError("op kernel: probabilities that are rounded need a second sweep over the keys")
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
     if spec.stats:

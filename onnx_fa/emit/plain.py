@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_fa.emit.decomposed import canonical_operands, positions, statistic, transpose
-from onnx_fa.emit.groups import is_grouped, join_heads
+from onnx_fa.emit.decomposed import canonical_operands, leave, positions, statistic
+from onnx_fa.emit.integers import rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import cast, compute_type, modify
+from onnx_fa.emit.score import modify
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.spec import AttentionSpec, Dim
@@ -49,7 +49,7 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
     if spec.empty_row in ("zero", "guarded"):
         raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
     inputs = operand_values(spec)
-    opset = INTEGERS_OPSET if spec.quantized else OPSET
+    opset = INTEGERS_OPSET if spec.quantized or spec.rounding is not None else OPSET
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="attention")
     b = OnnxBuilder(graph, opset, "attention", set(input_names(spec)), {})
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)
@@ -60,13 +60,11 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         column = b.op("Expand", sink, b.op("Shape", b.reduce_max(score)))
         joined = b.op("Softmax", b.op("Concat", score, column, axis=-1), axis=-1)
         p = b.op("Slice", joined, b.ints(0), b.ints(-1), b.ints(-1))
-    out = b.op("MatMul", p, v)
-    if is_grouped(spec):
-        out = join_heads(b, spec, out)
-    if compute_type(spec) != spec.dtype:
-        out = cast(b, out, spec.dtype)
+    if spec.rounding is not None:
+        p = rounded(b, spec.rounding, p)
+    out = leave(b, spec, b.op("MatMul", p, v))
     stats = [statistic(b, spec, score, which) for which in spec.stats]
-    model = finished(b, spec, transpose(b, out, spec.o_layout), *stats)
+    model = finished(b, spec, out, *stats)
     infer_shapes(model)
     return model
 

@@ -23,6 +23,8 @@ _FINITE = -1e38
 
 def check(spec: AttentionSpec, opset: int) -> None:
     """Raises UnsupportedError where the op cannot express the spec in this opset."""
+    if spec.rounding is not None:
+        raise UnsupportedError("the Attention op does not round its probabilities")
     if opset < 23:
         raise UnsupportedError(f"the Attention op needs opset 23, the model has {opset}")
     if len(spec.batch) != 1:

@@ -9,6 +9,7 @@ from onnx_fa.emit.combine import combine_call, combine_executable, splits_of
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import CPU_TRANSLATION, INDEX, Text, element_type, executable, tensor_type
+from onnx_fa.emit.two_sweeps import TwoSweeps
 from onnx_fa.emit.vector_body import VectorBody
 from onnx_fa.emit.vector_config import (
     VectorConfig,
@@ -104,7 +105,8 @@ def emit_vector(
         raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.W} lanes")
     if stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {stack_bytes(spec, config)} of {STACK_BYTES} bytes of stack")
-    body = VectorBody(spec, config, splits_of(spec, config.BM) if splits is None else splits)
+    kind = VectorBody if spec.rounding is None else TwoSweeps
+    body = kind(spec, config, splits_of(spec, config.BM) if splits is None else splits)
     text = dispatch_text(site, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
     return Kernel(name, text, "vector", site, shown(config, body), flags, found.reason if found else "")

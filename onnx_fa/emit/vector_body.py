@@ -55,7 +55,7 @@ class VectorBody(KeyWalk):
         if self.sink:  # one more logit, without a value
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
             total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
-        state = self.all_keys(State(acc, scores, scratch, best, total))
+        state = self.attended(State(acc, scores, scratch, best, total))
         results = [(self.out, self.transposed_output(state))]
         results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
         if self.splits > 1:
@@ -67,6 +67,10 @@ class VectorBody(KeyWalk):
                 f"{self.binding('writeonly', shape, element)}"
             )
         return t.render()
+
+    def attended(self, state: State) -> State:
+        """The state after all keys."""
+        return self.all_keys(state)
 
     def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
         """The sum of each query."""
@@ -300,7 +304,7 @@ class VectorBody(KeyWalk):
         return min(self.config.U, 2) if block.edge else self.config.U
 
     def block(self, state: State, block: Block) -> State:
-        t, spec, scratch = self.t, self.spec, list(state.scratch)
+        spec, scratch = self.spec, list(state.scratch)
         tiles: dict[ScoreExpr, list[str]] = {}
         at = 0
         for part in self.parts:
@@ -311,11 +315,9 @@ class VectorBody(KeyWalk):
         if self.widen:
             scratch[-1] = self.widened(self.k, self.k_integers, spec.D, scratch[-1], block)
         scores, best = self.scores(state, block, tiles, scratch)
-        decay = [t.exp2(t.vop("arith.subf", old, new)) for old, new in zip(state.best, best, strict=True)]
+        decay = self.decays(state.best, best)
         scores, total = self.probabilities(scores, best, decay, state.total, block)
-        if self.widen:
-            scratch[-1] = self.widened(self.v, self.v_integers, spec.Dv, scratch[-1], block)
-        acc = self.output(state.acc, scores, decay, block, scratch)
+        acc = self.values(state.acc, scores, decay, block, scratch)
         return State(acc, scores, tuple(scratch), tuple(best), tuple(total))
 
     def scores(
@@ -347,6 +349,14 @@ class VectorBody(KeyWalk):
         tile, *best = t.loop((t.index(0), block.rows, t.index(config.RI)), carried, body)
         return tile, best
 
+    def decays(self, old: Sequence[str], new: Sequence[str]) -> list[str]:
+        """What sums and output so far are multiplied by, as the maximum grew from `old` to `new`."""
+        return [self.t.exp2(self.t.vop("arith.subf", a, b)) for a, b in zip(old, new, strict=True)]
+
+    def weight(self, s: str, best: str, total: str) -> str:
+        """What values are multiplied by, for scores of a vector of queries, whose sum so far is `total`."""
+        return self.t.exp2(self.t.vop("arith.subf", s, best))
+
     def probabilities(
         self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: Block
     ) -> tuple[str, list[str]]:
@@ -357,7 +367,7 @@ class VectorBody(KeyWalk):
             tile, sums = carried[0], carried[1:]
             for j in range(self.vectors):
                 s = t.read(tile, self.tile_type, i, self.lane(j))
-                p = t.exp2(t.vop("arith.subf", s, best[j]))
+                p = self.weight(s, best[j], total[j])
                 sums[j] = t.vop("arith.addf", sums[j], p)
                 tile = t.write(p, tile, self.tile_type, i, self.lane(j))
             return [tile, *sums]
@@ -366,9 +376,11 @@ class VectorBody(KeyWalk):
         tile, *sums = t.loop((t.index(0), block.rows, t.index(1)), carried, body)
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
-    def output(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
+    def values(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
         """O^T = O^T decay + V^T P, RN head dims at a time (the block by itself first, which rounds less)."""
         t, config, dv = self.t, self.config, self.spec.Dv
+        if self.widen:
+            scratch[-1] = self.widened(self.v, self.v_integers, dv, scratch[-1], block)
         unroll = math.gcd(self.unroll(block), config.RI if block.edge else config.BK)
 
         def column(d: str) -> Callable[[str], str]:

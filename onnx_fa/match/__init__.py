@@ -146,6 +146,7 @@ def _match_behind(
                 v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
                 sink=placed_at_softmax(site, sink),
             )
+            match = replace(match, spec=replace(match.spec, rounding=behind.rounding))
             return match, qk.node, site
         except NoMatch as e:
             failure = failure or e

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.expr import ScoreExpr
 from onnx_fa.graph_view import Array, GraphView
-from onnx_fa.spec import AttentionSpec, Dim, DType, MaskTerm, Quantized
+from onnx_fa.spec import AttentionSpec, Dim, DType, MaskTerm, Quantized, Rounding
 
 if TYPE_CHECKING:
     from onnx_fa.match.axes import Axis, Group, Sources
@@ -172,6 +172,8 @@ class After:
     """It sets to zero what this mask drops, which is exact only behind the same mask on the score."""
     regroup: ir.Node | None = None
     """A node that only moves axes of the probabilities."""
+    rounding: Rounding | None = None
+    """It rounds the probabilities to a grid."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,7 @@ class Behind:
     keys: tuple[Expr, ...] = ()
     steps: tuple[Step, ...] = ()
     drops: tuple[Select, ...] = ()
+    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from onnx_fa.match.types import (
     Step,
     Weighting,
 )
+from onnx_fa.spec import Rounding
 from onnx_fa.symbolic import known
 
 _MAX_LAYERS = 32
@@ -45,6 +46,7 @@ class _State:
     drops: tuple[Select, ...] = ()
     cut: bool = False
     regroups: tuple[ir.Node, ...] = ()
+    rounding: Rounding | None = None
 
 
 def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behind]:
@@ -114,7 +116,7 @@ def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
     weighting = Weighting(pv, sides[0], state.prob, state.regroups)
     if state.wrap and not keeps_rows(weighting):
         raise NoMatch("the axes move between a factor on the probabilities and the matmul with V", node)
-    return Behind(weighting, state.guard, state.wrap, state.keys, state.steps, state.drops)
+    return Behind(weighting, state.guard, state.wrap, state.keys, state.steps, state.drops, state.rounding)
 
 
 def keeps_rows(weighting: Weighting) -> bool:
@@ -145,6 +147,10 @@ def _with(state: _State, after: After) -> _State:
         raise NoMatch("probabilities are changed before they are masked and divided anew", node)
     if after.cut and state.cut:
         raise NoMatch("the probabilities are sliced twice", node)
+    if after.rounding is not None and (state.wrap or state.keys or state.rounding is not None):
+        raise NoMatch("the probabilities are changed before they are rounded", node)
+    if state.rounding is not None and (after.guard or after.step is not None or after.drop is not None):
+        raise NoMatch("the probabilities are masked or guarded after they are rounded", node)
     placed = after.cut or after.rows or after.keys or after.step or after.drop or after.guard == "zero"
     if placed and state.regroups:
         raise NoMatch("the axes of the probabilities are moved before they are changed", node)
@@ -158,6 +164,7 @@ def _with(state: _State, after: After) -> _State:
         drops=state.drops if after.drop is None else (*state.drops, after.drop),
         cut=state.cut or after.cut,
         regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
+        rounding=after.rounding or state.rounding,
     )
 
 
@@ -203,6 +210,8 @@ def walk_tail(
         if tail is not None:
             if anchor.sink is not None:
                 raise NoMatch("a softmax with a sink is gated by another one", pv)
+            if behind.rounding is not None:
+                raise NoMatch("the probabilities are rounded without the share of a sink, which a gate stands for", pv)
             if behind.wrap or behind.steps or not keeps_rows(behind.weighting):
                 raise NoMatch("the probabilities are changed or moved before a gate that stands for a sink", pv)
             return tail.value, guard, tail.sink

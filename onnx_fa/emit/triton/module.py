@@ -75,6 +75,10 @@ def _check(spec: AttentionSpec) -> None:
         raise UnsupportedError("triton kernel: f64 operands")
     if spec.quantized:
         raise UnsupportedError("triton kernel: K or V as integers")
+    if spec.gathered is not None:
+        raise UnsupportedError("triton kernel: K and V gathered from pools")
+    if spec.rounding is not None:
+        raise UnsupportedError("triton kernel: probabilities that are rounded need a second sweep over the keys")
     if max(spec.D, spec.Dv) > WIDEST:
         raise UnsupportedError(f"triton kernel: head dims above {WIDEST}")
     for mask in spec.masks:
