@@ -33,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from onnx_fa.backend.run import BUFFERS_KEPT
 from onnx_fa.cases import alibi, document, prefix
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap
@@ -44,8 +45,8 @@ TURNS = 256 << 20
 DOCUMENTS = 12
 SHAPES = ((32, 512), (16, 1024), (8, 2048), (4, 4096), (2, 8192), (1, 16384))
 KERNEL = "onnx_fa"
-KEEPS = ("--device_allocator=caching", "--cuda_async_allocations=false")
-CALLS = {"onnx_fa, call": (), "onnx_fa, call, buffers kept": KEEPS}
+KEPT = BUFFERS_KEPT["cuda"]
+CALLS = {"onnx_fa, call": (), "onnx_fa, call, buffers kept": KEPT}
 """Ways to call the runtime: a program that allocates its output anew for each call, and one that keeps buffers."""
 STOCK = "stock IREE, call, buffers kept"
 LAMBDA = 0.8
@@ -551,7 +552,7 @@ def run(folder: Path, out: Path, iree: Path, only: str) -> None:
         samples.contestant(KERNEL, partial(own_kernel, item, samples.spec, folder))
         for what, make in torch_contestants(samples.kind, samples.spec):
             samples.contestant(what, make)
-        modules = {folder / f"{item['id']}.vmfb": CALLS, folder / f"{item['id']}.stock.vmfb": {STOCK: KEEPS}}
+        modules = {folder / f"{item['id']}.vmfb": CALLS, folder / f"{item['id']}.stock.vmfb": {STOCK: KEPT}}
         for vmfb, ways in modules.items():
             if not vmfb.exists():
                 continue

@@ -8,20 +8,27 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from onnx_fa.accuracy import compare
+from onnx_fa.backend import importer
 from onnx_fa.backend.alone import FUNCTION, module_text
-from onnx_fa.backend.compile import find_compiler, iree_compile
+from onnx_fa.backend.compile import compile_model, find_compiler, import_model, iree_compile
 from onnx_fa.backend.run import load_module, require_device
 from onnx_fa.cases import case
+from onnx_fa.emit import blocked
 from onnx_fa.emit.gpu import GpuConfig, default_config, emit_gpu, problem
 from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.emit.plain import finished, input_names, operand_values, plain_model
 from onnx_fa.errors import TargetError, UnsupportedError
-from onnx_fa.spec import BoolMask, Causal, SlidingWindow, Softcap
-from onnx_fa.target import TARGET_NAMES, parse_target
+from onnx_fa.spec import AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.target import TARGET_NAMES, Target, parse_target
 from tests.cases import BY_NAME, CASES, Case, draw_operands
 from tests.gpu_on_cpu import host_text
+from tests.ort_run import run as run_ort
 
 GPUS = [n for n in TARGET_NAMES if n.startswith(("cuda", "rocm"))]
 MATRIX = {"cuda": "mma.sync", "rocm-gfx942": "v_mfma", "rocm-gfx950": "v_mfma", "rocm-gfx1100": "v_wmma"}
@@ -156,6 +163,37 @@ def test_providers() -> None:
         emit_kernel(spec, parse_target("cpu-host", "triton"))
     with pytest.raises(UnsupportedError, match="no lowering for vulkan"):
         emit_kernel(spec, parse_target("vulkan"))
+
+
+@pytest.mark.parametrize("name", ["causal_end_empty_rows", "decode_sink_window", "softcap_window_gqa", "alibi_gqa"])
+def test_blocks_without_a_kernel(name: str) -> None:
+    """What no kernel of a GPU takes is written by blocks of keys: the same numbers, no tensor of all scores, and it is said."""
+    spec = dataclasses.replace(BY_NAME[name].spec, Skv=1100)
+    graph = ir.Graph(values := operand_values(spec), [], nodes=[], opset_imports={"": 18}, name="attention")
+    builder = OnnxBuilder(graph, 18, "attention", set(input_names(spec)), {})
+    written = finished(builder, spec, *blocked.emit_unrolled(builder, spec, values))
+    operands = draw_operands(spec, 0, adversarial=True)
+    (out,) = run_ort(ir.to_proto(written), dict(zip(input_names(spec), operands, strict=True)))
+    assert not compare(spec, operands, out).problem
+    imported = import_model(ir.to_proto(plain_model(dataclasses.replace(spec, empty_row="nan"))), "vulkan")
+    (miss,) = imported.misses
+    assert "no lowering for vulkan" in miss.reason and "in blocks of 512 keys" in miss.reason
+    assert f"{spec.Sq},1100]" not in imported.text and f"{spec.Sq},512]" in imported.text
+
+
+def test_a_kernel_that_the_compiler_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is compiled all the same, with that attention in standard ops, and the report says why."""
+
+    def broken(spec: AttentionSpec, target: Target) -> Kernel:
+        kernel = emit_kernel(spec, target)
+        return dataclasses.replace(kernel, text=kernel.text.replace("util.return", "util.nothing"))
+
+    monkeypatch.setattr(importer, "emit_kernel", broken)
+    model = ir.to_proto(plain_model(small("x", Sq=64, Skv=64).spec))
+    report = compile_model(model, tmp_path / "m.vmfb", "cuda")
+    (miss,) = report.misses
+    assert not report.sites and "the compiler refuses the kernel: iree-compile failed" in miss.reason
+    assert "in blocks of 512 keys" in miss.reason and [p.name for p in tmp_path.iterdir()] == ["m.vmfb"]
 
 
 def test_targets() -> None:

@@ -6,7 +6,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,15 +149,18 @@ class CompileReport:
         }
 
 
-def import_model(model: ModelLike, target: Target | str = "cpu-host") -> ImportedModule:
-    """`model` as MLIR with a kernel in the place of every attention that one can express.
+def import_model(
+    model: ModelLike, target: Target | str = "cpu-host", refused: Mapping[str, str] | None = None
+) -> ImportedModule:
+    """`model` as MLIR with a kernel in the place of every attention that one can express, but for those that the compiler has
+    `refused`: name and reason.
 
-    A site without a kernel is written in the decomposed form and reported as a miss with the reason. Raises ModelError.
+    A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
     target = parse_target(target) if isinstance(target, str) else target
     site_model, report = rewrite(model, form="site")
     work = site_model if isinstance(site_model, ir.Model) else ir.from_proto(site_model)
-    kernels, sites, misses = settle_kernels(work, report, target)
+    kernels, sites, misses = settle_kernels(work, report, target, refused)
     text = import_mlir(to_proto(work), kernels)
     flags = tuple(dict.fromkeys(f for k in kernels.values() for f in k.flags))
     return ImportedModule(text, sites, misses, kernels, flags, work)
@@ -202,17 +205,23 @@ def compile_model(
             *_ELIDE,
         )
         compile_text = partial(
-            iree_compile, imported.text, staged, target, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log
+            iree_compile, output=staged, target=target, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log
         )
         try:
-            compile_text(flags=(*options, *dump))
+            compile_text(imported.text, flags=(*options, *dump))
         except CompileError as e:
-            if _PACKED_BOOL not in str(e) or any(f.startswith(_TILING) for f in flags):
+            if _PACKED_BOOL in str(e) and not any(f.startswith(_TILING) for f in flags):
+                options = merge_flags(options, (f"{_TILING}=false",))
+            elif refused := _refused(imported.kernels, target, flags, Path(tmp)):
+                imported = import_model(model, target, refused)
+                options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
+                if keep_intermediates:
+                    (keep_intermediates / "imported.mlir").write_text(imported.text)
+            else:
                 raise
             for stale in (*phases.iterdir(), log, log.with_suffix(".failed.mlir")):
                 stale.unlink(missing_ok=True)
-            options = merge_flags(options, (f"{_TILING}=false",))
-            compile_text(flags=(*options, *dump))
+            compile_text(imported.text, flags=(*options, *dump))
         inspection = inspect_phases(phases, imported.kernels, imported.sites)
         for name, stack in () if target.is_gpu else inspection.stacks.items():
             if stack is not None and stack > STACK_BYTES:
@@ -225,6 +234,19 @@ def compile_model(
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
     return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection)
+
+
+def _refused(kernels: Mapping[str, Kernel], target: Target, flags: Sequence[str], folder: Path) -> dict[str, str]:
+    """The kernels, by their own names, that do not compile even alone, and why."""
+    from onnx_fa.backend.alone import compile_alone
+
+    found = {}
+    for kernel in {k.name: k for k in kernels.values()}.values():
+        try:
+            compile_alone(kernel, folder / f"{kernel.name}.vmfb", target, flags=flags)
+        except CompileError as e:
+            found[kernel.name] = str(e).partition("; command and messages")[0]
+    return found
 
 
 STACK_BYTES = 131072 - 4096

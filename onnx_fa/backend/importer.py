@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa.backend.legalize import legalize
-from onnx_fa.emit import decomposed
+from onnx_fa.emit import blocked, decomposed
 from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
@@ -109,12 +109,13 @@ def _declared(module: Any, kernels: Mapping[str, Kernel]) -> Iterator[None]:
 
 
 def settle_kernels(
-    model: ir.Model, report: RewriteReport, target: Target
+    model: ir.Model, report: RewriteReport, target: Target, refused: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Kernel], tuple[SiteReport, ...], tuple[Miss, ...]]:
     """A kernel for every AttentionSite node of `model`, by node name.
 
-    Where no kernel can express a site, its node is replaced (in place) by the decomposed form, and the site becomes a
-    miss. K and V kept as integers or gathered, which no kernel reads, become plain in front of the site, whose report then says so.
+    Where no kernel can express a site, its node is replaced (in place) by standard ops, and the site becomes a miss that says which
+    (`_unfused`). `refused` has kernels that the compiler does not take, by name, and why. K and V kept as integers or gathered,
+    which no kernel reads, become plain in front of the site, whose report then says so.
     """
     kernels: dict[str, Kernel] = {}
     made: dict[AttentionSpec, Kernel] = {}
@@ -129,11 +130,11 @@ def settle_kernels(
         spec = AttentionSpec.from_dict(json.loads(node.attributes[SPEC_ATTRIBUTE].as_string()))
         try:
             try:
-                kernels[name] = _made(made, spec, target)
+                kernels[name] = _made(made, spec, target, refused)
             except UnsupportedError:
                 if spec == spec.plain:
                     raise
-                kernels[name] = _made(made, spec.plain, target)
+                kernels[name] = _made(made, spec.plain, target, refused)
                 builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/plain", taken, consts)
                 plain[name], operands = dequantized(builder, spec, [v for v in node.inputs if v is not None])
                 model.graph.insert_before(node, builder.nodes)
@@ -142,9 +143,9 @@ def settle_kernels(
                     node.replace_input_with(i, x)
                 node.attributes[SPEC_ATTRIBUTE] = ir.AttrString(SPEC_ATTRIBUTE, json.dumps(plain[name].to_dict()))
         except UnsupportedError as e:
-            lost[name] = str(e)
             builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
-            made_of = decomposed.emit(builder, spec, [v for v in node.inputs if v is not None])
+            made_of, how = _unfused(builder, spec, [v for v in node.inputs if v is not None], target)
+            lost[name] = f"{e}; {how}"
             model.graph.insert_before(node, builder.nodes)
             for old, out in zip(node.outputs, made_of, strict=True):
                 out.type, out.shape = old.type, old.shape
@@ -157,10 +158,28 @@ def settle_kernels(
     return kernels, sites, report.misses + misses
 
 
-def _made(made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target) -> Kernel:
+def _unfused(
+    b: OnnxBuilder, spec: AttentionSpec, operands: list[ir.Value], target: Target
+) -> tuple[list[ir.Value], str]:
+    """A site in standard ops, and which: on GPUs, whose memory is short, by blocks of keys where that can be written."""
+    if target.is_gpu and spec == spec.plain:
+        try:
+            made = blocked.emit_unrolled(b, spec, operands)
+        except UnsupportedError:
+            pass  # the reason that counts is the kernels'
+        else:
+            return made, f"it is left in blocks of {blocked.block_size(spec)} keys, which are not fused"
+    return decomposed.emit(b, spec, operands), "it is left in the decomposed form, with a buffer of Sq x Skv"
+
+
+def _made(
+    made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target, refused: Mapping[str, str] | None
+) -> Kernel:
     """The kernel of a spec, made once."""
     if spec not in made:
         made[spec] = emit_kernel(spec, target)
+    if reason := (refused or {}).get(made[spec].name):
+        raise UnsupportedError(f"the compiler refuses the kernel: {reason}")
     return made[spec]
 
 

@@ -90,6 +90,11 @@ def tool_path(name: str) -> str:
     return str(Path(next(iter(_runtime_libs.__path__))) / name)
 
 
+BUFFERS_KEPT = {"cuda": ("--device_allocator=caching", "--cuda_async_allocations=false")}
+"""Flags by driver, with which the runtime keeps freed buffers for the next call: on CUDA, taking large ones anew costs more than
+small kernels do."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Raw wall-clock times of one call each, in milliseconds, and the child's peak resident size."""
@@ -139,6 +144,7 @@ def benchmark_module(
             "--benchmark_min_time=1x",
             f"--benchmark_out={out}",
             "--benchmark_out_format=json",
+            *BUFFERS_KEPT.get(device.partition(":")[0], ()),
             *extra,
         ]
         done = _run(command, timeout_s, memory_bytes)

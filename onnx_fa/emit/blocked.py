@@ -20,6 +20,8 @@ from onnx_fa.match import NUMPY
 from onnx_fa.patterns.blocked import SPEC_KEY
 from onnx_fa.spec import AttentionSpec
 
+MOST_UNROLLED = 64
+"""Blocks up to which the form is written without a Loop."""
 _SCORE_ELEMENTS = 1 << 24
 """Aim for one block of scores: 64 MiB of f32; a runtime holds a handful of such buffers at a time."""
 
@@ -41,7 +43,18 @@ class _Step:
     carried: list[ir.Value]
 
 
-def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
+def emit_unrolled(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """The form without a Loop, whose states lose their shapes on the way into a compiler. Raises UnsupportedError also where the
+    number of keys is known only at run time, or takes more than MOST_UNROLLED blocks."""
+    size = block_size(spec)
+    if not isinstance(spec.Skv, int) or spec.Skv > MOST_UNROLLED * size:
+        raise UnsupportedError(f"{spec.Skv} keys are not {MOST_UNROLLED} blocks of {size} at the most")
+    return emit(b, spec, operands, unrolled=True)
+
+
+def emit(
+    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], *, unrolled: bool = False
+) -> list[ir.Value]:
     """A Loop whose body handles one block of keys; the last block may be shorter. Where probabilities are rounded, they must be
     normalised first: one Loop finds maximum and sum, a second one multiplies V. Returns the site's output, alone: raises
     UnsupportedError for a spec with row statistics."""
@@ -77,7 +90,8 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
         return new
 
     def loop(names: Sequence[str], step: Callable[[_Step], list[ir.Value]]) -> list[ir.Value]:
-        return _loop(b, spec, (inner, q, kt, masks), {n: starts[n] for n in names}, step)
+        over = _unrolled if unrolled else _loop
+        return over(b, spec, (inner, q, kt, masks), {n: starts[n] for n in names}, step)
 
     if spec.rounding is None:
         _, total, acc = loop(("max", "sum", "acc"), online)
@@ -99,27 +113,74 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
 
 
 def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:
-    """The Loop just made is known by its spec."""
-    b.nodes[-1].metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
+    """The Loop just made, if one was, is known by its spec."""
+    if b.nodes[-1].op_type == "Loop":
+        b.nodes[-1].metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
+
+
+Scored = tuple[AttentionSpec, ir.Value, ir.Value, list[ir.Value]]
+"""The spec of the inner computation, q, k^T and the mask tensors."""
+
+
+class _Keys:
+    """What the scores of any block of keys are made of."""
+
+    def __init__(self, b: OnnxBuilder, spec: AttentionSpec, scored: Scored) -> None:
+        self.b, self.scored = b, scored
+        _, q, kt, _ = scored
+        zero, self.one = (b.const(np.asarray(i, np.int64)) for i in (0, 1))
+        self.skv = b.const(np.asarray(spec.Skv, np.int64)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
+        self.sq = b.const(np.asarray(spec.Sq, np.int64)) if isinstance(spec.Sq, int) else b.dim(q, -2)
+        self.query = b.unsqueeze(b.op("Range", zero, self.sq, self.one), 1)
+
+    def block(self, body: OnnxBuilder, start: ir.Value, end: ir.Value, carried: list[ir.Value]) -> _Step:
+        """The keys from `start` to `end`."""
+        inner, q, kt, masks = self.scored
+        first, last = body.unsqueeze(start, 0), body.unsqueeze(end, 0)
+
+        def columns(x: ir.Value, axis: int) -> ir.Value:
+            return body.op("Slice", x, first, last, body.ints(axis))
+
+        def positions() -> Positions:
+            return Positions(self.query, body.op("Range", start, end, self.one), self.sq, self.skv)
+
+        score = body.op("MatMul", q, columns(kt, -1))
+        tensors = [
+            columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t
+            for t, arg in zip(masks, inner.tensors, strict=True)
+        ]
+        return _Step(body, modify(body, inner, score, tensors, positions), columns, carried)
+
+
+def _unrolled(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    scored: Scored,
+    starts: dict[str, ir.Value],
+    step: Callable[[_Step], list[ir.Value]],
+) -> list[ir.Value]:
+    """The same as `_loop`, one block after the other, of a known number of keys."""
+    assert isinstance(spec.Skv, int)
+    keys, states, size = _Keys(b, spec, scored), list(starts.values()), block_size(spec)
+    for first in range(0, spec.Skv, size):
+        start, end = (b.const(np.asarray(k, np.int64)) for k in (first, min(first + size, spec.Skv)))
+        states = step(keys.block(b, start, end, states))
+    return states
 
 
 def _loop(
     b: OnnxBuilder,
     spec: AttentionSpec,
-    scored: tuple[AttentionSpec, ir.Value, ir.Value, list[ir.Value]],
+    scored: Scored,
     starts: dict[str, ir.Value],
     step: Callable[[_Step], list[ir.Value]],
 ) -> list[ir.Value]:
-    """A Loop over blocks of keys that carries `starts`, by name, and makes them anew by `step`; what they are in the end.
-    `scored` are the spec of the inner computation, q, k^T and the mask tensors."""
-    inner, q, kt, masks = scored
+    """A Loop over blocks of keys that carries `starts`, by name, and makes them anew by `step`; what they are in the end."""
     dtype = ir.DataType.from_numpy(np.dtype(NUMPY[compute_type(spec)]))
     block = block_size(spec)
-    zero, one, size = (b.const(np.asarray(i, np.int64)) for i in (0, 1, block))
-    skv = b.const(np.asarray(spec.Skv, np.int64)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
-    sq = b.const(np.asarray(spec.Sq, np.int64)) if isinstance(spec.Sq, int) else b.dim(q, -2)
+    keys, size = _Keys(b, spec, scored), b.const(np.asarray(block, np.int64))
+    skv = keys.skv
     trips = b.op("Div", b.op("Add", skv, b.const(np.asarray(block - 1, np.int64))), size)
-    query = b.unsqueeze(b.op("Range", zero, sq, one), 1)
 
     body = b.nested()
     trip, cond, *carried = (ir.Value(name=b.name(n)) for n in ("i", "go", *starts))
@@ -131,17 +192,7 @@ def _loop(
     end = body.op("Add", start, size)
     # Min of integers came with opset 12.
     end = body.op("Min", end, skv) if b.opset >= 12 else body.op("Where", body.op("Less", end, skv), end, skv)
-    first, last = body.unsqueeze(start, 0), body.unsqueeze(end, 0)
-
-    def columns(x: ir.Value, axis: int) -> ir.Value:
-        return body.op("Slice", x, first, last, b.ints(axis))
-
-    score = body.op("MatMul", q, columns(kt, -1))
-    tensors = [
-        columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t for t, arg in zip(masks, inner.tensors, strict=True)
-    ]
-    score = modify(body, inner, score, tensors, lambda: Positions(query, body.op("Range", start, end, one), sq, skv))
-    new = step(_Step(body, score, columns, carried))
+    new = step(keys.block(body, start, end, carried))
     go = body.op("Identity", cond)
     for value, like in ((go, cond), *zip(new, carried, strict=True)):
         value.type, value.shape = like.type, like.shape
