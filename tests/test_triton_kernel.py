@@ -11,11 +11,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from onnx_fa.backend.alone import module_text
 from onnx_fa.backend.compile import iree_compile
 from onnx_fa.backend.inspect import inspect_phases
+from onnx_fa.benchmark import stock_import
 from onnx_fa.cases import case, document, prefix
 from onnx_fa.emit import triton
 from onnx_fa.emit.fold import fold_queries
@@ -152,6 +154,30 @@ def test_modules(kernels: dict[str, Any], tmp_path: Path) -> None:
             assert facts.largest_buffer_bytes == 4 * 2 * 8 * kernel.config["splits"] * 64
         data = output.read_bytes()
         assert b".target sm_90a" in data and b".target sm_80" in data and b"compute_capability_major" in data
+
+
+HALVES = """<ir_version: 9, opset_import: ["" : 18]>
+attention (float16[1,8,1,64] q, float16[1,8,4096,64] k, float16[1,8,4096,64] v) => (float16[1,8,1,64] out)
+{
+  kt = Transpose <perm = [0, 1, 3, 2]> (k)
+  s = MatMul (q, kt)
+  p = Softmax <axis = -1> (s)
+  out = MatMul (p, v)
+}"""
+"""Decoding in f16."""
+
+
+def test_stock_road(tmp_path: Path) -> None:
+    """A transform spec imports no variables: the counters of split keys are zeros made in each call."""
+    model, spec = tmp_path / "m.onnx", tmp_path / "m.mlir"
+    model.write_bytes(onnx.parser.parse_model(HALVES).SerializeToString())
+    command = [sys.executable, "-m", "onnx_fa", "rewrite", model, "-o", model, "--target", "cuda", "--spec", spec]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300).returncode == 0
+    imported = stock_import(model, tmp_path)
+    flags = (f"--iree-preprocessing-transform-spec-filename={spec}",)
+    iree_compile(imported, tmp_path / "m.stream", CUDA, flags=flags, phase="stream", timeout_s=120)
+    text = (tmp_path / "m.stream").read_text()
+    assert text.count("stream.cmd.dispatch") == 1 and text.count("stream.cmd.fill") == 1
 
 
 def test_whole_model(tmp_path: Path) -> None:

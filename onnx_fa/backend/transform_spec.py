@@ -14,7 +14,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ def emit_transform_spec(
             if key in seen:
                 continue
             kernel = emit(site.spec, target)
+            kernel = replace(kernel, text=_without_state(kernel.text))
             replacement = _replacement(site, _lower(proto, site.name), kernel, f"onnx_fa_{len(replacements)}")
         except UnsupportedError as error:
             if left_out is None:
@@ -223,6 +224,22 @@ def _op(operation: Any) -> Any:
 
 def _owner(value: Any) -> Any | None:
     return None if isinstance(value.owner, mlir.Block) else _op(value.owner)
+
+
+_STATE = re.compile(r"util\.global private mutable @([\w$.]+) = dense<0> : (.*)\n")
+
+
+def _without_state(text: str) -> str:
+    """A kernel's text with buffers of zeros made anew in each call instead of those that the module keeps: a transform spec imports
+    no variables."""
+    for name, type_ in _STATE.findall(text):
+        text = re.sub(
+            rf"(%[\w$.]+) = util\.global\.load @{re.escape(name)} : .*\n",
+            rf"\1_zero = arith.constant 0 : i32\n\1 = flow.tensor.splat \1_zero : {type_}\n",
+            text,
+        )
+        text = re.sub(rf"util\.global\.store .*@{re.escape(name)} : .*\n", "", text)
+    return _STATE.sub("", text)
 
 
 def _replacement(site: SpecSite, text: str, kernel: Kernel, symbol: str) -> _Replacement:
