@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -93,9 +93,15 @@ class Database:
     entries: tuple[Entry, ...] = ()
 
     def with_entries(self, new: tuple[Entry, ...]) -> Database:
-        """New entries take the place of old ones of their family."""
-        families = {e.family for e in new}
-        return Database(self.target, (*new, *(e for e in self.entries if e.family not in families)))
+        """New entries take the place of old ones of their family, whose tiles of other vector widths they keep: narrow head dims
+        need narrow vectors, which a search for wide ones does not try."""
+        old = {e.family: e for e in self.entries}
+        joined = []
+        for e in new:
+            widths = {c.tiles.get("W") for c in e.choices}
+            known = old.pop(e.family).choices if e.family in old else ()
+            joined.append(replace(e, choices=(*e.choices, *(c for c in known if c.tiles.get("W") not in widths))))
+        return Database(self.target, (*joined, *old.values()))
 
     def to_json(self) -> str:
         """One choice per line."""

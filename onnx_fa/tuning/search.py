@@ -38,9 +38,9 @@ Array = npt.NDArray[Any]
 Note = Callable[[str], None]
 
 BEHIND = 1.25
-"""A candidate whose median is this much above the best is dropped after two rounds."""
-WORTH = 0.97
-"""Compile options are kept where they bring the time below this part of what it is without them."""
+"""A candidate that costs this much more than the best is dropped after two rounds."""
+WORTH = 0.9
+"""Compile options, which hold for a whole module, are kept where they bring the time below this part of what it is without them."""
 CHECKED_SCORES = 1 << 25
 """Bound on the float64 scores that the check of one case computes: longer attentions are checked on some of their rows."""
 
@@ -172,7 +172,9 @@ class Search:
         measured = _merged(measured, worth)
         facts = machine_facts(self.settings.threads)
         facts |= {"calls": self.settings.calls, "rounds": self.settings.rounds, "target": self.target.name}
-        facts["method"] = "interleaved rounds of iree-benchmark-module, medians; checked against float64 before timing"
+        facts["method"] = (
+            "interleaved rounds of iree-benchmark-module, lower quartiles; checked against float64 before timing"
+        )
         facts["machine"] = facts.pop("cpu")
         least = min(m.cost for m in measured)
         costs = {m.candidate.key: m.cost / least for m in measured}
@@ -218,8 +220,8 @@ class Search:
         return sorted(done, key=lambda m: m.cost)
 
     def _cost(self, c: Candidate, times: Mapping[str, list[tuple[int, float]]]) -> float:
-        """Median time per query that is computed."""
-        return median(ms for _, ms in times[c.key]) / self.space.queries(self.bound, c.tiles)
+        """Time per query that is computed: the lower quartile, as what else a machine does only ever adds time."""
+        return float(np.percentile([ms for _, ms in times[c.key]], 25)) / self.space.queries(self.bound, c.tiles)
 
     def _refuse(self, c: Candidate, reason: str) -> None:
         self.refused[c.key] = Refused(dict(c.tiles), reason, c.flags)
