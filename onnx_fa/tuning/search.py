@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +39,8 @@ Note = Callable[[str], None]
 
 BEHIND = 1.25
 """A candidate that costs this much more than the best is dropped after two rounds."""
+NOISE = 0.96
+"""Tiles that cost less than those in use, but more than this part of them, count as much: a change must be more than noise."""
 WORTH = 0.9
 """Compile options, which hold for a whole module, are kept where they bring the time below this part of what it is without them."""
 CHECKED_SCORES = 1 << 25
@@ -176,13 +178,14 @@ class Search:
             "interleaved rounds of iree-benchmark-module, lower quartiles; checked against float64 before timing"
         )
         facts["machine"] = facts.pop("cpu")
+        measured = _settled(measured, Candidate(default).key)
         least = min(m.cost for m in measured)
         costs = {m.candidate.key: m.cost / least for m in measured}
         facts["spread"] = round(median(_spread(m.samples) for m in measured), 4)
         facts["default_cost"] = costs.get(Candidate(default).key)
         choices = [
             Choice(dict(m.candidate.tiles), round(m.cost / least, 4), m.candidate.flags, tuple(m.samples))
-            for m in sorted(measured, key=lambda m: m.cost)
+            for m in measured
         ]
         what = f"{self.case.name}: {self.case.title}"
         return Entry(family(spec, self.body), what, facts, tuple(choices), tuple(self.refused.values()))
@@ -348,6 +351,13 @@ def _merged(old: Sequence[_Measured], new: Sequence[_Measured]) -> list[_Measure
         known = by_key.get(m.candidate.key)
         by_key[m.candidate.key] = _Measured(m.candidate, known.cost, known.samples + m.samples) if known else m
     return sorted(by_key.values(), key=lambda m: m.cost)
+
+
+def _settled(measured: Sequence[_Measured], in_use: str) -> list[_Measured]:
+    """The cheapest first, but for noise: what is hardly cheaper than the tiles in use stands behind them."""
+    limit = next((m.cost for m in measured if m.candidate.key == in_use), 0.0)
+    raised = [replace(m, cost=limit) if NOISE * limit <= m.cost < limit else m for m in measured]
+    return sorted(raised, key=lambda m: (m.cost, m.candidate.key != in_use))
 
 
 def journal_head(target: Target, settings: Settings) -> dict[str, Any]:
