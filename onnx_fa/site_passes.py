@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from onnx_fa.axis_probe import Operand, Part, ProbeError, probe
 from onnx_fa.emit import blocked
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.plain import INTEGERS_OPSET, OPSET, finished, input_names, operand_values
+from onnx_fa.emit.plain import OPSET, finished, input_names, operand_values, opset_of
 from onnx_fa.errors import UnsupportedError, one_line
 from onnx_fa.graph_view import GraphView, outer_reads
 from onnx_fa.kv_passes import PassReport, count_passes
@@ -90,7 +90,7 @@ def passes_after(spec: AttentionSpec) -> PassReport:
     """The passes of a site with static dims in the `blocked` form."""
     spec = spec.plain  # dequantising or gathering K and V is no pass of its own
     inputs = operand_values(spec)
-    opset = OPSET if spec.rounding is None else INTEGERS_OPSET
+    opset = opset_of(spec)
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="site")
     builder = OnnxBuilder(graph, opset, "site", set(input_names(spec)), {})
     model = finished(builder, spec, *blocked.emit(builder, spec, inputs))

@@ -350,6 +350,21 @@ class AttentionSpec:
         """Shape and element type of the scale and the zero point of k, then of v."""
         return tuple((x.shape, t) for x in self.quantized for t in (self.dtype, *[f"{x.dtype[0]}8"] * x.zero_point))
 
+    def operand_names(self, tensor: str) -> list[str]:
+        """q, k, v, then `tensor` with 0, 1, ... for the tensors of mask terms, then sink, then the scales and zero points of k and
+        v, then the rows that are gathered."""
+        names = [
+            "q",
+            "k",
+            "v",
+            *(f"{tensor}{i}" for i in range(len(self.tensors))),
+            *["sink"] * (self.sink is not None),
+        ]
+        for letter, quant in (("k", self.k_quant), ("v", self.v_quant)):
+            if quant is not None:
+                names += [f"{letter}_scale", *[f"{letter}_zero"] * quant.zero_point]
+        return names + ["rows"] * (self.gathered is not None)
+
     @property
     def scales_at(self) -> int:
         """Where among the operands the scales begin, or the index."""

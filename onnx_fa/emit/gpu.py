@@ -12,7 +12,7 @@ from itertools import product
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.gpu_body import GpuBody, GpuConfig, Operand
 from onnx_fa.emit.gpu_matmul import matrix_unit, subgroup_size, translation_info
-from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.kernel_text import Kernel, check_plain
 from onnx_fa.emit.mlir_text import INDEX, Text, executable, tensor_type
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
@@ -169,14 +169,7 @@ def _check(spec: AttentionSpec, target: Target) -> None:
         )
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("gpu kernel: f64 operands")
-    if spec.stats:
-        raise UnsupportedError("gpu kernel: row statistics as outputs")
-    if spec.k_quant is not None or spec.v_quant is not None:
-        raise UnsupportedError("gpu kernel: integer keys or values")
-    if spec.gathered is not None:
-        raise UnsupportedError("gpu kernel: keys and values gathered from pools")
-    if spec.rounding is not None:
-        raise UnsupportedError("gpu kernel: probabilities that are rounded need a second sweep over the keys")
+    check_plain(spec)
     if max(spec.D, spec.Dv) > _WIDEST:
         raise UnsupportedError(
             f"gpu kernel: D={spec.D}, Dv={spec.Dv}: head dims above {_WIDEST} take more registers than there are"

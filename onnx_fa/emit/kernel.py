@@ -11,11 +11,6 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target
 
-WITH_STATS = ("few", "vector")
-"""The bodies that give row statistics."""
-_READ_STORED = ("few", "vector")
-"""The bodies that read K and V as they are kept."""
-
 
 def kernel_name(spec: AttentionSpec, target: Target, body: Body | str = "auto") -> str:
     """ "fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can."""
@@ -34,12 +29,6 @@ def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto
     for kind in known if body == "auto" else (body,):
         if kind not in known:
             raise UnsupportedError(f"the target {target.name} has no kernel body {kind!r}, only {', '.join(known)}")
-        if spec.stats and kind not in WITH_STATS:
-            reasons.append(f"{kind}: row statistics ({', '.join(spec.stats)}) as outputs")
-            continue
-        if spec != spec.plain and kind not in _READ_STORED:
-            reasons.append(f"{kind}: K or V {'gathered from a pool' if spec.gathered else 'kept as integers'}")
-            continue
         try:
             return known[kind](spec, target, name)
         except UnsupportedError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 
 Body = Literal["op", "vector", "few", "gpu", "triton"]
@@ -26,3 +27,16 @@ class Kernel:
     config: dict[str, int | str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     tuning: str = ""
+
+
+def check_plain(spec: AttentionSpec) -> None:
+    """Raises UnsupportedError for what only the vector bodies carry: row statistics, K and V otherwise than as numbers, one row for
+    every key, and probabilities that are rounded."""
+    if spec.stats:
+        raise UnsupportedError(f"row statistics ({', '.join(spec.stats)}) as outputs")
+    if spec.quantized:
+        raise UnsupportedError("K or V kept as integers")
+    if spec.gathered is not None:
+        raise UnsupportedError("K or V gathered from a pool")
+    if spec.rounding is not None:
+        raise UnsupportedError("probabilities that are rounded need a second sweep over the keys")

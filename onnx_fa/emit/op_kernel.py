@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.emit.expr_vectors import ExprVectors, IntBounds, Vector
-from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.kernel_text import Kernel, check_plain
 from onnx_fa.emit.lanes import Scalars
 from onnx_fa.emit.mlir_text import CPU_TRANSLATION, executable
 from onnx_fa.emit.score_plan import free, numbered
@@ -106,16 +106,9 @@ def emit_op(spec: AttentionSpec, target: Target, name: str, config: OpConfig | N
     """The kernel for `spec`, named `name`. Raises UnsupportedError with the reason when the op cannot express it."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"the op kernel has no form for backend {target.backend}")
-    if spec.quantized:
-        raise UnsupportedError("op kernel: K or V kept as integers")
-    if spec.gathered is not None:
-        raise UnsupportedError("op kernel: K and V gathered from pools")
-    if spec.rounding is not None:
-        raise UnsupportedError("op kernel: probabilities that are rounded need a second sweep over the keys")
+    check_plain(spec)
     if spec.dtype == "f64" or "f64" in spec.operand_dtypes:
         raise UnsupportedError("IREE's attention op computes in f32: f64 attention is not supported")
-    if spec.stats:
-        raise UnsupportedError("row statistics as outputs")
     if min(spec.D, spec.Dv) < 2:
         raise UnsupportedError(f"head dims D={spec.D}, Dv={spec.Dv}: a head dim of 1 is folded away by the compiler")
     fills = _fills(spec.masks)

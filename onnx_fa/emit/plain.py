@@ -30,12 +30,13 @@ _TYPES = {
 
 
 def input_names(spec: AttentionSpec) -> list[str]:
-    """q, k, v, then t0, t1, ... for the tensors of mask terms, then sink, then the scales and zero points of k and v."""
-    names = ["q", "k", "v", *(f"t{i}" for i in range(len(spec.tensors))), *["sink"] * (spec.sink is not None)]
-    for letter, quant in (("k", spec.k_quant), ("v", spec.v_quant)):
-        if quant is not None:
-            names += [f"{letter}_scale", *[f"{letter}_zero"] * quant.zero_point]
-    return names + ["rows"] * (spec.gathered is not None)
+    """The model's inputs: operands as the spec names them, tensors of mask terms as t0, t1, ..."""
+    return spec.operand_names("t")
+
+
+def opset_of(spec: AttentionSpec) -> int:
+    """The opset that the spec's ops need."""
+    return INTEGERS_OPSET if spec.quantized or spec.rounding is not None else OPSET
 
 
 def plain_model(spec: AttentionSpec) -> ir.Model:
@@ -49,7 +50,7 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
     if spec.empty_row in ("zero", "guarded"):
         raise UnsupportedError(f"a plain softmax does not give {spec.empty_row} for a row without a key")
     inputs = operand_values(spec)
-    opset = INTEGERS_OPSET if spec.quantized or spec.rounding is not None else OPSET
+    opset = opset_of(spec)
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="attention")
     b = OnnxBuilder(graph, opset, "attention", set(input_names(spec)), {})
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)

@@ -47,11 +47,7 @@ def operand_shapes(spec: AttentionSpec) -> list[tuple[Dim, ...]]:
 
 def operand_names(spec: AttentionSpec) -> list[str]:
     """The dispatch's arguments for the operands."""
-    names = ["%q", "%k", "%v", *(f"%mask{i}" for i in range(len(spec.tensors))), *["%sink"] * (spec.sink is not None)]
-    for letter, quant in (("k", spec.k_quant), ("v", spec.v_quant)):
-        if quant is not None:
-            names += [f"%{letter}_scale", *[f"%{letter}_zero"] * quant.zero_point]
-    return names + ["%rows"] * (spec.gathered is not None)
+    return [f"%{name}" for name in spec.operand_names("mask")]
 
 
 def widens(spec: AttentionSpec) -> bool:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from onnx_fa.emit.fold import fold_queries
-from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.kernel_text import Kernel, check_plain
 from onnx_fa.emit.mlir_text import Text, tensor_type
 from onnx_fa.emit.triton import ptx
 from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig
@@ -73,12 +73,7 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
 def _check(spec: AttentionSpec) -> None:
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("triton kernel: f64 operands")
-    if spec.quantized:
-        raise UnsupportedError("triton kernel: K or V as integers")
-    if spec.gathered is not None:
-        raise UnsupportedError("triton kernel: K and V gathered from pools")
-    if spec.rounding is not None:
-        raise UnsupportedError("triton kernel: probabilities that are rounded need a second sweep over the keys")
+    check_plain(spec)
     if max(spec.D, spec.Dv) > WIDEST:
         raise UnsupportedError(f"triton kernel: head dims above {WIDEST}")
     for mask in spec.masks:
