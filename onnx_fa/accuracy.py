@@ -30,10 +30,14 @@ from onnx_fa.ties import rounds, slack
 
 Array = npt.NDArray[Any]
 
-TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2}
-"""Largest relative error (2-norm) of a kernel against the reference, for operands of ordinary size."""
+TF32_PRODUCT = 2.0**-9
+"""What a product in tf32 may be off, relatively: of the 23 bits of a mantissa 10 are kept and the others dropped, which takes up to
+2^-10 from each factor."""
+TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "tf32": TF32_PRODUCT}
+"""Largest relative error (2-norm) of a kernel against the reference, for operands of ordinary size. "tf32" is for f32 operands
+where that was asked for: the product with V."""
 ROUNDING = 1.2e-7
-"""Added per unit of the largest score: what rounding it to f32 does to its exp."""
+"""Added per unit of the largest score: what rounding it to f32 does to its exp. In tf32, TF32_PRODUCT: the product of Q and K."""
 SWALLOWS = 1e6
 """Scores beyond this are masks that swallow what they are added to, so that their rounding cannot matter."""
 BLOCK_SCORES = 1 << 22
@@ -65,9 +69,13 @@ class Expected:
     """For every block, the row statistics that the spec has as further outputs."""
     slack: tuple[F64, ...] = ()
     """For every block, how far ties of roundings may move each number of the output (ties.py); empty where nothing is rounded."""
+    lossy: str = ""
+    """What the kernel was asked for that is less exact than its operands, as in Kernel."""
 
     @property
     def allowed(self) -> float:
+        if self.lossy == "tf32":
+            return TOLERANCE["tf32"] + TF32_PRODUCT * self.largest_score
         return TOLERANCE[self.spec.dtype] + ROUNDING * self.largest_score
 
     def compare(self, result: Array) -> Comparison:

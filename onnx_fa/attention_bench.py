@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -44,6 +45,7 @@ from onnx_fa.benchmark import (
     Contestant,
     Worker,
     WorkerRun,
+    bodies_of,
     compile_stock,
     function_of,
     play_rounds,
@@ -55,6 +57,7 @@ from onnx_fa.cases import Case, draw_operands
 from onnx_fa.emit.plain import input_names, plain_model
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError, RunError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
+from onnx_fa.kept_modules import KeptModules, Made, elsewhere
 from onnx_fa.machine import machine_facts
 from onnx_fa.plot import COPY, plot
 from onnx_fa.rewriter import rewrite
@@ -88,13 +91,15 @@ class Plan:
     threads: int = 2
     budget_ms: float = 200
     most_calls: int = 15
+    most_gpu_calls: int = 60
     slow_ms: float = 600
     slow_rounds: int = 2
     timeout_s: float = 600
     memory_bytes: int = 16 << 30
 
-    def calls(self, ms: float) -> int:
-        return max(1, min(self.most_calls, int(self.budget_ms / max(ms, 1e-3))))
+    def calls(self, ms: float, gpu: bool = False) -> int:
+        most = self.most_gpu_calls if gpu else self.most_calls
+        return max(1, min(most, int(self.budget_ms / max(ms, 1e-3))))
 
 
 QUICK = Plan(rounds=2, budget_ms=40, most_calls=3, slow_rounds=1)
@@ -161,7 +166,7 @@ def _bytes(shape: Sequence[int | str], dtype: str) -> int:
 
 class CaseBench:
     """One case, from its model to its samples. `base_bytes` is the peak of an IREE program that computes next to nothing; `who` are
-    the contestants, in their order."""
+    the contestants, in their order; `modules` holds what is compiled (else that goes with `folder`)."""
 
     def __init__(
         self,
@@ -172,7 +177,9 @@ class CaseBench:
         base_bytes: int,
         note: Callable[[str], None],
         who: Sequence[str] = TABLE,
+        modules: KeptModules | None = None,
     ):
+        self.modules = modules or KeptModules(folder / "modules")
         self.case, self.target, self.plan, self.folder, self.base_bytes = case, target, plan, folder, base_bytes
         self.note, self.who = note, who
         self.tried: list[Contestant] = []
@@ -214,6 +221,8 @@ class CaseBench:
             return self._torch(what, expected)
         if self.target.is_gpu:
             return Contestant(what, problem="onnxruntime is timed on the CPU only"), _never
+        if find_spec("onnxruntime") is None:
+            return Contestant(what, problem="onnxruntime is not installed: pip install 'onnx-fa[ort]'"), _never
         model = self.model
         if what == BLOCKED:
             model = self.folder / "blocked.onnx"
@@ -235,7 +244,7 @@ class CaseBench:
     def _timed(
         self, c: Contestant, run: Callable[[int], tuple[Sequence[float], int]]
     ) -> Callable[[], tuple[Sequence[float], int]]:
-        return lambda: run(self.plan.calls(c.first_ms))
+        return lambda: run(self.plan.calls(c.first_ms, self.target.is_gpu))
 
     def _prepare(self) -> Expected:
         """Writes model and inputs. Returns what is right."""
@@ -265,31 +274,29 @@ class CaseBench:
 
     def _module_run(self, vmfb: Path) -> Callable[[int], tuple[Sequence[float], int]]:
         def run(calls: int) -> tuple[Sequence[float], int]:
-            done = benchmark_module(vmfb, self.paths, repetitions=calls, **self._options(vmfb))
+            # A GPU's clocks rise with its work, and short calls are timed better together.
+            each, untimed = (min(20, calls), 10) if self.target.is_gpu else (1, 1)
+            done = benchmark_module(
+                vmfb, self.paths, repetitions=-(-calls // each), each=each, untimed=untimed, **self._options(vmfb)
+            )
             return done.ms, done.peak_bytes
 
         return run
 
     def _stock(self, expected: Expected) -> tuple[Contestant, _Run]:
         """The fastest flags with right numbers; all that were tried are kept in `self.tried`."""
-        imported = stock_import(self.model, self.folder)
-        if isinstance(imported, str):
-            return Contestant(STOCK, problem=imported), _never
         tried: list[tuple[Contestant, Path]] = []
         for n, flags in enumerate(GPU_STOCK_FLAGS if self.target.is_gpu else STOCK_FLAGS):
             c, vmfb = Contestant(TRIED, " ".join(flags) or "defaults"), self.folder / f"stock{n}.vmfb"
             self.note(f"{self.case.name}: {STOCK} {c.flags}")
-            start = time.monotonic()
             try:
-                settings = {"flags": flags, "timeout_s": self.plan.timeout_s}
-                compile_stock(imported, self.target, settings, vmfb)
-                c.compile_s = time.monotonic() - start
+                c.compile_s = self._compiled_stock(flags, vmfb).seconds
                 (first,), _ = self._module_run(vmfb)(1)
                 calls = min(3, self.plan.calls(first))
                 again = self._module_run(vmfb)(calls)[0] if calls > 1 else []
                 c.samples = [(0, first), *((0, ms) for ms in again)]
                 c.first_ms = float(c.median_ms or 0)
-            except (CompileError, RunError) as e:
+            except (CompileError, MissingDependencyError, RunError) as e:
                 c.problem = without_log(str(e))
             tried.append((c, vmfb))
         self.tried = [c for c, _ in tried]
@@ -300,18 +307,54 @@ class CaseBench:
                 return dataclasses.replace(c, what=STOCK, samples=[]), self._module_run(vmfb)
         return Contestant(STOCK, problem=self.tried[0].problem), _never
 
+    def _compiled_stock(self, flags: Sequence[str], vmfb: Path) -> Made:
+        def build(out: Path) -> Made:
+            imported = self.folder / "stock.mlir"
+            if not imported.exists() and isinstance(refused := stock_import(self.model, self.folder), str):
+                raise CompileError(refused)
+            settings = {"flags": flags, "timeout_s": self.plan.timeout_s}
+            compile_stock(imported, self.target, settings, out)
+            return Made()
+
+        return self.modules.get(STOCK, self.spec, self.target, flags, vmfb, build)
+
+    def compiled(self, vmfb: Path) -> Made:
+        """This project's module of the case's model. Raises CompileError, and MissingDependencyError without the compiler."""
+
+        def build(out: Path) -> Made:
+            done = compile_model(self.model, out, self.target)
+            fused = sum(s.fused is True for s in done.sites)
+            said = f"{fused} of {len(done.sites)} sites fused ({bodies_of(done.sites)})"
+            said += "".join(f"; left alone: {m.reason}" for m in done.misses)
+            return Made(said, ", ".join(sorted({s.lossy for s in done.sites})))
+
+        return self.modules.get(OURS, self.spec, self.target, (), vmfb, build)
+
+    def build(self) -> list[str]:
+        """Compiles what `run` would time. Returns the problems."""
+        io.save(plain_model(self.spec), self.model)
+        problems = []
+        wanted = [(OURS, partial(self.compiled, self.folder / "ours.vmfb"))] * (OURS in self.who)
+        flags = GPU_STOCK_FLAGS if self.target.is_gpu else STOCK_FLAGS
+        stock = [(STOCK, partial(self._compiled_stock, f, self.folder / "stock.vmfb")) for f in flags]
+        for what, make in wanted + stock * (STOCK in self.who):
+            self.note(f"{self.case.name}: {what}")
+            try:
+                make()
+            except CompileError as e:
+                problems.append(f"{self.case.name}: {what}: {without_log(str(e))}")
+        return problems
+
     def _ours(self, expected: Expected) -> tuple[Contestant, _Run]:
         c, vmfb = Contestant(OURS), self.folder / "ours.vmfb"
         try:
-            done = compile_model(self.model, vmfb, self.target)
-        except CompileError as e:
+            made = self.compiled(vmfb)
+        except (CompileError, MissingDependencyError) as e:
             return Contestant(OURS, problem=without_log(str(e))), _never
-        c.compile_s = done.seconds
-        fused = sum(s.fused is True for s in done.sites)
-        bodies = ", ".join(dict.fromkeys(str((s.tiles or {}).get("body", "?")) for s in done.sites))
-        c.flags = f"{fused} of {len(done.sites)} sites fused ({bodies})"
-        c.flags += "".join(f"; left alone: {m.reason}" for m in done.misses)
-        self._check_module(c, vmfb, expected, None)
+        c.compile_s, c.flags = made.seconds, made.said
+        if there := elsewhere(made):
+            c.flags += f"; compiled elsewhere by {there}"
+        self._check_module(c, vmfb, dataclasses.replace(expected, lossy=made.lossy), None)
         if not c.problem:
             c.first_ms = float(self._module_run(vmfb)(1)[0][0])
         return c, self._module_run(vmfb)
@@ -355,13 +398,37 @@ def _judge(c: Contestant, expected: Expected, result: Any, tolerance: float | No
         c.problem = f"wrong numbers: {seen.problem}"
 
 
-def base_memory(target: Target, plan: Plan) -> int:
-    """Peak resident bytes of an IREE program with a tiny attention in it."""
+TINY = cases.case("tiny", Sq=8, Skv=8, D=4, Dv=4)
+
+
+def base_memory(target: Target, plan: Plan, modules: KeptModules | None = None) -> int:
+    """Peak resident bytes of an IREE program with a tiny attention in it; 0 where it cannot be compiled here."""
     with scratch_folder() as folder:
-        tiny = CaseBench(cases.case("tiny", Sq=8, Skv=8, D=4, Dv=4), target, plan, folder, 0, lambda m: None)
+        tiny = CaseBench(TINY, target, plan, folder, 0, lambda m: None, modules=modules)
         tiny._prepare()
-        done = compile_model(tiny.model, folder / "tiny.vmfb", target)
-        return run_module(done.output, tiny.paths, 1, **tiny._options(done.output))[1] - tiny.io_bytes
+        vmfb = folder / "tiny.vmfb"
+        try:
+            tiny.compiled(vmfb)
+        except MissingDependencyError:
+            return 0  # then no module of a case can be compiled either
+        return run_module(vmfb, tiny.paths, 1, **tiny._options(vmfb))[1] - tiny.io_bytes
+
+
+def build_modules(
+    wanted: Sequence[Case],
+    target: Target,
+    plan: Plan,
+    modules: KeptModules,
+    who: Sequence[str] = TABLE,
+    note: Callable[[str], None] = lambda message: None,
+) -> list[str]:
+    """Compiles all that `bench_attention` would time of the cases, and runs none of it. Returns what could not be compiled."""
+    problems = []
+    for case in (TINY, *wanted):
+        with scratch_folder() as folder:
+            bench = CaseBench(case, target, plan, folder, 0, note, (OURS,) if case is TINY else who, modules)
+            problems += bench.build()
+    return problems
 
 
 def bench_attention(
@@ -373,16 +440,15 @@ def bench_attention(
     fresh: bool = False,
     who: Sequence[str] = TABLE,
     note: Callable[[str], None] = lambda message: None,
+    modules: KeptModules | None = None,
 ) -> list[CaseResult]:
     """All cases with the contestants `who`, those that an interrupted run with the same plan, machine and
     versions has finished read from PREFIX.partial.
 
-    Raises OnnxFaError, and MissingDependencyError without onnxruntime.
+    What is not installed here is a problem of its contestants. Raises OnnxFaError.
     """
     plan = plan or Plan()
     target = parse_target(target) if isinstance(target, str) else target
-    if find_spec("onnxruntime") is None:
-        raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[ort]'")
     check_writable(f"{prefix}.csv")
     partial = Path(f"{prefix}.partial")
     if fresh:
@@ -391,7 +457,7 @@ def bench_attention(
     facts = machine_facts(plan.threads)
     head = {
         "plan": asdict(plan),
-        "target": target.name,
+        "target": [target.name, target.kernels, target.tf32],
         "who": list(who),
         "cpu": facts["cpu"],
         "versions": facts["versions"],
@@ -405,13 +471,13 @@ def bench_attention(
     if results:
         note(f"{len(results)} cases of an interrupted run are used (--fresh measures them again)")
     note(f"{len(left)} cases, about {_minutes(sum(left.values()))}")
-    base_bytes = base_memory(target, plan) if left else 0
+    base_bytes = base_memory(target, plan, modules) if left else 0
     guessed = spent = 0.0
     for case in wanted:
         if case.name in results:
             continue
         with scratch_folder() as folder:
-            done = CaseBench(case, target, plan, folder, base_bytes, note, who).run()
+            done = CaseBench(case, target, plan, folder, base_bytes, note, who, modules).run()
         write_whole(partial / f"{case.name}.json", json.dumps({"head": head, "result": done.to_dict()}))
         results[case.name] = done
         guessed, spent = guessed + left.pop(case.name), spent + done.seconds

@@ -13,6 +13,7 @@ from onnx_fa.attention_bench import METHOD, CaseResult, Plan, bench_attention, w
 from onnx_fa.benchmark import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH
 from onnx_fa.cases import Case, case
 from onnx_fa.errors import OnnxFaError
+from onnx_fa.kept_modules import KeptModules
 from onnx_fa.machine import machine_facts
 from onnx_fa.plot import Row, medians, pyplot, read_csv, save
 from onnx_fa.spec import Causal
@@ -50,12 +51,14 @@ def sweep(
     *,
     fresh: bool = False,
     note: Callable[[str], None] = lambda message: None,
+    modules: KeptModules | None = None,
 ) -> list[CaseResult]:
-    """Measures the cases of every target. Resumes as `bench_attention` does. Raises OnnxFaError."""
+    """Measures the cases of every target. Resumes as `bench_attention` does; `modules` holds what is compiled. Raises
+    OnnxFaError."""
     return [
         result
         for target, of in cases
-        for result in bench_attention(of, prefix, target, plan, fresh=fresh, who=WHO, note=note)
+        for result in bench_attention(of, prefix, target, plan, fresh=fresh, who=WHO, note=note, modules=modules)
     ]
 
 

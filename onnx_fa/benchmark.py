@@ -35,6 +35,7 @@ from onnx_fa.files import scratch_folder, write_whole
 from onnx_fa.inputs import Array, random_inputs
 from onnx_fa.machine import machine_facts
 from onnx_fa.plot import COLUMNS, plot
+from onnx_fa.report import SiteReport
 from onnx_fa.table import markdown_table, text_table
 from onnx_fa.target import Target, parse_target
 
@@ -180,7 +181,8 @@ def write_files(
     the circumstances, .png as `draw` (CSV, PNG) makes it of the CSV. Returns the paths. Raises OnnxFaError."""
     paths = [Path(f"{prefix}.{end}") for end in ("csv", "json", "md", "png")]
     out = text_io.StringIO()
-    out.write(f"# {machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['date']}\n")
+    where = ", ".join(filter(None, (machine.get("gpu"), machine["cpu"])))
+    out.write(f"# {where}, {machine['cores']} cores, {machine['threads']} threads, {machine['date']}\n")
     out.write(f"# {' '.join(f'{k} {v}' for k, v in machine['versions'].items())}\n")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -189,7 +191,7 @@ def write_files(
         writer.writerows((model, c.what, c.flags, n, f"{ms:.6f}", extra) for n, ms in c.samples)
     write_whole(paths[0], out.getvalue())
     write_whole(paths[1], json.dumps(data, indent=1) + "\n")
-    circumstances = f"{machine['cpu']}, {machine['threads']} threads, {machine['date']}; {machine['method']}"
+    circumstances = f"{where}, {machine['threads']} threads, {machine['date']}; {machine['method']}"
     write_whole(paths[2], f"{text}\n\n{circumstances}\n")
     if draw is None:
         return paths[:3]
@@ -273,7 +275,7 @@ def bench(
             settings = {"flags": tuple(flags), "timeout_s": timeout_s}
             module(contestant, partial(compile_stock, imported, target, settings))
         ours = Contestant(OURS)
-        sites: list[Any] = []
+        sites: list[SiteReport] = []
 
         def build_ours(out: Path) -> None:
             if compiled is not None:
@@ -285,11 +287,16 @@ def bench(
         module(ours, build_ours)
         if sites:
             fused = sum(s.fused is True for s in sites)
-            bodies = ", ".join(dict.fromkeys(str((s.tiles or {}).get("body", "?")) for s in sites))
-            ours.flags = f"{fused} of {len(sites)} sites fused ({bodies})"
+            ours.flags = f"{fused} of {len(sites)} sites fused ({bodies_of(sites)})"
         field_.append((reference, lambda: worker.timed(calls)))
         play_rounds(field_, rounds, progress)
     return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})
+
+
+def bodies_of(sites: Sequence[SiteReport]) -> str:
+    """The kernel bodies of sites, and what makes them less exact than their operands."""
+    said = [" ".join(filter(None, (str((s.tiles or {}).get("body", "?")), s.lossy))) for s in sites]
+    return ", ".join(dict.fromkeys(said))
 
 
 _Run = Callable[[], tuple[Sequence[float], int]]

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -101,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
             help="who makes the attention's code: IREE, Triton (CUDA only), or the first of Triton and IREE that can",
         )
 
+    def tf32(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--tf32", action="store_true", help="CUDA: attention in f32 may multiply in tf32, which changes results"
+        )
+
     def dims(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             "--dim", action="append", default=[], type=_dim, metavar="NAME=SIZE", help="size of a symbolic dim"
@@ -139,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--report", metavar="FILE")
     target(sub)
     kernels(sub)
+    tf32(sub)
 
     sub = add("compile", compile_, "compile to an IREE module with every attention fused")
     sub.add_argument("model")
@@ -149,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     flags(sub)
     target(sub)
     kernels(sub)
+    tf32(sub)
 
     sub = add("run", run, "run a compiled module")
     sub.add_argument("module")
@@ -174,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     flags(sub)
     target(sub)
     kernels(sub)
+    tf32(sub)
 
     sub = add("verify", verify, "compare original, rewritten and compiled model with each other and with float64")
     sub.add_argument("model")
@@ -183,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     flags(sub)
     target(sub)
     kernels(sub)
+    tf32(sub)
 
     sub = add("bench", bench, "time a model, or attention alone, against stock IREE, onnxruntime and PyTorch")
     sub.add_argument(
@@ -195,6 +205,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--causal", action="store_true", help="with a causal mask")
     sub.add_argument("--dtype", choices=("f32", "f16"), help="(default: f32 on CPUs, f16 on GPUs)")
     sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted sweep")
+    sub.add_argument(
+        "--modules", metavar="DIR", help="of a sweep: keep compiled modules there, and use those that are there"
+    )
+    sub.add_argument(
+        "--build-only", action="store_true", help="fill --modules for a machine that has a device, but no compiler"
+    )
     sub.add_argument(
         "-o",
         "--output",
@@ -211,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of {', '.join(TARGET_NAMES)} (default: cpu-host, and for attention alone also cuda, if there is a device)",
     )
     kernels(sub)
+    tf32(sub)
 
     sub = add("tune", tune, "measure tiles and compile options on this machine, for the tuning database")
     sub.add_argument("model", nargs="?", help="tune for the attentions of this ONNX model")
@@ -263,7 +280,7 @@ def _seconds(text: str) -> float:
 
 def _target(args: argparse.Namespace, *, runs: bool = False) -> Target:
     """The target named, with what is to be said about it; `runs`: raises TargetError where this machine has no such device."""
-    target = parse_target(args.target, args.kernels)
+    target = parse_target(args.target, args.kernels, tf32=getattr(args, "tf32", False))
     if runs and target.is_gpu:
         _device(target.device)
     if target.note:
@@ -387,6 +404,7 @@ def import_(args: argparse.Namespace) -> None:
     if args.output != "-":
         _note(args, f"{args.output}: {len(done.sites)} sites as kernels, {len(done.report.misses)} left alone")
         flags = sorted({f for k in done.kernels.values() for f in k.flags})
+        _say_lossy(args, done.sites)
         _note(args, f"compile it with: iree-compile {' '.join([*target.flags, *flags])} {args.output} -o MODULE.vmfb")
 
 
@@ -414,6 +432,14 @@ def compile_(args: argparse.Namespace) -> None:
         args,
         f"{args.output}: {len(done.sites)} sites, {fused} of them one fused dispatch, {len(done.misses)} left alone",
     )
+    _say_lossy(args, done.sites)
+
+
+def _say_lossy(args: argparse.Namespace, sites: Sequence[SiteReport]) -> None:
+    """What an option that changes results came to."""
+    if getattr(args, "tf32", False):
+        count = sum("tf32" in s.lossy for s in sites)
+        _note(args, f"tf32 in {count} sites" + "; `onnx-fa verify --tf32` says how far outputs move" * bool(count))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -527,6 +553,7 @@ def inspect(args: argparse.Namespace) -> None:
     if args.report:
         _write_json(args.report, done.to_dict())
     _print_sites(done.sites)
+    _say_lossy(args, done.sites)
     for buffer in done.inspection.buffers:
         print(f"buffer of Sq x Skv size: {buffer}")
     for miss in done.misses:
@@ -607,6 +634,8 @@ def bench(args: argparse.Namespace) -> int | None:
         raise OnnxFaError("give a model, or --heads, --head-dim and --seq")
     if args.model is None:
         return _bench_sweep(args)
+    if args.modules or args.build_only:
+        raise OnnxFaError("--modules and --build-only are for --heads, --head-dim and --seq")
     args.target = args.target or "cpu-host"
     target = _target(args, runs=True)
     prefix = Path(args.output or f"{Path(args.model).stem}.bench")
@@ -630,9 +659,12 @@ def _bench_sweep(args: argparse.Namespace) -> int:
     import shutil
 
     from onnx_fa import attention_sweep
-    from onnx_fa.attention_bench import Plan
+    from onnx_fa.attention_bench import Plan, build_modules
     from onnx_fa.benchmark import OURS
+    from onnx_fa.kept_modules import KeptModules
 
+    if args.build_only and not (args.modules and args.target):
+        raise OnnxFaError("--build-only needs --modules and --target")
     names = [args.target] if args.target else ["cpu-host"]
     if not args.target:
         try:
@@ -643,7 +675,7 @@ def _bench_sweep(args: argparse.Namespace) -> int:
     wanted = []
     for name in names:
         args.target = name
-        target = _target(args, runs=True)
+        target = _target(args, runs=not args.build_only)
         dtype = args.dtype or ("f16" if target.is_gpu else "f32")
         options = {"batch": args.batch, "causal": args.causal, "dtype": dtype, "target": name}
         wanted.append((target, attention_sweep.sweep_cases(args.heads, args.head_dim, args.seq, **options)))
@@ -651,7 +683,15 @@ def _bench_sweep(args: argparse.Namespace) -> int:
     plan = Plan(threads=args.threads)
     if args.rounds:
         plan = dataclasses.replace(plan, rounds=args.rounds, slow_rounds=min(args.rounds, plan.slow_rounds))
-    results = attention_sweep.sweep(wanted, prefix, plan, fresh=args.fresh, note=lambda m: _note(args, m))
+    modules = KeptModules(Path(args.modules)) if args.modules else None
+    say = partial(_note, args)
+    if args.build_only and modules:
+        ((target, of),) = wanted
+        lacking = build_modules(of, target, plan, modules, attention_sweep.WHO, say)
+        for problem in lacking:
+            print(f"not compiled: {problem}")
+        return 1 if lacking else 0
+    results = attention_sweep.sweep(wanted, prefix, plan, fresh=args.fresh, note=say, modules=modules)
     written = attention_sweep.write(results, prefix, plan, with_plot=not args.no_plot)
     shutil.rmtree(f"{prefix}.partial")
     print(text_table(attention_sweep.HEAD, attention_sweep.rows(results)))

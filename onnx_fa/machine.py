@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ PACKAGES = ("onnx-fa", "iree-base-compiler", "iree-base-runtime", "onnxruntime",
 
 
 def machine_facts(threads: int) -> dict[str, Any]:
-    """cpu, cores, threads, date, python, versions of the installed PACKAGES."""
+    """cpu, gpu, cores, threads, date, python, versions of the installed PACKAGES."""
     versions = {}
     for n in PACKAGES:
         try:
@@ -22,12 +23,23 @@ def machine_facts(threads: int) -> dict[str, Any]:
             continue  # an optional package that is not installed has no version to report
     return {
         "cpu": cpu_name(),
+        "gpu": gpu_name(),
         "cores": os.cpu_count(),
         "threads": threads,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def gpu_name() -> str:
+    """Of an NVIDIA GPU, with its driver, as the driver's own program says; "" where there is none."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
 
 
 def cpu_name() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,7 +18,8 @@ KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 @dataclass(frozen=True)
 class Target:
     """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
-    register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know."""
+    register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
+    attention in f32 may multiply in tf32, which changes results."""
 
     name: str
     backend: str
@@ -29,6 +30,7 @@ class Target:
     arch: str = ""
     note: str = ""
     kernels: Kernels = "auto"
+    tf32: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -71,8 +73,19 @@ TARGET_NAMES = (
 )
 
 
-def parse_target(name: str, kernels: Kernels = "auto") -> Target:
-    """The target of that name. Raises TargetError naming the known ones."""
+def parse_target(name: str, kernels: Kernels = "auto", *, tf32: bool = False) -> Target:
+    """The target of that name. Raises TargetError naming the known ones, and where `tf32` means nothing."""
+    target = replace(_parse(name, kernels), tf32=tf32)
+    if tf32 and target.backend != "cuda":
+        raise TargetError(f"--tf32: tf32 is CUDA's, the target {name} has none")
+    if tf32 and kernels == "iree":
+        raise TargetError(
+            "--tf32: IREE 3.13 has no tf32 instructions, only Triton's kernels have (--kernels auto or triton)"
+        )
+    return target
+
+
+def _parse(name: str, kernels: Kernels) -> Target:
     if name in _CPUS:
         return Target(
             name, "llvm-cpu", _CPU + _CPUS[name], "local-task", *(_SIMD.get(name) or _host_simd()), kernels=kernels

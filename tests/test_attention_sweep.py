@@ -21,7 +21,11 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "onnx_fa", "bench", *args]
+    return run_python(folder, "-m", "onnx_fa", "bench", *args)
+
+
+def run_python(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *args]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
@@ -57,6 +61,12 @@ def test_a_tiny_sweep(tmp_path: Path) -> None:
         (("--heads", "8", "--head-dim", "64", "--seq", "8", "--batch", "0"), "at least 1"),
         (("--heads", "8", "--head-dim", "64", "--seq", "8", "--target", "rocm-gfx942"), "device hip"),
         (("--heads", "8", "--head-dim", "64", "--seq", "8", "-o", "no/where"), "cannot be written"),
+        (
+            ("--heads", "8", "--head-dim", "64", "--seq", "8", "--build-only"),
+            "--build-only needs --modules and --target",
+        ),
+        (("m.onnx", "--modules", "m"), "--modules and --build-only are for --heads"),
+        (("--heads", "8", "--head-dim", "64", "--seq", "8", "--tf32"), "the target cpu-host has none"),
     ],
 )
 def test_bad_input(args: tuple[str, ...], words: str, tmp_path: Path) -> None:

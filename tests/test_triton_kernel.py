@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import pytest
 
 from onnx_fa.backend.alone import module_text
@@ -19,15 +20,17 @@ from onnx_fa.backend.compile import iree_compile
 from onnx_fa.backend.inspect import inspect_phases
 from onnx_fa.benchmark import stock_import
 from onnx_fa.cases import case, document, prefix
+from onnx_fa.cli import main
 from onnx_fa.emit import triton
 from onnx_fa.emit.fold import fold_queries
-from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.kernel import emit_kernel, kernel_name
+from onnx_fa.emit.plain import plain_model
 from onnx_fa.emit.triton import ptx
 from onnx_fa.emit.triton.config import TritonConfig
 from onnx_fa.emit.triton.module import program_of
 from onnx_fa.emit.triton.overlapped import can_overlap
 from onnx_fa.emit.triton.source import AttentionSource
-from onnx_fa.emit.triton.tiles import default_config, smaller, splits, tuned
+from onnx_fa.emit.triton.tiles import default_config, smaller, splits, tf32_tiles, tuned
 from onnx_fa.errors import TargetError, UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap, TensorArg
 from onnx_fa.target import parse_target
@@ -188,12 +191,46 @@ def test_whole_model(tmp_path: Path) -> None:
         emit_kernel(half(), dataclasses.replace(parse_target("cpu-host"), kernels="triton"))
 
 
+def test_tf32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it is asked for, f32 is one product of tf32 instead of three, and the report says so; halves stay as they are."""
+    spec = half(dtype="f32", Sq=64, Skv=64)
+    config = TritonConfig(64, 64, 4, 2)
+    asked = parse_target("cuda", tf32=True)
+    products = []
+    for tf32 in (False, True):
+        text = program_of(spec, config, "f", 80, tf32=tf32).text
+        code = ptx.compile_program(program_of(spec, config, "f", 80, tf32=tf32), 80, 4, 2).text
+        products.append(code.count("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"))
+        assert text.count('input_precision="tf32"') == 2 * tf32
+    assert products[0] == 3 * products[1] > 0
+    wide, long = tf32_tiles(half(D=128, Dv=128)), tf32_tiles(half(Sq=4096, Skv=4096, Hq=32))
+    assert wide and long and (wide[0].warps, long[0].BM) == (8, 128) and tf32_tiles(half(Sq=1)) is None
+    assert program_of(half(), config, "f", 90, tf32=True) == program_of(half(), config, "f", 90)
+    onnx.save(ir.to_proto(plain_model(spec)), tmp_path / "m.onnx")
+    report = tmp_path / "r.json"
+    command = ["import", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.mlir"), "--report", str(report)]
+    for more, lossy in (([], ""), (["--tf32"], "tf32")):
+        assert main([*command, "--target", "cuda", *more]) == 0
+        assert [s["lossy"] for s in json.loads(report.read_text())["sites"]] == [lossy]
+    assert "tf32 in 1 sites" in capsys.readouterr().err
+    assert kernel_name(spec, asked) != kernel_name(spec, CUDA)
+    for options, words in (
+        (("--target", "cpu-host"), "the target cpu-host has none"),
+        (("--target", "vulkan"), "the target vulkan has none"),
+        (("--target", "cuda", "--kernels", "iree"), "IREE 3.13 has no tf32 instructions"),
+    ):
+        assert main([*command, "--tf32", *options]) == 2
+        shown = capsys.readouterr().err
+        assert words in shown and shown.count("\n") == 1 and "Traceback" not in shown
+
+
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ptx, "available", lambda: False)
     assert "pip install triton" in triton.missing(CUDA)
     assert emit_kernel(half(), CUDA).body == "gpu"
-    with pytest.raises(TargetError, match="Triton is not installed"):
-        emit_kernel(half(), dataclasses.replace(CUDA, kernels="triton"))
+    for target in (parse_target("cuda", "triton"), parse_target("cuda", tf32=True)):
+        with pytest.raises(TargetError, match="Triton is not installed"):
+            emit_kernel(half(), target)
 
 
 def test_a_crash_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_fa.backend import limits
-from onnx_fa.backend.importer import import_mlir, settle_kernels
 from onnx_fa.backend.inspect import Inspection, inspect_phases
 from onnx_fa.backend.known_shapes import settle_shapes
 from onnx_fa.emit.kernel_text import Kernel
@@ -158,6 +157,8 @@ def import_model(
 
     A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
+    from onnx_fa.backend.importer import import_mlir, settle_kernels  # it needs the compiler, which timing does not
+
     target = parse_target(target) if isinstance(target, str) else target
     site_model, report = rewrite(model, form="site")
     work = site_model if isinstance(site_model, ir.Model) else ir.from_proto(site_model)

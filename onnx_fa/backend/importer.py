@@ -153,7 +153,11 @@ def settle_kernels(
                 kept, old.name = old.name, f"{old.name}/replaced"
                 out.name = kept
             model.graph.remove(node, safe=True)
-    sites = tuple(replace(s, spec=plain.get(s.name, s.spec)) for s in report.sites if s.name not in lost)
+    sites = tuple(
+        replace(s, spec=plain.get(s.name, s.spec), lossy=kernels[s.name].lossy if s.name in kernels else s.lossy)
+        for s in report.sites
+        if s.name not in lost
+    )
     misses = tuple(Miss(s.name, s.op, lost[s.name]) for s in report.sites if s.name in lost)
     return kernels, sites, report.misses + misses
 

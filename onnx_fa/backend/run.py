@@ -130,19 +130,21 @@ def benchmark_module(
     device: str = "local-task",
     repetitions: int = 10,
     threads: int | None = None,
+    each: int = 1,
+    untimed: int = 1,
     extra: Sequence[str] = (),
     timeout_s: float = 600,
     memory_bytes: int = 16 << 30,
 ) -> Samples:
-    """Times `repetitions` calls with iree-benchmark-module, after one that is not counted. Inputs are arrays or .npy files.
-    Raises RunError."""
+    """Times `repetitions` calls with iree-benchmark-module, after `untimed` others; a sample may be the mean of `each` calls in a
+    row. Inputs are arrays or .npy files. Raises RunError."""
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
         out = Path(tmp) / "out.json"
         command = [
             tool_path("iree-benchmark-module"),
             *_module_flags(Path(tmp), vmfb, inputs, function, device, threads),
-            f"--benchmark_repetitions={repetitions + 1}",
-            "--benchmark_min_time=1x",
+            f"--benchmark_repetitions={repetitions + untimed}",
+            f"--benchmark_min_time={each}x",
             f"--benchmark_out={out}",
             "--benchmark_out_format=json",
             *BUFFERS_KEPT.get(device.partition(":")[0], ()),
@@ -152,7 +154,7 @@ def benchmark_module(
         rows = json.loads(out.read_text())["benchmarks"]
     to_ms = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
     samples = [r["real_time"] * to_ms[r["time_unit"]] for r in rows if r.get("run_type") == "iteration"]
-    return Samples(tuple(samples[1:]), done.peak_bytes)
+    return Samples(tuple(samples[untimed:]), done.peak_bytes)
 
 
 def run_module(

@@ -18,7 +18,8 @@ class Kernel:
     output tensor; and whatever executables it dispatches. Every dispatch that belongs to the site has `name` in its symbol, so
     that a compiled artifact can be inspected per site. `config` is what was chosen, for reports; `flags` are the iree-compile
     flags without which the text does not compile, or that its tiles were measured with. `tuning` says
-    where the tiles are from, in words; "" where they were given."""
+    where the tiles are from, in words; "" where they were given. `lossy` names what makes it less exact than its operands, such as
+    "tf32" (asked for)."""
 
     name: str
     text: str = field(repr=False)
@@ -27,6 +28,7 @@ class Kernel:
     config: dict[str, int | str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     tuning: str = ""
+    lossy: str = ""
 
 
 def check_plain(spec: AttentionSpec) -> None:

@@ -45,6 +45,8 @@ def emitters(target: Target) -> dict[str, Emitter]:
     """The bodies to try for a target, in order. Raises TargetError where the provider that it names cannot be used."""
     if target.kernels == "auto":
         usable = [p for p in PROVIDERS.values() if not p.missing(target)]
+        if target.tf32 and (missing := PROVIDERS["triton"].missing(target)):
+            raise TargetError(f"--tf32: {missing}")
     else:
         usable = [PROVIDERS[target.kernels]]
         if missing := usable[0].missing(target):

@@ -15,7 +15,7 @@ from onnx_fa.emit.triton import ptx
 from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig
 from onnx_fa.emit.triton.overlapped import OverlappedSource
 from onnx_fa.emit.triton.source import AttentionSource, Program, combine_program, combines_itself
-from onnx_fa.emit.triton.tiles import smaller, tuned
+from onnx_fa.emit.triton.tiles import smaller, tf32_tiles, tuned
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
 from onnx_fa.target import Target
@@ -51,7 +51,7 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
     _check(spec)
     site, spec = spec, fold_queries(spec)
     symbol = f"{name}_attention"
-    variants, program, reason = _variants(spec, symbol, config)
+    variants, program, reason = _variants(spec, symbol, config, target.tf32)
     chosen = variants[0].config
     text: list[str] = _executable(symbol, program, variants)
     combine = None
@@ -67,7 +67,8 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
         for v in variants
         for k, x in asdict(v.config).items()
     }
-    return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason)
+    lossy = "tf32" if target.tf32 and spec.dtype == "f32" else ""
+    return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason, lossy)
 
 
 def _check(spec: AttentionSpec) -> None:
@@ -81,19 +82,24 @@ def _check(spec: AttentionSpec) -> None:
             raise UnsupportedError(f"triton kernel: a mask that fills with {mask.fill}")
 
 
-def _variants(spec: AttentionSpec, symbol: str, given: TritonConfig | None) -> tuple[list[_Variant], Program, str]:
+def _variants(
+    spec: AttentionSpec, symbol: str, given: TritonConfig | None, tf32: bool
+) -> tuple[list[_Variant], Program, str]:
     """The kernel for each architecture, with tiles that fit it; the operands it takes; where the first one's tiles are from."""
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch), ARCHITECTURES))
+        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch, tf32), ARCHITECTURES))
     return [v for v, _, _ in made], made[0][1], made[0][2]
 
 
-def _variant(spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int) -> tuple[_Variant, Program, str]:
-    wanted, reason = (given, "") if given else tuned(spec, arch)
+def _variant(
+    spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int, tf32: bool
+) -> tuple[_Variant, Program, str]:
+    in_tf32 = tf32_tiles(spec) if tf32 and spec.dtype == "f32" and arch == ARCHITECTURES[0] else None
+    wanted, reason = (given, "") if given else in_tf32 or tuned(spec, arch)
     problem: UnsupportedError | None = None
     for config in smaller(wanted):
         try:
-            program = program_of(spec, config, symbol, arch)
+            program = program_of(spec, config, symbol, arch, tf32=tf32)
             code = ptx.compile_program(program, arch, config.warps, config.stages)
         except UnsupportedError as e:
             problem = problem or e
@@ -104,11 +110,12 @@ def _variant(spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch:
     raise UnsupportedError(f"triton kernel: {problem}")
 
 
-def program_of(spec: AttentionSpec, config: TritonConfig, symbol: str, arch: int) -> Program:
-    """The source of a spec (already folded) in the form that the tiles name. Raises UnsupportedError where they cannot be."""
+def program_of(spec: AttentionSpec, config: TritonConfig, symbol: str, arch: int, *, tf32: bool = False) -> Program:
+    """The source of a spec (already folded) in the form that the tiles name; `tf32`: of f32 with single products of tf32. Raises
+    UnsupportedError where they cannot be."""
     if config.overlap and arch // 10 != 9:
         raise UnsupportedError("the overlapped form is Hopper's")
-    return (OverlappedSource if config.overlap else AttentionSource)(spec, config, symbol).program()
+    return (OverlappedSource if config.overlap else AttentionSource)(spec, config, symbol, tf32=tf32).program()
 
 
 def _executable(symbol: str, program: Program, variants: Sequence[_Variant]) -> list[str]:

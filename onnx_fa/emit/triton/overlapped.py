@@ -48,14 +48,14 @@ class OverlappedSource(AttentionSource):
     decorator = "@gluon.jit"
     blocks_layout = ", layout=tl.SliceLayout(1, s_layout)"
 
-    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
+    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str, *, tf32: bool = False) -> None:
         if not can_overlap(spec):
             raise UnsupportedError(
                 "the overlapped form is for halves, many queries and heads that the copy engine loads"
             )
         if config.splits > 1 or 16 * config.warps > config.BM or config.warps % 4:
             raise UnsupportedError(f"the overlapped form has no such tiles: {config}")
-        super().__init__(spec, config, name)
+        super().__init__(spec, config, name, tf32=tf32)
 
     def indices(self) -> None:
         """Layouts, then indices along the axes of the score and of the output."""

@@ -23,7 +23,8 @@ from onnx_fa.spec import AttentionSpec, Dim, TensorArg
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
 F32_PRECISION = "tf32x3"
-"""Products of f32 as three of tf32: as near to the reference as fused multiply-adds (4e-7 against 7e-7), in a third of the time."""
+"""Products of f32 as three of tf32: as near to the reference as fused multiply-adds (4e-7 against 7e-7), in a third of the time.
+Where it is asked for, as a single one ("tf32")."""
 _HEADER = "import triton\nimport triton.language as tl\n\n\n"
 _SCANNED = 4096
 """Elements of a tensor that are looked at together when blocks are classified."""
@@ -109,8 +110,9 @@ class AttentionSource:
     max_start = MAX_START
     blocks_layout = ""
 
-    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
+    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str, *, tf32: bool = False) -> None:
         self.spec, self.config, self.name = spec, config, name
+        self.precision = f', input_precision="{"tf32" if tf32 else F32_PRECISION}"' if spec.dtype == "f32" else ""
         self.t = Block()
         self.names = {symbol: f"s{i}" for i, symbol in enumerate(spec.symbols)}
         self.sq, self.skv = self.dim(spec.Sq), self.dim(spec.Skv)
@@ -517,7 +519,6 @@ class AttentionSource:
         t.indent += 1
         k0 = t.let(f"{j} * {config.BN}")
         inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
-        precision = f', input_precision="{F32_PRECISION}"' if spec.dtype == "f32" else ""
 
         def keys(operand: Operand, width: int, of: int, columns: str) -> str:
             start = t.let(self.moved(operand, k0, spec.Skv))
@@ -525,13 +526,13 @@ class AttentionSource:
             return self.load(self.tile(start, operand, "on", columns), rows, self.narrow(width, of, columns))
 
         k = keys(self.k, spec.D, self.dp, "od")
-        s = t.let(f"tl.dot({self.q}, tl.trans({k}){precision})")
+        s = t.let(f"tl.dot({self.q}, tl.trans({k}){self.precision})")
         new, p = self.probabilities(s, k0, inside, edge)
         t.do(f"alpha = tl.exp2(m - {new})")
         t.do(f"l = l * alpha + tl.sum({p}, 1)")
         t.do("acc = acc * alpha[:, None]")
         v = keys(self.v, spec.Dv, self.dvp, "ov")
-        t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{precision})")
+        t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{self.precision})")
         t.do(f"m = {new}")
         t.indent -= 1
 
