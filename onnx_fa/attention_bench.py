@@ -19,6 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -48,6 +49,7 @@ from onnx_fa.benchmark import (
     bodies_of,
     compile_stock,
     function_of,
+    package_environment,
     play_rounds,
     stock_import,
     without_log,
@@ -64,6 +66,7 @@ from onnx_fa.rewriter import rewrite
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.table import markdown_table, text_table
 from onnx_fa.target import Target, parse_target
+from onnx_fa.worker_session import Session
 
 TRIED = "stock IREE (tried)"
 """Flags of stock IREE that were slower than its best in a first look; they are in the JSON only."""
@@ -166,7 +169,8 @@ def _bytes(shape: Sequence[int | str], dtype: str) -> int:
 
 class CaseBench:
     """One case, from its model to its samples. `base_bytes` is the peak of an IREE program that computes next to nothing; `who` are
-    the contestants, in their order; `modules` holds what is compiled (else that goes with `folder`)."""
+    the contestants, in their order; `modules` holds what is compiled (else that goes with `folder`);
+    PyTorch runs in `session`, if there is one."""
 
     def __init__(
         self,
@@ -178,7 +182,9 @@ class CaseBench:
         note: Callable[[str], None],
         who: Sequence[str] = TABLE,
         modules: KeptModules | None = None,
+        session: Session | None = None,
     ):
+        self.session = session
         self.modules = modules or KeptModules(folder / "modules")
         self.case, self.target, self.plan, self.folder, self.base_bytes = case, target, plan, folder, base_bytes
         self.note, self.who = note, who
@@ -380,7 +386,8 @@ class CaseBench:
         return c, worker.timed
 
     def _start(self, kind: str, argument: str) -> Worker:
-        return Worker(kind, argument, self.inputs, self.plan.threads, self.plan.timeout_s, self.plan.memory_bytes)
+        plan, session = self.plan, self.session if kind == "torch" else None
+        return Worker(kind, argument, self.inputs, plan.threads, plan.timeout_s, plan.memory_bytes, session)
 
 
 _Run = Callable[[int], tuple[Sequence[float], int]]
@@ -473,15 +480,19 @@ def bench_attention(
     note(f"{len(left)} cases, about {_minutes(sum(left.values()))}")
     base_bytes = base_memory(target, plan, modules) if left else 0
     guessed = spent = 0.0
-    for case in wanted:
-        if case.name in results:
-            continue
-        with scratch_folder() as folder:
-            done = CaseBench(case, target, plan, folder, base_bytes, note, who, modules).run()
-        write_whole(partial / f"{case.name}.json", json.dumps({"head": head, "result": done.to_dict()}))
-        results[case.name] = done
-        guessed, spent = guessed + left.pop(case.name), spent + done.seconds
-        note(f"{case.name}: done in {done.seconds:.0f} s, about {_minutes(sum(left.values()) * spent / guessed)} left")
+    # On a CPU every batch of calls has a process of its own, whose peak memory is told.
+    with Session(package_environment(), plan.timeout_s) if target.is_gpu else nullcontext() as session:
+        for case in wanted:
+            if case.name in results:
+                continue
+            with scratch_folder() as folder:
+                done = CaseBench(case, target, plan, folder, base_bytes, note, who, modules, session).run()
+            write_whole(partial / f"{case.name}.json", json.dumps({"head": head, "result": done.to_dict()}))
+            results[case.name] = done
+            guessed, spent = guessed + left.pop(case.name), spent + done.seconds
+            note(
+                f"{case.name}: done in {done.seconds:.0f} s, about {_minutes(sum(left.values()) * spent / guessed)} left"
+            )
     return [results[c.name] for c in wanted]
 
 

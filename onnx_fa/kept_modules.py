@@ -76,7 +76,8 @@ class KeptModules:
         data.pop("what")
         made = Made(**{**data, "versions": tuple((n, v) for n, v in data["versions"])})
         now = _installed()
-        return None if any(now.get(n, v) != v for n, v in made.versions) else made
+        stale = COMPILERS[0] in now and any(now.get(n, v) != v for n, v in made.versions)
+        return None if stale else made
 
 
 def elsewhere(made: Made) -> str:

@@ -19,12 +19,13 @@ import pytest
 
 from onnx_fa import attention_bench as ab
 from onnx_fa.accuracy import expect
-from onnx_fa.benchmark import ORT, OURS, STOCK, TORCH, Contestant, Worker
+from onnx_fa.benchmark import ORT, OURS, STOCK, TORCH, Contestant, Worker, package_environment
 from onnx_fa.cases import CASES, Case, case, draw_operands
 from onnx_fa.emit.plain import input_names, plain_model
-from onnx_fa.errors import UnsupportedError
+from onnx_fa.errors import RunError, UnsupportedError
 from onnx_fa.rewriter import explain
 from onnx_fa.spec import Causal, TensorArg
+from onnx_fa.worker_session import Session
 from tests.test_accuracy import small
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -157,6 +158,27 @@ def test_workers_say_what_memory_they_need(tmp_path: Path) -> None:
     np.save(tmp_path / "q.npy", np.zeros(1, np.float32))
     done = Worker("copy", str(8 << 20), tmp_path, 2).start(2)
     assert len(done.ms) == 2 and done.extra_bytes is not None and done.extra_bytes < 8 << 20
+
+
+def test_a_worker_for_many_batches(tmp_path: Path) -> None:
+    """A failing job leaves it alive; one that is killed is an error, and the next job starts another."""
+    np.save(tmp_path / "q.npy", np.zeros(1, np.float32))
+    with Session(package_environment(), 60) as session:
+        worker = Worker("copy", str(8 << 20), tmp_path, 2, session=session)
+        assert len(worker.start(2).ms) == 2 and worker.start(3, tmp_path / "o.npz").ms
+        first = session._process
+        assert (tmp_path / "o.npz").exists() and first is not None
+        with pytest.raises(RunError, match=r"onnxruntime failed: \S+"):
+            Worker("onnxruntime", str(tmp_path / "no.onnx"), tmp_path, 1, session=session).start(1)
+        assert session._process is first and worker.start(1).ms
+        first.kill()
+        with pytest.raises(RunError, match="copy ended, or was stopped"):
+            worker.start(1)
+        assert worker.start(1).ms and session._process is not first
+        second = session._process
+    assert second is not None and second.returncode is not None
+    with Session(package_environment(), 0.01) as session, pytest.raises(RunError, match=r"stopped after 0\.01 s"):
+        Worker("copy", str(8 << 20), tmp_path, 2, session=session).start(2)
 
 
 def test_estimates_grow_with_the_work() -> None:

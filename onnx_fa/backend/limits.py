@@ -84,14 +84,14 @@ def run_limited(
                     elif time.monotonic() - start > timeout_s:
                         ending = "timeout"
                     if ending != "ok":
-                        _kill_group(child.pid)
+                        kill_group(child.pid)
                 time.sleep(pause)
                 pause = min(pause * 1.1, _POLL_S[1])
             peak = peak or usage  # too short to be seen
         finally:
             if child is not None:
                 # Also on KeyboardInterrupt, and for children that outlive their parent.
-                _kill_group(child.pid)
+                kill_group(child.pid)
                 if child.returncode is None:
                     child.wait()
         seconds = time.monotonic() - start
@@ -130,8 +130,8 @@ def _text(stream: IO[bytes]) -> str:
     return stream.read().decode("utf-8", errors="replace")
 
 
-def _kill_group(pgid: int) -> None:
-    """Kills the group, and the groups that its first process and its descendants started."""
+def kill_group(pgid: int) -> None:
+    """Kills the group of a process started as a session's leader, and the groups that it and its descendants started."""
     for group in (pgid, *_groups_below(pgid)):
         with contextlib.suppress(ProcessLookupError):  # everything in it has ended
             os.killpg(group, signal.SIGKILL)
