@@ -42,6 +42,23 @@ def require_device(device: str) -> None:
         raise TargetError(f"device {device}: not present on this machine: the driver finds none")
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A device as IREE's runtime sees it. `capability` is CUDA's, times ten (90), 0 of others."""
+
+    name: str
+    capability: int
+
+
+def find_gpu(device: str) -> Gpu:
+    """The first device of a driver. Raises TargetError where there is none."""
+    require_device(device)
+    driver = _runtime().get_driver(device.partition(":")[0])
+    found = driver.query_available_devices()[0]
+    facts = re.search(r"gpu-compute-capability: (\d+)\.(\d)", driver.dump_device_info(found["device_id"]))
+    return Gpu(found["name"], 10 * int(facts[1]) + int(facts[2]) if facts else 0)
+
+
 def load_module(
     vmfb: Path | bytes, device: str = "local-task", function: str | None = None
 ) -> Callable[..., list[Array]]:
