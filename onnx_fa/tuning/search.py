@@ -29,7 +29,7 @@ from onnx_fa.accuracy import Expected, expect
 from onnx_fa.backend.alone import FUNCTION, compile_alone
 from onnx_fa.backend.limits import Limits
 from onnx_fa.backend.run import Gpu, benchmark_module, run_module
-from onnx_fa.cases import Case, draw_operands
+from onnx_fa.cases import DTYPES, Case, draw_operands
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.triton.config import code_for
@@ -308,13 +308,19 @@ class Search:
                 self._expected.append((self._saved(adversarial, drawn), expected))
         for operands, expected in self._expected:
             try:
-                (result,), _ = run_module(self._module(c), operands, 1, **self._run_options())
+                numbers = np.dtype(DTYPES[self.bound.dtype])
+                (result,), _ = run_module(self._module(c), operands, 1, as_numbers=numbers, **self._run_options())
             except RunError as e:
                 return str(e)
-            problem = expected.compare(result).problem
+            problem = expected.compare(result.reshape(self._shape)).problem
             if problem:
                 return f"wrong numbers: {problem}"
         return ""
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """Of the output."""
+        return tuple(d for d in self.bound.out_shape if isinstance(d, int))
 
     def _module(self, c: Candidate) -> Path:
         """The compiled candidate; compiled now where a journal said that it was right."""

@@ -99,7 +99,8 @@ def tune(
     """
     settings = settings or Settings()
     gpu = check_runs_here(target)
-    name = database_of(target, settings.body or next(iter(emitters(target))), gpu)
+    body = settings.body or next(iter(emitters(target)))
+    name = database_of(target, body, gpu)
     path = out or package_path(name)
     check_writable(path)
     base = parse(path.read_text(), str(path)) if path.is_file() else Database(name)
@@ -109,13 +110,12 @@ def tune(
     left_out = []
     for case in wanted:
         try:
-            body = settings.body or emit_kernel(case.spec, target).body
-            key = family(space(body).seen(case.spec), body)
-            if database_of(target, body, gpu) != name:
-                left_out.append(f"{case.name}: its kernel is IREE's, tuned with --kernels iree")
-                continue
+            # Triton's tiles have a database of their own, so one run is for Triton's kernels alone, or for all others.
+            tried = body if body == "triton" else "auto"
+            own = settings.body or emit_kernel(case.spec, target, body=tried).body
+            key = family(space(own).seen(case.spec), own)
         except UnsupportedError as e:
-            left_out.append(f"{case.name}: {e}")
+            left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))
             continue
         if key in plan:
             left_out.append(f"{case.name}: of the same family as {plan[key].name}")
