@@ -196,6 +196,7 @@ def _gpu_cases() -> Iterator[Case]:
     yield gpu("d32", 16, 4096, 32, 4)
     yield gpu("d256", 16, 4096, 256)
     yield gpu("decode", 32, 32768, 128, Hkv=8, Sq=1)
+    yield gpu("decode_d64", 32, 32768, 64, Hkv=16, Sq=1)
     yield gpu("f32", 8, 2048, 64, dtype="f32")
     yield gpu("f32_d128", 8, 2048, 128, dtype="f32")
 
