@@ -372,7 +372,7 @@ def rewrite(args: argparse.Namespace) -> None:
 
 
 def import_(args: argparse.Namespace) -> None:
-    from onnx_fa.backend.compile import import_model
+    from onnx_fa.backend.compile import MODEL_FLAGS, import_model, merge_flags
 
     target = _target(args)
     for path in filter(lambda p: p and p != "-", (args.output, args.report)):
@@ -386,8 +386,8 @@ def import_(args: argparse.Namespace) -> None:
         _write_json(args.report, done.report.to_dict())
     if args.output != "-":
         _note(args, f"{args.output}: {len(done.sites)} sites as kernels, {len(done.report.misses)} left alone")
-        flags = sorted({f for k in done.kernels.values() for f in k.flags})
-        _note(args, f"compile it with: iree-compile {' '.join([*target.flags, *flags])} {args.output} -o MODULE.vmfb")
+        flags = merge_flags(target.flags, MODEL_FLAGS.get(target.backend, ()), done.flags)
+        _note(args, f"compile it with: iree-compile {' '.join(flags)} {args.output} -o MODULE.vmfb")
 
 
 def compile_(args: argparse.Namespace) -> None:

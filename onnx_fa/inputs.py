@@ -102,10 +102,14 @@ def random_inputs(
     default: int = ODD_LENGTH,
     variant: Variant = "normal",
 ) -> dict[str, Array]:
-    """One array per input of the model, in its order. Raises ModelError for shapes or types that cannot be made."""
+    """One array per input of the model, in its order. Raises ModelError for shapes or types that cannot be made.
+
+    Integers of no known use are 0 and 1 for even seeds; for odd ones they go up to the largest size, as lengths and ids do.
+    """
     rng = np.random.default_rng(seed)
     shapes = input_shapes(model, dims, default)
-    return {str(v.name): _fill(v, shapes[str(v.name)], rng, variant) for v in graph_inputs(model)}
+    most = max((d for s in shapes.values() for d in s), default=1) if seed % 2 else 1
+    return {str(v.name): _fill(v, shapes[str(v.name)], rng, variant, most) for v in graph_inputs(model)}
 
 
 def has_float_input(model: ir.Model) -> bool:
@@ -166,7 +170,7 @@ def _size(dim: int | str, sizes: Mapping[str, int], value: ir.Value) -> int:
     return size
 
 
-def _fill(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, variant: Variant) -> Array:
+def _fill(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, variant: Variant, most: int) -> Array:
     dtype = value.dtype
     if dtype == ir.DataType.BOOL:
         return _keep(shape, rng, variant) if _is_mask(value) else rng.random(shape) < 0.5
@@ -178,7 +182,9 @@ def _fill(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, var
             return _keep(shape, rng, variant).astype(kind)
         if "pos" in str(value.name).lower() and shape:
             return np.broadcast_to(np.arange(shape[-1]), shape).astype(kind)
-        return rng.integers(0, 2, shape).astype(kind)
+        if any(n.domain for n, _ in _reached(value)):  # runtimes trust the lengths that their own operators get
+            most = 1
+        return rng.integers(0, min(most, int(np.iinfo(kind).max)) + 1, shape).astype(kind)
     if dtype in _FLOAT_TYPES:
         kind = dtype.numpy()
         if _is_mask(value):

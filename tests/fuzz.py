@@ -46,9 +46,6 @@ def kernels(index: int, spec: AttentionSpec) -> list[Kernel]:
     """One kernel for a spec, and for some another body."""
     made = [emit_kernel(spec, HOST) if index % 5 == 0 else _small(index, spec)]
     others: list[Body] = ["few"] * (index % 2)
-    # Frames of wider heads may pass a worker's stack, which only `onnx-fa compile` looks at.
-    if index % 16 == 1 and max(spec.D, spec.Dv) <= 128:
-        others.append("op")
     for other in others:
         if other != made[0].body:
             with contextlib.suppress(UnsupportedError):

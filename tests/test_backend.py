@@ -234,6 +234,22 @@ def test_convolution_of_patches_is_a_matmul(tmp_path: Path, batch: int | str) ->
     assert "Conv" in {n.op_type for n in legalize(overlapping).graph.node}
 
 
+@pytest.mark.parametrize("batch", [2, "b"])
+def test_matmul_of_many_dims_by_a_matrix_is_one_of_rows(tmp_path: Path, batch: int | str) -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = _model([node], {"x": [batch, 3, 7, 6]}, {"w": _random(6, 5)}, [batch, 3, 7, 5])
+    assert [n.op_type for n in legalize(model).graph.node] == ["Reshape", "MatMul", "Reshape"]
+    _check(model, tmp_path, _random(2, 3, 7, 6))
+
+
+@pytest.mark.parametrize(
+    ("dims", "weight"), [(["b", "s", 7, 6], [6, 5]), ([2, 7, 6], [6, 5]), ([2, 3, 7, 6], [3, 6, 5])]
+)
+def test_other_matmuls_stay(dims: list[int | str], weight: list[int]) -> None:
+    model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": dims}, {"w": _random(*weight)}, None)
+    assert [n.op_type for n in legalize(model).graph.node] == ["MatMul"]
+
+
 def test_operator_defined_as_a_function_is_expanded(tmp_path: Path) -> None:
     model = _model([helper.make_node("Swish", ["x"], ["y"], alpha=0.7)], {"x": [3, 4]}, {}, [3, 4], opset=24)
     assert "Swish" not in {n.op_type for n in legalize(model).graph.node}

@@ -1,4 +1,4 @@
-"""The chooser, and both bodies against the reference on random small attentions."""
+"""The chooser, and what it chooses against the reference on random small attentions."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ def test_names() -> None:
     others = {
         kernel_name(dataclasses.replace(BASE, scale=0.3), HOST),
         kernel_name(BASE, parse_target("cpu-neon")),
-        kernel_name(BASE, HOST, "op"),
+        kernel_name(BASE, HOST, "few"),
     }
     assert len(others | {kernel.name}) == 4
 
 
 def test_prefers_the_vector_body() -> None:
     assert emit_kernel(BY_NAME["bench_s1024"].spec, HOST).body == "vector"
-    assert emit_kernel(BY_NAME["bench_s1024"].spec, HOST, body="op").body == "op"
+    assert emit_kernel(BY_NAME["decode_gqa"].spec, HOST).body == "few"
+    assert emit_kernel(BY_NAME["decode_gqa"].spec, HOST, body="vector").body == "vector"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -62,26 +63,22 @@ def test_every_case_has_a_kernel(case: Case) -> None:
 
 def test_refusals_name_every_body() -> None:
     spec = dataclasses.replace(BASE, D=4096, Dv=4096, masks=(BoolMask((1, 64), -5.0),))
-    with pytest.raises(UnsupportedError, match=r"vector: .*stack; op: .*competes"):
+    with pytest.raises(UnsupportedError, match=r"few: .*64 queries.*; vector: .*stack"):
         emit_kernel(spec, HOST)
     narrow = dataclasses.replace(BASE, Dv=1, Skv="t", v_layout=(1, 2, 0))
     with pytest.raises(UnsupportedError, match=r"vector: .*v of dynamic shape with a head dim of 1"):
         emit_kernel(narrow, HOST)
     with pytest.raises(UnsupportedError, match="f64"):
         emit_kernel(dataclasses.replace(BASE, dtype="f64"), HOST)
-    with pytest.raises(UnsupportedError, match=r"op: row statistics \(lse, max\)"):
-        emit_kernel(dataclasses.replace(BASE, stats=("lse", "max")), HOST, body="op")
+    with pytest.raises(UnsupportedError, match="no kernel body 'gpu', only few, vector"):
+        emit_kernel(BASE, HOST, body="gpu")
     with pytest.raises(UnsupportedError, match="no lowering for vulkan"):
         emit_kernel(BASE, dataclasses.replace(HOST, backend="vulkan"))
 
 
 def test_random_specs(tmp_path: Path) -> None:
-    """Both bodies, static and dynamic, agree with the reference. Specs are drawn first and compiled together."""
-    cases = [
-        (drawn, emit_kernel(drawn.spec, HOST, body=body))
-        for drawn in draw_specs(12, expressions=False)
-        for body in ("op", "vector")
-    ]
+    """Static and dynamic specs agree with the reference. They are drawn first and compiled together."""
+    cases = [(drawn, emit_kernel(drawn.spec, HOST)) for drawn in draw_specs(12, expressions=False)]
     compiled = Kernels([kernel for _, kernel in cases], tmp_path)
     for i, (drawn, kernel) in enumerate(cases):
         for seed, spec in enumerate(drawn.bound()):

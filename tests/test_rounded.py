@@ -22,6 +22,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.reference import attention
 from onnx_fa.rewriter import explain, rewrite
 from onnx_fa.spec import AttentionSpec, Rounding
+from onnx_fa.target import parse_target
 from onnx_fa.ties import slack
 from tests.cases import BY_NAME, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, mismatch
@@ -199,8 +200,8 @@ def test_ties_of_scores() -> None:
 
 def test_refusals() -> None:
     spec = BY_NAME["rounded_u8"].spec
-    with pytest.raises(UnsupportedError, match=r"op: .*second sweep"):
-        emit_kernel(spec, HOST, body="op")
+    with pytest.raises(UnsupportedError, match=r"gpu: .*second sweep"):
+        emit_kernel(spec, parse_target("cuda-sm_80"), body="gpu")
     with pytest.raises(UnsupportedError, match="not split"):
         emit_vector(spec, HOST, "fa_x", splits=2)
     for wrong in ({"scale": 0.0}, {"scale": 0.1, "zero_point": 256}, {"scale": 0.1, "dtype": "i4"}):

@@ -119,7 +119,7 @@ def test_the_nearest_entry_is_picked_and_named(folder: Path) -> None:
 def test_other_bodies_and_tiles_that_do_not_fit_are_passed_over(folder: Path) -> None:
     near, far = _entry(16), _entry(32, D=256, Dv=256)
     path = folder / "cpu-avx512.json"
-    path.write_text(Database("cpu-avx512", (near, far, _entry(64, body="op"))).to_json())
+    path.write_text(Database("cpu-avx512", (near, far, _entry(64, body="few"))).to_json())
 
     def bm(fits: int) -> int | None:
         found = pick(AVX512, "vector", _spec(), lambda t: t["BM"] == fits, lambda t: 1)
@@ -154,7 +154,7 @@ def test_distance_is_a_distance() -> None:
     for changes in ({"dtype": "f16"}, {"D": 128}, {"Sq": "dynamic"}, {"Skv": "long"}, {"mask": "window"}, {"group": 8}):
         b = dataclasses.replace(a, **changes)  # type: ignore[arg-type]
         assert distance(a, b) == distance(b, a) > 0
-    assert distance(a, a) == 0 and distance(a, dataclasses.replace(a, body="op")) == float("inf")
+    assert distance(a, a) == 0 and distance(a, dataclasses.replace(a, body="few")) == float("inf")
 
 
 @pytest.mark.parametrize(

@@ -222,3 +222,35 @@ def test_rows_masked_by_a_number_that_float64_sees_through(tmp_path: Path) -> No
     unjudged = [c for c in report.checks if "f32 cannot see through" in c.note]
     assert unjudged and {c.inputs for c in unjudged} == {"empty"} and all(c.ok for c in unjudged)
     assert all(c.ok for c in report.checks if c.inputs == "empty" and "output" in c.what)
+
+
+_SHORT = """<ir_version: 9, opset_import: ["": 18]>
+g (float[2,2,20,16] q, float[2,2,20,16] k, float[2,2,20,16] v, int64[2] lengths) => (float[2,2,20,16] o)
+<int64[4] column = {{2, 1, 1, 1}}, int64 zero = {{0}}, int64 one = {{1}}, int64 count = {{20}},
+ int64 less = {{{less}}}, float out = {{-inf}}> {{
+  kt = Transpose <perm=[0,1,3,2]> (k)
+  s = MatMul (q, kt)
+  at = Range (zero, count, one)
+  left = Sub (lengths, less)
+  ends = Reshape (left, column)
+  hide = GreaterOrEqual (at, ends)
+  m = Where (hide, out, s)
+  p = Softmax <axis=-1> (m)
+  o = MatMul (p, v)
+}}"""
+
+
+def test_lengths_are_drawn_so_that_keys_are_seen(tmp_path: Path) -> None:
+    """A row of length 0 is NaN; some inputs must have rows of many keys."""
+    onnx.save(onnx.parser.parse_model(_SHORT.format(less=0)), tmp_path / "a.onnx")
+    verify(tmp_path / "a.onnx").check()
+    drawn = [random_inputs(io.load(tmp_path / "a.onnx"), seed=s)["lengths"] for s in range(6)]
+    assert max(int(x.max()) for x in drawn[1::2]) > 2 and max(int(x.max()) for x in drawn[::2]) == 1
+
+
+def test_results_that_are_never_finite_show_nothing(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(_SHORT.format(less=100)), tmp_path / "a.onnx")
+    report = verify(tmp_path / "a.onnx")
+    assert [c.inputs for c in report.checks if c.ok is False] == ["all"]
+    with pytest.raises(MismatchError, match="no inputs that were tried give a finite value"):
+        report.check()

@@ -143,8 +143,8 @@ GRAPHS: dict[str, tuple[str, str]] = {
 _HEAD = """# Variants of attention
 
 What the kernels carry, and which case of the case table (`tests/cases.py`) shows it. Every case is compiled for the CPU and
-compared with the float64 reference, with ordinary operands and with adversarial ones (`tests/test_vector_kernel.py`,
-`tests/test_op_kernel.py`); random specs of all of this are compared by `python -m tests.fuzz`. This page is written by
+compared with the float64 reference, with ordinary operands and with adversarial ones
+(`tests/test_vector_kernel.py`); random specs of all of this are compared by `python -m tests.fuzz`. This page is written by
 `python -m tests.variant_table`, and a test compares it with what the kernels say.
 
 Row statistics: a row without keys has -inf; finite ones below -1e37, which only masks make, are given as the lowest f32.

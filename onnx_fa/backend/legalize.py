@@ -279,6 +279,30 @@ def _patches(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _flat_rows(g: _Graph, node: onnx.NodeProto) -> bool:
+    """A MatMul of four or more dims by a matrix, as one of rows.
+
+    In packed layout IREE copies the matrix for every batch first (17 of 22 ms of SAM's encoder).
+    """
+    left, right = g.shape(node.input[0]), g.shape(node.input[1])
+    if left is None or right is None or len(left) < 4 or len(right) != 2:
+        return False
+    *rows, depth = left
+    width = right[1]
+    if (
+        not (isinstance(depth, int) and isinstance(width, int))
+        or 0 in left
+        or sum(not isinstance(d, int) for d in rows) > 1
+    ):
+        return False
+    hint = node.name or "MatMul"
+    flat = g.add("Reshape", [node.input[0], g.const(np.array([-1, depth], np.int64), hint)], hint)
+    product = g.add("MatMul", [flat, node.input[1]], hint)
+    back = [d if isinstance(d, int) else -1 for d in (*rows, width)]
+    g.add("Reshape", [product, g.const(np.array(back, np.int64), hint)], hint, out=node.output[0])
+    return True
+
+
 def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
     """A Loop without a first condition: IREE wants one."""
     if len(node.input) < 2 or node.input[1]:
@@ -314,6 +338,7 @@ def _dequantize_blocks(g: _Graph, node: onnx.NodeProto) -> bool:
 
 _HANDLERS: dict[str, _Handler] = {
     "Loop": _loop,
+    "MatMul": _flat_rows,
     "Conv": _patches,
     "DequantizeLinear": _dequantize_blocks,
     "RMSNormalization": _rms_norm,

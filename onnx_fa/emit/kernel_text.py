@@ -8,7 +8,7 @@ from typing import Literal
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec
 
-Body = Literal["op", "vector", "few", "gpu", "triton"]
+Body = Literal["vector", "few", "gpu", "triton"]
 
 
 @dataclass(frozen=True)

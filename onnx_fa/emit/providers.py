@@ -12,7 +12,6 @@ from onnx_fa.emit import triton
 from onnx_fa.emit.few import emit_few
 from onnx_fa.emit.gpu import emit_gpu
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.op_kernel import emit_op
 from onnx_fa.emit.vector import emit_vector
 from onnx_fa.errors import TargetError
 from onnx_fa.spec import AttentionSpec
@@ -31,7 +30,7 @@ class Provider:
 
 
 def _iree(target: Target) -> Mapping[str, Emitter]:
-    return {"gpu": emit_gpu} if target.is_gpu else {"few": emit_few, "vector": emit_vector, "op": emit_op}
+    return {"gpu": emit_gpu} if target.is_gpu else {"few": emit_few, "vector": emit_vector}
 
 
 PROVIDERS: dict[str, Provider] = {

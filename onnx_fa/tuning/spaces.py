@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from onnx_fa.backend.limits import DEFAULT, Limits
-from onnx_fa.emit import gpu, op_kernel, vector
+from onnx_fa.emit import gpu, vector
 from onnx_fa.emit.few import emit_few, few_queries, tuned_few
 from onnx_fa.emit.few_body import FewConfig
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.gpu_body import GpuConfig
 from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.op_kernel import OpConfig, emit_op
 from onnx_fa.emit.triton import emit_exactly
 from onnx_fa.emit.triton import tiles as triton_tiles
 from onnx_fa.emit.vector import VectorConfig, emit_vector
@@ -110,33 +109,6 @@ def _few_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
 def _few_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
     config = FewConfig(tiles["W"], few_queries(spec), tiles["BK"], tiles["W"], tiles["RN"], tiles["U"])
     return emit_few(spec, target, name, config)
-
-
-def _op_default(spec: AttentionSpec, target: Target) -> Tiles:
-    return _op_tiles(op_kernel.default_config(spec))
-
-
-def _op_tiles(config: OpConfig) -> Tiles:
-    return {k: int(v) for k, v in asdict(config).items()}
-
-
-def _op_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
-    default = _op_default(spec, target)
-    for keys in (8, 16, 32, 64):
-        for rows in (2, 4, 8) if default["tile_m"] > 1 else (1,):
-            yield {**default, "tile_m": rows, "tile_k2": keys}
-
-
-def _op_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
-    for block in (16, 32, 64, 128):
-        if best["tile_m"] > 1 and block >= best["tile_m"]:
-            yield {**best, "block_m": block}
-    yield {**best, "transpose_k": 1 - best["transpose_k"]}
-
-
-def _op_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
-    config = OpConfig(tiles["block_m"], tiles["tile_m"], tiles["tile_k2"], bool(tiles["transpose_k"]))
-    return emit_op(spec, target, name, config)
 
 
 def _gpu_default(spec: AttentionSpec, target: Target) -> Tiles:
@@ -258,5 +230,4 @@ _SPACES = {
         lambda spec, tiles: queries_computed(fold_queries(spec).Sq, tiles["BM"]),
     ),
     "few": Space(_few_default, _few_first, _few_around, _few_emit, lambda spec, tiles: 1.0),
-    "op": Space(_op_default, _op_first, _op_around, _op_emit, lambda spec, tiles: 1.0),
 }
