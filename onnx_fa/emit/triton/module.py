@@ -108,10 +108,11 @@ def _check(spec: AttentionSpec, target: Target) -> None:
 
 
 def _variants(spec: AttentionSpec, symbol: str, given: TritonConfig | None) -> tuple[list[_Variant], Program, str]:
-    """The kernel for each architecture, with tiles that fit it; the operands it takes; where the first one's tiles are from."""
+    """The kernel for each architecture, with tiles that fit it; the operands it takes; where the tiles are from."""
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
         made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch), ARCHITECTURES))
-    return [v for v, _, _ in made], made[0][1], made[0][2]
+    others = "".join(f"; sm_{v.arch}: {reason}" for v, _, reason in made[1:] if reason)
+    return [v for v, _, _ in made], made[0][1], (made[0][2] + others).removeprefix("; ")
 
 
 def _variant(spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int) -> tuple[_Variant, Program, str]:
@@ -125,7 +126,7 @@ def _variant(spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch:
             problem = problem or e
             continue
         if problem:
-            reason += f"; other tiles on sm_{arch}, as these do not fit: {problem}"
+            reason += f"{'; ' * bool(reason)}other tiles, as these do not fit: {problem}"
         return _Variant(arch, code, config), program, reason
     raise UnsupportedError(f"triton kernel: {problem}")
 
