@@ -169,6 +169,36 @@ def _cases() -> Iterator[Case]:
     )
     yield case("bench_vit", "bench", **bench | {"Sq": 197, "Skv": 197, "Hq": 12, "Hkv": 12})
     yield case("bench_dynamic", "bench", "dynamic", **bench | {"Sq": "s", "Skv": "s"}, sizes=((("s", 1024),),))
+    yield from _gpu_cases()
+
+
+def _gpu_cases() -> Iterator[Case]:
+    """What the tuner tries on GPUs: large enough to fill one, K and V of a decode too large for its cache."""
+
+    def gpu(name: str, H: int, S: int, D: int, B: int = 1, **changes: Any) -> Case:
+        base: dict[str, Any] = {"dtype": "f16", "Hq": H, "Hkv": H, "Sq": S, "Skv": S, "D": D, "Dv": D, "batch": (B,)}
+        return case(f"gpu_{name}", "bench", "tune_gpu", **base | changes)
+
+    causal: dict[str, Any] = {"masks": (Causal(),)}
+    yield gpu("s512", 32, 512, 64)
+    yield gpu("s2048", 32, 2048, 64)
+    yield gpu("causal", 16, 4096, 64, 4, **causal)
+    yield gpu("window", 16, 4096, 64, 4, masks=(SlidingWindow(256, 0),))
+    yield gpu("prefix", 16, 4096, 64, 4, masks=(prefix(256),))
+    yield gpu("s512_d128", 16, 512, 128, 8)
+    yield gpu("s4096_d128", 32, 4096, 128)
+    yield gpu("s4096_d128_causal", 32, 4096, 128, **causal)
+    yield gpu("gqa", 32, 2048, 128, 2, Hkv=8, **causal)
+    dynamic: dict[str, Any] = {"Sq": "s", "Skv": "s", "sizes": ((("s", 2048),),)}
+    yield gpu("dynamic", 32, 2048, 128, 2, **dynamic | causal)
+    pairs = AddMask((4, 256, 1, 1, 256), "f16"), AddMask((4, 1, 4, 256, 256), "f16")
+    yield gpu("evoformer", 4, 256, 64, batch=(4, 256), masks=pairs)
+    yield gpu("d32", 16, 4096, 32, 4)
+    yield gpu("d256", 16, 4096, 256)
+    yield gpu("decode", 32, 32768, 128, Hkv=8, Sq=1)
+    yield gpu("decode_d64", 32, 32768, 64, Hkv=16, Sq=1)
+    yield gpu("f32", 8, 2048, 64, dtype="f32")
+    yield gpu("f32_d128", 8, 2048, 128, dtype="f32")
 
 
 CASES: tuple[Case, ...] = tuple(_cases())

@@ -241,8 +241,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--candidates", type=int, default=16, help="most sets of tiles tried per stage")
     sub.add_argument("--threads", type=int, default=2)
     sub.add_argument("--jobs", type=int, default=1, help="compile so many at once (timing is never parallel)")
-    sub.add_argument("--timeout", type=_seconds, default=60, metavar="S", help="stop each iree-compile after S seconds")
-    sub.add_argument("--memory", type=float, default=4, metavar="GIB", help="memory limit of each iree-compile")
+    sub.add_argument("--timeout", type=_seconds, default=60, metavar="S", help="stop each compiler after S seconds")
+    sub.add_argument("--memory", type=float, default=4, metavar="GIB", help="memory limit of each compiler")
     sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
     dims(sub)
     target(sub)
@@ -723,7 +723,7 @@ def tune(args: argparse.Namespace) -> None:
         compile_memory_bytes=int(args.memory * 2**30),
         body=args.body,
     )
-    wanted = tuning.cases_of_model(args.model, dict(args.dim)) if args.model else tuning.table_cases(args.case)
+    wanted = tuning.cases_of_model(args.model, dict(args.dim)) if args.model else tuning.table_cases(args.case, target)
     columns = (TextColumn("{task.completed}/{task.total} cases"), BarColumn(20), TimeElapsedColumn())
     console = Console(stderr=True)
     shown = console.is_terminal and args.verbose >= 0

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("onnx-fa", "iree-base-compiler", "iree-base-runtime", "onnxruntime", "onnx", "torch", "numpy")
+PACKAGES = ("onnx-fa", "iree-base-compiler", "iree-base-runtime", "triton", "onnxruntime", "onnx", "torch", "numpy")
 
 
 def machine_facts(threads: int) -> dict[str, Any]:

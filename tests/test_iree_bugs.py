@@ -68,6 +68,7 @@ def test_expand_dynamic_unit(tmp_path: Path) -> None:
         ("blocked_dequantize", 'name = "onnx.DequantizeLinear"', ()),
         ("cast_to_int4", 'name = "onnx.Cast"', ()),
         ("loop_without_condition", 'name = "onnx.Loop"', ()),
+        ("global_behind", "failed to legalize operation 'util.global.store'", ()),
     ],
 )
 def test_refused(name: str, message: str, flags: tuple[str, ...], tmp_path: Path) -> None:

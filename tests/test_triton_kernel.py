@@ -16,7 +16,7 @@ import onnx_ir as ir
 import pytest
 
 from onnx_fa.backend.alone import module_text
-from onnx_fa.backend.compile import iree_compile
+from onnx_fa.backend.compile import compile_model, iree_compile
 from onnx_fa.backend.inspect import inspect_phases
 from onnx_fa.benchmark import stock_import
 from onnx_fa.cases import case, document, prefix
@@ -184,7 +184,10 @@ def test_stock_road(tmp_path: Path) -> None:
 
 
 def test_whole_model(tmp_path: Path) -> None:
-    """`--kernels auto` on CUDA is Triton's kernel; what it refuses goes to IREE's."""
+    """`--kernels auto` on CUDA is Triton's kernel, also one that keeps counters; what it refuses goes to IREE's."""
+    (site,) = compile_model(onnx.parser.parse_model(HALVES), tmp_path / "m.vmfb", CUDA).sites
+    assert site.fused and site.dispatches == 1 and site.tiles["splits"] == 16
+    assert re.fullmatch(r"cuda-sm_90: triton f16 D64 few .*; nearest, .*; sm_80: built in: .*", site.tuning)
     assert emit_kernel(half(), CUDA).body == "triton"
     assert emit_kernel(half(), dataclasses.replace(CUDA, kernels="iree")).body == "gpu"
     with pytest.raises(TargetError, match="for CUDA"):

@@ -22,6 +22,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Of one compilation: seconds, and resident bytes of all its processes."""
+
+    timeout_s: float = 300
+    memory_bytes: int = 8 << 30
+
+
+DEFAULT = Limits()
+
+
+@dataclass(frozen=True)
 class Finished:
     """How a program ended. `returncode` is negative for a signal, as in subprocess; `peak_bytes` is the largest
     resident size seen: of the whole process group (sampled), or of its first process (the kernel's high-water mark). Of a

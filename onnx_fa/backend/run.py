@@ -42,6 +42,26 @@ def require_device(device: str) -> None:
         raise TargetError(f"device {device}: not present on this machine: the driver finds none")
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A device as IREE's runtime sees it; `name` with the version of NVIDIA's driver. `capability` is CUDA's, times ten (90), 0 of
+    others."""
+
+    name: str
+    capability: int
+
+
+def find_gpu(device: str) -> Gpu:
+    """The first device of a driver. Raises TargetError where there is none."""
+    require_device(device)
+    driver = _runtime().get_driver(device.partition(":")[0])
+    found = driver.query_available_devices()[0]
+    facts = re.search(r"gpu-compute-capability: (\d+)\.(\d)", driver.dump_device_info(found["device_id"]))
+    driver_version = Path("/sys/module/nvidia/version")
+    version = f", driver {driver_version.read_text().strip()}" if driver_version.is_file() and facts else ""
+    return Gpu(found["name"] + version, 10 * int(facts[1]) + int(facts[2]) if facts else 0)
+
+
 def load_module(
     vmfb: Path | bytes, device: str = "local-task", function: str | None = None
 ) -> Callable[..., list[Array]]:
@@ -165,18 +185,19 @@ def run_module(
     function: str = "main_graph",
     device: str = "local-task",
     threads: int | None = None,
+    as_numbers: np.dtype[Any] | None = None,
     timeout_s: float = 600,
     memory_bytes: int = 16 << 30,
 ) -> tuple[list[Array], int]:
     """One call in a child process: its `outputs` results and its peak resident size in bytes; on a GPU, the most bytes it had
-    there. Raises RunError."""
+    there. With `as_numbers` the results are of that type and flat: .npy has no bf16. Raises RunError."""
     on_host = device.startswith("local")
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
         flags = _module_flags(Path(tmp), vmfb, inputs, function, device, threads)
-        results = [Path(tmp) / f"out{i}.npy" for i in range(outputs)]
+        results = [Path(tmp) / f"out{i}.{'bin' if as_numbers else 'npy'}" for i in range(outputs)]
         command = [tool_path("iree-run-module"), *flags, *(f"--output=@{r}" for r in results)]
         done = _run([*command, *([] if on_host else ["--print_statistics"])], timeout_s, memory_bytes)
-        arrays = [np.load(r) for r in results]
+        arrays = [np.fromfile(r, as_numbers) if as_numbers else np.load(r) for r in results]
         if on_host:
             return arrays, done.peak_bytes
         peak = re.search(r"DEVICE_LOCAL: +(\d+)B peak", done.stderr + done.stdout)

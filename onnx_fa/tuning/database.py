@@ -218,6 +218,11 @@ def database_name(target: Target) -> str:
     return {(16, 32): "cpu-avx512", (4, 32): "cpu-neon"}.get((target.lanes, target.registers), "cpu-avx2")
 
 
+def triton_database(arch: int) -> str:
+    """The file that holds the tiles of Triton's kernels for sm_`arch`: they differ between architectures."""
+    return f"cuda-sm_{arch}"
+
+
 def package_path(name: str) -> Path:
     """Where the package keeps a database."""
     return Path(str(resources.files("onnx_fa.tuning").joinpath(f"data/{name}.json")))

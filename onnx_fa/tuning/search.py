@@ -4,6 +4,9 @@ Three stages: a coarse grid, then one field at a time around the best, then comp
 are timed in turn, round after round (A B C A B C ...), and those that fall behind are dropped; the best of the stage before takes
 part, so that costs of different stages compare. No candidate is timed before its numbers agree with the float64 reference.
 
+A call of the runtime costs tens of microseconds, more than small kernels of a GPU: there the timed (and checked) program launches
+its dispatches many times, one after the other, and its time is divided by their number.
+
 Every result goes to a journal as soon as it is known. A search that starts again with the same settings reads them from there.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -23,10 +27,12 @@ import numpy.typing as npt
 
 from onnx_fa.accuracy import Expected, expect
 from onnx_fa.backend.alone import FUNCTION, compile_alone
-from onnx_fa.backend.run import benchmark_module, run_module
-from onnx_fa.cases import Case, draw_operands
+from onnx_fa.backend.limits import Limits
+from onnx_fa.backend.run import Gpu, benchmark_module, run_module
+from onnx_fa.cases import DTYPES, Case, draw_operands
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.triton.config import code_for
 from onnx_fa.errors import CompileError, OnnxFaError, RunError, UnsupportedError
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec import AttentionSpec
@@ -34,7 +40,6 @@ from onnx_fa.target import Target
 from onnx_fa.tuning.database import Choice, Entry, Refused, Tiles, family
 from onnx_fa.tuning.spaces import OPTIONS, Space, space
 
-Array = npt.NDArray[Any]
 Note = Callable[[str], None]
 
 BEHIND = 1.25
@@ -43,6 +48,9 @@ NOISE = 0.96
 """Tiles that cost less than those in use, but more than this part of them, count as much: a change must be more than noise."""
 WORTH = 0.9
 """Compile options, which hold for a whole module, are kept where they bring the time below this part of what it is without them."""
+LAUNCHED_FLOPS = 2e12
+"""Of a timed call on a GPU, about: a few milliseconds on a large one."""
+MOST_LAUNCHES = 256
 CHECKED_SCORES = 1 << 25
 """Bound on the float64 scores that the check of one case computes: longer attentions are checked on some of their rows."""
 
@@ -62,6 +70,10 @@ class Settings:
     run_timeout_s: float = 120
     run_memory_bytes: int = 12 << 30
     body: str = ""
+
+    @property
+    def compile_limits(self) -> Limits:
+        return Limits(self.compile_timeout_s, self.compile_memory_bytes)
 
     def __post_init__(self) -> None:
         for name in ("rounds", "calls", "threads", "candidates", "jobs"):
@@ -126,7 +138,7 @@ class _Measured:
 
 
 class Search:
-    """The search for one case. `make` stands for the kernel's emitter in tests."""
+    """The search for one case, on a GPU if one is given. `make` stands for the kernel's emitter in tests."""
 
     def __init__(
         self,
@@ -137,17 +149,20 @@ class Search:
         journal: Journal,
         note: Note = lambda message: None,
         make: Callable[[AttentionSpec, Target, str, Tiles], Kernel] | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         self.case, self.target, self.settings, self.folder = case, target, settings, folder
         self.journal, self.note = journal, note
         self.body = settings.body or emit_kernel(case.spec, target).body
-        self.space: Space = space(self.body)
+        arch = code_for(gpu.capability) if gpu else 0
+        self.space: Space = space(self.body, arch, settings.compile_limits)
         self._make = make or self.space.emit
         self.bound = case.bound()[0]
+        self.gpu, self.launches = gpu, launches(self.bound) if gpu else 1
         self._modules: dict[str, Path] = {}
         self._kernels: dict[str, Kernel | str] = {}
-        self._inputs: list[Array] = []
-        self._expected: list[tuple[list[Array], Expected]] = []
+        self._inputs: list[Path] = []
+        self._expected: list[tuple[list[Path], Expected]] = []
         self.refused: dict[str, Refused] = {}
         self.round = 0
 
@@ -178,6 +193,9 @@ class Search:
             "interleaved rounds of iree-benchmark-module, lower quartiles; checked against float64 before timing"
         )
         facts["machine"] = facts.pop("cpu")
+        if self.gpu:
+            facts |= {"machine": self.gpu.name, "launches": self.launches}
+            facts["method"] += "; times are of calls of so many launches one after the other, divided by their number"
         measured = _settled(measured, Candidate(default).key)
         least = min(m.cost for m in measured)
         costs = {m.candidate.key: m.cost / least for m in measured}
@@ -188,7 +206,9 @@ class Search:
             for m in measured
         ]
         what = f"{self.case.name}: {self.case.title}"
-        return Entry(family(spec, self.body), what, facts, tuple(choices), tuple(self.refused.values()))
+        return Entry(
+            family(self.space.seen(spec), self.body), what, facts, tuple(choices), tuple(self.refused.values())
+        )
 
     def _stage(self, name: str, candidates: Sequence[Candidate], incumbent: _Measured | None) -> list[_Measured]:
         """The candidates that were timed, the cheapest first; costs are relative to the incumbent's, which takes part."""
@@ -231,8 +251,9 @@ class Search:
 
     def _prepare(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that compile and give the right numbers; compiled `jobs` at a time, checked one by one."""
-        open_ = [c for c in candidates if self.journal.get(*self._where(c), "check") is None]
         with ThreadPoolExecutor(self.settings.jobs) as pool:
+            list(pool.map(self._kernel, candidates))  # Triton's compiler runs where a kernel is made
+            open_ = [c for c in candidates if self.journal.get(*self._where(c), "check") is None]
             built = dict(zip((c.key for c in open_), pool.map(self._build, open_), strict=True))
         right = []
         for c in candidates:
@@ -250,6 +271,7 @@ class Search:
     def _kernel(self, c: Candidate) -> Kernel | str:
         """The candidate's kernel, or why there is none."""
         if c.key not in self._kernels:
+            self.note(f"{self.case.name}: kernel {c}")
             try:
                 self._kernels[c.key] = self._make(self.case.spec, self.target, "fa_tuned", c.tiles)
             except (UnsupportedError, ValueError) as e:
@@ -269,9 +291,9 @@ class Search:
             return kernel
         output = self.folder / f"{hashlib.sha256(c.key.encode()).hexdigest()[:16]}.vmfb"
         self.note(f"{self.case.name}: compiling {c}")
-        limits: dict[str, Any] = {"timeout_s": s.compile_timeout_s, "memory_bytes": s.compile_memory_bytes}
+        again = (f"--iree-hal-benchmark-dispatch-repeat-count={self.launches}",) if self.launches > 1 else ()
         try:
-            compile_alone(kernel, output, self.target, flags=c.flags, **limits)
+            compile_alone(kernel, output, self.target, flags=(*c.flags, *again), **asdict(s.compile_limits))
         except CompileError as e:
             return str(e).partition("; command and messages")[0]
         self._modules[c.key] = output
@@ -281,17 +303,24 @@ class Search:
         """Runs a candidate on ordinary and on adversarial operands. Returns what is wrong, or ""."""
         if not self._expected:
             for adversarial in (False, True):
-                operands = [np.ascontiguousarray(x) for x in draw_operands(self.bound, 0, adversarial=adversarial)]
-                self._expected.append((operands, expect(self.bound, operands, budget=CHECKED_SCORES)))
+                drawn = draw_operands(self.bound, 0, adversarial=adversarial)
+                expected = expect(self.bound, drawn, budget=CHECKED_SCORES)
+                self._expected.append((self._saved(adversarial, drawn), expected))
         for operands, expected in self._expected:
             try:
-                (result,), _ = run_module(self._module(c), operands, 1, **self._run_options())
+                numbers = np.dtype(DTYPES[self.bound.dtype])
+                (result,), _ = run_module(self._module(c), operands, 1, as_numbers=numbers, **self._run_options())
             except RunError as e:
                 return str(e)
-            problem = expected.compare(result).problem
+            problem = expected.compare(result.reshape(self._shape)).problem
             if problem:
                 return f"wrong numbers: {problem}"
         return ""
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """Of the output."""
+        return tuple(d for d in self.bound.out_shape if isinstance(d, int))
 
     def _module(self, c: Candidate) -> Path:
         """The compiled candidate; compiled now where a journal said that it was right."""
@@ -309,7 +338,7 @@ class Search:
                 done = benchmark_module(
                     self._module(c), self._operands(), repetitions=self.settings.calls, **self._run_options()
                 )
-                known = [round(ms, 6) for ms in done.ms]
+                known = [round(ms / self.launches, 6) for ms in done.ms]
             except RunError as e:
                 known = str(e)
             self.journal.put(known, *self._where(c), stage, n)
@@ -318,10 +347,20 @@ class Search:
             return None
         return [float(ms) for ms in known]
 
-    def _operands(self) -> list[Array]:
+    def _operands(self) -> list[Path]:
+        """Those of the check, ordinary ones."""
+        if self._expected:
+            return self._expected[0][0]
         if not self._inputs:
-            self._inputs = [np.ascontiguousarray(x) for x in draw_operands(self.bound, 0)]
+            self._inputs = self._saved(False, draw_operands(self.bound, 0))
         return self._inputs
+
+    def _saved(self, adversarial: bool, operands: Sequence[npt.NDArray[Any]]) -> list[Path]:
+        """Operands as files, for the many processes that read them."""
+        paths = [self.folder / f"{self.case.name}.{adversarial:d}.{i}.npy" for i in range(len(operands))]
+        for path, x in zip(paths, operands, strict=True):
+            np.save(path, np.ascontiguousarray(x))
+        return paths
 
     def _run_options(self) -> dict[str, Any]:
         s = self.settings
@@ -332,6 +371,13 @@ class Search:
             "timeout_s": s.run_timeout_s,
             "memory_bytes": s.run_memory_bytes,
         }
+
+
+def launches(spec: AttentionSpec) -> int:
+    """How often a timed call launches the kernel of a spec without symbols."""
+    sizes = [d for d in (*spec.batch, spec.Hq, spec.Sq, spec.Skv) if isinstance(d, int)]
+    flops = 2 * math.prod(sizes) * (spec.D + spec.Dv)
+    return min(MOST_LAUNCHES, math.ceil(LAUNCHED_FLOPS / flops))
 
 
 def _spread(samples: Sequence[tuple[int, float]]) -> float:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from onnx_fa.backend.limits import DEFAULT, Limits
 from onnx_fa.emit import gpu, vector
 from onnx_fa.emit.few import emit_few, few_queries, tuned_few
 from onnx_fa.emit.few_body import FewConfig
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.gpu_body import GpuConfig
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.triton import emit_exactly
+from onnx_fa.emit.triton import tiles as triton_tiles
 from onnx_fa.emit.vector import VectorConfig, emit_vector
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.spec import AttentionSpec, Causal
 from onnx_fa.target import Target
 from onnx_fa.tuning.database import Tiles, queries_computed
 
@@ -28,19 +31,25 @@ them."""
 @dataclass(frozen=True)
 class Space:
     """`default` are the tiles in use; `first` is a coarse grid; `around` varies one field at a time of the best so far; `emit`
-    makes the kernel with given tiles (UnsupportedError or ValueError where they do not fit); `queries` are those computed."""
+    makes the kernel with given tiles (UnsupportedError or ValueError where they do not fit); `queries` are those computed;
+    `seen` is the spec as the body looks up its tiles."""
 
     default: Callable[[AttentionSpec, Target], Tiles]
     first: Callable[[AttentionSpec, Target], Iterator[Tiles]]
     around: Callable[[AttentionSpec, Tiles], Iterator[Tiles]]
     emit: Callable[[AttentionSpec, Target, str, Tiles], Kernel]
     queries: Callable[[AttentionSpec, Tiles], float]
+    seen: Callable[[AttentionSpec], AttentionSpec] = lambda spec: spec
 
 
-def space(body: str) -> Space:
-    """The space of a body. Raises OnnxFaError where there is none."""
+def space(body: str, arch: int = 90, limits: Limits = DEFAULT) -> Space:
+    """The space of a body; of Triton's for sm_`arch`, its compiler within `limits`. Raises OnnxFaError where there is none."""
+    if body == "triton":
+        return _triton(arch, limits)
     if body not in _SPACES:
-        raise OnnxFaError(f"the kernel body {body!r} has no tiles to tune: use one of {', '.join(_SPACES)}")
+        raise OnnxFaError(
+            f"the kernel body {body!r} has no tiles to tune: use one of {', '.join([*_SPACES, 'triton'])}"
+        )
     return _SPACES[body]
 
 
@@ -124,6 +133,85 @@ def _gpu_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
 
 def _gpu_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
     return gpu.emit_gpu(spec, target, name, GpuConfig(**tiles))
+
+
+def _triton(arch: int, limits: Limits) -> Space:
+    def valid(spec: AttentionSpec, wanted: Iterator[dict[str, int]]) -> Iterator[Tiles]:
+        """Those that are powers of two where they must be, are for the spec, and may fit the architecture."""
+        fits = triton_tiles.fitting(spec)
+        for t in wanted:
+            try:
+                config = triton_tiles.config_of(spec, t)
+            except ValueError:
+                continue
+            if fits(t) and triton_tiles.can_run(spec, config, arch):
+                yield t
+
+    def default(spec: AttentionSpec, target: Target) -> Tiles:
+        spec = fold_queries(spec)
+        return {**_split(spec), **triton_tiles.tuned_tiles(spec, arch)[0]}
+
+    def first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
+        few = triton_tiles.is_few(spec := fold_queries(spec))
+        return valid(spec, _triton_few(spec) if few else _triton_many(spec))
+
+    def around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
+        return valid(fold_queries(spec), _triton_around(fold_queries(spec), best))
+
+    def emit(spec: AttentionSpec, target: Target, name: str, t: Tiles) -> Kernel:
+        return emit_exactly(spec, target, name, triton_tiles.config_of(fold_queries(spec), t), arch, limits)
+
+    return Space(
+        default,
+        first,
+        around,
+        emit,
+        lambda spec, t: queries_computed(fold_queries(spec).Sq, t["BM"]),
+        lambda spec: triton_tiles.alike(fold_queries(spec)),
+    )
+
+
+def _triton_many(spec: AttentionSpec) -> Iterator[dict[str, int]]:
+    """Blocks of 64 or 128 queries (32 for f32), with three stages where blocks and heads are narrow."""
+    order = int(any(isinstance(m, Causal) for m in spec.masks))
+    for keys in (64, 128, 32):
+        for rows, warps in ((64, 4), (128, 8), (128, 4), *[(32, 4)] * (spec.dtype == "f32")):
+            for overlap in (0, 1):
+                stages = 2 if overlap or keys == 128 or max(spec.D, spec.Dv) > 128 else 3
+                sizes = {"BM": rows, "BN": keys, "warps": warps, "stages": stages}
+                yield {**sizes, "order": order, "overlap": overlap, **_split(spec)}
+
+
+def _triton_few(spec: AttentionSpec) -> Iterator[dict[str, int]]:
+    for keys in (64, 128, 32):
+        for warps, stages in ((2, 4), (4, 3), (4, 2), (2, 3), (1, 4)):
+            sizes = {"BM": triton_tiles.FEW, "BN": keys, "warps": warps, "stages": stages}
+            yield {**sizes, "order": 0, "overlap": 0, **_split(spec)}
+
+
+def _split(spec: AttentionSpec) -> dict[str, int]:
+    """What tiles of a spec whose keys are split say besides."""
+    return {triton_tiles.WORKGROUPS: triton_tiles.PROCESSORS} if triton_tiles.splits(spec) > 1 else {}
+
+
+def _triton_around(spec: AttentionSpec, best: Tiles) -> Iterator[dict[str, int]]:
+    """The stages, the split of the keys (where another number of workgroups changes it), the order, the form, warps and blocks."""
+    for stages in (best["stages"] + 1, best["stages"] - 1):
+        yield {**best, "stages": stages}
+    tried = {triton_tiles.splits(spec, best.get(triton_tiles.WORKGROUPS, triton_tiles.PROCESSORS))}
+    for factor in (2.0, 0.5, 4.0, 0.25):
+        workgroups = int(best.get(triton_tiles.WORKGROUPS, triton_tiles.PROCESSORS) * factor)
+        if (parts := triton_tiles.splits(spec, workgroups)) > 1 and parts not in tried:
+            tried.add(parts)
+            yield {**best, triton_tiles.WORKGROUPS: workgroups}
+    yield {**best, "order": 1 - best["order"]}
+    yield {**best, "overlap": 1 - best["overlap"]}
+    for warps in (best["warps"] * 2, best["warps"] // 2):
+        yield {**best, "warps": warps}
+    for keys in (best["BN"] * 2, best["BN"] // 2):
+        yield {**best, "BN": keys}
+    for rows in (best["BM"] // 2, best["BM"] * 2):
+        yield {**best, "BM": rows}
 
 
 _SPACES = {

@@ -7,18 +7,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from onnx_fa import cases
-from onnx_fa.backend.run import require_device
+from onnx_fa.backend.run import Gpu, find_gpu
 from onnx_fa.cases import Case
 from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.providers import emitters
+from onnx_fa.emit.triton.config import code_for
 from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.io import ModelLike
 from onnx_fa.target import Target, parse_target
-from onnx_fa.tuning.database import Database, Entry, Family, database_name, family, package_path, parse
+from onnx_fa.tuning.database import (
+    Database,
+    Entry,
+    Family,
+    database_name,
+    family,
+    package_path,
+    parse,
+    triton_database,
+)
 from onnx_fa.tuning.search import Journal, Search, Settings, journal_head
+from onnx_fa.tuning.spaces import space
 
-TABLE_TAG = "tune"
-"""Cases with this tag are tuned when none is named."""
+TABLE_TAG, GPU_TAG = "tune", "tune_gpu"
+"""Cases with this tag are tuned when none is named, on CPUs and on GPUs."""
 QUIET = 0.1
 """A larger spread of an entry's samples says that the machine was not idle."""
 
@@ -41,21 +53,32 @@ def cases_of_model(model: ModelLike, dims: Mapping[str, int]) -> list[Case]:
     return list(found.values())
 
 
-def table_cases(names: Sequence[str]) -> list[Case]:
-    """The cases of those names, or all that are meant for tuning. Raises OnnxFaError for an unknown name."""
-    return [cases.find(n) for n in names] or [c for c in cases.CASES if TABLE_TAG in c.tags]
+def table_cases(names: Sequence[str], target: Target) -> list[Case]:
+    """The cases of those names, or all that are meant for tuning a target. Raises OnnxFaError for an unknown name."""
+    tag = GPU_TAG if target.is_gpu else TABLE_TAG
+    return [cases.find(n) for n in names] or [c for c in cases.CASES if tag in c.tags]
 
 
-def check_runs_here(target: Target) -> None:
-    """Raises TargetError when this machine cannot run what is compiled for the target."""
+def check_runs_here(target: Target) -> Gpu | None:
+    """The GPU that a target is measured on. Raises TargetError when this machine cannot run what is compiled for the target."""
     if target.is_gpu:
-        require_device(target.device)
-        return
+        return find_gpu(target.device)
     host = parse_target("cpu-host")
     widths = {"cpu-avx2": 8, "cpu-avx512": 16}
     wanted, have = database_name(target), database_name(host)
     if wanted != have and widths.get(wanted, 99) > widths.get(have, 0):
         raise TargetError(f"{target.name} cannot be measured here: this machine runs {have}")
+    return None
+
+
+def database_of(target: Target, body: str, gpu: Gpu | None) -> str:
+    """Where a body's tiles are kept; Triton's by the code that the GPU runs. Raises TargetError where it runs none."""
+    if body != "triton" or gpu is None:
+        return database_name(target)
+    arch = code_for(gpu.capability)
+    if not arch:
+        raise TargetError(f"{gpu.name}: Triton's kernels are for compute capability 8.0 and above")
+    return triton_database(arch)
 
 
 def tune(
@@ -75,8 +98,9 @@ def tune(
     stopped, unless `fresh`. Raises OnnxFaError.
     """
     settings = settings or Settings()
-    check_runs_here(target)
-    name = database_name(target)
+    gpu = check_runs_here(target)
+    body = settings.body or next(iter(emitters(target)))
+    name = database_of(target, body, gpu)
     path = out or package_path(name)
     check_writable(path)
     base = parse(path.read_text(), str(path)) if path.is_file() else Database(name)
@@ -86,9 +110,12 @@ def tune(
     left_out = []
     for case in wanted:
         try:
-            key = family(case.spec, settings.body or emit_kernel(case.spec, target).body)
+            # Triton's tiles have a database of their own, so one run is for Triton's kernels alone, or for all others.
+            tried = body if body == "triton" else "auto"
+            own = settings.body or emit_kernel(case.spec, target, body=tried).body
+            key = family(space(own).seen(case.spec), own)
         except UnsupportedError as e:
-            left_out.append(f"{case.name}: {e}")
+            left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))
             continue
         if key in plan:
             left_out.append(f"{case.name}: of the same family as {plan[key].name}")
@@ -106,7 +133,7 @@ def tune(
         for n, case in enumerate(plan.values()):
             advance(n, len(plan))
             try:
-                entries.append(Search(case, target, settings, folder, journal, note).run())
+                entries.append(Search(case, target, settings, folder, journal, note, gpu=gpu).run())
             except OnnxFaError as e:
                 left_out.append(str(e))
     if not entries:

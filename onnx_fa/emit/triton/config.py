@@ -11,6 +11,13 @@ SHARED_BYTES = {90: 227 * 1024, 80: 99 * 1024}
 MOST_SPLITS = 64
 
 
+def code_for(capability: int) -> int:
+    """Which of the ARCHITECTURES' code a GPU of a compute capability (90 for 9.0) runs; 0 where none of it runs there."""
+    if capability // 10 == 9:
+        return 90
+    return 80 if capability >= 80 else 0
+
+
 @dataclass(frozen=True)
 class TritonConfig:
     """BM queries and BN keys per block; `warps` of 32 threads; `stages` of the load pipeline; `order` of the workgroups: 0 walks

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
+from onnx_fa.backend.limits import DEFAULT, Limits
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel, check_plain
 from onnx_fa.emit.mlir_text import Text, tensor_type
@@ -46,32 +47,59 @@ def missing(target: Target) -> str:
 def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonConfig | None = None) -> Kernel:
     """The kernel of one site as Triton code. `config` holds for every architecture it fits. Raises UnsupportedError where the
     spec cannot be expressed."""
-    if reason := missing(target):
-        raise UnsupportedError(f"triton kernel: {reason}")
-    _check(spec)
-    site, spec = spec, fold_queries(spec)
-    symbol = f"{name}_attention"
-    variants, program, reason = _variants(spec, symbol, config, target.tf32)
-    chosen = variants[0].config
-    text: list[str] = _executable(symbol, program, variants)
+    _check(spec, target)
+    variants, program, reason = _variants(fold_queries(spec), _symbol(name), config, target.tf32)
+    return _kernel(spec, name, variants, program, reason, tf32=target.tf32)
+
+
+def emit_exactly(
+    spec: AttentionSpec, target: Target, name: str, config: TritonConfig, arch: int, limits: Limits
+) -> Kernel:
+    """The kernel with these tiles and no others, for sm_`arch` alone: what a tuner measures. Raises UnsupportedError where they do
+    not fit, or a compilation passes a limit."""
+    _check(spec, target)
+    program = program_of(fold_queries(spec), config, _symbol(name), arch, tf32=target.tf32)
+    code = ptx.compile_program(program, arch, config.warps, config.stages, limits)
+    return _kernel(spec, name, [_Variant(arch, code, config)], program, "", limits, tf32=target.tf32)
+
+
+def _symbol(name: str) -> str:
+    return f"{name}_attention"
+
+
+def _kernel(
+    site: AttentionSpec,
+    name: str,
+    variants: list[_Variant],
+    program: Program,
+    reason: str,
+    limits: Limits = DEFAULT,
+    *,
+    tf32: bool = False,
+) -> Kernel:
+    """The kernel's text; where parts of split keys are combined by a dispatch of its own, with that."""
+    spec, chosen = fold_queries(site), variants[0].config
+    text: list[str] = _executable(_symbol(name), program, variants)
     combine = None
     if chosen.splits > 1 and not combines_itself(spec, chosen):
         combine = combine_program(spec, chosen, f"{name}_combine")
-        with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-            codes = list(pool.map(lambda arch: ptx.compile_program(combine, arch, _COMBINE_WARPS, 1), ARCHITECTURES))
-        parts = [_Variant(a, c, chosen) for a, c in zip(ARCHITECTURES, codes, strict=True)]
-        text += _executable(combine.entry, combine, parts)
+        archs = [v.arch for v in variants]
+        with ThreadPoolExecutor(len(archs)) as pool:
+            codes = list(pool.map(lambda a: ptx.compile_program(combine, a, _COMBINE_WARPS, 1, limits), archs))
+        text += _executable(combine.entry, combine, [_Variant(a, c, chosen) for a, c in zip(archs, codes, strict=True)])
     text += _Entry(site, spec, name, program, variants, combine).lines()
     fields = {
         f"{k}_sm_{v.arch}" if v.arch != variants[0].arch else k: x
         for v in variants
         for k, x in asdict(v.config).items()
     }
-    lossy = "tf32" if target.tf32 and spec.dtype == "f32" else ""
+    lossy = "tf32" if tf32 and spec.dtype == "f32" else ""
     return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason, lossy)
 
 
-def _check(spec: AttentionSpec) -> None:
+def _check(spec: AttentionSpec, target: Target) -> None:
+    if reason := missing(target):
+        raise UnsupportedError(f"triton kernel: {reason}")
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError("triton kernel: f64 operands")
     check_plain(spec)
@@ -85,10 +113,11 @@ def _check(spec: AttentionSpec) -> None:
 def _variants(
     spec: AttentionSpec, symbol: str, given: TritonConfig | None, tf32: bool
 ) -> tuple[list[_Variant], Program, str]:
-    """The kernel for each architecture, with tiles that fit it; the operands it takes; where the first one's tiles are from."""
+    """The kernel for each architecture, with tiles that fit it; the operands it takes; where the tiles are from."""
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
         made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch, tf32), ARCHITECTURES))
-    return [v for v, _, _ in made], made[0][1], made[0][2]
+    others = "".join(f"; sm_{v.arch}: {reason}" for v, _, reason in made[1:] if reason)
+    return [v for v, _, _ in made], made[0][1], (made[0][2] + others).removeprefix("; ")
 
 
 def _variant(
@@ -105,7 +134,7 @@ def _variant(
             problem = problem or e
             continue
         if problem:
-            reason += f"; other tiles on sm_{arch}, as these do not fit: {problem}"
+            reason += f"{'; ' * bool(reason)}other tiles, as these do not fit: {problem}"
         return _Variant(arch, code, config), program, reason
     raise UnsupportedError(f"triton kernel: {problem}")
 

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -15,13 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onnx_fa.backend.limits import DEFAULT, Limits, run_limited
 from onnx_fa.emit.triton.config import SHARED_BYTES
 from onnx_fa.emit.triton.source import Program
 from onnx_fa.errors import MissingDependencyError, UnsupportedError
 
 PTX_VERSION = "8.6"
 """What the text is declared as: Triton names its own newest, which drivers older than it refuse; nothing newer is in it."""
-SECONDS = 300
 _TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "i8": "i8", "i32": "i32", "i64": "i64"}
 ALIGNMENT = 128
 """Of what the copy engine reads its descriptors from; IREE aligns buffers to 64 bytes."""
@@ -45,25 +44,25 @@ def available() -> bool:
 
 
 @cache
-def compile_program(program: Program, arch: int, warps: int, stages: int) -> Compiled:
-    """The program as PTX for sm_`arch`. Raises UnsupportedError where the tiles do not fit the architecture, or Triton refuses
-    the source, and MissingDependencyError without Triton."""
+def compile_program(program: Program, arch: int, warps: int, stages: int, limits: Limits = DEFAULT) -> Compiled:
+    """The program as PTX for sm_`arch`. Raises UnsupportedError where the tiles do not fit the architecture, Triton refuses the
+    source, or passes a limit, and MissingDependencyError without Triton."""
     if not available():
         raise MissingDependencyError("Triton is not installed: pip install triton (or onnx-fa[triton])")
     job = json.dumps({"program": asdict(program), "arch": arch, "warps": warps, "stages": stages})
-    command = [sys.executable, "-m", "onnx_fa.emit.triton.worker"]
     environment = {
         **os.environ,
         "TRITON_DISABLE_LINE_INFO": "1",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
-    try:
-        done = subprocess.run(
-            command, input=job, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired as e:
-        raise UnsupportedError(f"Triton did not compile the kernel for sm_{arch} in {SECONDS} s") from e
-    if done.returncode:
+    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(job)
+        command = [sys.executable, "-m", "onnx_fa.emit.triton.worker", str(path)]
+        done = run_limited(command, env=environment, **asdict(limits))
+    if done.ending in ("timeout", "memory"):
+        raise UnsupportedError(f"Triton, compiling for sm_{arch}, {done.describe(**asdict(limits))}")
+    if done.ending == "failed":
         raise UnsupportedError(f"Triton does not compile the kernel for sm_{arch}: {_last_line(done.stderr)}")
     found = json.loads(done.stdout)
     if found["shared"] > SHARED_BYTES[arch]:

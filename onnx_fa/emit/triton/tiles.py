@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from onnx_fa.emit.score_plan import free, varies
 from onnx_fa.emit.skipping import skipping
-from onnx_fa.emit.triton.config import MOST_SPLITS, TritonConfig, padded, power_of_two
+from onnx_fa.emit.triton.config import MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
 from onnx_fa.emit.triton.overlapped import can_overlap
 from onnx_fa.expr import SCORE, leaves
 from onnx_fa.spec import AttentionSpec, Elementwise
-from onnx_fa.tuning.database import Tiles, pick, queries_computed
+from onnx_fa.tuning.database import Tiles, pick, queries_computed, triton_database
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
@@ -20,36 +20,79 @@ FEW = 16
 """Up to so many queries (of a key/value head) are one block, whose time is that of reading K and V."""
 OVERLAP_KEYS = 2048
 """Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the overlapped form."""
+WORKGROUPS = "workgroups"
+"""In tiles for a few queries: how many there should be, by splitting the keys; PROCESSORS where it is not said."""
+MOST_ACCUMULATORS = 192
+"""Of f32 per thread, which has 255 registers: scores of a block and outputs."""
 _SCANNED_AT_EASE = 1024
 _UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
 
 
 def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
     """Tiles for a spec (already folded), and where they are from."""
-    width, width_v = padded(spec.D), padded(spec.Dv)
+    tiles, reason = tuned_tiles(spec, arch)
+    return config_of(spec, tiles), reason
+
+
+def tuned_tiles(spec: AttentionSpec, arch: int) -> tuple[Tiles, str]:
+    """The same as the database has them."""
+    found = pick(
+        triton_database(arch), "triton", alike(spec), fitting(spec), lambda t: queries_computed(spec.Sq, t["BM"])
+    )
+    width = max(padded(spec.D), padded(spec.Dv))
+    measured = found.entry.family if found else None
+    if found is None or measured is None or (measured.dtype == "f32") != (spec.dtype == "f32"):
+        return tiles_of(default_config(spec, arch), spec), "built in: nothing near was measured"
+    if max(measured.D, measured.Dv) != width:
+        return tiles_of(default_config(spec, arch), spec), f"built in: nothing was measured with head dims of {width}"
+    return found.choice.tiles, found.reason
+
+
+def config_of(spec: AttentionSpec, tiles: Tiles) -> TritonConfig:
+    """The configuration that a spec gets with tiles of the database. Raises ValueError where there is none such."""
+    own = {k: v for k, v in tiles.items() if k != WORKGROUPS}
+    return TritonConfig(**own, splits=splits(spec, tiles.get(WORKGROUPS, PROCESSORS)))
+
+
+def tiles_of(config: TritonConfig, spec: AttentionSpec) -> Tiles:
+    """A configuration whose keys are split as `splits` does, as the database has it."""
+    tiles = {k: v for k, v in dataclasses.asdict(config).items() if k != "splits"}
+    return {**tiles, WORKGROUPS: PROCESSORS} if splits(spec) > 1 else tiles
+
+
+def alike(spec: AttentionSpec) -> AttentionSpec:
+    """The spec (already folded) as its tiles are looked up: with head dims as tiles have them, without terms that only add."""
+    masks = tuple(m for m in spec.masks if not (isinstance(m, Elementwise) and _only_adds(m)))
+    return dataclasses.replace(spec, D=padded(spec.D), Dv=padded(spec.Dv), masks=masks)
+
+
+def fitting(spec: AttentionSpec) -> Callable[[Tiles], bool]:
+    """Which tiles are for a spec (already folded)."""
+    short = not alike(spec).masks and not spec.mods and isinstance(spec.Skv, int) and spec.Skv < OVERLAP_KEYS
+    overlaps, least = can_overlap(spec) and not short, 128 if scans_few_keys(spec) else FEW + 1
 
     def fits(tiles: Tiles) -> bool:
         return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and (overlaps or not tiles["overlap"])
 
-    masks = tuple(m for m in spec.masks if not (isinstance(m, Elementwise) and _only_adds(m)))
-    short = not masks and not spec.mods and isinstance(spec.Skv, int) and spec.Skv < OVERLAP_KEYS
-    overlaps, least = can_overlap(spec) and not short, 128 if scans_few_keys(spec) else FEW + 1
-    alike = dataclasses.replace(spec, D=width, Dv=width_v, masks=masks)
-    found = pick(f"cuda-sm_{arch}", "triton", alike, fits, lambda t: queries_computed(spec.Sq, t["BM"]))
-    measured = found.entry.family if found else None
-    if found is None or measured is None or (measured.dtype == "f32") != (spec.dtype == "f32"):
-        return default_config(spec, arch), "built in: nothing near was measured"
-    if max(measured.D, measured.Dv) != max(width, width_v):
-        return default_config(spec, arch), f"built in: nothing was measured with head dims of {max(width, width_v)}"
-    config = TritonConfig(**{**found.choice.tiles, "splits": splits(spec)})
-    return config, found.reason
+    return fits
+
+
+def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
+    """Whether tiles may fit an architecture, without compiling them: the buffers of K and V in its shared memory (with all but one
+    stage, as the last may be in registers), the accumulators in MOST_ACCUMULATORS registers, Hopper's form on Hopper."""
+    d, dv, size = padded(spec.D), padded(spec.Dv), 4 if spec.dtype == "f32" else 2
+    buffers = config.stages if config.overlap else config.stages - 1
+    shared = size * (buffers * config.BN * (d + dv) + (config.BM * d if config.overlap else 0))
+    accumulators = config.BM * (config.BN + dv) / (32 * config.warps)
+    rows = 16 * config.warps <= config.BM and config.warps % 4 == 0 and arch // 10 == 9 and config.splits == 1
+    return shared <= SHARED_BYTES[arch] and accumulators <= MOST_ACCUMULATORS and (rows or not config.overlap)
 
 
 def tf32_tiles(spec: AttentionSpec) -> tuple[TritonConfig, str] | None:
     """Tiles for f32 through single products of tf32 on Hopper, which take less shared memory and time than three: measured on an
     H200 for plain attention. None where nothing was."""
     width = max(padded(spec.D), padded(spec.Dv))
-    if is_few(spec) or width not in (64, 128):
+    if splits(spec) > 1 or is_few(spec) or width not in (64, 128):
         return None
     heads = [d for d in (*spec.batch, spec.Hq) if isinstance(d, int)]
     groups = math.prod(heads) * -(-spec.Sq // 128) if isinstance(spec.Sq, int) else PROCESSORS
@@ -78,14 +121,15 @@ def is_few(spec: AttentionSpec) -> bool:
     return isinstance(spec.Sq, int) and spec.Sq <= FEW
 
 
-def splits(spec: AttentionSpec) -> int:
-    """How many parts the keys are cut into: one where there are many queries, else what fills the GPU, of 128 keys at the least."""
+def splits(spec: AttentionSpec, workgroups: int = PROCESSORS) -> int:
+    """How many parts the keys are cut into: one where there are many queries, else as many as give so many workgroups, of 128 keys
+    at the least."""
     if not isinstance(spec.Sq, int) or spec.Sq > 32:
         return 1
     heads = 1
     for d in (*spec.batch, spec.Hq):
         heads *= d if isinstance(d, int) else _UNKNOWN_HEADS
-    wanted = power_of_two(max(1, PROCESSORS // heads))
+    wanted = power_of_two(max(1, workgroups // heads))
     keys = spec.Skv if isinstance(spec.Skv, int) else _UNKNOWN_KEYS
     return min(wanted, power_of_two(max(1, keys // 128)), MOST_SPLITS)
 

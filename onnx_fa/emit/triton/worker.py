@@ -1,16 +1,17 @@
-"""Compiles one program, given as JSON on stdin, and writes JSON to stdout: the process that `ptx.compile_program` starts."""
+"""Compiles one program, given as a file of JSON, and writes JSON to stdout: the process that `ptx.compile_program` starts."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from onnx_fa.emit.triton.ptx import triton_compile
 from onnx_fa.emit.triton.source import Program
 
 
 def main() -> None:
-    job = json.load(sys.stdin)
+    job = json.loads(Path(sys.argv[1]).read_text())
     fields = job["program"]
     fields["pointers"] = tuple(tuple(p) for p in fields["pointers"])
     fields["constants"] = tuple(fields["constants"])
