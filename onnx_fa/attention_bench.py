@@ -56,7 +56,7 @@ from onnx_fa.benchmark import (
     write_files,
 )
 from onnx_fa.cases import Case, draw_operands
-from onnx_fa.emit.plain import input_names, plain_model
+from onnx_fa.emit.plain import input_names, plain_model, plain_model_in_halves
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError, RunError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.kept_modules import KeptModules, Made, elsewhere
@@ -255,7 +255,7 @@ class CaseBench:
     def _prepare(self) -> Expected:
         """Writes model and inputs. Returns what is right."""
         self.note(f"{self.case.name}: reference")
-        io.save(plain_model(self.spec), self.model)
+        self._write_model()
         operands = draw_operands(self.spec, 0)
         self.inputs.mkdir()
         for path, x in zip(self.paths, operands, strict=True):
@@ -263,6 +263,18 @@ class CaseBench:
         self.read_bytes = sum(x.nbytes for x in operands[1:3])
         self.io_bytes = sum(x.nbytes for x in operands) + _bytes(self.spec.out_shape, self.spec.dtype)
         return expect(self.spec, operands, budget=CHECKED_SCORES)
+
+    def _write_model(self) -> None:
+        """In f16 throughout on GPUs, which are slow in f32; onnxruntime's CPU kernels are for f32."""
+        written = plain_model_in_halves if self._in_halves() else plain_model
+        io.save(written(self.spec), self.model)
+
+    def _in_halves(self) -> bool:
+        return self.target.is_gpu and self.spec.dtype == "f16" and not self.spec.tensors and self.spec.sink is None
+
+    def _named(self, what: str) -> str:
+        """What a module is kept by."""
+        return f"{what} in f16" if self._in_halves() else what
 
     def _options(self, vmfb: Path) -> dict[str, Any]:
         limits = {"timeout_s": self.plan.timeout_s, "memory_bytes": self.plan.memory_bytes}
@@ -322,7 +334,7 @@ class CaseBench:
             compile_stock(imported, self.target, settings, out)
             return Made()
 
-        return self.modules.get(STOCK, self.spec, self.target, flags, vmfb, build)
+        return self.modules.get(self._named(STOCK), self.spec, self.target, flags, vmfb, build)
 
     def compiled(self, vmfb: Path) -> Made:
         """This project's module of the case's model. Raises CompileError, and MissingDependencyError without the compiler."""
@@ -334,11 +346,11 @@ class CaseBench:
             said += "".join(f"; left alone: {m.reason}" for m in done.misses)
             return Made(said, ", ".join(sorted({s.lossy for s in done.sites})))
 
-        return self.modules.get(OURS, self.spec, self.target, (), vmfb, build)
+        return self.modules.get(self._named(OURS), self.spec, self.target, (), vmfb, build)
 
     def build(self) -> list[str]:
         """Compiles what `run` would time. Returns the problems."""
-        io.save(plain_model(self.spec), self.model)
+        self._write_model()
         problems = []
         wanted = [(OURS, partial(self.compiled, self.folder / "ours.vmfb"))] * (OURS in self.who)
         flags = GPU_STOCK_FLAGS if self.target.is_gpu else STOCK_FLAGS

@@ -144,7 +144,10 @@ def _error(iree: Path, command: list[str], expected: list[Any]) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         paths = [f"{scratch}/{n}.npy" for n in range(len(expected))]
         subprocess.run(
-            [iree / "iree-run-module", *command, *(f"--output=@{p}" for p in paths)], check=True, timeout=120
+            [iree / "iree-run-module", *command, *(f"--output=@{p}" for p in paths)],
+            check=True,
+            capture_output=True,
+            timeout=120,
         )
         return max(_largest(np.load(p), x) for p, x in zip(paths, expected, strict=True))
 

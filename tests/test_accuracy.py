@@ -24,7 +24,8 @@ def small(case: Case) -> AttentionSpec:
     spec, s = case.bound()[0], 24
 
     def short(shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
-        return tuple(s if d in (case.spec.Sq, case.spec.Skv) and d != 1 else d for d in shape)
+        kept = shape[: len(spec.batch)] if len(shape) == len(spec.score_shape) else ()  # a batch dim may be as large
+        return (*kept, *(s if d in (case.spec.Sq, case.spec.Skv) and d != 1 else d for d in shape[len(kept) :]))
 
     masks = []
     for m in spec.masks:

@@ -21,10 +21,11 @@ from onnx_fa import attention_bench as ab
 from onnx_fa.accuracy import expect
 from onnx_fa.benchmark import ORT, OURS, STOCK, TORCH, Contestant, Worker, package_environment
 from onnx_fa.cases import CASES, Case, case, draw_operands
-from onnx_fa.emit.plain import input_names, plain_model
+from onnx_fa.emit.plain import input_names, plain_model, plain_model_in_halves
 from onnx_fa.errors import RunError, UnsupportedError
 from onnx_fa.rewriter import explain
 from onnx_fa.spec import Causal, TensorArg
+from onnx_fa.target import parse_target
 from onnx_fa.worker_session import Session
 from tests.test_accuracy import small
 
@@ -52,6 +53,27 @@ def test_the_plain_model_means_the_spec(c: Case) -> None:
         from onnx_fa.torch_sdpa import torch_attention
 
         assert expected.compare(torch_attention(spec, arrays).call().numpy()).problem == ""
+
+
+def test_a_plain_model_in_halves(tmp_path: Path) -> None:
+    """Every value is f16, the attention found in it too, and it means the spec; the GPU benchmark takes it."""
+    half = case("x", dtype="f16", Sq=24, Skv=24, masks=(Causal(),))
+    spec = half.bound()[0]
+    model = ir.to_proto(plain_model_in_halves(spec))
+    onnx.checker.check_model(model, full_check=True)
+    kinds = {v.type.tensor_type.elem_type for v in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
+    assert onnx.TensorProto.FLOAT16 in kinds and onnx.TensorProto.FLOAT not in kinds
+    (site,) = explain(model).sites
+    assert site.spec.dtype == "f16" and site.spec.masks == spec.masks
+    operands = draw_operands(spec, 0)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, dict(zip(input_names(spec), operands, strict=True)))
+    assert expect(spec, operands).compare(result).error < 3e-3
+    with pytest.raises(UnsupportedError, match="written in halves"):
+        plain_model_in_halves(case("x").bound()[0])
+    for target, halves in (("cuda", True), ("cpu-host", False)):
+        bench = ab.CaseBench(half, parse_target(target), ab.Plan(), tmp_path, 0, lambda m: None)
+        assert bench._in_halves() is halves
 
 
 def test_a_plain_model_with_a_sink_and_its_limits() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.decomposed import canonical_operands, leave, positions, statistic
@@ -67,6 +70,28 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
     stats = [statistic(b, spec, score, which) for which in spec.stats]
     model = finished(b, spec, out, *stats)
     infer_shapes(model)
+    return model
+
+
+def plain_model_in_halves(spec: AttentionSpec) -> ir.Model:
+    """The model of an f16 spec with f16 between all its ops, as models in f16 are exported; `plain_model` computes in f32.
+
+    Raises UnsupportedError for other types, and for specs with tensors of their own.
+    """
+    if spec.dtype != "f16" or spec.tensors or spec.sink is not None or spec.stats:
+        raise UnsupportedError("only f16 attention of Q, K and V alone is written in halves")
+    model = plain_model(dataclasses.replace(spec, dtype="f32"))
+    half = ir.DataType.FLOAT16
+    values = [*model.graph.inputs, *model.graph.initializers.values(), *(o for n in model.graph for o in n.outputs)]
+    for value in values:
+        if value.dtype != ir.DataType.FLOAT:
+            continue
+        if value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16), name=value.name)
+        value.type = ir.TensorType(half)
+    for node in model.graph:
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
+            node.attributes["to"] = ir.AttrInt64("to", half)
     return model
 
 
