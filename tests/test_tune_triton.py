@@ -85,7 +85,7 @@ def test_limits_of_the_compiler() -> None:
             emit(half(), CUDA, "fa_0000000000", PLAIN)
 
 
-TINY = case("tiny", dtype="f16", batch=(1,), Hq=4, Hkv=1, Sq=256, Skv=256, D=24, Dv=24, masks=(Causal(),))
+TINY = case("a/tiny", dtype="f16", batch=(1,), Hq=4, Hkv=1, Sq=256, Skv=256, D=24, Dv=24, masks=(Causal(),))
 QUICK = Settings(rounds=2, calls=2, threads=1, candidates=2)
 
 
@@ -146,7 +146,7 @@ def test_database_that_the_compiler_uses(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_wrong_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _without_gpu(monkeypatch, lambda code: 1.0, wrong=".target sm_90a")
-    with pytest.raises(OnnxFaError, match="tiny: no candidate gives the right numbers; the first: wrong numbers"):
+    with pytest.raises(OnnxFaError, match="a/tiny: no candidate gives the right numbers; the first: wrong numbers"):
         tune.tune([TINY], CUDA, tmp_path / "cuda-sm_90.json", dataclasses.replace(QUICK, candidates=1))
 
 

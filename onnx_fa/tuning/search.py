@@ -138,7 +138,8 @@ class _Measured:
 
 
 class Search:
-    """The search for one case, on a GPU if one is given. `make` stands for the kernel's emitter in tests."""
+    """The search for one case, on a GPU if one is given. `folder`, for modules and operands, is this search's own; `make` stands
+    for the kernel's emitter in tests."""
 
     def __init__(
         self,
@@ -357,7 +358,7 @@ class Search:
 
     def _saved(self, adversarial: bool, operands: Sequence[npt.NDArray[Any]]) -> list[Path]:
         """Operands as files, for the many processes that read them."""
-        paths = [self.folder / f"{self.case.name}.{adversarial:d}.{i}.npy" for i in range(len(operands))]
+        paths = [self.folder / f"{adversarial:d}.{i}.npy" for i in range(len(operands))]
         for path, x in zip(paths, operands, strict=True):
             np.save(path, np.ascontiguousarray(x))
         return paths

@@ -129,13 +129,13 @@ def tune(
     if journal.resumed:
         note(f"{journal.resumed} results of an interrupted run are used; --fresh measures them again")
     entries = []
-    with scratch_folder() as folder:
-        for n, case in enumerate(plan.values()):
-            advance(n, len(plan))
-            try:
+    for n, case in enumerate(plan.values()):
+        advance(n, len(plan))
+        try:
+            with scratch_folder() as folder:
                 entries.append(Search(case, target, settings, folder, journal, note, gpu=gpu).run())
-            except OnnxFaError as e:
-                left_out.append(str(e))
+        except OnnxFaError as e:
+            left_out.append(str(e))
     if not entries:
         raise OnnxFaError(f"nothing could be tuned: {'; '.join(left_out)}")
     advance(len(plan), len(plan))
