@@ -137,6 +137,10 @@ GRAPHS: dict[str, tuple[str, str]] = {
         "only where asked for: ops in front of the site round Q and K, the kernel reads K as int8; the error is printed. No faster "
         "on a CPU: 23.8 ms, 23.1 without (B1 H8 S1024 D64, 2 threads, medians of 10)",
     ),
+    "f32 through one product of tf32 (`--tf32`, CUDA)": (
+        "tests/test_triton_kernel.py",
+        "only where asked for, with a tolerance of its own: gpu.md; `verify` prints the error",
+    ),
     "f64": ("tests/test_kernel.py", "refused by name; the site stays decomposed, in f64"),
 }
 
