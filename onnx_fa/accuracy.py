@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.expr import Q, ScoreExpr, substitute
-from onnx_fa.reference import F64, attention, scores, statistic
+from onnx_fa.reference import F64, attention, logits, statistic
 from onnx_fa.spec import (
     LOWEST_STAT,
     AttentionSpec,
@@ -37,7 +37,8 @@ TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "tf32": TF32_PRODUCT}
 """Largest relative error (2-norm) of a kernel against the reference, for operands of ordinary size. "tf32" is for f32 operands
 where that was asked for: the product with V."""
 ROUNDING = 1.2e-7
-"""Added per unit of the largest score: what rounding it to f32 does to its exp. In tf32, TF32_PRODUCT: the product of Q and K."""
+"""Added per unit of the largest score, or sink: what rounding it to f32 does to its exp. In tf32, TF32_PRODUCT: the product of Q
+and K."""
 SWALLOWS = 1e6
 """Scores beyond this are masks that swallow what they are added to, so that their rounding cannot matter."""
 BLOCK_SCORES = 1 << 22
@@ -139,7 +140,7 @@ def expect(spec: AttentionSpec, operands: Sequence[Array], *, budget: int = ALL_
         with np.errstate(all="ignore"):
             blocks.append((start, attention(part, *inputs)))
             stats.append(tuple(statistic(part, which, *inputs) for which in part.stats))
-            s = np.abs(scores(part, *inputs))
+            s = np.abs(logits(part, *inputs))
             if rounds(part):
                 ties.append(slack(part, inputs))
         largest = max(largest, float(np.max(s[s < SWALLOWS], initial=0.0)))

@@ -95,7 +95,8 @@ def masked(spec: AttentionSpec, s: F64, *operands: Array) -> F64:
     return s
 
 
-def _with_sink(spec: AttentionSpec, *operands: Array) -> F64:
+def logits(spec: AttentionSpec, *operands: Array) -> F64:
+    """What a row's softmax is over, (*B, Hq, Sq, Skv): the masked scores, and behind them the sink, if there is one."""
     s = scores(spec, *operands)
     if spec.sink is None:
         return s
@@ -105,7 +106,7 @@ def _with_sink(spec: AttentionSpec, *operands: Array) -> F64:
 
 def statistic(spec: AttentionSpec, which: Stat, *operands: Array) -> F64:
     """A row statistic (*B, Hq, Sq) of the spec's operands, as `AttentionSpec.stats` says."""
-    s = _with_sink(spec, *operands)
+    s = logits(spec, *operands)
     top = s.max(axis=-1)
     result = top
     if which == "lse":
@@ -128,7 +129,7 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
     `operands` are in the order and layouts that the spec names.
     A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
     """
-    s = _with_sink(spec, *operands)
+    s = logits(spec, *operands)
     operands = tuple(dequantized(spec, operands))
     v = canonical(spec, 2, operands[2])
     with np.errstate(invalid="ignore"):

@@ -33,7 +33,7 @@ from onnx_fa.inputs import (
     random_inputs,
     symbols,
 )
-from onnx_fa.reference import attention, scores
+from onnx_fa.reference import attention, logits, scores
 from onnx_fa.report import SiteReport
 from onnx_fa.rewriter import Site, rewrite_in_place
 from onnx_fa.spec import AttentionSpec
@@ -458,9 +458,10 @@ def _compare_site(
     with np.errstate(all="ignore"):
         want = attention(site.spec, *operands)
         peaks = np.abs(scores(site.spec, *operands).max(axis=-1, initial=-np.inf))
+        tops = np.abs(logits(site.spec, *operands).max(axis=-1, initial=-np.inf))
     # Beyond 1e6 it is a mask. One that swallows what it is added to, in float64 too, has no rounding that could matter; of one that
     # float64 sees through (all keys masked by -1e9) the reference knows more than any f32 computation, and says nothing of it.
-    peak = float(np.max(peaks[peaks < 1e6], initial=0.0))
+    peak = float(np.max(np.concatenate([x[x < 1e6] for x in (peaks, tops)]), initial=0.0))
     seen_through = (peaks >= 1e6) & (peaks < SWALLOWED) & (site.spec.dtype != "f64")
     unknown = np.transpose(np.broadcast_to(seen_through[..., None], (*peaks.shape, site.spec.Dv)), site.spec.o_layout)
     judged = np.where(unknown, np.nan, want)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
-from onnx_fa.accuracy import compare, rows_of
+from onnx_fa.accuracy import TOLERANCE, compare, expect, rows_of
 from onnx_fa.cases import CASES, draw_operands
-from onnx_fa.reference import attention
+from onnx_fa.reference import attention, scores
 from onnx_fa.spec import AttentionSpec, Elementwise, TensorArg
 from tests.cases import BY_NAME, Case
 
@@ -71,3 +72,15 @@ def test_wrong_numbers_are_seen(budget: int) -> None:
             wrong[0, 0, row, 0] = value
             assert word in compare(spec, operands, wrong, budget=budget).problem
     assert "shape" in compare(spec, operands, right[:1]).problem
+
+
+def test_a_sink_is_a_score_too() -> None:
+    """Beside a sink of 45 all probabilities are e**-45: rounding the sink to f32 moves every one of them."""
+    spec = AttentionSpec("f32", 2, 2, 6, 9, 8, 8, scale=0.1, sink=TensorArg((1,), "f32"))
+    operands = [*draw_operands(spec, 0)[:3], np.array([45.618713], np.float32)]
+    found = expect(spec, operands)
+    assert found.largest_score == pytest.approx(45.618713)
+    s = np.float32(math.log2(math.e)) * scores(spec, *operands).astype(np.float32)
+    p = np.exp2(s - np.float32(math.log2(math.e)) * operands[3]).astype(np.float32)  # as a kernel in f32 does
+    comparison = found.compare((p @ operands[2]).astype(np.float32))
+    assert TOLERANCE["f32"] / 10 < comparison.error < comparison.allowed
