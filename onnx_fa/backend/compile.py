@@ -215,7 +215,7 @@ def compile_model(
         except CompileError as e:
             if _PACKED_BOOL in str(e) and not any(f.startswith(_TILING) for f in flags):
                 options = merge_flags(options, (f"{_TILING}=false",))
-            elif refused := _refused(imported.kernels, target, flags, Path(tmp)):
+            elif refused := _refused(imported.kernels, target, flags, Path(tmp), timeout_s, memory_bytes):
                 imported = import_model(model, target, refused)
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:
@@ -239,14 +239,24 @@ def compile_model(
     return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection)
 
 
-def _refused(kernels: Mapping[str, Kernel], target: Target, flags: Sequence[str], folder: Path) -> dict[str, str]:
-    """The kernels, by their own names, that do not compile even alone, and why."""
+def _refused(
+    kernels: Mapping[str, Kernel],
+    target: Target,
+    flags: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    memory_bytes: int,
+) -> dict[str, str]:
+    """The kernels, by their own names, that do not compile even alone, and why. The limits are the model's; a kernel gets no more
+    than two minutes."""
     from onnx_fa.backend.alone import compile_alone
 
     found = {}
     for kernel in {k.name: k for k in kernels.values()}.values():
         try:
-            compile_alone(kernel, folder / f"{kernel.name}.vmfb", target, flags=flags)
+            output = folder / f"{kernel.name}.vmfb"
+            seconds = min(timeout_s, 120)
+            compile_alone(kernel, output, target, flags=flags, timeout_s=seconds, memory_bytes=memory_bytes)
         except CompileError as e:
             found[kernel.name] = str(e).partition("; command and messages")[0]
     return found
