@@ -170,6 +170,18 @@ def test_a_second_run_takes_everything_over(ran: tuple[Path, list[dict[str, Any]
     assert again[0] == results[0] and all(seen[: len(STEPS) - 1])
 
 
+def test_progress_without_a_terminal(
+    ran: tuple[Path, list[dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line when an entry is done but for timing, and one when it is timed."""
+    args = ["zoo", "run", "--zoo", str(ran[0] / "zoo.toml"), "--filter", "torn", "-o", str(tmp_path / "out")]
+    assert main(args) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if " of 1" in line] == ["1 of 1: torn", "1 of 1 timed: torn"]
+    assert main([*args, "--steps", "verify"]) == 1
+    assert [line for line in capsys.readouterr().err.splitlines() if " of 1" in line] == ["1 of 1: torn"]
+
+
 def test_killed_and_resumed(ran: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     """Half-way through, the run is killed; the next one ends with the same results file but for times."""
     folder, results = ran

@@ -173,7 +173,7 @@ def _print(comparison: Any) -> None:
 
 
 def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
-    """Runs with a progress bar and an ETA on a terminal, a line per entry elsewhere."""
+    """Runs with a progress bar and an ETA on a terminal; elsewhere with a line per entry, and one when it is timed."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -200,13 +200,22 @@ def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
         *columns, description, console=console, transient=True, disable=not shown, speed_estimate_period=600
     ) as bar:
         task = bar.add_task("", total=len(entries) * len(settings.wanted))
-        left = {e.name: len(settings.wanted) for e in entries}
+        timing = "bench" in settings.wanted
+        left = {e.name: len(settings.wanted) - timing for e in entries}
+        timed = 0
 
         def advance(entry: str, step: str, taken: bool) -> None:
+            nonlocal timed
             bar.update(task, advance=1, description=f"{entry}: {step}")
-            left[entry] -= 1
-            if not shown and args.verbose >= 0 and not left[entry]:
-                done = sum(n == 0 for n in left.values())
-                print(f"{done} of {len(entries)}: {entry}", file=sys.stderr, flush=True)
+            count, what = 0, ""
+            if step == "bench":
+                timed += 1
+                count, what = timed, " timed"
+            else:
+                left[entry] -= 1
+                if not left[entry]:
+                    count = sum(n == 0 for n in left.values())
+            if count and not shown and args.verbose >= 0:
+                print(f"{count} of {len(entries)}{what}: {entry}", file=sys.stderr, flush=True)
 
         return run_all(entries, args.target, Path(args.output), settings, advance)
