@@ -9,12 +9,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 Array = npt.NDArray[np.generic]
 Changed = dict[int, tuple[npt.NDArray[np.bool_] | None, ...]]
@@ -176,6 +178,15 @@ def _draw(o: Operand | None, seed: int) -> Array | None:
     return rng.integers(0, 2, o.shape).astype(o.dtype)
 
 
+class GatherElements(OpRun):
+    """As ONNX defines it; the evaluator's own takes no more than 64 elements along the axis."""
+
+    def _run(self, data: Array, indices: npt.NDArray[np.integer[Any]], axis: int = 0) -> tuple[Array]:
+        axis %= data.ndim
+        read = tuple(slice(None) if a == axis else slice(n) for a, n in enumerate(indices.shape))
+        return (np.take_along_axis(data[read], indices, axis),)
+
+
 class Run:
     """One op, ready to be run. Raises ProbeError when NumPy refuses the operands."""
 
@@ -209,7 +220,7 @@ def runner(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int)
     graph = helper.make_graph([clone], "one", inputs, outputs)
     try:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-        return Run(ReferenceEvaluator(model), names, node.op_type)
+        return Run(ReferenceEvaluator(model, new_ops=[GatherElements]), names, node.op_type)
     except Exception as e:  # an op that the evaluator does not know
         raise ProbeError(f"{node.op_type} cannot be run: {type(e).__name__}") from e
 

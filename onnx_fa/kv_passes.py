@@ -196,6 +196,8 @@ def _taken_apart(model: onnx.ModelProto, seeds: set[str]) -> onnx.ModelProto:
 
 def _definition(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int) -> onnx.FunctionProto | None:
     """What ONNX defines the op by, None for an op that stands for itself."""
+    if node.op_type in ("FusedMatMul", "TransposeMatMul"):
+        return _fused_matmul(node, types, opset)
     if node.domain not in ("", "ai.onnx"):
         return None
     try:
@@ -220,6 +222,7 @@ def _definition(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset
             break
     if body is None or not body.node or any(n.op_type == node.op_type for n in body.node):
         return None
+    _say_defaults(node, schema)
     made = onnx.FunctionProto()
     made.CopyFrom(body)
     if all(o.version <= opset for o in made.opset_import):
@@ -231,6 +234,31 @@ def _definition(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset
         if axis not in (-1, rank - 1):
             raise UnsupportedError(f"passes not counted: {node.op_type} has no definition at opset {opset}")
     return made
+
+
+def _say_defaults(node: onnx.NodeProto, schema: Any) -> None:
+    """The inliner leaves what a body asks of an attribute that is not there."""
+    there = {a.name for a in node.attribute}
+    defaults = (a.default_value for name, a in schema.attributes.items() if name not in there)
+    node.attribute.extend(a for a in defaults if a.type != onnx.AttributeProto.UNDEFINED)
+
+
+def _fused_matmul(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int) -> onnx.FunctionProto | None:
+    """onnxruntime's product with transposed operands and a factor, as ops of ONNX (which has no definition of it)."""
+    said = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if said.get("transBatchA") or said.get("transBatchB") or any(name not in types for name in node.input):
+        return None
+    nodes, read = [], []
+    for name, turned in zip("AB", ("transA", "transB"), strict=True):
+        rank = len(types[node.input["AB".index(name)]].tensor_type.shape.dim)
+        if said.get(turned) and rank > 1:
+            perm = [*range(rank - 2), rank - 1, rank - 2]
+            nodes.append(helper.make_node("Transpose", [name], [f"{name}t"], perm=perm))
+        read.append(f"{name}t" if said.get(turned) and rank > 1 else name)
+    nodes.append(helper.make_node("MatMul", read, ["product"]))
+    nodes.append(helper.make_node("Constant", [], ["alpha"], value_float=float(said.get("alpha", 1.0))))
+    nodes.append(helper.make_node("Mul", ["product", "alpha"], ["Y"]))
+    return helper.make_function(node.domain, node.op_type, ["A", "B"], ["Y"], nodes, [helper.make_opsetid("", opset)])
 
 
 def _of_type(proto: onnx.TypeProto, name: str) -> _Value:

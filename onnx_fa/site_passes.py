@@ -225,7 +225,7 @@ def _keys(view: GraphView, expr: Expr, axis: int, sizes: _Sizes) -> tuple[ir.Val
         at: tuple[int, ...] = static
         try:
             for call in chain:
-                at, parts = _moved(call, at, parts)
+                at, parts = _moved(view, call, at, parts, sizes)
         except ProbeError as e:
             raise UnsupportedError(f"passes not counted: {e}") from e
         if parts[axis] == Part(size):
@@ -234,28 +234,41 @@ def _keys(view: GraphView, expr: Expr, axis: int, sizes: _Sizes) -> tuple[ir.Val
 
 
 def _moved(
-    call: Call, shape: tuple[int, ...], parts: tuple[Part | None, ...]
+    view: GraphView, call: Call, shape: tuple[int, ...], parts: tuple[Part | None, ...], sizes: _Sizes
 ) -> tuple[tuple[int, ...], tuple[Part | None, ...]]:
     """What one op of an operand's reading makes of a shape and of the parts on it."""
-    if not all(isinstance(a, Const) for a in call.args[1:]):
-        raise UnsupportedError(
-            f"passes not counted: an operand of {call.op} between K or V and the tensor that holds it is no constant"
-        )
-    rest = [a.array for a in call.args[1:] if isinstance(a, Const)]
-    names = [f"x{i}" for i in range(1 + len(rest))]
+    operands = [
+        Operand(shape, np.dtype(np.float32), None, parts),
+        *(_other(view, call, a, sizes) for a in call.args[1:]),
+    ]
+    names = [f"x{i}" for i in range(len(operands))]
     attributes: dict[str, Any] = dict(call.attrs)
     node = helper.make_node(call.op, names, ["y"], **attributes)
-    operands = [Operand(shape, np.dtype(np.float32), None, parts)]
-    operands += [Operand(a.shape, a.dtype, a) for a in rest]
     probed = probe(node, operands, OPSET)
     types: Mapping[str, onnx.TypeProto] = {
         n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(o.dtype), o.shape)
         for n, o in zip(names, operands, strict=True)
     }
-    data = {n: numpy_helper.from_array(np.asarray(a), n) for n, a in zip(names[1:], rest, strict=True)}
+    data = {
+        n: numpy_helper.from_array(np.asarray(o.const), n)
+        for n, o in zip(names, operands, strict=True)
+        if o.const is not None
+    }
     schema = onnx.defs.get_schema(call.op, OPSET)
     try:
         made = onnx.shape_inference.infer_node_outputs(schema, node, dict(types), data)["y"]
     except onnx.shape_inference.InferenceError as e:
         raise UnsupportedError(f"passes not counted: {one_line(e)}") from e
     return tuple(d.dim_value for d in made.tensor_type.shape.dim), probed.parts[0]
+
+
+def _other(view: GraphView, call: Call, argument: Expr, sizes: _Sizes) -> Operand:
+    """A further operand of an op that reads K or V: a constant, or a tensor of known shape."""
+    if isinstance(argument, Const):
+        return Operand(argument.array.shape, argument.array.dtype, argument.array)
+    shape = view.shape(argument) if isinstance(argument, ir.Value) else None
+    if shape is None or not isinstance(argument, ir.Value) or argument.dtype is None:
+        raise UnsupportedError(
+            f"passes not counted: an operand of {call.op} between K or V and the tensor that holds it is no tensor of known shape"
+        )
+    return Operand(tuple(sizes(d) for d in shape), argument.dtype.numpy())
