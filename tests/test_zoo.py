@@ -29,7 +29,7 @@ from onnx_fa.models.variants import VARIANTS
 from onnx_fa.target import parse_target
 from onnx_fa.zoo import compare as comparing
 from onnx_fa.zoo.entries import Entry, chosen, default_file, key, load
-from onnx_fa.zoo.report import junit, markdown, sparkline, write_reports
+from onnx_fa.zoo.report import junit, markdown, row, sparkline, write_reports
 from onnx_fa.zoo.run import Settings, judge, read_results, run
 from onnx_fa.zoo.steps import NEEDS, STEPS
 from tests.test_explain_page import checked
@@ -161,6 +161,11 @@ def test_reports(ran: tuple[Path, list[dict[str, Any]]]) -> None:
     page = checked(html)
     assert {"model-good", "model-torn", "good-softmax"} <= page.ids
     assert "worse: good" in html and html.count("<polyline") >= 2
+
+
+def test_words_of_a_variant_stand_once_in_the_table() -> None:
+    many = {"variant": "mha+scale+addmask+scale+k:i8", "passes": "3 -> 2"}
+    assert row(result_of(explain={"sites": [many] * 2}))[3] == "mha+2 scale+addmask+k:i8"
 
 
 def test_a_second_run_takes_everything_over(ran: tuple[Path, list[dict[str, Any]]]) -> None:

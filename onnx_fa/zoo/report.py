@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -51,13 +52,19 @@ def row(result: Json) -> tuple[str, ...]:
         result["name"],
         str(len(sites)) if "explain" in result else "-",
         str(fused) if compiled else "-",
-        ", ".join(dict.fromkeys(s["variant"] for s in sites)) or "-",
+        ", ".join(dict.fromkeys(_brief(s["variant"]) for s in sites)) or "-",
         ", ".join(dict.fromkeys(s["passes"] for s in sites)) or "-",
         f"{road['arrived']}/{road['kernels']}" if road else "-",
         f"{worst['error']:.1e}" if worst else "-",
         *(f"{ratios[k]['mid']:.2f}" if k in ratios else "-" for k in ("stock", "ort")),
         verdict(result),
     )
+
+
+def _brief(variant: str) -> str:
+    """Each word of a variant once, with how often it is there: the steps of a quantised model are many."""
+    counts = Counter(variant.split("+"))
+    return "+".join(word if n == 1 else f"{n} {word}" for word, n in counts.items())
 
 
 def verdict(result: Json) -> str:
