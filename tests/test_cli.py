@@ -336,6 +336,8 @@ def test_interrupt_of_a_hanging_compiler(tmp_path: Path, model: Path, number: in
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "ONNX_FA_IREE_COMPILE": fake},
+        # Shells let what they start in the background ignore interrupts, and so would all that these tests start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
