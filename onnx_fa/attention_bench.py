@@ -46,9 +46,9 @@ from onnx_fa.benchmark import (
     Contestant,
     Worker,
     WorkerRun,
-    bodies_of,
     compile_stock,
     function_of,
+    fused_sites,
     package_environment,
     play_rounds,
     stock_import,
@@ -341,9 +341,7 @@ class CaseBench:
 
         def build(out: Path) -> Made:
             done = compile_model(self.model, out, self.target)
-            fused = sum(s.fused is True for s in done.sites)
-            said = f"{fused} of {len(done.sites)} sites fused ({bodies_of(done.sites)})"
-            said += "".join(f"; left alone: {m.reason}" for m in done.misses)
+            said = fused_sites(done.sites) + "".join(f"; left alone: {m.reason}" for m in done.misses)
             return Made(said, ", ".join(sorted({s.lossy for s in done.sites})))
 
         return self.modules.get(self._named(OURS), self.spec, self.target, (), vmfb, build)

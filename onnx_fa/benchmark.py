@@ -287,17 +287,17 @@ def bench(
 
         module(ours, build_ours)
         if sites:
-            fused = sum(s.fused is True for s in sites)
-            ours.flags = f"{fused} of {len(sites)} sites fused ({bodies_of(sites)})"
+            ours.flags = fused_sites(sites)
         field_.append((reference, lambda: worker.timed(calls)))
         play_rounds(field_, rounds, progress)
     return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})
 
 
-def bodies_of(sites: Sequence[SiteReport]) -> str:
-    """The kernel bodies of sites, and what makes them less exact than their operands."""
-    said = [" ".join(filter(None, (str((s.tiles or {}).get("body", "?")), s.lossy))) for s in sites]
-    return ", ".join(dict.fromkeys(said))
+def fused_sites(sites: Sequence[SiteReport]) -> str:
+    """How many sites are fused, in words, with their kernels' bodies and what makes these less exact than their operands."""
+    fused = sum(s.fused is True for s in sites)
+    bodies = [" ".join(filter(None, (str((s.tiles or {}).get("body", "?")), s.lossy))) for s in sites]
+    return f"{fused} of {len(sites)} sites fused ({', '.join(dict.fromkeys(bodies))})"
 
 
 _Run = Callable[[], tuple[Sequence[float], int]]

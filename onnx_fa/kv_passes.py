@@ -249,12 +249,13 @@ def _fused_matmul(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], ops
     if said.get("transBatchA") or said.get("transBatchB") or any(name not in types for name in node.input):
         return None
     nodes, read = [], []
-    for name, turned in zip("AB", ("transA", "transB"), strict=True):
-        rank = len(types[node.input["AB".index(name)]].tensor_type.shape.dim)
-        if said.get(turned) and rank > 1:
+    for name, value in zip("AB", node.input, strict=True):
+        rank = len(types[value].tensor_type.shape.dim)
+        turned = bool(said.get(f"trans{name}")) and rank > 1
+        if turned:
             perm = [*range(rank - 2), rank - 1, rank - 2]
             nodes.append(helper.make_node("Transpose", [name], [f"{name}t"], perm=perm))
-        read.append(f"{name}t" if said.get(turned) and rank > 1 else name)
+        read.append(f"{name}t" if turned else name)
     nodes.append(helper.make_node("MatMul", read, ["product"]))
     nodes.append(helper.make_node("Constant", [], ["alpha"], value_float=float(said.get("alpha", 1.0))))
     nodes.append(helper.make_node("Mul", ["product", "alpha"], ["Y"]))
