@@ -259,10 +259,10 @@ def _length(r: Random) -> int:
     return r.choice((1, 3, 129, 300)) if r.random() < 0.2 else r.randint(1, 70)
 
 
-def random_spec(r: Random, expressions: bool = True) -> Drawn:
-    """Without `expressions`, only what all bodies carry. One in six has a few queries."""
+def random_spec(r: Random) -> Drawn:
+    """One in six has a few queries."""
     sq, skv = _length(r), _length(r)
-    few = r.randint(1, 4) if expressions and r.random() < 0.17 else 0
+    few = r.randint(1, 4) if r.random() < 0.17 else 0
     sq = few or sq
     if not few and r.randint(0, 5) == 0:
         skv = sq
@@ -270,14 +270,14 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
     batch = r.choice(((), (1,), (2,), (3,), (2, 2), (1, 3), (3, 1), (2, 1, 2)))
     while math.prod((*batch, hkv, group, sq, skv)) > MOST_SCORES:
         batch, hkv, group = batch[1:], 1, min(group, 2)
-    dtype: Any = r.choice(("f32", "f32", "f32", "f16", "bf16")) if expressions else "f32"
+    dtype: Any = r.choice(("f32", "f32", "f32", "f16", "bf16"))
     rank = len(batch) + 3
     score = (*batch, hkv * group, sq, skv)
 
     def offset() -> Any:
         return r.choice(("end", r.randint(-5, 40)))
 
-    empty_row: Any = r.choice(("nan", "zero", "guarded", "mean") if expressions else ("nan", "zero", "guarded"))
+    empty_row: Any = r.choice(("nan", "zero", "guarded", "mean"))
     fills = (FLOAT_MIN,) if empty_row == "mean" else (NEG_INF, NEG_INF, -3e38)
 
     def tensor(shape: tuple[int, ...] = score) -> tuple[int, ...]:
@@ -291,12 +291,10 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
         return [TensorArg(tensor(r.choice(shapes)), r.choice(types)) for _ in range(count)]
 
     masks: list[Any] = []
-    if expressions and r.randint(0, 3) == 0:
+    if r.randint(0, 3) == 0:
         given_tensors = tensors()
         masks.append(_used(_function(r, given_tensors), given_tensors))
-    kinds = (
-        ("c", "w", "b", "a", "h", "r", "keep", "keep", "keep", "alibi", "pair") if expressions else ("c", "w", "b", "a")
-    )
+    kinds = ("c", "w", "b", "a", "h", "r", "keep", "keep", "keep", "alibi", "pair")
     for kind in r.choices(kinds, k=r.choice((0, 1, 1, 2, 2, 3))):
         fill = r.choice(fills)
         given_tensors = tensors() if kind in "hr" else []
@@ -323,30 +321,27 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
                 axes = (*(1 if i else n for i, n in enumerate(batch)), hkv * group, sq, skv)
                 masks += [AddMask(axes), AddMask((*batch, 1, 1, skv))]
             case _:
-                types = ("f32", "f32", "f16", "bf16") if expressions else ("f32",)
-                mask_type: Any = r.choice(types)
+                mask_type: Any = r.choice(("f32", "f32", "f16", "bf16"))
                 shape, factor = tensor(), r.choice((1.0, 0.5))
                 # Lowest numbers of two sizes would both be raised to the least that kernels know.
                 masks.append(AddMask(shape, mask_type, factor=1.0 if empty_row == "mean" else factor))
     swap = (*range(rank - 3), rank - 2, rank - 3, rank - 1)
     turned = (*range(rank - 2), rank - 1, rank - 2)
-    rowwise = not expressions or (few > 0 and r.random() < 0.7)  # as the body for few queries wants them
+    rowwise = few > 0 and r.random() < 0.7  # as the body for few queries wants them
     known = ((), swap) if rowwise else ((), swap, turned)
 
     def layout() -> tuple[int, ...]:
         return tuple(r.sample(range(rank), rank)) if not rowwise and r.random() < 0.25 else r.choice(known)
 
     def head_dim() -> int:
-        if not expressions:
-            return r.randint(8, 70)
         return r.choice(LARGE_HEADS) if r.random() < 0.08 else r.randint(1, 70)
 
     layouts = {n: layout() for n in ("q_layout", "k_layout", "v_layout", "o_layout")}
     sink = None
-    if expressions and r.randint(0, 3) == 0:
+    if r.randint(0, 3) == 0:
         sink = TensorArg((*tensor((*score[:-1], 1))[:-1], 1), r.choice(("f32", "f16")))
     stats: tuple[Stat, ...] = ()
-    if expressions and r.randint(0, 3) == 0:
+    if r.randint(0, 3) == 0:
         stats = r.choice((("lse",), ("max",), ("lse", "max"), ("max", "lse")))
     spec = AttentionSpec(
         dtype,
@@ -365,11 +360,11 @@ def random_spec(r: Random, expressions: bool = True) -> Drawn:
         stats=stats,
         **layouts,
     )
-    if expressions and r.random() < 0.12:
+    if r.random() < 0.12:
         spec = dataclasses.replace(spec, rounding=_rounding(r))
     drawn = _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
     kept = r.random()
-    if not expressions or 0.2 < kept <= 0.9:
+    if 0.2 < kept <= 0.9:
         return drawn
     spec = drawn.spec
     if kept > 0.9:
@@ -409,6 +404,6 @@ def _dynamic(r: Random, spec: AttentionSpec, few: bool) -> Drawn:
     return Drawn(form, tuple(dict.fromkeys(tuple((n, int(x)) for n, x in d.items()) for d in sizes)))
 
 
-def draw_specs(count: int, *, expressions: bool = True, start: int = 0) -> list[Drawn]:
+def draw_specs(count: int, *, start: int = 0) -> list[Drawn]:
     """So many specs, the same for the same `start`; each has a seed of its own."""
-    return list(dict.fromkeys(random_spec(Random(f"{start} {i}"), expressions) for i in range(count)))
+    return list(dict.fromkeys(random_spec(Random(f"{start} {i}")) for i in range(count)))
