@@ -474,7 +474,7 @@ def bench_attention(
     facts = machine_facts(plan.threads)
     head = {
         "plan": asdict(plan),
-        "target": [target.name, target.kernels, target.tf32],
+        "target": [target.name, target.kernels, target.lossy],
         "who": list(who),
         "cpu": facts["cpu"],
         "versions": facts["versions"],

@@ -102,9 +102,14 @@ def _parser() -> argparse.ArgumentParser:
             help="who makes the attention's code: IREE, Triton (CUDA only), or the first of Triton and IREE that can",
         )
 
-    def tf32(sub: argparse.ArgumentParser) -> None:
+    def lossy(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             "--tf32", action="store_true", help="CUDA: attention in f32 may multiply in tf32, which changes results"
+        )
+        sub.add_argument(
+            "--bf16-dot",
+            action="store_true",
+            help="CPUs with AVX512_BF16: attention may multiply in bf16, which changes results",
         )
 
     def dims(sub: argparse.ArgumentParser) -> None:
@@ -145,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--report", metavar="FILE")
     target(sub)
     kernels(sub)
-    tf32(sub)
+    lossy(sub)
 
     sub = add("compile", compile_, "compile to an IREE module with every attention fused")
     sub.add_argument("model")
@@ -156,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     flags(sub)
     target(sub)
     kernels(sub)
-    tf32(sub)
+    lossy(sub)
 
     sub = add("run", run, "run a compiled module")
     sub.add_argument("module")
@@ -182,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     flags(sub)
     target(sub)
     kernels(sub)
-    tf32(sub)
+    lossy(sub)
 
     sub = add("verify", verify, "compare original, rewritten and compiled model with each other and with float64")
     sub.add_argument("model")
@@ -192,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     flags(sub)
     target(sub)
     kernels(sub)
-    tf32(sub)
+    lossy(sub)
 
     sub = add("bench", bench, "time a model, or attention alone, against stock IREE, onnxruntime and PyTorch")
     sub.add_argument(
@@ -227,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of {', '.join(TARGET_NAMES)} (default: cpu-host, and for attention alone also cuda, if there is a device)",
     )
     kernels(sub)
-    tf32(sub)
+    lossy(sub)
 
     sub = add("tune", tune, "measure tiles and compile options on this machine, for the tuning database")
     sub.add_argument("model", nargs="?", help="tune for the attentions of this ONNX model")
@@ -280,7 +285,8 @@ def _seconds(text: str) -> float:
 
 def _target(args: argparse.Namespace, *, runs: bool = False) -> Target:
     """The target named, with what is to be said about it; `runs`: raises TargetError where this machine has no such device."""
-    target = parse_target(args.target, args.kernels, tf32=getattr(args, "tf32", False))
+    asked = {option: getattr(args, option, False) for option in ("tf32", "bf16_dot")}
+    target = parse_target(args.target, args.kernels, **asked)
     if runs and target.is_gpu:
         _device(target.device)
     if target.note:
@@ -437,9 +443,12 @@ def compile_(args: argparse.Namespace) -> None:
 
 def _say_lossy(args: argparse.Namespace, sites: Sequence[SiteReport]) -> None:
     """What an option that changes results came to."""
-    if getattr(args, "tf32", False):
-        count = sum("tf32" in s.lossy for s in sites)
-        _note(args, f"tf32 in {count} sites" + "; `onnx-fa verify --tf32` says how far outputs move" * bool(count))
+    for option, asked in (("--tf32", args.tf32), ("--bf16-dot", args.bf16_dot)):
+        if asked:
+            word = option.strip("-").replace("-", " ")
+            count = sum(word in s.lossy for s in sites)
+            told = f"; `onnx-fa verify {option}` says how far outputs move" * bool(count)
+            _note(args, f"{word} in {count} sites{told}")
 
 
 def run(args: argparse.Namespace) -> None:

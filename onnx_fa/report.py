@@ -39,7 +39,7 @@ class SiteReport:
     tuning: str | None = None
     passes: SitePasses | None = None
     lossy: str = ""
-    """What was asked for that changes results, such as "int8 QK" or "tf32"."""
+    """What was asked for that changes results, such as "int8 QK", "tf32" or "bf16 dot"."""
 
     @property
     def variant(self) -> str:

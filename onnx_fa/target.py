@@ -19,7 +19,7 @@ KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 class Target:
     """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
     register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
-    attention in f32 may multiply in tf32, which changes results."""
+    attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results."""
 
     name: str
     backend: str
@@ -31,10 +31,16 @@ class Target:
     note: str = ""
     kernels: Kernels = "auto"
     tf32: bool = False
+    bf16_dot: bool = False
 
     @property
     def is_gpu(self) -> bool:
         return self.backend != "llvm-cpu"
+
+    @property
+    def lossy(self) -> str:
+        """What was asked for that changes results, in words."""
+        return "tf32" if self.tf32 else "bf16 dot" if self.bf16_dot else ""
 
 
 _CPU = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
@@ -44,11 +50,15 @@ def _host_simd() -> tuple[int, int]:
     """(f32 lanes, vector registers) of this machine, from /proc/cpuinfo."""
     if platform.machine() in ("aarch64", "arm64"):
         return 4, 32
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        flags = ""
+    flags = _host_flags()
     return (16, 32) if "avx512f" in flags else (8, 16) if "avx2" in flags else (4, 16)
+
+
+def _host_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
 
 
 _AARCH64 = ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic")
@@ -73,9 +83,15 @@ TARGET_NAMES = (
 )
 
 
-def parse_target(name: str, kernels: Kernels = "auto", *, tf32: bool = False) -> Target:
-    """The target of that name. Raises TargetError naming the known ones, and where `tf32` means nothing."""
+_BF16_DOT = {"cpu-host": (), "cpu-avx512": ("--iree-llvmcpu-target-cpu-features=+avx512bf16",)}
+"""The flags that give a target AVX512_BF16."""
+
+
+def parse_target(name: str, kernels: Kernels = "auto", *, tf32: bool = False, bf16_dot: bool = False) -> Target:
+    """The target of that name. Raises TargetError naming the known ones, and where `tf32` or `bf16_dot` means nothing."""
     target = replace(_parse(name, kernels), tf32=tf32)
+    if bf16_dot:
+        target = _with_bf16_dot(target)
     if tf32 and target.backend != "cuda":
         raise TargetError(f"--tf32: tf32 is CUDA's, the target {name} has none")
     if tf32 and kernels == "iree":
@@ -83,6 +99,14 @@ def parse_target(name: str, kernels: Kernels = "auto", *, tf32: bool = False) ->
             "--tf32: IREE 3.13 has no tf32 instructions, only Triton's kernels have (--kernels auto or triton)"
         )
     return target
+
+
+def _with_bf16_dot(target: Target) -> Target:
+    if target.name not in _BF16_DOT:
+        raise TargetError(f"--bf16-dot: products of bf16 are AVX512_BF16's, the target {target.name} has none")
+    if target.name == "cpu-host" and "avx512_bf16" not in _host_flags():
+        raise TargetError("--bf16-dot: this processor has no AVX512_BF16 (cpu-avx512 compiles for one that has)")
+    return replace(target, bf16_dot=True, flags=(*target.flags, *_BF16_DOT[target.name]))
 
 
 def _parse(name: str, kernels: Kernels) -> Target:

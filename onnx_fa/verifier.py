@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa import io
-from onnx_fa.accuracy import TF32_PRODUCT
+from onnx_fa.accuracy import LOSSY_PRODUCT
 from onnx_fa.cases import packed
 from onnx_fa.errors import MismatchError, MissingDependencyError, OnnxFaError, RunError, UnsupportedError
 from onnx_fa.files import scratch_folder
@@ -42,13 +42,13 @@ from onnx_fa.table import text_table
 from onnx_fa.target import Target, parse_target
 from onnx_fa.ties import rounds, slack
 
-MODEL_TOLERANCE = {"f64": 1e-4, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2, "tf32": TF32_PRODUCT}
-"""Whole models: largest difference over the largest magnitude of the output, by the model's narrowest float type; "tf32" where a
-site of f32 was compiled so, because it was asked for."""
-SITE_TOLERANCE = {"f64": 2e-6, "f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, "tf32": TF32_PRODUCT}
+MODEL_TOLERANCE = {"f64": 1e-4, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
+"""Whole models: largest difference over the largest magnitude of the output, by the model's narrowest float type, or by how a site
+was compiled because it was asked for."""
+SITE_TOLERANCE = {"f64": 2e-6, "f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
 """One site against float64: 2-norm of the difference over the 2-norm of the reference. Where the original itself is
-further off, its error is allowed, but never more than ten times this. "tf32" is for kernels that were asked for that."""
-ROUNDING = {"f64": 2.3e-16, "f32": 1.2e-7, "f16": 9.8e-4, "bf16": 7.9e-3, "tf32": TF32_PRODUCT}
+further off, its error is allowed, but never more than ten times this. The last are for kernels that were asked for that."""
+ROUNDING = {"f64": 2.3e-16, "f32": 1.2e-7, "f16": 9.8e-4, "bf16": 7.9e-3, **LOSSY_PRODUCT}
 """Added to both, times the largest score that a row's softmax rests on: rounding a score moves its exp by that much,
 in every spelling. It is 1e-3 for a row where all keys are masked by -1e4, and nothing to speak of elsewhere."""
 SWALLOWED = 1e16
@@ -210,7 +210,7 @@ def verify(
         call = load_module(module, target.device)
         kernels = _Kernels(sites, target, folder)
         notes += kernels.notes
-        in_tf32 = sum("tf32" in s.lossy for s in inspected)
+        coarse = [s.lossy for s in inspected if s.lossy in LOSSY_PRODUCT]
         moved: dict[str, float] = {}
         for draw_ in drawn:
             progress(f"inputs {draw_.name}")
@@ -229,7 +229,7 @@ def verify(
             known = {**rewritten_constants(rewritten, sites), **draw_.arrays, **got}
             of_sites = [_compare_site(draw_.name, s, taps[id(s)], known, want, kernels) for s in sites]
             peak = max((p for _, p in of_sites), default=0.0)
-            allowed = {kind: MODEL_TOLERANCE[kind] + ROUNDING[kind] * peak for kind in (dtype, "tf32")}
+            allowed = {kind: MODEL_TOLERANCE[kind] + ROUNDING[kind] * peak for kind in (dtype, *coarse)}
             if iree is not None and len(iree) != n_out:
                 raise RunError(f"the compiled model returns {len(iree)} results, the original {n_out}")
             for n, output in enumerate(original.graph.outputs[:n_out]):
@@ -243,7 +243,7 @@ def verify(
                 for what, result in (("rewritten", got[name]), ("IREE", iree[n] if iree else None)):
                     if result is None:
                         continue  # its failed run is a check of its own
-                    lossy = what == "IREE" and in_tf32 and want[name].dtype.kind == "f"
+                    lossy = what == "IREE" and coarse and want[name].dtype.kind == "f"
                     most = max(allowed.values()) if lossy else allowed[dtype]
                     checks.append(
                         _compare_model(draw_.name, f"{what}: output {name}", "original", result, want[name], most)
@@ -260,7 +260,7 @@ def verify(
             checks.append(Check("all", f"output {output.name}", "original", np.inf, 0.0, False, note))
     notes += skipped
     notes += [
-        f"tf32 in {in_tf32} sites: output {name} differs by {error:.2e} (2-norm, relative)"
+        f"{coarse[0]} in {len(coarse)} sites: output {name} differs by {error:.2e} (2-norm, relative)"
         for name, error in moved.items()
     ]
     return VerifyReport(label, target.name, tuple(inspected), tuple(checks), tuple(notes))
@@ -479,7 +479,7 @@ def _compare_site(
     exact = ROUNDING["f32"] if site.spec.dtype != "f64" else ROUNDING["f64"]
     in_kernel = base + exact * peak
     if lossy := kernels.lossy(site.spec):
-        in_kernel = SITE_TOLERANCE[lossy] + ROUNDING[lossy] * peak
+        in_kernel = max(in_kernel, SITE_TOLERANCE[lossy] + ROUNDING[lossy] * peak)
     ours: list[tuple[str, Array | None, float]] = [
         ("rewritten", values[str(output.name)], base + ROUNDING[site.spec.dtype] * peak),
         ("kernel", kernel, in_kernel),

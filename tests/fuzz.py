@@ -1,5 +1,7 @@
 """Random attentions, compiled and compared with the reference: `python -m tests.fuzz --count 5000 --journal fuzz.jsonl`.
 
+With `--bf16-dot`, head dims are made even and integers left out, and products are those of bf16.
+
 They are drawn and compiled in chunks, each in a process of its own, so that a crash or an endless loop is a result like any
 other; a journal remembers the chunks that are done. A fifth of the kernels has the tiles that users get, the others have small
 ones, which compile in less than half the time and have more edges.
@@ -30,6 +32,7 @@ from onnx_fa.emit.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.reference import attention
 from onnx_fa.spec import AttentionSpec
+from onnx_fa.target import Target, parse_target
 from tests.cases import draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch
 from tests.random_specs import Drawn, draw_specs
@@ -42,10 +45,12 @@ FLAGS = ("--verify=false", "--mlir-disable-threading")
 _DONE = "done "
 
 
-def kernels(index: int, spec: AttentionSpec) -> list[Kernel]:
-    """One kernel for a spec, and for some another body."""
-    made = [emit_kernel(spec, HOST) if index % 5 == 0 else _small(index, spec)]
-    others: list[Body] = ["few"] * (index % 2)
+def kernels(index: int, spec: AttentionSpec, dots: bool = False) -> list[Kernel]:
+    """One kernel for a spec, and for some another body; `dots`: with products of bf16."""
+    target = parse_target("cpu-host", bf16_dot=dots)
+    body: Body | str = "vector" if dots else "auto"
+    made = [emit_kernel(spec, target, body=body) if index % 5 == 0 else _small(index, spec, target)]
+    others: list[Body] = ["few"] * (index % 2 and not dots)
     for other in others:
         if other != made[0].body:
             with contextlib.suppress(UnsupportedError):
@@ -53,23 +58,32 @@ def kernels(index: int, spec: AttentionSpec) -> list[Kernel]:
     return [dataclasses.replace(k, flags=(*k.flags, *FLAGS)) for k in made]
 
 
-def _small(index: int, spec: AttentionSpec) -> Kernel:
+def paired(drawn: Drawn) -> Drawn:
+    """The same with operands that fill pairs of bf16."""
+    spec, even = drawn.spec, max(8, drawn.spec.D // 2 * 2)
+    spec = dataclasses.replace(spec, D=even, Dv=max(4, spec.Dv), k_quant=None, v_quant=None, rounding=None)
+    return dataclasses.replace(drawn, spec=spec)
+
+
+def _small(index: int, spec: AttentionSpec, target: Target) -> Kernel:
     """The spec with small tiles."""
     config = SMALL[index % len(SMALL)]
-    lanes = min(config.W, tuned(spec, HOST)[0].W)
+    lanes = min(config.W, tuned(spec, target)[0].W)
     config = dataclasses.replace(config, W=lanes, RN=min(config.RN, spec.Dv))
-    name = f"{kernel_name(spec, HOST)}_w{config.W}_{config.BM}"
-    return emit_vector(spec, HOST, name, config)
+    name = f"{kernel_name(spec, target)}_w{config.W}_{config.BM}"
+    return emit_vector(spec, target, name, config)
 
 
-def run_chunk(chunk: int, count: int = CHUNK) -> dict[str, Any]:
+def run_chunk(chunk: int, count: int = CHUNK, dots: bool = False) -> dict[str, Any]:
     """Draws, compiles and compares the specs of a chunk. `wrong` says what differs, in words."""
     drawn = draw_specs(count, start=chunk)
+    if dots:
+        drawn = list(map(paired, drawn))
     cases: list[tuple[Drawn, Kernel]] = []
     refused: list[str] = []
     for i, d in enumerate(drawn):
         try:
-            cases += [(d, kernel) for kernel in kernels(i + chunk, d.spec)]
+            cases += [(d, kernel) for kernel in kernels(i + chunk, d.spec, dots)]
         except UnsupportedError as error:
             refused.append(str(error))
     wrong: list[str] = []
@@ -79,7 +93,7 @@ def run_chunk(chunk: int, count: int = CHUNK) -> dict[str, Any]:
             for seed, spec in enumerate(d.bound()):
                 for adversarial in (False, True):
                     operands = draw_operands(spec, seed, adversarial=adversarial)
-                    found = mismatch(spec, operands, compiled.run(i, operands))
+                    found = mismatch(spec, operands, compiled.run(i, operands), kernel.lossy)
                     if found and not _too_small(spec, operands):
                         wrong.append(f"chunk {chunk}, {kernel.body} {kernel.config}: {found}: {d.spec} at {spec}")
     return {
@@ -103,9 +117,10 @@ def _too_small(spec: AttentionSpec, operands: list[Any]) -> bool:
     return bool(error > TOLERANCE["f16"] * np.linalg.norm(want))
 
 
-def in_process(chunk: int, count: int) -> dict[str, Any]:
+def in_process(chunk: int, count: int, dots: bool = False) -> dict[str, Any]:
     """`run_chunk` in a process of its own."""
     command = [sys.executable, "-m", "tests.fuzz", "--one", str(chunk), "--count", str(count)]
+    command += ["--bf16-dot"] * dots
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -123,14 +138,15 @@ def in_process(chunk: int, count: int) -> dict[str, Any]:
     return result
 
 
-def run(count: int, jobs: int, journal: Path | None = None) -> Iterator[dict[str, Any]]:
+def run(count: int, jobs: int, journal: Path | None = None, dots: bool = False) -> Iterator[dict[str, Any]]:
     """Every chunk of `count` specs, as each is done; those in the journal without a run."""
     text = journal.read_text() if journal and journal.exists() else ""
     known = {r["chunk"]: r for r in map(json.loads, text.splitlines()) if not r["wrong"]}
     sizes = {i: min(CHUNK, count - i * CHUNK) for i in range(-(-count // CHUNK))}
     yield from (known[i] for i in sizes if i in known)
     with ThreadPoolExecutor(jobs) as pool:
-        for result in pool.map(in_process, *zip(*((i, n) for i, n in sizes.items() if i not in known), strict=True)):
+        left = [(i, n, dots) for i, n in sizes.items() if i not in known]
+        for result in pool.map(in_process, *zip(*left, strict=True)):
             if journal:
                 with journal.open("a") as file:
                     file.write(json.dumps(result) + "\n")
@@ -142,14 +158,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="how many specs")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--journal", type=Path, help="chunks that are done; those in it are not run again")
+    parser.add_argument("--bf16-dot", action="store_true", help="kernels with products of bf16")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
-        print(_DONE + json.dumps(run_chunk(args.one, args.count)))
+        print(_DONE + json.dumps(run_chunk(args.one, args.count, args.bf16_dot)))
         return 0
     total = refused = 0
     wrong: list[str] = []
-    for result in run(args.count, args.jobs, args.journal):
+    for result in run(args.count, args.jobs, args.journal, args.bf16_dot):
         total += result["specs"]
         refused += len(result.get("refused", ()))
         wrong += result["wrong"]

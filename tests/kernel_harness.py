@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ class Kernels:
         return [r.to_host() for r in (results if isinstance(results, tuple) else (results,))]
 
 
-def mismatch(spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array]) -> str | None:
-    """What is wrong with the results, or None."""
+def mismatch(spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array], lossy: str = "") -> str | None:
+    """What is wrong with the results, or None; `lossy` as in Kernel."""
     assert len(results) == len(spec.results)
-    problems = [c.problem for c in expect(spec, operands).compare_all(results)]
+    problems = [c.problem for c in replace(expect(spec, operands), lossy=lossy).compare_all(results)]
     return "; ".join(p for p in problems if p) or None

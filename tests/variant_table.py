@@ -141,6 +141,10 @@ GRAPHS: dict[str, tuple[str, str]] = {
         "tests/test_triton_kernel.py",
         "only where asked for, with a tolerance of its own: gpu.md; `verify` prints the error",
     ),
+    "f32, f16 and bf16 through products of bf16 (`--bf16-dot`, AVX512_BF16)": (
+        "tests/test_dot_body.py",
+        "only where asked for, with a tolerance of its own: performance.md; `verify` prints the error",
+    ),
     "f64": ("tests/test_kernel.py", "refused by name; the site stays decomposed, in f64"),
 }
 

@@ -14,7 +14,7 @@ from onnx_fa.target import Target
 
 def kernel_name(spec: AttentionSpec, target: Target, body: Body | str = "auto") -> str:
     """ "fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can."""
-    key = json.dumps([spec.to_dict(), target.name, target.flags, target.kernels, target.tf32, body], sort_keys=True)
+    key = json.dumps([spec.to_dict(), target.name, target.flags, target.kernels, target.lossy, body], sort_keys=True)
     return f"fa_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
 
 

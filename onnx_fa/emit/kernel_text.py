@@ -19,7 +19,7 @@ class Kernel:
     that a compiled artifact can be inspected per site. `config` is what was chosen, for reports; `flags` are the iree-compile
     flags without which the text does not compile, or that its tiles were measured with. `tuning` says
     where the tiles are from, in words; "" where they were given. `lossy` names what makes it less exact than its operands, such as
-    "tf32" (asked for)."""
+    "tf32" or "bf16 dot" (asked for)."""
 
     name: str
     text: str = field(repr=False)

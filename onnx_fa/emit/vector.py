@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import asdict
 
 from onnx_fa.emit.combine import combine_call, combine_executable, splits_of
+from onnx_fa.emit.dot_body import DotBody, check_dot
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import CPU_TRANSLATION, INDEX, Text, element_type, executable, tensor_type
@@ -34,12 +36,22 @@ FLAGS = (
 )
 
 
-def stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
-    """Bytes of the tiles that one workgroup keeps on its stack."""
-    floats = (spec.D + spec.Dv + config.BK * (1 + mask_tiles(spec)) + 3 + 2 * len(spec.tensors)) * config.BM
-    if widens(spec):
-        floats += config.BK * max(spec.D, spec.Dv)
+def stack_bytes(spec: AttentionSpec, config: VectorConfig, dots: bool = False) -> int:
+    """Bytes of the tiles that one workgroup keeps on its stack; `dots`: with products of bf16."""
+    depth = spec.D // 2 if dots else spec.D
+    floats = (depth + spec.Dv + config.BK * (1 + mask_tiles(spec)) + 3 + 2 * len(spec.tensors)) * config.BM
+    if dots or widens(spec):
+        floats += config.BK * max(depth, spec.Dv)
     return 4 * floats
+
+
+def multiplies_bf16(spec: AttentionSpec, target: Target) -> bool:
+    """Whether products of bf16 were asked for, and the spec has them."""
+    if target.bf16_dot:
+        with contextlib.suppress(UnsupportedError):
+            check_dot(spec)
+            return True
+    return False
 
 
 def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
@@ -50,8 +62,9 @@ def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
 def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
     """Measured tiles for the target, preferring few rows beyond Sq, and where they are from. Raises UnsupportedError where none
     fit."""
-    folded, lanes = fold_queries(spec), target.lanes
-    while lanes > 4 and (lanes > min(spec.D, spec.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
+    folded, lanes, dots = fold_queries(spec), target.lanes, multiplies_bf16(spec, target)
+    depth = spec.D // 2 if dots else spec.D
+    while lanes > 4 and (lanes > min(depth, spec.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
         lanes //= 2  # narrow head dims are transposed in narrow vectors
     for keys in (1, 2, 4):
 
@@ -61,7 +74,7 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
         def fits(t: Tiles, keys: int = keys) -> bool:
             if t["W"] != lanes or (t["BK"] // keys) % t["RI"] or (mask_tiles(folded) and (t["BK"] // keys) % lanes):
                 return False
-            return stack_bytes(folded, config(t, keys)) <= STACK_BYTES
+            return stack_bytes(folded, config(t, keys), dots) <= STACK_BYTES
 
         found = pick(target, "vector", spec, fits, lambda t: queries_computed(folded.Sq, t["BM"]))
         if found:
@@ -103,13 +116,15 @@ def emit_vector(
         config, found = tuned(site, target)
     if config.BK % config.W and mask_tiles(spec):
         raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.W} lanes")
-    if stack_bytes(spec, config) > STACK_BYTES:
-        raise UnsupportedError(f"vector kernel: tiles need {stack_bytes(spec, config)} of {STACK_BYTES} bytes of stack")
-    kind = VectorBody if spec.rounding is None else TwoSweeps
+    dots = multiplies_bf16(spec, target)
+    if (needed := stack_bytes(spec, config, dots)) > STACK_BYTES:
+        raise UnsupportedError(f"vector kernel: tiles need {needed} of {STACK_BYTES} bytes of stack")
+    kind = DotBody if dots else VectorBody if spec.rounding is None else TwoSweeps
     body = kind(spec, config, splits_of(spec, config.BM) if splits is None else splits)
     text = dispatch_text(site, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
-    return Kernel(name, text, "vector", site, shown(config, body), flags, found.reason if found else "")
+    lossy = target.lossy if dots else ""
+    return Kernel(name, text, "vector", site, shown(config, body), flags, found.reason if found else "", lossy)
 
 
 def shown(config: VectorConfig, body: VectorBody) -> dict[str, int | str]:

@@ -38,9 +38,12 @@ _LOWERING = (
 class VectorBody(KeyWalk):
     """Writes the dispatch's function for one spec. Arguments: those of `operand_names`, `dims` for the symbols, %out."""
 
+    PER_STEP = 1
+    """How many head dims, or keys, one step of a product takes."""
+
     def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
         super().__init__(spec, config, splits)
-        self.qT_type = tensor_type((spec.D, config.BM), "f32")
+        self.qT_type = tensor_type((spec.D // self.PER_STEP, config.BM), "f32")
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
@@ -257,7 +260,7 @@ class VectorBody(KeyWalk):
                 for i, scalar in enumerate(scalars):
                     b = t.broadcast(scalar(at))
                     for j in range(n):
-                        acc[i * n + j] = t.vop("vector.fma", b, vectors[j], acc[i * n + j])
+                        acc[i * n + j] = self.product(b, vectors[j], acc[i * n + j])
             return acc
 
         rest = steps % unroll if isinstance(steps, int) else 0
@@ -267,6 +270,21 @@ class VectorBody(KeyWalk):
         if rest:
             out = step(end, out, rest)
         return [out[i * n : (i + 1) * n] for i in range(len(scalars))]
+
+    def product(self, scalar: str, vector: str, acc: str) -> str:
+        """acc plus one step of a product, `scalar` in all lanes."""
+        return self.t.vop("vector.fma", scalar, vector, acc)
+
+    def raw_score(self, x: str) -> str:
+        """A product of Q and K with the factor of the queries."""
+        return x
+
+    def copied_keys(self, tile: str, block: Block) -> str:
+        """The block of K as the product takes it."""
+        return self.widened(self.k, self.k_integers, self.spec.D, tile, block)
+
+    def copied_values(self, tile: str, block: Block) -> str:
+        return self.widened(self.v, self.v_integers, self.spec.Dv, tile, block)
 
     def widened(self, slab: Slab, integers: Integers | None, width: int, tile: str, block: Block) -> str:
         """Copies a block of K or V to f32: once per block instead of once per use."""
@@ -313,7 +331,7 @@ class VectorBody(KeyWalk):
                 scratch[at:end] = tiles[part] = self.mask_tile(part, scratch[at:end], block)
             at = end
         if self.widen:
-            scratch[-1] = self.widened(self.k, self.k_integers, spec.D, scratch[-1], block)
+            scratch[-1] = self.copied_keys(scratch[-1], block)
         scores, best = self.scores(state, block, tiles, scratch)
         decay = self.decays(state.best, best)
         scores, total = self.probabilities(scores, best, decay, state.total, block)
@@ -337,10 +355,11 @@ class VectorBody(KeyWalk):
             rows = [self.row(block, t.shifted(i, r)) for r in range(config.RI)]
             scalars = [wide(row.at) if self.widen else stored(row.stored) for row in rows]
             zeros = [[t.splat(0.0)] * self.vectors] * config.RI
-            raw = self.fma_tile(scalars, self.spec.D, self.unroll(block), self.qT, self.qT_type, zeros)
+            steps = self.spec.D // self.PER_STEP
+            raw = self.fma_tile(scalars, steps, self.unroll(block), self.qT, self.qT_type, zeros)
             for row, vectors in zip(rows, raw, strict=True):
                 for j, x in enumerate(vectors):
-                    s = self.score(x, row, j, block, tiles)
+                    s = self.score(self.raw_score(x), row, j, block, tiles)
                     tile = t.write(s, tile, self.tile_type, row.at, self.lane(j))
                     best[j] = t.maximum(s, best[j])
             return [tile, *best]
@@ -380,8 +399,9 @@ class VectorBody(KeyWalk):
         """O^T = O^T decay + V^T P, RN head dims at a time (the block by itself first, which rounds less)."""
         t, config, dv = self.t, self.config, self.spec.Dv
         if self.widen:
-            scratch[-1] = self.widened(self.v, self.v_integers, dv, scratch[-1], block)
-        unroll = math.gcd(self.unroll(block), config.RI if block.edge else config.BK)
+            scratch[-1] = self.copied_values(scratch[-1], block)
+        unroll = math.gcd(self.unroll(block), (config.RI if block.edge else config.BK) // self.PER_STEP)
+        steps = block.rows if self.PER_STEP == 1 else t.arith("divui", block.rows, t.index(self.PER_STEP))
 
         def column(d: str) -> Callable[[str], str]:
             if self.widen:
@@ -391,7 +411,7 @@ class VectorBody(KeyWalk):
         def body(d: str, acc: str, count: int) -> str:
             dims = [t.shifted(d, r) for r in range(count)]
             zeros = [[t.splat(0.0)] * self.vectors] * count
-            new = self.fma_tile([column(x) for x in dims], block.rows, unroll, tile, self.tile_type, zeros)
+            new = self.fma_tile([column(x) for x in dims], steps, unroll, tile, self.tile_type, zeros)
             for x, row in zip(dims, new, strict=True):
                 for j, value in enumerate(row):
                     old = t.read(acc, self.acc_type, x, self.lane(j))

@@ -19,10 +19,15 @@ class KeyWalk(MaskedScores, ABC):
 
     def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
         super().__init__(spec, config, splits)
-        self.widen = widens(spec)
+        self.widen = self.copied_width > 0
         self.acc_type = tensor_type((spec.Dv, config.BM), "f32")
-        self.wide_type = tensor_type((config.BK, max(spec.D, spec.Dv)), "f32")
+        self.wide_type = tensor_type((config.BK, self.copied_width), "f32")
         self.scratch_types = [self.tile_type] * mask_tiles(spec) + [self.wide_type] * self.widen
+
+    @property
+    def copied_width(self) -> int:
+        """Columns of the tile that blocks of K and V are copied to; 0 where they are used as they are."""
+        return max(self.spec.D, self.spec.Dv) if widens(self.spec) else 0
 
     @abstractmethod
     def block(self, state: State, block: Block) -> State:
