@@ -16,6 +16,7 @@ from onnx_fa.errors import MissingDependencyError
 from onnx_fa.models import families, family_build
 from onnx_fa.models.build import Arrays, Attn
 from onnx_fa.models.export import Exporter, ExportError, export_onnx
+from onnx_fa.ort_session import ort_session
 from onnx_fa.rewriter import FORMS, Form, rewrite
 
 EXPORTS: tuple[tuple[Exporter, int], ...] = (("dynamo", 18), ("dynamo", 23), ("torchscript", 17))
@@ -139,15 +140,11 @@ def _spelled_out(model: onnx.ModelProto) -> onnx.ModelProto:
 def _run(model: onnx.ModelProto, feeds: Sequence[Arrays]) -> list[list[np.ndarray]]:
     """Results in onnxruntime or, where that lacks an element type (bf16), in ONNX's reference evaluator."""
     try:
-        import onnxruntime as ort
         from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
     except ImportError as error:
         raise MissingDependencyError("comparing families needs onnxruntime: pip install 'onnx-fa[ort]'") from error
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options)
+        session = ort_session(model, threads=1)
         return [list(session.run(None, x)) for x in feeds]
     except NotImplemented:
         evaluator = ReferenceEvaluator(model)

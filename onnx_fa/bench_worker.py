@@ -142,26 +142,20 @@ def _start_of_peak() -> int | None:
 
 
 def _onnxruntime(path: str, inputs: str, threads: int) -> Job:
-    import onnxruntime as ort
     from onnx import TensorProto, helper
 
-    arrays = _load(inputs)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
+    from onnx_fa.ort_session import ort_session
 
-    def session(model: str | bytes) -> Any:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    arrays = _load(inputs)
 
     # A first small model, so that the library's own start is not counted.
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [8, 8]) for n in "xy")
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "warm", [x], [y])
     warm = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session(warm.SerializeToString()).run(None, {"x": np.ones((8, 8), np.float32)})
+    ort_session(warm, threads=threads).run(None, {"x": np.ones((8, 8), np.float32)})
 
     def prepare() -> Callable[[], list[Any]]:
-        ready = session(path)
+        ready = ort_session(path, threads=threads)
         return lambda: list(ready.run(None, arrays))
 
     return Job(prepare)

@@ -86,7 +86,7 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
 def _refusal(match: Match, form: Form, opset: int) -> str | None:
     """Why the site cannot be written in the form, as far as can be told before it is."""
     if match.keep:
-        return "already in the blocked form, which is compiled as it is" if form == "site" else None
+        return "already in the blocked form, whose operands are inside its Loop" if form == "site" else None
     if form == "attention" and match.form != "attention":
         try:
             standard.check(match.spec, opset)
@@ -117,13 +117,11 @@ def rewrite_in_place(model: ir.Model, form: Form, *, int8_qk: bool = False) -> t
     plan: list[Match] = []
     reports: list[SiteReport] = []
     for match in matches:
-        if form == "site":
-            match = from_pools(view, match)
         refusal = _refusal(match, form, view.opset)
         if refusal is not None:
             misses.append(Miss(match.name, match.op, refusal))
             continue
-        plan.append(match)
+        plan.append(from_pools(view, match) if form == "site" else match)
     names = _unique_names([m.name for m in plan])
     taken = names_in(model)
     unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept

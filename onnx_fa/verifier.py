@@ -33,6 +33,7 @@ from onnx_fa.inputs import (
     random_inputs,
     symbols,
 )
+from onnx_fa.ort_session import ort_session
 from onnx_fa.reference import attention, logits
 from onnx_fa.report import SiteReport
 from onnx_fa.rewriter import Site, rewrite_in_place
@@ -302,26 +303,21 @@ class _Runner:
     name."""
 
     def __init__(self, model: ir.Model, path: Path) -> None:
-        try:
-            import onnxruntime as ort
-        except ImportError as e:
-            raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[ort]'") from e
         self._names = [str(o.name) for o in model.graph.outputs]
         self._inputs = [str(v.name) for v in graph_inputs(model)]
         self._session: Any = None
         self._evaluator: Any = None
         self.refused = ""
         io.save(model, path)
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        if any("Quantize" in n.op_type for n in model.graph.all_nodes()):
-            # The optimiser puts integer products for what lies between such ops, which round elsewhere than the model says.
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # The optimiser puts integer products for what lies between such ops, which round elsewhere than the model says.
+        quantised = any("Quantize" in n.op_type for n in model.graph.all_nodes())
         bf16 = any(v.dtype == ir.DataType.BFLOAT16 for v in (*model.graph.inputs, *model.graph.outputs))
         try:
             if bf16:
                 raise RuntimeError("bfloat16 inputs or outputs have no NumPy type there")
-            self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self._session = ort_session(path, optimise=not quantised)
+        except MissingDependencyError:
+            raise
         except Exception as e:  # onnxruntime's exceptions share no public base class
             self.refused = " ".join(str(e).split())[:160]
             try:

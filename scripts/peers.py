@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from attention_block import STYLES, in_block  # noqa: E402
 from spelling_table import Entry, entries  # noqa: E402
 
+from onnx_fa.ort_session import ort_session  # noqa: E402
 from onnx_fa.table import markdown_table  # noqa: E402
 
 Answer = tuple[str, str]
@@ -98,14 +99,7 @@ def _has_attention(old: onnx.ModelProto, new: onnx.ModelProto) -> bool:
 
 
 def _run(model: onnx.ModelProto, feeds: Feeds) -> list[np.ndarray[Any, Any]]:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
+    return list(ort_session(model, threads=1, optimise=False).run(None, feeds))
 
 
 def _same(old: onnx.ModelProto, new: onnx.ModelProto, feeds: Feeds, tolerance: float) -> str:
@@ -235,7 +229,7 @@ def _heads(model: onnx.ModelProto) -> int:
     return dims[1] if len(dims) == 4 else 0
 
 
-def ort_session(models: Variants) -> Iterator[Answer]:
+def ort_optimizer(models: Variants) -> Iterator[Answer]:
     """The optimizer inside onnxruntime, at its highest level, for the CPU."""
     import onnxruntime as ort
 
@@ -258,7 +252,7 @@ def ort_session(models: Variants) -> Iterator[Answer]:
 
 
 RUNNERS: dict[str, Callable[[Variants], Iterator[Answer]]] = dict(
-    zip(CONTESTANTS, (ours, onnxscript, ort_transformers, ort_session), strict=True)
+    zip(CONTESTANTS, (ours, onnxscript, ort_transformers, ort_optimizer), strict=True)
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -42,7 +43,8 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
 
 
 class Kernels:
-    """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th."""
+    """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th. `flows` are (kernels, IR of the phase
+    "flow", where dispatches have been formed) of every module."""
 
     PART = 20
 
@@ -50,7 +52,8 @@ class Kernels:
         parts = [kernels[i : i + self.PART] for i in range(0, len(kernels), self.PART)]
         outputs = [folder / f"kernels{i}.vmfb" for i in range(len(parts))]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda part, output: self._compile(part, output, target), parts, outputs))
+            flows = list(pool.map(lambda part, output: self._compile(part, output, target), parts, outputs))
+        self.flows = list(zip(parts, flows, strict=True))
         self._modules = []
         for output in outputs:
             config = runtime.Config(target.device)
@@ -58,12 +61,15 @@ class Kernels:
             self._modules.append(runtime.load_vm_module(loaded, config))
 
     @staticmethod
-    def _compile(kernels: Sequence[Kernel], output: Path, target: Target) -> None:
+    def _compile(kernels: Sequence[Kernel], output: Path, target: Target) -> str:
         names = {k.name: k for k in kernels}
         text = "".join(k.text for k in names.values())
         text += "".join(entry_text(k, f"call{i}") for i, k in enumerate(kernels))
         flags = dict.fromkeys(f for k in kernels for f in k.flags)
-        run_iree_compile(text, output, tuple(flags), target)
+        with tempfile.TemporaryDirectory(dir=output.parent) as phases:
+            run_iree_compile(text, output, (*flags, f"--dump-compilation-phases-to={phases}"), target)
+            (flow,) = Path(phases).glob("*.flow.mlir")
+            return flow.read_text()
 
     def run(self, index: int, operands: Sequence[Array]) -> list[Array]:
         """Every result of the kernel."""

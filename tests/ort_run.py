@@ -9,18 +9,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from onnx_fa.ort_session import ort_session
+
 TOLERANCE = 2e-6
 """Relative norm error of f32 attention against the same in another order of operations."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def session(model: onnx.ModelProto, *, optimise: bool = True) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if not optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort_session(model, threads=1, optimise=optimise)
 
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, Array], *, optimise: bool = True) -> list[Array]:

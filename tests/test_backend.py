@@ -21,6 +21,7 @@ from onnx_fa.backend.inspect import inspect_vmfb, is_score_shape
 from onnx_fa.backend.legalize import legalize
 from onnx_fa.backend.run import benchmark_module, load_module, run_module
 from onnx_fa.errors import CompileError, ModelError, OnnxFaError, RunError
+from onnx_fa.rewriter import rewrite
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import parse_target
 
@@ -338,6 +339,13 @@ def test_an_unfused_model_shows_its_score_buffer(tmp_path: Path) -> None:
     assert len(report.misses) == 1
     assert any(b.bytes == 2 * 64 * 64 * 4 for b in report.inspection.buffers), report.inspection.buffers
     assert inspect_vmfb(tmp_path / "m.vmfb").kernels() == ()
+
+
+def test_the_blocked_form_is_refused_in_one_line() -> None:
+    blocked, report = rewrite(_attention(64), "blocked")
+    assert len(report.sites) == 1
+    with pytest.raises(ModelError, match="in the blocked form"):
+        import_model(blocked, TARGET)
 
 
 def test_a_failed_model_compile_leaves_only_its_log(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ _OWN = [
 ]
 _SHARED = (
     "one_key",
+    "decode_gqa",
+    "rounded_decode",
     "gathered_decode",
     "dyn_gathered_decode",
     "decode_lengths",
@@ -107,7 +109,7 @@ def test_every_measured_tile(name: str, tmp_path: Path) -> None:
         pytest.skip(f"this machine cannot run {name}")
     spec = _spec(Sq=3, Skv=330, D=48, Dv=40, masks=(Causal("end"),))
     tiles = [c.tiles for e in read_database(database_name(target)).entries if e.family.body == "few" for c in e.choices]
-    configs = [FewConfig(t["W"], 3, t["BK"], t["W"], t["RN"], t["U"]) for t in tiles]
+    configs = list(dict.fromkeys(FewConfig(t["W"], 3, t["BK"], t["W"], t["RN"], t["U"]) for t in tiles))
     compiled = Kernels([emit_few(spec, target, f"fa_tile{i}", c) for i, c in enumerate(configs)], tmp_path, target)
     operands = draw_operands(spec, 0)
     for i, config in enumerate(configs):

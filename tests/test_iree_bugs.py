@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx_fa.backend.compile import iree_compile
 from onnx_fa.backend.run import load_module
-from onnx_fa.errors import RunError
+from onnx_fa.errors import CompileError, RunError
 from tests.kernel_harness import HOST
 
 FOLDER = Path(__file__).parent / "iree_bugs"
@@ -76,6 +77,13 @@ def test_refused(name: str, message: str, flags: tuple[str, ...], tmp_path: Path
         _compiled(name, tmp_path, *flags)
         pytest.fail(REPAIRED)
     assert message in caught.value.stderr
+
+
+def test_slice_by_scalars(tmp_path: Path) -> None:
+    source = (FOLDER / "slice_by_scalars").with_suffix(".mlir")
+    with pytest.raises(CompileError, match="killed by signal SIGSEGV"):
+        iree_compile(source, tmp_path / "bug.vmfb", HOST, timeout_s=60, memory_bytes=4 << 30)
+        pytest.fail(REPAIRED)
 
 
 def test_bf16_round_trip(tmp_path: Path) -> None:

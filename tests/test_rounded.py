@@ -1,4 +1,7 @@
-"""Probabilities that are rounded before they multiply V: kernels, forms, what is found and what is left alone, how far ties go."""
+"""Probabilities that are rounded before they multiply V: forms, what is found and what is left alone, how far ties go.
+
+Their kernels are tried with all other cases of the table (test_vector_kernel.py, test_few_kernel.py).
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,10 @@ from onnx_fa.spec import AttentionSpec, Rounding
 from onnx_fa.target import parse_target
 from onnx_fa.ties import slack
 from tests.cases import BY_NAME, Case, draw_operands, select
-from tests.kernel_harness import HOST, Kernels, mismatch
+from tests.kernel_harness import HOST
 
 _CASES = select("rounded")
 _PLAIN = [c for c in _CASES if c.spec.empty_row in ("nan", "mean") and not (c.spec.stats and c.spec.sink)]
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels([emit_kernel(c.spec, HOST) for c in _CASES], tmp_path_factory.mktemp("rounded"))
-
-
-@pytest.mark.parametrize("index", range(len(_CASES)), ids=[c.name for c in _CASES])
-def test_case(compiled: Kernels, index: int) -> None:
-    for seed, spec in enumerate(_CASES[index].bound()):
-        for adversarial in (False, True):
-            operands = draw_operands(spec, seed, adversarial=adversarial)
-            assert mismatch(spec, operands, compiled.run(index, operands)) is None, (spec, adversarial)
 
 
 @pytest.mark.parametrize("case", _PLAIN, ids=lambda c: c.name)

@@ -13,6 +13,8 @@ from onnx_fa.target import Target
 
 FUNCTION = "site"
 """The function that the module exports: the spec's operands to its output."""
+TIMEOUT_S = 120.0
+"""A kernel that compiles at all takes seconds."""
 
 
 def module_text(kernel: Kernel) -> str:
@@ -50,7 +52,7 @@ def compile_alone(
     target: Target,
     *,
     flags: Sequence[str] = (),
-    timeout_s: float = 120,
+    timeout_s: float = TIMEOUT_S,
     memory_bytes: int = 8 << 30,
 ) -> None:
     """Compiles the kernel to `output`, a .vmfb; `flags` win over the kernel's. Raises CompileError."""

@@ -248,14 +248,14 @@ def _refused(
     memory_bytes: int,
 ) -> dict[str, str]:
     """The kernels, by their own names, that do not compile even alone, and why. The limits are the model's; a kernel gets no more
-    than two minutes."""
-    from onnx_fa.backend.alone import compile_alone
+    than TIMEOUT_S."""
+    from onnx_fa.backend.alone import TIMEOUT_S, compile_alone
 
     found = {}
     for kernel in {k.name: k for k in kernels.values()}.values():
         try:
             output = folder / f"{kernel.name}.vmfb"
-            seconds = min(timeout_s, 120)
+            seconds = min(timeout_s, TIMEOUT_S)
             compile_alone(kernel, output, target, flags=flags, timeout_s=seconds, memory_bytes=memory_bytes)
         except CompileError as e:
             found[kernel.name] = str(e).partition("; command and messages")[0]

@@ -12,6 +12,7 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from onnx_fa.errors import ModelError
+from onnx_fa.patterns.blocked import SPEC_KEY
 
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
@@ -304,7 +305,13 @@ def _flat_rows(g: _Graph, node: onnx.NodeProto) -> bool:
 
 
 def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
-    """A Loop without a first condition: IREE wants one."""
+    """A Loop without a first condition: IREE wants one. Raises ModelError for that of the blocked form, which ends the compiler
+    by a segmentation fault."""
+    if any(p.key == SPEC_KEY for p in node.metadata_props):
+        raise ModelError(
+            f"{node.name or 'Loop'}: attention in the blocked form, which IREE's compiler does not survive "
+            "(docs/iree-bugs.md): compile the model that it was made from"
+        )
     if len(node.input) < 2 or node.input[1]:
         return False
     made = onnx.NodeProto()

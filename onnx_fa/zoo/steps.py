@@ -226,14 +226,13 @@ def verify(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
 
 def _on_given(folder: Path, target: Target) -> list[Json]:
     """The compiled module on the entry's own inputs against onnxruntime; and for sentences, that the two alike stay the nearest."""
-    import onnxruntime as ort
-
     from onnx_fa.backend.run import load_module
+    from onnx_fa.ort_session import ort_session
     from onnx_fa.verifier import MODEL_TOLERANCE
 
     with np.load(folder / "inputs.npz") as archive:
         arrays = {n: archive[n] for n in archive.files}
-    (want,) = ort.InferenceSession(_model(folder), providers=["CPUExecutionProvider"]).run(None, arrays)
+    (want,) = ort_session(_model(folder)).run(None, arrays)
     (got,) = load_module(folder / "model.vmfb", target.device)(*arrays.values())
     error = float(np.max(np.abs(got - want)) / np.max(np.abs(want)))
     allowed = MODEL_TOLERANCE["f32"]

@@ -1,0 +1,32 @@
+"""onnxruntime as every part of the project uses it: on the CPU, without its log."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import onnx
+
+from onnx_fa.errors import MissingDependencyError
+
+
+def ort_session(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], *, threads: int | None = None, optimise: bool = True
+) -> Any:
+    """An onnxruntime.InferenceSession of a model, its bytes or its file. `threads` None means as many as onnxruntime takes.
+
+    Raises MissingDependencyError. What onnxruntime raises where it refuses a model passes through: its exceptions share no public
+    base class.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError as e:
+        raise MissingDependencyError("onnxruntime is not installed: pip install 'onnx-fa[ort]'") from e
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if threads is not None:
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
