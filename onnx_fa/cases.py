@@ -242,7 +242,8 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
             middle = _middle(quant.dtype)
             operands.append(np.asarray(rng.integers(middle - 2, middle + 3, shape)).astype(_zero_type(quant.dtype)))
     if spec.gathered is not None:
-        index = rng.integers(0, int(spec.gathered.rows), _ints(spec.operand_shapes[-1]))
+        rows = int(spec.gathered.rows) - spec.gathered.head_rows * (int(spec.Hkv) - 1)
+        index = rng.integers(0, rows, _ints(spec.operand_shapes[-1]))
         operands.append(index.astype(DTYPES[spec.gathered.dtype]))
     return operands
 

@@ -4,6 +4,7 @@ The gather would copy all of K and V in every step. Instead the site reads the r
 
     K = Gather(pool (.., R, ..), index (*B, Skv))                               row  index
     K = Reshape(Gather(pool (.., P, page, ..), table (*B, N)))                  row  table * page + 0 .. page - 1
+    K = Reshape(Transpose(Gather(pool (P, Hkv, page, D), table (*B, N))))       row  (table * Hkv + head) * page + 0 .. page - 1
 """
 
 from __future__ import annotations
@@ -23,29 +24,38 @@ _TYPES = {ir.DataType.INT32: "i32", ir.DataType.INT64: "i64"}
 
 @dataclass(frozen=True)
 class _Pool:
-    """The pool in the layout of the operand, with batch dims of 1; how many rows it has; and the gather: which index, along an axis
-    of `count` rows, or pages of `page` rows."""
+    """The pool in its layout, with batch dims of 1; how many rows it has; and the gather: which index, along an axis of `count`
+    rows, or pages of `page` rows, of which each head has its own if `heads` is above 1."""
 
     value: Expr
     rows: Dim
     index: ir.Value
     count: Expr
     page: int
+    layout: tuple[int, ...]
+    heads: int = 1
+
+    @property
+    def read(self) -> tuple[ir.Value, int, int, Dim]:
+        """What K and V must have in common."""
+        return self.index, self.page, self.heads, self.rows
 
 
 def from_pools(view: GraphView, match: Match) -> Match:
     """The match with K and V as rows of pools, if the model gathers both by the same index; else the match itself."""
     spec = match.spec
+    batch = len(spec.batch)
     k, v = (
-        _pool(view, x, layout, len(spec.batch))
+        _pool(view, x, layout, batch) or _pool_by_heads(view, x, layout, batch)
         for x, layout in zip(match.operands[1:3], (spec.k_layout, spec.v_layout), strict=True)
     )
-    if k is None or v is None or spec.quantized or (k.index, k.page, k.rows) != (v.index, v.page, v.rows):
+    if k is None or v is None or spec.quantized or k.read != v.read:
         return match
     kind = _TYPES[k.index.dtype or ir.DataType.INT64]
-    gathered = Gathered(k.rows, kind)  # type: ignore[arg-type]
-    operands = (match.operands[0], k.value, v.value, *match.operands[3:], _index(k, len(spec.batch)))
-    return replace(match, spec=replace(spec, gathered=gathered), operands=operands)
+    gathered = Gathered(k.rows, kind, k.page if k.heads > 1 else 0)  # type: ignore[arg-type]
+    operands = (match.operands[0], k.value, v.value, *match.operands[3:], _index(k, batch))
+    new = replace(spec, gathered=gathered, k_layout=k.layout, v_layout=v.layout)
+    return replace(match, spec=new, operands=operands)
 
 
 def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -> _Pool | None:
@@ -78,7 +88,7 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
         ]
         if len(shape) != len(whole) - 1 or any(a is None or a != b for a, b in around) or page < 1:
             return None
-    rows, axis = multiplied(before[at], page), Const(np.asarray(at, np.int64))
+    rows = multiplied(before[at], page)
     if rows is None:
         return None
     value: Expr = pool
@@ -87,10 +97,49 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
         value = Call("Reshape", (pool, Const(np.asarray(dims, np.int64))))
     elif batch:
         value = Call("Unsqueeze", (pool, Const(np.arange(at, at + batch, dtype=np.int64))))
-    count: Expr = Call("Gather", (Call("Shape", (pool,)), axis))
-    if isinstance(before[at], int):
-        count = Const(np.asarray(before[at], np.int64))
-    return _Pool(value, rows, index, count, page)
+    return _Pool(value, rows, index, _pages(pool, at, before[at]), page, layout)
+
+
+def _pool_by_heads(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -> _Pool | None:
+    """The same of pages with a block of rows for each head, which the model moves behind the pages' number."""
+    if not isinstance(operand, ir.Value):
+        return None
+    merged = view.producer(operand, "Reshape")
+    moved = view.producer(merged.inputs[0], "Transpose") if merged is not None else None
+    gather = view.producer(moved.inputs[0], "Gather") if moved is not None else None
+    if merged is None or moved is None or gather is None or attr_int(gather, "axis", 0) != 0:
+        return None
+    pool, index = gather.inputs
+    before, of, whole = view.shape(pool), view.shape(index), view.shape(moved.outputs[0])
+    shape, perm = view.shape(operand), moved.attributes.get("perm")
+    if pool is None or index is None or index.dtype not in _TYPES or None in (before, of, whole, shape) or perm is None:
+        return None
+    assert before is not None and of is not None and whole is not None and shape is not None
+    if len(before) != 4 or len(of) != batch + 1 or not all(isinstance(d, int) for d in before[1:]):
+        return None
+    # Axes of the gather: *B, N, Hkv, page, D. Those of the operand: *B, Hkv, Skv, D, in its layout.
+    names = {**{i: i for i in range(batch)}, batch: -1, batch + 1: batch, batch + 2: batch + 1, batch + 3: batch + 2}
+    order = [names[axis] for axis in perm.as_ints()]
+    at = order.index(-1)
+    if at + 1 == len(order) or order[at + 1] != batch + 1 or tuple(order[:at] + order[at + 1 :]) != layout:
+        return None
+    around = [*zip(shape[:at], whole[:at], strict=True), *zip(shape[at + 1 :], whole[at + 2 :], strict=False)]
+    if len(shape) != len(whole) - 1 or any(a is None or a != b for a, b in around):
+        return None
+    _, heads, page, width = before
+    assert isinstance(heads, int) and isinstance(page, int)
+    rows = multiplied(before[0], heads * page)
+    if rows is None or page < 1:
+        return None
+    value = Call("Reshape", (pool, Const(np.asarray([*[1] * (batch + 1), -1, width], np.int64))))
+    return _Pool(value, rows, index, _pages(pool, 0, before[0]), page, tuple(range(batch + 3)), heads)
+
+
+def _pages(pool: ir.Value, axis: int, known: Dim | None) -> Expr:
+    """The length of an axis, as a constant where it is known."""
+    if isinstance(known, int):
+        return Const(np.asarray(known, np.int64))
+    return Call("Gather", (Call("Shape", (pool,)), Const(np.asarray(axis, np.int64))))
 
 
 def _index(pool: _Pool, batch: int) -> Expr:
@@ -103,11 +152,14 @@ def _index(pool: _Pool, batch: int) -> Expr:
     elif kind is np.int32:
         count = Call("Cast", (count,), (("to", int(ir.DataType.INT32)),))
     index: Expr = Call("Mod", (pool.index, count))
-    if pool.page == 1:
+    if pool.page * pool.heads == 1:
         return index
     first = Call(
         "Mul",
-        (Call("Unsqueeze", (index, Const(np.asarray([batch + 1], np.int64)))), Const(np.asarray(pool.page, kind))),
+        (
+            Call("Unsqueeze", (index, Const(np.asarray([batch + 1], np.int64)))),
+            Const(np.asarray(pool.page * pool.heads, kind)),
+        ),
     )
     rows = Call("Add", (first, Const(np.arange(pool.page, dtype=kind))))
     return Call("Reshape", (rows, Const(np.asarray([*[0] * batch, -1], np.int64))))

@@ -44,7 +44,12 @@ def dequantized(spec: AttentionSpec, operands: Sequence[Array]) -> list[Array]:
         index = next(rest)
         for i, layout in ((1, spec.k_layout), (2, spec.v_layout)):
             pool = np.transpose(operands[i], inverse(layout))[(0,) * len(spec.batch)]
-            result[i] = np.transpose(np.moveaxis(pool[:, index], 0, -3), layout)
+            if step := spec.gathered.head_rows:
+                first = step * np.arange(spec.Hkv)[:, None]
+                numbers = pool[0][index[..., None, :] + first]
+            else:
+                numbers = np.moveaxis(pool[:, index], 0, -3)
+            result[i] = np.transpose(numbers, layout)
     for i, quant, layout in ((1, spec.k_quant, spec.k_layout), (2, spec.v_quant, spec.v_layout)):
         if quant is None:
             continue

@@ -165,10 +165,14 @@ class Gathered:
 
     `rows` is how many a pool has: k is then (1.., Hkv, rows, D), v (1.., Hkv, rows, Dv), before their layouts. The index has
     the shape (*B, Skv), and numbers from 0 to rows - 1.
+
+    With `head_rows`, all heads have one pool, k is (1.., 1, rows, D), and head h of the Hkv reads row index[..., j] + h *
+    head_rows.
     """
 
     rows: Dim
     dtype: Literal["i32", "i64"] = "i64"
+    head_rows: int = 0
 
 
 MaskTerm = Causal | SlidingWindow | BoolMask | AddMask | Elementwise
@@ -312,7 +316,7 @@ class AttentionSpec:
         """Shapes of q, k, v and out before their layouts permute them."""
         b, kv = self.batch, (*self.batch, self.Hkv, self.Skv)
         if self.gathered is not None:
-            kv = (*[1] * len(b), self.Hkv, self.gathered.rows)
+            kv = (*[1] * len(b), 1 if self.gathered.head_rows else self.Hkv, self.gathered.rows)
         return (
             (*b, self.Hq, self.Sq, self.D),
             (*kv, self.D),

@@ -423,6 +423,9 @@ def _cases() -> Iterator[Case]:
     yield case(
         "gathered_decode_causal", "gathered", Sq=3, Skv=130, batch=(3,), gathered=Gathered(40), masks=(Causal("end"),)
     )
+    pages = {"gathered": Gathered(96, head_rows=8), "batch": (3,), "masks": (Causal("end"),)}
+    yield case("gathered_heads", "gathered", Sq=40, Skv=75, Hq=4, **pages)
+    yield case("gathered_heads_decode", "gathered", Sq=1, Skv=130, Hq=8, **pages)
     yield case("gathered_5d", "gathered", Sq=20, Skv=33, batch=(2, 3), gathered=Gathered(50, "i32"))
 
     # Dynamic shapes.

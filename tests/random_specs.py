@@ -368,9 +368,11 @@ def random_spec(r: Random) -> Drawn:
         return drawn
     spec = drawn.spec
     if kept > 0.9:
-        return Drawn(
-            dataclasses.replace(spec, gathered=Gathered(r.randint(1, 90), r.choice(("i32", "i64")))), drawn.sizes
-        )
+        rows, integer, step = r.randint(1, 90), r.choice(("i32", "i64")), 0
+        if isinstance(spec.Hkv, int) and r.random() < 0.4:
+            step = r.randint(1, 9)
+            rows += step * (spec.Hkv - 1)
+        return Drawn(dataclasses.replace(spec, gathered=Gathered(rows, integer, step)), drawn.sizes)
     if r.random() < 0.5:  # whole vectors, as the body for few queries wants them
         spec = dataclasses.replace(spec, D=16 * r.randint(1, 5), Dv=16 * r.randint(1, 5))
     k = _integers(r, rank, spec.D, spec.k_layout) if r.random() < 0.85 else None

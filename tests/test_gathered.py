@@ -41,6 +41,14 @@ _HEADS_FIRST = """
  vr = Reshape (vg, hv_shape)
  v4 = Transpose <perm = [1, 0, 2, 3]> (vr)
 """
+_PAGES_BY_HEAD = """
+ kg = Gather <axis = 0> (kp, table)
+ km = Transpose <perm = [0, 2, 1, 3, 4]> (kg)
+ k4 = Reshape (km, hk_shape)
+ vg = Gather <axis = 0> (vp, table)
+ vm = Transpose <perm = [0, 2, 1, 3, 4]> (vg)
+ v4 = Reshape (vm, hv_shape)
+"""
 
 
 def _model(
@@ -53,6 +61,7 @@ def _model(
         _PAGED: (f"{p}, {PAGE}, {HKV}", f"{b}, {n}"),
         _ROWS: (f"{r}, {HKV}", f"{b}, {s}"),
         _HEADS_FIRST: (f"{HKV}, {p}, {PAGE}", f"{b}, {n}"),
+        _PAGES_BY_HEAD: (f"{p}, {HKV}, {PAGE}", f"{b}, {n}"),
     }
     pool, table = pools[gathers]
     text = f"""<ir_version: 9, opset_import: ["": 18]>
@@ -111,12 +120,17 @@ def _spec(model: onnx.ModelProto) -> Any:
 
 
 @pytest.mark.parametrize("integer", ["int32", "int64"])
-@pytest.mark.parametrize("gathers", [_PAGED, _ROWS, _HEADS_FIRST], ids=["pages", "rows", "heads_first"])
+@pytest.mark.parametrize(
+    "gathers", [_PAGED, _ROWS, _HEADS_FIRST, _PAGES_BY_HEAD], ids=["pages", "rows", "heads_first", "pages_by_head"]
+)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_found(gathers: str, integer: str, dynamic: bool) -> None:
     spec = _spec(_model(gathers, dynamic=dynamic, integer=integer))
-    rows = "R" if gathers == _ROWS else f"{PAGE}*P"
-    assert spec.gathered == Gathered(rows if dynamic else P * PAGE, "i32" if integer == "int32" else "i64")
+    rows, size = "R" if gathers == _ROWS else f"{PAGE}*P", P * PAGE
+    step = 0
+    if gathers == _PAGES_BY_HEAD:
+        rows, size, step = f"{PAGE * HKV}*P", P * PAGE * HKV, PAGE
+    assert spec.gathered == Gathered(rows if dynamic else size, "i32" if integer == "int32" else "i64", step)
     assert (spec.Hkv, spec.group) == (HKV, G)
 
 
@@ -158,8 +172,10 @@ def test_written_models_keep_their_gathers() -> None:
         (_PAGED, {"dynamic": True, "integer": "int32"}),
         (_ROWS, {"dynamic": True, "sq": 19}),
         (_HEADS_FIRST, {"sq": 3}),
+        (_PAGES_BY_HEAD, {"sq": 3}),
+        (_PAGES_BY_HEAD, {"dynamic": True, "integer": "int32"}),
     ],
-    ids=["decode", "dynamic", "rows", "heads_first"],
+    ids=["decode", "dynamic", "rows", "heads_first", "pages_by_head", "pages_by_head_dynamic"],
 )
 def test_compiled(gathers: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = _model(gathers, **options)

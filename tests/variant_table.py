@@ -68,7 +68,12 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "KV cache": {
         "decode": ("decode", "decode_gqa", "decode_bshd"),
         "decode into a ring": ("decode_ring",),
-        "paged, or keys picked for each batch row": ("gathered", "gathered_decode", "dyn_gathered_decode"),
+        "paged, or keys picked for each batch row": (
+            "gathered",
+            "gathered_decode",
+            "gathered_heads",
+            "dyn_gathered_decode",
+        ),
         "a few queries": ("few_causal", "few_window"),
         "prefill with a cache, valid keys of each batch row": ("prefill_cache", "dyn_lengths_rows"),
     },
@@ -124,7 +129,7 @@ GRAPHS: dict[str, tuple[str, str]] = {
     ),
     "a paged cache, or keys picked by an index (Gather along the pages or rows)": (
         "tests/test_gathered.py",
-        "compiled, the pool is read in place by a row per key; heads before the rows of a page stay a copy, as in ONNX forms",
+        "compiled, the pool is read in place by a row per key, heads before or behind the rows of a page; a copy in ONNX forms",
     ),
     "probabilities rounded to integers (QDQ)": (
         "tests/test_rounded.py",

@@ -38,11 +38,19 @@ def _gathered(
 ) -> ir.Value:
     """The rows of K or V that the index names, in the layout."""
     batch = len(spec.batch)
-    own = [axis - batch for axis in layout if axis >= batch]
-    x = b.squeeze(pool, *(layout.index(axis) for axis in range(batch))) if batch else pool
-    x = b.op("Gather", x, index, axis=own.index(1))
+    one = batch  # axes of 1
+    step = spec.gathered.head_rows if spec.gathered is not None else 0
+    named = [*range(batch), batch + 1]
+    if step:
+        assert isinstance(spec.Hkv, int)
+        kind = np.int32 if spec.operand_dtypes[-1] == "i32" else np.int64
+        index = b.op("Add", b.unsqueeze(index, -2), b.const(step * np.arange(spec.Hkv, dtype=kind)[:, None]))
+        one, named = batch + 1, list(range(batch + 2))
+    own = [axis for axis in layout if axis >= one]
+    x = b.squeeze(pool, *(layout.index(axis) for axis in range(one))) if one else pool
+    x = b.op("Gather", x, index, axis=own.index(batch + 1))
     # In the place of the rows stand the batch and the keys.
-    have = [n for axis in own for n in ([*range(batch), batch + 1] if axis == 1 else [axis + batch])]
+    have = [n for axis in own for n in (named if axis == batch + 1 else [axis])]
     perm = [have.index(axis) for axis in layout]
     return b.op("Transpose", x, perm=perm) if perm != sorted(perm) else x
 

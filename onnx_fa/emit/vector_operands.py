@@ -50,10 +50,14 @@ class VectorOperands:
         queries = Cut(self.m0, self.rows, "rows") if self.few_queries else Cut(self.m0, str(config.BM), config.BM)
         keys = self.whole(spec.Skv)
         self.index: Slab | None = None
+        self.first_row = ""
         if spec.gathered is not None:
             keys, lead = self.whole(spec.gathered.rows), [Cut(x, "1", None) for x in self.lead[:-1]]
             self.index = self.load("%rows", shapes[-1], types[-1], [*lead, self.whole(spec.Skv)])
             kv_lead = [*[t.index(0)] * len(spec.batch), kv_head]
+            if spec.gathered.head_rows:
+                kv_lead[-1] = t.index(0)
+                self.first_row = t.arith("muli", kv_head, t.index(spec.gathered.head_rows))
         self.q = self.load(
             "%q", shapes[0], types[0], self.cuts(self.lead, queries, spec.D, spec.q_layout), spec.q_layout
         )
@@ -184,7 +188,8 @@ class VectorOperands:
         if self.index is None:
             return key
         x = self.t.let(f"tensor.extract {self.index.value}[{key}] : {self.index.type}")
-        return self.t.let(f"arith.index_cast {x} : {self.index.element} to index")
+        row = self.t.let(f"arith.index_cast {x} : {self.index.element} to index")
+        return self.t.arith("addi", row, self.first_row) if self.first_row else row
 
     def query_row(self, row: str) -> str:
         """Rows past the last query stand for the last query, which is then computed several times over."""
