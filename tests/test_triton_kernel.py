@@ -30,6 +30,7 @@ from onnx_fa.emit.triton.config import TritonConfig
 from onnx_fa.emit.triton.module import program_of
 from onnx_fa.emit.triton.overlapped import can_overlap
 from onnx_fa.emit.triton.source import AttentionSource
+from onnx_fa.emit.triton.specialised import can_specialise
 from onnx_fa.emit.triton.tiles import default_config, smaller, splits, tf32_tiles, tuned
 from onnx_fa.errors import TargetError, UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap, TensorArg
@@ -82,6 +83,10 @@ def test_every_case_has_source() -> None:
             overlapped = program_of(spec, TritonConfig(64, 64, 4, 2, overlap=1), "fa_0", 90)
             compile(overlapped.text, item.name, "exec")
             assert "@gluon.jit" in overlapped.text
+        if can_specialise(spec):
+            specialised = program_of(spec, TritonConfig(128, 64, 4, 2, overlap=2), "fa_0", 90)
+            compile(specialised.text, item.name, "exec")
+            assert specialised.text.count("@gluon.jit") == 5
     for bad, reason in (
         (half(D=512, Dv=512), "head dims above 256"),
         (half(masks=(Causal(fill=float("inf")),)), "fills with inf"),
@@ -113,6 +118,7 @@ def kernels() -> dict[str, Any]:
     decode = half(Sq=1, Skv=4096, Hq=8, sink=TensorArg((8, 1, 1), "f16"))
     given = {
         "overlapped": (gqa, TritonConfig(64, 64, 4, 2, overlap=1)),
+        "specialised": (gqa, TritonConfig(128, 64, 4, 2, overlap=2)),
         "dynamic": (dynamic, None),
         "decode": (decode, None),
         "decode_dynamic": (dataclasses.replace(decode, batch=("b",)), None),
@@ -132,12 +138,22 @@ def test_ptx(kernels: dict[str, Any]) -> None:
     hopper, ampere = code_of(kernels["overlapped"])
     assert ".target sm_90a" in hopper and "wgmma.mma_async" in hopper and "cp.async.bulk.tensor" in hopper
     assert ".target sm_80" in ampere and "mma.sync" in ampere and "cp.async" in ampere
+    # Two groups of four warps that compute, with most registers; a warp that loads has a group of its own.
+    warps, _ = code_of(kernels["specialised"])
+    assert ".reqntid 384" in warps and "setmaxnreg.dec.sync.aligned.u32 \t24" in warps
+    assert kernels["specialised"].text.count("workgroup_size = [384 : index") == 1
     for kernel in kernels.values():
         for code in code_of(kernel):
             assert f".version {ptx.PTX_VERSION}" in code and "onnx_fa-" not in code and ".loc" not in code
     # Bindings (with the device memory that descriptors need), then constants: what IREE passes, and nothing else.
     counts = {name: [len(re.findall(r"\.param \.u(\d+)", c)) for c in code_of(k)] for name, k in kernels.items()}
-    assert counts == {"overlapped": [5, 4], "dynamic": [7, 7], "decode": [8, 8], "decode_dynamic": [7, 7, 4, 4]}
+    assert counts == {
+        "overlapped": [5, 4],
+        "specialised": [5, 4],
+        "dynamic": [7, 7],
+        "decode": [8, 8],
+        "decode_dynamic": [7, 7, 4, 4],
+    }
 
 
 def test_modules(kernels: dict[str, Any], tmp_path: Path) -> None:
@@ -227,6 +243,22 @@ def test_tf32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown and shown.count("\n") == 1 and "Traceback" not in shown
 
 
+def test_f32_products() -> None:
+    """On Hopper f32 is six products of bf16 where its own instructions take the tiles; smaller tiles are three of tf32."""
+    spec = half(dtype="f32", Sq=64, Skv=64)
+    code = ptx.compile_program(program_of(spec, TritonConfig(64, 64, 4, 1), "f", 90), 90, 4, 1).text
+    count = len(re.findall(r"wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", code))
+    assert count == 2 * 6 * 4 and "tf32" not in code
+    assert "tf32x3" in program_of(spec, TritonConfig(32, 32, 4, 2), "f", 90).text
+
+
+def test_a_few_queries_wait_for_nothing() -> None:
+    """K's first copies start before Q has come."""
+    spec, config = fold_queries(half(Sq=1, Skv=512)), TritonConfig(16, 64, 2, 3, splits=4)
+    code = ptx.compile_program(program_of(spec, config, "f", 90), 90, 2, 3).text
+    assert code.count("cp.async.cg") > 16 and "ld.global" not in code[: code.index("cp.async.cg")]
+
+
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ptx, "available", lambda: False)
     assert "pip install triton" in triton.missing(CUDA)
@@ -246,6 +278,7 @@ def test_tiles() -> None:
     """Measured tiles for Hopper; ever smaller ones where they do not fit; splits that fill a GPU, of 128 keys at the least."""
     assert splits(half()) == 1 and splits(half(Sq=1, Skv=4096, Hq=2, batch=(1,))) == 32
     assert splits(half(Sq=1, Skv=300, Hq=2)) == 2 and splits(half(Sq=1, Skv="t", Hq=2, batch=(32,))) == 2
+    assert next(c for c in smaller(TritonConfig(128, 128, 4, 2, overlap=2)) if c.overlap == 1).BM == 64
     tried = list(smaller(TritonConfig(128, 128, 8, 4, overlap=1)))
     assert tried[1].overlap == 0 and tried[-1] == TritonConfig(16, 16, 4, 1)
     assert len(tried) == len(set(tried))

@@ -179,12 +179,16 @@ def pick(
     spec: AttentionSpec,
     fits: Callable[[Tiles], bool],
     queries: Callable[[Tiles], float],
+    among: Callable[[Family], bool] = lambda family: True,
 ) -> Pick | None:
-    """The tiles for a spec: of the nearest entry that has any which `fits` accepts, those with the least cost times `queries`, the
-    number of queries computed with them, padding included. None where no entry has any. `target` may be the name of a database."""
+    """The tiles for a spec: of the nearest entry (`among` says of which families) that has any which `fits` accepts, those with the
+    least cost times `queries`, the number of queries computed with them, padding included. None where no entry has any. `target`
+    may be the name of a database."""
     want, name = family(spec, body), target if isinstance(target, str) else database_name(target)
     near = [
-        (distance(want, e.family), i, e) for i, e in enumerate(read_database(name).entries) if e.family.body == body
+        (distance(want, e.family), i, e)
+        for i, e in enumerate(read_database(name).entries)
+        if e.family.body == body and among(e.family)
     ]
     for _, _, entry in sorted(near, key=lambda n: n[:2]):
         fitting = [c for c in entry.choices if fits(c.tiles)]

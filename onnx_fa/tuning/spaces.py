@@ -14,6 +14,7 @@ from onnx_fa.emit.gpu_body import GpuConfig
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.triton import emit_exactly
 from onnx_fa.emit.triton import tiles as triton_tiles
+from onnx_fa.emit.triton.config import FEW
 from onnx_fa.emit.vector import VectorConfig, emit_vector
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.spec import AttentionSpec, Causal
@@ -176,7 +177,7 @@ def _triton_many(spec: AttentionSpec) -> Iterator[dict[str, int]]:
     order = int(any(isinstance(m, Causal) for m in spec.masks))
     for keys in (64, 128, 32):
         for rows, warps in ((64, 4), (128, 8), (128, 4), *[(32, 4)] * (spec.dtype == "f32")):
-            for overlap in (0, 1):
+            for overlap in (0, 1, 2):
                 stages = 2 if overlap or keys == 128 or max(spec.D, spec.Dv) > 128 else 3
                 sizes = {"BM": rows, "BN": keys, "warps": warps, "stages": stages}
                 yield {**sizes, "order": order, "overlap": overlap, **_split(spec)}
@@ -185,7 +186,7 @@ def _triton_many(spec: AttentionSpec) -> Iterator[dict[str, int]]:
 def _triton_few(spec: AttentionSpec) -> Iterator[dict[str, int]]:
     for keys in (64, 128, 32):
         for warps, stages in ((2, 4), (4, 3), (4, 2), (2, 3), (1, 4)):
-            sizes = {"BM": triton_tiles.FEW, "BN": keys, "warps": warps, "stages": stages}
+            sizes = {"BM": FEW, "BN": keys, "warps": warps, "stages": stages}
             yield {**sizes, "order": 0, "overlap": 0, **_split(spec)}
 
 
@@ -205,7 +206,8 @@ def _triton_around(spec: AttentionSpec, best: Tiles) -> Iterator[dict[str, int]]
             tried.add(parts)
             yield {**best, triton_tiles.WORKGROUPS: workgroups}
     yield {**best, "order": 1 - best["order"]}
-    yield {**best, "overlap": 1 - best["overlap"]}
+    for overlap in {0, 1, 2} - {best["overlap"]}:
+        yield {**best, "overlap": overlap}
     for warps in (best["warps"] * 2, best["warps"] // 2):
         yield {**best, "warps": warps}
     for keys in (best["BN"] * 2, best["BN"] // 2):

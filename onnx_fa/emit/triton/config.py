@@ -9,6 +9,8 @@ ARCHITECTURES = (90, 80)
 SHARED_BYTES = {90: 227 * 1024, 80: 99 * 1024}
 """Shared memory of a workgroup; sm_80's has 163 KiB, but its code also runs on sm_86 and sm_89, which have 99."""
 MOST_SPLITS = 64
+FEW = 16
+"""Up to so many queries (of a key/value head) are one block, whose time is that of reading K and V."""
 
 
 def code_for(capability: int) -> int:
@@ -21,9 +23,9 @@ def code_for(capability: int) -> int:
 @dataclass(frozen=True)
 class TritonConfig:
     """BM queries and BN keys per block; `warps` of 32 threads; `stages` of the load pipeline; `order` of the workgroups: 0 walks
-    the query blocks of a head first, 1 the heads; `overlap`: 1 hides the softmax behind the products (overlapped.py);
-    `splits` of the keys, whose partial results a second dispatch combines (1: none). Raises ValueError for tiles that no kernel can
-    have."""
+    the query blocks of a head first, 1 the heads; `overlap`: 1 hides the softmax behind the products (overlapped.py), 2 does so in
+    two groups of `warps`, with BM / 2 queries each, and loads in another warp (specialised.py); `splits` of the keys, whose
+    partial results are combined in the end (1: none). Raises ValueError for tiles that no kernel can have."""
 
     BM: int
     BN: int
@@ -40,6 +42,15 @@ class TritonConfig:
                 raise ValueError(f"{name} must be a power of two from {least} on: {self}")
         if self.stages < 1 or not 1 <= self.splits <= MOST_SPLITS:
             raise ValueError(f"stages and splits must be positive, splits at most {MOST_SPLITS}: {self}")
+
+
+def f32_products(config: TritonConfig, arch: int, *, tf32: bool) -> str:
+    """How f32 is multiplied on tensor cores, in Triton's words. On Hopper, whose products of 64 rows read from shared memory, as
+    six of bf16, of the three parts that 24 bits make; else as three of tf32, of which the fewer parts are cheaper to make. Both are
+    as near to the reference as fused multiply-adds. `tf32`: as a single one, which is not."""
+    if tf32:
+        return "tf32"
+    return "bf16x6" if arch // 10 == 9 and config.BM >= 64 and config.warps % 4 == 0 else "tf32x3"
 
 
 def power_of_two(n: int) -> int:

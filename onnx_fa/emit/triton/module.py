@@ -13,9 +13,10 @@ from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel, check_plain
 from onnx_fa.emit.mlir_text import Text, tensor_type
 from onnx_fa.emit.triton import ptx
-from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig
+from onnx_fa.emit.triton.config import ARCHITECTURES, TritonConfig, f32_products
 from onnx_fa.emit.triton.overlapped import OverlappedSource
 from onnx_fa.emit.triton.source import AttentionSource, Program, combine_program, combines_itself
+from onnx_fa.emit.triton.specialised import SpecialisedSource
 from onnx_fa.emit.triton.tiles import smaller, tf32_tiles, tuned
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, Dim, Elementwise
@@ -144,7 +145,9 @@ def program_of(spec: AttentionSpec, config: TritonConfig, symbol: str, arch: int
     UnsupportedError where they cannot be."""
     if config.overlap and arch // 10 != 9:
         raise UnsupportedError("the overlapped form is Hopper's")
-    return (OverlappedSource if config.overlap else AttentionSource)(spec, config, symbol, tf32=tf32).program()
+    if config.overlap:
+        return (SpecialisedSource if config.overlap == 2 else OverlappedSource)(spec, config, symbol).program()
+    return AttentionSource(spec, config, symbol, products=f32_products(config, arch, tf32=tf32)).program()
 
 
 def _executable(symbol: str, program: Program, variants: Sequence[_Variant]) -> list[str]:

@@ -15,23 +15,20 @@ from dataclasses import dataclass
 from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth
 from onnx_fa.emit.score_plan import LOG2, LOG2E, ExprStep, IndexMask, IndexStep, free, score_plan, uses, varies, window
 from onnx_fa.emit.skipping import skipping
-from onnx_fa.emit.triton.config import TritonConfig, padded, power_of_two
+from onnx_fa.emit.triton.config import FEW, TritonConfig, padded, power_of_two
 from onnx_fa.emit.triton.expressions import SLOPE, Block, BoundsText, Expressions, float_text
 from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves
 from onnx_fa.spec import AttentionSpec, Dim, TensorArg
 
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
-F32_PRECISION = "tf32x3"
-"""Products of f32 as three of tf32: as near to the reference as fused multiply-adds (4e-7 against 7e-7), in a third of the time.
-Where it is asked for, as a single one ("tf32")."""
 _HEADER = "import triton\nimport triton.language as tl\n\n\n"
 _SCANNED = 4096
 """Elements of a tensor that are looked at together when blocks are classified."""
 _SMALL = 1 << 31
 _SUMS = {"Add": "+", "Sub": "-", "Mul": "*"}
 _UNROLLED = 8
-_LOADED = 64
+_LOADED = 128
 """Up to so many queries are combined without a loop, and so many numbers per thread loaded side by side."""
 
 
@@ -110,9 +107,11 @@ class AttentionSource:
     max_start = MAX_START
     blocks_layout = ""
 
-    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str, *, tf32: bool = False) -> None:
+    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str, *, products: str = "tf32x3") -> None:
+        """`products`: how f32 is multiplied, see `f32_products`."""
         self.spec, self.config, self.name = spec, config, name
-        self.precision = f', input_precision="{"tf32" if tf32 else F32_PRECISION}"' if spec.dtype == "f32" else ""
+        self.precision = f', input_precision="{products}"' if spec.dtype == "f32" else ""
+        self.few = config.BM <= FEW
         self.t = Block()
         self.names = {symbol: f"s{i}" for i, symbol in enumerate(spec.symbols)}
         self.sq, self.skv = self.dim(spec.Sq), self.dim(spec.Skv)
@@ -141,17 +140,20 @@ class AttentionSource:
             return None
         return ramp_of(expressions[0], self.spec.tensors)
 
-    def program(self) -> Program:
-        """The main kernel."""
+    def pointers(self) -> list[tuple[str, str]]:
+        """Name and element type of what the main kernel reads and writes."""
         spec, split = self.spec, self.config.splits > 1
         types = ["i8" if d == "bool" else d for d in spec.operand_dtypes]
         names = ["q", "k", "v", *(f"t{i}" for i in range(len(spec.tensors))), *["sink"] * (spec.sink is not None)]
-        pointers = [*zip(names, types, strict=True)]
+        found = [*zip(names, types, strict=True)]
         alone = combines_itself(spec, self.config)
-        pointers += [("count", "i32")] * alone + [("part", "f32"), ("stat", "f32")] * split
-        pointers += [("out", spec.dtype)] * (alone or not split)
-        self._body()
-        return self.written(pointers)
+        found += [("count", "i32")] * alone + [("part", "f32"), ("stat", "f32")] * split
+        return found + [("out", spec.dtype)] * (alone or not split)
+
+    def program(self) -> Program:
+        """The main kernel."""
+        self.body()
+        return self.written(self.pointers())
 
     def written(self, pointers: Sequence[tuple[str, str]]) -> Program:
         """The program of the lines so far."""
@@ -202,7 +204,8 @@ class AttentionSource:
 
     # The whole.
 
-    def _body(self) -> None:
+    def place(self) -> list[str]:
+        """Which queries the workgroup has, and where its operands are. Returns the indices of its head."""
         t, spec, config = self.t, self.spec, self.config
         t.do("pid = tl.program_id(0)")
         blocks = -(-spec.Sq // config.BM) if isinstance(spec.Sq, int) else f"tl.cdiv({self.sq}, {config.BM})"
@@ -221,6 +224,11 @@ class AttentionSource:
         self.q_operand = self.operand("q", shapes[0], spec.q_layout, lead)
         self.k = self.operand("k", shapes[1], spec.k_layout, kv_lead)
         self.v = self.operand("v", shapes[2], spec.v_layout, kv_lead)
+        return lead
+
+    def body(self) -> None:
+        t, spec = self.t, self.spec
+        lead = self.place()
         self.indices()
         self.rows = t.let(f"(row < {self.sq})[:, None]") if self.ragged_rows else ""
         self.load_queries()
@@ -245,9 +253,19 @@ class AttentionSource:
         t.do(f"row = {self.m0} + om")
 
     def load_queries(self) -> None:
-        x = self.q_operand
-        start = self.t.let(self.moved(x, self.m0, self.spec.Sq))
-        self.q = self.load(self.tile(start, x, "om", "od"), self.rows, self.narrow(self.spec.D, self.dp, "od"))
+        """A few queries are loaded with each block of keys: what is loaded before a loop has to arrive before the first loads of
+        the loop are started."""
+        self.q_start = self.t.let(self.moved(self.q_operand, self.m0, self.spec.Sq))
+        if self.few:
+            self.t.do(
+                "zero = tl.program_id(2)  # unknown to the compiler, which else would take the load out of the loop"
+            )
+        else:
+            self.q = self.query_tile(self.q_start)
+
+    def query_tile(self, start: str) -> str:
+        pointers = self.tile(start, self.q_operand, "om", "od")
+        return self.load(pointers, self.rows, self.narrow(self.spec.D, self.dp, "od"))
 
     def tensor_base(self, i: int, tensor: TensorArg, lead: list[str], name: str = "") -> str:
         """Where a tensor's part for this head starts."""
@@ -525,6 +543,8 @@ class AttentionSource:
             rows = f"{inside}[:, None]" if inside else ""
             return self.load(self.tile(start, operand, "on", columns), rows, self.narrow(width, of, columns))
 
+        if self.few:
+            self.q = self.query_tile(t.let(f"{self.q_start} + zero * {j} * 16"))
         k = keys(self.k, spec.D, self.dp, "od")
         s = t.let(f"tl.dot({self.q}, tl.trans({k}){self.precision})")
         new, p = self.probabilities(s, k0, inside, edge)

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator
 
 from onnx_fa.emit.score_plan import free, varies
 from onnx_fa.emit.skipping import skipping
-from onnx_fa.emit.triton.config import MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
+from onnx_fa.emit.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
 from onnx_fa.emit.triton.overlapped import can_overlap
+from onnx_fa.emit.triton.specialised import can_specialise
 from onnx_fa.expr import SCORE, leaves
 from onnx_fa.spec import AttentionSpec, Elementwise
 from onnx_fa.tuning.database import Tiles, pick, queries_computed, triton_database
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
-FEW = 16
-"""Up to so many queries (of a key/value head) are one block, whose time is that of reading K and V."""
-OVERLAP_KEYS = 2048
-"""Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the overlapped form."""
+OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024}
+"""Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the form."""
 WORKGROUPS = "workgroups"
 """In tiles for a few queries: how many there should be, by splitting the keys; PROCESSORS where it is not said."""
 MOST_ACCUMULATORS = 192
@@ -35,16 +34,21 @@ def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
 
 
 def tuned_tiles(spec: AttentionSpec, arch: int) -> tuple[Tiles, str]:
-    """The same as the database has them."""
+    """The same as the database has them: of entries with these head dims, in halves or in f32 as the spec is."""
+    width, single = max(padded(spec.D), padded(spec.Dv)), spec.dtype == "f32"
     found = pick(
-        triton_database(arch), "triton", alike(spec), fitting(spec), lambda t: queries_computed(spec.Sq, t["BM"])
+        triton_database(arch),
+        "triton",
+        alike(spec),
+        fitting(spec),
+        lambda t: queries_computed(spec.Sq, t["BM"]),
+        lambda f: (f.dtype == "f32") == single and max(f.D, f.Dv) == width,
     )
-    width = max(padded(spec.D), padded(spec.Dv))
-    measured = found.entry.family if found else None
-    if found is None or measured is None or (measured.dtype == "f32") != (spec.dtype == "f32"):
-        return tiles_of(default_config(spec, arch), spec), "built in: nothing near was measured"
-    if max(measured.D, measured.Dv) != width:
-        return tiles_of(default_config(spec, arch), spec), f"built in: nothing was measured with head dims of {width}"
+    if found is None:
+        kind = "f32" if single else "halves"
+        return tiles_of(
+            default_config(spec, arch), spec
+        ), f"built in: nothing was measured in {kind} with head dims of {width}"
     return found.choice.tiles, found.reason
 
 
@@ -68,11 +72,14 @@ def alike(spec: AttentionSpec) -> AttentionSpec:
 
 def fitting(spec: AttentionSpec) -> Callable[[Tiles], bool]:
     """Which tiles are for a spec (already folded)."""
-    short = not alike(spec).masks and not spec.mods and isinstance(spec.Skv, int) and spec.Skv < OVERLAP_KEYS
-    overlaps, least = can_overlap(spec) and not short, 128 if scans_few_keys(spec) else FEW + 1
+    plain = not alike(spec).masks and not spec.mods
+    keys = spec.Skv if plain and isinstance(spec.Skv, int) else max(OVERLAP_KEYS.values())
+    carried = {0: True, 1: can_overlap(spec), 2: can_specialise(spec)}
+    forms = [f for f, least in OVERLAP_KEYS.items() if carried[f] and keys >= least]
+    least = 128 if scans_few_keys(spec) else FEW + 1
 
     def fits(tiles: Tiles) -> bool:
-        return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and (overlaps or not tiles["overlap"])
+        return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and tiles["overlap"] in forms
 
     return fits
 
@@ -83,8 +90,9 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     d, dv, size = padded(spec.D), padded(spec.Dv), 4 if spec.dtype == "f32" else 2
     buffers = config.stages if config.overlap else config.stages - 1
     shared = size * (buffers * config.BN * (d + dv) + (config.BM * d if config.overlap else 0))
-    accumulators = config.BM * (config.BN + dv) / (32 * config.warps)
-    rows = 16 * config.warps <= config.BM and config.warps % 4 == 0 and arch // 10 == 9 and config.splits == 1
+    part = config.BM // max(1, config.overlap)
+    accumulators = part * (config.BN + dv) / (32 * config.warps)
+    rows = 16 * config.warps <= part and config.warps % 4 == 0 and arch // 10 == 9 and config.splits == 1
     return shared <= SHARED_BYTES[arch] and accumulators <= MOST_ACCUMULATORS and (rows or not config.overlap)
 
 
@@ -157,7 +165,9 @@ def smaller(config: TritonConfig) -> Iterator[TritonConfig]:
     """The tiles, then ever smaller ones, for where they do not fit."""
     while True:
         yield config
-        if config.overlap:
+        if config.overlap == 2:
+            config = dataclasses.replace(config, BM=config.BM // 2, overlap=1)
+        elif config.overlap:
             config = dataclasses.replace(config, overlap=0)
         elif config.stages > 2:
             config = dataclasses.replace(config, stages=config.stages - 1)
