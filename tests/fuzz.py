@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 
 from onnx_fa.accuracy import TOLERANCE
+from onnx_fa.emit.few import emit_few, few_queries, tuned_few
+from onnx_fa.emit.few_body import FewConfig
 from onnx_fa.emit.kernel import Body, emit_kernel, kernel_name
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.vector import VectorConfig, emit_vector, tuned
@@ -39,22 +41,20 @@ from tests.random_specs import Drawn, draw_specs
 
 CHUNK = 25
 CHUNK_SECONDS = 600
-SMALL = (VectorConfig(4, 4, 8, 2, 2, 1), VectorConfig(8, 8, 16, 4, 3, 2), VectorConfig(4, 8, 16, 8, 4, 2))
+SMALL = (VectorConfig(4, 4, 8, 2, 2, 1), VectorConfig(8, 8, 16, 4, 3, 2), VectorConfig(4, 8, 16, 4, 2, 2))
 FLAGS = ("--verify=false", "--mlir-disable-threading")
 """A quarter of the time goes without the verification of what the compiler makes between passes."""
 _DONE = "done "
 
 
 def kernels(index: int, spec: AttentionSpec, dots: bool = False) -> list[Kernel]:
-    """One kernel for a spec, and for some another body; `dots`: with products of bf16."""
-    target = parse_target("cpu-host", bf16_dot=dots)
+    """One kernel for a spec, and for every other one of few queries the body for these; `dots`: with products of bf16."""
+    target, users = parse_target("cpu-host", bf16_dot=dots), index % 5 == 0
     body: Body | str = "vector" if dots else "auto"
-    made = [emit_kernel(spec, target, body=body) if index % 5 == 0 else _small(index, spec, target)]
-    others: list[Body] = ["few"] * (index % 2 and not dots)
-    for other in others:
-        if other != made[0].body:
-            with contextlib.suppress(UnsupportedError):
-                made.append(emit_kernel(spec, HOST, body=other))
+    made = [emit_kernel(spec, target, body=body) if users else _small(index, spec, target)]
+    if index % 2 and not dots and made[0].body != "few":
+        with contextlib.suppress(UnsupportedError):
+            made.append(emit_kernel(spec, HOST, body="few") if users else _small_few(spec))
     return [dataclasses.replace(k, flags=(*k.flags, *FLAGS)) for k in made]
 
 
@@ -72,6 +72,13 @@ def _small(index: int, spec: AttentionSpec, target: Target) -> Kernel:
     config = dataclasses.replace(config, W=lanes, RN=min(config.RN, spec.Dv))
     name = f"{kernel_name(spec, target)}_w{config.W}_{config.BM}"
     return emit_vector(spec, target, name, config)
+
+
+def _small_few(spec: AttentionSpec) -> Kernel:
+    """The spec of few queries with small tiles."""
+    lanes = min(4, tuned_few(spec, HOST)[0].W)
+    config = FewConfig(lanes, few_queries(spec), 3 * lanes, lanes, 1, 1)
+    return emit_few(spec, HOST, f"{kernel_name(spec, HOST)}_few_w{lanes}", config)
 
 
 def run_chunk(chunk: int, count: int = CHUNK, dots: bool = False) -> dict[str, Any]:

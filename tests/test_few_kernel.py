@@ -34,7 +34,7 @@ _OWN = [
     Case("gqa_sink", _spec(Hq=6, sink=TensorArg((6, 1, 1)))),
     Case("causal_end", _spec(Sq=5, Skv=260, masks=(Causal("end"),))),
     Case("causal_mean", _spec(Sq=4, Skv=400, masks=(Causal(-2, FLOAT_MIN),), empty_row="mean")),
-    Case("window_far", _spec(Sq=2, Skv=900, masks=(SlidingWindow(20, 3, 600),))),
+    Case("window_far", _spec(Sq=2, Skv=2100, masks=(SlidingWindow(20, 3, 1300),))),
     Case("window_gqa", _spec(Hq=8, Skv=700, masks=(SlidingWindow(100, 0, "end"),), empty_row="zero")),
     Case("softcap_bias", _spec(Sq=3, mods=(Softcap(5.0),), masks=(AddMask((2, 3, 300)),))),
     Case("alibi_masked", _spec(Sq=7, Hq=2, masks=(alibi(2), BoolMask((1, 1, 300))), empty_row="guarded")),
@@ -75,9 +75,19 @@ def test_what_is_masked_may_be_anything(compiled: Kernels) -> None:
     case = next(c for c in _CASES if c.name == "window_far")
     operands = draw_operands(case.spec, 0)
     for x in operands[1:3]:
-        x[:, :300], x[:, -100:] = np.nan, np.inf
+        x[:, :1000], x[:, -500:] = np.nan, np.inf
     result = compiled.run(_CASES.index(case), operands)
     assert np.all(np.isfinite(result)) and mismatch(case.spec, draw_operands(case.spec, 0), result) is None
+
+
+def test_windows_have_short_blocks() -> None:
+    """A window begins inside a block of keys, all of which are read."""
+    spec = BY_NAME["bench_decode"].spec
+    plain, short, long = (
+        tuned_few(dataclasses.replace(spec, masks=m), HOST)[0].BK
+        for m in ((), (SlidingWindow(31, 0, "end"),), (SlidingWindow(100_000, 0, "end"), Causal("end")))
+    )
+    assert short <= 64 < plain and long == plain
 
 
 def test_few_queries_have_a_body_of_their_own() -> None:

@@ -86,6 +86,12 @@ def test_slice_by_scalars(tmp_path: Path) -> None:
         pytest.fail(REPAIRED)
 
 
+def test_write_over_the_end(tmp_path: Path) -> None:
+    x = np.arange(1, 8, dtype=np.float32)
+    (copied,) = load_module(_compiled("write_over_the_end", tmp_path))(x)
+    assert (copied[:4] == x[:4]).all() and not (copied == x).all(), REPAIRED
+
+
 def test_bf16_round_trip(tmp_path: Path) -> None:
     x = np.full(8, 1.01, np.float32)
     assert load_module(_compiled("bf16_round_trip", tmp_path))(x)[0][0] == x[0], REPAIRED

@@ -6,6 +6,7 @@ from onnx_fa.emit.combine import splits_of
 from onnx_fa.emit.few_body import FewBody, FewConfig
 from onnx_fa.emit.fold import fold_queries
 from onnx_fa.emit.kernel_text import Kernel
+from onnx_fa.emit.score_plan import IndexMask, window
 from onnx_fa.emit.two_sweeps import FewInTwoSweeps
 from onnx_fa.emit.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.errors import UnsupportedError
@@ -35,6 +36,13 @@ def few_stack_bytes(spec: AttentionSpec, config: FewConfig) -> int:
     return 4 * config.BM * (spec.D + spec.Dv + 2 * config.W + config.BK)
 
 
+def _keys_read(spec: AttentionSpec, block: int) -> float:
+    """How many keys a window reads, whose first block begins at a multiple of `block`; 1 without a window."""
+    sides = [window(m) for m in spec.masks if isinstance(m, IndexMask)]
+    lefts, rights = ([x for x in side if x is not None] for side in zip(*sides, strict=True)) if sides else ([], [])
+    return min(lefts) + min(rights) + 1 + block / 2 if lefts and rights else 1.0
+
+
 def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
     """Measured tiles for the target. Raises UnsupportedError where none fit."""
     queries, lanes = few_queries(spec), target.lanes
@@ -47,7 +55,7 @@ def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
     def fits(t: Tiles) -> bool:
         return t["W"] == lanes and few_stack_bytes(spec, config(t)) <= STACK_BYTES
 
-    found = pick(target, "few", spec, fits, lambda t: 1.0)
+    found = pick(target, "few", spec, fits, lambda t: _keys_read(spec, t["BK"]))
     if found is None:
         raise UnsupportedError(f"few kernel: no tiles of {lanes} lanes that fit {STACK_BYTES} bytes of stack")
     return config(found.choice.tiles), found
