@@ -39,7 +39,8 @@ from onnx_fa.emit.fold import fold_queries
 from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap
 
 ALLOWED = {"f16": 2e-3, "bf16": 1e-2}
-LAUNCHES, WARM = 12, 2
+LAUNCHES, WARM, WARM_S = 12, 2, 0.03
+"""Timed launches, and untimed ones before: at least so many, and so many seconds, in which the clocks rise."""
 TURNS = 256 << 20
 """Bytes that decode walks through before it sees the same again: several times the cache."""
 DOCUMENTS = 12
@@ -281,8 +282,11 @@ def error(kind: str, spec: AttentionSpec, operands: list[Any], out: Any) -> floa
 def launches(call: Callable[[], Any]) -> list[float]:
     """Milliseconds of single launches, by CUDA events."""
     torch = _torch()
-    for _ in range(WARM):
+    until, warmed = time.monotonic() + WARM_S, 0
+    while warmed < WARM or time.monotonic() < until:
         call()
+        torch.cuda.synchronize()
+        warmed += 1
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(LAUNCHES)]
     for start, end in events:
         start.record()
