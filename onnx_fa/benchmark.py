@@ -352,7 +352,9 @@ class Worker:
             return WorkerRun([float(ms) for ms in said["ms"]], 0, said["extra_bytes"], str(said["how"]))
         command = [sys.executable, "-m", "onnx_fa.bench_worker", *job]
         env = package_environment()
-        done = limits.run_limited(command, timeout_s=self.timeout_s, memory_bytes=self.memory_bytes, env=env)
+        done = limits.run_limited(
+            command, timeout_s=self.timeout_s, memory_bytes=self.memory_bytes, env=env, timed=True
+        )
         if done.ending != "ok":
             last = [line for line in done.stderr.splitlines() if line.strip()]
             what = done.describe(self.timeout_s, self.memory_bytes)

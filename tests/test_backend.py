@@ -377,3 +377,11 @@ def test_inspect_of_something_else(tmp_path: Path) -> None:
         inspect_vmfb(path)
     with pytest.raises(RunError, match="cannot be"):
         load_module(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+@pytest.mark.parametrize("timed", [False, True])
+def test_what_times_itself_is_a_batch_job(timed: bool) -> None:
+    command = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0) == os.SCHED_BATCH)"]
+    done = limits.run_limited(command, timeout_s=60, memory_bytes=1 << 30, timed=timed)
+    assert done.stdout.strip() == str(timed)

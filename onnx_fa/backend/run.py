@@ -170,7 +170,7 @@ def benchmark_module(
             *BUFFERS_KEPT.get(device.partition(":")[0], ()),
             *extra,
         ]
-        done = _run(command, timeout_s, memory_bytes)
+        done = _run(command, timeout_s, memory_bytes, timed=True)
         rows = json.loads(out.read_text())["benchmarks"]
     to_ms = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
     samples = [r["real_time"] * to_ms[r["time_unit"]] for r in rows if r.get("run_type") == "iteration"]
@@ -206,10 +206,10 @@ def run_module(
         return arrays, int(peak[1])
 
 
-def _run(command: list[str], timeout_s: float, memory_bytes: int) -> limits.Finished:
+def _run(command: list[str], timeout_s: float, memory_bytes: int, timed: bool = False) -> limits.Finished:
     name = os.path.basename(command[0])
     try:
-        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes)
+        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes, timed=timed)
     except OSError as e:
         raise RunError(f"{command[0]}: cannot be run: {e.strerror}") from e
     if done.ending != "ok":
