@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -385,3 +387,28 @@ def test_what_times_itself_is_a_batch_job(timed: bool) -> None:
     command = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0) == os.SCHED_BATCH)"]
     done = limits.run_limited(command, timeout_s=60, memory_bytes=1 << 30, timed=timed)
     assert done.stdout.strip() == str(timed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_program_starts_ends_it(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its start and its name in this process it must not be left running."""
+    started: list[int] = []
+
+    class Slow(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self.pid)
+            signal.raise_signal(number)
+
+    def stop(*_: object) -> None:
+        raise SystemExit(99)
+
+    before = signal.signal(number, stop)
+    monkeypatch.setattr(limits.subprocess, "Popen", Slow)
+    try:
+        with pytest.raises(SystemExit, match="99"):
+            limits.run_limited(["sleep", "60"], timeout_s=60, memory_bytes=1 << 30)
+    finally:
+        signal.signal(number, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)

@@ -124,18 +124,20 @@ def _steady() -> None:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Holds SIGINT back. A signal mask would not do: another thread takes the signal then, and Python raises in the main one."""
+    """Holds SIGINT and SIGTERM back. A signal mask would not do: another thread takes the signal then, and Python raises in the
+    main one."""
     if threading.current_thread() is not threading.main_thread():
         yield  # interrupts are raised elsewhere
         return
     held: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    before = {n: signal.signal(n, lambda number, _: held.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
     if held:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(held[0])
 
 
 def _ended(child: subprocess.Popen[bytes]) -> int:
