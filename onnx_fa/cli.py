@@ -409,7 +409,7 @@ def import_(args: argparse.Namespace) -> None:
         _write_json(args.report, done.report.to_dict())
     if args.output != "-":
         _note(args, f"{args.output}: {len(done.sites)} sites as kernels, {len(done.report.misses)} left alone")
-        _say_lossy(args, done.sites)
+        _say_lossy(args, target, done.sites)
         flags = merge_flags(target.flags, MODEL_FLAGS.get(target.backend, ()), done.flags)
         _note(args, f"compile it with: iree-compile {' '.join(flags)} {args.output} -o MODULE.vmfb")
 
@@ -438,17 +438,15 @@ def compile_(args: argparse.Namespace) -> None:
         args,
         f"{args.output}: {len(done.sites)} sites, {fused} of them one fused dispatch, {len(done.misses)} left alone",
     )
-    _say_lossy(args, done.sites)
+    _say_lossy(args, target, done.sites)
 
 
-def _say_lossy(args: argparse.Namespace, sites: Sequence[SiteReport]) -> None:
+def _say_lossy(args: argparse.Namespace, target: Target, sites: Sequence[SiteReport]) -> None:
     """What an option that changes results came to."""
-    for option, asked in (("--tf32", args.tf32), ("--bf16-dot", args.bf16_dot)):
-        if asked:
-            word = option.strip("-").replace("-", " ")
-            count = sum(word in s.lossy for s in sites)
-            told = f"; `onnx-fa verify {option}` says how far outputs move" * bool(count)
-            _note(args, f"{word} in {count} sites{told}")
+    if word := target.lossy:
+        count = sum(word in s.lossy for s in sites)
+        told = f"; `onnx-fa verify --{word.replace(' ', '-')}` says how far outputs move" * bool(count)
+        _note(args, f"{word} in {count} sites{told}")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -562,7 +560,7 @@ def inspect(args: argparse.Namespace) -> None:
     if args.report:
         _write_json(args.report, done.to_dict())
     _print_sites(done.sites)
-    _say_lossy(args, done.sites)
+    _say_lossy(args, target, done.sites)
     for buffer in done.inspection.buffers:
         print(f"buffer of Sq x Skv size: {buffer}")
     for miss in done.misses:

@@ -9,6 +9,7 @@ The gather would copy all of K and V in every step. Instead the site reads the r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,11 +83,7 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
         if whole is None or not isinstance(before[at + 1], int) or any(not isinstance(d, int) for d in inner):
             return None
         page, keys = before[at + 1], at + batch  # type: ignore[assignment]
-        around = [
-            *zip(shape[:keys], whole[:keys], strict=True),
-            *zip(shape[keys + 1 :], whole[keys + 2 :], strict=False),
-        ]
-        if len(shape) != len(whole) - 1 or any(a is None or a != b for a, b in around) or page < 1:
+        if not _merges(whole, shape, keys) or page < 1:
             return None
     rows = multiplied(before[at], page)
     if rows is None:
@@ -123,8 +120,7 @@ def _pool_by_heads(view: GraphView, operand: Expr, layout: tuple[int, ...], batc
     at = order.index(-1)
     if at + 1 == len(order) or order[at + 1] != batch + 1 or tuple(order[:at] + order[at + 1 :]) != layout:
         return None
-    around = [*zip(shape[:at], whole[:at], strict=True), *zip(shape[at + 1 :], whole[at + 2 :], strict=False)]
-    if len(shape) != len(whole) - 1 or any(a is None or a != b for a, b in around):
+    if not _merges(whole, shape, at):
         return None
     _, heads, page, width = before
     assert isinstance(heads, int) and isinstance(page, int)
@@ -133,6 +129,12 @@ def _pool_by_heads(view: GraphView, operand: Expr, layout: tuple[int, ...], batc
         return None
     value = Call("Reshape", (pool, Const(np.asarray([*[1] * (batch + 1), -1, width], np.int64))))
     return _Pool(value, rows, index, _pages(pool, 0, before[0]), page, tuple(range(batch + 3)), heads)
+
+
+def _merges(before: Sequence[Dim | None], after: Sequence[Dim | None], at: int) -> bool:
+    """Whether a reshape makes one axis of two neighbours, and leaves the others, whose lengths are known, as they were."""
+    kept = (*before[:at], *before[at + 2 :])
+    return len(after) == len(before) - 1 and None not in kept and kept == (*after[:at], *after[at + 1 :])
 
 
 def _pages(pool: ir.Value, axis: int, known: Dim | None) -> Expr:

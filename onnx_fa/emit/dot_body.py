@@ -9,7 +9,7 @@ Scores, maxima and sums are f32 as in vector_body.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from onnx_fa.emit.vector_body import VectorBody
 from onnx_fa.emit.vector_config import VectorConfig
@@ -56,9 +56,12 @@ class DotBody(VectorBody):
 
     def interleaved(self, halves: str) -> str:
         """Pairs of the numbers at the same place of the two halves of a vector."""
-        w = self.t.width
-        order = [i + part for i in range(w) for part in (0, w)]
-        return self.as_pairs(self.t.let(f"vector.shuffle {halves}, {halves} {order} : {self.halves}, {self.halves}"))
+        return self.shuffled(halves, halves, self.halves)
+
+    def shuffled(self, low: str, high: str, type_: str) -> str:
+        """Pairs of numbers i and W + i, for i below W, of two vectors of a type, one behind the other."""
+        order = [i + part for i in range(self.t.width) for part in (0, self.t.width)]
+        return self.as_pairs(self.t.let(f"vector.shuffle {low}, {high} {order} : {type_}, {type_}"))
 
     def neighbours(self, slab: Slab, row: str, pair: str) -> str:
         """W pairs of neighbours in a row."""
@@ -115,51 +118,33 @@ class DotBody(VectorBody):
     def copied_keys(self, tile: str, block: Block) -> str:
         """A row per key, of pairs of head dims."""
 
-        def pairs(i: str, d: str) -> str:
-            return self.neighbours(self.k, self.row(block, i).stored, d)
+        def pairs(i: str) -> Callable[[str], str]:
+            key = self.row(block, i).stored
 
-        def pair(i: str, d: str) -> str:
-            key, (even, odd) = self.row(block, i).stored, self.two(d)
-            return self.one_pair(self.k, (key, even), (key, odd))
+            def pair(d: str) -> str:
+                even, odd = self.two(d)
+                return self.one_pair(self.k, (key, even), (key, odd))
 
-        return self.copied(tile, block.rows, self.spec.D // 2, pair if self.k.swapped else pairs, self.k.swapped)
+            return pair if self.k.swapped else lambda d: self.neighbours(self.k, key, d)
+
+        return self.copied(tile, block.rows, self.spec.D // 2, pairs, self.k.swapped)
 
     def copied_values(self, tile: str, block: Block) -> str:
         """A row per two keys, of pairs of these."""
-        t, w = self.t, self.t.width
+        t, v = self.t, self.v
 
-        def pairs(i: str, d: str) -> str:
+        def pairs(i: str) -> Callable[[str], str]:
             rows = [self.row(block, x).stored for x in self.two(i)]
-            if self.v.element != "bf16":
-                return self.interleaved(self.rounded(*(self.read_f32(self.v, row, d) for row in rows)))
-            low, high = (t.read(self.v.value, self.v.type, row, d, element="bf16") for row in rows)
-            order = [i + part for i in range(w) for part in (0, w)]
-            half = f"vector<{w}xbf16>"
-            return self.as_pairs(t.let(f"vector.shuffle {low}, {high} {order} : {half}, {half}"))
 
-        def pair(i: str, d: str) -> str:
-            even, odd = (self.row(block, x).stored for x in self.two(i))
-            return self.one_pair(self.v, (even, d), (odd, d))
+            def vector(d: str) -> str:
+                if v.element != "bf16":
+                    return self.interleaved(self.rounded(*(self.read_f32(v, row, d) for row in rows)))
+                low, high = (t.read(v.value, v.type, row, d, element="bf16") for row in rows)
+                return self.shuffled(low, high, t.type("bf16"))
 
-        rows = t.arith("divui", block.rows, t.index(2))
-        return self.copied(tile, rows, self.spec.Dv, pair if self.v.swapped else pairs, self.v.swapped)
+            return (lambda d: self.one_pair(v, (rows[0], d), (rows[1], d))) if v.swapped else vector
 
-    def copied(self, tile: str, rows: str, width: int, value: Callable[[str, str], str], by_one: bool) -> str:
-        """The tile with value(row, column) in so many rows: a scalar if `by_one`, else a vector."""
-        t = self.t
-        step = 1 if by_one else t.width
-
-        def put(i: str, d: str, out: str) -> str:
-            if by_one:
-                return t.let(f"tensor.insert {value(i, d)} into {out}[{i}, {d}] : {self.wide_type}")
-            return t.write(value(i, d), out, self.wide_type, i, d)
-
-        def body(i: str, carried: list[str]) -> list[str]:
-            bounds = (t.index(0), t.index(width - width % step), t.index(step))
-            out = t.loop(bounds, [(carried[0], self.wide_type)], lambda d, c: [put(i, d, c[0])])
-            return [put(i, t.index(width - step), out[0])] if width % step else out
-
-        return t.loop((t.index(0), rows, t.index(1)), [(tile, self.wide_type)], body)[0]
+        return self.copied(tile, self.in_steps(block.rows), self.spec.Dv, pairs, v.swapped)
 
     # One block of keys.
 
@@ -172,24 +157,5 @@ class DotBody(VectorBody):
     def raw_score(self, x: str) -> str:
         return self.t.vop("arith.mulf", x, self.t.splat(self.query_factor))
 
-    def probabilities(
-        self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: Block
-    ) -> tuple[str, list[str]]:
-        """Pairs of P = 2^(S - m), those of keys 2 i and 2 i + 1 in the place of key i's scores, and the new sum."""
-        t = self.t
-
-        def body(i: str, carried: list[str]) -> list[str]:
-            tile, sums = carried[0], carried[1:]
-            place = t.arith("divui", i, t.index(2))
-            for j in range(self.vectors):
-                found = []
-                for key in (i, t.shifted(i, 1)):
-                    s = t.read(tile, self.tile_type, key, self.lane(j))
-                    found.append(self.weight(s, best[j], total[j]))
-                    sums[j] = t.vop("arith.addf", sums[j], found[-1])
-                tile = t.write(self.interleaved(self.rounded(*found)), tile, self.tile_type, place, self.lane(j))
-            return [tile, *sums]
-
-        carried = [(scores, self.tile_type), *[(t.splat(0.0), t.vec)] * self.vectors]
-        tile, *sums = t.loop((t.index(0), block.rows, t.index(2)), carried, body)
-        return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
+    def one_step(self, weights: list[str]) -> str:
+        return self.interleaved(self.rounded(*weights))

@@ -275,6 +275,14 @@ class VectorBody(KeyWalk):
         """acc plus one step of a product, `scalar` in all lanes."""
         return self.t.vop("vector.fma", scalar, vector, acc)
 
+    def one_step(self, weights: list[str]) -> str:
+        """What one step of the product with V takes of the probabilities, PER_STEP keys of them."""
+        return weights[0]
+
+    def in_steps(self, keys: str) -> str:
+        """A number of keys in steps of the product with V."""
+        return keys if self.PER_STEP == 1 else self.t.arith("divui", keys, self.t.index(self.PER_STEP))
+
     def raw_score(self, x: str) -> str:
         """A product of Q and K with the factor of the queries."""
         return x
@@ -288,25 +296,35 @@ class VectorBody(KeyWalk):
 
     def widened(self, slab: Slab, integers: Integers | None, width: int, tile: str, block: Block) -> str:
         """Copies a block of K or V to f32: once per block instead of once per use."""
-        t, w = self.t, self.t.width
+        by_one = slab.swapped or width < self.t.width if integers is None else not integers.in_vectors(width)
+
+        def numbers(i: str) -> Callable[[str], str]:
+            row = self.row(block, i).stored
+            if by_one:
+                return lambda d: self.extract(slab, row, d) if integers is None else integers.element(row, d)
+            return integers.row(row) if integers is not None else lambda d: self.read_f32(slab, row, d)
+
+        return self.copied(tile, block.rows, width, numbers, by_one)
+
+    def copied(
+        self, tile: str, rows: str, width: int, numbers: Callable[[str], Callable[[str], str]], by_one: bool
+    ) -> str:
+        """The tile with numbers(row)(column) in so many rows: a scalar if `by_one`, else a vector."""
+        t, step = self.t, 1 if by_one else self.t.width
 
         def body(i: str, carried: list[str]) -> list[str]:
-            row = self.row(block, i).stored
-            by_one = slab.swapped or width < w if integers is None else not integers.in_vectors(width)
-            vector = integers.row(row) if integers is not None and not by_one else lambda d: self.read_f32(slab, row, d)
+            number = numbers(i)
 
-            def copy(d: str, out: str) -> str:
-                if not by_one:
-                    return t.write(vector(d), out, self.wide_type, i, d)
-                x = self.extract(slab, row, d) if integers is None else integers.element(row, d)
-                return t.let(f"tensor.insert {x} into {out}[{i}, {d}] : {self.wide_type}")
+            def put(d: str, out: str) -> str:
+                if by_one:
+                    return t.let(f"tensor.insert {number(d)} into {out}[{i}, {d}] : {self.wide_type}")
+                return t.write(number(d), out, self.wide_type, i, d)
 
-            step = 1 if by_one else w
             bounds = (t.index(0), t.index(width - width % step), t.index(step))
-            out = t.loop(bounds, [(carried[0], self.wide_type)], lambda d, c: [copy(d, c[0])])
-            return [copy(t.index(width - w), out[0])] if width % step else out
+            out = t.loop(bounds, [(carried[0], self.wide_type)], lambda d, c: [put(d, c[0])])
+            return [put(t.index(width - step), out[0])] if width % step else out
 
-        return t.loop((t.index(0), block.rows, t.index(1)), [(tile, self.wide_type)], body)[0]
+        return t.loop((t.index(0), rows, t.index(1)), [(tile, self.wide_type)], body)[0]
 
     def row(self, block: Block, i: str) -> Row:
         """Row i of the block; past the last key, that key is read."""
@@ -379,20 +397,24 @@ class VectorBody(KeyWalk):
     def probabilities(
         self, scores: str, best: list[str], decay: list[str], total: Sequence[str], block: Block
     ) -> tuple[str, list[str]]:
-        """P = 2^(S - m) in the scores' place, and the new sum (the block by itself first, which rounds less)."""
+        """P = 2^(S - m) in the scores' place, as the product takes them, and the new sum (the block by itself first, which rounds
+        less)."""
         t = self.t
 
         def body(i: str, carried: list[str]) -> list[str]:
             tile, sums = carried[0], carried[1:]
+            place = self.in_steps(i)
             for j in range(self.vectors):
-                s = t.read(tile, self.tile_type, i, self.lane(j))
-                p = self.weight(s, best[j], total[j])
-                sums[j] = t.vop("arith.addf", sums[j], p)
-                tile = t.write(p, tile, self.tile_type, i, self.lane(j))
+                weights = []
+                for n in range(self.PER_STEP):
+                    s = t.read(tile, self.tile_type, t.shifted(i, n), self.lane(j))
+                    weights.append(self.weight(s, best[j], total[j]))
+                    sums[j] = t.vop("arith.addf", sums[j], weights[-1])
+                tile = t.write(self.one_step(weights), tile, self.tile_type, place, self.lane(j))
             return [tile, *sums]
 
         carried = [(scores, self.tile_type), *[(t.splat(0.0), t.vec)] * self.vectors]
-        tile, *sums = t.loop((t.index(0), block.rows, t.index(1)), carried, body)
+        tile, *sums = t.loop((t.index(0), block.rows, t.index(self.PER_STEP)), carried, body)
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
     def values(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
@@ -401,7 +423,7 @@ class VectorBody(KeyWalk):
         if self.widen:
             scratch[-1] = self.copied_values(scratch[-1], block)
         unroll = math.gcd(self.unroll(block), (config.RI if block.edge else config.BK) // self.PER_STEP)
-        steps = block.rows if self.PER_STEP == 1 else t.arith("divui", block.rows, t.index(self.PER_STEP))
+        steps = self.in_steps(block.rows)
 
         def column(d: str) -> Callable[[str], str]:
             if self.widen:
