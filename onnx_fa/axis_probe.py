@@ -18,6 +18,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from onnx_fa.ops import op_of
+
 Array = npt.NDArray[np.generic]
 Changed = dict[int, tuple[npt.NDArray[np.bool_] | None, ...]]
 MAX_ELEMENTS = 1 << 24
@@ -97,7 +99,7 @@ def _probe(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int)
     except ProbeError:
         pass  # sizes may stand in an attribute: asked again at the real size
     if any(o is not None and math.prod(o.shape) > MAX_ELEMENTS for o in operands):
-        raise ProbeError(f"{node.op_type}: tensors too large to look at")
+        raise ProbeError(f"{op_of(node)}: tensors too large to look at")
     return _ask(node, operands, opset)
 
 
@@ -164,7 +166,7 @@ def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -
                     have = axes[b]
                     both = found if have is None or have == found else _joined(have, found) or _joined(found, have)
                     if both is None:
-                        raise ProbeError(f"{node.op_type}: operands hold the rank in different ways")
+                        raise ProbeError(f"{op_of(node)}: operands hold the rank in different ways")
                     axes[b] = both
     return Probed(tuple(tuple(a) for a in outputs), moves, depends)
 
@@ -204,7 +206,7 @@ class Run:
 
 def runner(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Run:
     """`node` alone, in ONNX's reference evaluator. Raises ProbeError when it does not know the op."""
-    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+    if op_of(node) in ("QuantizeLinear", "DequantizeLinear"):
         opset = max(opset, 21)  # it lacks older versions, which mean the same
     clone = onnx.NodeProto()
     clone.CopyFrom(node)
@@ -220,9 +222,9 @@ def runner(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int)
     graph = helper.make_graph([clone], "one", inputs, outputs)
     try:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-        return Run(ReferenceEvaluator(model, new_ops=[GatherElements]), names, node.op_type)
+        return Run(ReferenceEvaluator(model, new_ops=[GatherElements]), names, op_of(node))
     except Exception as e:  # an op that the evaluator does not know
-        raise ProbeError(f"{node.op_type} cannot be run: {type(e).__name__}") from e
+        raise ProbeError(f"{op_of(node)} cannot be run: {type(e).__name__}") from e
 
 
 def _same_elements(source: Array, result: Array) -> bool:

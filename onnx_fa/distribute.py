@@ -18,6 +18,7 @@ from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.graph_view import FLOATS, GraphView, attr_int
 from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
 from onnx_fa.normalize import infer_shapes
+from onnx_fa.ops import op_of
 from onnx_fa.spec import Dim
 from onnx_fa.sweep import sweep
 from onnx_fa.symbolic import Shape
@@ -133,10 +134,10 @@ class _Softmaxes:
         if node is None or value is not node.outputs[0]:
             return None
         made = [i for i, x in enumerate(node.inputs) if self.of(x)]
-        if len(made) != 1 or (made[0] and node.op_type != "Mul"):
+        if len(made) != 1 or (made[0] and op_of(node) != "Mul"):
             return None
         if (
-            node.op_type == "Cast"
+            op_of(node) == "Cast"
             and not {node.outputs[0].dtype, node.inputs[0].dtype if node.inputs[0] else None} <= FLOATS
         ):
             return None
@@ -193,10 +194,10 @@ class _Distribution:
         """Where `value` is some heads of a softmax, perhaps times a factor per row: those heads of the product of all heads."""
         product, view = self.plan.product, self.view
         v, shape = product.node.inputs[1], view.shape(value)
-        if product.node.op_type != "MatMul" or self.plan.side or v is None or shape is None:
+        if op_of(product.node) != "MatMul" or self.plan.side or v is None or shape is None:
             return None
         found = self.softmaxes.linear(value)
-        if found is not None and found[0].op_type in ("Mul", "Div"):
+        if found is not None and op_of(found[0]) in ("Mul", "Div"):
             node, place = found
             factor, inner = view.shape(node.inputs[1 - place]), node.inputs[place]
             if inner is None or factor is None or factor[-1:] not in ((), (1,)) or view.shape(inner) != shape:
@@ -259,7 +260,7 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
     if node is None or whole is None or shape is None or shown is None or view.opset < 10:
         return None
     rank = len(shape)
-    if node.op_type == "Gather":
+    if op_of(node) == "Gather":
         axis, index = attr_int(node, "axis", 0) % rank, view.const(node.inputs[1])
         total = shape[axis]
         if index is None or index.ndim or axis >= rank - 2 or not isinstance(total, int):
@@ -270,7 +271,7 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
     width, total = (shown[axis], shape[axis]) if axis < rank - 2 else (None, None)
     if not (isinstance(width, int) and isinstance(total, int)) or None in shown:
         return None
-    if node.op_type == "Split":
+    if op_of(node) == "Split":
         sizes = [view.shape(o) for o in node.outputs[: node.outputs.index(value)]]
         before = [s[axis] if s is not None else None for s in sizes]
         return Part(whole, axis, sum(before), width, total) if all_ints(before) else None

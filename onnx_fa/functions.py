@@ -6,9 +6,11 @@ import onnx_ir as ir
 from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
+from onnx_fa.errors import ModelError
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Call, Expr, Match, Patterns, find_sites
 from onnx_fa.normalize import infer_shapes
+from onnx_fa.ops import STANDARD, op_of
 from onnx_fa.report import Miss
 
 _MARK = "onnx_fa.in."
@@ -18,10 +20,17 @@ _MARK = "onnx_fa.in."
 def inline_attention(model: ir.Model, patterns: Patterns) -> list[Miss]:
     """Inlines, in place, every function of which some node lies inside a recognised attention, with the functions that call it.
 
-    Returns the misses inside functions that stay. The model is left alone when no function needs to be inlined.
+    Returns the misses inside functions that stay. The model is left alone when no function needs to be inlined. Raises ModelError
+    for a function in ONNX's own domain.
     """
     if not model.functions:
         return []
+    for function in model.functions.values():
+        if function.domain in STANDARD:
+            raise ModelError(
+                f"function {function.name!r} of the model stands in the domain of ONNX's own operators, where runtimes differ in "
+                "what a call of it means; rename its domain"
+            )
     _name_unused_outputs(model)
     trial = model.clone()
     for key, function in trial.functions.items():
@@ -81,7 +90,7 @@ def _nodes_of(match: Match) -> list[ir.Node]:
         if value in stop or node is None or (node in found and node is not match.anchor):
             continue
         found[node] = None
-        if node.op_type not in ("Shape", "Size") and (node is not match.anchor or value is match.output):
+        if op_of(node) not in ("Shape", "Size") and (node is not match.anchor or value is match.output):
             todo += [i for i in node.inputs if i is not None]
     return list(found)
 
@@ -101,8 +110,8 @@ def _not_inlined(model: ir.Model, error: Exception) -> list[Miss]:
     misses = []
     for function in model.functions.values():
         for node in function:
-            if node.op_type in ("Softmax", "Attention"):
+            if op_of(node) in ("Softmax", "Attention"):
                 misses.append(
-                    Miss(node.name or node.op_type, node.op_type, f"inside function {function.name}: {reason}")
+                    Miss(node.name or node.op_type, op_of(node), f"inside function {function.name}: {reason}")
                 )
     return misses

@@ -9,6 +9,7 @@ from html import escape
 import onnx_ir as ir
 
 from onnx_fa.graph_view import outer_reads
+from onnx_fa.ops import op_of
 from onnx_fa.words import shape_words
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 148, 38, 16, 30
@@ -44,7 +45,7 @@ def boxes_of(nodes: Sequence[ir.Node], classes: Mapping[str, str]) -> list[Box]:
         out = node.outputs[0] if node.outputs else None
         name = node.name or str(out.name if out else "")
         kind = classes.get(name, "op")
-        boxes[_key(node)] = Box(_key(node), node.op_type, _type(out), kind, tuple(dict.fromkeys(sources)))
+        boxes[_key(node)] = Box(_key(node), op_of(node), _type(out), kind, tuple(dict.fromkeys(sources)))
     return list(boxes.values())
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from onnx_fa.ops import STANDARD, op_of
 from onnx_fa.spec import Dim, DType
 from onnx_fa.symbolic import SymbolicShapes, node_axes, recorded, settled
 
@@ -105,20 +106,20 @@ class GraphView:
             array = value.const_value.numpy()
             return array.copy() if isinstance(value.const_value, ir.ExternalTensor) else array
         node = value.producer()
-        if node is None or node.domain not in ("", "ai.onnx"):
+        if node is None or node.domain not in STANDARD:
             return None
-        if node.op_type == "Constant":
+        if op_of(node) == "Constant":
             tensor = ir.convenience.get_const_tensor(value)
             return None if tensor is None else tensor.numpy()
-        if node.op_type in ("Shape", "Size"):
+        if op_of(node) in ("Shape", "Size"):
             return self._shape_of(node)
-        if node.op_type not in _FOLDABLE or len(node.outputs) != 1:
+        if op_of(node) not in _FOLDABLE or len(node.outputs) != 1:
             return None
         shape = self.shape(value)
         if shape is not None and math.prod(d if isinstance(d, int) else 1 for d in shape) > _MAX_FOLD:
             return None
         inputs = [self.const(i) if i is not None else None for i in node.inputs]
-        if node.op_type == "Gather" and inputs[0] is None and inputs[1] is not None:
+        if op_of(node) == "Gather" and inputs[0] is None and inputs[1] is not None:
             return self._some_dims(node, inputs[1])
         if any(a is None for a, i in zip(inputs, node.inputs, strict=True) if i is not None):
             return None
@@ -129,18 +130,18 @@ class GraphView:
         shape = self.shape(node.inputs[0])
         if shape is None:
             return None
-        if node.op_type == "Shape":
+        if op_of(node) == "Shape":
             start, end = attr_int(node, "start", 0), attr_int(node, "end", len(shape))
             shape = shape[slice(start, end)]
         dims = [d for d in shape if isinstance(d, int)]
         if len(dims) != len(shape):
             return None
-        return np.asarray(dims if node.op_type == "Shape" else math.prod(dims), np.int64)
+        return np.asarray(dims if op_of(node) == "Shape" else math.prod(dims), np.int64)
 
     def _some_dims(self, gather: ir.Node, index: Array) -> Array | None:
         """Static dims picked from a shape that has symbols too."""
         shape_of = gather.inputs[0].producer() if gather.inputs[0] is not None else None
-        if shape_of is None or shape_of.op_type != "Shape" or shape_of.domain not in ("", "ai.onnx"):
+        if shape_of is None or op_of(shape_of) != "Shape":
             return None
         shape = self.shape(shape_of.inputs[0])
         if shape is None:
@@ -181,7 +182,7 @@ class GraphView:
     def producer(self, value: ir.Value | None, *op_types: str) -> ir.Node | None:
         """The node that makes `value`, if it is one of the standard ops named (any standard op when none is)."""
         node = value.producer() if value is not None else None
-        if node is None or node.domain not in ("", "ai.onnx") or (op_types and node.op_type not in op_types):
+        if node is None or node.domain not in STANDARD or (op_types and op_of(node) not in op_types):
             return None
         return node
 
@@ -251,7 +252,7 @@ def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:
 def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | None:
     inputs = [ir.Value(name=i.name) if i is not None else None for i in node.inputs]
     out = ir.Value(name="out")
-    clone = ir.Node("", node.op_type, inputs, list(node.attributes.values()), outputs=[out])
+    clone = ir.Node("", op_of(node), inputs, list(node.attributes.values()), outputs=[out])
     graph_inputs = list({i.name: i for i in inputs if i is not None}.values())
     graph = ir.Graph(graph_inputs, [out], nodes=[clone], opset_imports={"": opset}, name="fold")
     try:

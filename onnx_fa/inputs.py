@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_fa.errors import ModelError
+from onnx_fa.ops import op_of
 
 Array = npt.NDArray[np.generic]
 Variant = Literal["normal", "large", "padded", "empty"]
@@ -220,7 +221,7 @@ def _reached(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
         current = queue.pop()
         for node, index in current.uses():
             yield node, index
-            if node.op_type in _PASSING and id(node) not in seen:
+            if op_of(node) in _PASSING and id(node) not in seen:
                 seen.add(id(node))
                 queue.extend(node.outputs)
 
@@ -229,7 +230,7 @@ def _table_rows(value: ir.Value) -> int | None:
     """The smallest size of a table that the integers index, or None when they index none."""
     rows: list[int] = []
     for node, index in _reached(value):
-        if node.op_type in ("Gather", "GatherElements") and index == 1:
+        if op_of(node) in ("Gather", "GatherElements") and index == 1:
             table = node.inputs[0]
             axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
             size = table.shape[axis] if table is not None and table.shape is not None else None
@@ -243,17 +244,17 @@ def _is_mask(value: ir.Value) -> bool:
     if "mask" in name or "padding" in name:
         return True
     if value.dtype == ir.DataType.BOOL:
-        return any(n.op_type in ("Where", "Not", "And", "Or", "Attention") for n, _ in _reached(value))
+        return any(op_of(n) in ("Where", "Not", "And", "Or", "Attention") for n, _ in _reached(value))
     return False
 
 
 def _is_added(value: ir.Value) -> bool:
     """Whether a float mask goes to the scores as it is (Add, or the mask operand of Attention)."""
-    uses = {n.op_type for n, _ in value.uses()} - {"Shape"}
+    uses = {op_of(n) for n, _ in value.uses()} - {"Shape"}
     while uses and uses <= _PASSING - {"Add", "Where"}:
-        nexts = [o for n, _ in value.uses() if n.op_type != "Shape" for o in n.outputs]
+        nexts = [o for n, _ in value.uses() if op_of(n) != "Shape" for o in n.outputs]
         if not nexts:
             return False
         value = nexts[0]
-        uses = {n.op_type for n, _ in value.uses()} - {"Shape"}
+        uses = {op_of(n) for n, _ in value.uses()} - {"Shape"}
     return bool(uses & {"Add", "Attention"})

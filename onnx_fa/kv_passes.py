@@ -25,6 +25,7 @@ from onnx import helper, numpy_helper
 
 from onnx_fa.axis_probe import MAX_ELEMENTS, Operand, Part, ProbeError, probe, runner
 from onnx_fa.errors import UnsupportedError, one_line
+from onnx_fa.ops import FUSED_MATMULS, STANDARD, op_of
 
 Array = npt.NDArray[np.generic]
 Time = tuple[int, int]
@@ -129,7 +130,7 @@ def count_passes(model: onnx.ModelProto, seeds: Mapping[str, int]) -> PassReport
         raise
     except Exception as e:  # the inliner and shape inference raise classes of their own
         raise UnsupportedError(f"passes not counted: {one_line(e)}") from e
-    opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    opset = next(o.version for o in model.opset_import if o.domain in STANDARD)
     state = _State(0, opset)
     for tensor in model.graph.initializer:
         array = numpy_helper.to_array(tensor)
@@ -167,7 +168,7 @@ def _taken_apart(model: onnx.ModelProto, seeds: set[str]) -> onnx.ModelProto:
     """The model with every op behind `seeds` that ONNX defines by others replaced by them, until none is left."""
     for _ in range(8):
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        opset = next(o.version for o in model.opset_import if o.domain in STANDARD)
         values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
         types = {v.name: v.type for v in values}
         types |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for t in model.graph.initializer}
@@ -196,13 +197,13 @@ def _taken_apart(model: onnx.ModelProto, seeds: set[str]) -> onnx.ModelProto:
 
 def _definition(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int) -> onnx.FunctionProto | None:
     """What ONNX defines the op by, None for an op that stands for itself."""
-    if node.op_type in ("FusedMatMul", "TransposeMatMul"):
+    if op_of(node) in FUSED_MATMULS:
         return _fused_matmul(node, types, opset)
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in STANDARD:
         return None
     try:
-        schema: Any = onnx.defs.get_schema(node.op_type, opset)  # its stubs lack these methods
-        newest: Any = onnx.defs.get_schema(node.op_type)
+        schema: Any = onnx.defs.get_schema(op_of(node), opset)  # its stubs lack these methods
+        newest: Any = onnx.defs.get_schema(op_of(node))
     except onnx.defs.SchemaError:
         return None
     body: onnx.FunctionProto | None = None
@@ -220,7 +221,7 @@ def _definition(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset
             body = s.function_body
         if body is not None and body.node:
             break
-    if body is None or not body.node or any(n.op_type == node.op_type for n in body.node):
+    if body is None or not body.node or any(op_of(n) == op_of(node) for n in body.node):
         return None
     _say_defaults(node, schema)
     made = onnx.FunctionProto()
@@ -271,7 +272,7 @@ def _of_type(proto: onnx.TypeProto, name: str) -> _Value:
 
 
 def _visit(state: _State, node: onnx.NodeProto) -> None:
-    if node.op_type == "Loop":
+    if op_of(node) == "Loop":
         _loop(state, node)
         return
     if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):

@@ -11,6 +11,8 @@ import logging
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
+from onnx_fa.ops import CONTRIB, FUSED_MATMULS, op_of
+
 
 def infer_shapes(model: ir.Model) -> None:
     """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them.
@@ -29,7 +31,7 @@ def infer_shapes(model: ir.Model) -> None:
             complete &= value.shape is not None and value.dtype is not None
     if complete:
         return
-    attention = {v: v.shape for n in model.graph.all_nodes() if n.op_type == "Attention" for v in n.outputs}
+    attention = {v: v.shape for n in model.graph.all_nodes() if op_of(n) == "Attention" for v in n.outputs}
     _infer(model)
     if _fill_types(model):
         _infer(model)  # goes on where it stopped
@@ -61,8 +63,8 @@ def _infer(model: ir.Model) -> None:
 _SAME_TYPE = frozenset(
     "Identity Softmax LogSoftmax LayerNormalization RMSNormalization Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu Gelu "
     "Dropout Clip Add Sub Mul Div Pow Max Min MatMul Gemm Einsum Transpose Reshape Expand Squeeze Unsqueeze Slice Gather Concat "
-    "Split Tile Pad Flatten ReduceMax ReduceSum ReduceMean ReduceMin FusedMatMul TransposeMatMul".split()
-)
+    "Split Tile Pad Flatten ReduceMax ReduceSum ReduceMean ReduceMin".split()
+) | {*FUSED_MATMULS, f"{CONTRIB}.Gelu"}
 _BOOLEAN = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
 
 
@@ -71,17 +73,17 @@ def _fill_types(model: ir.Model) -> bool:
     whether there were any."""
     filled = False
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx", "com.microsoft") or not node.inputs:
+        if not node.inputs:
             continue
-        like = node.inputs[1] if node.op_type == "Where" else node.inputs[0]
+        like = node.inputs[1] if op_of(node) == "Where" else node.inputs[0]
         dtype: ir.DataType | None = None
-        if node.op_type in _SAME_TYPE or node.op_type == "Where":
+        if op_of(node) in _SAME_TYPE or op_of(node) == "Where":
             dtype = like.dtype if like is not None else None
-        elif node.op_type in _BOOLEAN:
+        elif op_of(node) in _BOOLEAN:
             dtype = ir.DataType.BOOL
-        elif node.op_type == "Cast":
+        elif op_of(node) == "Cast":
             dtype = ir.DataType(node.attributes["to"].as_int())
-        for out in node.outputs[: None if node.op_type == "Split" else 1]:
+        for out in node.outputs[: None if op_of(node) == "Split" else 1]:
             if out.dtype is None and dtype is not None:
                 out.type = ir.TensorType(dtype)
                 filled = True

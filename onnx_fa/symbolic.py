@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnx_fa.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
 from onnx_fa.spec import Dim
 
 Shape = tuple[Dim | None, ...]
@@ -35,10 +36,10 @@ _REDUCE = frozenset(
 
 
 _CONTRIB_SAME = frozenset(
-    "Gelu FastGelu BiasGelu QuickGelu LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization "
+    f"{CONTRIB}.{name}"
+    for name in "Gelu FastGelu BiasGelu QuickGelu LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization "
     "SkipSimplifiedLayerNormalization RotaryEmbedding".split()
 )
-CONTRIB = "com.microsoft"
 _INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
 _ALL = (1 << 31) - 1
 """An end of a Slice that no length reaches."""
@@ -85,14 +86,14 @@ class SymbolicShapes:
         return recorded(value)
 
     def _visit(self, node: ir.Node) -> None:
-        if node.domain not in ("", "ai.onnx", CONTRIB) or not node.outputs:
+        if node.domain not in (*STANDARD, CONTRIB) or not node.outputs:
             return
         vector = self._vector_of(node) if node.domain != CONTRIB else None
         if vector is not None:
             self._vectors[node.outputs[0]] = vector
         if all(settled(out, recorded(out)) for out in node.outputs):
             return
-        if node.op_type == "Split" and node.domain != CONTRIB:
+        if op_of(node) == "Split":
             shapes = self._split(node)
         else:
             shapes = [self._infer_contrib(node) if node.domain == CONTRIB else self._infer(node)]
@@ -111,7 +112,7 @@ class SymbolicShapes:
 
     def _infer(self, node: ir.Node) -> Shape | None:
         first = self._in(node, 0)
-        kind = node.op_type
+        kind = op_of(node)
         if kind in _BROADCAST:
             shapes = [self._in(node, i) for i in range(len(node.inputs))]
             return None if any(s is None for s in shapes) else broadcast([s for s in shapes if s is not None])
@@ -171,11 +172,11 @@ class SymbolicShapes:
         first = self._in(node, 0)
         if first is None:
             return None
-        if node.op_type in ("FusedMatMul", "TransposeMatMul"):
+        if op_of(node) in FUSED_MATMULS:
             if _int(node, "transBatchA", 0) or _int(node, "transBatchB", 0):
                 return None
             return _matmul(first, self._in(node, 1), bool(_int(node, "transA", 0)), bool(_int(node, "transB", 0)))
-        return first if node.op_type in _CONTRIB_SAME else None
+        return first if op_of(node) in _CONTRIB_SAME else None
 
     def _einsum(self, node: ir.Node) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]
@@ -275,7 +276,7 @@ class SymbolicShapes:
         axes = node_axes(node, self._const)
         if axes is None:
             return None
-        if node.op_type == "Squeeze":
+        if op_of(node) == "Squeeze":
             drop = {a % len(shape) for a in axes}
             return tuple(d for i, d in enumerate(shape) if i not in drop)
         rank = len(shape) + len(axes)
@@ -295,7 +296,7 @@ class SymbolicShapes:
 
     def _vector_of(self, node: ir.Node) -> tuple[Dim | None, ...] | None:
         """The elements of what a shape computation makes."""
-        kind = node.op_type
+        kind = op_of(node)
         if kind == "Shape":
             shape = self._in(node, 0)
             start, end = (node.attributes[n].as_int() if n in node.attributes else None for n in ("start", "end"))

@@ -33,6 +33,7 @@ from onnx_fa.inputs import (
     random_inputs,
     symbols,
 )
+from onnx_fa.ops import op_of
 from onnx_fa.ort_session import ort_session
 from onnx_fa.reference import attention, logits
 from onnx_fa.report import SiteReport
@@ -310,7 +311,7 @@ class _Runner:
         self.refused = ""
         io.save(model, path)
         # The optimiser puts integer products for what lies between such ops, which round elsewhere than the model says.
-        quantised = any("Quantize" in n.op_type for n in model.graph.all_nodes())
+        quantised = any("Quantize" in op_of(n) for n in model.graph.all_nodes())
         bf16 = any(v.dtype == ir.DataType.BFLOAT16 for v in (*model.graph.inputs, *model.graph.outputs))
         try:
             if bf16:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Match
+from onnx_fa.ops import op_of
 from onnx_fa.spec import AttentionSpec
 
 SPEC_KEY = "onnx_fa.spec"
@@ -16,7 +17,7 @@ SPEC_KEY = "onnx_fa.spec"
 def blocked(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """A Loop that the rewriter wrote. It is kept as it is."""
     text = node.metadata_props.get(SPEC_KEY)
-    if node.op_type != "Loop" or text is None:
+    if op_of(node) != "Loop" or text is None:
         return None
     spec = AttentionSpec.from_dict(json.loads(text))
     return Match(label, "Loop", "blocked", spec, (), node.outputs[-1], node, keep=True)

@@ -31,6 +31,7 @@ from onnx_fa.match import (
     Term,
     build_match,
 )
+from onnx_fa.ops import CONTRIB, op_of
 from onnx_fa.patterns.exprs import (
     HEADS_BEHIND,
     canonical,
@@ -52,8 +53,6 @@ from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.standard import Past, append, padded_mask
 from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, Elementwise, TensorArg
 
-DOMAIN = "com.microsoft"
-
 _SWALLOWS = -1e37
 """Adding this or less to an f32 score gives the fill itself."""
 
@@ -73,11 +72,12 @@ _REFUSED = {
 
 def contrib(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """The site of an attention op of onnxruntime; None for other nodes. Raises NoMatch for what cannot be expressed."""
-    if node.domain != DOMAIN:
+    if node.domain != CONTRIB:
         return None
-    if node.op_type in _REFUSED:
-        raise NoMatch(f"{node.op_type}: {_REFUSED[node.op_type]}")
-    rule = _RULES.get(node.op_type)
+    name = op_of(node).removeprefix(f"{CONTRIB}.")
+    if name in _REFUSED:
+        raise NoMatch(f"{name}: {_REFUSED[name]}")
+    rule = _RULES.get(name)
     if rule is None:
         return None
     if view.opset < 12:
@@ -239,7 +239,7 @@ def _match(
         view,
         mask_terms,
         name=label,
-        op=f"{DOMAIN}.{node.op_type}",
+        op=op_of(node),
         dtype=dtype,
         operands=replace(o, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)),
         steps=steps,

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, kind_of
 from onnx_fa.graph_view import FLOATS, GraphView, attr_float
 from onnx_fa.match import Map, Peel
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.quant import rounding
 from onnx_fa.spec import GRIDS
 
@@ -99,7 +100,7 @@ def elementwise(view: GraphView, value: ir.Value) -> Iterator[Peel]:
 
 def _label(value: ir.Value) -> str:
     node = value.producer()
-    return node.op_type.lower() if node is not None else "elementwise"
+    return op_of(node).lower() if node is not None else "elementwise"
 
 
 def _roots(view: GraphView, value: ir.Value) -> Iterator[ir.Value]:
@@ -180,7 +181,7 @@ class _Reading:
         return ("i", int(number)) if array is not None and array.dtype.kind in "iu" else _f(number)
 
     def _op(self, node: ir.Node, value: ir.Value) -> ScoreExpr | None:
-        kind = node.op_type
+        kind = op_of(node)
         if kind == "DequantizeLinear":
             return self._rounded(node)
         if kind == "QuantizeLinear":

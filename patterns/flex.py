@@ -25,6 +25,7 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
+from onnx_fa.ops import STANDARD, op_of
 from onnx_fa.patterns.exprs import NEG_INF, same
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.operand import read_operand
@@ -37,7 +38,7 @@ _PRECISION = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 
 def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """The site of a FlexAttention node; None for other nodes. Raises NoMatch for what cannot be expressed."""
-    if node.op_type != "FlexAttention" or node.domain != "ai.onnx.preview":
+    if op_of(node) != "ai.onnx.preview.FlexAttention":
         return None
     q, k, v = node.inputs[:3]
     if q is None or k is None or v is None:
@@ -148,7 +149,7 @@ class _Reader:
 
     def _make(self, value: ir.Value) -> ScoreExpr:
         array, node = self.view.const(value), value.producer()
-        if array is not None and (node is None or node.op_type == "Constant" or array.size == 1):
+        if array is not None and (node is None or op_of(node) == "Constant" or array.size == 1):
             return self._constant(array)
         if array is not None:
             # As a function of positions it needs no tensor of the size of the scores.
@@ -167,22 +168,22 @@ class _Reader:
         node = value.producer()
         if node is None or value not in self.inner:
             raise NoMatch("a value from outside a modifier")
-        if node.domain not in ("", "ai.onnx"):
-            raise NoMatch(f"{node.op_type} in a modifier", node)
+        if node.domain not in STANDARD:
+            raise NoMatch(f"{op_of(node)} in a modifier", node)
         inputs = [i for i in node.inputs if i is not None]
         position = self._position(node)
         if position is not None:
             return position
-        if node.op_type in ("Identity",):
+        if op_of(node) in ("Identity",):
             return self.expr(inputs[0])
-        if node.op_type == "Cast":
+        if op_of(node) == "Cast":
             return self._cast(node, inputs[0])
-        if node.op_type == "CastLike":
+        if op_of(node) == "CastLike":
             return self._converted(self.expr(inputs[0]), inputs[1].dtype, node)
-        op = OPS.get(node.op_type)
+        op = OPS.get(op_of(node))
         if op is None or len(inputs) != len(op.kinds) or len(node.attributes) > 0:
             raise NoMatch(f"{node.op_type} in a modifier is not an op of score expressions", node)
-        made = (node.op_type, *(self.expr(i) for i in inputs))
+        made = (op_of(node), *(self.expr(i) for i in inputs))
         try:
             kind_of(made, self.kinds)
         except ValueError as e:
@@ -231,14 +232,14 @@ class _Reader:
 
     def _position(self, node: ir.Node) -> ScoreExpr | None:
         """Reshape or Unsqueeze of Range(0, Sq or Skv, 1) so that it lies along the queries or the keys."""
-        if node.op_type not in ("Range", "Unsqueeze", "Reshape"):
+        if op_of(node) not in ("Range", "Unsqueeze", "Reshape"):
             return None
         source: ir.Value | None = node.outputs[0]
         shape = self.view.shape(source)
         inner: ir.Node | None = node
-        while inner is not None and inner.op_type in ("Unsqueeze", "Reshape"):
+        while inner is not None and op_of(inner) in ("Unsqueeze", "Reshape"):
             inner = self.view.producer(inner.inputs[0])
-        if inner is None or inner.op_type != "Range" or shape is None:
+        if inner is None or op_of(inner) != "Range" or shape is None:
             raise NoMatch(f"{node.op_type} in a modifier, of something else than positions", node)
         if self.view.scalar(inner.inputs[0]) != 0 or self.view.scalar(inner.inputs[2]) != 1:
             raise NoMatch("positions that do not count 0, 1, 2, ...", node)
@@ -256,18 +257,18 @@ class _Reader:
             node = self.view.producer(end)
             if node is None:
                 return None
-            if node.op_type in ("Squeeze", "Reshape", "Identity", "Cast"):
+            if op_of(node) in ("Squeeze", "Reshape", "Identity", "Cast"):
                 end = node.inputs[0]
                 continue
-            if node.op_type == "Shape" and self._is_score(node):
+            if op_of(node) == "Shape" and self._is_score(node):
                 start, stop = attr_int(node, "start", 0) % 4, attr_int(node, "end", 4)
                 return start if (stop % 4 or 4) == start + 1 else None
-            if node.op_type in ("Gather", "Slice"):
+            if op_of(node) in ("Gather", "Slice"):
                 shape_of = self.view.producer(node.inputs[0], "Shape")
                 index = self.view.scalar(node.inputs[1])
                 if shape_of is None or index is None or shape_of.attributes or not self._is_score(shape_of):
                     return None
-                if node.op_type == "Slice":
+                if op_of(node) == "Slice":
                     stop_at = self.view.scalar(node.inputs[2])
                     if stop_at is None or stop_at % 4 != (index + 1) % 4:
                         return None

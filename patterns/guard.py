@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, After, Anchor, Call, Const, Expr, NoMatch, Select
+from onnx_fa.ops import op_of
 from onnx_fa.patterns import rows
 
 Test = Literal["nan", "number", "never"]
@@ -89,7 +90,7 @@ def _is_probability(view: GraphView, anchor: Anchor, value: ir.Value) -> bool:
             return anchor.row_sum is None and not anchor.unscaled
         node = view.producer(value, "Cast", "Identity", "Dropout", "Where", "Reshape", "Transpose", "Slice")
         inner = None if node is None else node.inputs[0]
-        if node is not None and node.op_type == "Where":
+        if node is not None and op_of(node) == "Where":
             inner = next((i for i in node.inputs[1:] if i is not None and view.const(i) is None), None)
         if inner is None:
             return False
@@ -103,16 +104,16 @@ def _is_test(view: GraphView, node: ir.Node, value: ir.Value) -> bool:
     if _test(view, answer, (value,)) is None or answer.is_graph_output():
         return False
     readers = view.users(answer)
-    readers += [r for n in readers if n.op_type == "Not" for r in view.users(n.outputs[0])]
-    return all(r.op_type in ("Where", "Not") for r in readers)
+    readers += [r for n in readers if op_of(n) == "Not" for r in view.users(n.outputs[0])]
+    return all(op_of(r) in ("Where", "Not") for r in readers)
 
 
 def _test(view: GraphView, value: ir.Value, of: Sequence[ir.Value]) -> Test | None:
     node = view.producer(value, "IsNaN", "IsInf", "Equal")
     if node is None or not any(i is x for i in node.inputs for x in of):
         return None
-    if node.op_type != "Equal":
-        return "nan" if node.op_type == "IsNaN" else "never"
+    if op_of(node) != "Equal":
+        return "nan" if op_of(node) == "IsNaN" else "never"
     if node.inputs[0] is node.inputs[1]:
         return "number"
     numbers = [n for i in node.inputs if (n := view.scalar(i)) is not None]

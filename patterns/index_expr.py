@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnx_fa.expr import OPS, Kind, ScoreExpr
 from onnx_fa.graph_view import FLOATS, Array, GraphView, attr_int, axes_of
 from onnx_fa.match import Call, Const, Expr
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.constant_rule import rule_of
 from onnx_fa.patterns.index_algebra import (
     FALSE,
@@ -261,15 +262,15 @@ class Tracer:
         node = self.view.producer(value)
         if node is None:
             return self._dimension(value, index)
-        step = _STEPS.get(node.op_type)
+        step = _STEPS.get(op_of(node))
         if step is not None and node.outputs[0] is value:
             return step(self, node, index)
-        if node.op_type == "Split":
+        if op_of(node) == "Split":
             return self._split(node, value, index)
         dim = self._dimension(value, index)
         if dim is not None:
             return dim
-        return self._elementwise(node, index) if node.op_type in OPS else None
+        return self._elementwise(node, index) if op_of(node) in OPS else None
 
     def _dimension(self, value: ir.Value, index: Index) -> ScoreExpr | None:
         """An element of a shape computation."""
@@ -326,7 +327,7 @@ class Tracer:
         return self.at(value, index)
 
     def _elementwise(self, node: ir.Node, index: Index) -> ScoreExpr | None:
-        out, op = node.outputs[0], node.op_type
+        out, op = node.outputs[0], op_of(node)
         kinds = [kind_of_value(i) for i in node.inputs if i is not None]
         if (op == "Mod" and attr_int(node, "fmod", 0)) or None in kinds or out.dtype is None:
             return None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_fa.expr import SCORE
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import AddTerm, Map, NoMatch, Peel, Select, Term
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.index_expr import Tracer, Untraceable
 from onnx_fa.patterns.mask_terms import Reader, added, kept, mapped
 from onnx_fa.spec import Dim
@@ -26,10 +27,10 @@ def add(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     a, b = node.inputs
     if a is None or b is None:
         return
-    sign = 1.0 if node.op_type == "Add" else -1.0
+    sign = 1.0 if op_of(node) == "Add" else -1.0
     if view.const(a) is None:
         yield Peel(AddTerm(b, sign), a)
-    if node.op_type == "Add" and view.const(b) is None:
+    if op_of(node) == "Add" and view.const(b) is None:
         yield Peel(AddTerm(a), b)
 
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_fa.expr import SCORE, K, Kind, Q, ScoreExpr
 from onnx_fa.graph_view import DTYPES, FLOATS, GraphView
 from onnx_fa.match import NUMPY, Call, Const, Expr, NoMatch, Term
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.index_algebra import FALSE, TRUE, Linear, flatten, is_choice, number, outcomes, parts, reads
 from onnx_fa.patterns.index_expr import Leaf, Tracer, Untraceable, kind_of_value
 from onnx_fa.spec import (
@@ -431,15 +432,15 @@ def _bounded(view: GraphView, value: Expr | None, depth: int = 0) -> bool:
     node = view.producer(value) if isinstance(value, ir.Value) else None
     if node is None:
         return False
-    if node.op_type in ("MatMul", "Gemm", "Einsum"):
+    if op_of(node) in ("MatMul", "Gemm", "Einsum"):
         return True
-    if node.op_type in (*_SHAPE_OPS, "Cast", "GatherND", "GatherElements", "Neg", "Tile", "Sigmoid", "Tanh"):
+    if op_of(node) in (*_SHAPE_OPS, "Cast", "GatherND", "GatherElements", "Neg", "Tile", "Sigmoid", "Tanh"):
         return _bounded(view, node.inputs[0], depth + 1)
-    if node.op_type in ("Add", "Sub", "Mul", "Concat"):
+    if op_of(node) in ("Add", "Sub", "Mul", "Concat"):
         return all(_bounded(view, i, depth + 1) for i in node.inputs)
-    if node.op_type == "Where":
+    if op_of(node) == "Where":
         return all(_bounded(view, i, depth + 1) for i in node.inputs[1:])
-    if node.op_type == "Div":
+    if op_of(node) == "Div":
         divisor = view.const(node.inputs[1])
         least = float(np.abs(divisor.astype(np.float64)).min()) if divisor is not None and divisor.size else 0.0
         return least > 1 / _HUGE**0.5 and _bounded(view, node.inputs[0], depth + 1)

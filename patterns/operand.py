@@ -30,6 +30,7 @@ from onnx_fa.match.axes import (
     regrouped,
     size_of,
 )
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.quant import Dequantized, dequantized
 from onnx_fa.spec import Dim, Quantized
 
@@ -164,13 +165,13 @@ def _replayed(source: ir.Value, nodes: Sequence[ir.Node]) -> Expr | None:
     """What nodes that only move axes, the last one first, make of another value. None where one does more."""
     expr: Expr = source
     for node in reversed(nodes):
-        if node.op_type not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
+        if op_of(node) not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
             return None
         attrs = tuple(
             (name, attr.as_int() if attr.type == ir.AttributeType.INT else tuple(attr.as_ints()))
             for name, attr in node.attributes.items()
         )
-        expr = Call(node.op_type, (expr, *(x for x in node.inputs[1:] if x is not None)), attrs)
+        expr = Call(op_of(node), (expr, *(x for x in node.inputs[1:] if x is not None)), attrs)
     return expr
 
 
@@ -368,23 +369,23 @@ def _step(view: GraphView, state: _State) -> _State | None:
         return None
     source, axes = node.inputs[0], state.axes
     shape = view.shape(source)
-    if node.op_type in ("Mul", "Div"):
+    if op_of(node) in ("Mul", "Div"):
         return _scaled(view, state, node) if state.head is not None and state.integers is None else None
     if shape is None:
         return None
     new: list[_Pieces] | None = None
-    if node.op_type == "Identity":
+    if op_of(node) == "Identity":
         new = list(axes)
-    elif node.op_type == "Transpose":
+    elif op_of(node) == "Transpose":
         perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(len(axes)))[::-1]
         new = [axes[perm.index(i)] for i in range(len(perm))]
-    elif node.op_type in ("Reshape", "Flatten") or (node.op_type == "Squeeze" and axes_of(view, node) is None):
+    elif op_of(node) in ("Reshape", "Flatten") or (op_of(node) == "Squeeze" and axes_of(view, node) is None):
         new = _regroup([a for axis in axes for a in axis], shape, state.head)
-    elif node.op_type in ("Squeeze", "Unsqueeze"):
+    elif op_of(node) in ("Squeeze", "Unsqueeze"):
         new = _units(view, node, axes, len(shape))
-    elif node.op_type in ("Expand", "Tile") or (node.op_type == "Concat" and len(set(node.inputs)) == 1):
+    elif op_of(node) in ("Expand", "Tile") or (op_of(node) == "Concat" and len(set(node.inputs)) == 1):
         new = _unexpand(axes, shape, state.head)
-    elif node.op_type == "Gather":
+    elif op_of(node) == "Gather":
         new = _ungather(view, node, axes, shape, state.head)
     if new is None:
         return None
@@ -395,9 +396,9 @@ def _scaled(view: GraphView, state: _State, node: ir.Node) -> _State | None:
     a, b = node.inputs
     if a is None or b is None:
         return None
-    for value, factor in ((a, view.scalar(b)), (b, view.scalar(a) if node.op_type == "Mul" else None)):
+    for value, factor in ((a, view.scalar(b)), (b, view.scalar(a) if op_of(node) == "Mul" else None)):
         if factor and len(view.shape(value) or ()) == len(state.axes):
-            scale = state.scale * (factor if node.op_type == "Mul" else 1.0 / factor)
+            scale = state.scale * (factor if op_of(node) == "Mul" else 1.0 / factor)
             return replace(state, value=value, scale=scale)
     return None
 
@@ -407,7 +408,7 @@ def _units(view: GraphView, node: ir.Node, axes: tuple[_Pieces, ...], rank: int)
     listed = axes_of(view, node)
     if listed is None:
         return None
-    if node.op_type == "Unsqueeze":
+    if op_of(node) == "Unsqueeze":
         drop = {a % len(axes) for a in listed}
         lost = [a for i in drop for a in axes[i] if a.size != 1 and not a.repeated]
         return None if lost else [axis for i, axis in enumerate(axes) if i not in drop]

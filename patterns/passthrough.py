@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS, GraphView
 from onnx_fa.match import After, Anchor, Nothing, Peel
+from onnx_fa.ops import op_of
 
 _BITS: dict[ir.DataType | None, int] = {
     ir.DataType.FLOAT16: 16,
@@ -18,17 +19,15 @@ _BITS: dict[ir.DataType | None, int] = {
 
 
 def _is_noop(view: GraphView, node: ir.Node) -> bool:
-    if node.domain not in ("", "ai.onnx"):
-        return False
-    if node.op_type == "Cast":
+    if op_of(node) == "Cast":
         # Attention is computed with f32 accumulation whatever the operands' type, so a cast between float types adds nothing.
         source = node.inputs[0]
         return source is not None and source.dtype in FLOATS and node.outputs[0].dtype in FLOATS
-    if node.op_type == "Dropout":
+    if op_of(node) == "Dropout":
         mask_unused = len(node.outputs) < 2 or not list(node.outputs[1].uses())
         training = node.inputs[2] if len(node.inputs) > 2 else None
         return mask_unused and (training is None or view.scalar(training) == 0.0)
-    return node.op_type == "Identity"
+    return op_of(node) == "Identity"
 
 
 def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
@@ -37,7 +36,7 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         return
     inner = node.inputs[0]
     assert inner is not None
-    if node.op_type == "Cast" and _BITS.get(value.dtype, 0) < _BITS.get(inner.dtype, 0):
+    if op_of(node) == "Cast" and _BITS.get(value.dtype, 0) < _BITS.get(inner.dtype, 0):
         return  # a large score would become infinite there
     yield Peel(Nothing(), inner)
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS, GraphView, attr_int
 from onnx_fa.match import After, Anchor, Call, NoMatch, Select, reciprocal_of
+from onnx_fa.ops import op_of
 from onnx_fa.patterns import rows
 
 _ALL = 1 << 31
@@ -22,7 +23,7 @@ def cut_sink(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[i
     shape = view.shape(value)
     if node is None or shape is None:
         return None
-    if node.op_type == "Split":
+    if op_of(node) == "Split":
         return _split_off(view, anchor, node, len(shape))
     if view.opset < 10:
         return None
@@ -64,7 +65,7 @@ def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.
     if node is None or node.inputs[0] is node.inputs[1]:
         return None
     other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-    if other is None or (node.op_type == "Div" and node.inputs[0] is not value):
+    if other is None or (op_of(node) == "Div" and node.inputs[0] is not value):
         return None
     shape, score = view.shape(other), view.shape(value)
     if shape is None or score is None or len(shape) > len(score):
@@ -73,9 +74,9 @@ def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.
     if made is not None and view.depends(other, made):
         raise NoMatch("a factor on the probabilities is computed from the scores", node)
     if shape[-1:] in ((), (1,)):
-        op = node.op_type
+        op = op_of(node)
         return After(node.outputs[0], rows=lambda row: Call(op, (row, other)))
-    if (len(shape) == 1 or shape[-2] == 1) and node.op_type == "Mul":
+    if (len(shape) == 1 or shape[-2] == 1) and op_of(node) == "Mul":
         return After(node.outputs[0], keys=other)
     raise NoMatch(
         "the probabilities are multiplied by a tensor with values per query and key, and not divided by their new sum",
@@ -93,7 +94,7 @@ def masked_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
     divided = _divided_anew(view, node.outputs[0])
     if divided is None:
         return None
-    if node.op_type == "Mul":
+    if op_of(node) == "Mul":
         other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
         keep = _zero_or_one(view, other) if other is not None else None
         if keep is None:
@@ -111,7 +112,7 @@ def masked_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
 def _divided_anew(view: GraphView, masked: ir.Value) -> ir.Value | None:
     """masked / sum(masked), if that is computed and nothing else is made of `masked`. Raises NoMatch if the sum is changed."""
     users = view.users(masked)
-    sums = [u for u in users if u.op_type == "ReduceSum"]
+    sums = [u for u in users if op_of(u) == "ReduceSum"]
     rest = [u for u in users if u not in sums]
     if len(sums) != 1 or len(rest) != 1 or masked.is_graph_output():
         return None
@@ -133,15 +134,15 @@ def _zero_or_one(view: GraphView, value: ir.Value) -> tuple[ir.Value, bool] | No
     node = view.producer(value, "Cast", "Sub", "Where")
     if node is None:
         return None
-    if node.op_type == "Cast":
+    if op_of(node) == "Cast":
         source = node.inputs[0]
         if source is not None and source.dtype == ir.DataType.BOOL:
             return source, False
         return _zero_or_one(view, source) if source is not None and value.dtype in FLOATS else None
-    if node.op_type == "Sub" and view.scalar(node.inputs[0]) == 1.0 and node.inputs[1] is not None:
+    if op_of(node) == "Sub" and view.scalar(node.inputs[0]) == 1.0 and node.inputs[1] is not None:
         inner = _zero_or_one(view, node.inputs[1])
         return None if inner is None else (inner[0], not inner[1])
-    if node.op_type == "Where" and node.inputs[0] is not None:
+    if op_of(node) == "Where" and node.inputs[0] is not None:
         pair = (view.scalar(node.inputs[1]), view.scalar(node.inputs[2]))
         if pair in ((1.0, 0.0), (0.0, 1.0)):
             return node.inputs[0], pair == (0.0, 1.0)

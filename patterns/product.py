@@ -9,10 +9,9 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView, attr_float, attr_int
 from onnx_fa.match import Product
+from onnx_fa.ops import FUSED_MATMULS, op_of
 from onnx_fa.patterns.einsum import einsum_letters
 from onnx_fa.symbolic import Shape
-
-_CONTRIB = "com.microsoft"
 
 
 def product(view: GraphView, value: ir.Value) -> Product | None:
@@ -26,25 +25,24 @@ def product(view: GraphView, value: ir.Value) -> Product | None:
         return None
     letters: tuple[str, str, str] | None = None
     factor = 1.0
-    standard = node.domain in ("", "ai.onnx")
-    if standard and node.op_type == "MatMul":
+    if op_of(node) == "MatMul":
         letters = matmul_letters(len(a), len(b), False, False)
-    elif standard and node.op_type == "Gemm":
+    elif op_of(node) == "Gemm":
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         beta, array = attr_float(node, "beta", 1.0), view.const(bias)
         if bias is None or (array is not None and not array.any()) or beta == 0.0:
             letters = matmul_letters(2, 2, bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0)))
             factor = attr_float(node, "alpha", 1.0)
-    elif node.domain == _CONTRIB and node.op_type in ("FusedMatMul", "TransposeMatMul"):
+    elif op_of(node) in FUSED_MATMULS:
         if not attr_int(node, "transBatchA", 0) and not attr_int(node, "transBatchB", 0):
             swaps = bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0))
             letters = matmul_letters(len(a), len(b), *swaps)
             factor = attr_float(node, "alpha", 1.0)
-    elif standard and node.op_type == "Einsum" and len(node.inputs) == 2:
+    elif op_of(node) == "Einsum" and len(node.inputs) == 2:
         letters = einsum_letters(node.attributes["equation"].as_string(), len(a), len(b))
     if letters is None or not _is_product(letters):
         return None
-    if node.op_type == "Einsum" and not (_sums_equal_dims(letters, a, b) and _first_is_widest(letters, a, b)):
+    if op_of(node) == "Einsum" and not (_sums_equal_dims(letters, a, b) and _first_is_widest(letters, a, b)):
         return None
     return Product(node, (left, right), (a, b), letters[:2], letters[2], node.outputs[0], factor)
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView, attr_int
 from onnx_fa.match import After, Anchor, Call, Const, Expr, Match, NoMatch
+from onnx_fa.ops import CONTRIB, DEQUANTIZE, QUANTIZE, op_of
 from onnx_fa.spec import Dim, DType, IntegerType, Rounding
 
 _INTEGERS: dict[ir.DataType | None, IntegerType] = {
@@ -39,7 +40,7 @@ def dequantized(view: GraphView, value: ir.Value) -> Dequantized | None:
     """How a value is made of integers of at most 8 bits: by DequantizeLinear, or as Mul(Sub(Cast(x), zero), scale). None where it
     is not, or scale and result differ in type."""
     node = value.producer()
-    if node is not None and node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx", "com.microsoft"):
+    if node is not None and op_of(node) in DEQUANTIZE:
         return _by_op(view, node)
     return _by_hand(view, value)
 
@@ -179,17 +180,16 @@ _GRIDS: dict[ir.DataType | None, str] = {
     ir.DataType.UINT16: "u16",
     ir.DataType.INT16: "i16",
 }
-_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 def rounding(view: GraphView, node: ir.Node) -> tuple[ir.Value, Rounding] | None:
     """(x, the grid) where `node` is DequantizeLinear(QuantizeLinear(x)), both in float32 with one constant scale and zero point."""
     source = node.inputs[0]
     quantize = source.producer() if source is not None else None
-    if node.op_type != "DequantizeLinear" or quantize is None or quantize.op_type != "QuantizeLinear":
+    if op_of(node) not in DEQUANTIZE or quantize is None or op_of(quantize) not in QUANTIZE:
         return None
     x, kind = quantize.inputs[0], _GRIDS.get(quantize.outputs[0].dtype)
-    if x is None or kind is None or node.domain not in _DOMAINS or quantize.domain not in _DOMAINS:
+    if x is None or kind is None:
         return None
     if x.dtype != ir.DataType.FLOAT or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
@@ -207,7 +207,7 @@ def _scale_and_zero(view: GraphView, node: ir.Node) -> tuple[float | None, float
 def rounded_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """QuantizeLinear and DequantizeLinear on the probabilities, with one constant scale. Raises NoMatch for other roundings, and
     for exponentials that are not yet divided by their sum."""
-    quantizers = [u for u in users if u.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")]
+    quantizers = [u for u in users if op_of(u) in (*QUANTIZE, "DynamicQuantizeLinear")]
     if not quantizers:
         return None
     node = quantizers[0]
@@ -223,6 +223,6 @@ def rounded_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, user
 
 def integer_softmax(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """None for all nodes but onnxruntime's QLinearSoftmax. Raises NoMatch for that."""
-    if node.domain == "com.microsoft" and node.op_type == "QLinearSoftmax":
+    if op_of(node) == f"{CONTRIB}.QLinearSoftmax":
         raise NoMatch("QLinearSoftmax rounds its result, which a fused kernel never has as a whole")
     return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS, GraphView, attr_int, axes_of
+from onnx_fa.ops import op_of
 
 
 def plain(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     """The value behind Identity and casts to a type that holds at least as much."""
     while (node := view.producer(value, "Identity", "Cast")) is not None:
         source = node.inputs[0]
-        if node.op_type == "Cast" and not (source is not None and value is not None and _widens(source, value)):
+        if op_of(node) == "Cast" and not (source is not None and value is not None and _widens(source, value)):
             break
         value = source
     return value
@@ -40,27 +41,27 @@ def reduction(view: GraphView, value: ir.Value | None, *kinds: str) -> ir.Value 
     unit = False
     reshaped = False
     while (node := view.producer(value)) is not None and node.inputs and node.inputs[0] is not None:
-        if node.op_type in ("Identity", "Cast"):
+        if op_of(node) in ("Identity", "Cast"):
             inner = plain(view, value)
             if inner is value:
                 return None
             value = inner
-        elif node.op_type == "Expand":
+        elif op_of(node) == "Expand":
             a, b = view.shape(node.inputs[0]), view.shape(node.outputs[0])
             if a is None or b is None or len(a) != len(b):
                 return None
             outer = value = node.inputs[0]
-        elif node.op_type == "Unsqueeze":
+        elif op_of(node) == "Unsqueeze":
             rank = len(view.shape(node.outputs[0]) or ())
             axes = axes_of(view, node)
             if axes is None or len(axes) != 1 or axes[0] not in (-1, rank - 1) or unit:
                 return None
             unit, value = True, node.inputs[0]
-        elif node.op_type == "Reshape":
+        elif op_of(node) == "Reshape":
             reshaped, value = True, node.inputs[0]
         else:
             break
-    if node is None or node.op_type not in kinds or node.inputs[0] is None or outer is None:
+    if node is None or op_of(node) not in kinds or node.inputs[0] is None or outer is None:
         return None
     source = node.inputs[0]
     axes = axes_of(view, node)
@@ -138,7 +139,7 @@ def difference(view: GraphView, value: ir.Value | None) -> tuple[ir.Value, ir.Va
     node = view.producer(plain(view, value), "Sub", "Add")
     if node is None or node.inputs[0] is None or node.inputs[1] is None:
         return None
-    if node.op_type == "Sub":
+    if op_of(node) == "Sub":
         return node.inputs[0], node.inputs[1]
     for a, b in (tuple(node.inputs), tuple(reversed(node.inputs))):
         negated = view.producer(b, "Neg")
@@ -152,9 +153,9 @@ def is_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value) -> 
     node = view.producer(value)
     if node is None:
         return False
-    if node.op_type in ("IsInf", "Equal"):
+    if op_of(node) in ("IsInf", "Equal"):
         return any(_same_score(view, row_max(view, top), of) for top in _compared_to_minus_infinity(view, node))
-    if node.op_type == "Not":
+    if op_of(node) == "Not":
         # not any(score != -inf), as PyTorch's safe softmax has it
         some = _as_bool(view, node.inputs[0])
         different = reduction(view, some, "ReduceMax", "ReduceSum") if some is not None else None
@@ -169,7 +170,7 @@ def is_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value) -> 
 def _as_bool(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     """The value behind casts between bool and numbers, and comparisons of a count with 0."""
     while (node := view.producer(value, "Cast", "Identity", "Greater")) is not None:
-        if node.op_type == "Greater" and view.scalar(node.inputs[1]) != 0.0:
+        if op_of(node) == "Greater" and view.scalar(node.inputs[1]) != 0.0:
             break
         value = node.inputs[0]
     return value
@@ -182,7 +183,7 @@ def _cells_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value)
 
 def _compared_to_minus_infinity(view: GraphView, node: ir.Node) -> list[ir.Value | None]:
     """What an IsInf or Equal compares with -inf and with nothing else."""
-    if node.op_type == "IsInf":
+    if op_of(node) == "IsInf":
         negative_only = attr_int(node, "detect_positive", 1) == 0 and attr_int(node, "detect_negative", 1) == 1
         return [node.inputs[0]] if negative_only else []
     a, b = node.inputs

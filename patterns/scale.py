@@ -8,25 +8,26 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Factor, Peel, Scale
+from onnx_fa.ops import op_of
 
 
 def scale(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     node = view.producer(value, "Mul", "Div", "Neg")
     if node is None or node.inputs[0] is None:
         return
-    if node.op_type == "Neg":
+    if op_of(node) == "Neg":
         yield Peel(Scale(-1.0), node.inputs[0])
         return
     a, b = node.inputs
     if a is None or b is None:
         return
     for score, other in ((a, b), (b, a)):
-        if not _same_rank(view, value, score) or (node.op_type == "Div" and score is b):
+        if not _same_rank(view, value, score) or (op_of(node) == "Div" and score is b):
             continue
         factor = view.scalar(other)
         if factor is None and view.const(score) is None and _one_per_row(view, other):
-            yield Peel(Factor(other, node.op_type == "Div"), score)
-        elif factor is not None and node.op_type == "Mul":
+            yield Peel(Factor(other, op_of(node) == "Div"), score)
+        elif factor is not None and op_of(node) == "Mul":
             yield Peel(Scale(factor), score)
         elif factor:
             yield Peel(Scale(1.0 / factor), score)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Cap, Peel
+from onnx_fa.ops import op_of
 
 
 def softcap(view: GraphView, value: ir.Value) -> Iterator[Peel]:
@@ -23,7 +24,7 @@ def softcap(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         div = view.producer(tanh.inputs[0], "Div", "Mul")
         if div is None:
             continue
-        for score, by in (div.inputs, reversed(div.inputs)) if div.op_type == "Mul" else (tuple(div.inputs),):
+        for score, by in (div.inputs, reversed(div.inputs)) if op_of(div) == "Mul" else (tuple(div.inputs),):
             c = view.scalar(by)
-            if c and score is not None and math.isclose(1 / c if div.op_type == "Mul" else c, cap, rel_tol=1e-6):
+            if c and score is not None and math.isclose(1 / c if op_of(div) == "Mul" else c, cap, rel_tol=1e-6):
                 yield Peel(Cap(abs(cap)), score)  # tanh is odd

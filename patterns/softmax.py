@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView, attr_int
 from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, reciprocal_of
+from onnx_fa.ops import op_of
 from onnx_fa.patterns import rows
 
 _FLOOR = -1.7e38
@@ -29,12 +30,10 @@ def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
 
     Raises NoMatch for a softmax whose axis is not the last.
     """
-    if node.domain not in ("", "ai.onnx"):
-        return None
     found = None
-    if node.op_type == "Softmax":
+    if op_of(node) == "Softmax":
         found = _softmax(view, node)
-    elif node.op_type == "Exp":
+    elif op_of(node) == "Exp":
         found = _of_log(view, node) or _spelled_out(view, node)
     if found is None:
         return None
@@ -178,7 +177,7 @@ def _maxima(view: GraphView, value: ir.Value) -> list[ir.Value]:
     node = view.producer(value, "Max", "Identity", "Clip")
     if node is None:
         return [value]
-    if node.op_type == "Clip" and (
+    if op_of(node) == "Clip" and (
         view.opset < 11 or len(node.inputs) < 2 or any(i is not None for i in node.inputs[2:])
     ):
         return [value]
@@ -188,7 +187,7 @@ def _maxima(view: GraphView, value: ir.Value) -> list[ir.Value]:
 def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> ir.Value | None:
     """The row sum of `e`, as a column. Nodes that read `e` for it are added to `inside`."""
     for user in view.users(e):
-        if user.op_type not in ("ReduceSum", "Cast"):
+        if op_of(user) not in ("ReduceSum", "Cast"):
             continue
         value = user.outputs[0]
         while True:  # forward through what keeps the sum
@@ -196,7 +195,7 @@ def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> ir.Value | N
                 inside.append(user)
                 return value
             readers = view.users(value)
-            if len(readers) != 1 or readers[0].op_type not in ("Unsqueeze", "Reshape", "ReduceSum", "Identity"):
+            if len(readers) != 1 or op_of(readers[0]) not in ("Unsqueeze", "Reshape", "ReduceSum", "Identity"):
                 break
             value = readers[0].outputs[0]
     return None
@@ -209,7 +208,7 @@ def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> t
         if node is None or len(node.inputs) > 2:
             continue
         out = node.outputs[0]
-        if node.op_type in ("Identity", "Cast", "Expand"):
+        if op_of(node) in ("Identity", "Cast", "Expand"):
             if node.inputs[0] is total and _keeps_sum(view, node):
                 return out, None
             continue
@@ -219,7 +218,7 @@ def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> t
         if other is None or other is total:
             continue
         number = view.scalar(other)
-        if node.op_type in ("Max", "Clip"):
+        if op_of(node) in ("Max", "Clip"):
             # A sum of exponentials that holds exp(0) is at least 1.
             if number is not None and number <= 1.0 and shift.at_least_one:
                 return out, None
@@ -237,7 +236,7 @@ def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> t
 def _keeps_sum(view: GraphView, node: ir.Node) -> bool:
     """Whether Identity, Cast or Expand leaves a row sum as it is."""
     source, out = node.inputs[0], node.outputs[0]
-    if node.op_type == "Expand":
+    if op_of(node) == "Expand":
         a, b = view.shape(source), view.shape(out)
         return a is not None and b is not None and len(a) == len(b)
     return rows.plain(view, out) is not out
@@ -285,20 +284,20 @@ def _is_masked_and_divided(view: GraphView, node: ir.Node, e: ir.Value) -> bool:
     masked = node.outputs[0]
     if view.producer(masked, "Mul", "Where") is None or len(view.users(e)) != 1:
         return False
-    users = [u.op_type for u in view.users(masked)]
+    users = [op_of(u) for u in view.users(masked)]
     return sorted(users) in (["Div", "ReduceSum"], ["Mul", "ReduceSum"])
 
 
 def _looks_divided(view: GraphView, e: ir.Value) -> bool:
     """Whether e, divided by something, is the left operand of a matmul."""
-    quotients = [u.outputs[0] for u in view.users(e) if u.op_type == "Div" and u.inputs[0] is e]
-    return any(m.op_type == "MatMul" and m.inputs[0] is p for p in quotients for m in view.users(p))
+    quotients = [u.outputs[0] for u in view.users(e) if op_of(u) == "Div" and u.inputs[0] is e]
+    return any(op_of(m) == "MatMul" and m.inputs[0] is p for p in quotients for m in view.users(p))
 
 
 def _divides(view: GraphView, total: ir.Value) -> bool:
     """Whether something is divided by the sum as it is."""
     return any(
-        (u.op_type == "Div" and u.inputs[1] is total) or reciprocal_of(view, u.outputs[0]) is total
+        (op_of(u) == "Div" and u.inputs[1] is total) or reciprocal_of(view, u.outputs[0]) is total
         for u in view.users(total)
     )
 
@@ -347,9 +346,9 @@ def _has_matmul(view: GraphView, value: ir.Value) -> bool:
     for _ in range(4):
         if node is None:
             return False
-        if node.op_type == "MatMul":
+        if op_of(node) == "MatMul":
             return True
-        if node.op_type not in ("Mul", "Div", "Add", "Identity", "Cast"):
+        if op_of(node) not in ("Mul", "Div", "Add", "Identity", "Cast"):
             return False
         node = view.producer(node.inputs[0])
     return False

@@ -27,6 +27,7 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.exprs import (
     HEADS_BEHIND,
     canonical,
@@ -65,7 +66,7 @@ class Past:
 
 def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """The site of an Attention node; None for other nodes. Raises NoMatch for what cannot be expressed."""
-    if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
+    if op_of(node) != "Attention":
         return None
     q, k, v, mask, past_k, past_v, lengths = (present(node, i) for i in range(7))
     if q is None or k is None or v is None:

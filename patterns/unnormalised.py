@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import After, Anchor, NoMatch
+from onnx_fa.ops import op_of
 from onnx_fa.patterns import rows
 from onnx_fa.spec import Dim
 
@@ -30,8 +31,8 @@ def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
         if not _feeds_product(view, node.outputs[0]):
             return None
         squared = any(_is_square(view, u) for u in view.users(node.outputs[0]))
-        raise NoMatch(f"{'squared ' * squared}{_NAMES[node.op_type]} {_WHY}")
-    if node.op_type == "MatMul" and view.producer(node.outputs[0]) is not None:
+        raise NoMatch(f"{'squared ' * squared}{_NAMES[op_of(node)]} {_WHY}")
+    if op_of(node) == "MatMul" and view.producer(node.outputs[0]) is not None:
         value = node.inputs[0]
         inner = _product(view, value, steps=4)
         if inner is not None and _at_run_time(view, node.inputs[1]) and _is_transposed(view, inner.inputs[1]):
@@ -46,7 +47,7 @@ def mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
         inner = view.producer(value)
         if inner is None or value is None:
             return None
-        if inner.op_type in ("MatMul", "Einsum", "Conv"):
+        if op_of(inner) in ("MatMul", "Einsum", "Conv"):
             weights = [i for i in inner.inputs[:2] if not _at_run_time(view, i)]
             rest = [i for i in inner.inputs[:2] if _at_run_time(view, i)]
             shape = view.shape(weights[0]) if weights else None
@@ -54,7 +55,7 @@ def mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
             if square and len(rest) == 1 and _product(view, rest[0], between=_BETWEEN | _MOVES) is not None:
                 raise NoMatch("the scores of different heads are mixed (talking heads)", inner)
             return None
-        if inner.op_type not in _BETWEEN | _MOVES:
+        if op_of(inner) not in _BETWEEN | _MOVES:
             return None
         value = inner.inputs[0]
     return None
@@ -65,13 +66,13 @@ def mixed_heads(view: GraphView, found: Anchor, value: ir.Value, users: Sequence
     shape = view.shape(value)
     heads = shape[-3] if shape is not None and len(shape) > 2 else None
     for user in users:
-        readers = [user] if user.op_type != "Transpose" else view.users(user.outputs[0])
+        readers = [user] if op_of(user) != "Transpose" else view.users(user.outputs[0])
         for product in readers:
-            if product.op_type not in ("MatMul", "Einsum"):
+            if op_of(product) not in ("MatMul", "Einsum"):
                 continue
             if any(_mixes(view, i, heads) for i in product.inputs):
                 raise NoMatch("the probabilities of different heads are mixed (talking heads)", product)
-        if user.op_type == "Conv":
+        if op_of(user) == "Conv":
             raise NoMatch("the probabilities of different heads or keys are mixed by a convolution", user)
     return None
 
@@ -89,9 +90,9 @@ def _product(
         node = view.producer(value)
         if node is None:
             return None
-        if node.op_type == "MatMul":
+        if op_of(node) == "MatMul":
             return node if _at_run_time(view, node.inputs[0]) and _at_run_time(view, node.inputs[1]) else None
-        if node.op_type not in between:
+        if op_of(node) not in between:
             return None
         inputs = [i for i in node.inputs if i is not None and view.const(i) is None and i.dtype != ir.DataType.BOOL]
         if not inputs:
@@ -104,9 +105,9 @@ def _feeds_product(view: GraphView, value: ir.Value) -> bool:
     """Whether `value`, through elementwise ops, is the left operand of a matmul with a value of the run."""
     for _ in range(8):
         users = view.users(value)
-        if any(u.op_type == "MatMul" and u.inputs[0] is value and _at_run_time(view, u.inputs[1]) for u in users):
+        if any(op_of(u) == "MatMul" and u.inputs[0] is value and _at_run_time(view, u.inputs[1]) for u in users):
             return True
-        onward = [u for u in users if u.op_type in _BETWEEN]
+        onward = [u for u in users if op_of(u) in _BETWEEN]
         if not onward:
             return False
         value = onward[0].outputs[0]
@@ -128,9 +129,9 @@ def _at_run_time(view: GraphView, value: ir.Value | None) -> bool:
 
 
 def _is_square(view: GraphView, node: ir.Node) -> bool:
-    if node.op_type == "Pow":
+    if op_of(node) == "Pow":
         return view.scalar(node.inputs[1]) == 2.0
-    return node.op_type == "Mul" and node.inputs[0] is node.inputs[1]
+    return op_of(node) == "Mul" and node.inputs[0] is node.inputs[1]
 
 
 def _is_transposed(view: GraphView, value: ir.Value | None) -> bool:
@@ -139,10 +140,10 @@ def _is_transposed(view: GraphView, value: ir.Value | None) -> bool:
     for _ in range(4):
         if node is None:
             return False
-        if node.op_type == "Transpose" and "perm" in node.attributes:
+        if op_of(node) == "Transpose" and "perm" in node.attributes:
             perm = list(node.attributes["perm"].as_ints())
             return len(perm) > 2 and perm.index(len(perm) - 1) != len(perm) - 1
-        if node.op_type not in ("Mul", "Div", "Reshape", "Cast", "Identity"):
+        if op_of(node) not in ("Mul", "Div", "Reshape", "Cast", "Identity"):
             return False
         node = view.producer(node.inputs[0])
     return False

@@ -25,6 +25,7 @@ from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import element_type
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.errors import MissingDependencyError, ModelError, UnsupportedError
+from onnx_fa.ops import CONTRIB, STANDARD, op_of
 from onnx_fa.report import Miss, RewriteReport, SiteReport
 from onnx_fa.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
 from onnx_fa.spec import AttentionSpec
@@ -58,12 +59,12 @@ def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
     infer_types(typed)
     proto = legalize(typed)
     for node in _all_nodes(proto.graph):
-        if node.domain not in ("", "ai.onnx", "com.microsoft") and (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+        if node.domain not in (*STANDARD, CONTRIB) and (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
             raise ModelError(
                 f"node {node.name!r}: operator {node.op_type} of domain {node.domain!r} has no definition in the model "
                 "and is unknown to IREE; export it as standard operators or as a model-local function"
             )
-        if node.domain == "com.microsoft" and ("Attention" in node.op_type or node.op_type == "RotaryEmbedding"):
+        if node.domain == CONTRIB and ("Attention" in op_of(node) or op_of(node).endswith(".RotaryEmbedding")):
             raise ModelError(
                 f"node {node.name!r}: {node.op_type} of com.microsoft could not be written in standard operators "
                 "(explain says why), and IREE's own import of it is not to be relied on"
@@ -238,11 +239,11 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
     shapes = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
     constants = {t.name: t for t in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+        if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
             constants[node.output[0]] = node.attribute[0].t
     found = False
     for node in graph.node:
-        if node.op_type != "Slice" or len(node.input) < 4 or node.input[3] not in constants:
+        if op_of(node) != "Slice" or len(node.input) < 4 or node.input[3] not in constants:
             continue
         source, result = shapes.get(node.input[0]), shapes.get(node.output[0])
         if node.input[0] in constants:

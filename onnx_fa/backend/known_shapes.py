@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.normalize import infer_shapes
+from onnx_fa.ops import op_of
 
 
 def settle_shapes(model: ir.Model) -> None:
@@ -13,7 +14,7 @@ def settle_shapes(model: ir.Model) -> None:
     view = GraphView(model)
     changed = False
     for node in model.graph:
-        if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx") or node.outputs[0].shape is not None:
+        if op_of(node) != "Reshape" or node.outputs[0].shape is not None:
             continue
         shape = node.inputs[1]
         array = view.const(shape)

@@ -12,6 +12,7 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from onnx_fa.errors import ModelError
+from onnx_fa.ops import CONTRIB, STANDARD, op_of
 from onnx_fa.patterns.blocked import SPEC_KEY
 
 EXPAND = (
@@ -39,7 +40,7 @@ def legalize(model: onnx.ModelProto) -> onnx.ModelProto:
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out)
-    if {n.op_type for n in out.graph.node if n.domain in ("", "ai.onnx")} & set(EXPAND):
+    if {op_of(n) for n in out.graph.node} & set(EXPAND):
         out = onnx.inliner.inline_selected_functions(out, [("", name) for name in EXPAND], inline_schema_functions=True)
     return out
 
@@ -50,7 +51,7 @@ class _Graph:
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
         self.graph = graph
-        self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
         self.types: dict[str, tuple[int, list[int | str | None] | None]] = {}
         for v in (*graph.input, *graph.value_info, *graph.output):
             t = v.type.tensor_type
@@ -60,7 +61,7 @@ class _Graph:
             self.types[v.name] = (t.elem_type, shape)
         self.constants = {t.name: t for t in graph.initializer}
         for node in graph.node:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
                 self.constants[node.output[0]] = node.attribute[0].t
         for t in graph.initializer:
             self.types[t.name] = (t.data_type, list(t.dims))
@@ -97,7 +98,7 @@ _Handler = Callable[[_Graph, onnx.NodeProto], bool]
 def _rewrite(model: onnx.ModelProto) -> None:
     g = _Graph(model)
     for node in model.graph.node:
-        handler = _TABLES.get(node.domain, {}).get(node.op_type)
+        handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)
     nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in g.nodes]
@@ -351,10 +352,5 @@ _HANDLERS: dict[str, _Handler] = {
     "RMSNormalization": _rms_norm,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,
-}
-
-_TABLES: dict[str, dict[str, _Handler]] = {
-    "": _HANDLERS,
-    "ai.onnx": _HANDLERS,
-    "com.microsoft": {"RotaryEmbedding": _contrib_rotary},
+    f"{CONTRIB}.RotaryEmbedding": _contrib_rotary,
 }

@@ -17,6 +17,7 @@ from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, compute_type, modify
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.blocked import SPEC_KEY
 from onnx_fa.spec import AttentionSpec
 
@@ -114,7 +115,7 @@ def emit(
 
 def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:
     """The Loop just made, if one was, is known by its spec."""
-    if b.nodes[-1].op_type == "Loop":
+    if op_of(b.nodes[-1]) == "Loop":
         b.nodes[-1].metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
 
 

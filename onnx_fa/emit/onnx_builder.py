@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph_view import Array
+from onnx_fa.ops import op_of
 
 _SINCE = {"Equal": 11, "Less": 9, "Greater": 9, "Max": 8, "Min": 8, "Expand": 8}
 """The opsets from which these ops take the types that are used here, and broadcast."""
@@ -116,12 +117,12 @@ class OnnxBuilder:
             if node.domain:
                 continue
             try:
-                schema = onnx.defs.get_schema(node.op_type, self.opset)
+                schema = onnx.defs.get_schema(op_of(node), self.opset)
                 known = schema.min_input <= len(node.inputs) <= schema.max_input
                 known = known and node.attributes.keys() <= schema.attributes.keys()
             except onnx.defs.SchemaError:
                 known = False
-            if not known or self.opset < _SINCE.get(node.op_type, 1):
+            if not known or self.opset < _SINCE.get(op_of(node), 1):
                 raise UnsupportedError(f"a model of opset {self.opset} has no {node.op_type} as the form needs it")
 
     def dim(self, x: ir.Value, axis: int) -> ir.Value:

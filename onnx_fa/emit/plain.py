@@ -13,6 +13,7 @@ from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import modify
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.normalize import infer_shapes
+from onnx_fa.ops import op_of
 from onnx_fa.spec import AttentionSpec, Dim
 
 OPSET, INTEGERS_OPSET = 18, 21
@@ -90,7 +91,7 @@ def plain_model_in_halves(spec: AttentionSpec) -> ir.Model:
             value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16), name=value.name)
         value.type = ir.TensorType(half)
     for node in model.graph:
-        if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
+        if op_of(node) == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
             node.attributes["to"] = ir.AttrInt64("to", half)
     return model
 

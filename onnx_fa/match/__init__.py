@@ -58,6 +58,7 @@ from onnx_fa.match.types import (
     Weighting,
 )
 from onnx_fa.match.walk import apply_drops, parse_score, reader_elsewhere, reciprocal_of, walk_after, walk_tail
+from onnx_fa.ops import op_of
 from onnx_fa.report import Miss
 
 
@@ -83,7 +84,7 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
             except NoMatch as miss:
                 where = miss.node.name or miss.node.op_type if miss.node is not None else None
                 reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
-                misses.append(Miss(label, anchor.op if anchor else node.op_type, reason))
+                misses.append(Miss(label, anchor.op if anchor else op_of(node), reason))
     return matches, misses
 
 

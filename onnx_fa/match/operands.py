@@ -39,6 +39,7 @@ from onnx_fa.match.types import (
     Step,
     Weighting,
 )
+from onnx_fa.ops import op_of
 from onnx_fa.spec import Dim
 from onnx_fa.symbolic import known
 
@@ -320,11 +321,11 @@ def regrouped_axes(view: GraphView, node: ir.Node, axes: list[Axis]) -> list[Axi
     shape = view.shape(node.outputs[0])
     if shape is None:
         raise NoMatch("the rank of the score is unknown", node)
-    if node.op_type == "Transpose":
+    if op_of(node) == "Transpose":
         perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(len(axes)))[::-1]
         return [axes[p] for p in perm]
-    listed = axes_of(view, node) if node.op_type in ("Squeeze", "Unsqueeze") else None
-    if listed is not None and node.op_type == "Unsqueeze":
+    listed = axes_of(view, node) if op_of(node) in ("Squeeze", "Unsqueeze") else None
+    if listed is not None and op_of(node) == "Unsqueeze":
         put, rest = {a % len(shape) for a in listed}, iter(axes)
         return [[] if i in put else next(rest) for i in range(len(shape))]
     if listed is not None:

@@ -14,6 +14,7 @@ from onnx_fa.match.axes import leaves, moved
 from onnx_fa.match.operands import Site
 from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch
 from onnx_fa.match.walk import reader_elsewhere
+from onnx_fa.ops import op_of
 from onnx_fa.spec import LOWEST_STAT, AttentionSpec, BoolMask, Causal, SlidingWindow, Stat
 
 _OPS: dict[str, Stat] = {"ReduceLogSumExp": "lse", "ReduceMax": "max"}
@@ -29,7 +30,7 @@ def with_statistics(
 
     Raises NoMatch where what is read cannot be told by the kernel.
     """
-    found = [(n.outputs[0], _OPS[n.op_type]) for n in view.users(anchor.score) if _over_keys(view, n, anchor.score)]
+    found = [(n.outputs[0], _OPS[op_of(n)]) for n in view.users(anchor.score) if _over_keys(view, n, anchor.score)]
     values = [value for value, _ in found]
     stats: list[Stat] = []
     further: list[Further] = []

@@ -27,6 +27,7 @@ from onnx_fa.match.types import (
     Step,
     Weighting,
 )
+from onnx_fa.ops import op_of
 from onnx_fa.spec import Rounding
 from onnx_fa.symbolic import known
 
@@ -81,26 +82,22 @@ def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
     for user in users:
         for value in (user.outputs[0], *(u.outputs[0] for u in view.users(user.outputs[0]))):
             node = view.producer(value, "Sub", "Add")
-            if (
-                node is not None
-                and user.op_type in ("Sub", "Add", "Mul")
-                and all(_from_softmax(i) for i in node.inputs)
-            ):
+            if node is not None and op_of(user) in ("Sub", "Add", "Mul") and all(_from_softmax(i) for i in node.inputs):
                 what = "the probabilities of two softmaxes are combined (differential attention)"
                 raise NoMatch(f"{what}, and not each of them is an attention by itself", node)
 
 
 def _from_softmax(value: ir.Value | None) -> bool:
     node = value.producer() if value is not None else None
-    if node is not None and node.op_type == "Mul":
+    if node is not None and op_of(node) == "Mul":
         return any(i is not None and _from_softmax(i) for i in node.inputs)
-    return node is not None and node.op_type == "Softmax"
+    return node is not None and op_of(node) == "Softmax"
 
 
 def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, node: ir.Node) -> Behind:
     pv = patterns.product(view, node.outputs[0])
     if pv is None:
-        raise NoMatch(f"the softmax result feeds {node.op_type}, not a matmul with V", node)
+        raise NoMatch(f"the softmax result feeds {op_of(node)}, not a matmul with V", node)
     return _before_product(anchor, state, pv)
 
 
@@ -236,7 +233,7 @@ def _divided(view: GraphView, anchor: Anchor, weighting: Weighting, guard: Guard
         if safe is None:
             raise NoMatch("a row sum of zero is not guarded, though the row maximum is kept finite", pv)
         total, guard = safe, "zero"
-    while len(view.users(acc)) == 1 and view.users(acc)[0].op_type == "Identity" and not acc.is_graph_output():
+    while len(view.users(acc)) == 1 and op_of(view.users(acc)[0]) == "Identity" and not acc.is_graph_output():
         acc = view.users(acc)[0].outputs[0]
     users = view.users(acc)
     if acc.is_graph_output() or len(users) != 1:
@@ -258,9 +255,9 @@ def reciprocal_of(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     node = view.producer(value, "Reciprocal", "Div", "Pow")
     if node is None:
         return None
-    if node.op_type == "Reciprocal":
+    if op_of(node) == "Reciprocal":
         return node.inputs[0]
-    if node.op_type == "Div":
+    if op_of(node) == "Div":
         return node.inputs[1] if view.scalar(node.inputs[0]) == 1.0 else None
     return node.inputs[0] if view.scalar(node.inputs[1]) == -1.0 else None
 
@@ -268,7 +265,7 @@ def reciprocal_of(view: GraphView, value: ir.Value | None) -> ir.Value | None:
 def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float) -> ir.Value | None:
     """The result of Where(total > 0, value, other), if `value` is read like that."""
     for where in view.users(value):
-        test = view.producer(where.inputs[0], "Greater") if where.op_type == "Where" else None
+        test = view.producer(where.inputs[0], "Greater") if op_of(where) == "Where" else None
         if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
             continue
         if where.inputs[1] is value and view.scalar(where.inputs[2]) == other:
@@ -279,7 +276,7 @@ def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float
 def _one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
     """The result of Where(total == 0, 1, total), if the sum is read like that."""
     for where in view.users(total):
-        test = view.producer(where.inputs[0], "Equal") if where.op_type == "Where" else None
+        test = view.producer(where.inputs[0], "Equal") if op_of(where) == "Where" else None
         if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
             continue
         if where.inputs[2] is total and view.scalar(where.inputs[1]) == 1.0:
@@ -336,7 +333,7 @@ class _Parser:
         if not tried and node is None:
             self._fail(NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K"))
         elif not tried and node is not None:
-            name = node.op_type
+            name = op_of(node)
             self._fail(NoMatch(f"{name} between the softmax and a matmul of Q and K is not a known layer", node))
         return found
 
@@ -346,7 +343,7 @@ class _Parser:
 
     def _name(self, value: ir.Value) -> str:
         node = value.producer()
-        return node.op_type if node is not None else "value"
+        return op_of(node) if node is not None else "value"
 
     def _fail(self, reason: NoMatch) -> list[Reading]:
         self.failure = self.failure or reason
@@ -416,7 +413,7 @@ def _is_for_something_else(view: GraphView, node: ir.Node) -> bool:
     seen, stack = {node}, [node]
     while stack:
         node = stack.pop()
-        if node.op_type in ("Softmax", "LogSoftmax", "Exp"):
+        if op_of(node) in ("Softmax", "LogSoftmax", "Exp"):
             continue
         for value in node.outputs:
             if value.is_graph_output() or len(seen) > _FAR:
@@ -433,7 +430,7 @@ def is_weights(view: GraphView, value: Expr) -> bool:
         node = view.producer(value, *_ON_PROBABILITIES) if isinstance(value, ir.Value) else None
         if node is None or node.inputs[0] is None:
             return False
-        if node.op_type in ("Softmax", "Exp"):
+        if op_of(node) in ("Softmax", "Exp"):
             return True
         value = node.inputs[0]
     return False
