@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -203,6 +203,12 @@ def with_shapes(term: MaskTerm, change: Callable[[tuple[Dim, ...]], tuple[Dim, .
         tensors = tuple(dataclasses.replace(t, shape=change(t.shape)) for t in term.tensors)
         return dataclasses.replace(term, tensors=tensors)
     return term
+
+
+def never_empty(masks: Iterable[MaskTerm]) -> bool:
+    """Whether every row certainly keeps a key, whatever the lengths and the mask tensors."""
+    infinite = [m for m in masks if isinstance(m, (AddMask, Elementwise)) or m.fill == -math.inf]
+    return all(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset >= 0 for m in infinite)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ def _by_mask(
     if made is not None and view.depends(test, made):
         raise NoMatch("probabilities are set to zero by a condition on the scores", test.producer())
     if shape[-1:] in ((), (1,)):
+        if anchor.row_sum is not None and not anchor.floored:
+            raise NoMatch(
+                "rows of exponentials are set to zero, and the sum that divides the product with V is not",
+                test.producer(),
+            )
         return After(out, rows=_choose(test, keeps, value))
     return After(out, drop=Select(test, not keeps, 0.0))
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
-from ort_run import run
+from ort_run import assert_same, run
 from spellings import Graph
 
 from onnx_fa.rewriter import explain, rewrite
@@ -178,3 +178,132 @@ def test_zero_for_rows_without_keys_needs_equal_of_floats(opset: int) -> None:
     assert_equal(model)
     _, report = rewrite(model)
     assert len(report.sites) == (opset == 11) and len(report.misses) == (opset < 11)
+
+
+def _fused(g: Site, q: str, k: str, alpha: float) -> str:
+    return g.op("FusedMatMul", q, k, transB=1, alpha=alpha, domain="com.microsoft")
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.4), (0.5, 1.0), (1.0, 0.25), (-0.5, 2.0)])
+@pytest.mark.parametrize("sign", ["Add", "Sub"])
+def test_products_with_factors_of_their_own_that_are_added(first: float, second: float, sign: str) -> None:
+    g = Site()
+    more = [g.input(n, [B, H, length, 3]) for n, length in (("q2", S), ("k2", L))]
+    score = g.op(sign, _fused(g, g.q, g.k, first), _fused(g, *more, second))
+    model = g.softmax(g.op("Mul", score, g.const(0.7)))
+    assert explain(model).sites[0].spec.D == D + 3
+    assert_equal(model)
+
+
+@pytest.mark.parametrize(("alpha", "other"), [(0.5, 0.4), (0.5, 1.0)])
+def test_gemms_with_factors_of_their_own_that_are_added(alpha: float, other: float) -> None:
+    g = Graph(18)
+    q, k, v, q2, k2 = (g.input(n, [(n[0] == "q" and S) or L, D]) for n in ("q", "k", "v", "q2", "k2"))
+    score = g.op("Add", g.op("Gemm", q, k, transB=1, alpha=alpha), g.op("Gemm", q2, k2, transB=1, alpha=other))
+    g.nodes.append(h.make_node("MatMul", [g.op("Softmax", score, axis=-1), v], ["o"]))
+    model = g.model({"o": ([S, D], T.FLOAT)})
+    assert explain(model).sites[0].spec.D == 2 * D
+    feeds = {
+        i.name: np.float32(np.random.default_rng(3).standard_normal((S if i.name[0] == "q" else L, D)))
+        for i in g.inputs
+    }
+    for form in ("decomposed", "blocked"):
+        assert_same(run(model, feeds), run(rewrite(model, form)[0], feeds), 2e-5)
+
+
+@pytest.mark.parametrize(("beta", "zero"), [(0.5, False), (0.0, False), (0.5, True)])
+def test_a_gemm_with_a_third_operand_is_a_product_only_if_that_adds_nothing(beta: float, zero: bool) -> None:
+    g = Graph(18)
+    q, k, v = (g.input(n, [S if n == "q" else L, D]) for n in "qkv")
+    added = g.const(np.zeros((S, L))) if zero else g.input("c", [S, L])
+    p = g.op("Softmax", g.op("Gemm", q, k, added, transB=1, alpha=0.3, beta=beta), axis=-1)
+    g.nodes.append(h.make_node("MatMul", [p, v], ["o"]))
+    model = g.model({"o": ([S, D], T.FLOAT)})
+    if beta and not zero:
+        assert_refused(model, "Gemm between the softmax and a matmul")
+        return
+    assert explain(model).sites[0].spec.scale == pytest.approx(0.3)
+
+
+def test_a_second_division_behind_renormalised_exponentials() -> None:
+    g = Site()
+    s = g.score()
+    e = g.op("Exp", g.op("Sub", s, g.op("ReduceMax", s, g.i([-1]))))
+    masked = g.op("Mul", e, g.op("Cast", g.input("m", [S, L], T.BOOL), to=T.FLOAT))
+    p = g.op("Div", masked, g.op("ReduceSum", masked, g.i([-1])))
+    g.nodes.append(h.make_node("Div", [g.op("MatMul", p, g.v), g.op("ReduceSum", e, g.i([-1]))], ["o"]))
+    assert_refused(g.model({"o": ([B, H, S, D], T.FLOAT)}), "by that of all keys")
+
+
+def _dropped(change: Callable[[Site, str], str], fill: float) -> onnx.ModelProto:
+    """A mask before the softmax, changed there, and the same mask on the probabilities."""
+    g = Site()
+    keep = g.input("m", [B, 1, S, L], T.BOOL)
+    p = g.op("Softmax", change(g, g.keep(keep, g.score(), fill)), axis=-1)
+    return g.finish(g.op("Where", keep, p, g.const(0.0)))
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 1e-30, -2.0])
+def test_a_factor_between_a_mask_and_the_softmax_undoes_the_mask(factor: float) -> None:
+    refused = "so a masked key may have a probability"
+    assert_refused(_dropped(lambda g, s: g.op("Mul", s, g.const(factor)), -1e38), refused)
+    if factor == -1.0:
+        assert_refused(_dropped(lambda g, s: g.op("Neg", s), -1e38), refused)
+        assert_equal(_dropped(lambda g, s: g.op("Neg", g.op("Neg", s)), -1e38))
+
+
+@pytest.mark.parametrize(("factor", "fill"), [(0.5, -1e38), (8.0, -1e38), (1e30, -1e10), (-0.5, 1e38), (0.1, -INF)])
+def test_a_factor_between_a_mask_and_the_softmax_that_leaves_the_mask_one(factor: float, fill: float) -> None:
+    assert_equal(_dropped(lambda g, s: g.op("Mul", s, g.const(factor)), fill))
+
+
+@pytest.mark.parametrize("kind", ["row", "same", "any"])
+def test_exponentials_are_guarded_and_their_sum_is_not(kind: str) -> None:
+    """A row without keys: zero before the product with V, divided by a sum that is NaN."""
+    g = Site()
+    keep = g.input("m", [B, 1, S, L], T.BOOL)
+    s = g.keep(keep, g.score())
+    top = g.op("ReduceMax", s, g.i([-1]))
+    e = g.op("Exp", g.op("Sub", s, top))
+    rows = {"row": g.op("Equal", top, g.const(-INF)), "any": g.input("rows", [B, 1, S, 1], T.BOOL)}
+    guarded = g.op("Where", keep, e, g.const(0.0)) if kind == "same" else g.op("Where", rows[kind], g.const(0.0), e)
+    g.nodes.append(h.make_node("Div", [g.op("MatMul", guarded, g.v), g.op("ReduceSum", e, g.i([-1]))], ["o"]))
+    assert_refused(g.model({"o": ([B, H, S, D], T.FLOAT)}), "sum")
+
+
+@pytest.mark.parametrize(("fill", "inside"), [(-INF, False), (-1e38, True)])
+def test_a_gate_does_not_make_a_number_of_a_row_without_keys(fill: float, inside: bool) -> None:
+    """Where such a row is NaN, only the log-sum-exp comes from the site; the gate stays behind it."""
+    g = Site()
+    s = g.keep(g.input("m", [B, 1, S, L], T.BOOL), g.score(), fill)
+    gate = g.op("Sigmoid", g.op("Sub", g.op("ReduceLogSumExp", s, g.i([-1])), g.input("sink", [1, H, 1, 1])))
+    out = g.op("MatMul", g.op("Softmax", s, axis=-1), g.v)
+    g.nodes.append(h.make_node("Mul", [out, gate], ["o"]))
+    model = g.model({"o": ([B, H, S, D], T.FLOAT)})
+    spec = explain(model).sites[0].spec
+    assert (spec.sink is not None) == inside and spec.stats == (() if inside else ("lse",))
+    assert_equal(model)
+
+
+def test_renormalising_after_an_underflow_gives_the_keys_that_are_left() -> None:
+    """The documented NaN that a rewrite makes a number: the probabilities of all visible keys are below the least float."""
+    g = Site()
+    keep = g.input("m", [S, L], T.BOOL)
+    masked = g.op("Where", keep, g.op("Softmax", g.score(), axis=-1), g.const(0.0))
+    model = g.finish(g.op("Div", masked, g.op("ReduceSum", masked, g.i([-1]))))
+    assert explain(model).sites
+    rng = np.random.default_rng(1)
+    feeds = {n: np.float32(rng.standard_normal((B, H, S if n == "q" else L, D))) for n in "qkv"}
+    feeds["m"] = np.arange(L)[None] != np.arange(S)[:, None]
+    feeds["k"][0, 0, 0] = 1e4 * feeds["q"][0, 0, 0]  # the first query sees, but for the mask, the first key alone
+    feeds["m"][1] = False
+    want = run(model, feeds)[0]
+    s = np.where(feeds["m"], np.float64(feeds["q"]) @ np.float64(feeds["k"]).swapaxes(-1, -2), -INF)
+    with np.errstate(invalid="ignore"):
+        p = np.exp(s - s.max(-1, keepdims=True))
+    exact = p / p.sum(-1, keepdims=True) @ feeds["v"]
+    assert np.isnan(want[0, 0, 0]).all() and np.isnan(want[:, :, 1]).all() and np.isfinite(want[1, :, 2:]).all()
+    for form in ("decomposed", "blocked"):
+        have = run(rewrite(model, form)[0], feeds)[0]
+        np.testing.assert_array_equal(np.isnan(have), np.isnan(exact))
+        np.testing.assert_allclose(have, exact, rtol=1e-4, atol=1e-5)

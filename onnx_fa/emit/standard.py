@@ -13,7 +13,7 @@ from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, inverse
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, inverse, never_empty
 
 _SWALLOWS = -1e37
 """A float32 or bfloat16 score plus this or less is this: it is below half an ulp of it."""
@@ -41,11 +41,7 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError(
             "the Attention op has no score function but softcap, and no mask from indices but is_causal"
         )
-    infinite = [
-        m for m in spec.masks if isinstance(m, AddMask) or (not isinstance(m, Elementwise) and m.fill == -math.inf)
-    ]
-    never_empty = all(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset >= 0 for m in infinite)
-    if spec.empty_row == "nan" and infinite and not never_empty:
+    if spec.empty_row == "nan" and not never_empty(spec.masks):
         raise UnsupportedError("the Attention op yields zero for a fully masked row, the model NaN")
     causal = [m for m in spec.masks if isinstance(m, Causal)]
     if len(causal) > 1 or any(m.offset != 0 or m.fill != -math.inf for m in causal):

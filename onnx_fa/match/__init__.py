@@ -60,6 +60,7 @@ from onnx_fa.match.types import (
 from onnx_fa.match.walk import apply_drops, parse_score, reader_elsewhere, reciprocal_of, walk_after, walk_tail
 from onnx_fa.ops import op_of
 from onnx_fa.report import Miss
+from onnx_fa.spec import never_empty
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:
@@ -116,6 +117,17 @@ def _match_behind(
     view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind
 ) -> tuple[Match, ir.Node, Site]:
     """The match, the product of Q and K, and the site's dims."""
+    found = _match_tail(view, anchor, label, patterns, behind)
+    spec = found[0].spec
+    if spec.sink is not None and anchor.sink is None and spec.empty_row == "nan" and not never_empty(spec.masks):
+        # A gate times the NaN of a row without keys is NaN, where a sink's share of it would be zero: the gate stays outside.
+        return _match_tail(view, anchor, label, replace(patterns, tail=()), behind)
+    return found
+
+
+def _match_tail(
+    view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind
+) -> tuple[Match, ir.Node, Site]:
     output, guard, sink = walk_tail(view, anchor, behind, patterns)
     if guard == "guarded" and anchor.op.startswith("Exp/"):
         raise NoMatch(
@@ -130,7 +142,7 @@ def _match_behind(
     readings.sort(key=lambda r: r[1][1] is r[0][1])  # the product that takes in the others comes first
     for _, (inner, qk) in readings:
         try:
-            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard), anchor.score)
+            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard), anchor)
             site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
             match = build_match(
                 view,

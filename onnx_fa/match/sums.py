@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph_view import DTYPES, Array, GraphView
 from onnx_fa.match.assemble import NUMPY
 from onnx_fa.match.types import AddTerm, Call, Const, Expr, Nothing, Patterns, Product, Scale, Step
 from onnx_fa.match.walk import is_weights
@@ -48,7 +48,7 @@ def summed(view: GraphView, patterns: Patterns, steps: Sequence[Step], qk: Produ
 
 
 def _with(view: GraphView, patterns: Patterns, qk: Product, step: AddTerm, factor: float) -> Product | None:
-    """`qk` with the product that `step` adds to it when it has been scaled by `factor`."""
+    """`qk` with the product that `step` adds to it when it has been scaled by `factor`, its own included."""
     value = step.value
     if not isinstance(value, ir.Value) or len(view.users(value)) != 1 or value.is_graph_output() or not factor:
         return None
@@ -62,7 +62,7 @@ def _with(view: GraphView, patterns: Patterns, qk: Product, step: AddTerm, facto
     place = {x: qk.out[i] for i, x in enumerate(other.out)} | {inner2: inner}
     rows = qk.shapes[q][qk.letters[q].index(qk.out[-2])]
     operands, shapes = list(qk.operands), list(qk.shapes)
-    for mine, its, times in ((q, q2, other.factor * step.factor / (factor * qk.factor)), (k, k2, 1.0)):
+    for mine, its, times in ((q, q2, other.factor * step.factor / factor), (k, k2, 1.0)):
         added = _laid_out(other.operands[its], other.shapes[its], [place[x] for x in other.letters[its]], qk, mine)
         at = qk.letters[mine].index(inner)
         first, second = qk.shapes[mine][at], other.shapes[its][other.letters[its].index(inner2)]
@@ -74,7 +74,10 @@ def _with(view: GraphView, patterns: Patterns, qk: Product, step: AddTerm, facto
             dtype = DTYPES.get(value.dtype or ir.DataType.UNDEFINED)
             if dtype is None:
                 return None
-            added = Call("Mul", (added, Const(np.asarray(times, NUMPY[dtype]))))
+            number: Array = np.asarray(times, NUMPY[dtype])
+            if not np.isfinite(number) or (times and not number):
+                return None
+            added = Call("Mul", (added, Const(number)))
         operands[mine] = Call("Concat", (operands[mine], added), (("axis", at),))
         shapes[mine] = (*qk.shapes[mine][:at], first + second, *qk.shapes[mine][at + 1 :])
     return replace(qk, operands=(operands[0], operands[1]), shapes=(shapes[0], shapes[1]))

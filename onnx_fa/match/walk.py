@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -66,6 +67,7 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
             raise NoMatch("the softmax result is not used")
         after = next((a for layer in patterns.after if (a := layer(view, anchor, prob, users)) is not None), None)
         if after is not None:
+            _check_deferred(anchor, after)
             state = _with(state, after)
             continue
         joined = patterns.joined_values(view, prob, users, patterns.product)
@@ -135,6 +137,19 @@ def _branches(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State
     return found
 
 
+def _check_deferred(anchor: Anchor, after: After) -> None:
+    """Raises NoMatch for what happens to exponentials and not to the sum that the product with V is divided by later."""
+    if anchor.row_sum is None:
+        return
+    node = after.value.producer()
+    if after.step is not None:
+        raise NoMatch(
+            "exponentials are masked and divided by their sum, and the product with V by that of all keys", node
+        )
+    if after.guard and not anchor.floored:
+        raise NoMatch("exponentials are guarded against NaN, and the sum that divides the product with V is not", node)
+
+
 def _with(state: _State, after: After) -> _State:
     """The state behind one more layer. Raises NoMatch for layers whose order matters and cannot be kept."""
     node = after.value.producer()
@@ -165,7 +180,7 @@ def _with(state: _State, after: After) -> _State:
     )
 
 
-def apply_drops(steps: Sequence[Step], behind: Behind, score: ir.Value) -> tuple[list[Step], Guard]:
+def apply_drops(steps: Sequence[Step], behind: Behind, anchor: Anchor) -> tuple[list[Step], Guard]:
     """The steps and the guard once probabilities of masked keys are also set to zero behind the softmax.
 
     Behind the same mask on the score that is exact: a masked key's probability is zero already, unless its whole row is
@@ -183,16 +198,24 @@ def apply_drops(steps: Sequence[Step], behind: Behind, score: ir.Value) -> tuple
             "probabilities are set to zero by a mask that the score does not have as its only mask",
             behind.weighting.product.node,
         )
-    half = score.dtype == ir.DataType.FLOAT16
-    if mask.fill > (-6e4 if half else -1e37):
-        raise NoMatch(
-            f"masked scores become {mask.fill:g}, so a masked key may have a probability", behind.weighting.product.node
-        )
     # Behind a softcap or the like the fill would not reach the softmax as it is.
-    if any(not isinstance(s, (Scale, Nothing)) for s in steps[masks[0] + 1 :]):
+    after = steps[masks[0] + 1 :]
+    if any(not isinstance(s, (Scale, Nothing)) for s in after):
         raise NoMatch("a score function stands between the mask and the softmax", behind.weighting.product.node)
+    factor = math.prod(s.factor for s in after if isinstance(s, Scale))
+    fill = mask.fill * factor if factor else 0.0
+    if not fill <= (-6e4 if anchor.score.dtype == ir.DataType.FLOAT16 else -1e37):
+        raise NoMatch(
+            f"masked scores become {fill:g}, so a masked key may have a probability", behind.weighting.product.node
+        )
+    lowest = -65504.0 if anchor.score.dtype == ir.DataType.FLOAT16 else -3.4028234663852886e38
+    if anchor.row_sum is not None and not anchor.floored and fill < lowest:
+        raise NoMatch(
+            "a row without keys is zero before the matmul with V, and its sum, which divides the product, is NaN",
+            behind.weighting.product.node,
+        )
     new = list(steps)
-    new[masks[0]] = replace(mask, fill=float("-inf"))
+    new[masks[0]] = replace(mask, fill=math.copysign(math.inf, mask.fill))  # -inf once the factors have been applied
     return new, behind.guard or "zero"
 
 
