@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit import int8_qk as int8
-from onnx_fa.emit.integers import dequantized
+from onnx_fa.emit.integers import dequantized, written_out
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
@@ -178,6 +178,8 @@ def _replace(
     graph is as it was, and the builder's nodes are to be let go.
     """
     operands = tuple(_realise(b, e, replaced) for e in match.operands)
+    if form != "site":
+        operands = tuple(written_out(b, x) for x in operands)
     presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
     before = behind = len(b.nodes)
     spec, numbers = match.spec, operands

@@ -139,7 +139,8 @@ def settle_kernels(
                     raise
                 kernels[name] = _made(made, spec.plain, target, refused)
                 builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/plain", taken, consts)
-                plain[name], operands = dequantized(builder, spec, [v for v in node.inputs if v is not None])
+                given = [v for v in node.inputs if v is not None]
+                plain[name], operands = dequantized(builder, spec, given, by_op=True)
                 model.graph.insert_before(node, builder.nodes)
                 node.resize_inputs(len(operands))
                 for i, x in enumerate(operands):

@@ -1,5 +1,11 @@
-"""K and V kept otherwise, as standard ops: integers by DequantizeLinear where it says what the spec says, else by Cast, Sub and
-Mul; rows of a pool by Gather. And probabilities rounded to integers."""
+"""K and V kept otherwise, as standard ops: integers by Cast, Sub and Mul, rows of a pool by Gather. And probabilities rounded to
+integers.
+
+Forms write DequantizeLinear only behind the QuantizeLinear of probabilities, and where it has a block_size. onnxruntime's optimiser
+moves any other through Transpose and Reshape, or makes an integer product of it, and what comes of that may be wrong, not load, not
+run, or end the process (docs/onnxruntime-bugs.md). The numbers are the same to the last bit: integers and their differences are
+exact, only the product with the scale rounds.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +15,29 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
-from onnx_fa.emit.score import cast
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.match import NUMPY
 from onnx_fa.spec import AttentionSpec, Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
+_STANDARD = ("", "ai.onnx")
+_MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""The ops that onnxruntime's optimiser moves a DequantizeLinear through, and the one it removes first."""
+_NARROW = frozenset(
+    getattr(ir.DataType, f"{sign}INT{bits}") for sign in ("", "U") for bits in (4, 8)
+)  # exact in every float type, and so are their differences
+_EXACT = {
+    ir.DataType.FLOAT16: _NARROW,
+    ir.DataType.BFLOAT16: _NARROW,
+    ir.DataType.FLOAT: _NARROW | {ir.DataType.INT16, ir.DataType.UINT16},
+}
 
 
 def dequantized(
-    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]
+    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], *, by_op: bool = False
 ) -> tuple[AttentionSpec, tuple[ir.Value, ...]]:
-    """The plain spec, with K and V as numbers, one row for every key, and its operands."""
+    """The plain spec, with K and V as numbers, one row for every key, and its operands. `by_op`: by DequantizeLinear wherever it
+    says what the spec says, as quantisers write it; else only where a scale serves several neighbours."""
     result, rest = list(operands[: spec.scales_at]), iter(operands[spec.scales_at :])
     if spec.gathered is not None:
         index = next(rest)
@@ -29,8 +47,42 @@ def dequantized(
         if quant is not None:
             scale, zero = next(rest), next(rest) if quant.zero_point else None
             head_dim = layout.index(spec.rank - 1)
-            result[i] = _dequantize(b, spec, result[i], quant, scale, zero, spec.operand_shapes[i], head_dim)
+            result[i] = _dequantize(b, spec, result[i], quant, scale, zero, spec.operand_shapes[i], head_dim, by_op)
     return spec.plain, tuple(result)
+
+
+def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
+    """A value that comes from a DequantizeLinear with one constant scale, directly or by ops that only move axes: the same by Cast,
+    Sub, Mul and copies of the moves. Any other value is returned as it is."""
+    moves, source = [], value
+    while (node := source.producer()) is not None and node.domain in _STANDARD and node.op_type in _MOVES:
+        if node.inputs[0] is None:
+            return value
+        moves.append(node)
+        source = node.inputs[0]
+    if node is None or node.domain not in _STANDARD or node.op_type != "DequantizeLinear":
+        return value
+    integers, scale, zero = (*node.inputs, None)[:3]
+    if integers is None or scale is None or integers.dtype not in _EXACT.get(source.dtype, ()):  # type: ignore[arg-type]
+        return value
+    number = ir.convenience.get_const_tensor(scale)
+    if number is None or number.size != 1 or scale.dtype != source.dtype:
+        return value
+    made = _times_scale(b, integers, scale, zero, source.dtype)
+    for move in reversed(moves):
+        made = b.op_of("", move.op_type, [made, *move.inputs[1:]], dict(move.attributes))
+    return made
+
+
+def _times_scale(
+    b: OnnxBuilder, integers: ir.Value, scale: ir.Value, zero: ir.Value | None, dtype: ir.DataType | None
+) -> ir.Value:
+    """(integers - zero) * scale, where only the product rounds."""
+    assert dtype is not None
+    made = b.op("Cast", integers, to=int(dtype))
+    if zero is not None:
+        made = b.op("Sub", made, b.op("Cast", zero, to=int(dtype)))
+    return b.op("Mul", made, scale)
 
 
 def _gathered(
@@ -79,6 +131,7 @@ def _dequantize(
     zero: ir.Value | None,
     dims: tuple[Dim, ...],
     head_dim: int,
+    by_op: bool,
 ) -> ir.Value:
     """x of shape `dims` in the spec's type."""
     shape = (1,) * (len(dims) - len(quant.shape)) + quant.shape
@@ -89,11 +142,11 @@ def _dequantize(
     if quant.dtype in _INT4:
         least = 21
     attrs: dict[str, Attr] | None = None
-    if not varies:
+    if by_op and not varies:
         attrs = {}
         if quant.shape:
             scale, zero = b.op("Reshape", scale, b.ints()), zero and b.op("Reshape", zero, b.ints())
-    elif len(varies) == 1 and shape == _full(dims, varies[0]):
+    elif by_op and len(varies) == 1 and shape == _full(dims, varies[0]):
         attrs, least = {"axis": varies[0]}, max(least, 13)
         if len(quant.shape) > 1:
             scale, zero = b.op("Reshape", scale, b.ints(-1)), zero and b.op("Reshape", zero, b.ints(-1))
@@ -122,14 +175,10 @@ def _by_hand(
     groups: tuple[int, int],
     axis: int,
 ) -> ir.Value:
-    """Integers and their differences are exact in every float type, so that only the product rounds. `groups` are numbers along the
-    head dim, and the head dim, which is `axis` from the end."""
+    """`groups` are numbers along the head dim, and the head dim, which is `axis` from the end."""
     count, width = groups
     if 1 < count < width:
         indices = b.const(np.repeat(np.arange(count), width // count))
         scale = b.op("Gather", scale, indices, axis=axis)
         zero = zero and b.op("Gather", zero, indices, axis=axis)
-    number = cast(b, x, spec.dtype)
-    if zero is not None:
-        number = b.op("Sub", number, cast(b, zero, spec.dtype))
-    return b.op("Mul", number, scale)
+    return _times_scale(b, x, scale, zero, ir.DataType.from_numpy(np.dtype(NUMPY[spec.dtype])))

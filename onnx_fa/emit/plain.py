@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.decomposed import canonical_operands, leave, positions, statistic
-from onnx_fa.emit.integers import rounded
+from onnx_fa.emit.integers import dequantized, rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import modify
 from onnx_fa.errors import UnsupportedError
@@ -57,7 +57,7 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
     opset = opset_of(spec)
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="attention")
     b = OnnxBuilder(graph, opset, "attention", set(input_names(spec)), {})
-    inner, q, kt, v, tensors, sink = canonical_operands(b, spec, inputs)
+    inner, q, kt, v, tensors, sink = canonical_operands(b, *dequantized(b, spec, inputs, by_op=True))
     score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
     if sink is None:
         p = b.op("Softmax", score, axis=-1)

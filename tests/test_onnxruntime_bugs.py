@@ -1,0 +1,75 @@
+"""Every onnxruntime bug that has a reproducer is still there. A test that fails here is good news: see docs/onnxruntime-bugs.md for
+the guard that can go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from ort_run import Array, run
+
+FOLDER = Path(__file__).parent / "onnxruntime_bugs"
+PAGE = FOLDER.parents[1] / "docs" / "onnxruntime-bugs.md"
+REPAIRED = "this onnxruntime no longer has the bug: its guard (docs/onnxruntime-bugs.md) can go"
+X = np.array([[-3, 2, -1], [4, -5, 6]])
+
+
+def _model(name: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model((FOLDER / f"{name}.onnxtxt").read_text())
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def test_moved_without_zero_point() -> None:
+    model, feeds = _model("moved_without_zero_point"), {"x": X.astype(np.int8)}
+    want = -0.5 * X.T
+    np.testing.assert_array_equal(run(model, feeds, optimise=False)[0], want)
+    np.testing.assert_array_equal(run(model, feeds)[0], np.minimum(want, 0), REPAIRED)
+
+
+def test_moved_in_opset_21() -> None:
+    model, feeds = _model("moved_in_opset_21"), {"x": X.astype(np.float32)}
+    np.testing.assert_array_equal(run(model, feeds, optimise=False)[0], -X.T)
+    with pytest.raises(Exception, match="output_dtype INT8 does not match"):
+        run(model, feeds)
+        pytest.fail(REPAIRED)
+
+
+def test_moved_into_a_loop() -> None:
+    model = _model("moved_into_a_loop")
+    feeds: dict[str, Array] = {"x": np.abs(X).astype(np.uint8), "start": np.zeros((3, 2), np.float32)}
+    np.testing.assert_array_equal(run(model, feeds, optimise=False)[0], 1.5 * np.abs(X.T))
+    load = "import sys, onnxruntime; onnxruntime.InferenceSession(sys.stdin.buffer.read())"
+    done = subprocess.run(
+        [sys.executable, "-c", load], input=model.SerializeToString(), capture_output=True, timeout=60
+    )
+    assert done.returncode < 0, REPAIRED
+
+
+def test_product_by_channel() -> None:
+    model = _model("product_by_channel")
+    feeds = {i: np.ones(s, np.uint8) for i, s in (("x", (2, 4, 3)), ("w", (2, 3, 2)))}
+    np.testing.assert_array_equal(run(model, feeds, optimise=False)[0], np.ones((2, 4, 2)))  # of 0.75, a tie
+    with pytest.raises(Exception, match="while running QLinearMatMul"):
+        run(model, feeds)
+        pytest.fail(REPAIRED)
+
+
+def test_integer_softmax() -> None:
+    model = _model("integer_softmax")
+    feeds = {"x": np.random.default_rng(0).integers(100, 156, (64, 10)).astype(np.uint8)}
+    have, want = (run(model, feeds, optimise=o)[0] for o in (True, False))
+    steps = np.round((have - want) * 255)
+    assert set(np.unique(steps)) == {-1, 0} and 0.05 < np.mean(steps == -1) < 0.15, REPAIRED
+
+
+def test_every_reproducer_is_run_and_on_the_page() -> None:
+    text = Path(__file__).read_text()
+    for path in FOLDER.iterdir():
+        assert f'"{path.stem}"' in text, path
+        assert f"`{path.name}`" in PAGE.read_text()
