@@ -17,10 +17,10 @@ import onnx_ir as ir
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
+from onnx_fa.ops import DEQUANTIZE, op_of
 from onnx_fa.spec import AttentionSpec, Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
-_STANDARD = ("", "ai.onnx")
 _MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """The ops that onnxruntime's optimiser moves a DequantizeLinear through, and the one it removes first."""
 _NARROW = frozenset(
@@ -55,12 +55,12 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     """A value that comes from a DequantizeLinear with one constant scale, directly or by ops that only move axes: the same by Cast,
     Sub, Mul and copies of the moves. Any other value is returned as it is."""
     moves, source = [], value
-    while (node := source.producer()) is not None and node.domain in _STANDARD and node.op_type in _MOVES:
+    while (node := source.producer()) is not None and op_of(node) in _MOVES:
         if node.inputs[0] is None:
             return value
         moves.append(node)
         source = node.inputs[0]
-    if node is None or node.domain not in _STANDARD or node.op_type != "DequantizeLinear":
+    if node is None or op_of(node) not in DEQUANTIZE:
         return value
     integers, scale, zero = (*node.inputs, None)[:3]
     if integers is None or scale is None or integers.dtype not in _EXACT.get(source.dtype, ()):  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
         return value
     made = _times_scale(b, integers, scale, zero, source.dtype)
     for move in reversed(moves):
-        made = b.op_of("", move.op_type, [made, *move.inputs[1:]], dict(move.attributes))
+        made = b.op_of("", op_of(move), [made, *move.inputs[1:]], dict(move.attributes))
     return made
 
 
