@@ -214,10 +214,15 @@ class GraphView:
                 known[node] = any(known.get(p) for p in sources)
         return start is not None and known[start]
 
+    def is_axis(self, value: ir.Value, axis: int, want: int) -> bool:
+        """Whether `axis` of `value` is its axis `want`, which counts from the end (-1 is the last one). Unknown ranks answer False
+        unless `axis` counts from the end too."""
+        shape = self.shape(value)
+        return axis == want or (shape is not None and axis == len(shape) + want)
+
     def last_axis(self, node: ir.Node, value: ir.Value, axis: int) -> bool:
         """Whether `axis` of `value` is its last one; unknown ranks answer False unless it is -1."""
-        shape = self.shape(value)
-        return axis == -1 or (shape is not None and axis == len(shape) - 1)
+        return self.is_axis(value, axis, -1)
 
 
 def outer_reads(node: ir.Node) -> Iterable[ir.Value]:

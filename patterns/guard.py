@@ -47,7 +47,7 @@ def guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.N
         return After(out, guard="guarded") if keeps == (kind == "number") else None
     if len(users) != 1:
         return None
-    if any(not k and rows.is_minus_infinity(view, c, anchor.score) for c, k in levels):
+    if any(not k and rows.is_minus_infinity(view, c, anchor.score, anchor.axis) for c, k in levels):
         return After(out, guard="zero")
     return _by_mask(view, anchor, value, test, keeps, out)
 
@@ -61,7 +61,7 @@ def _by_mask(
         return None
     if made is not None and view.depends(test, made):
         raise NoMatch("probabilities are set to zero by a condition on the scores", test.producer())
-    if shape[-1:] in ((), (1,)):
+    if rows.one_per_row(shape, anchor.axis):
         if anchor.row_sum is not None and not anchor.floored:
             raise NoMatch(
                 "rows of exponentials are set to zero, and the sum that divides the product with V is not",

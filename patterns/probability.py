@@ -59,7 +59,7 @@ def _split_off(view: GraphView, anchor: Anchor, node: ir.Node, rank: int) -> Aft
 
 def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """p * f and p / f where f has one value per row (moved to the output) or per key (moved to V)."""
-    if len(users) != 1 or _divided_anew(view, users[0].outputs[0]) is not None:
+    if len(users) != 1 or _divided_anew(view, anchor, users[0].outputs[0]) is not None:
         return None
     node = view.producer(users[0].outputs[0], "Mul", "Div")
     if node is None or node.inputs[0] is node.inputs[1]:
@@ -73,10 +73,10 @@ def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.
     made = anchor.score.producer()
     if made is not None and view.depends(other, made):
         raise NoMatch("a factor on the probabilities is computed from the scores", node)
-    if shape[-1:] in ((), (1,)):
+    if rows.one_per_row(shape, anchor.axis):
         op = op_of(node)
         return After(node.outputs[0], rows=lambda row: Call(op, (row, other)))
-    if (len(shape) == 1 or shape[-2] == 1) and op_of(node) == "Mul":
+    if rows.one_per_key(shape, anchor.axis) and op_of(node) == "Mul":
         return After(node.outputs[0], keys=other)
     raise NoMatch(
         "the probabilities are multiplied by a tensor with values per query and key, and not divided by their new sum",
@@ -91,7 +91,7 @@ def masked_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
     node = view.producer(users[0].outputs[0], "Mul", "Where")
     if node is None:
         return None
-    divided = _divided_anew(view, node.outputs[0])
+    divided = _divided_anew(view, anchor, node.outputs[0])
     if divided is None:
         return None
     if op_of(node) == "Mul":
@@ -109,7 +109,7 @@ def masked_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
     return None
 
 
-def _divided_anew(view: GraphView, masked: ir.Value) -> ir.Value | None:
+def _divided_anew(view: GraphView, anchor: Anchor, masked: ir.Value) -> ir.Value | None:
     """masked / sum(masked), if that is computed and nothing else is made of `masked`. Raises NoMatch if the sum is changed."""
     users = view.users(masked)
     sums = [u for u in users if op_of(u) == "ReduceSum"]
@@ -124,7 +124,7 @@ def _divided_anew(view: GraphView, masked: ir.Value) -> ir.Value | None:
         by = reciprocal_of(view, node.inputs[1] if node.inputs[0] is masked else node.inputs[0])
     if by is None:
         return None
-    if rows.row_sum(view, by) is masked:
+    if rows.row_sum(view, by, anchor.axis) is masked:
         return node.outputs[0]
     raise NoMatch("masked probabilities are divided by something else than their sum over the keys", node)
 

@@ -1,11 +1,17 @@
-"""Statistics of score rows (maximum, sum, log-sum-exp) in the spellings that exporters and people use."""
+"""Statistics of score rows (maximum, sum, log-sum-exp) in the spellings that exporters and people use.
+
+A row lies along the last axis of the scores, or along another one where they stand transposed: `axis`, counted from the end.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS, GraphView, attr_int, axes_of
 from onnx_fa.ops import op_of
+from onnx_fa.spec import Dim
 
 
 def plain(view: GraphView, value: ir.Value | None) -> ir.Value | None:
@@ -26,17 +32,36 @@ def _widens(source: ir.Value, target: ir.Value) -> bool:
     )
 
 
-def is_column(view: GraphView, value: ir.Value, of: ir.Value) -> bool:
-    """Whether `value` is provably of the shape of `of` with a last dim of 1."""
+def axes_from_last(view: GraphView, value: ir.Value) -> list[int]:
+    """The axes of a value counted from the end, the last one first; of an unknown rank that one alone."""
+    return [-1 - i for i in range(max(len(view.shape(value) or ()), 1))]
+
+
+def one_per_row(shape: Sequence[Dim | None], axis: int = -1) -> bool:
+    """Whether a tensor of this shape has one value for every row of the scores that it broadcasts to."""
+    return len(shape) < -axis or shape[axis] == 1
+
+
+def one_per_key(shape: Sequence[Dim | None], axis: int = -1) -> bool:
+    """Whether a tensor of this shape has the same values for every query."""
+    if axis == -1:
+        return len(shape) < 2 or shape[-2] == 1
+    others = [d for i, d in enumerate(shape) if i != len(shape) + axis]
+    return others[-1:] in ([], [1]) if axis == -2 else all(d == 1 for d in others)
+
+
+def is_column(view: GraphView, value: ir.Value, of: ir.Value, axis: int = -1) -> bool:
+    """Whether `value` is provably of the shape of `of` with a dim of 1 at `axis`."""
     have, want = view.shape(value), view.shape(of)
-    if have is None or want is None or None in have or None in want[:-1]:
+    if have is None or want is None or None in have or len(want) < -axis:
         return False
-    return have == (*want[:-1], 1)
+    at = len(want) + axis
+    return have == (*want[:at], 1, *want[at + 1 :])
 
 
-def reduction(view: GraphView, value: ir.Value | None, *kinds: str) -> ir.Value | None:
-    """What is reduced by one of `kinds` along its last axis to give `value`, with that axis kept as one of size 1: by keepdims,
-    by Unsqueeze, by a Reshape, or spread over the row again by Expand."""
+def reduction(view: GraphView, value: ir.Value | None, *kinds: str, axis: int = -1) -> ir.Value | None:
+    """What is reduced by one of `kinds` along `axis` to give `value`, with that axis kept as one of size 1: by keepdims, by
+    Unsqueeze, by a Reshape, or spread over the row again by Expand."""
     outer = value
     unit = False
     reshaped = False
@@ -54,7 +79,7 @@ def reduction(view: GraphView, value: ir.Value | None, *kinds: str) -> ir.Value 
         elif op_of(node) == "Unsqueeze":
             rank = len(view.shape(node.outputs[0]) or ())
             axes = axes_of(view, node)
-            if axes is None or len(axes) != 1 or axes[0] not in (-1, rank - 1) or unit:
+            if axes is None or len(axes) != 1 or axes[0] not in (axis, rank + axis) or unit:
                 return None
             unit, value = True, node.inputs[0]
         elif op_of(node) == "Reshape":
@@ -65,34 +90,34 @@ def reduction(view: GraphView, value: ir.Value | None, *kinds: str) -> ir.Value 
         return None
     source = node.inputs[0]
     axes = axes_of(view, node)
-    if axes is None or len(axes) != 1 or not view.last_axis(node, source, axes[0]):
+    if axes is None or len(axes) != 1 or not view.is_axis(source, axes[0], axis):
         return None
     keeps = attr_int(node, "keepdims", 1) == 1
     if reshaped:
-        return source if is_column(view, outer, source) else None
+        return source if is_column(view, outer, source, axis) else None
     return source if keeps != unit else None
 
 
-def row_max(view: GraphView, value: ir.Value | None) -> ir.Value | None:
-    """x where `value` is max(x) over its last axis, as a column."""
-    source = reduction(view, value, "ReduceMax")
+def row_max(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:
+    """x where `value` is max(x) over `axis`, as a column."""
+    source = reduction(view, value, "ReduceMax", axis=axis)
     if source is not None:
         return source
     node = view.producer(value, "Neg")  # -min(-x)
-    low = reduction(view, node.inputs[0], "ReduceMin") if node is not None else None
+    low = reduction(view, node.inputs[0], "ReduceMin", axis=axis) if node is not None else None
     negated = view.producer(low, "Neg")
     if negated is not None:
         return negated.inputs[0]
     top = view.producer(value, "TopK")
     if top is not None and value is top.outputs[0] and view.scalar(top.inputs[1]) == 1.0:
-        axis, x = attr_int(top, "axis", -1), top.inputs[0]
-        if attr_int(top, "largest", 1) == 1 and x is not None and view.last_axis(top, x, axis):
+        over, x = attr_int(top, "axis", -1), top.inputs[0]
+        if attr_int(top, "largest", 1) == 1 and x is not None and view.is_axis(x, over, axis):
             return x
     return None
 
 
-def overall_max(view: GraphView, value: ir.Value | None) -> ir.Value | None:
-    """x where `value` is max(x) over its last axis and others, kept as unit axes or all gone."""
+def overall_max(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:
+    """x where `value` is max(x) over `axis` and others, kept as unit axes or all gone."""
     node = view.producer(value, "ReduceMax")
     if node is None or node.inputs[0] is None or attr_int(node, "noop_with_empty_axes", 0):
         return None
@@ -103,33 +128,33 @@ def overall_max(view: GraphView, value: ir.Value | None) -> ir.Value | None:
         return None
     reduced = {a % len(shape) for a in axes} if axes else set(range(len(shape)))
     kept = attr_int(node, "keepdims", 1) == 1 or len(reduced) == len(shape)
-    return node.inputs[0] if kept and len(shape) - 1 in reduced else None
+    return node.inputs[0] if kept and len(shape) + axis in reduced else None
 
 
-def row_sum(view: GraphView, value: ir.Value | None) -> ir.Value | None:
-    """x where `value` is the sum of x over its last axis, as a column."""
-    return reduction(view, value, "ReduceSum")
+def row_sum(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:
+    """x where `value` is the sum of x over `axis`, as a column."""
+    return reduction(view, value, "ReduceSum", axis=axis)
 
 
-def log_sum_exp(view: GraphView, value: ir.Value | None) -> ir.Value | None:
-    """x where `value` is log(sum(exp(x))) over its last axis, as a column, with or without the maximum taken out first."""
-    source = reduction(view, value, "ReduceLogSumExp")
+def log_sum_exp(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:
+    """x where `value` is log(sum(exp(x))) over `axis`, as a column, with or without the maximum taken out first."""
+    source = reduction(view, value, "ReduceLogSumExp", axis=axis)
     if source is not None:
         return source
-    e = reduction(view, value, "ReduceLogSum")
+    e = reduction(view, value, "ReduceLogSum", axis=axis)
     if e is None:
         value = plain(view, value)
         log = view.producer(value, "Log")
-        e = row_sum(view, log.inputs[0]) if log is not None else None
+        e = row_sum(view, log.inputs[0], axis) if log is not None else None
     exp = view.producer(plain(view, e), "Exp") if e is not None else None
     if exp is not None:
         return exp.inputs[0]
     node = view.producer(value, "Add")
     for top, rest in (tuple(node.inputs), tuple(reversed(node.inputs))) if node is not None else ():
-        shifted = log_sum_exp(view, rest)
-        x = row_max(view, top)
+        shifted = log_sum_exp(view, rest, axis)
+        x = row_max(view, top, axis)
         minus = difference(view, shifted)
-        if x is not None and minus is not None and minus[0] is x and row_max(view, minus[1]) is x:
+        if x is not None and minus is not None and minus[0] is x and row_max(view, minus[1], axis) is x:
             return x
     return None
 
@@ -148,22 +173,23 @@ def difference(view: GraphView, value: ir.Value | None) -> tuple[ir.Value, ir.Va
     return None
 
 
-def is_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value) -> bool:
+def is_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value, axis: int = -1) -> bool:
     """Whether `value` says, as a column, which rows of the scores `of` are -inf throughout."""
     node = view.producer(value)
     if node is None:
         return False
     if op_of(node) in ("IsInf", "Equal"):
-        return any(_same_score(view, row_max(view, top), of) for top in _compared_to_minus_infinity(view, node))
+        return any(_same_score(view, row_max(view, top, axis), of) for top in _compared_to_minus_infinity(view, node))
     if op_of(node) == "Not":
         # not any(score != -inf), as PyTorch's safe softmax has it
         some = _as_bool(view, node.inputs[0])
-        different = reduction(view, some, "ReduceMax", "ReduceSum") if some is not None else None
+        different = reduction(view, some, "ReduceMax", "ReduceSum", axis=axis) if some is not None else None
         cells = _as_bool(view, different)
         negated = view.producer(cells, "Not")
         return negated is not None and _cells_minus_infinity(view, negated.inputs[0], of)
     all_of = _as_bool(view, value)
-    cells = _as_bool(view, reduction(view, all_of, "ReduceMin", "ReduceProd")) if all_of is not None else None
+    some = reduction(view, all_of, "ReduceMin", "ReduceProd", axis=axis) if all_of is not None else None
+    cells = _as_bool(view, some)
     return cells is not None and _cells_minus_infinity(view, cells, of)
 
 

@@ -1,4 +1,4 @@
-"""Anchors: the spellings of a softmax over the last axis.
+"""Anchors: the spellings of a softmax.
 
 Without the maximum taken out, exp(x) / sum(exp(x)) overflows for scores above 88 and vanishes below -104, and then yields NaN.
 The rewritten site does not: a NaN that only the spelling made becomes the number that it stands for. Everywhere else the two
@@ -28,7 +28,7 @@ _LOST = 2.0**-25
 def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
     """The softmax that `node` completes or, for the spelled-out forms, the Exp in its middle; None for any other node.
 
-    Raises NoMatch for a softmax whose axis is not the last.
+    Raises NoMatch for a softmax over an axis that cannot be told.
     """
     found = None
     if op_of(node) == "Softmax":
@@ -40,7 +40,7 @@ def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
     _same_shape(view, found)
     score = found.score
     # The softmax of x - max(x) is that of x: taking the maximum out a second time changes nothing.
-    while (minus := rows.difference(view, score)) is not None and rows.row_max(view, minus[1]) is minus[0]:
+    while (minus := rows.difference(view, score)) is not None and rows.row_max(view, minus[1], found.axis) is minus[0]:
         score = minus[0]
     return _without_column(view, replace(found, score=score))
 
@@ -48,10 +48,10 @@ def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
 def _softmax(view: GraphView, node: ir.Node) -> Anchor:
     score = node.inputs[0]
     assert score is not None
-    return _over_last_axis(view, node, score, node.outputs[0], "Softmax")
+    return _over_axis(view, node, score, node.outputs[0], "Softmax")
 
 
-def _over_last_axis(view: GraphView, node: ir.Node, score: ir.Value, prob: ir.Value, op: str) -> Anchor:
+def _over_axis(view: GraphView, node: ir.Node, score: ir.Value, prob: ir.Value, op: str) -> Anchor:
     # Before opset 13 the default axis is 1 and everything from it on is flattened: the same only if the rest is of size one.
     axis = attr_int(node, "axis", -1 if view.opset >= 13 else 1)
     shape = view.shape(score)
@@ -60,9 +60,11 @@ def _over_last_axis(view: GraphView, node: ir.Node, score: ir.Value, prob: ir.Va
     if view.opset < 13 and shape is not None and all(d == 1 for d in shape[axis % len(shape) : -1]):
         return Anchor(node, op, score, prob)
     turned = _turned(view, node, axis)
-    if turned is None:
+    if turned is not None:
+        return Anchor(node, op, *turned)
+    if shape is None or view.opset < 13:
         raise NoMatch(f"the softmax is over axis {axis}, not over the last one")
-    return Anchor(node, op, *turned)
+    return Anchor(node, op, score, prob, axis=axis if axis < 0 else axis - len(shape))
 
 
 def _turned(view: GraphView, node: ir.Node, axis: int) -> tuple[ir.Value, ir.Value] | None:
@@ -85,10 +87,13 @@ def _of_log(view: GraphView, exp: ir.Node) -> Anchor | None:
     inner = rows.plain(view, exp.inputs[0])
     log = view.producer(inner, "LogSoftmax")
     if log is not None and log.inputs[0] is not None:
-        return _over_last_axis(view, log, log.inputs[0], exp.outputs[0], "LogSoftmax/Exp")
+        return _over_axis(view, log, log.inputs[0], exp.outputs[0], "LogSoftmax/Exp")
     minus = rows.difference(view, inner)
-    if minus is not None and rows.log_sum_exp(view, minus[1]) is minus[0]:
-        return Anchor(exp, "LogSumExp/Sub/Exp", minus[0], exp.outputs[0])
+    if minus is None:
+        return None
+    for axis in rows.axes_from_last(view, minus[0]):
+        if rows.log_sum_exp(view, minus[1], axis) is minus[0]:
+            return Anchor(exp, "LogSumExp/Sub/Exp", minus[0], exp.outputs[0], axis=axis)
     return None
 
 
@@ -111,17 +116,15 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     inner = exp.inputs[0]
     if inner is None:
         return None
-    score, shift = _shifted(view, inner)
     e = exp.outputs[0]
     inside: list[ir.Node] = []
-    total = _sum_of(view, e, inside)
+    axis, total = _sum_of(view, e, inside)
+    score, shift = _shifted(view, inner, axis)
     if total is None:
         if any(_is_masked_and_divided(view, u, e) for u in view.users(e)):
             return Anchor(exp, "Exp/Mul/ReduceSum/Div", score, e, unscaled=True)
         if _looks_divided(view, e):
-            raise NoMatch(
-                "exponentials before a matmul are divided by something else than their sum over the last axis"
-            )
+            raise NoMatch("exponentials before a matmul are divided by something else than their sum over one axis")
         return None
     floored = any((view.scalar(x) or 0.0) <= _FLOOR for x in shift.others)
     sinks: list[Expr] = []
@@ -151,22 +154,23 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     if prob is not None:
         producer = prob.producer()
         assert producer is not None
-        return Anchor(producer, f"{names}/Div", score, prob, sink=sink)
+        return Anchor(producer, f"{names}/Div", score, prob, sink=sink, axis=axis)
     readers = [u for u in view.users(e) if u not in inside]
     if not readers and not e.is_graph_output():
         return None  # part of a log-sum-exp
-    return Anchor(exp, f"{names}/MatMul/Div", score, e, row_sum=total, floored=floored, sink=sink, inside=tuple(inside))
+    names = f"{names}/MatMul/Div"
+    return Anchor(exp, names, score, e, row_sum=total, floored=floored, sink=sink, inside=tuple(inside), axis=axis)
 
 
-def _shifted(view: GraphView, inner: ir.Value) -> tuple[ir.Value, _Shift]:
+def _shifted(view: GraphView, inner: ir.Value, axis: int) -> tuple[ir.Value, _Shift]:
     minus = rows.difference(view, inner)
     if minus is None:
         return inner, _Shift(None)
     score, shift = minus
     parts = _maxima(view, shift)
     for part in parts:
-        of_row = rows.row_max(view, part)
-        source = of_row or rows.overall_max(view, part)
+        of_row = rows.row_max(view, part, axis)
+        source = of_row or rows.overall_max(view, part, axis)
         if source is not None and rows.plain(view, source) is rows.plain(view, score):
             return score, _Shift(shift, tuple(p for p in parts if p is not part), of_row is not None)
     return inner, _Shift(None)
@@ -184,21 +188,23 @@ def _maxima(view: GraphView, value: ir.Value) -> list[ir.Value]:
     return [x for i in node.inputs if i is not None for x in _maxima(view, i)]
 
 
-def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> ir.Value | None:
-    """The row sum of `e`, as a column. Nodes that read `e` for it are added to `inside`."""
+def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> tuple[int, ir.Value | None]:
+    """An axis, and the sum of `e` over it, as a column. Nodes that read `e` for it are added to `inside`."""
     for user in view.users(e):
         if op_of(user) not in ("ReduceSum", "Cast"):
             continue
         value = user.outputs[0]
         while True:  # forward through what keeps the sum
-            if rows.row_sum(view, value) is not None and rows.plain(view, rows.row_sum(view, value)) is e:
-                inside.append(user)
-                return value
+            for axis in rows.axes_from_last(view, e):
+                summed = rows.row_sum(view, value, axis)
+                if summed is not None and rows.plain(view, summed) is e:
+                    inside.append(user)
+                    return axis, value
             readers = view.users(value)
             if len(readers) != 1 or op_of(readers[0]) not in ("Unsqueeze", "Reshape", "ReduceSum", "Identity"):
                 break
             value = readers[0].outputs[0]
-    return None
+    return -1, None
 
 
 def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> tuple[ir.Value, Expr | None] | None:
@@ -313,8 +319,7 @@ def _without_column(view: GraphView, found: Anchor) -> Anchor:
     node = view.producer(rows.plain(view, found.score), "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
         return found
-    axis, shape = attr_int(node, "axis", 0), view.shape(node.outputs[0])
-    if axis != -1 and (shape is None or axis != len(shape) - 1):
+    if found.axis != -1 or not view.last_axis(node, node.outputs[0], attr_int(node, "axis", 0)):
         return found
     first, last = (view.shape(i) for i in node.inputs)
     if last is not None and last[-1:] == (1,) and not _has_matmul(view, node.inputs[1]):

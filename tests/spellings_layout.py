@@ -319,6 +319,143 @@ def probabilities_on_the_wrong_side() -> onnx.ModelProto:
     return g.done(g.op("MatMul", v, p), B, H, S, S)
 
 
+# Scores transposed: K times Q^T, and a softmax over the keys where they are not the last axis
+
+
+def upright(how: str = "", axis: int = -2, opset: int = 18) -> Builder:
+    """K Q^T, everything on scores of (keys, queries), and V^T P."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(opset)
+        q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+        score = g.scaled(g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2)))
+        match how:
+            case "masked":
+                score = g.op("Where", g.input("mask", [B, 1, N, 1], T.BOOL), score, g.const(-np.inf))
+            case "causal":
+                keep = np.arange(N)[:, None] <= np.arange(S)
+                score = g.op("Where", g.const(keep, bool), score, g.const(-3.4028235e38))
+            case "biased":
+                score = g.op("Add", score, g.input("mask_bias", [H, N, S]))
+            case "scaled_per_query":
+                score = g.op("Mul", g.op("Add", score, g.const(0.5)), g.input("factor", [S]))
+            case "scaled_per_key":
+                score = g.op("Mul", score, g.input("factor", [N, 1]))
+        p = _over_keys(g, how, score, axis)
+        match how:
+            case "guarded":
+                p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
+            case "row_factor":
+                p = g.op("Mul", p, g.const(np.linspace(-1, 1, S)))
+            case "key_factor":
+                p = g.op("Mul", g.const(np.linspace(-1, 1, N)[:, None]), p)
+            case "p_transposed":
+                return g.done(g.op("MatMul", g.transpose(p, 0, 1, 3, 2), v), B, H, S, E)
+            case "einsum":
+                return g.done(g.einsum("bhji,bhje->bhie", p, v), B, H, S, E)
+            case "fused":
+                out = g.op("FusedMatMul", p, v, transA=1, alpha=1.5, domain="com.microsoft")
+                return g.done(out, B, H, S, E)
+        out = g.op("MatMul", g.transpose(v, 0, 1, 3, 2), p)
+        if how == "deferred":
+            out = g.op("Div", out, g.op("ReduceSum", p, g.const([-2], np.int64)))
+        return g.done(out, B, H, E, S)
+
+    return build
+
+
+def _over_keys(g: Layout, how: str, score: str, axis: int) -> str:
+    """The softmax over the keys, which are axis -2, or its exponentials where the division comes last."""
+    if how == "log":
+        return g.op("Exp", g.op("LogSoftmax", score, axis=axis))
+    if how == "log_sum_exp":
+        return g.op("Exp", g.op("Sub", score, g.op("ReduceLogSumExp", score, g.const([axis], np.int64))))
+    if how not in ("explicit", "deferred", "unsqueezed"):
+        return g.op("Softmax", score, axis=axis)
+    at = g.const([axis], np.int64)
+    keep = int(how != "unsqueezed")
+    top, total = (g.op("ReduceMax", score, at, keepdims=keep), "")
+    e = g.op("Exp", g.op("Sub", score, top if keep else g.op("Unsqueeze", top, at)))
+    if how == "deferred":
+        return e
+    total = g.op("ReduceSum", e, at, keepdims=keep)
+    return g.op("Div", e, total if keep else g.op("Unsqueeze", total, at))
+
+
+UPRIGHT = (
+    *("masked", "causal", "biased", "scaled_per_query", "scaled_per_key"),
+    *("guarded", "row_factor", "key_factor", "p_transposed", "einsum", "fused"),
+    *("log", "log_sum_exp", "explicit", "deferred", "unsqueezed"),
+)
+MATCH |= {"upright": upright(), "upright_axis_2": upright(axis=2)} | {f"upright_{x}": upright(x) for x in UPRIGHT}
+
+
+@match
+def upright_gemm() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (S, D), (N, D), (N, E))
+    p = g.op("Softmax", g.op("Gemm", k, q, transB=1, alpha=0.25), axis=0)
+    return g.done(g.op("Gemm", p, v, transA=1), S, E)
+
+
+@match
+def upright_einsum_keys_first() -> onnx.ModelProto:
+    """Keys are the axis before the heads."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, S, H, D), (B, N, H, D), (B, N, H, E))
+    score = g.op("Add", g.einsum("bihd,bjhd->bjhi", q, k), g.input("mask_bias", [N, 1, S]))
+    return g.done(g.einsum("bjhi,bjhe->bihe", g.op("Softmax", score, axis=1), v), B, S, H, E)
+
+
+@match
+def upright_between_transposes() -> onnx.ModelProto:
+    """The score is turned before the softmax, the probabilities are not turned back."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    p = g.op("Softmax", g.transpose(score, 0, 1, 3, 2), axis=-2)
+    return g.done(g.op("MatMul", g.transpose(v, 0, 1, 3, 2), p), B, H, E, S)
+
+
+@match
+def upright_in_groups() -> onnx.ModelProto:
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, 2, N, D), (B, 2, N, E))
+    k, v = (_repeat(g, x, "expand", 2, w) for x, w in ((k, D), (v, E)))
+    score = g.op("Add", g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2)), g.input("mask", [B, 1, N, 1]))
+    p = g.op("Softmax", g.scaled(score), axis=-2)
+    return g.done(g.op("MatMul", g.transpose(p, 0, 1, 3, 2), v), B, H, S, E)
+
+
+@refuse
+def upright_softmax_over_queries() -> onnx.ModelProto:
+    """K Q^T, but the softmax is over the queries, and the product over the keys."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    p = g.op("Softmax", g.scaled(g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2))), axis=-1)
+    return g.done(g.op("MatMul", g.transpose(v, 0, 1, 3, 2), p), B, H, E, S)
+
+
+@refuse
+def upright_sum_over_queries() -> onnx.ModelProto:
+    """Exponentials of (keys, queries) divided by their sum over the queries, with the maximum over the keys."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, S, D), (B, H, S, E))
+    score = g.scaled(g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2)))
+    e = g.op("Exp", g.op("Sub", score, g.op("ReduceMax", score, g.const([-2], np.int64))))
+    p = g.op("Div", e, g.op("ReduceSum", e, g.const([-1], np.int64)))
+    return g.done(g.op("MatMul", g.transpose(v, 0, 1, 3, 2), p), B, H, E, S)
+
+
+@refuse
+def upright_in_opset_11() -> onnx.ModelProto:
+    """There the softmax is over all axes from the one named on."""
+    g = Layout(11)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    p = g.op("Softmax", g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2)), axis=2)
+    return g.done(g.op("MatMul", g.transpose(v, 0, 1, 3, 2), p), B, H, E, S)
+
+
 # Heads folded into the batch
 
 

@@ -143,7 +143,7 @@ def _match_tail(
     for _, (inner, qk) in readings:
         try:
             steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard), anchor)
-            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting)
+            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axis)
             match = build_match(
                 view,
                 patterns.mask,

@@ -185,7 +185,10 @@ def _onto_q(
         if not isinstance(step, Factor):
             rest.append(step)
             continue
-        (term,) = mask(view, Map(("tensor", 0), (step.value,)), (*shape[:-1], 1), dtype)
+        try:
+            (term,) = mask(view, Map(("tensor", 0), (step.value,)), (*shape[:-1], 1), dtype)
+        except NoMatch:  # one number per key, of a score whose keys are not its last axis
+            return [*rest, *steps[i:]], q
         (arg,), (operand,) = term_tensors(term.term), term.operands
         if arg.dtype != dtype or dtype == "f16":  # the score was widened before, or Q might overflow
             rest.append(step)

@@ -51,7 +51,10 @@ class Frames:
     start: list[Axis]
     steps: list[list[Axis]] = field(default_factory=list)
     """The axes that each step sees."""
+    given: list[Axis] = field(default_factory=list)
+    """Those of the softmax's input and result."""
     softmax: list[Axis] = field(default_factory=list)
+    """The same with the axis that the softmax is over last."""
     prob: list[Axis] = field(default_factory=list)
 
 
@@ -71,10 +74,16 @@ class Site:
 
 
 def plan_site(
-    view: GraphView, patterns: Patterns, qk: Product, steps: Sequence[Step], score: ir.Value, weighting: Weighting
+    view: GraphView,
+    patterns: Patterns,
+    qk: Product,
+    steps: Sequence[Step],
+    score: ir.Value,
+    weighting: Weighting,
+    over: int = -1,
 ) -> Site:
-    """Names the dims of the product of Q and K, of the score on its way through `steps` to the softmax's input `score`, and of
-    the product with V, and reads Q, K and V.
+    """Names the dims of the product of Q and K, of the score on its way through `steps` to the input `score` of a softmax over
+    the axis `over`, and of the product with V, and reads Q, K and V.
 
     Raises NoMatch where a dim cannot be proved equal to the one it must equal, or where the products are not an attention's.
     """
@@ -82,7 +91,7 @@ def plan_site(
     atoms = _atoms(qk, at)
     axes = [[[atoms[x]] if x in atoms and not _unit(qk, side, x) else [] for x in qk.letters[side]] for side in (0, 1)]
     start = [[atoms[x]] if x in atoms else [] for x in qk.out]
-    frames = _trace(view, start, steps, score, weighting)
+    frames = _trace(view, start, steps, score, weighting, over)
     # What the softmax is over are the keys.
     keys = leaves(frames.softmax[-1]) if frames.softmax else []
     k_side = _side_of_keys(qk, atoms, keys, at)
@@ -138,7 +147,7 @@ def plan_site(
     operands = Operands(*chosen, batch_dims, Hq, chosen[1].heads, Sq, Skv, D, Dv, False, layout, wrap)
     groups = (*lead_groups, Group("s", tuple(rows), Sq), Group("t", tuple(keys), Skv))
     canonical = [list(g.atoms) for g in groups]
-    plain = all([leaves(a) for a in f] == canonical[-len(f) :] for f in (*frames.steps, frames.softmax))
+    plain = all([leaves(a) for a in f] == canonical[-len(f) :] for f in (*frames.steps, frames.given))
     rows_of_v = [
         d for x, d in zip(pv.letters[1 - weighting.side], pv.shapes[1 - weighting.side], strict=True) if x not in pv.out
     ]
@@ -213,14 +222,14 @@ def _with_all_keys(
 
 def placed_at_softmax(site: Site, value: Expr | None) -> Expr | None:
     """A tensor that broadcasts to the softmax's rows (…, 1), as it broadcasts to the canonical dims."""
-    if value is None or _aligned(site, site.frames.softmax, len(site.frames.softmax)):
+    if value is None or _aligned(site, site.frames.given, len(site.frames.given)):
         return value
     raise NoMatch("a sink on a softmax whose axes are moved")
 
 
 def placed_on_probabilities(view: GraphView, patterns: Patterns, site: Site, value: Expr) -> Expr:
     """A tensor that broadcasts to the softmax's result, as it broadcasts to the canonical dims."""
-    return _fitter(view, patterns, site, site.frames.softmax)(value)
+    return _fitter(view, patterns, site, site.frames.given)(value)
 
 
 def _fitter(view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis]) -> Callable[[Expr], Expr]:
@@ -284,7 +293,9 @@ def best_name(dims: Sequence[Dim | None], other: str) -> Dim:
     return (numbers or named or some or [other])[0]
 
 
-def _trace(view: GraphView, start: list[Axis], steps: Sequence[Step], score: ir.Value, weighting: Weighting) -> Frames:
+def _trace(
+    view: GraphView, start: list[Axis], steps: Sequence[Step], score: ir.Value, weighting: Weighting, over: int
+) -> Frames:
     """Follows the axes through the steps. Atoms split where a Reshape splits an axis."""
     frames = Frames(start)
     axes = start
@@ -297,8 +308,9 @@ def _trace(view: GraphView, start: list[Axis], steps: Sequence[Step], score: ir.
         if isinstance(step, Regroup):
             axes = regrouped_axes(view, step.node, axes)
             node = next(after)
-    frames.softmax = _padded(view, axes, score)
-    axes = frames.softmax
+    frames.given = axes = _padded(view, axes, score)
+    at = len(axes) + over
+    frames.softmax = [*axes[:at], *axes[at + 1 :], axes[at]]
     for moved_by in weighting.regroups:
         axes = regrouped_axes(view, moved_by, axes)
     frames.prob = axes

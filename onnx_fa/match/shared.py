@@ -30,7 +30,7 @@ def with_statistics(
 
     Raises NoMatch where what is read cannot be told by the kernel.
     """
-    found = [(n.outputs[0], _OPS[op_of(n)]) for n in view.users(anchor.score) if _over_keys(view, n, anchor.score)]
+    found = [(n.outputs[0], _OPS[op_of(n)]) for n in view.users(anchor.score) if _over_keys(view, n, anchor)]
     values = [value for value, _ in found]
     stats: list[Stat] = []
     further: list[Further] = []
@@ -43,20 +43,19 @@ def with_statistics(
         _check(match.spec, anchor, behind, value)
         if which not in stats:
             stats.append(which)
-        further.append(Further(value, 1 + stats.index(which), (_as_read(view, site, match, value),)))
+        further.append(Further(value, 1 + stats.index(which), (_as_read(view, site, match, value, anchor.axis),)))
     return replace(match, spec=replace(match.spec, stats=tuple(stats)), further=tuple(further))
 
 
-def _over_keys(view: GraphView, node: ir.Node, score: ir.Value) -> bool:
-    if view.producer(node.outputs[0], *_OPS) is None or node.inputs[0] is not score:
+def _over_keys(view: GraphView, node: ir.Node, anchor: Anchor) -> bool:
+    if view.producer(node.outputs[0], *_OPS) is None or node.inputs[0] is not anchor.score:
         return False
     if "axes" in node.attributes:
         axes = list(node.attributes["axes"].as_ints())
     else:
         given = view.const(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
         axes = [] if given is None else [int(a) for a in given.ravel()]
-    rank = len(view.shape(score) or ())
-    return rank > 0 and len(axes) == 1 and axes[0] % rank == rank - 1
+    return len(axes) == 1 and view.is_axis(anchor.score, axes[0], anchor.axis)
 
 
 def _check(spec: AttentionSpec, anchor: Anchor, behind: Behind, value: ir.Value) -> None:
@@ -72,12 +71,12 @@ def _check(spec: AttentionSpec, anchor: Anchor, behind: Behind, value: ir.Value)
                 raise NoMatch(f"a row statistic of scores masked with {mask.fill:g}", node)
 
 
-def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value) -> Callable[[Expr], Expr]:
+def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, axis: int) -> Callable[[Expr], Expr]:
     """What makes the value of a statistic of shape (*B, Hq, Sq)."""
     shape = view.shape(value)
     rows = [leaves(a) for a in site.frames.softmax[:-1]]
     if shape is not None and len(shape) == len(rows) + 1:
-        rows.append([])
+        rows.insert(len(rows) + 1 + axis, [])
     canonical = [list(g.atoms) for g in site.groups[:-1]]
     changed = canonical != rows
     want = value.dtype

@@ -66,6 +66,8 @@ class Anchor:
     """Nodes of the softmax itself that read `prob`."""
     unscaled: bool = False
     """`prob` are exponentials that are masked first, and then divided by their sum."""
+    axis: int = -1
+    """The axis of `score` and `prob` that the softmax is over, counted from the end."""
 
 
 @dataclass(frozen=True)

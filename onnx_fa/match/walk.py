@@ -119,9 +119,11 @@ def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
 
 
 def keeps_rows(weighting: Weighting) -> bool:
-    """Whether the product with V has the axes of the probabilities, but for the last one."""
-    letters = weighting.product.letters[0]
-    return not weighting.regroups and weighting.side == 0 and letters[:-1] == weighting.product.out[:-1]
+    """Whether the product with V has the axes of the probabilities, but for that of the keys, where V's own stands."""
+    out, letters = weighting.product.out, weighting.product.letters[weighting.side]
+    if weighting.regroups or len(out) != len(letters):
+        return False
+    return all(x == y or (x not in out and y not in letters) for x, y in zip(letters, out, strict=True))
 
 
 def _branches(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, users: list[ir.Node]) -> list[Behind]:
