@@ -52,13 +52,13 @@ def known(dim: Dim | None) -> bool:
 
 
 def settled(value: ir.Value, shape: Shape | None) -> bool:
-    """Whether the recorded shape leaves nothing to find out. The symbols of a graph output are only names that its author gave."""
+    """Whether the recorded shape leaves nothing to find out. The symbols of what a node makes are only names that somebody gave:
+    another builder may call the same length by another name at every value, so that what the ops say comes first."""
     return shape is not None and all(_trusted(value, d) for d in shape)
 
 
 def _trusted(value: ir.Value, dim: Dim | None) -> bool:
-    made_output = value.is_graph_output() and value.producer() is not None
-    return isinstance(dim, int) or (known(dim) and not made_output)
+    return isinstance(dim, int) or (known(dim) and value.producer() is None)
 
 
 def node_axes(node: ir.Node, const: Const) -> list[int] | None:
@@ -102,8 +102,9 @@ class SymbolicShapes:
             if found is None or settled(out, have):
                 continue
             if have is not None and len(have) == len(found):
-                pairs = zip(have, found, strict=True)
-                found = tuple(h if _trusted(out, h) or not known(f) else f for h, f in pairs)
+                # Of two lengths that might differ it is not known which one a broadcast has, whatever somebody calls it.
+                pairs, told = zip(have, found, strict=True), op_of(node) in _BROADCAST
+                found = tuple(h if _trusted(out, h) or not (told or known(f)) else f for h, f in pairs)
             self._shapes[out] = found
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:
