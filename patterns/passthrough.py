@@ -18,7 +18,8 @@ _BITS: dict[ir.DataType | None, int] = {
 }
 
 
-def _is_noop(view: GraphView, node: ir.Node) -> bool:
+def is_noop(view: GraphView, node: ir.Node) -> bool:
+    """Whether a node gives the values that it is given, up to the rounding of a float type."""
     if op_of(node) == "Cast":
         # Attention is computed with f32 accumulation whatever the operands' type, so a cast between float types adds nothing.
         source = node.inputs[0]
@@ -32,7 +33,7 @@ def _is_noop(view: GraphView, node: ir.Node) -> bool:
 
 def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     node = value.producer()
-    if node is None or node.inputs[:1] in ((), (None,)) or not _is_noop(view, node):
+    if node is None or node.inputs[:1] in ((), (None,)) or not is_noop(view, node):
         return
     inner = node.inputs[0]
     assert inner is not None
@@ -42,6 +43,6 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
 
 
 def on_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
-    if len(users) == 1 and _is_noop(view, users[0]):
+    if len(users) == 1 and is_noop(view, users[0]):
         return After(users[0].outputs[0])
     return None

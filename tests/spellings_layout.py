@@ -809,7 +809,131 @@ REFUSE |= {
 }
 
 
-@refuse
+FAR = (1 << 63) - 1
+"""An end of a Slice beyond any length."""
+Cuts = list[tuple[list[int], list[int], list[int]]]
+CUTS: dict[str, Cuts] = {
+    "to_the_end": [([0], [3], [-1]), ([3], [FAR], [-1])],
+    "to_the_length": [([0], [3], [3]), ([3], [N], [3])],
+    "from_the_end": [([0], [-4], [3]), ([-4], [FAR], [3])],
+    "both_ways": [([-N], [3], [3]), ([-4], [FAR], [-1])],
+    "of_every_axis": [([0] * 4, [FAR, FAR, S, 3], [0, 1, 2, 3]), ([0, 0, 0, 3], [FAR] * 4, [0, 1, 2, 3])],
+    "in_another_order": [([5], [FAR], [3]), ([0], [3], [3]), ([3], [5], [3])],
+}
+"""Starts, ends and axes of the Slices that together are all probabilities."""
+BAD_CUTS: dict[str, Cuts] = {
+    "gap": [([0], [3], [3]), ([4], [FAR], [3])],
+    "overlap": [([0], [4], [3]), ([3], [FAR], [3])],
+    "end_missing": [([0], [3], [3]), ([3], [6], [3])],
+    "rows_missing": [([0, 0], [3, S - 1], [3, 2]), ([3, 0], [FAR, S - 1], [3, 2])],
+    "twice": [([0], [3], [3]), ([3], [FAR], [3]), ([3], [FAR], [3])],
+}
+
+
+def cut(cuts: Cuts) -> Builder:
+    """Whole scores; the probabilities are cut by Slices, and every part has a V of its own."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        q, k = g.input("q", [B, H, S, D]), g.input("k", [B, H, N, D])
+        p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+        rows, terms = S, []
+        for i, (starts, ends, axes) in enumerate(cuts):
+            shape = [B, H, S, N]
+            for start, end, axis in zip(starts, ends, axes, strict=True):
+                shape[axis] = len(range(shape[axis])[start:end])
+            part = g.op("Slice", p, *(g.const(x, np.int64) for x in (starts, ends, axes)))
+            terms.append(g.op("MatMul", part, g.input(f"value{i}", [B, H, shape[3], E])))
+            rows = shape[2]
+        total = terms[0] if len(terms) == 1 else g.op("Sum", *terms)
+        return g.done(total, B, H, rows, E)
+
+    return build
+
+
+MATCH |= {f"cut_{name}": cut(cuts) for name, cuts in CUTS.items()}
+REFUSE |= {f"cut_with_{name}": cut(cuts) for name, cuts in BAD_CUTS.items()}
+
+
+def cut_by_split(how: str) -> Builder:
+    """Three parts by Split, summed one after the other."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        q, k = g.input("q", [B, H, S, D]), g.input("k", [B, H, N, D])
+        upright = how == "upright"
+        score = g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2)) if upright else None
+        score = g.scaled(score or g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+        score = g.op("Add", score, g.input("mask", [B, 1, N, 1] if upright else [B, 1, 1, N]))
+        p = g.op("Softmax", score, axis=-2 if upright else -1)
+        first = g.op("Split", p, g.const([2, 1, 4], np.int64), outs=3, axis=2 if upright else -1)
+        terms = []
+        for i, (part, width) in enumerate(zip((first, f"{first}_1", f"{first}_2"), (2, 1, 4), strict=True)):
+            v = g.input(f"value{i}", [B, H, width, E])
+            if how == "query_weights" and i == 2:
+                part = g.op("Mul", part, g.input("weights", [S, 1]))
+            if how == "einsum":
+                terms.append(g.einsum("bhij,bhje->bihe", g.op("Identity", part), v))
+            elif upright:
+                terms.append(g.op("MatMul", g.transpose(v, 0, 1, 3, 2), part))
+            else:
+                term = g.op("MatMul", part, v)
+                terms.append(g.transpose(term, 0, 2, 1, 3) if how in ("transposed", "one_not") and i < 3 else term)
+        if how == "one_missing":
+            terms = terms[:2]
+        if how == "one_twice":
+            terms.append(terms[0])
+        total = g.op("Add", terms[0], terms[1])
+        for term in terms[2:]:
+            total = g.op("Add", term, total)
+        if how == "read_between":
+            total = g.op("Mul", total, terms[0])
+        shape = {"upright": (B, H, E, S), "einsum": (B, S, H, E), "transposed": (B, S, H, E)}.get(how, (B, H, S, E))
+        return g.done(total, *shape)
+
+    return build
+
+
+MATCH |= {f"cut_in_three_{how}": cut_by_split(how) for how in ("plain", "einsum", "transposed", "upright")}
+REFUSE |= {
+    f"cut_in_three_{how}": cut_by_split(how) for how in ("query_weights", "one_missing", "one_twice", "read_between")
+}
+
+
+def cut_at_run_time(wrong: bool = False) -> Builder:
+    """The parts are as long as the V that they are multiplied by; its length is read off its shape."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        q, k = g.input("q", [B, H, S, D]), g.input("k", [B, H, "p + s", D])
+        values = [g.input("value0", [B, H, "p", E]), g.input("value1", [B, H, "s", E])]
+        at = g.op("Shape", values[0], start=2, end=3)
+        p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))))
+        zero, far, axis = (g.const([i], np.int64) for i in (0, FAR, 3))
+        start = g.op("Neg", g.op("Shape", values[1], start=2, end=3)) if wrong else at
+        parts = [g.op("Slice", p, zero, at, axis), g.op("Slice", p, start, far, axis)]
+        return g.done(g.op("Add", *(g.op("MatMul", x, v) for x, v in zip(parts, values, strict=True))), B, H, S, E)
+
+    return build
+
+
+MATCH["cut_at_run_time"] = cut_at_run_time()
+REFUSE["cut_at_run_time_in_perhaps_two_places"] = cut_at_run_time(wrong=True)
+
+
+@match
+def cut_exponentials() -> onnx.ModelProto:
+    """The division comes last, after the sum of the parts."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, 3, E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    e = g.op("Exp", g.op("Sub", score, g.op("ReduceMax", score, g.const([-1], np.int64))))
+    first = g.op("Split", e, g.const([3, 4], np.int64), outs=2, axis=-1)
+    total = g.op("Add", g.op("MatMul", f"{first}_1", g.input("value1", [B, H, 4, E])), g.op("MatMul", first, v))
+    return g.done(g.op("Div", total, g.op("ReduceSum", e, g.const([-1], np.int64))), B, H, S, E)
+
+
+@match
 def scores_concatenated_along_rows() -> onnx.ModelProto:
     g = Layout(18)
     q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
