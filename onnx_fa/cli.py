@@ -342,6 +342,7 @@ def explain(args: argparse.Namespace) -> None:
         print(text_table(head, rows))
     for reason in dict.fromkeys(s.passes.reason for s in report.sites if s.passes and s.passes.reason):
         print(reason)
+    _print_beside(report.sites)
     print(f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
     if report.misses:
         print("\n" + text_table(("left alone", "op", "reason"), [(m.node, m.op, m.reason) for m in report.misses]))
@@ -606,6 +607,13 @@ def _print_sites(sites: Sequence[SiteReport]) -> None:
         by_tuning.setdefault(s.tuning or "?", []).append(s.name)
     for tuning, names in by_tuning.items():
         print(f"tiles of {', '.join(names)}: {tuning}")
+    _print_beside(sites)
+
+
+def _print_beside(sites: Sequence[SiteReport]) -> None:
+    for s in sites:
+        if s.beside:
+            print(f"{s.name}: {s.beside}")
 
 
 def verify(args: argparse.Namespace) -> int:

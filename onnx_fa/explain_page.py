@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_fa import io
 from onnx_fa.graph_picture import boxes_of, svg
 from onnx_fa.report import RewriteReport, SiteReport
-from onnx_fa.rewriter import find, rewrite_in_place
+from onnx_fa.rewriter import find, rewrite_in_place, shown_words
 from onnx_fa.site_passes import SitePasses, site_nodes, site_passes
 from onnx_fa.words import einsums, sentence
 
@@ -50,7 +50,7 @@ def pictures(model: io.ModelLike) -> tuple[RewriteReport, list[SitePicture]]:
     found = []
     for match in matches:
         counted = site_passes(view, match)
-        report = SiteReport(match.name, match.op, match.form, match.spec, passes=counted)
+        report = SiteReport(match.name, match.op, match.form, match.spec, passes=counted, beside=shown_words(match))
         found.append(
             SitePicture(report, svg(boxes_of(site_nodes(match), _classes(counted))), after.get(match.name, ""))
         )

@@ -41,6 +41,9 @@ class SiteReport:
     lossy: str = ""
     """What was asked for that changes results, such as "int8 QK", "tf32" or "bf16 dot"."""
 
+    beside: str = ""
+    """What standard ops compute beside the site, in words: probabilities that are an output of the model."""
+
     @property
     def variant(self) -> str:
         return self.spec.variant
@@ -59,6 +62,7 @@ class SiteReport:
             "tuning": self.tuning,
             "passes": self.passes and self.passes.to_dict(),
             "lossy": self.lossy,
+            "beside": self.beside,
         }
 
 

@@ -63,7 +63,11 @@ def explain(model: ModelLike, *, passes: bool = False) -> RewriteReport:
     """What `rewrite` would find, without writing anything. `passes`: also count the passes over K and V of every site."""
     work = model.clone() if isinstance(model, ir.Model) else load(model)
     view, matches, misses = find(work)
-    sites = [SiteReport(m.name, m.op, m.form, m.spec, passes=site_passes(view, m) if passes else None) for m in matches]
+    counted = [site_passes(view, m) if passes else None for m in matches]
+    sites = [
+        SiteReport(m.name, m.op, m.form, m.spec, passes=p, beside=shown_words(m))
+        for m, p in zip(matches, counted, strict=True)
+    ]
     return RewriteReport(tuple(sites), tuple(misses))
 
 
@@ -95,6 +99,16 @@ def _refusal(match: Match, form: Form, opset: int) -> str | None:
     return None
 
 
+def shown_words(match: Match) -> str:
+    """What it costs that probabilities of the site are an output of the model; "" where they are not."""
+    if not match.probabilities:
+        return ""
+    dims = "x".join(map(str, match.spec.score_shape))
+    return (
+        f"the probabilities, {dims}, are an output too: they are written, and their scores are computed a second time"
+    )
+
+
 @dataclass(frozen=True)
 class Site:
     """One rewritten site inside the model: what the stock road's pattern is made from.
@@ -111,8 +125,11 @@ class Site:
     plain: Site | None = None
 
 
-def rewrite_in_place(model: ir.Model, form: Form, *, int8_qk: bool = False) -> tuple[RewriteReport, list[Site]]:
-    """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes."""
+def rewrite_in_place(
+    model: ir.Model, form: Form, *, int8_qk: bool = False, statistics: bool = False
+) -> tuple[RewriteReport, list[Site]]:
+    """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes. `statistics`: a site may be given row
+    statistics as further results, which not every target's kernels have."""
     view, matches, misses = find(model, form)
     plan: list[Match] = []
     reports: list[SiteReport] = []
@@ -121,6 +138,8 @@ def rewrite_in_place(model: ir.Model, form: Form, *, int8_qk: bool = False) -> t
         if refusal is not None:
             misses.append(Miss(match.name, match.op, refusal))
             continue
+        if statistics and match.probabilities and decomposed.told_by_lse(match.spec) and "lse" not in match.spec.stats:
+            match = replace(match, spec=replace(match.spec, stats=(*match.spec.stats, "lse")))
         plan.append(from_pools(view, match) if form == "site" else match)
     names = _unique_names([m.name for m in plan])
     taken = names_in(model)
@@ -156,7 +175,10 @@ def rewrite_in_place(model: ir.Model, form: Form, *, int8_qk: bool = False) -> t
             _let_go(builder.nodes)
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
-        reports.append(SiteReport(name, match.op, form, match.spec, lossy="int8 QK" if lossy else ""))
+        report = SiteReport(
+            name, match.op, form, match.spec, lossy="int8 QK" if lossy else "", beside=shown_words(match)
+        )
+        reports.append(report)
     sweep(dead)
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
@@ -209,6 +231,15 @@ def _replace(
     old = match.output
     if match.scores is not None:
         presents.append((match.scores[0], decomposed.scores(b, spec, numbers, match.scores[1])))
+    if match.probabilities:
+        told = "lse" in spec.stats and decomposed.told_by_lse(spec)
+        lse = outs[1 + spec.stats.index("lse")] if told else None
+        shown = decomposed.probabilities(b, spec, numbers, lse)
+        for further in match.probabilities:
+            value = shown
+            for wrap in further.wrap:
+                value = _realise(b, wrap(value), replaced)
+            presents.append((further.value, b.op("Identity", value) if value is shown and presents else value))
     same = not match.wrap and not presents and match.spec == match.spec.plain and _same(out, old, set(operands))
     if form != "site" and same:
         _let_go(b.nodes)
@@ -224,10 +255,11 @@ def _replace(
     for was, new in results:
         _take_over(b, was, new)
         replaced[was] = new
-    if match.further:  # what they are made from may stand behind the first of their readers
+    shared = (*match.further, *match.probabilities)
+    if shared:  # what they are made from may stand behind the first of their readers
         assert isinstance(b.graph, ir.Graph)
         b.graph.sort()
-        dead += [p for f in match.further if (p := f.value.producer()) is not None]
+        dead += [p for f in shared if (p := f.value.producer()) is not None]
     dead.append(producer)
     plain = Site(name, spec, numbers, results[0][1], core) if spec is not match.spec else None
     return Site(name, match.spec, operands, results[0][1], inner, plain)

@@ -19,9 +19,9 @@ from onnx_fa.backend.inspect import Inspection, inspect_phases
 from onnx_fa.backend.known_shapes import settle_shapes
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
-from onnx_fa.io import ModelLike, save, to_proto
+from onnx_fa.io import ModelLike, load, save, to_proto
 from onnx_fa.report import Miss, RewriteReport, SiteReport
-from onnx_fa.rewriter import rewrite
+from onnx_fa.rewriter import rewrite_in_place
 from onnx_fa.target import Target, parse_target
 
 COMPILER_ENV = "ONNX_FA_IREE_COMPILE"
@@ -160,8 +160,8 @@ def import_model(
     from onnx_fa.backend.importer import import_mlir, settle_kernels  # it needs the compiler, which timing does not
 
     target = parse_target(target) if isinstance(target, str) else target
-    site_model, report = rewrite(model, form="site")
-    work = site_model if isinstance(site_model, ir.Model) else ir.from_proto(site_model)
+    work = model.clone() if isinstance(model, ir.Model) else load(model)
+    report, _ = rewrite_in_place(work, "site", statistics=not target.is_gpu)
     settle_shapes(work)
     kernels, sites, misses = settle_kernels(work, report, target, refused)
     text = import_mlir(to_proto(work), kernels)

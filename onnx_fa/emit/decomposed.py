@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Positions, cast, compute_type, modify
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY, ScoreStage
-from onnx_fa.spec import AttentionSpec, Stat, inverse
+from onnx_fa.spec import AddMask, AttentionSpec, Elementwise, Stat, inverse
 
 FORM_KEY = "onnx_fa.form"
 """Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only
@@ -69,6 +70,42 @@ def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], st
     if is_grouped(spec):
         score = join_heads(b, spec, score, spec.Skv)
     return cast(b, score, spec.dtype) if compute_type(spec) != spec.dtype else score
+
+
+def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], lse: ir.Value | None) -> ir.Value:
+    """The normalised probabilities (*B, Hq, Sq, Skv) of `spec` in the spec's type, for an output that shows them: of the rows'
+    log-sum-exp (*B, Hq, Sq) where that is given, which `told_by_lse` allows, else by a softmax. A sink's share is left out."""
+    spec, operands = dequantized(b, spec, operands)
+    inner, q, kt, _, tensors, sink = canonical_operands(b, spec, operands)
+    score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
+    if lse is not None and is_grouped(spec):
+        score = join_heads(b, spec, score, spec.Skv)
+    kind = NUMPY[compute_type(spec)]
+    minus_inf, zero = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
+    if lse is not None:
+        top = b.unsqueeze(lse, len(spec.batch) + 2)
+        p = b.op("Exp", b.op("Sub", score, top))
+    elif sink is None:
+        top = b.reduce_max(score) if spec.empty_row == "zero" else score
+        p = b.op("Softmax", score, axis=-1)
+    else:
+        top = b.op("Max", b.reduce_max(score), sink)
+        p = b.op("Exp", b.op("Sub", score, top))
+        p = b.op("Div", p, b.op("Add", b.reduce_sum(p), b.op("Exp", b.op("Sub", sink, top))))
+    if spec.empty_row == "zero":
+        p = b.op("Where", b.op("Equal", top, minus_inf), zero, p)
+    elif spec.empty_row == "guarded":
+        p = b.op("Where", b.op("IsNaN", p), zero, p)
+    if lse is None and is_grouped(spec):
+        p = join_heads(b, spec, p, spec.Skv)
+    return cast(b, p, spec.dtype) if compute_type(spec) != spec.dtype else p
+
+
+def told_by_lse(spec: AttentionSpec) -> bool:
+    """Whether exp(score - log-sum-exp) are the probabilities in every row: no finite number masks scores. In a row that such a
+    number has masked throughout, the log-sum-exp is as large as the number, and log(Skv) is lost in its last bits."""
+    finite = any(isinstance(m, (AddMask, Elementwise)) or math.isfinite(m.fill) for m in spec.masks)
+    return not finite and spec.sink is None and spec.rounding is None
 
 
 def _exponentials(

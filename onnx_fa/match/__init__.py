@@ -21,7 +21,7 @@ from onnx_fa.match.operands import (
     placed_steps,
     plan_site,
 )
-from onnx_fa.match.shared import merged, with_statistics
+from onnx_fa.match.shared import merged, with_probabilities, with_statistics
 from onnx_fa.match.sums import summed
 from onnx_fa.match.types import (
     AddTerm,
@@ -104,6 +104,8 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     outputs = [match.output for match, _, _ in found]
     matches = [match for match, _, _ in found]
     first, qk, site = found[0]
+    first = with_probabilities(view, behinds[0], first, site)
+    outputs += [f.value for f in first.probabilities]
     matches[0] = with_statistics(view, anchor, behinds[0], first, site, qk, outputs)
     outputs += [f.value for f in matches[0].further]
     for _, qk, _ in found:
@@ -117,6 +119,8 @@ def _match_behind(
     view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind
 ) -> tuple[Match, ir.Node, Site]:
     """The match, the product of Q and K, and the site's dims."""
+    if behind.shown:  # they are shown without the share of a sink that a gate stands for
+        patterns = replace(patterns, tail=())
     found = _match_tail(view, anchor, label, patterns, behind)
     spec = found[0].spec
     if spec.sink is not None and anchor.sink is None and spec.empty_row == "nan" and not never_empty(spec.masks):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.axes import leaves, moved
 from onnx_fa.match.operands import Site
 from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch
@@ -91,6 +91,24 @@ def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, axis: i
         return e if want == exact else Call("Cast", (e,), (("to", int(want)),))
 
     return made
+
+
+def with_probabilities(view: GraphView, behind: Behind, match: Match, site: Site) -> Match:
+    """The match with the probabilities that are an output of the model. Raises NoMatch where their axes cannot be told."""
+    canonical, given = [list(g.atoms) for g in site.groups], [leaves(a) for a in site.frames.given]
+    further: list[Further] = []
+    for value in behind.shown:
+        dtype = value.dtype
+        if dtype is None:
+            raise NoMatch("probabilities of an unknown type are an output", value.producer())
+        moved(value, canonical, given, site.sources)  # raises NoMatch here and now
+        wraps: list[Callable[[Expr], Expr]] = []
+        if canonical != given:
+            wraps.append(lambda e: moved(e, canonical, given, site.sources))
+        if DTYPES.get(dtype) != match.spec.dtype:
+            wraps.append(lambda e, to=dtype: Call("Cast", (e,), (("to", int(to)),)))  # type: ignore[misc]
+        further.append(Further(value, 0, tuple(wraps)))
+    return replace(match, probabilities=tuple(further))
 
 
 def merged(view: GraphView, matches: Sequence[Match]) -> list[Match]:

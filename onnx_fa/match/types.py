@@ -256,6 +256,8 @@ class Match:
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
     scores: tuple[ir.Value, ScoreStage] | None = None
     """A further output of the replaced node that shows the scores; standard ops beside the site make it."""
+    probabilities: tuple[Further, ...] = ()
+    """Values that show the probabilities (*B, Hq, Sq, Skv), which standard ops beside the site make once more."""
     further: tuple[Further, ...] = ()
     """What else the site makes: row statistics, and parts of an output that several products with V share."""
     keep: bool = False
@@ -273,6 +275,8 @@ class Behind:
     steps: tuple[Step, ...] = ()
     drops: tuple[Select, ...] = ()
     rounding: Rounding | None = None
+    shown: tuple[ir.Value, ...] = ()
+    """Probabilities, as they multiply V, that are an output of the model too."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
+from onnx_fa.match.shown import only_shows
 from onnx_fa.match.types import (
     AddTerm,
     After,
@@ -49,6 +50,12 @@ class _State:
     cut: bool = False
     regroups: tuple[ir.Node, ...] = ()
     rounding: Rounding | None = None
+    shown: tuple[ir.Value, ...] = ()
+
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        """What makes the probabilities others than those of the softmax."""
+        return self.guard, self.wrap, self.keys, self.steps, self.drops, self.cut, self.rounding
 
 
 def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behind]:
@@ -59,16 +66,21 @@ def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behi
 def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, only: ir.Node | None) -> list[Behind]:
     while True:
         prob = state.prob
-        if prob.is_graph_output():
-            raise NoMatch("the softmax result is a graph output")
         users = [only] if only is not None else [u for u in view.users(prob) if u not in anchor.inside]
+        if only is None:
+            further = [u for u in users if not only_shows(view, prob, u)]
+            if prob.is_graph_output() or 0 < len(further) < len(users):
+                state, users = _showing(anchor, state, further), further
         only = None
         if not users:
             raise NoMatch("the softmax result is not used")
         after = next((a for layer in patterns.after if (a := layer(view, anchor, prob, users)) is not None), None)
         if after is not None:
             _check_deferred(anchor, after)
-            state = _with(state, after)
+            new = _with(state, after)
+            if state.shown and new.meaning[:1] + new.meaning[3:] != state.meaning[:1] + state.meaning[3:]:
+                raise NoMatch("the probabilities are an output, and are changed before they multiply V", users[0])
+            state = new
             continue
         joined = patterns.joined_values(view, prob, users, patterns.product)
         if joined is not None:
@@ -77,6 +89,19 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
         if len(users) > 1:
             return _branches(view, anchor, patterns, state, users)
         return [_at_product(view, anchor, patterns, state, users[0])]
+
+
+def _showing(anchor: Anchor, state: _State, further: Sequence[ir.Node]) -> _State:
+    """The state with probabilities that are an output too. Raises NoMatch where they are not what multiplies V."""
+    if not further:
+        raise NoMatch("the softmax result is a graph output")
+    if anchor.row_sum is not None or anchor.unscaled:
+        raise NoMatch("the exponentials are a graph output before they are divided by their sum")
+    if state.wrap or state.keys or state.rounding is not None:
+        raise NoMatch("the probabilities are a graph output after they are multiplied by a factor or rounded")
+    if state.regroups:
+        raise NoMatch("the probabilities are a graph output after their axes are moved", state.regroups[-1])
+    return replace(state, shown=(*state.shown, state.prob))
 
 
 def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
@@ -115,7 +140,7 @@ def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
     weighting = Weighting(pv, sides[0], state.prob, state.regroups)
     if state.wrap and not keeps_rows(weighting):
         raise NoMatch("the axes move between a factor on the probabilities and the matmul with V", node)
-    return Behind(weighting, state.guard, state.wrap, state.keys, state.steps, state.drops, state.rounding)
+    return Behind(weighting, state.guard, state.wrap, state.keys, state.steps, state.drops, state.rounding, state.shown)
 
 
 def keeps_rows(weighting: Weighting) -> bool:
@@ -168,8 +193,9 @@ def _with(state: _State, after: After) -> _State:
     placed = after.cut or after.rows or after.keys or after.step or after.drop or after.guard == "zero"
     if placed and state.regroups:
         raise NoMatch("the axes of the probabilities are moved before they are changed", node)
-    return _State(
-        after.value,
+    return replace(
+        state,
+        prob=after.value,
         # An empty row is 0 / 0 after a new division.
         guard="" if after.step is not None else after.guard or state.guard,
         wrap=state.wrap if after.rows is None else (*state.wrap, after.rows),

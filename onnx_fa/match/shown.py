@@ -1,0 +1,31 @@
+"""Probabilities that a model shows: outputs of it beside the product with V (`output_attentions`, `need_weights`)."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import GraphView
+from onnx_fa.ops import op_of
+
+_SHOWING = frozenset(
+    "Identity Cast Transpose Reshape Squeeze Unsqueeze Flatten Concat Slice Gather Split ReduceMean ReduceSum ReduceMax".split()
+)
+_SHOWN = 64
+"""So many nodes are followed from the probabilities to the model's outputs."""
+
+
+def only_shows(view: GraphView, prob: ir.Value, node: ir.Node) -> bool:
+    """Whether a reader of probabilities leads to outputs of the model and to nothing else, by ops that move, pick or reduce."""
+    made = prob.producer()
+    seen, stack = {node}, [node]
+    while stack:
+        at = stack.pop()
+        if op_of(at) not in _SHOWING or made is None or at.graph is not made.graph or len(seen) > _SHOWN:
+            return False
+        for value in at.outputs:
+            users = view.users(value)
+            if not users and not value.is_graph_output() and value is at.outputs[0]:
+                return False
+            stack += [u for u in users if u not in seen]
+            seen.update(users)
+    return True
