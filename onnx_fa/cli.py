@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from onnx_fa.crash import crash_message
 from onnx_fa.errors import ModelError, OnnxFaError, RunError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
+from onnx_fa.printable import PrintableFormatter, printable, printable_lines
 from onnx_fa.table import text_table
 from onnx_fa.target import KERNELS, TARGET_NAMES, Target, parse_target
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # so that a compiler at work is ended too
-    logging.basicConfig(level=[logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG][min(args.verbose + 1, 3)])
+    _log_to_stderr(args.verbose)
     try:
         code: int = args.command(args) or 0
         sys.stdout.flush()
@@ -48,11 +50,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as e:
-        return _fail(f"{e.filename or 'file'}: {e.strerror or e}", 2)
+        return _fail(f"{e.filename or _subject(args) or 'standard output'}: {e.strerror or e}", 2)
     except MemoryError:
         return _fail("out of memory", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+    except Exception as e:  # one line for the user, who can do nothing about it
+        return _crash(e, _subject(args))
+
+
+def _log_to_stderr(verbose: int) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter(logging.BASIC_FORMAT))
+    level = [logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG][min(verbose + 1, 3)]
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _subject(args: argparse.Namespace) -> str:
+    """The file that a command was given."""
+    return str(getattr(args, "model", None) or getattr(args, "module", None) or "")
+
+
+def _crash(error: Exception, subject: str) -> int:
+    *lines, last = crash_message(error, subject).split("\n")
+    for line in lines:
+        print(printable(line), file=sys.stderr)
+    return _fail(last, 1)
 
 
 def _terminate(number: int, _: object) -> NoReturn:
@@ -60,7 +83,7 @@ def _terminate(number: int, _: object) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"onnx-fa: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"onnx-fa: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 
@@ -341,7 +364,7 @@ def explain(args: argparse.Namespace) -> None:
     if rows:
         print(text_table(head, rows))
     for reason in dict.fromkeys(s.passes.reason for s in report.sites if s.passes and s.passes.reason):
-        print(reason)
+        print(printable(reason))
     _print_beside(report.sites)
     print(f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
     if report.misses:
@@ -379,7 +402,9 @@ def rewrite(args: argparse.Namespace) -> None:
             model,
             sites,
             target,
-            left_out=lambda s, e: print(f"not in the spec, compiles unfused: {s.name}: {e}", file=sys.stderr),
+            left_out=lambda s, e: print(
+                printable(f"not in the spec, compiles unfused: {s.name}: {e}"), file=sys.stderr
+            ),
         )
     io.save(model, args.output)
     if args.spec:
@@ -392,7 +417,7 @@ def rewrite(args: argparse.Namespace) -> None:
 
         lossy = sum(bool(s.lossy) for s in report.sites)
         for name, error in rewrite_error(original, model).items():
-            print(f"int8 QK in {lossy} sites: output {name} differs by {error:.2e} (2-norm, relative)")
+            print(printable(f"int8 QK in {lossy} sites: output {name} differs by {error:.2e} (2-norm, relative)"))
 
 
 def import_(args: argparse.Namespace) -> None:
@@ -563,9 +588,9 @@ def inspect(args: argparse.Namespace) -> None:
     _print_sites(done.sites)
     _say_lossy(args, target, done.sites)
     for buffer in done.inspection.buffers:
-        print(f"buffer of Sq x Skv size: {buffer}")
+        print(printable(f"buffer of Sq x Skv size: {buffer}"))
     for miss in done.misses:
-        print(f"left alone: {miss.node} ({miss.op}): {miss.reason}")
+        print(printable(f"left alone: {miss.node} ({miss.op}): {miss.reason}"))
     print(f"{len(done.inspection.dispatches)} dispatches in all")
 
 
@@ -578,8 +603,8 @@ def _inspect_vmfb(path: Path, report: str | None) -> None:
         raise OnnxFaError("--report needs the .onnx: a .vmfb holds no sites, only kernels and dispatches")
     facts = inspect_vmfb(path)
     kernels = facts.kernels()
-    print(f"attention kernels: {', '.join(kernels) or 'none'}")
-    print("\n".join(f"dispatch {name}" for name in facts.exports))
+    print(printable(f"attention kernels: {', '.join(kernels) or 'none'}"))
+    print("\n".join(printable(f"dispatch {name}") for name in facts.exports))
 
 
 def _print_sites(sites: Sequence[SiteReport]) -> None:
@@ -606,14 +631,14 @@ def _print_sites(sites: Sequence[SiteReport]) -> None:
     for s in sites:
         by_tuning.setdefault(s.tuning or "?", []).append(s.name)
     for tuning, names in by_tuning.items():
-        print(f"tiles of {', '.join(names)}: {tuning}")
+        print(printable(f"tiles of {', '.join(names)}: {tuning}"))
     _print_beside(sites)
 
 
 def _print_beside(sites: Sequence[SiteReport]) -> None:
     for s in sites:
         if s.beside:
-            print(f"{s.name}: {s.beside}")
+            print(printable(f"{s.name}: {s.beside}"))
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -704,14 +729,14 @@ def _bench_sweep(args: argparse.Namespace) -> int:
         ((target, of),) = wanted
         lacking = build_modules(of, target, plan, modules, attention_sweep.WHO, say)
         for problem in lacking:
-            print(f"not compiled: {problem}")
+            print(printable(f"not compiled: {problem}"))
         return 1 if lacking else 0
     results = attention_sweep.sweep(wanted, prefix, plan, fresh=args.fresh, note=say, modules=modules)
     written = attention_sweep.write(results, prefix, plan, with_plot=not args.no_plot)
     shutil.rmtree(f"{prefix}.partial")
     print(text_table(attention_sweep.HEAD, attention_sweep.rows(results)))
     for problem in attention_sweep.problems(results):
-        print(f"not timed: {problem}")
+        print(printable(f"not timed: {problem}"))
     _note(args, "wrote " + ", ".join(map(str, written)))
     return 1 if any(c.what == OURS and c.problem for r in results for c in r.contestants) else 0
 
@@ -771,7 +796,7 @@ def tune(args: argparse.Namespace) -> None:
         rows.append((e.case.partition(":")[0], str(e.family), len(e.choices), len(e.refused), tiles, ratio))
     print(text_table(head, rows))
     for reason in left_out:
-        print(f"left out: {reason}")
+        print(printable(f"left out: {reason}"))
     spread = max(e.measured["spread"] for e in entries)
     if spread > tuning.QUIET:
         _note(args, f"times of one candidate spread by {spread:.0%}: was the machine idle?")
@@ -785,4 +810,4 @@ def _write_json(path: str, data: dict[str, Any]) -> None:
 def _note(args: argparse.Namespace, message: str) -> None:
     """Progress and summaries go to standard error; -q silences them."""
     if args.verbose >= 0:
-        print(message, file=sys.stderr, flush=True)
+        print(printable_lines(message), file=sys.stderr, flush=True)

@@ -1,5 +1,9 @@
 """Errors that a user can act on. The CLI prints them as one line and exits with `exit_code`."""
 
+import re
+
+from onnx_fa.printable import printable
+
 
 def one_line(error: BaseException) -> str:
     """Another library's message, fit for the one line of ours."""
@@ -7,9 +11,12 @@ def one_line(error: BaseException) -> str:
 
 
 class OnnxFaError(Exception):
-    """Something the user can mend: the message says what is wrong, where, and what to do, in one line."""
+    """Something the user can mend: the message says what is wrong, where, and what to do, in one line, whatever names it quotes."""
 
     exit_code = 2
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(re.sub(r"\s*[\r\n]\s*", " ", str(message))))
 
 
 class ModelError(OnnxFaError):

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_fa import io
 from onnx_fa.graph_picture import boxes_of, svg
+from onnx_fa.printable import printable_lines
 from onnx_fa.report import RewriteReport, SiteReport
 from onnx_fa.rewriter import find, rewrite_in_place, shown_words
 from onnx_fa.site_passes import SitePasses, site_nodes, site_passes
@@ -80,9 +81,16 @@ def page(model: io.ModelLike, title: str) -> tuple[RewriteReport, str]:
 @lru_cache
 def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "pages")
-    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    made = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=_finalize
+    )
     made.filters |= {"size": size_words, "op_word": op_word}
     return made
+
+
+def _finalize(value: object) -> object:
+    """Names of a model; markup is of this package's own making."""
+    return printable_lines(value) if type(value) is str else value
 
 
 def template(name: str) -> jinja2.Template:

@@ -9,20 +9,35 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnx_fa.errors import CompileError, OnnxFaError
+from onnx_fa.errors import CompileError, OnnxFaError, one_line
+from onnx_fa.staging import staging_folder
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """For any OSError inside, a full disk or a folder that cannot be written, raises OnnxFaError that names `path`."""
+    try:
+        yield
+    except OSError as e:
+        raise OnnxFaError(f"{path}: cannot be written: {e.strerror or one_line(e)}") from e
+
+
+@contextlib.contextmanager
+def staged_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Where to write what shall stand at `path`: it is moved there when the block ends well, and gone otherwise. Raises what
+    `writing` raises."""
+    target = Path(path)
+    with writing(target), staging_folder(target.parent) as folder:
+        staged = folder / target.name
+        yield staged
+        os.replace(staged, target)
 
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Writes beside `path` and moves into place. Raises OnnxFaError when the place cannot be written."""
-    target = Path(path)
-    check_writable(target)
-    try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".onnx_fa-") as tmp:
-            staged = Path(tmp) / target.name
-            staged.write_bytes(data.encode() if isinstance(data, str) else data)
-            os.replace(staged, target)
-    except OSError as e:
-        raise OnnxFaError(f"{target}: cannot be written: {e.strerror or e}") from e
+    check_writable(path)
+    with staged_file(path) as staged:
+        staged.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

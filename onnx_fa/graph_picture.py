@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import outer_reads
 from onnx_fa.ops import op_of
+from onnx_fa.printable import printable
 from onnx_fa.words import shape_words
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 148, 38, 16, 30
@@ -111,9 +112,9 @@ def svg(boxes: Sequence[Box]) -> str:
         x, y = at[box.key], row[box.key] * (_HEIGHT + _GAP_Y)
         parts.append(
             f'<g class="{escape(box.kind)}"><rect x="{x:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="5"/>'
-            f'<text x="{x + _WIDTH / 2:.0f}" y="{y + 16}">{escape(box.label)}</text>'
-            f'<text class="detail" x="{x + _WIDTH / 2:.0f}" y="{y + 30}">{escape(box.detail[:26])}</text>'
-            f"<title>{escape(f'{box.label} {box.detail}')}</title></g>"
+            f'<text x="{x + _WIDTH / 2:.0f}" y="{y + 16}">{_text(box.label)}</text>'
+            f'<text class="detail" x="{x + _WIDTH / 2:.0f}" y="{y + 30}">{_text(box.detail[:26])}</text>'
+            f"<title>{_text(f'{box.label} {box.detail}')}</title></g>"
         )
     return "".join([*parts, "</svg>"])
 
@@ -137,3 +138,7 @@ def _columns(
                 at[k] = i * step
     widest = max(len(keys) for keys in rows.values()) if rows else 0
     return {k: at[k] + (widest - len(keys)) * step / 2 for keys in rows.values() for k in keys}
+
+
+def _text(name: str) -> str:
+    return escape(printable(name))

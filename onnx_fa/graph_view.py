@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from onnx_fa.errors import ModelError
 from onnx_fa.ops import STANDARD, op_of
 from onnx_fa.spec import Dim, DType
 from onnx_fa.symbolic import SymbolicShapes, node_axes, recorded, settled
@@ -240,13 +241,23 @@ def default_opset(model: ir.Model) -> int:
 
 
 def attr_int(node: ir.Node, name: str, default: int) -> int:
+    """Raises ModelError for an attribute of another type (those of ops that onnx does not know are not checked when reading)."""
     attr = node.attributes.get(name)
-    return default if attr is None else int(attr.as_int())
+    if attr is None:
+        return default
+    if attr.type != ir.AttributeType.INT:
+        raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not an INT")
+    return int(attr.as_int())
 
 
 def attr_float(node: ir.Node, name: str, default: float) -> float:
+    """Raises ModelError for an attribute of another type."""
     attr = node.attributes.get(name)
-    return default if attr is None else float(attr.as_float())
+    if attr is None:
+        return default
+    if attr.type != ir.AttributeType.FLOAT:
+        raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not a FLOAT")
+    return float(attr.as_float())
 
 
 def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from onnx_fa.errors import ModelError, OnnxFaError, one_line
+from onnx_fa.checks import check_proto
+from onnx_fa.errors import ModelError, one_line
+from onnx_fa.files import staged_file
 
 ModelLike = onnx.ModelProto | ir.Model | str | os.PathLike[str]
+_log = logging.getLogger(__name__)
 _SMALL = 64  # elements: shapes, axes and scalars, which shape inference must see
 _SPLIT_BYTES = 1 << 30  # protobuf refuses files over 2 GiB; weights go to one external file well before
 
@@ -19,27 +23,29 @@ _SPLIT_BYTES = 1 << 30  # protobuf refuses files over 2 GiB; weights go to one e
 def load(model: ModelLike) -> ir.Model:
     """The model as onnx_ir. External weights stay on disk until someone reads them. An ir.Model is returned as it is.
 
-    Raises ModelError when the file is missing, is not ONNX, is truncated, imports no opset, names external data that is not
-    there, or has a graph with a cycle or an input that nothing produces.
+    Raises ModelError when the file is missing, is not ONNX, is truncated, or breaks a rule that `checks` knows: external data that
+    is not there or lies elsewhere, a graph with a cycle, a tensor with too little data, ...
     """
     if isinstance(model, ir.Model):
         return model
     name = "model" if isinstance(model, onnx.ModelProto) else os.fspath(model)
     proto = model if isinstance(model, onnx.ModelProto) else _read(Path(name))
-    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
-        raise ModelError(
-            f"{name}: not an ONNX model (no graph in it); pass a file that torch.onnx.export or onnx.save wrote"
-        )
-    if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
-        raise ModelError(f"{name}: the model imports no opset of the default domain; set opset_import before using it")
     base = Path() if isinstance(model, onnx.ModelProto) else Path(name).resolve().parent
-    _check_external(proto, base, name)
-    _check_order(proto.graph, set(), name)
+    try:
+        check_proto(proto, base)
+    except ModelError as e:
+        raise ModelError(f"{name}: {e}") from e
+    if proto.training_info:
+        _log.warning("%s: its training_info is left out", name)
     try:
         result = ir.from_proto(proto)
     except Exception as e:  # onnx_ir raises many kinds for malformed protos
-        raise ModelError(f"{name}: malformed model: {one_line(e)}") from e
-    _rebase_external(result, base)
+        deepest: BaseException = e
+        while deepest.__cause__ is not None:
+            deepest = deepest.__cause__
+        raise ModelError(f"{name}: malformed model: {one_line(deepest)}") from e
+    _read_external(result, base)
+    _forget_impossible(result)
     return result
 
 
@@ -60,51 +66,8 @@ def _read(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _check_external(proto: onnx.ModelProto, base: Path, name: str) -> None:
-    for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        info = {e.key: e.value for e in tensor.external_data}
-        path = base / info.get("location", "")
-        if not path.is_file():
-            raise ModelError(
-                f"{name}: external data of {tensor.name!r} is missing: no file {path}; keep it beside the model"
-            )
-        end = int(info.get("offset", 0)) + int(info.get("length", 0))
-        if path.stat().st_size < end:
-            raise ModelError(
-                f"{name}: external data of {tensor.name!r} is truncated: {path} is shorter than {end} bytes"
-            )
-
-
-def _check_order(graph: onnx.GraphProto, outer: set[str], name: str) -> None:
-    """Every node input is defined before it; says whether a violation is a cycle, a wrong order or a missing tensor."""
-    known = outer | {i.name for i in graph.input} | {i.name for i in graph.initializer}
-    known |= {s.values.name for s in graph.sparse_initializer}
-    all_outputs = {o for n in graph.node for o in n.output}
-    for node in graph.node:
-        label = f"node {node.name or node.op_type!r}"
-        for i in node.input:
-            if i and i not in known:
-                where = "is not produced by any node" if i not in all_outputs else "is produced only later"
-                hint = "sort the nodes, or break the cycle" if i in all_outputs else "repair the export"
-                raise ModelError(
-                    f"{name}: graph {graph.name!r} is not topologically sorted or has a cycle: "
-                    f"input {i!r} of {label} {where}; {hint}"
-                )
-        for attr in node.attribute:
-            for sub in [attr.g] if attr.type == onnx.AttributeProto.GRAPH else attr.graphs:
-                _check_order(sub, known, name)
-        for o in node.output:
-            if o and o in known - outer:
-                raise ModelError(f"{name}: tensor {o!r} is produced twice, again by {label}")
-            known.add(o)
-    for o_info in graph.output:
-        if o_info.name not in known:
-            raise ModelError(f"{name}: graph output {o_info.name!r} is produced by no node")
-
-
-def _rebase_external(model: ir.Model, base: Path) -> None:
+def _read_external(model: ir.Model, base: Path) -> None:
+    """Weights stay on disk; what a node holds and what shape inference must see is read."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
@@ -112,6 +75,37 @@ def _rebase_external(model: ir.Model, base: Path) -> None:
                 tensor.base_dir = base
                 if tensor.size <= _SMALL:
                     value.const_value = ir.tensor(tensor.numpy().copy(), name=tensor.name)
+    for node in _all_nodes(model):
+        for name, attr in node.attributes.items():
+            if attr.type == ir.AttributeType.TENSOR and isinstance(tensor := attr.value, ir.ExternalTensor):
+                tensor.base_dir = base
+                node.attributes[name] = ir.AttrTensor(name, ir.tensor(tensor.numpy().copy(), name=tensor.name))
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def _forget_impossible(model: ir.Model) -> None:
+    """What value_info says and cannot be, types that are none and sizes below 0, is taken for unknown, as onnxruntime does. An
+    initializer is of its own type and shape, whatever value_info says."""
+    inputs = {v for g in model.graphs() for v in g.inputs}
+    values = [*inputs, *(o for n in _all_nodes(model) for o in n.outputs)]
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None and value not in inputs:
+                value.type, value.shape = (
+                    ir.TensorType(value.const_value.dtype),
+                    ir.Shape(value.const_value.shape.numpy()),
+                )
+    for value in values:
+        if value.dtype == ir.DataType.UNDEFINED:
+            value.type = None
+        dims = [] if value.shape is None else list(value.shape.dims)
+        if any(isinstance(d, int) and d < 0 for d in dims):
+            value.shape = ir.Shape([None if isinstance(d, int) and d < 0 else d for d in dims])
 
 
 def check_valid(model: ir.Model) -> None:
@@ -143,16 +137,14 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     beside = all(Path(t.base_dir).resolve() == target.parent.resolve() for t in external)
     inside = sum(t.nbytes for t in tensors if not (beside and isinstance(t, ir.ExternalTensor)))
     data = f"{target.name}.data" if (external and not beside) or inside > _SPLIT_BYTES else None
-    try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".onnx_fa-") as tmp:
-            staged = Path(tmp) / target.name
-            # onnx_ir restores the model's own tensors after saving, so the caller's model is left as it was.
-            ir.save(model, staged, external_data=data)
-            if data and (Path(tmp) / data).exists():
-                os.replace(Path(tmp) / data, target.parent / data)
-            os.replace(staged, target)
-    except OSError as e:
-        raise OnnxFaError(f"{target}: cannot be written: {e.strerror or one_line(e)}") from e
+    with staged_file(target) as staged:
+        # onnx_ir restores the model's own tensors after saving, so the caller's model is left as it was.
+        ir.save(model, staged, external_data=data)
+        if data and (made := staged.with_name(data)).exists():
+            beside_it = target.with_name(data)
+            if beside_it.exists():
+                target.unlink(missing_ok=True)  # between the two moves it would be a model with another's weights
+            os.replace(made, beside_it)
 
 
 def same_kind(model: ModelLike, result: ir.Model) -> onnx.ModelProto | ir.Model:

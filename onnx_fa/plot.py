@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
+from onnx_fa.files import staged_file
 
 COLUMNS = ("model", "what", "flags", "round", "ms", "extra_bytes")
 COPY = "copy"
@@ -111,11 +110,7 @@ def pyplot() -> Any:
 def save(figure: Any, png_path: Path) -> None:
     """Writes a figure, whole or not at all, and closes it. Raises OnnxFaError."""
     try:
-        with tempfile.TemporaryDirectory(dir=png_path.parent, prefix=".onnx_fa-") as tmp:
-            staged = Path(tmp) / "plot.png"
-            figure.savefig(staged, dpi=130, metadata={"Software": "onnx_fa"})
-            os.replace(staged, png_path)
-    except OSError as e:
-        raise OnnxFaError(f"{png_path}: cannot be written: {e.strerror}") from e
+        with staged_file(png_path) as staged:
+            figure.savefig(staged, format="png", dpi=130, metadata={"Software": "onnx_fa"})
     finally:
         pyplot().close(figure)

@@ -100,6 +100,8 @@ def passes_after(spec: AttentionSpec) -> PassReport:
 
 def _region(view: GraphView, match: Match, sizes: _Sizes) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The nodes from K and V to the site's output as a model of their own with static shapes, and where K and V hold their keys."""
+    if match.keep:
+        raise UnsupportedError("passes not counted: already in the blocked form, whose operands are inside its Loop")
     at = match.spec.rank - 2
     seeds: dict[ir.Value, int] = {}
     for expr, layout in ((match.operands[1], match.spec.k_layout), (match.operands[2], match.spec.v_layout)):

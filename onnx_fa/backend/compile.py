@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,11 @@ from onnx_fa.backend.inspect import Inspection, inspect_phases
 from onnx_fa.backend.known_shapes import settle_shapes
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
+from onnx_fa.files import write_whole, writing
 from onnx_fa.io import ModelLike, load, save, to_proto
 from onnx_fa.report import Miss, RewriteReport, SiteReport
 from onnx_fa.rewriter import rewrite_in_place
+from onnx_fa.staging import staging_folder
 from onnx_fa.target import Target, parse_target
 
 COMPILER_ENV = "ONNX_FA_IREE_COMPILE"
@@ -71,14 +72,10 @@ def iree_compile(
     """
     output = Path(output)
     compiler = find_compiler()
-    try:
-        staging = tempfile.TemporaryDirectory(dir=output.parent, prefix=".onnx_fa-")
-    except OSError as e:
-        raise OnnxFaError(f"{output}: cannot be written: {e.strerror}") from e
-    with staging as tmp:
-        staged = Path(tmp) / "out"
+    with writing(output), staging_folder(output.parent) as tmp:
+        staged = tmp / "out"
         is_text = isinstance(source, str) and "\n" in source
-        path = Path(tmp) / "in.mlir" if is_text else Path(source)
+        path = tmp / "in.mlir" if is_text else Path(source)
         if is_text:
             path.write_text(str(source))
         options = [*target.flags, *flags, *([f"--compile-to={phase}"] if phase else [])]
@@ -90,14 +87,18 @@ def iree_compile(
         if done.ending == "ok" and staged.exists():
             os.replace(staged, output)
             return
+        what = done.describe(timeout_s, memory_bytes) if done.ending != "ok" else "wrote no output"
         log = log or output.with_name(output.name + ".log")
-        kept = log.with_suffix(".failed.mlir") if is_text else path
-        if is_text:
-            os.replace(path, kept)
-        shown = [str(compiler), str(kept), *options, "-o", str(output)]
-        log.write_text(f"$ {shlex.join(shown)}\n# {done.describe(timeout_s, memory_bytes)}\n{done.stdout}{done.stderr}")
-    what = done.describe(timeout_s, memory_bytes) if done.ending != "ok" else "wrote no output"
-    raise CompileError(f"iree-compile {what}{_first_error(done.stderr)}; command and messages are in {log}")
+        try:
+            kept = log.with_suffix(".failed.mlir") if is_text else path
+            if is_text:
+                os.replace(path, kept)
+            shown = shlex.join([str(compiler), str(kept), *options, "-o", str(output)])
+            write_whole(log, f"$ {shown}\n# {done.describe(timeout_s, memory_bytes)}\n{done.stdout}{done.stderr}")
+            told = f"command and messages are in {log}"
+        except (OSError, OnnxFaError) as e:
+            told = f"its messages are lost: {e}"
+    raise CompileError(f"iree-compile {what}{_first_error(done.stderr)}; {told}")
 
 
 def _first_error(stderr: str) -> str:
@@ -189,15 +190,11 @@ def compile_model(
     start = time.monotonic()
     imported = import_model(model, target)
     options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
-    try:
-        scratch = tempfile.TemporaryDirectory(dir=output.parent, prefix=".onnx_fa-")
+    with writing(output), staging_folder(output.parent) as tmp:
         if keep_intermediates:
             keep_intermediates.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise OnnxFaError(f"{e.filename or output}: cannot be written: {e.strerror}") from e
-    with scratch as tmp:
-        staged, log = Path(tmp) / output.name, output.with_name(output.name + ".log")
-        phases = keep_intermediates / "phases" if keep_intermediates else Path(tmp) / "phases"
+        staged, log = tmp / output.name, output.with_name(output.name + ".log")
+        phases = keep_intermediates / "phases" if keep_intermediates else tmp / "phases"
         phases.mkdir(exist_ok=True)
         if keep_intermediates:
             save(imported.model, keep_intermediates / "site.onnx")
@@ -215,7 +212,7 @@ def compile_model(
         except CompileError as e:
             if _PACKED_BOOL in str(e) and not any(f.startswith(_TILING) for f in flags):
                 options = merge_flags(options, (f"{_TILING}=false",))
-            elif refused := _refused(imported.kernels, target, flags, Path(tmp), timeout_s, memory_bytes):
+            elif refused := _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes):
                 imported = import_model(model, target, refused)
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from onnx_fa.backend.orphans import dies_with_parent
+
 Ending = Literal["ok", "failed", "timeout", "memory"]
 _POLL_S = 0.005, 0.1
 """Between two looks at a program: at first, and once it runs for long. A look at every process costs about a millisecond, which a
@@ -68,6 +70,8 @@ def run_limited(
     """Runs `command` in a process group of its own and waits for it; kills the whole group when it passes a limit. `timed`: it
     times itself, see `_steady`.
 
+    The program ends with this process, even when that is killed, and with the thread that called.
+
     Memory is the resident size of the group, looked at every 5 to 100 ms: an address-space limit would count the compiler's
     mapped libraries and thread stacks, which cost nothing. OSError (no such program) passes through.
     """
@@ -87,7 +91,7 @@ def run_limited(
                     cwd=cwd,
                     env=env,
                     start_new_session=True,
-                    preexec_fn=_steady if timed else None,
+                    preexec_fn=dies_with_parent(_steady if timed else None),
                 )
             pause = _POLL_S[0]
             while not (usage := _ended(child)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_fa.errors import OnnxFaError
+from onnx_fa.printable import printable
 from onnx_fa.target import TARGET_NAMES, parse_target
 
 OUTPUT = "zoo-results"
@@ -109,7 +110,7 @@ def export(args: argparse.Namespace) -> int:
     results = _run(args, ("export",))
     for r in results:
         said = r["steps"]["export"]
-        print(f"{r['name']}: {r['export']['model'] if said['ok'] else said['message']}")
+        print(printable(f"{r['name']}: {r['export']['model'] if said['ok'] else said['message']}"))
     return 0 if all(r["steps"]["export"]["ok"] for r in results) else 1
 
 
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     print(text_table(HEAD, table(results)))
     for r in results:
         for p in r["problems"]:
-            print(f"{r['name']}: {p}")
+            print(printable(f"{r['name']}: {p}"))
     if args.update_baseline:
         comparing.write_baseline(file, results, machine)
         written.append(file)
@@ -165,9 +166,9 @@ def _baseline(args: argparse.Namespace) -> Path:
 
 def _print(comparison: Any) -> None:
     for w in comparison.worse:
-        print(f"worse: {w}")
+        print(printable(f"worse: {w}"))
     for b in comparison.better:
-        print(f"better: {b}")
+        print(printable(f"better: {b}"))
     if comparison.ok:
         print("nothing got worse")
 
