@@ -219,10 +219,14 @@ class SymbolicShapes:
         if axes is None and len(node.inputs) > 3 and node.inputs[3] is not None:
             return (None,) * len(first)
         dims = list(first)
+        if any(x is not None and len(x) != count for x in (starts, ends, axes, steps)):
+            return None
         for i in range(count):
             axis = axes[i] if axes is not None else i
             if not isinstance(axis, int):
                 return (None,) * len(first)
+            if not -len(first) <= axis < len(first):
+                return None
             start, end = (x[i] if x is not None else None for x in (starts, ends))
             step = steps[i] if steps is not None else (1 if len(node.inputs) < 5 or node.inputs[4] is None else None)
             dims[axis] = _sliced(dims[axis], start, end, step)
@@ -281,7 +285,9 @@ class SymbolicShapes:
             drop = {a % len(shape) for a in axes}
             return tuple(d for i, d in enumerate(shape) if i not in drop)
         rank = len(shape) + len(axes)
-        put, rest = {a % rank for a in axes}, iter(shape)
+        put, rest = {a % rank for a in axes if -rank <= a < rank}, iter(shape)
+        if len(put) != len(axes):  # an axis twice, or one that there is not
+            return None
         return tuple(1 if i in put else next(rest) for i in range(rank))
 
     def elements(self, value: ir.Value | None) -> tuple[Dim | None, ...] | None:

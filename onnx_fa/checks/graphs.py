@@ -12,6 +12,7 @@ from onnx_fa.checks.nodes import check_attribute, check_node, graphs_of
 from onnx_fa.checks.tensors import check_kind, check_tensor
 from onnx_fa.checks.words import check_text, node_label
 from onnx_fa.errors import ModelError
+from onnx_fa.ops import STANDARD
 
 Key = tuple[str, str, str]
 """Of a function: its domain, name and overload."""
@@ -25,7 +26,7 @@ def check_opsets(proto: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
     newest = onnx.defs.onnx_opset_version()
     for entry in proto.opset_import:
         check_text("opset_import", entry.domain)
-        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        domain = "" if entry.domain in STANDARD else entry.domain
         if not 1 <= entry.version < 2**31:
             raise ModelError(f"opset_import of domain {entry.domain!r} has version {entry.version}")
         if domain == "" and entry.version > newest:

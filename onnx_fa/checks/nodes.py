@@ -12,6 +12,7 @@ import onnx
 from onnx_fa.checks.tensors import check_tensor
 from onnx_fa.checks.words import check_text, node_label
 from onnx_fa.errors import ModelError
+from onnx_fa.ops import STANDARD
 
 _Type = onnx.AttributeProto.AttributeType
 _SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
@@ -44,7 +45,8 @@ def check_node(node: onnx.NodeProto, opsets: Mapping[str, int], base: Path, in_f
     """Raises ModelError. Graphs in attributes are not looked at, see `graphs_of`."""
     check_text("a node's name, op or domain", node.name, node.op_type, node.domain, node.overload)
     label = node_label(node)
-    if not node.op_type:
+    kind, domain = (node.op_type, "" if node.domain in STANDARD else node.domain)
+    if not kind:
         raise ModelError(f"node {node.name!r} has no op")
     check_text(f"{label}: inputs and outputs", *node.input, *node.output)
     check_text(f"{label}: doc string", node.doc_string)
@@ -56,9 +58,8 @@ def check_node(node: onnx.NodeProto, opsets: Mapping[str, int], base: Path, in_f
         if attr.name in seen:
             raise ModelError(f"{label} has the attribute {attr.name!r} twice")
         seen.add(attr.name)
-    domain = "" if node.domain == "ai.onnx" else node.domain
     if domain in opsets:
-        _check_against(node, _schema(node.op_type, domain, opsets[domain]), label)
+        _check_against(node, _schema(kind, domain, opsets[domain]), label)
 
 
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
