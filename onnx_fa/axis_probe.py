@@ -118,6 +118,8 @@ def _shrunk(operands: Sequence[Operand | None]) -> list[Operand | None] | None:
             continue
         if o.const is not None and o.const.dtype.kind in "iu" and o.const.ndim:
             return None
+        if any(axis >= len(o.shape) for axis, _ in o.held):
+            raise ProbeError("an operand of another rank than the op that makes it says")
         if any(p.inner != 1 or p.count != o.shape[axis] for axis, p in o.held):
             return None
         shape = tuple(sizes[d] if d in sizes else sizes.setdefault(d, next(fresh)) for d in o.shape)

@@ -7,10 +7,13 @@ outside a site is ever rewritten.
 from __future__ import annotations
 
 import logging
+import operator
+from collections.abc import Callable
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
+from onnx_fa.errors import ModelError
 from onnx_fa.ops import CONTRIB, FUSED_MATMULS, op_of
 
 
@@ -43,7 +46,51 @@ def infer_shapes(model: ir.Model) -> None:
         value.shape = value.shape or shape  # a rank is better than nothing
 
 
+_MOST_POSITIONS = 1 << 31
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+}
+_SAME_VALUE = frozenset(["Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"])
+_DEEPEST = 16
+
+
+def _number(value: ir.Value | None, depth: int = 0) -> float | None:
+    """A number that constants decide, through a little arithmetic."""
+    if value is None or depth > _DEEPEST:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is not None:
+        return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 and tensor.dtype != ir.DataType.STRING else None
+    node = value.producer()
+    if node is None or not node.inputs:
+        return None
+    if op_of(node) in _SAME_VALUE:
+        return _number(node.inputs[0], depth + 1)
+    if op_of(node) in _ARITHMETIC and len(node.inputs) == 2:
+        left, right = (_number(i, depth + 1) for i in node.inputs)
+        return None if left is None or right is None else _ARITHMETIC[op_of(node)](left, right)
+    return None
+
+
+def _check_ranges(model: ir.Model) -> None:
+    """onnx's inference writes out every number of a Range whose ends it knows: one of 2^60 numbers would never end."""
+    for node in model.graph.all_nodes():
+        if op_of(node) != "Range" or len(node.inputs) != 3:
+            continue
+        start, limit, delta = (_number(i) for i in node.inputs)
+        if start is None or limit is None or not delta:
+            continue
+        if (limit - start) / delta > _MOST_POSITIONS:
+            label = node.name or node.op_type
+            raise ModelError(
+                f"node {label!r} makes {(limit - start) / delta:.3g} numbers, more than any length; repair the export"
+            )
+
+
 def _infer(model: ir.Model) -> None:
+    _check_ranges(model)
     logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
     level = logger.level
     logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape

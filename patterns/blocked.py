@@ -6,8 +6,9 @@ import json
 
 import onnx_ir as ir
 
+from onnx_fa.errors import one_line
 from onnx_fa.graph_view import GraphView
-from onnx_fa.match import Match
+from onnx_fa.match import Match, NoMatch
 from onnx_fa.ops import op_of
 from onnx_fa.spec import AttentionSpec
 
@@ -19,5 +20,8 @@ def blocked(view: GraphView, node: ir.Node, label: str) -> Match | None:
     text = node.metadata_props.get(SPEC_KEY)
     if op_of(node) != "Loop" or text is None:
         return None
-    spec = AttentionSpec.from_dict(json.loads(text))
+    try:
+        spec = AttentionSpec.from_dict(json.loads(text))
+    except (KeyError, TypeError, ValueError) as e:
+        raise NoMatch(f"its metadata {SPEC_KEY} cannot be read: {one_line(e)}", node) from e
     return Match(label, "Loop", "blocked", spec, (), node.outputs[-1], node, keep=True)

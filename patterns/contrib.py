@@ -40,6 +40,7 @@ from onnx_fa.patterns.exprs import (
     concat,
     dim_of,
     ints,
+    inverse_root,
     keep_where,
     op,
     output,
@@ -207,7 +208,7 @@ def _finish(
             presents.append((out, concat(0, *(op("Unsqueeze", x, ints(0)) for x in (k, v)))))
     else:
         presents += [(out, x) for i, x in ((1, k), (2, v)) if (out := output(node, i))]
-    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or 1.0 / math.sqrt(o.D))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(o.D))]
     terms: list[Term] = []
     if extra is not None:
         steps.append(AddTerm(extra))
@@ -361,7 +362,7 @@ def _grouped(view: GraphView, node: ir.Node, label: str) -> Match:
     terms.append(keep_where(("Less", K, ("tensor", 0)), (per_row(ends_at, b),), "lengths"))
     if size > 0:
         terms.append(window(size - 1, None, 0, first, row))
-    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or 1.0 / math.sqrt(d))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(d))]
     cap = attr_float(node, "softcap", 0.0)
     if cap > 0:
         steps.append(Cap(cap))
@@ -493,7 +494,7 @@ def _decoder(view: GraphView, node: ir.Node, label: str) -> Match:
         raise NoMatch("more than one query, or an unknown number")
     dtype = DTYPES.get(q.dtype or ir.DataType.UNDEFINED)
     fill = attr_float(node, "mask_filter_value", -10000.0)
-    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or 1.0 / math.sqrt(o.D))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(o.D))]
     terms: list[Term] = []
     presents: list[tuple[ir.Value, Expr]] = []
     if past_k is None and past_v is None:

@@ -112,3 +112,10 @@ def window(
         bounds.append(("LessOrEqual", ("Sub", position, ("i", left)) if left else position, K))
     keep = bounds[0] if len(bounds) == 1 else ("And", *bounds)
     return keep_where(keep, (read,), "causal" if (left, right) == (None, 0) else "window")
+
+
+def inverse_root(D: int) -> float:
+    """The scale of an op that names none. Raises NoMatch where there is none."""
+    if D < 1:
+        raise NoMatch(f"a head dim of {D}")
+    return 1.0 / math.sqrt(D)

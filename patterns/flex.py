@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,7 +25,7 @@ from onnx_fa.match import (
     common_reading,
 )
 from onnx_fa.ops import STANDARD, op_of
-from onnx_fa.patterns.exprs import NEG_INF, same
+from onnx_fa.patterns.exprs import NEG_INF, inverse_root, same
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.operand import read_operand
 from onnx_fa.spec import Causal, Dim
@@ -61,7 +60,7 @@ def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     names, sizes = ("b0", "h", "s", "d"), ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
     read = [read_operand(view, x, names, size) for x, size in zip((q, k, v), sizes, strict=True)]
     q_read, k_read, v_read = common_reading(read[0], read[1], read[2], hq, node)
-    steps: list[Step] = [Scale(attr_float(node, "scale", 1.0 / math.sqrt(d)))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", inverse_root(d)))]
     extra: list[Term] = []
     if "score_mod" in node.attributes:
         expr, values = _Reader(view, (b, hq, sq, skv)).read(node.attributes["score_mod"].as_graph())

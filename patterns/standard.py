@@ -35,6 +35,7 @@ from onnx_fa.patterns.exprs import (
     concat,
     dim_of,
     ints,
+    inverse_root,
     is_read,
     keep_where,
     op,
@@ -101,7 +102,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     scores = output(node, 3)
     if scores is not None and not 0 <= mode < len(_STAGES):
         raise NoMatch(f"qk_matmul_output_mode {mode}")
-    steps: list[Step] = [Scale(attr_float(node, "scale", 1.0 / math.sqrt(operands.D)))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", inverse_root(operands.D)))]
     cap = attr_float(node, "softcap", 0.0)
     if cap > 0:
         steps.append(Cap(cap))

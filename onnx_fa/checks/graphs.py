@@ -42,12 +42,11 @@ def check_opsets(proto: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
 
 def check_graph(graph: onnx.GraphProto, opsets: Mapping[str, int], base: Path) -> list[onnx.NodeProto]:
     """The main graph and all graphs inside it. Returns all their nodes. Raises ModelError."""
-    for info in (*graph.input, *graph.output):
-        if info.HasField("type") and info.type.HasField("tensor_type"):
-            check_kind(info.type.tensor_type.elem_type, f"{_side(info, graph)} {info.name!r}")
     for info in graph.input:
         if info.type.WhichOneof("value") is None:
             raise ModelError(f"graph input {info.name!r} has no type; repair the export")
+        if info.type.HasField("tensor_type"):
+            check_kind(info.type.tensor_type.elem_type, f"graph input {info.name!r}")
     return _check_graph(graph, set(), opsets, base, False)
 
 
@@ -101,10 +100,6 @@ def check_calls(functions: Mapping[Key, Sequence[Key]], nodes: Sequence[onnx.Nod
                 name = "the model" if key == main else f"function {key[1]!r}"
                 raise ModelError(f"{name} comes to more than {_MAX_CALLS} nodes with the functions that are called")
             path.pop()
-
-
-def _side(info: onnx.ValueInfoProto, graph: onnx.GraphProto) -> str:
-    return "graph input" if any(info is i for i in graph.input) else "graph output"
 
 
 def _check_graph(

@@ -29,7 +29,7 @@ _FIELD_OF: dict[int, str] = {
 def check_kind(kind: int, what: str) -> ir.DataType:
     """The element type of that number. Raises ModelError where there is none."""
     if kind not in _KINDS:
-        known = f"{min(_KINDS)} to {max(_KINDS)}"
+        known = f"{int(min(_KINDS))} to {int(max(_KINDS))}"
         raise ModelError(f"{what} has data type {kind}, which is none: ONNX's are {known}; repair the export")
     return ir.DataType(kind)
 
