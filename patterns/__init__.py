@@ -8,6 +8,7 @@ from onnx_fa.patterns import (
     elementwise,
     flex,
     guard,
+    leftover,
     mask,
     operand,
     passthrough,
@@ -24,7 +25,7 @@ from onnx_fa.patterns import (
 )
 
 PATTERNS = Patterns(
-    anchors=(unnormalised.mixed_scores, softmax.anchor, unnormalised.anchor),
+    anchors=(unnormalised.mixed_scores, softmax.anchor, unnormalised.anchor, leftover.anchor),
     ops=(standard.attention, contrib.contrib, flex.flex_attention, quant.integer_softmax, blocked.blocked),
     score=(
         passthrough.on_score,

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from accounting import unaccounted
 from graph_changes import CHANGES, symbolise
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -268,6 +269,7 @@ def check(case: Case) -> str:
     matched = False
     for form in dict.fromkeys(("decomposed", case.form)):
         new, report = rewrite(model, form)
+        assert not unaccounted(model, report), f"{form}: neither a site nor a miss"
         again, _ = rewrite(new, form)
         if case.changes:
             # A site that reads another one's result may be understood only once that one is rewritten.
