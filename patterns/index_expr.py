@@ -4,6 +4,9 @@
 (Expand, Transpose, Slice, Gather, GatherND, ...) only change the index; Range, Trilu, EyeLike, ConstantOfShape and constants that
 follow a rule become expressions; elementwise ops are expressions of expressions. Where nothing of that is left, or where the value
 does not depend on query and key at once, it is read as a tensor: then it is small.
+
+Values are read one at a time, each at each index once: a step that needs another value gives way to it and is taken again when
+that is known, so that a chain of any length takes no stack.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from onnx_fa.ops import op_of
 from onnx_fa.patterns.constant_rule import rule_of
 from onnx_fa.patterns.index_algebra import (
     FALSE,
-    MOST,
+    INT64,
     TRUE,
     Algebra,
     TooComplex,
@@ -47,10 +50,20 @@ _INTS = {
 }
 _SIMPLE = 24
 """Nodes of an expression that are worth computing instead of reading a small tensor."""
+_MOST_STEPS = 20_000
+"""Steps that may be taken to read one mask. What takes more is read as a tensor."""
 
 
 class Untraceable(Exception):
     """A value cannot be read at an index."""
+
+
+class _Unread(Exception):
+    """Another value has to be read first."""
+
+    def __init__(self, value: ir.Value, index: Index) -> None:
+        super().__init__()
+        self.key = (value, index)
 
 
 def kind_of_value(value: ir.Value) -> Kind | None:
@@ -81,9 +94,10 @@ class Tracer:
         self.algebra = Algebra(self.sizes)
         self.leaves: list[Leaf] = []
         self.origin: dict[ScoreExpr, Leaf] = {}
-        self._memo: dict[tuple[ir.Value, Index], ScoreExpr] = {}
+        self._memo: dict[tuple[ir.Value, Index], ScoreExpr | None] = {}
         self._tables: dict[bytes, Const] = {}
-        self._fresh = 0
+        self._anywhere: dict[ir.Node, ScoreExpr] = {}
+        self._steps = 0
 
     def trace(self, value: ir.Value) -> ScoreExpr:
         """The value's element at the position of a score, to which it must provably broadcast. Raises Untraceable."""
@@ -113,14 +127,30 @@ class Tracer:
 
     def at(self, value: ir.Value, index: Index) -> ScoreExpr:
         """The element of `value` at `index`. Raises Untraceable."""
-        key = (value, index)
-        if key not in self._memo:
+        todo = [(value, index)]
+        while todo:
+            key = todo[-1]
+            try:
+                if key not in self._memo:
+                    self._memo[key] = self._found(*key)
+                todo.pop()
+            except _Unread as missing:
+                todo.append(missing.key)
+        return self._read(value, index)
+
+    def _found(self, value: ir.Value, index: Index) -> ScoreExpr | None:
+        """The element, None where it cannot be read. Raises _Unread for what has to be read before."""
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            return None
+        try:
             found = self._at(value, index)
-            self._memo[key] = found
-            known = self.origin.get(found)
-            if known is None or _positions(known.index) == _positions(index):
-                self.origin[found] = Leaf(value, index)  # the one nearest to the score, unless it is larger
-        return self._memo[key]
+        except (Untraceable, TooComplex):
+            return None
+        known = self.origin.get(found)
+        if known is None or _positions(known.index) == _positions(index):
+            self.origin[found] = Leaf(value, index)  # the one nearest to the score, unless it is larger
+        return found
 
     def _at(self, value: ir.Value, index: Index) -> ScoreExpr:
         kind = kind_of_value(value)
@@ -163,9 +193,8 @@ class Tracer:
         """The value as a tensor. Raises Untraceable where it is not read at plain positions."""
         while (node := self.view.producer(value, "Identity", "Cast")) is not None:
             inner = node.inputs[0]
-            if inner is None or (
-                inner.dtype != value.dtype and not (kind == "int" and inner.dtype == ir.DataType.INT32)
-            ):
+            widens = (inner.dtype, value.dtype) == (ir.DataType.INT32, ir.DataType.INT64) if inner is not None else False
+            if inner is None or (inner.dtype != value.dtype and not widens):
                 break
             value = inner
         if kind == "float" and value.dtype == ir.DataType.DOUBLE and self.compute != "f64":
@@ -191,7 +220,17 @@ class Tracer:
         leaf = Leaf(value, index)
         if leaf not in self.leaves:
             self.leaves.append(leaf)
-        return ("tensor", self.leaves.index(leaf), kind)
+        found = ("tensor", self.leaves.index(leaf), kind)
+        if kind == "int":
+            self.algebra.ranges[found] = self._elements(value)
+        return found
+
+    def _elements(self, value: ir.Value) -> tuple[int, int]:
+        """The least and the largest element that an integer tensor may have."""
+        array = self.view.const(value)
+        if array is not None and array.size:
+            return int(array.min()), int(array.max())
+        return _range(value.dtype) if value.dtype is not None else INT64
 
     def table(self, array: Array, x: ScoreExpr) -> ScoreExpr:
         """A tensor of a one-dimensional constant, read at one position. Raises Untraceable."""
@@ -324,7 +363,12 @@ class Tracer:
     def _read(self, value: ir.Value | None, index: Index) -> ScoreExpr:
         if value is None:
             raise Untraceable
-        return self.at(value, index)
+        if (value, index) not in self._memo:
+            raise _Unread(value, index)
+        found = self._memo[value, index]
+        if found is None:
+            raise Untraceable
+        return found
 
     def _elementwise(self, node: ir.Node, index: Index) -> ScoreExpr | None:
         out, op = node.outputs[0], op_of(node)
@@ -350,15 +394,14 @@ class Tracer:
             if not exact and not self._is_compute(last.dtype):
                 return None  # rounds otherwise than the kernel would
         found = self.algebra.apply(op, tuple(args), kind, dtype)
-        return None if found is None or (op in _WRAPS and self._wraps(found, out.dtype)) else found
+        return None if found is None or self._wraps(found, out.dtype) else found
 
     def _wraps(self, e: ScoreExpr, dtype: ir.DataType) -> bool:
-        """Whether an int type may be too narrow for a whole number; of 32 bits only where the number certainly has a range."""
+        """Whether an int type is not certain to hold a whole number, which is computed in int64."""
         if dtype not in _INTS or dtype == ir.DataType.INT64:
             return False
-        (lo, hi), held = self.algebra.bounds(e), np.iinfo(dtype.numpy())
-        unknown = dtype == ir.DataType.INT32 and (lo <= -MOST or hi >= MOST)
-        return not unknown and not (held.min <= lo and hi <= held.max)
+        (lo, hi), (least, most) = self.algebra.bounds(e), _range(dtype)
+        return not (least <= lo and hi <= most)
 
     def _same_float(self, dtype: ir.DataType | None) -> bool:
         return dtype != ir.DataType.DOUBLE or self.compute == "f64"
@@ -377,13 +420,11 @@ class Tracer:
         if to == "bool":
             return self.algebra.to_bool(inner, kind)
         if to == "int":
-            narrow = out.dtype not in (ir.DataType.INT64, ir.DataType.INT32)
-            if narrow and not (kind == "bool" or is_choice(inner)):
-                return None
             found = self.algebra.to_int(inner, kind)
             return None if found is None or self._wraps(found, out.dtype) else found
         if kind == "float" and not is_choice(inner):
-            return inner if _bits(out.dtype) >= _bits(source.dtype) and self._same_float(out.dtype) else None
+            holds = out.dtype == source.dtype or _bits(out.dtype) > _bits(source.dtype)
+            return inner if holds and self._same_float(out.dtype) else None
         if kind == "int" and not is_choice(inner) and not self._is_compute(out.dtype):
             lo, hi = self.algebra.bounds(inner)
             if max(abs(lo), abs(hi)) > _EXACT.get(out.dtype, 0):
@@ -578,7 +619,8 @@ class Tracer:
             start, step = (integer(x) for x in whole if x is not None)
         if step[0] != "i":
             return None
-        value = self.algebra.add(self.algebra.multiply(index[0], step[1]), start)
+        # All that Range makes lies between its ends, which its type holds.
+        value = self.algebra.sum_of(self.algebra.multiply(index[0], step[1]), start)
         if kind == "int":
             return value
         return number(value[1]) if value[0] == "i" else ("ToFloat", value)
@@ -616,8 +658,7 @@ class Tracer:
         if axis is None:
             return None
         n = int(axis) % len(index)
-        self._fresh += 1
-        anywhere: ScoreExpr = ("var", self._fresh)
+        anywhere = self._anywhere.setdefault(node, ("var", len(self._anywhere)))
         each = self._read(node.inputs[0], (*index[:n], anywhere, *index[n + 1 :]))
         if each[0] != "i":
             return None
@@ -630,7 +671,8 @@ class Tracer:
             count = self.algebra.add(self.algebra.add(size or integer(0), integer(1), -1), count, -1)
         if not attr_int(node, "exclusive", 0):
             count = self.algebra.add(count, integer(1))
-        return self.algebra.multiply(count, each[1])
+        total, dtype = self.algebra.multiply(count, each[1]), node.outputs[0].dtype
+        return None if dtype is None or self._wraps(total, dtype) else total
 
     def _clip(self, node: ir.Node, index: Index) -> ScoreExpr | None:
         out = node.outputs[0]
@@ -646,7 +688,7 @@ class Tracer:
                 if found is None:
                     return None
                 result = found
-        return result
+        return None if kind == "int" and self._wraps(result, out.dtype) else result
 
 
 _Step = Callable[[Tracer, ir.Node, Index], "ScoreExpr | None"]
@@ -674,13 +716,17 @@ _STEPS: dict[str, _Step] = {
     "Clip": Tracer._clip,
 }
 _COMPARES = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "Max", "Min")
-_WRAPS = ("Add", "Sub", "Mul", "Neg", "Abs")
 _EXACT = {ir.DataType.FLOAT16: 2**11, ir.DataType.BFLOAT16: 2**8, ir.DataType.DOUBLE: 2**53, ir.DataType.FLOAT: 2**24}
 
 
 def _positions(index: Index) -> frozenset[ScoreExpr]:
     """The positions that an index depends on."""
     return frozenset(x for i in index for x in reads(i) if x[0] != "i")
+
+
+def _range(dtype: ir.DataType) -> tuple[int, int]:
+    held = np.iinfo(dtype.numpy())
+    return int(held.min), int(held.max)
 
 
 def _bits(dtype: ir.DataType | None) -> int:
