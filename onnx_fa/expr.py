@@ -157,6 +157,21 @@ def leaves(expr: ScoreExpr) -> Iterator[ScoreExpr]:
             yield from leaves(argument)
 
 
+MOST_NODES = 1000
+"""Nodes that an expression may have, parts that occur twice counted twice: it is walked as a tree."""
+
+
+def is_small(expr: ScoreExpr) -> bool:
+    """Whether an expression has no more than MOST_NODES nodes."""
+    stack, count = [expr], 0
+    while stack and count <= MOST_NODES:
+        x = stack.pop()
+        count += 1
+        if x[0] not in LEAVES:
+            stack += (a for a in x[1:] if isinstance(a, tuple))
+    return count <= MOST_NODES
+
+
 def substitute(expr: ScoreExpr, change: Callable[[ScoreExpr], ScoreExpr]) -> ScoreExpr:
     """`expr` with every leaf replaced by `change(leaf)`."""
     if expr[0] in LEAVES:

@@ -92,10 +92,36 @@ class GraphView:
         """The value's content when it is known before run time (initializers, constants, and small arithmetic on them)."""
         if value is None:
             return None
-        if value not in self._consts:
-            self._consts[value] = None  # a cycle cannot recurse for ever
-            self._consts[value] = self._evaluate(value)
+        stack, opened = [value], set[ir.Value]()
+        while stack:
+            top = stack[-1]
+            if top in self._consts:
+                stack.pop()
+                continue
+            # What is open already lies on a cycle, or is asked for by the shapes that its own evaluation asked for.
+            above = [] if top in opened else [i for i in self._folded_from(top) if i not in self._consts]
+            opened.add(top)
+            if above:
+                stack += above
+                continue
+            self._consts[top] = None
+            self._consts[top] = self._evaluate(top)
         return self._consts[value]
+
+    def _folded_from(self, value: ir.Value) -> list[ir.Value]:
+        """The values that have to be known for this one to be."""
+        node = self._folded(value)
+        return [] if node is None else [i for i in node.inputs if i is not None]
+
+    def _folded(self, value: ir.Value) -> ir.Node | None:
+        """The node that makes the value, if it is one that is evaluated."""
+        node = self.producer(value)
+        if node is None or op_of(node) not in _FOLDABLE or len(node.outputs) != 1:
+            return None
+        if value.is_graph_input() or value.const_value is not None:
+            return None
+        shape = self.shape(value)
+        return None if shape is not None and math.prod(d for d in shape if isinstance(d, int)) > _MAX_FOLD else node
 
     def _evaluate(self, value: ir.Value) -> Array | None:
         if value.is_graph_input():
@@ -114,12 +140,9 @@ class GraphView:
             return None if tensor is None else tensor.numpy()
         if op_of(node) in ("Shape", "Size"):
             return self._shape_of(node)
-        if op_of(node) not in _FOLDABLE or len(node.outputs) != 1:
+        if self._folded(value) is None:
             return None
-        shape = self.shape(value)
-        if shape is not None and math.prod(d if isinstance(d, int) else 1 for d in shape) > _MAX_FOLD:
-            return None
-        inputs = [self.const(i) if i is not None else None for i in node.inputs]
+        inputs = [self._consts.get(i) if i is not None else None for i in node.inputs]
         if op_of(node) == "Gather" and inputs[0] is None and inputs[1] is not None:
             return self._some_dims(node, inputs[1])
         if any(a is None for a, i in zip(inputs, node.inputs, strict=True) if i is not None):

@@ -41,6 +41,10 @@ _CONTRIB_SAME = frozenset(
     "SkipSimplifiedLayerNormalization RotaryEmbedding".split()
 )
 _INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
+_WHOLE = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE, None)
+"""Types that hold every length."""
+_LONGEST_SYMBOL = 400
+"""Letters of a symbol for a sum or product. A dim that is doubled again and again would have a name of any length."""
 _ALL = (1 << 31) - 1
 """An end of a Slice that no length reaches."""
 _MAX_VECTOR = 64
@@ -311,6 +315,8 @@ class SymbolicShapes:
         if kind == "Concat":
             parts = [self.elements(i) for i in node.inputs]
             return None if any(p is None for p in parts) else tuple(d for p in parts for d in p or ())
+        if kind == "Cast" and node.outputs[0].dtype not in _WHOLE:
+            return None
         if kind in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
             return self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
         if kind == "Reshape":
@@ -396,6 +402,11 @@ def _term(dim: Dim) -> str:
     return dim if isinstance(dim, str) and dim.isidentifier() else str(dim) if isinstance(dim, int) else f"({dim})"
 
 
+def _symbol(op: str, a: Dim, b: Dim) -> Dim | None:
+    symbol = op.join(sorted((_term(a), _term(b))))
+    return symbol if len(symbol) <= _LONGEST_SYMBOL else None
+
+
 def added(a: Dim | None, b: Dim | None) -> Dim | None:
     if a is None or b is None:
         return None
@@ -403,7 +414,7 @@ def added(a: Dim | None, b: Dim | None) -> Dim | None:
         return a + b
     if a == 0 or b == 0:
         return b if a == 0 else a
-    return " + ".join(sorted((_term(a), _term(b))))
+    return _symbol(" + ", a, b)
 
 
 def subtracted(a: Dim | None, b: Dim | None) -> Dim | None:
@@ -421,7 +432,7 @@ def multiplied(a: Dim | None, b: Dim | None) -> Dim | None:
         return b if a == 1 else a
     if a == 0 or b == 0:
         return 0
-    return "*".join(sorted((_term(a), _term(b))))
+    return _symbol("*", a, b)
 
 
 def divided(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:

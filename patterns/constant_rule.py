@@ -20,6 +20,8 @@ Table = Callable[[Array, ScoreExpr], ScoreExpr]
 Bool = npt.NDArray[np.bool_]
 _LARGEST = 1 << 26
 _LOW = -1e4
+_FAR = 1 << 32
+"""No rule has numbers beyond: their multiples would leave int64."""
 
 
 def rule_of(algebra: Algebra, array: Array, index: tuple[ScoreExpr, ...], kind: Kind, table: Table) -> ScoreExpr | None:
@@ -59,6 +61,8 @@ def _scalar(array: Array, kind: Kind) -> ScoreExpr:
 def _affine(algebra: Algebra, array: Array, axes: list[ScoreExpr]) -> ScoreExpr | None:
     """c + a * x + b * y + ..., or the distance of two positions."""
     numbers = array.astype(np.int64)
+    if int(numbers.min()) < -_FAR or int(numbers.max()) > _FAR:
+        return None
     zero = (0,) * array.ndim
     base = int(numbers[zero])
     by = [int(numbers[(*zero[:n], 1, *zero[n + 1 :])]) - base for n in range(array.ndim)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, kind_of
+from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, is_small, kind_of
 from onnx_fa.graph_view import FLOATS, GraphView, attr_float
 from onnx_fa.match import Map, Peel
 from onnx_fa.ops import op_of
@@ -19,6 +19,7 @@ _UNARY = frozenset(
 )
 _BINARY = frozenset("Add Sub Mul Div Pow Less LessOrEqual Greater GreaterOrEqual Equal And Or Xor".split())
 _FOLDED = {"Min": "Min", "Max": "Max", "Sum": "Add"}
+_WRAP = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sum")
 _MAX_ROOTS = 16
 _MAX_NODES = 64
 
@@ -145,7 +146,9 @@ class _Reading:
 
     def read(self, value: ir.Value) -> ScoreExpr | None:
         if value not in self._made:
-            self._made[value] = self._read(value) if len(self._made) < _MAX_NODES else None
+            made = self._read(value) if len(self._made) < _MAX_NODES else None
+            # A part that is read twice stands there twice.
+            self._made[value] = made if made is not None and is_small(made) else None
         return self._made[value]
 
     def _reaches(self, value: ir.Value) -> bool:
@@ -178,7 +181,9 @@ class _Reading:
         if value.dtype == ir.DataType.BOOL:
             return ("b", bool(number))
         array = self.view.const(value)
-        return ("i", int(number)) if array is not None and array.dtype.kind in "iu" else _f(number)
+        if array is not None and array.dtype.kind in "iu":
+            return ("i", int(array.reshape(())[()]))
+        return _f(number)
 
     def _op(self, node: ir.Node, value: ir.Value) -> ScoreExpr | None:
         kind = op_of(node)
@@ -188,6 +193,8 @@ class _Reading:
             return None
         if kind == "Clip":
             return self._clipped(node)
+        if kind in _WRAP and value.dtype not in (*FLOATS, ir.DataType.BOOL, ir.DataType.INT64):
+            return None  # wraps where int64 does not
         args = [self.read(i) for i in node.inputs if i is not None]
         known = [a for a in args if a is not None]
         if len(known) != len(args) or not args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import OPS, SCORE, K, Kind, Q, ScoreExpr, kind_of
+from onnx_fa.expr import OPS, SCORE, K, Kind, Q, ScoreExpr, is_small, kind_of
 from onnx_fa.graph_view import DTYPES, Array, GraphView, attr_float, attr_int
 from onnx_fa.match import (
     Cap,
@@ -26,12 +26,14 @@ from onnx_fa.match import (
 )
 from onnx_fa.ops import STANDARD, op_of
 from onnx_fa.patterns.exprs import NEG_INF, inverse_root, same
+from onnx_fa.patterns.index_algebra import Algebra
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.operand import read_operand
 from onnx_fa.spec import Causal, Dim
 
 _FLOAT_KINDS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _INTS = (ir.DataType.INT64, ir.DataType.INT32)
+_INT32 = (-(1 << 31), (1 << 31) - 1)
 _PRECISION = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 
 
@@ -183,11 +185,26 @@ class _Reader:
         if op is None or len(inputs) != len(op.kinds) or len(node.attributes) > 0:
             raise NoMatch(f"{node.op_type} in a modifier is not an op of score expressions", node)
         made = (op_of(node), *(self.expr(i) for i in inputs))
+        if not is_small(made):
+            raise NoMatch("a modifier is too large an expression", node)
         try:
-            kind_of(made, self.kinds)
+            if kind_of(made, self.kinds) == "int" and node.outputs[0].dtype == ir.DataType.INT32:
+                self._fits(made, node)
         except ValueError as e:
             raise NoMatch(f"in a modifier: {e}", node) from e
         return made
+
+    def _fits(self, expr: ScoreExpr, node: ir.Node) -> None:
+        """Raises NoMatch for a number that 32 bits might not hold: expressions are computed in 64."""
+        axes = {Q: self.shape[2], K: self.shape[3]}
+        algebra = Algebra({leaf: size for leaf, size in axes.items() if isinstance(size, int)})
+        for i, value in enumerate(self.values):
+            dtype = ir.DataType.from_numpy(value.array.dtype) if isinstance(value, Const) else None
+            if (value.dtype if isinstance(value, ir.Value) else dtype) == ir.DataType.INT32:
+                algebra.ranges["tensor", i] = _INT32
+        low, high = algebra.bounds(expr)
+        if low < _INT32[0] or high > _INT32[1]:
+            raise NoMatch(f"{node.op_type} in a modifier might leave int32", node)
 
     def _constant(self, array: Array) -> ScoreExpr:
         if array.size == 1:
@@ -221,6 +238,8 @@ class _Reader:
 
     def _converted(self, inner: ScoreExpr, to: ir.DataType | None, node: ir.Node) -> ScoreExpr:
         kind = kind_of(inner, self.kinds)
+        if to == ir.DataType.INT32 and kind != "bool":
+            self._fits(inner if kind == "int" else ("ToInt", inner), node)
         if to == ir.DataType.BOOL:
             return inner if kind == "bool" else ("ToBool", inner)
         if to in _INTS:
@@ -256,6 +275,8 @@ class _Reader:
             node = self.view.producer(end)
             if node is None:
                 return None
+            if op_of(node) == "Cast" and end.dtype not in _INTS:
+                return None
             if op_of(node) in ("Squeeze", "Reshape", "Identity", "Cast"):
                 end = node.inputs[0]
                 continue
@@ -267,6 +288,8 @@ class _Reader:
                 index = self.view.scalar(node.inputs[1])
                 if shape_of is None or index is None or shape_of.attributes or not self._is_score(shape_of):
                     return None
+                if not -4 <= index < 4:
+                    return None  # a Slice would clamp it
                 if op_of(node) == "Slice":
                     stop_at = self.view.scalar(node.inputs[2])
                     if stop_at is None or stop_at % 4 != (index + 1) % 4:

@@ -193,7 +193,9 @@ class Tracer:
         """The value as a tensor. Raises Untraceable where it is not read at plain positions."""
         while (node := self.view.producer(value, "Identity", "Cast")) is not None:
             inner = node.inputs[0]
-            widens = (inner.dtype, value.dtype) == (ir.DataType.INT32, ir.DataType.INT64) if inner is not None else False
+            widens = (
+                (inner.dtype, value.dtype) == (ir.DataType.INT32, ir.DataType.INT64) if inner is not None else False
+            )
             if inner is None or (inner.dtype != value.dtype and not widens):
                 break
             value = inner

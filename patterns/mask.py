@@ -14,6 +14,7 @@ from onnx_fa.expr import SCORE
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import AddTerm, Map, NoMatch, Peel, Select, Term
 from onnx_fa.ops import op_of
+from onnx_fa.patterns.index_algebra import TooComplex
 from onnx_fa.patterns.index_expr import Tracer, Untraceable
 from onnx_fa.patterns.mask_terms import Reader, added, kept, mapped
 from onnx_fa.spec import Dim
@@ -79,17 +80,25 @@ def terms(
 
     Raises NoMatch when the step's tensors do not provably broadcast to the score.
     """
-    reader = Reader(view, shape, dtype)
     try:
-        match step:
-            case Select(keep, inverted, fill):
-                cond = reader.read(keep, "bool")
-                return kept(reader, reader.algebra.negate(cond) if inverted else cond, fill)
-            case AddTerm(value, factor):
-                return added(reader, reader.read(value, "float"), factor, before)
-            case Map(expr, values, label):
-                whole = SCORE not in reader.leaves_of(expr)
-                read = [reader.whole(v) if whole else reader.read(v) for v in values]
-                return [mapped(reader, expr, read, label)]
+        try:
+            return _terms(Reader(view, shape, dtype), step, before)
+        except TooComplex:
+            return _terms(Reader(view, shape, dtype, traces=False), step, before)
+    except TooComplex as e:
+        raise NoMatch("a mask is too large an expression") from e
     except ValueError as e:
         raise NoMatch(str(e)) from e
+
+
+def _terms(reader: Reader, step: AddTerm | Select | Map, before: Sequence[Term]) -> list[Term]:
+    match step:
+        case Select(keep, inverted, fill):
+            cond = reader.read(keep, "bool")
+            return kept(reader, reader.algebra.negate(cond) if inverted else cond, fill)
+        case AddTerm(value, factor):
+            return added(reader, reader.read(value, "float"), factor, before)
+        case Map(expr, values, label):
+            whole = SCORE not in reader.leaves_of(expr)
+            read = [reader.whole(v) if whole else reader.read(v) for v in values]
+            return [mapped(reader, expr, read, label)]

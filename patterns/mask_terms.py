@@ -9,11 +9,22 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE, K, Kind, Q, ScoreExpr
+from onnx_fa.expr import SCORE, K, Kind, Q, ScoreExpr, is_small
 from onnx_fa.graph_view import DTYPES, FLOATS, GraphView
 from onnx_fa.match import NUMPY, Call, Const, Expr, NoMatch, Term
 from onnx_fa.ops import op_of
-from onnx_fa.patterns.index_algebra import FALSE, TRUE, Linear, flatten, is_choice, number, outcomes, parts, reads
+from onnx_fa.patterns.index_algebra import (
+    FALSE,
+    TRUE,
+    Linear,
+    TooComplex,
+    flatten,
+    is_choice,
+    number,
+    outcomes,
+    parts,
+    reads,
+)
 from onnx_fa.patterns.index_expr import Leaf, Tracer, Untraceable, kind_of_value
 from onnx_fa.spec import (
     AddMask,
@@ -44,11 +55,11 @@ _NARROW_INTS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataT
 
 
 class Reader(Tracer):
-    """A tracer whose tensors become operands of mask terms."""
+    """A tracer whose tensors become operands of mask terms. Where it does not trace, every value is read as one tensor."""
 
-    def __init__(self, view: GraphView, shape: tuple[Dim, ...], dtype: str) -> None:
+    def __init__(self, view: GraphView, shape: tuple[Dim, ...], dtype: str, *, traces: bool = True) -> None:
         super().__init__(view, shape, dtype)
-        self.dtype = dtype
+        self.dtype, self.traces = dtype, traces
         self.swallows = _SWALLOWS_F16 if dtype == "f16" else _SWALLOWS
         self._given: dict[int, tuple[Expr, tuple[Dim, ...], ElementType]] = {}
 
@@ -58,7 +69,7 @@ class Reader(Tracer):
 
     def read(self, value: Expr, want: Kind | None = None) -> ScoreExpr:
         """What the value is at a score's position. Raises NoMatch when it does not provably broadcast to the score."""
-        if isinstance(value, ir.Value):
+        if isinstance(value, ir.Value) and self.traces:
             try:
                 found = self.trace(value)
             except Untraceable:
@@ -81,7 +92,10 @@ class Reader(Tracer):
         index = tuple(("i", 0) if d == 1 else p for d, p in zip(dims, aligned, strict=True))
         self.leaves.append(Leaf(source, index))
         self._given[len(self.leaves) - 1] = (operand, dims, element)
-        return ("tensor", len(self.leaves) - 1, kind)
+        found = ("tensor", len(self.leaves) - 1, kind)
+        if element == "i32":
+            self.algebra.ranges[found] = (-(1 << 31), (1 << 31) - 1)
+        return found
 
     def tensor(self, leaf: ScoreExpr) -> tuple[Expr, TensorArg]:
         """The operand of a tensor and what the spec says of it."""
@@ -187,6 +201,8 @@ def mapped(reader: Reader, expr: ScoreExpr, tensors: Sequence[ScoreExpr], label:
             return tensors[e[1]]
         return e if e[0] in ("score", "q", "k", "Sq", "Skv", "f", "i", "b") else (e[0], *map(put, e[1:]))
 
+    if not is_small(expr):
+        raise TooComplex
     return elementwise(reader, put(expr), label)
 
 
@@ -201,6 +217,8 @@ def elementwise(reader: Reader, expr: ScoreExpr, label: str) -> Term:
             return ("tensor", order.index(e))
         return e if e[0] in ("score", "q", "k", "Sq", "Skv", "f", "i", "b") else (e[0], *map(renumber, e[1:]))
 
+    if not is_small(expr):
+        raise TooComplex
     numbered = renumber(expr)
     read = [reader.tensor(e) for e in order]
     if any(arg.dtype == "f64" for _, arg in read) and reader.dtype != "f64":
@@ -418,33 +436,52 @@ def _moderate(reader: Reader, term: Term) -> bool:
     return False
 
 
-def _bounded(view: GraphView, value: Expr | None, depth: int = 0) -> bool:
+_MOST_ABOVE = 64
+"""Nodes above a bias that are looked at."""
+
+
+def _bounded(view: GraphView, value: Expr) -> bool:
     """Whether a float operand cannot hold a fill: it comes from constants of ordinary size or from a matmul."""
-    if isinstance(value, Call):
-        return value.op in _SHAPE_OPS and _bounded(view, value.args[0])
-    if value is None or depth > 16:
-        return False
+    while isinstance(value, Call):
+        if value.op not in _SHAPE_OPS:
+            return False
+        value = value.args[0]
+    stack: list[Expr] = [value]
+    seen: set[Expr] = {value}
+    while stack:
+        above = _bounded_if(view, stack.pop())
+        if above is None or len(seen) > _MOST_ABOVE:
+            return False
+        new = [x for x in dict.fromkeys(above) if x not in seen]
+        seen.update(new)
+        stack += new
+    return True
+
+
+def _bounded_if(view: GraphView, value: Expr) -> list[ir.Value] | None:
+    """The values that have to be bounded for this one to be; None where it may hold a fill whatever they are."""
     if isinstance(value, ir.Value) and value.dtype is not None and value.dtype not in FLOATS:
-        return True
-    array = value.array if isinstance(value, Const) else view.const(value)
+        return []
+    array = value.array if isinstance(value, Const) else view.const(value) if isinstance(value, ir.Value) else None
     if array is not None:
-        return bool((np.abs(array.astype(np.float64)) < _HUGE).all())
+        return [] if bool((np.abs(array.astype(np.float64)) < _HUGE).all()) else None
     node = view.producer(value) if isinstance(value, ir.Value) else None
-    if node is None:
-        return False
+    if node is None or (op_of(node) == "Cast" and node.outputs[0].dtype == ir.DataType.FLOAT16):
+        return None
+    inputs = [i for i in node.inputs if i is not None]
     if op_of(node) in ("MatMul", "Gemm", "Einsum"):
-        return True
+        return []
     if op_of(node) in (*_SHAPE_OPS, "Cast", "GatherND", "GatherElements", "Neg", "Tile", "Sigmoid", "Tanh"):
-        return _bounded(view, node.inputs[0], depth + 1)
+        return inputs[:1]
     if op_of(node) in ("Add", "Sub", "Mul", "Concat"):
-        return all(_bounded(view, i, depth + 1) for i in node.inputs)
+        return inputs
     if op_of(node) == "Where":
-        return all(_bounded(view, i, depth + 1) for i in node.inputs[1:])
+        return inputs[1:]
     if op_of(node) == "Div":
         divisor = view.const(node.inputs[1])
         least = float(np.abs(divisor.astype(np.float64)).min()) if divisor is not None and divisor.size else 0.0
-        return least > 1 / _HUGE**0.5 and _bounded(view, node.inputs[0], depth + 1)
-    return False
+        return inputs[:1] if least > 1 / _HUGE**0.5 else None
+    return None
 
 
 # Words

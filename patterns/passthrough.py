@@ -37,7 +37,8 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         return
     inner = node.inputs[0]
     assert inner is not None
-    if op_of(node) == "Cast" and _BITS.get(value.dtype, 0) < _BITS.get(inner.dtype, 0):
+    narrow = value.dtype == ir.DataType.FLOAT16 and inner.dtype == ir.DataType.BFLOAT16
+    if op_of(node) == "Cast" and (narrow or _BITS.get(value.dtype, 0) < _BITS.get(inner.dtype, 0)):
         return  # a large score would become infinite there
     yield Peel(Nothing(), inner)
 

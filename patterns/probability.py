@@ -131,19 +131,21 @@ def _divided_anew(view: GraphView, anchor: Anchor, masked: ir.Value) -> ir.Value
 
 def _zero_or_one(view: GraphView, value: ir.Value) -> tuple[ir.Value, bool] | None:
     """(condition, inverted) where `value` is 1 for true (false, if inverted) and 0 otherwise."""
-    node = view.producer(value, "Cast", "Sub", "Where")
-    if node is None:
-        return None
-    if op_of(node) == "Cast":
+    inverted = False
+    while (node := view.producer(value, "Cast", "Sub", "Where")) is not None:
         source = node.inputs[0]
-        if source is not None and source.dtype == ir.DataType.BOOL:
-            return source, False
-        return _zero_or_one(view, source) if source is not None and value.dtype in FLOATS else None
-    if op_of(node) == "Sub" and view.scalar(node.inputs[0]) == 1.0 and node.inputs[1] is not None:
-        inner = _zero_or_one(view, node.inputs[1])
-        return None if inner is None else (inner[0], not inner[1])
-    if op_of(node) == "Where" and node.inputs[0] is not None:
-        pair = (view.scalar(node.inputs[1]), view.scalar(node.inputs[2]))
-        if pair in ((1.0, 0.0), (0.0, 1.0)):
-            return node.inputs[0], pair == (0.0, 1.0)
+        if op_of(node) == "Where" and source is not None:
+            pair = (view.scalar(node.inputs[1]), view.scalar(node.inputs[2]))
+            return (source, inverted != (pair == (0.0, 1.0))) if pair in ((1.0, 0.0), (0.0, 1.0)) else None
+        if op_of(node) == "Sub":
+            if view.scalar(source) != 1.0:
+                return None
+            source, inverted = node.inputs[1], not inverted
+        elif source is not None and source.dtype == ir.DataType.BOOL:
+            return source, inverted
+        elif value.dtype not in FLOATS:
+            return None
+        if source is None:
+            return None
+        value = source
     return None

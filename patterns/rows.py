@@ -136,8 +136,9 @@ def row_sum(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value
     return reduction(view, value, "ReduceSum", axis=axis)
 
 
-def log_sum_exp(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:
-    """x where `value` is log(sum(exp(x))) over `axis`, as a column, with or without the maximum taken out first."""
+def log_sum_exp(view: GraphView, value: ir.Value | None, axis: int = -1, depth: int = 2) -> ir.Value | None:
+    """x where `value` is log(sum(exp(x))) over `axis`, as a column, with or without the maximum taken out first: up to `depth`
+    times."""
     source = reduction(view, value, "ReduceLogSumExp", axis=axis)
     if source is not None:
         return source
@@ -150,8 +151,8 @@ def log_sum_exp(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.V
     if exp is not None:
         return exp.inputs[0]
     node = view.producer(value, "Add")
-    for top, rest in (tuple(node.inputs), tuple(reversed(node.inputs))) if node is not None else ():
-        shifted = log_sum_exp(view, rest, axis)
+    for top, rest in (tuple(node.inputs), tuple(reversed(node.inputs))) if node is not None and depth else ():
+        shifted = log_sum_exp(view, rest, axis, depth - 1)
         x = row_max(view, top, axis)
         minus = difference(view, shifted)
         if x is not None and minus is not None and minus[0] is x and row_max(view, minus[1], axis) is x:
@@ -171,6 +172,18 @@ def difference(view: GraphView, value: ir.Value | None) -> tuple[ir.Value, ir.Va
         if negated is not None and negated.inputs[0] is not None and a is not None:
             return a, negated.inputs[0]
     return None
+
+
+def _keeps_zero(cast: ir.Node) -> bool:
+    """Whether 0, and nothing else that is counted, becomes 0 or false."""
+    source, target = cast.inputs[0], cast.outputs[0].dtype
+    if source is None or source.dtype is None or target is None:
+        return False
+    if ir.DataType.BOOL in (source.dtype, target) or source.dtype == target:
+        return True
+    if target in FLOATS:
+        return source.dtype not in FLOATS
+    return target == ir.DataType.INT64 and source.dtype not in FLOATS
 
 
 def is_minus_infinity(view: GraphView, value: ir.Value | None, of: ir.Value, axis: int = -1) -> bool:
@@ -197,6 +210,8 @@ def _as_bool(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     """The value behind casts between bool and numbers, and comparisons of a count with 0."""
     while (node := view.producer(value, "Cast", "Identity", "Greater")) is not None:
         if op_of(node) == "Greater" and view.scalar(node.inputs[1]) != 0.0:
+            break
+        if op_of(node) == "Cast" and not _keeps_zero(node):
             break
         value = node.inputs[0]
     return value

@@ -178,14 +178,19 @@ def _shifted(view: GraphView, inner: ir.Value, axis: int) -> tuple[ir.Value, _Sh
 
 def _maxima(view: GraphView, value: ir.Value) -> list[ir.Value]:
     """The arguments of nested Max nodes and Clip nodes without an upper bound."""
-    node = view.producer(value, "Max", "Identity", "Clip")
-    if node is None:
-        return [value]
-    if op_of(node) == "Clip" and (
-        view.opset < 11 or len(node.inputs) < 2 or any(i is not None for i in node.inputs[2:])
-    ):
-        return [value]
-    return [x for i in node.inputs if i is not None for x in _maxima(view, i)]
+    found: list[ir.Value] = []
+    stack, seen = [value], {value}
+    while stack:
+        top = stack.pop()
+        node = view.producer(top, "Max", "Identity", "Clip")
+        bounded = node is not None and (len(node.inputs) < 2 or any(i is not None for i in node.inputs[2:]))
+        if node is None or (op_of(node) == "Clip" and (view.opset < 11 or bounded)):
+            found.append(top)
+            continue
+        above = [i for i in dict.fromkeys(node.inputs) if i is not None and i not in seen]
+        seen.update(above)
+        stack += reversed(above)
+    return found
 
 
 def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> tuple[int, ir.Value | None]:
