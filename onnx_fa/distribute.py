@@ -25,6 +25,8 @@ from onnx_fa.symbolic import Shape
 
 _DEPTH = 12
 """So many layers lie at most between a softmax and the product with V."""
+_MOST_TERMS = 16
+"""So many softmaxes, counted as often as they occur, one product may take."""
 _LINEAR = ("Identity", "Cast", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Mul", "Div")
 """f(a + b) = f(a) + f(b), for what is not computed from the probabilities besides their first operand (either one of Mul)."""
 _BEFORE = (*_LINEAR, "Add", "Sub", "Where", "Slice", "Split", "Gather", "Exp")
@@ -85,7 +87,7 @@ def _combined(softmaxes: _Softmaxes) -> Iterator[_Combined]:
             if len(node.outputs) != 1 or (product := softmaxes.patterns.product(view, node.outputs[0])) is None:
                 continue
             for side, operand in enumerate(product.operands):
-                if isinstance(operand, ir.Value) and softmaxes.below_combination(operand):
+                if isinstance(operand, ir.Value) and 0 < softmaxes.terms(operand) <= _MOST_TERMS:
                     yield _Combined(product, side, softmaxes.of(operand))
                     break
 
@@ -142,6 +144,21 @@ class _Softmaxes:
         ):
             return None
         return node, made[0]
+
+    def terms(self, value: ir.Value | None, depth: int = 0) -> int:
+        """How many products a product with `value` becomes: 0 if none has to be parted, more than _MOST_TERMS if too many."""
+        if depth > _DEPTH or not self.below_combination(value):
+            return 0
+        while (combination := self.combination(value)) is None:
+            found = self.linear(value)
+            assert found is not None
+            value = found[0].inputs[found[1]]
+        total = 0
+        for i in combination.inputs:
+            total += self.terms(i, depth + 1) or 1
+            if total > _MOST_TERMS:
+                break
+        return total
 
     def below_combination(self, value: ir.Value | None) -> bool:
         """Whether only linear ops lie between `value` and a combination."""
@@ -265,11 +282,13 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
         total = shape[axis]
         if index is None or index.ndim or axis >= rank - 2 or not isinstance(total, int):
             return None
+        if not -total <= int(index) < total:
+            return None
         return Part(whole, axis, int(index) % total, None, total)
     moved = [i for i in range(rank) if shape[i] != shown[i]]
     axis = moved[0] if len(moved) == 1 else rank
     width, total = (shown[axis], shape[axis]) if axis < rank - 2 else (None, None)
-    if not (isinstance(width, int) and isinstance(total, int)) or None in shown:
+    if not (isinstance(width, int) and isinstance(total, int)) or None in shown or not width:
         return None
     if op_of(node) == "Split":
         sizes = [view.shape(o) for o in node.outputs[: node.outputs.index(value)]]
@@ -280,7 +299,8 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
     if start is None or axes is None or start.size != 1 or int(axes.reshape(-1)[0]) % rank != axis or step != 1.0:
         return None
     first = int(start.reshape(-1)[0])
-    return Part(whole, axis, first + total if first < 0 else first, width, total)
+    first = max(first + total, 0) if first < 0 else first
+    return Part(whole, axis, first, width, total) if first + width <= total else None
 
 
 def all_ints(dims: Sequence[Dim | None]) -> TypeGuard[list[int]]:

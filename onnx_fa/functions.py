@@ -8,7 +8,7 @@ from onnx_ir.passes.common import InlinePass
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph_view import GraphView
-from onnx_fa.match import Call, Expr, Match, Patterns, find_sites
+from onnx_fa.match import Match, Patterns, find_sites, values_of
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.ops import STANDARD, op_of
 from onnx_fa.report import Miss
@@ -81,7 +81,7 @@ def _mark(key: tuple[str, str, str]) -> str:
 
 def _nodes_of(match: Match) -> list[ir.Node]:
     """The nodes from a match's operands to its output, but not what only asks for shapes."""
-    stop = {leaf for operand in match.operands for leaf in _leaves(operand)}
+    stop = set(values_of(*match.operands))
     found: dict[ir.Node, None] = {match.anchor: None}
     todo = [match.output]
     while todo:
@@ -93,12 +93,6 @@ def _nodes_of(match: Match) -> list[ir.Node]:
         if op_of(node) not in ("Shape", "Size") and (node is not match.anchor or value is match.output):
             todo += [i for i in node.inputs if i is not None]
     return list(found)
-
-
-def _leaves(expr: Expr) -> list[ir.Value]:
-    if isinstance(expr, Call):
-        return [leaf for argument in expr.args for leaf in _leaves(argument)]
-    return [expr] if isinstance(expr, ir.Value) else []
 
 
 def _not_inlined(model: ir.Model, error: Exception) -> list[Miss]:

@@ -21,7 +21,7 @@ from onnx_fa.emit.plain import OPSET, finished, input_names, operand_values, ops
 from onnx_fa.errors import UnsupportedError, one_line
 from onnx_fa.graph_view import GraphView, outer_reads
 from onnx_fa.kv_passes import PassReport, count_passes
-from onnx_fa.match import Call, Const, Expr, Match
+from onnx_fa.match import Call, Const, Expr, Match, values_of
 from onnx_fa.spec import AttentionSpec, Dim
 
 _SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
@@ -174,7 +174,7 @@ def site_nodes(match: Match) -> list[ir.Node]:
     last = match.output.producer()
     if last is None or not isinstance(last.graph, ir.Graph):
         return []
-    stop = {leaf for operand in match.operands for leaf in _leaves(operand)}
+    stop = set(values_of(*match.operands))
     found: set[ir.Node] = set()
     todo = [match.output]
     while todo:
@@ -186,12 +186,6 @@ def site_nodes(match: Match) -> list[ir.Node]:
         todo += [v for v in node.inputs if v is not None]
     order = {node: i for i, node in enumerate(last.graph)}
     return sorted(found, key=order.__getitem__)
-
-
-def _leaves(expr: Expr) -> list[ir.Value]:
-    if isinstance(expr, Call):
-        return [leaf for argument in expr.args for leaf in _leaves(argument)]
-    return [expr] if isinstance(expr, ir.Value) else []
 
 
 def _content(view: GraphView, value: ir.Value, sizes: _Sizes) -> np.ndarray[Any, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.expr import ScoreExpr
+from onnx_fa.expr import Kind, ScoreExpr, kind_of
 from onnx_fa.match import NUMPY
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Offset, SlidingWindow, TensorArg
 
@@ -110,6 +110,8 @@ def _expression(
             p = positions()
             return {"q": p.query, "k": p.key, "Sq": p.sq, "Skv": p.skv}[head]
         args = [visit(a) for a in e[1:]]
+        if head in ("Where", "Relu", "Max", "Min") and (other := _as_others(b, head, kinds(e), args)) is not None:
+            return other
         if head in numpy:
             return to(args[0], numpy[head])
         if head == "LessOrEqual":
@@ -118,12 +120,27 @@ def _expression(
             return b.less_equal(args[1], args[0])
         return b.op(head, *args)
 
+    def kinds(e: ScoreExpr) -> Kind:
+        return kind_of(e, [arg.kind for _, arg in tensors])
+
     def visit(e: ScoreExpr) -> ir.Value:
         if e not in made:
             made[e] = make(e)
         return made[e]
 
     return visit(expr)
+
+
+def _as_others(b: OnnxBuilder, op: str, kind: Kind, args: Sequence[ir.Value]) -> ir.Value | None:
+    """The op by others, where onnxruntime has no kernel of it for the kind; None where it has."""
+    if op == "Where" and kind == "bool":
+        test, yes, no = args
+        return b.op("Or", b.op("And", test, yes), b.op("And", b.op("Not", test), no))
+    if kind != "int" or op == "Where" or (op != "Relu" and b.opset >= 12):
+        return None
+    x, y = args if op != "Relu" else (args[0], b.const(np.asarray(0, np.int64)))
+    less = b.op("Less", x, y)
+    return b.op("Where", less, *((x, y) if op == "Min" else (y, x)))
 
 
 def _fill(b: OnnxBuilder, fill: float, kind: type) -> ir.Value:

@@ -56,6 +56,7 @@ from onnx_fa.match.types import (
     Tail,
     Term,
     Weighting,
+    values_of,
 )
 from onnx_fa.match.walk import apply_drops, parse_score, reader_elsewhere, reciprocal_of, walk_after, walk_tail
 from onnx_fa.ops import op_of
@@ -210,4 +211,5 @@ __all__ = [
     "find_sites",
     "parse_score",
     "reciprocal_of",
+    "values_of",
 ]

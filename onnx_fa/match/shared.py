@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.axes import leaves, moved
 from onnx_fa.match.operands import Site
-from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch
+from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, values_of
 from onnx_fa.match.walk import reader_elsewhere
 from onnx_fa.ops import op_of
 from onnx_fa.spec import LOWEST_STAT, AttentionSpec, BoolMask, Causal, SlidingWindow, Stat
@@ -137,13 +137,7 @@ def _joins(view: GraphView, group: Sequence[Match], match: Match) -> bool:
     if not all(i == 2 or _equal(a, b) for i, (a, b) in enumerate(pairs)):
         return False
     products = [p for m in group if (p := m.output.producer()) is not None]
-    return not any(view.depends(v, p) for v in _values(match.operands[2]) for p in products)
-
-
-def _values(e: Expr) -> list[ir.Value]:
-    if isinstance(e, Call):
-        return [v for a in e.args for v in _values(a)]
-    return [e] if isinstance(e, ir.Value) else []
+    return not any(view.depends(v, p) for v in values_of(match.operands[2]) for p in products)
 
 
 def _equal(a: Expr, b: Expr) -> bool:

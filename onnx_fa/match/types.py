@@ -47,6 +47,21 @@ class Const:
 Expr = ir.Value | Call | Const
 
 
+def values_of(*exprs: Expr | None) -> list[ir.Value]:
+    """The graph values that expressions read, each once."""
+    stack: list[Expr | None] = list(reversed(exprs))
+    found: dict[ir.Value, None] = {}
+    seen: set[int] = set()
+    while stack:
+        e = stack.pop()
+        if isinstance(e, ir.Value):
+            found[e] = None
+        elif isinstance(e, Call) and id(e) not in seen:
+            seen.add(id(e))
+            stack += reversed(e.args)
+    return list(found)
+
+
 @dataclass(frozen=True)
 class Anchor:
     """A softmax: of `score`, giving `prob`. With `row_sum`, `prob` is not yet divided by it (deferred division)."""

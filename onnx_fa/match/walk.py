@@ -28,6 +28,7 @@ from onnx_fa.match.types import (
     Select,
     Step,
     Weighting,
+    values_of,
 )
 from onnx_fa.ops import op_of
 from onnx_fa.spec import Rounding
@@ -63,7 +64,11 @@ def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behi
     return _behind(view, anchor, patterns, _State(anchor.prob), None)
 
 
-def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, only: ir.Node | None) -> list[Behind]:
+def _behind(
+    view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, only: ir.Node | None, depth: int = 0
+) -> list[Behind]:
+    if depth > _MAX_LAYERS:
+        raise NoMatch(f"the probabilities branch more than {_MAX_LAYERS} times before the matmul with V", only)
     while True:
         prob = state.prob
         users = [only] if only is not None else [u for u in view.users(prob) if u not in anchor.inside]
@@ -87,7 +92,7 @@ def _behind(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, 
             return [_before_product(anchor, state, joined)]
         _name_combined(view, users)
         if len(users) > 1:
-            return _branches(view, anchor, patterns, state, users)
+            return _branches(view, anchor, patterns, state, users, depth + 1)
         return [_at_product(view, anchor, patterns, state, users[0])]
 
 
@@ -115,10 +120,16 @@ def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
 
 
 def _from_softmax(value: ir.Value | None) -> bool:
-    node = value.producer() if value is not None else None
-    if node is not None and op_of(node) == "Mul":
-        return any(i is not None and _from_softmax(i) for i in node.inputs)
-    return node is not None and op_of(node) == "Softmax"
+    """Whether a softmax makes the value, or one of the factors of a product of few."""
+    stack, seen = [value], {value}
+    while stack and len(seen) <= _MAX_LAYERS:
+        node = value.producer() if (value := stack.pop()) is not None else None
+        if node is not None and op_of(node) == "Softmax":
+            return True
+        above = [i for i in dict.fromkeys(node.inputs) if i not in seen] if node and op_of(node) == "Mul" else []
+        seen.update(above)
+        stack += above
+    return False
 
 
 def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, node: ir.Node) -> Behind:
@@ -151,12 +162,14 @@ def keeps_rows(weighting: Weighting) -> bool:
     return all(x == y or (x not in out and y not in letters) for x, y in zip(letters, out, strict=True))
 
 
-def _branches(view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, users: list[ir.Node]) -> list[Behind]:
+def _branches(
+    view: GraphView, anchor: Anchor, patterns: Patterns, state: _State, users: list[ir.Node], depth: int
+) -> list[Behind]:
     """Every reader must lead to a matmul with V of its own: then each is a site, and nothing else needs the probabilities."""
     found: list[Behind] = []
     for user in users:
         try:
-            found += _behind(view, anchor, patterns, state, user)
+            found += _behind(view, anchor, patterns, state, user, depth)
         except NoMatch as e:
             others = ", ".join(u.name or u.op_type for u in users[:3])
             why = f"the probabilities are read by several nodes ({others}), and not only to multiply V: {e.reason}"
@@ -403,19 +416,13 @@ class _Parser:
 
 def operands_of(step: Step) -> list[ir.Value]:
     """The graph values that a step reads."""
-
-    def values(e: Expr) -> list[ir.Value]:
-        if isinstance(e, ir.Value):
-            return [e]
-        return [v for a in getattr(e, "args", ()) for v in values(a)]
-
     match step:
         case AddTerm() | Factor():
-            return values(step.value)
+            return values_of(step.value)
         case Select():
-            return values(step.keep)
+            return values_of(step.keep)
         case Map():
-            return [v for e in step.values for v in values(e)]
+            return values_of(*step.values)
     return []
 
 
