@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto as T
 from onnx import helper as h
 from ort_run import TOLERANCE, assert_same, run
+from spellings import Graph
 from spellings_score import DV, MATCH, REFUSE, B, H, Site, feeds
 
 from onnx_fa.backend.compile import compile_model
@@ -126,3 +127,34 @@ def test_inside_a_branch() -> None:
     assert len(report.sites) == 2
     inputs = {**feeds(source), "c": np.asarray(True), "zeros": np.zeros(shape, np.float32)}
     assert_same(run(model, inputs), run(new, inputs), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(-10, 2), (2, 1 << 62), (-2, 100), (-4, 2), (0, -2), (-(1 << 63), 2), (2, (1 << 63) - 1)]
+)
+def test_heads_cut_by_a_slice_that_is_clamped(bounds: tuple[int, int]) -> None:
+    """The heads of one softmax less the first two of them: Slice takes a start or an end far beyond the axis for its end."""
+    g = Graph(18)
+    q, k = g.input("q", [1, 4, 5, 6]), g.input("k", [1, 4, 7, 6])
+    v = g.input("v", [1, 2, 7, DV])
+    p = g.op("Softmax", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+
+    def heads(start: int, end: int) -> str:
+        return g.op("Slice", p, *(g.const([x], np.int64) for x in (start, end, 1)))
+
+    g.nodes.append(h.make_node("MatMul", [g.op("Sub", heads(*bounds), heads(2, 4)), v], ["o"]))
+    model = g.model({"o": ([1, 2, 5, DV], T.FLOAT)})
+    new, report = rewrite(model)
+    assert len(report.sites) + len(report.misses) >= 1
+    inputs = feeds(model)
+    assert_same(run(model, inputs), run(new, inputs), TOLERANCE)
+
+
+def test_no_heads_at_all() -> None:
+    g = Graph(18)
+    q, k = g.input("q", [1, 4, 5, 6]), g.input("k", [1, 4, 7, 6])
+    p = g.op("Softmax", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+    none = [g.op("Slice", p, *(g.const([x], np.int64) for x in (n, 0, 1))) for n in (2, 3)]
+    g.nodes.append(h.make_node("MatMul", [g.op("Sub", *none), g.input("v", [1, 1, 7, DV])], ["o"]))
+    report = rewrite(g.model({"o": ([1, 0, 5, DV], T.FLOAT)}))[1]
+    assert len(report.sites) + len(report.misses) == 1
