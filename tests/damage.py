@@ -37,7 +37,9 @@ from damage_bases import Base, bases
 from damage_edits import EDITS
 
 LIMIT_S = 10
-"""Of one case, in seconds."""
+"""Of one case, in seconds of the processor."""
+SILENT_S = 60
+"""So long a worker may say nothing: it may be stuck in C++, where no signal is seen."""
 BATCH = 2000
 """Cases of one worker process of a campaign."""
 _LOADED = 8
@@ -150,17 +152,19 @@ def _load_problem(path: Path, out: Path) -> str:
 
 
 @contextlib.contextmanager
-def _alarm(seconds: int) -> Iterator[None]:
+def _alarm(seconds: float) -> Iterator[None]:
+    """Of the processor's time, not of the clock's: the machine may be busy."""
+
     def ring(*_: object) -> NoReturn:
         raise _Hang
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def campaign(seed: int, first: int, count: int, journal: Path) -> Counter[str]:
@@ -213,7 +217,7 @@ def _work(seed: int, first: int, end: int, folder: Path, progress: Path, journal
 
 
 def _watched(pid: int, progress: Path) -> str | None:
-    """How a worker ended, if not well; one that says nothing for three times LIMIT_S is killed."""
+    """How a worker ended, if not well; one that says nothing for SILENT_S is killed."""
     size, since = -1, time.monotonic()
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -221,10 +225,10 @@ def _watched(pid: int, progress: Path) -> str | None:
             return None if status == 0 else f"the process ended with status {os.waitstatus_to_exitcode(status)}"
         if (now := progress.stat().st_size) != size:
             size, since = now, time.monotonic()
-        if time.monotonic() - since > 3 * LIMIT_S:
+        if time.monotonic() - since > SILENT_S:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return f"hung for {3 * LIMIT_S} s"
+            return f"hung for {SILENT_S} s"
         time.sleep(0.1)
 
 
