@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
@@ -38,6 +39,24 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
     check_writable(path)
     with staged_file(path) as staged:
         staged.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def write_sealed(path: str | os.PathLike[str], data: bytes) -> None:
+    """As `write_whole`, with the data's sha256 beside it, for `is_sealed`."""
+    write_whole(path, data)
+    write_whole(_seal(Path(path)), hashlib.sha256(data).hexdigest() + "\n")
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether the file is there and still as `write_sealed` wrote it."""
+    try:
+        return _seal(path).read_text().strip() == hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -263,24 +263,24 @@ def default_opset(model: ir.Model) -> int:
     return imports.get("", imports.get("ai.onnx", 1))
 
 
-def attr_int(node: ir.Node, name: str, default: int) -> int:
+def typed_attr(node: ir.Node, name: str, kind: ir.AttributeType) -> ir.Attr | None:
     """Raises ModelError for an attribute of another type (those of ops that onnx does not know are not checked when reading)."""
     attr = node.attributes.get(name)
-    if attr is None:
-        return default
-    if attr.type != ir.AttributeType.INT:
-        raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not an INT")
-    return int(attr.as_int())
+    if attr is not None and attr.type != kind:
+        raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not a {kind}")
+    return attr
+
+
+def attr_int(node: ir.Node, name: str, default: int) -> int:
+    """Raises ModelError for an attribute of another type."""
+    attr = typed_attr(node, name, ir.AttributeType.INT)
+    return default if attr is None else int(attr.as_int())
 
 
 def attr_float(node: ir.Node, name: str, default: float) -> float:
     """Raises ModelError for an attribute of another type."""
-    attr = node.attributes.get(name)
-    if attr is None:
-        return default
-    if attr.type != ir.AttributeType.FLOAT:
-        raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not a FLOAT")
-    return float(attr.as_float())
+    attr = typed_attr(node, name, ir.AttributeType.FLOAT)
+    return default if attr is None else float(attr.as_float())
 
 
 def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:

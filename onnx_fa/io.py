@@ -44,6 +44,9 @@ def load(model: ModelLike) -> ir.Model:
         while deepest.__cause__ is not None:
             deepest = deepest.__cause__
         raise ModelError(f"{name}: malformed model: {one_line(deepest)}") from e
+    for info, value in zip(proto.graph.input, result.graph.inputs, strict=True):
+        if value.is_graph_output():  # else it would be of the type and shape that it has as an output
+            ir.serde.deserialize_value_info_proto(info, value)
     _read_external(result, base)
     _forget_impossible(result)
     return result

@@ -90,6 +90,8 @@ def _step_rule(algebra: Algebra, array: Array, x: ScoreExpr) -> ScoreExpr | None
     if np.array_equal(array, t // c):
         return algebra.divide(x, c)
     period = int(array.max()) + 1
+    if period >= array.shape[0]:  # it would be t itself, or no rule at all
+        return None
     return algebra.modulo(x, period) if np.array_equal(array, t % period) else None
 
 

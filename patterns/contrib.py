@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.expr import SCORE, K, ScoreExpr
-from onnx_fa.graph_view import DTYPES, GraphView, attr_float, attr_int
+from onnx_fa.graph_view import DTYPES, GraphView, attr_float, attr_int, typed_attr
 from onnx_fa.match import (
     AddTerm,
     Cap,
@@ -147,7 +147,7 @@ def _projected(view: GraphView, node: ir.Node, label: str) -> Match:
     xs, ws = view.shape(x), view.shape(weights)
     if xs is None or ws is None or len(xs) != 3 or len(ws) != 2 or not isinstance(ws[1], int) or heads < 1:
         raise NoMatch("the shape of the input or of the weights is unknown")
-    sizes = node.attributes.get("qkv_hidden_sizes")
+    sizes = typed_attr(node, "qkv_hidden_sizes", ir.AttributeType.INTS)
     wide = tuple(sizes.as_ints()) if sizes is not None else (ws[1] // 3,) * 3
     if len(wide) != 3 or wide[0] != wide[1] or sum(wide) != ws[1] or any(w % heads for w in wide):
         raise NoMatch("hidden sizes that do not divide into heads")
@@ -387,7 +387,7 @@ def _grouped(view: GraphView, node: ir.Node, label: str) -> Match:
 
 
 def _text(node: ir.Node, name: str, default: str) -> str:
-    attr = node.attributes.get(name)
+    attr = typed_attr(node, name, ir.AttributeType.STRING)
     return default if attr is None else attr.as_string()
 
 

@@ -15,6 +15,7 @@ from onnx_fa.errors import ModelError
 
 _KINDS = frozenset(ir.DataType) - {ir.DataType.UNDEFINED}
 _MAX_BYTES = 1 << 62
+_MAX_RANK = 64  # of NumPy
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _FIELD_OF: dict[int, str] = {
     **{k: "float_data" for k in (onnx.TensorProto.FLOAT, onnx.TensorProto.COMPLEX64)},
@@ -41,6 +42,8 @@ def check_tensor(tensor: onnx.TensorProto, what: str, base: Path) -> None:
     kind = check_kind(tensor.data_type, what)
     if bad := next((d for d in tensor.dims if d < 0), None):
         raise ModelError(f"{what} has a dim of {bad}; the dims of a tensor with data are 0 or more")
+    if len(tensor.dims) > _MAX_RANK:
+        raise ModelError(f"{what} has {len(tensor.dims)} dims; more than {_MAX_RANK} cannot be read")
     count = math.prod(tensor.dims)
     size = 0 if kind == ir.DataType.STRING else (count * kind.bitwidth + 7) // 8
     if count > _MAX_BYTES or size > _MAX_BYTES:

@@ -309,6 +309,8 @@ def _trace(
             axes = regrouped_axes(view, step.node, axes)
             node = next(after)
     frames.given = axes = _padded(view, axes, score)
+    if not -len(axes) <= over < 0:
+        raise NoMatch(f"the softmax is over axis {over} of scores that have {len(axes)}")
     at = len(axes) + over
     frames.softmax = [*axes[:at], *axes[at + 1 :], axes[at]]
     for moved_by in weighting.regroups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -15,7 +16,7 @@ from onnx_fa.backend import limits
 from onnx_fa.backend.inspect import OUTSIDE
 from onnx_fa.benchmark import package_environment
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.files import write_whole
+from onnx_fa.files import write_whole, writing
 from onnx_fa.machine import machine_facts
 from onnx_fa.zoo.entries import Entry, key
 from onnx_fa.zoo.steps import NEEDS, STEPS, Json
@@ -23,6 +24,12 @@ from onnx_fa.zoo.steps import NEEDS, STEPS, Json
 TIMEOUTS = {"export": 240, "explain": 120, "rewrite": 120, "compile": 300, "stock": 300, "verify": 300, "bench": 180}
 """Seconds per step."""
 MEMORY = 8 << 30
+MADE = {
+    "export": ("model.onnx", "model.static.onnx", "model.dynamic.onnx", "inputs.npz"),
+    "explain": ("sites.html",),
+    "compile": ("model.vmfb",),
+}
+"""The files of each step that other steps read: damaged since, they are made again."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ def run(
         if "bench" in settings.wanted:
             advance(state.entry.name, "bench", state.do("bench"))
         results.append(state.result())
-        with partial.open("a") as stream:
+        with writing(partial), partial.open("a") as stream:
             stream.write(json.dumps(results[-1]) + "\n")
     partial.replace(folder / "results.jsonl")
     write_whole(folder / "run.json", json.dumps({"target": target, "machine": machine_facts(settings.threads)}) + "\n")
@@ -124,20 +131,25 @@ class _State:
         before = [self.done[n]["key"] for n in NEEDS[step]]
         digest = key(self.entry, self.target, {"step": step, "before": before, **settings})
         record = self.folder / f"{step}.record.json"
-        if record.is_file():
-            said: Json = json.loads(record.read_text())
-            if said["key"] == digest and said["ok"]:  # what failed is tried again
-                self.done[step] = said
-                return True
+        said = _read_record(record)
+        # What failed is tried again, and what is not on disk any more as it was made.
+        if said is not None and said["key"] == digest and said["ok"] and said["files"] == self._made(step):
+            self.done[step] = said
+            return True
         self.folder.mkdir(exist_ok=True)
         for stale in (record, self.folder / f"{step}.json"):
             stale.unlink(missing_ok=True)
         given = {"entry": self.entry.to_dict(), "target": self.target, "settings": settings}
         write_whole(self.folder / "entry.json", json.dumps(given))
-        said = self._start(step, settings["timeout_s"]) | {"key": digest}
+        said = self._start(step, settings["timeout_s"]) | {"key": digest, "files": self._made(step)}
         write_whole(record, json.dumps(said))
         self.done[step] = said
         return False
+
+    def _made(self, step: str) -> Json:
+        """The sha256 of each file that a step leaves to others."""
+        paths = [self.folder / name for name in MADE.get(step, ())]
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}
 
     def _start(self, step: str, timeout_s: float) -> Json:
         command = [sys.executable, "-m", "onnx_fa.zoo.steps", step, str(self.folder.resolve())]
@@ -151,7 +163,7 @@ class _State:
         message = lines[-1].strip()[:400] if lines else "no message"
         if done.ending != "failed" or done.returncode != 1:
             message = f"{done.describe(timeout_s, MEMORY)}: {message}"
-        (self.folder / f"{step}.log").write_text(done.stdout + done.stderr)
+        write_whole(self.folder / f"{step}.log", done.stdout + done.stderr)
         return _said(False, message, seconds=seconds, peak=done.peak_bytes)
 
     def result(self) -> Json:
@@ -165,6 +177,15 @@ class _State:
         return made | {"ok": not problems, "problems": problems, "known": known}
 
 
+def _read_record(path: Path) -> Json | None:
+    """What a step said in an earlier run; None where there is nothing, or nothing that can be read."""
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return said if isinstance(said, dict) and set(_said(True, "")) <= set(said) else None
+
+
 def _said(
     ok: bool, message: str, *, seconds: float = 0.0, peak: int = 0, data: Json | None = None, skipped: bool = False
 ) -> Json:
@@ -176,6 +197,7 @@ def _said(
         "data": data,
         "skipped": skipped,
         "key": "",
+        "files": {},
     }
 
 

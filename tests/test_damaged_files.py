@@ -1,0 +1,264 @@
+"""Files that are broken or hostile: each is refused in one line that names the tensor or node, or handled. See `damage.py`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from damage import damaged, try_one
+from damage_bases import few
+from onnx import TensorProto as T
+from onnx import helper as h
+from spellings import Spelling, build
+
+from onnx_fa.errors import ModelError
+from onnx_fa.io import load, save
+from onnx_fa.rewriter import explain, rewrite
+
+CASES = 2000
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_damaged_models_are_handled_or_refused(part: int, tmp_path: Path) -> None:
+    """No traceback, no crash, no hang, no file left behind, and what is written loads in onnxruntime."""
+    endings = Counter[str]()
+    for number in range(part, CASES, 4):
+        case = damaged(0, number, few())
+        ending, message = try_one(case, number, tmp_path)
+        assert ending != "failed", f"case {number}: {case.what}: {message}"
+        endings[ending] += 1
+    assert min(endings["done"], endings["refused"]) > CASES // 50  # else the cases test nothing
+
+
+def _base() -> onnx.ModelProto:
+    return build(Spelling(mask="add"))
+
+
+def _named(model: onnx.ModelProto, op: str) -> onnx.NodeProto:
+    return next(n for n in model.graph.node if n.op_type == op)
+
+
+def _constant(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    model.graph.node.insert(0, h.make_node("Constant", [], ["unread"], name="held", value=tensor))
+
+
+def _huge(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[:] = [2**40, 2**40]
+
+
+def _negative(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[:] = [-1]
+
+
+def _of_kind(kind: int) -> Callable[[onnx.ModelProto], None]:
+    def edit(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].data_type = kind
+
+    return edit
+
+
+def _short(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-1]
+
+
+def _input_of_no_type(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = 0
+
+
+def _input_of_unknown_type(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = 99
+
+
+def _in_a_constant(model: onnx.ModelProto) -> None:
+    _constant(model, T(name="t", data_type=99, dims=[1], raw_data=b"\0"))
+
+
+def _sparse(model: onnx.ModelProto) -> None:
+    values, index = h.make_tensor("few", T.FLOAT, [1], [1.0]), h.make_tensor("at", T.INT64, [1], [0])
+    model.graph.sparse_initializer.append(h.make_sparse_tensor(values, index, [4]))
+
+
+def _attribute_of_wrong_type(model: onnx.ModelProto) -> None:
+    _named(model, "Softmax").attribute[0].CopyFrom(h.make_attribute("axis", 0.5))
+
+
+def _attribute_that_is_none(model: onnx.ModelProto) -> None:
+    _named(model, "MatMul").attribute.append(h.make_attribute("is_causal", 1))
+
+
+def _reference(model: onnx.ModelProto) -> None:
+    _named(model, "Softmax").attribute[0].ref_attr_name = "outer"
+
+
+def _no_inputs(model: onnx.ModelProto) -> None:
+    del _named(model, "Softmax").input[:]
+
+
+def _no_utf8(model: onnx.ModelProto) -> None:
+    model.graph.node[0].name = "BROKEN"
+
+
+def _function(model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str = "F") -> None:
+    imports = [h.make_opsetid("", 18), h.make_opsetid("my", 1)]
+    model.functions.append(h.make_function("my", name, ["x"], ["y"], nodes, imports))
+    if len(model.functions) == 1:
+        model.opset_import.append(imports[1])
+        model.graph.node.append(h.make_node("F", ["q"], ["unread"], domain="my"))
+
+
+def _calls_itself(model: onnx.ModelProto) -> None:
+    _function(model, [h.make_node("F", ["x"], ["y"], domain="my")])
+
+
+def _calls_that_explode(model: onnx.ModelProto) -> None:
+    names = ["F", *(f"F{i}" for i in range(40))]
+    for name, inner in itertools.pairwise(names):
+        _function(
+            model, [h.make_node(inner, ["x"], ["a"], domain="my"), h.make_node(inner, ["a"], ["y"], domain="my")], name
+        )
+    _function(model, [h.make_node("Neg", ["x"], ["y"])], names[-1])
+
+
+def _endless_range(model: onnx.ModelProto) -> None:
+    ends = [h.make_tensor(n, T.INT64, [], [v]) for n, v in (("from", 0), ("to", 2**60), ("by", 1))]
+    model.graph.initializer.extend(ends)
+    model.graph.node.append(h.make_node("Range", ["from", "to", "by"], ["positions"], name="endless"))
+
+
+def _newer(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 2**20
+
+
+EDITS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
+    "a tensor of 2^80 elements": (_huge, "initializer 'c0' has 1099511627776x1099511627776 elements"),
+    "a tensor of -1 elements": (_negative, "initializer 'c0' has a dim of -1"),
+    "data type 0": (_of_kind(0), "initializer 'c0' has data type 0"),
+    "data type 2": (_of_kind(2), "initializer 'c0' has 4 bytes of data, but"),
+    "data type 99": (_of_kind(99), "initializer 'c0' has data type 99"),
+    "a byte too few": (_short, "initializer 'c0' has 3 bytes of data, but .* are 4"),
+    "an input of data type 0": (_input_of_no_type, "graph input 'q' has data type 0"),
+    "an input of data type 99": (_input_of_unknown_type, "graph input 'q' has data type 99"),
+    "a constant of data type 99": (_in_a_constant, "attribute 'value' of node 'held' has data type 99"),
+    "a sparse initializer": (_sparse, "sparse initializer 'few' is not supported"),
+    "an axis of 0.5": (_attribute_of_wrong_type, "'axis' of node 'n.*_Softmax' is a FLOAT, but Softmax takes a INT"),
+    "an attribute that MatMul does not have": (
+        _attribute_that_is_none,
+        "node 'n.*_MatMul' has an attribute 'is_causal'",
+    ),
+    "a reference outside of a function": (_reference, "'axis' of node 'n.*_Softmax' refers to 'outer'"),
+    "no inputs": (_no_inputs, "node 'n.*_Softmax' has 0 inputs, but Softmax has 1"),
+    "a name that is no text": (_no_utf8, "is not UTF-8 text"),
+    "a function that calls itself": (_calls_itself, "function 'F' calls itself"),
+    "2^40 calls of functions": (_calls_that_explode, "comes to more than 1000000 nodes"),
+    "a Range of 2^60": (_endless_range, "node 'endless' makes 1.15e.18 numbers"),
+    "a newer opset": (_newer, "the model imports opset 1048576"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_refusal_names_what_is_broken(name: str, tmp_path: Path) -> None:
+    edit, words = EDITS[name]
+    model = _base()
+    edit(model)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString().replace(b"BROKEN", b"\xff\xfe\xff\xfe\xff\xfe"))
+    with pytest.raises(ModelError, match=words) as e:
+        rewrite(path)
+    assert str(e.value).startswith(str(path)) or "endless" in str(e.value)
+    assert str(e.value).isprintable()
+
+
+def test_sizes_below_0_are_unknown_as_onnxruntime_takes_them() -> None:
+    model = _base()
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = -1
+    assert [i.shape[0] for i in load(model).graph.inputs if i.shape] != [-1] * 4
+    explain(model)
+
+
+def test_value_info_does_not_say_what_an_initializer_is() -> None:
+    model = _base()
+    model.graph.value_info.append(h.make_tensor_value_info("c0", T.INT8, [7]))
+    value = load(model).graph.initializers["c0"]
+    assert str(value.dtype) == "FLOAT" and value.shape is not None and value.shape.dims == (1,)
+
+
+# External data.
+
+
+def _outside(path: Path, **info: str) -> Path:
+    """A model of which the 16x16 weight is external data, as `info` says."""
+    g = h.make_graph(
+        [h.make_node("Add", ["x", "w"], ["y"])],
+        "g",
+        [h.make_tensor_value_info("x", T.FLOAT, [16, 16])],
+        [h.make_tensor_value_info("y", T.FLOAT, [16, 16])],
+        [T(name="w", data_type=T.FLOAT, dims=[16, 16], data_location=T.EXTERNAL)],
+    )
+    for key, value in info.items():
+        g.initializer[0].external_data.add(key=key, value=value)
+    path.parent.mkdir(exist_ok=True)
+    onnx.save(h.make_model(g, opset_imports=[h.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        ({"location": "../w.bin"}, "outside of the model's folder"),
+        ({"location": "../../../../../../etc/passwd"}, "outside of the model's folder"),
+        ({"location": "sub/../../w.bin"}, "outside of the model's folder"),
+        ({"location": "link.bin"}, "goes through a link"),
+        ({"location": "folder/w.bin"}, "goes through a link"),
+        ({"location": "twin.bin"}, "has other names"),
+        ({"location": "."}, "is not a file"),
+        ({"location": ""}, "is not a file name"),
+        ({"location": "nul\0"}, "is not a file name"),
+        ({"location": "a" * 5000}, "cannot be read"),
+        ({"location": "none.bin"}, "missing: no file"),
+        ({"location": "short.bin"}, "truncated: .* has 10 bytes, 1024 are needed"),
+        ({"location": "own.bin", "offset": "1"}, "truncated: .* has 1024 bytes, 1025 are needed"),
+        ({"location": "own.bin", "offset": "-1"}, "offset '-1' is not a number"),
+        ({"location": "own.bin", "offset": "0x0"}, "offset '0x0' is not a number"),
+        ({"location": "own.bin", "length": "10"}, "length 10, but 16x16 elements are 1024 bytes"),
+    ],
+)
+def test_external_data_is_the_models_own(info: dict[str, str], words: str, tmp_path: Path) -> None:
+    path = _outside(tmp_path / "model" / "m.onnx", **info)
+    for place in (tmp_path / "w.bin", path.parent / "own.bin", path.parent / "once.bin"):
+        place.write_bytes(bytes(1024))
+    (path.parent / "short.bin").write_bytes(bytes(10))
+    (path.parent / "link.bin").symlink_to(path.parent / "own.bin")
+    (path.parent / "folder").symlink_to(tmp_path)
+    os.link(path.parent / "once.bin", path.parent / "twin.bin")
+    with pytest.raises(ModelError, match=words) as e:
+        load(path)
+    assert "initializer 'w'" in str(e.value) and str(e.value).isprintable()
+    (path.parent / "own.bin").chmod(0o600)
+    load(_outside(path, location="own.bin", offset="0", length="1024"))
+
+
+def test_an_absolute_location_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(1024))
+    with pytest.raises(ModelError, match=r"initializer 'w'.*outside of the model's folder"):
+        load(_outside(tmp_path / "m.onnx", location=str(tmp_path / "w.bin")))
+
+
+def test_external_data_of_a_constant_is_read(tmp_path: Path) -> None:
+    """Its file lies beside the model, wherever the program runs and the result goes."""
+    base = next(b for b in few() if b.name == "external_constants")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "in" / "m.onnx"
+    path.write_bytes(base.data)
+    for name, data in base.beside.items():
+        (path.parent / name).write_bytes(data)
+    assert len(rewrite(path)[1].sites) == 1
+    save(load(path), tmp_path / "out" / "m.onnx")
+    assert os.listdir(tmp_path / "out") == ["m.onnx"]
+    load(tmp_path / "out" / "m.onnx")
