@@ -763,7 +763,11 @@ def tune(args: argparse.Namespace) -> None:
         compile_memory_bytes=int(args.memory * 2**30),
         body=args.body,
     )
-    wanted = tuning.cases_of_model(args.model, dict(args.dim)) if args.model else tuning.table_cases(args.case, target)
+    wanted = (
+        tuning.cases_of_model(args.model, dict(args.dim), target)
+        if args.model
+        else tuning.table_cases(args.case, target)
+    )
     columns = (TextColumn("{task.completed}/{task.total} cases"), BarColumn(20), TimeElapsedColumn())
     console = Console(stderr=True)
     shown = console.is_terminal and args.verbose >= 0

@@ -1,9 +1,10 @@
 """verify: the original, the rewritten and the compiled model against each other, and every site against float64.
 
-Four computations see the same inputs. The original and the rewritten model run in onnxruntime (in onnx's reference
-evaluator where onnxruntime cannot run an op or type, and the table says so), the compiled one in IREE. The operands of
-every site are read off the rewritten run; `onnx_fa.reference` computes the site from them in float64, and the
-rewritten site, the same site of the original and the site's kernel alone are compared with that.
+Six computations see the same inputs. The original and the rewritten model run in onnxruntime without its optimiser (in onnx's
+reference evaluator where onnxruntime cannot run an op or type, and the table says so) and with it, as users run them; the compiled
+one runs in IREE, and its kernels run alone. The operands of every site are read off the rewritten run; `onnx_fa.reference` computes
+the site from them in float64, and the rewritten site and the same site of the original are compared with that. Kernels are those of
+`plan_kernels`, which compiles too, called with what the compiled model calls them with.
 """
 
 from __future__ import annotations
@@ -14,34 +15,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
 from onnx_fa import io
 from onnx_fa.accuracy import LOSSY_PRODUCT
+from onnx_fa.backend.kernels import Planned, operands_of, plan_kernels
 from onnx_fa.cases import packed
-from onnx_fa.errors import MismatchError, MissingDependencyError, OnnxFaError, RunError, UnsupportedError
+from onnx_fa.comparisons import Check, norm_error
+from onnx_fa.errors import MismatchError, OnnxFaError, RunError, UnsupportedError
 from onnx_fa.files import scratch_folder
 from onnx_fa.inputs import (
     VARIANTS,
     Array,
     Variant,
-    graph_inputs,
     has_float_input,
     has_mask_input,
     random_inputs,
     symbols,
 )
-from onnx_fa.ops import op_of
-from onnx_fa.ort_session import ort_session
+from onnx_fa.output_checks import AT_FAULT, OutputChecks, Results, SiteOutput
 from onnx_fa.reference import attention, logits
 from onnx_fa.report import SiteReport
 from onnx_fa.rewriter import Site, rewrite_in_place
+from onnx_fa.runners import Runner
 from onnx_fa.spec import AttentionSpec
 from onnx_fa.table import text_table
 from onnx_fa.target import Target, parse_target
-from onnx_fa.ties import rounds, slack
+from onnx_fa.ties import rounds as ties
+from onnx_fa.ties import slack
 
 MODEL_TOLERANCE = {"f64": 1e-4, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
 """Whole models: largest difference over the largest magnitude of the output, by the model's narrowest float type, or by how a site
@@ -59,33 +61,12 @@ REFERENCE_BYTES = 1 << 30
 ODD_LENGTHS = (37, 61, 1)
 """Sizes of free dims over the seeds: no tile divides them, and a single one."""
 
-F64 = npt.NDArray[np.float64]
 _FLOATS = {
     ir.DataType.FLOAT16: "f16",
     ir.DataType.BFLOAT16: "bf16",
     ir.DataType.FLOAT: "f32",
     ir.DataType.DOUBLE: "f64",
 }
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison. `error` is None when it could not be made; then `note` says why. `ok` is None in that case."""
-
-    inputs: str
-    what: str
-    against: str
-    error: float | None
-    allowed: float | None
-    ok: bool | None
-    note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: an error that is not finite is written as a string."""
-        data: dict[str, Any] = dict(vars(self))
-        if self.error is not None and not np.isfinite(self.error):
-            data["error"] = str(self.error)
-        return data
 
 
 @dataclass(frozen=True)
@@ -120,8 +101,7 @@ class VerifyReport:
         rows = []
         for (what, against), checks in groups.items():
             made = [c for c in checks if c.error is not None and c.allowed is not None]
-            judged = [c.ok for c in checks if c.ok is not None]
-            verdict = "-" if not judged else "ok" if all(judged) else "MISMATCH"
+            verdict = _verdict(checks)
             worst = max(made, key=lambda c: (c.ok is False, c.error or 0.0), default=checks[0])
             shown = ("-", "-") if worst.error is None else (f"{worst.error:.2e}", f"{worst.allowed:.2e}")
             notes = "; ".join(dict.fromkeys(c.note for c in checks if c.note))
@@ -138,6 +118,15 @@ class VerifyReport:
             "checks": [c.to_dict() for c in self.checks],
             "notes": list(self.notes),
         }
+
+
+def _verdict(checks: Sequence[Check]) -> str:
+    judged = [c.ok for c in checks if c.ok is not None]
+    if not all(judged):
+        return "MISMATCH"
+    if any(c.ok is None and AT_FAULT in c.note for c in checks):
+        return "onnxruntime"
+    return "ok" if judged else "-"
 
 
 @dataclass(frozen=True)
@@ -167,104 +156,155 @@ def verify(
     target = parse_target(target) if isinstance(target, str) else target
     original = io.load(model)
     original = original.clone() if original is model else original  # outputs are added to it below
-    rewritten = original.clone()
+    clean, rewritten = original.clone(), original.clone()
     report, sites = rewrite_in_place(rewritten, "decomposed")
     # Values inside a subgraph cannot be made outputs of the model.
     sites = [s for s in sites if s.nodes and s.nodes[-1].graph is rewritten.graph]
-    drawn = draw(original, seeds, dims)
     label = "model" if isinstance(model, (ir.Model, onnx.ModelProto)) else str(model)
     notes = [f"left alone: {m.node} ({m.op}): {m.reason}" for m in report.misses]
-    n_out = len(original.graph.outputs)
-    dtype = _narrowest(original)
+    from onnx_fa.backend.run import load_module
 
-    taps = {id(s): _site_output(s) for s in sites}
-    for graph, values in (
-        (rewritten.graph, [v for s in sites for v in (*s.operands, taps[id(s)])]),
-        (original.graph, [v for s in sites if (v := _named(original, str(taps[id(s)].name))) is not None]),
-    ):
-        have = {str(o.name) for o in graph.outputs} | {str(i.name) for i in graph.inputs}
-        for value in values:
-            if value.name not in have and value.name not in graph.initializers:
-                graph.outputs.append(value)
-                have.add(str(value.name))
-
-    checks: list[Check] = []
-    skipped: list[str] = []
-    finite: set[str] = set()
     with scratch_folder() as folder:
         # Before anything is compiled, so that a model that no runtime can run is refused at once.
-        before = _Runner(original, folder / "original.onnx")
-        after = _Runner(rewritten, folder / "rewritten.onnx")
-        notes += [n for n in (before.note("original"), after.note("rewritten")) if n]
-        from onnx_fa.backend.run import load_module
-
-        inspected = report.sites
+        runs = _Runs(original, rewritten, sites, folder)
+        notes += runs.notes
+        inspected, refused = report.sites, {}
         if module is None:
             from onnx_fa.backend.compile import compile_model
 
             progress(f"compiling for {target.name}")
-            clean = original.clone()
-            del clean.graph.outputs[n_out:]
             module = folder / "model.vmfb"
-            inspected = compile_model(clean, module, target, flags=tuple(flags)).sites
+            done = compile_model(clean, module, target, flags=tuple(flags))
+            inspected, refused = done.sites, dict(done.refused)
         notes += [f"not one fused dispatch: {s.name}" for s in inspected if s.fused is False]
-        call = load_module(module, target.device)
-        kernels = _Kernels(sites, target, folder)
-        notes += kernels.notes
+        planned = plan_kernels(clean, target, refused)
+        kernels = _Kernels(planned, target, folder)
+        notes += [
+            f"no kernel for {m.node}: {m.reason}" for m in planned.misses if m not in report.misses
+        ] + kernels.notes
         coarse = [s.lossy for s in inspected if s.lossy in LOSSY_PRODUCT]
-        moved: dict[str, float] = {}
+        compared = _Comparison(runs, kernels, load_module(module, target.device), _narrowest(clean), coarse)
+        drawn = draw(clean, seeds, dims)
         for draw_ in drawn:
             progress(f"inputs {draw_.name}")
-            try:
-                want = before(draw_.arrays)
-            except RunError as e:
-                # A size that the model itself does not take says nothing about the rewrite.
-                skipped.append(f"inputs {draw_.name} skipped: {e}")
-                continue
-            got = after(draw_.arrays)
-            iree: list[Array] | None = None
-            try:
-                iree = call(*draw_.arrays.values())
-            except RunError as e:
-                checks.append(Check(draw_.name, "IREE: run", "original", np.inf, 0.0, False, str(e)))
-            known = {**rewritten_constants(rewritten, sites), **draw_.arrays, **got}
-            of_sites = [_compare_site(draw_.name, s, taps[id(s)], known, want, kernels) for s in sites]
-            peak = max((p for _, p in of_sites), default=0.0)
-            allowed = {kind: MODEL_TOLERANCE[kind] + ROUNDING[kind] * peak for kind in (dtype, *coarse)}
-            if iree is not None and len(iree) != n_out:
-                raise RunError(f"the compiled model returns {len(iree)} results, the original {n_out}")
-            for n, output in enumerate(original.graph.outputs[:n_out]):
-                name = str(output.name)
-                if (
-                    want[name].size == 0
-                    or want[name].dtype.kind in "biu"
-                    or np.isfinite(want[name].astype(np.float64)).any()
-                ):
-                    finite.add(name)
-                for what, result in (("rewritten", got[name]), ("IREE", iree[n] if iree else None)):
-                    if result is None:
-                        continue  # its failed run is a check of its own
-                    lossy = what == "IREE" and coarse and want[name].dtype.kind == "f"
-                    most = max(allowed.values()) if lossy else allowed[dtype]
-                    checks.append(
-                        _compare_model(draw_.name, f"{what}: output {name}", "original", result, want[name], most)
-                    )
-                    if lossy:
-                        error = norm_error(result, want[name].astype(np.float64))
-                        moved[name] = max(moved.get(name, 0.0), error)
-            checks += [c for found, _ in of_sites for c in found]
-    if len(skipped) == len(drawn):
-        raise RunError(f"{label}: {skipped[0]}; choose other sizes with --dim")
-    for output in original.graph.outputs[:n_out]:
-        if output.name not in finite:
-            note = "no inputs that were tried give a finite value, so nothing is shown"
-            checks.append(Check("all", f"output {output.name}", "original", np.inf, 0.0, False, note))
-    notes += skipped
-    notes += [
-        f"{coarse[0]} in {len(coarse)} sites: output {name} differs by {error:.2e} (2-norm, relative)"
-        for name, error in moved.items()
-    ]
-    return VerifyReport(label, target.name, tuple(inspected), tuple(checks), tuple(notes))
+            compared.on(draw_)
+    if len(compared.skipped) == len(drawn):
+        raise RunError(f"{label}: {compared.skipped[0]}; choose other sizes with --dim")
+    return VerifyReport(
+        label, target.name, tuple(inspected), (*compared.checks, *compared.never_finite()),
+        (*notes, *compared.skipped, *compared.moves()),
+    )  # fmt: skip
+
+
+class _Runs:
+    """Both models without the optimiser, with the sites' operands and outputs among their outputs, and the checks of their own
+    outputs."""
+
+    def __init__(self, original: ir.Model, rewritten: ir.Model, sites: Sequence[Site], folder: Path) -> None:
+        self.sites, self.names = sites, [str(o.name) for o in original.graph.outputs]
+        values = {str(o.name): o for node in original.graph for o in node.outputs}
+        self.cut = [s for s in sites if s.output.name in values]
+        self.outputs = OutputChecks(original, rewritten, [str(s.output.name) for s in self.cut], folder)
+        self.taps = {id(s): _site_output(s) for s in sites}
+        shown = [v for s in sites for v in (*s.operands, self.taps[id(s)], s.output)]
+        _show(rewritten.graph, shown)
+        _show(original.graph, [v for t in self.taps.values() if (v := values.get(str(t.name))) is not None])
+        self.constants = {
+            str(v.name): v.const_value.numpy() for s in sites for v in s.operands if v.const_value is not None
+        }
+        self.before = Runner(original, folder / "original.onnx")
+        self.after = Runner(rewritten, folder / "rewritten.onnx")
+        self.notes = [n for n in (self.before.note("original"), self.after.note("rewritten")) if n]
+
+
+def _show(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    """Makes values outputs of the graph."""
+    have = {str(o.name) for o in graph.outputs} | {str(i.name) for i in graph.inputs}
+    for value in values:
+        if value.name not in have and value.name not in graph.initializers:
+            graph.outputs.append(value)
+            have.add(str(value.name))
+
+
+class _Comparison:
+    """All comparisons, input by input. `coarse` says of what kernels were asked for that is less exact than their operands."""
+
+    def __init__(
+        self, runs: _Runs, kernels: _Kernels, call: Callable[..., list[Array]], dtype: str, coarse: Sequence[str]
+    ) -> None:
+        self.runs, self.kernels, self.call, self.dtype, self.coarse = runs, kernels, call, dtype, coarse
+        self.checks: list[Check] = []
+        self.skipped: list[str] = []
+        self._finite: set[str] = set()
+        self._moved: dict[str, float] = {}
+
+    def on(self, drawn: _Drawn) -> None:
+        """Adds the checks of one set of inputs."""
+        try:
+            want = self.runs.before(drawn.arrays)
+        except RunError as e:
+            # A size that the model itself does not take says nothing about the rewrite.
+            self.skipped.append(f"inputs {drawn.name} skipped: {e}")
+            return
+        got = self.runs.after(drawn.arrays)
+        compiled = self._compiled(drawn)
+        known = {**self.runs.constants, **drawn.arrays, **got}
+        given = self.kernels.operands(drawn.arrays)
+        sites = [_SiteChecks(drawn.name, s, self.runs.taps[id(s)], known, want) for s in self.runs.sites]
+        peak = max((s.peak for s in sites), default=0.0)
+        allowed = {kind: MODEL_TOLERANCE[kind] + ROUNDING[kind] * peak for kind in (self.dtype, *self.coarse)}
+        free = {s.site.name: s.free for s in sites}
+        results = Results(
+            drawn.name,
+            drawn.arrays,
+            want,
+            got,
+            compiled,
+            allowed[self.dtype],
+            max(allowed.values()),
+            [
+                SiteOutput(str(s.output.name), got[str(s.output.name)], SITE_TOLERANCE[s.spec.dtype], free[s.name])
+                for s in self.runs.cut
+            ],
+        )
+        self.checks += self.runs.outputs.compare(results, optimised=not self.runs.before.refused)
+        self._remember(want, compiled)
+        for site in sites:
+            self.checks += site.checks
+            self.checks.append(site.kernel(self.kernels, given.get(site.site.name)))
+
+    def _compiled(self, drawn: _Drawn) -> list[Array] | None:
+        try:
+            results = self.call(*drawn.arrays.values())
+        except RunError as e:
+            self.checks.append(Check(drawn.name, "IREE: run", "original", np.inf, 0.0, False, str(e)))
+            return None
+        if len(results) != len(self.runs.names):
+            raise RunError(f"the compiled model returns {len(results)} results, the original {len(self.runs.names)}")
+        return results
+
+    def _remember(self, want: Mapping[str, Array], compiled: Sequence[Array] | None) -> None:
+        for n, name in enumerate(self.runs.names):
+            x = want[name]
+            if x.size == 0 or x.dtype.kind in "biu" or np.isfinite(x.astype(np.float64)).any():
+                self._finite.add(name)
+            if compiled is not None and self.coarse and x.dtype.kind == "f":
+                self._moved[name] = max(self._moved.get(name, 0.0), norm_error(compiled[n], x.astype(np.float64)))
+
+    def never_finite(self) -> list[Check]:
+        """A failed check for every output of which nothing is shown."""
+        note = "no inputs that were tried give a finite value, so nothing is shown"
+        return [
+            Check("all", f"output {n}", "original", np.inf, 0.0, False, note)
+            for n in self.runs.names
+            if n not in self._finite
+        ]
+
+    def moves(self) -> list[str]:
+        return [
+            f"{self.coarse[0]} in {len(self.coarse)} sites: output {name} differs by {error:.2e} (2-norm, relative)"
+            for name, error in self._moved.items()
+        ]
 
 
 def rewrite_error(original: ir.Model, rewritten: ir.Model, seeds: int = 3) -> dict[str, float]:
@@ -272,7 +312,7 @@ def rewrite_error(original: ir.Model, rewritten: ir.Model, seeds: int = 3) -> di
     are meant to change results. Raises RunError and MissingDependencyError."""
     found: dict[str, float] = {}
     with scratch_folder() as folder:
-        before, after = _Runner(original, folder / "before.onnx"), _Runner(rewritten, folder / "after.onnx")
+        before, after = Runner(original, folder / "before.onnx"), Runner(rewritten, folder / "after.onnx")
         for drawn in draw(original, seeds, None):
             want, got = before(drawn.arrays), after(drawn.arrays)
             for name, x in want.items():
@@ -299,87 +339,39 @@ def draw(model: ir.Model, seeds: int, dims: Mapping[str, int] | None) -> list[_D
     return drawn
 
 
-class _Runner:
-    """A model in onnxruntime, or in onnx's reference evaluator where onnxruntime refuses it. Returns all outputs by
-    name."""
-
-    def __init__(self, model: ir.Model, path: Path) -> None:
-        self._names = [str(o.name) for o in model.graph.outputs]
-        self._inputs = [str(v.name) for v in graph_inputs(model)]
-        self._session: Any = None
-        self._evaluator: Any = None
-        self.refused = ""
-        io.save(model, path)
-        # The optimiser puts integer products for what lies between such ops, which round elsewhere than the model says.
-        quantised = any("Quantize" in op_of(n) for n in model.graph.all_nodes())
-        bf16 = any(v.dtype == ir.DataType.BFLOAT16 for v in (*model.graph.inputs, *model.graph.outputs))
-        try:
-            if bf16:
-                raise RuntimeError("bfloat16 inputs or outputs have no NumPy type there")
-            self._session = ort_session(path, optimise=not quantised)
-        except MissingDependencyError:
-            raise
-        except Exception as e:  # onnxruntime's exceptions share no public base class
-            self.refused = " ".join(str(e).split())[:160]
-            try:
-                from onnx.reference import ReferenceEvaluator
-
-                self._evaluator = ReferenceEvaluator(io.to_proto(model))
-            except Exception as inner:
-                raise RunError(
-                    f"neither onnxruntime ({self.refused}) nor onnx.reference ({inner}) takes the model"
-                ) from e
-
-    def note(self, what: str) -> str:
-        return f"{what} runs in onnx.reference, onnxruntime refuses it: {self.refused}" if self._evaluator else ""
-
-    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        feed = {n: arrays[n] for n in self._inputs}
-        try:
-            with np.errstate(all="ignore"):
-                results = (self._session or self._evaluator).run(self._names, feed)
-        except Exception as e:
-            raise RunError(
-                f"the model cannot be run on the inputs made for it: {' '.join(str(e).split())[:300]}"
-            ) from e
-        return dict(zip(self._names, map(np.asarray, results), strict=True))
-
-
 class _Kernels:
-    """The kernel of every site alone, compiled once per distinct spec."""
+    """The kernels that the compiled model calls, each compiled alone, and what the model calls them with."""
 
-    def __init__(self, sites: Sequence[Site], target: Target, folder: Path) -> None:
+    def __init__(self, planned: Planned, target: Target, folder: Path) -> None:
         from onnx_fa.backend.alone import FUNCTION, compile_alone
         from onnx_fa.backend.run import load_module
-        from onnx_fa.emit.kernel import emit_kernel
 
+        self.of = planned.kernels
         self.notes: list[str] = []
-        self._calls: dict[AttentionSpec, Callable[..., list[Array]]] = {}
-        self._lossy: dict[AttentionSpec, str] = {}
-        for n, spec in enumerate(dict.fromkeys(s.spec for s in sites)):
-            try:
-                kernel = emit_kernel(spec, target)
-            except UnsupportedError as e:
-                self.notes.append(f"no kernel for {spec.variant}: {e}")
-                continue
-            path = folder / f"kernel{n}.vmfb"
-            compile_alone(kernel, path, target)
-            self._calls[spec] = load_module(path, target.device, FUNCTION)
-            self._lossy[spec] = kernel.lossy
+        self._calls: dict[str, Callable[..., list[Array]]] = {}
+        self._runner: Runner | None = None
+        try:
+            model, self._values = operands_of(planned)
+        except UnsupportedError as e:
+            self.notes.append(f"kernels are not tried alone: {e}")
+            self._values = {}
+            return
+        if model.graph.outputs:
+            self._runner = Runner(model, folder / "operands.onnx")
+        for name, kernel in {k.name: k for k in self.of.values()}.items():
+            compile_alone(kernel, folder / f"{name}.vmfb", target)
+            self._calls[name] = load_module(folder / f"{name}.vmfb", target.device, FUNCTION)
 
-    def lossy(self, spec: AttentionSpec) -> str:
-        """What a spec's kernel was asked for that is less exact than its operands."""
-        return self._lossy.get(spec, "")
+    def operands(self, arrays: Mapping[str, Array]) -> dict[str, list[Array]]:
+        """What every site's kernel is called with."""
+        known = {**arrays, **(self._runner(arrays) if self._runner is not None else {})}
+        return {
+            site: [known[str(v.name)] if v.const_value is None else v.const_value.numpy() for v in values]
+            for site, values in self._values.items()
+        }
 
-    def run(self, spec: AttentionSpec, operands: Sequence[Array]) -> Array | None:
-        call = self._calls.get(spec)
-        return call(*(np.asarray(packed(x), order="C") for x in operands))[0] if call else None
-
-
-def rewritten_constants(model: ir.Model, sites: Sequence[Site]) -> dict[str, Array]:
-    """Operands of sites that are initializers: they are no output of a run."""
-    values = (v for s in sites for v in s.operands)
-    return {str(v.name): v.const_value.numpy() for v in values if v.const_value is not None}
+    def run(self, site: str, operands: Sequence[Array]) -> Array:
+        return self._calls[self.of[site].name](*(np.asarray(packed(x), order="C") for x in operands))[0]
 
 
 def _site_output(site: Site) -> ir.Value:
@@ -393,10 +385,6 @@ def _site_output(site: Site) -> ir.Value:
     return site.output
 
 
-def _named(model: ir.Model, name: str) -> ir.Value | None:
-    return next((o for node in model.graph for o in node.outputs if o.name == name), None)
-
-
 def _narrowest(model: ir.Model) -> str:
     """The narrowest float type among the model's inputs, weights and outputs."""
     values = (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values())
@@ -404,97 +392,90 @@ def _narrowest(model: ir.Model) -> str:
     return next((d for d in ("bf16", "f16", "f32") if d in seen), "f32")
 
 
-def _compare_model(inputs: str, what: str, against: str, got: Array, want: Array, allowed: float) -> Check:
-    """Largest difference over largest magnitude; NaN and infinity must be at the same places."""
-    if got.shape != want.shape:
-        return Check(inputs, what, against, np.inf, allowed, False, f"shape {got.shape}, not {want.shape}")
-    if want.dtype.kind in "biu":
-        wrong = float(np.mean(got != want)) if want.size else 0.0
-        return Check(inputs, what, against, wrong, 0.0, wrong == 0.0, "share of elements that differ")
-    a, b = got.astype(np.float64), want.astype(np.float64)
-    if (np.isnan(a) != np.isnan(b)).any():
-        places = f"{np.isnan(a).sum()} NaN, the original has {np.isnan(b).sum()} (or elsewhere)"
-        return Check(inputs, what, against, np.inf, allowed, False, places)
-    if not np.array_equal(a[np.isinf(a)], b[np.isinf(a)]) or (np.isinf(a) != np.isinf(b)).any():
-        return Check(inputs, what, against, np.inf, allowed, False, "infinities differ")
-    known = np.isfinite(b)
-    scale = float(np.max(np.abs(b[known]), initial=0.0)) or 1.0
-    error = float(np.max(np.abs(a[known] - b[known]), initial=0.0)) / scale
-    note = "no finite value to compare" if want.size and not known.any() else ""
-    return Check(inputs, what, against, error, allowed, error <= allowed, note)
+class _Judged:
+    """A site in float64, and what of it can be held against a result."""
+
+    def __init__(self, spec: AttentionSpec, operands: Sequence[Array]) -> None:
+        with np.errstate(all="ignore"):
+            self.want = attention(spec, *operands)
+            s = logits(spec, *operands)
+            keys = s[..., : s.shape[-1] - (spec.sink is not None)]
+            peaks, tops = (np.abs(x.max(axis=-1, initial=-np.inf)) for x in (keys, s))
+        # Beyond 1e6 it is a mask. One that swallows what it is added to, in float64 too, has no rounding that could matter; of one
+        # that float64 sees through (all keys masked by -1e9) the reference knows more than any f32 computation, and says nothing.
+        self.peak = float(np.max(np.concatenate([x[x < 1e6] for x in (peaks, tops)]), initial=0.0))
+        seen_through = (peaks >= 1e6) & (peaks < SWALLOWED) & (spec.dtype != "f64")
+        self._unknown = np.transpose(np.broadcast_to(seen_through[..., None], (*peaks.shape, spec.Dv)), spec.o_layout)
+        self._judged = np.where(self._unknown, np.nan, self.want)
+        # What ties of roundings may do is no error (see ties.py).
+        self.free = slack(spec, operands) if ties(spec) else None
+        rows = f"{int(seen_through.sum())} rows not judged: a finite mask on all keys, which f32 cannot see through"
+        self._note = rows * bool(seen_through.any())
+
+    def error(self, got: Array) -> float:
+        got = np.where(self._unknown, np.nan, got) if got.shape == self.want.shape else got
+        return norm_error(got, self._judged, self.free)
+
+    def check(self, inputs: str, what: str, got: Array, allowed: float) -> Check:
+        error = self.error(got)
+        note = "NaN at other places, or another shape" if not np.isfinite(error) else self._note
+        return Check(inputs, what, "float64", error, allowed, error <= allowed, note)
 
 
-def norm_error(got: Array, want: F64, free: F64 | None = None) -> float:
-    """2-norm of the difference over the 2-norm of `want`, over what is not NaN; inf when shapes or NaN places
-    differ. A difference of up to `free` counts as none."""
-    if got.shape != want.shape or (np.isnan(got.astype(np.float64)) != np.isnan(want)).any():
-        return float("inf")
-    known = ~np.isnan(want)
-    off = np.abs(got.astype(np.float64) - want)[known]
-    if free is not None:
-        off = np.maximum(off - free[known], 0.0)
-    return float(np.linalg.norm(off)) / (float(np.linalg.norm(want[known])) or 1.0)
+class _SiteChecks:
+    """The comparisons of one site; `peak` is the largest score that a softmax of it rests on, `free` what ties may move."""
+
+    def __init__(
+        self, inputs: str, site: Site, output: ir.Value, values: Mapping[str, Array], original: Mapping[str, Array]
+    ) -> None:
+        self.site, self.checks, self.peak, self.free = site, list[Check](), 0.0, None
+        self._inputs, self._what, self._base = inputs, f"site {site.name}", SITE_TOLERANCE[site.spec.dtype]
+        self._operands = [values[str(v.name)] for v in site.operands]
+        self._judged = _judged(site.spec, self._operands)
+        if self._judged is None:
+            self.checks.append(self._not_made("rewritten", "too large for the float64 reference"))
+            return
+        self.peak, self.free = self._judged.peak, self._judged.free
+        theirs = original.get(str(output.name))
+        if theirs is not None and theirs.shape == self._judged.want.shape:
+            error, most = self._judged.error(theirs), 10 * self._base
+            # For information: the original may be less exact than what it is compared with.
+            self.checks.append(Check(inputs, f"{self._what}: original", "float64", error, most, None, "not judged"))
+            if np.isfinite(error):
+                self._base = max(self._base, min(error, most))
+        allowed = self._base + ROUNDING[site.spec.dtype] * self.peak
+        self.checks.append(self._judged.check(inputs, f"{self._what}: rewritten", values[str(output.name)], allowed))
+
+    def kernel(self, kernels: _Kernels, operands: Sequence[Array] | None) -> Check:
+        """The site's kernel alone, on what the compiled model calls it with."""
+        kernel = kernels.of.get(self.site.name)
+        if kernel is None or operands is None:
+            return self._not_made("kernel", "no kernel")
+        spec, judged = kernel.spec, self._judged
+        if spec != self.site.spec or not _equal(operands, self._operands):
+            judged = _judged(spec, operands)
+        if judged is None:
+            return self._not_made("kernel", "too large for the float64 reference")
+        # Kernels keep scores in f32 at least, whatever the operands are.
+        allowed = self._base + ROUNDING["f32" if spec.dtype != "f64" else "f64"] * judged.peak
+        if kernel.lossy:
+            allowed = max(allowed, SITE_TOLERANCE[kernel.lossy] + ROUNDING[kernel.lossy] * judged.peak)
+        return judged.check(self._inputs, f"{self._what}: kernel", kernels.run(self.site.name, operands), allowed)
+
+    def _not_made(self, who: str, why: str) -> Check:
+        return Check(self._inputs, f"{self._what}: {who}", "float64", None, None, None, why)
 
 
-def _compare_site(
-    inputs: str,
-    site: Site,
-    output: ir.Value,
-    values: Mapping[str, Array],
-    original: Mapping[str, Array],
-    kernels: _Kernels,
-) -> tuple[list[Check], float]:
-    """The comparisons of one site, and the largest score that a softmax of it rests on."""
-    what, against = f"site {site.name}", "float64"
-    operands = [values[str(v.name)] for v in site.operands]
-    elements = float(np.prod([_bound(d, site.spec, operands) for d in site.spec.score_shape], dtype=np.float64))
-    if elements * 8 > REFERENCE_BYTES:
-        return [
-            Check(inputs, f"{what}: rewritten", against, None, None, None, "too large for the float64 reference")
-        ], 0.0
-    with np.errstate(all="ignore"):
-        want = attention(site.spec, *operands)
-        s = logits(site.spec, *operands)
-        keys = s[..., : s.shape[-1] - (site.spec.sink is not None)]
-        peaks, tops = (np.abs(x.max(axis=-1, initial=-np.inf)) for x in (keys, s))
-    # Beyond 1e6 it is a mask. One that swallows what it is added to, in float64 too, has no rounding that could matter; of one that
-    # float64 sees through (all keys masked by -1e9) the reference knows more than any f32 computation, and says nothing of it.
-    peak = float(np.max(np.concatenate([x[x < 1e6] for x in (peaks, tops)]), initial=0.0))
-    seen_through = (peaks >= 1e6) & (peaks < SWALLOWED) & (site.spec.dtype != "f64")
-    unknown = np.transpose(np.broadcast_to(seen_through[..., None], (*peaks.shape, site.spec.Dv)), site.spec.o_layout)
-    judged = np.where(unknown, np.nan, want)
-    # What ties of roundings may do is no error (see ties.py).
-    free = slack(site.spec, operands) if rounds(site.spec) else None
-    left_out = f"{int(seen_through.sum())} rows not judged: a finite mask on all keys, which f32 cannot see through"
-    base = SITE_TOLERANCE[site.spec.dtype]
-    checks = []
-    theirs = original.get(str(output.name))
-    if theirs is not None and theirs.shape == want.shape:
-        error = norm_error(np.where(unknown, np.nan, theirs), judged, free)
-        # For information: the original may be less exact than what it is compared with.
-        checks.append(Check(inputs, f"{what}: original", against, error, 10 * base, None, "not judged"))
-        if np.isfinite(error):
-            base = max(base, min(error, 10 * base))
-    kernel = kernels.run(site.spec, operands)
-    # Kernels keep scores in f32 at least, whatever the operands are.
-    exact = ROUNDING["f32"] if site.spec.dtype != "f64" else ROUNDING["f64"]
-    in_kernel = base + exact * peak
-    if lossy := kernels.lossy(site.spec):
-        in_kernel = max(in_kernel, SITE_TOLERANCE[lossy] + ROUNDING[lossy] * peak)
-    ours: list[tuple[str, Array | None, float]] = [
-        ("rewritten", values[str(output.name)], base + ROUNDING[site.spec.dtype] * peak),
-        ("kernel", kernel, in_kernel),
-    ]
-    for who, got, allowed in ours:
-        if got is None:
-            checks.append(Check(inputs, f"{what}: {who}", against, None, None, None, "no kernel"))
-            continue
-        error = norm_error(np.where(unknown, np.nan, got) if got.shape == want.shape else got, judged, free)
-        note = (
-            "NaN at other places, or another shape" if not np.isfinite(error) else left_out * bool(seen_through.any())
-        )
-        checks.append(Check(inputs, f"{what}: {who}", against, error, allowed, error <= allowed, note))
-    return checks, peak
+def _judged(spec: AttentionSpec, operands: Sequence[Array]) -> _Judged | None:
+    """None where the scores would take too much memory."""
+    elements = float(np.prod([_bound(d, spec, operands) for d in spec.score_shape], dtype=np.float64))
+    return _Judged(spec, operands) if elements * 8 <= REFERENCE_BYTES else None
+
+
+def _equal(a: Sequence[Array], b: Sequence[Array]) -> bool:
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True)
+    )
 
 
 def _bound(dim: int | str, spec: AttentionSpec, operands: Sequence[Array]) -> int:

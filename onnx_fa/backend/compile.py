@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ import onnx_ir as ir
 
 from onnx_fa.backend import limits
 from onnx_fa.backend.inspect import Inspection, inspect_phases
-from onnx_fa.backend.known_shapes import settle_shapes
+from onnx_fa.backend.kernels import plan_kernels
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
 from onnx_fa.files import write_whole, writing
-from onnx_fa.io import ModelLike, load, save, to_proto
+from onnx_fa.io import ModelLike, save, to_proto
 from onnx_fa.report import Miss, RewriteReport, SiteReport
-from onnx_fa.rewriter import rewrite_in_place
 from onnx_fa.staging import staging_folder
 from onnx_fa.target import Target, parse_target
 
@@ -127,7 +126,8 @@ class ImportedModule:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What became of a model. `sites` are inspected; `inspection` is everything that the compiler's output showed."""
+    """What became of a model. `sites` are inspected; `inspection` is everything that the compiler's output showed; `refused` has
+    kernels that did not compile even alone, by name, and why."""
 
     output: Path
     sites: tuple[SiteReport, ...]
@@ -136,6 +136,7 @@ class CompileReport:
     seconds: float
     vmfb_bytes: int
     inspection: Inspection
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def report(self) -> RewriteReport:
@@ -158,16 +159,13 @@ def import_model(
 
     A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
-    from onnx_fa.backend.importer import import_mlir, settle_kernels  # it needs the compiler, which timing does not
+    from onnx_fa.backend.importer import import_mlir  # it needs the compiler, which timing does not
 
     target = parse_target(target) if isinstance(target, str) else target
-    work = model.clone() if isinstance(model, ir.Model) else load(model)
-    report, _ = rewrite_in_place(work, "site", statistics=not target.is_gpu)
-    settle_shapes(work)
-    kernels, sites, misses = settle_kernels(work, report, target, refused)
-    text = import_mlir(to_proto(work), kernels)
-    flags = tuple(dict.fromkeys(f for k in kernels.values() for f in k.flags))
-    return ImportedModule(text, sites, misses, kernels, flags, work)
+    planned = plan_kernels(model, target, refused)
+    text = import_mlir(to_proto(planned.model), planned.kernels)
+    flags = tuple(dict.fromkeys(f for k in planned.kernels.values() for f in k.flags))
+    return ImportedModule(text, planned.sites, planned.misses, planned.kernels, flags, planned.model)
 
 
 def compile_model(
@@ -188,7 +186,7 @@ def compile_model(
     output = Path(output)
     target = parse_target(target) if isinstance(target, str) else target
     start = time.monotonic()
-    imported = import_model(model, target)
+    imported, refused = import_model(model, target), dict[str, str]()
     options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
     with writing(output), staging_folder(output.parent) as tmp:
         if keep_intermediates:
@@ -233,7 +231,7 @@ def compile_model(
     sites = tuple(inspection.fill(s) for s in imported.sites)
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
-    return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection)
+    return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection, refused)
 
 
 def _refused(

@@ -35,13 +35,13 @@ QUIET = 0.1
 """A larger spread of an entry's samples says that the machine was not idle."""
 
 
-def cases_of_model(model: ModelLike, dims: Mapping[str, int]) -> list[Case]:
-    """One case per distinct attention of a model; `dims` are the sizes of symbolic lengths. Raises OnnxFaError without
+def cases_of_model(model: ModelLike, dims: Mapping[str, int], target: Target) -> list[Case]:
+    """One case per distinct kernel of a model; `dims` are the sizes of symbolic lengths. Raises OnnxFaError without
     attentions, or for a symbol that has no size."""
-    from onnx_fa.rewriter import explain
+    from onnx_fa.backend.kernels import plan_kernels
 
     found: dict[str, Case] = {}
-    for site in explain(model).sites:
+    for site in plan_kernels(model, target).sites:
         missing = [s for s in site.spec.symbols if s not in dims]
         if missing:
             raise OnnxFaError(f"{site.name}: {', '.join(missing)} has no size: give --dim {missing[0]}=SIZE")
