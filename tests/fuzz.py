@@ -42,8 +42,6 @@ from tests.random_specs import Drawn, draw_specs
 CHUNK = 25
 CHUNK_SECONDS = 600
 SMALL = (VectorConfig(4, 4, 8, 2, 2, 1), VectorConfig(8, 8, 16, 4, 3, 2), VectorConfig(4, 8, 16, 4, 2, 2))
-FLAGS = ("--verify=false", "--mlir-disable-threading")
-"""A quarter of the time goes without the verification of what the compiler makes between passes."""
 _DONE = "done "
 
 
@@ -55,7 +53,7 @@ def kernels(index: int, spec: AttentionSpec, dots: bool = False) -> list[Kernel]
     if index % 2 and not dots and made[0].body != "few":
         with contextlib.suppress(UnsupportedError):
             made.append(emit_kernel(spec, HOST, body="few") if users else _small_few(spec))
-    return [dataclasses.replace(k, flags=(*k.flags, *FLAGS)) for k in made]
+    return made
 
 
 def paired(drawn: Drawn) -> Drawn:

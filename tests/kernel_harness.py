@@ -22,6 +22,9 @@ from onnx_fa.spec import AttentionSpec
 from onnx_fa.target import Target, parse_target
 
 HOST = parse_target("cpu-host")
+FLAGS = ("--verify=false", "--mlir-disable-threading")
+"""A quarter of the time goes without the verification of what the compiler makes between its passes. Our text is verified in any
+case, when it is parsed, and what comes out is the same."""
 Array = npt.NDArray[Any]
 
 
@@ -67,7 +70,7 @@ class Kernels:
         text += "".join(entry_text(k, f"call{i}") for i, k in enumerate(kernels))
         flags = dict.fromkeys(f for k in kernels for f in k.flags)
         with tempfile.TemporaryDirectory(dir=output.parent) as phases:
-            run_iree_compile(text, output, (*flags, f"--dump-compilation-phases-to={phases}"), target)
+            run_iree_compile(text, output, (*flags, *FLAGS, f"--dump-compilation-phases-to={phases}"), target)
             (flow,) = Path(phases).glob("*.flow.mlir")
             return flow.read_text()
 
