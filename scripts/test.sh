@@ -4,6 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh
 export PATH="$PWD/.venv/bin:$PATH" PYTHONUNBUFFERED=1
+# Hundreds of processes load the package: each would compile it anew.
+unset PYTHONDONTWRITEBYTECODE
 ruff check .
 ruff format --check .
 mypy
