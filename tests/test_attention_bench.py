@@ -6,9 +6,6 @@ import csv
 import dataclasses
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +24,7 @@ from onnx_fa.rewriter import explain
 from onnx_fa.spec import Causal, TensorArg
 from onnx_fa.target import parse_target
 from onnx_fa.worker_session import Session
+from tests.cli_process import run_main
 from tests.test_accuracy import small
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -242,7 +240,5 @@ def test_estimates_grow_with_the_work() -> None:
     ],
 )
 def test_bad_input(args: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "onnx_fa.attention_bench", *args]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = run_main("onnx_fa.attention_bench", args, tmp_path)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,19 +13,14 @@ from onnx_fa.attention_bench import CaseResult
 from onnx_fa.benchmark import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH, Contestant
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.spec import Causal
+from tests.cli_process import run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return run_python(folder, "-m", "onnx_fa", "bench", *args)
-
-
-def run_python(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *args]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return run_main("onnx_fa.cli", ("bench", *args), folder, timeout_s=300)
 
 
 @pytest.mark.slow

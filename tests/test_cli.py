@@ -19,21 +19,15 @@ from onnx import TensorProto, helper
 
 from tests import tiny
 from tests.cases import CASES, Case
+from tests.cli_process import run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text())
 
 
 def cli(*args: object, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m onnx_fa` in `cwd`; the exit code must be `code`, and no traceback may show."""
-    done = subprocess.run(
-        [sys.executable, "-m", "onnx_fa", *map(str, args)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-    )
+    """Runs the command in `cwd`; the exit code must be `code`, and no traceback may show."""
+    done = run_main("onnx_fa.cli", args, cwd, {**os.environ, "PYTHONPATH": str(ROOT), **env})
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     assert done.returncode == code, f"exit {done.returncode}: {done.stderr}"
     return done

@@ -24,6 +24,7 @@ from onnx_fa.tuning.search import Journal, Search, Settings, journal_head
 from onnx_fa.tuning.spaces import space
 from onnx_fa.tuning.tune import tune
 from tests import tiny
+from tests.cli_process import run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = parse_target("cpu-host")
@@ -33,9 +34,7 @@ TINY = case("tiny", batch=(1,), Hq=1, Hkv=1, Sq=40, Skv=33, masks=(Causal(),))
 
 
 def cli(*args: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "onnx_fa", "tune", *map(str, args)]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+    done = run_main("onnx_fa.cli", ("tune", *args), cwd, timeout_s=240)
     assert done.returncode == code, done.stderr
     return done
 
