@@ -19,7 +19,7 @@ import onnx
 import platformdirs
 
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
-from onnx_fa.files import write_whole
+from onnx_fa.files import is_sealed, write_sealed
 from onnx_fa.models import build as zoo
 from onnx_fa.models import family_build
 from onnx_fa.models.families import Family
@@ -61,13 +61,13 @@ def export_path(
     dynamic: bool = False,
     attn: zoo.Attn = "sdpa",
 ) -> Path:
-    """The cached file of `export_onnx`, written first where it is missing."""
+    """The cached file of `export_onnx`, written first where it is missing, or is not as it was written."""
     model = zoo.find(entry) if isinstance(entry, str) else entry
     choice = {"exporter": exporter, "opset": opset, "dynamic": dynamic, "attn": attn}
     path = cache_dir() / f"{model.name}-{_key(model, choice)}.onnx"
-    if not path.is_file():
+    if not is_sealed(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, _export(model, exporter, opset, dynamic, attn).SerializeToString())
+        write_sealed(path, _export(model, exporter, opset, dynamic, attn).SerializeToString())
     return path
 
 

@@ -14,8 +14,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
+import onnx_fa.models.export as exporting
 import onnx_fa.zoo.run as running
 import tests.tiny as tiny
 from onnx_fa.backend import importer
@@ -218,6 +220,49 @@ def test_killed_and_resumed(ran: tuple[Path, list[dict[str, Any]]], tmp_path: Pa
     resumed = read_results(tmp_path / "out" / "results.jsonl")
     assert [lasting(r, set(r["steps"])) for r in resumed] == [lasting(r, set(resumed[0]["steps"])) for r in results]
     assert resumed[0]["compile"]["sites"][0]["fused"] is True
+
+
+def test_what_was_damaged_since_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a step left, its record, or an export in the cache."""
+    made: list[str] = []
+
+    def start(state: Any, step: str, timeout_s: float) -> dict[str, Any]:
+        made.append(step)
+        (state.folder / "model.onnx").write_bytes(b"model")
+        return {**running._said(True, ""), "data": {}}
+
+    monkeypatch.setattr(running._State, "_start", start)
+    entry = Entry("e", "family", "bert")
+
+    def again() -> int:
+        before = len(made)
+        state = running._State(entry, "cpu-host", tmp_path / "e", QUICK)
+        assert state.do("export") == (len(made) == before)
+        return len(made) - before
+
+    tmp_path.joinpath("e").mkdir()
+    assert [again(), again()] == [1, 0]
+    (tmp_path / "e" / "model.onnx").write_bytes(b"modem")
+    assert [again(), again()] == [1, 0]
+    (tmp_path / "e" / "export.record.json").write_text('{"ok": tr')
+    assert [again(), again()] == [1, 0]
+
+
+def test_a_damaged_export_is_exported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exports = []
+
+    def exported(*_: object) -> Any:
+        exports.append(1)
+        return onnx.load(tiny.attention(tmp_path / "a.onnx"))
+
+    monkeypatch.setenv("ONNX_FA_CACHE", str(tmp_path))
+    monkeypatch.setattr(exporting, "_export", exported)
+    family = next(iter(FAMILIES.values())) if isinstance(FAMILIES, dict) else FAMILIES[0]
+    path = exporting.export_path(family)
+    whole = path.read_bytes()
+    assert exporting.export_path(family) == path and len(exports) == 1
+    path.write_bytes(whole[:-100] + bytes(100))
+    assert exporting.export_path(family).read_bytes() == whole and len(exports) == 2
 
 
 VARYING = ("seconds", "model", "vmfb_bytes")
