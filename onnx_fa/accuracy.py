@@ -198,6 +198,7 @@ def rows_of(spec: AttentionSpec, operands: Sequence[Array], start: int, stop: in
         Sq=stop - start,
         masks=tuple(map(moved, spec.masks)),
         sink=spec.sink and dataclasses.replace(spec.sink, shape=size(spec.sink.shape)),
+        weights=spec.weights and dataclasses.replace(spec.weights, shape=size(spec.weights.shape)),
     )
     axes = [spec.q_layout.index(spec.rank - 2), None, None]
     axes += [-2 if size(x.shape) != x.shape else None for x in operands[3 : spec.scales_at]]

@@ -233,8 +233,9 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
             operands.append(_draw_mask(rng, spec, term, adversarial))
         elif isinstance(term, Elementwise):
             operands += [_draw_tensor(rng, spec, t, adversarial, _is_mask(term)) for t in term.tensors]
-    if spec.sink is not None:
-        operands.append(_draw_tensor(rng, spec, spec.sink, adversarial))
+    for further in (spec.weights, spec.sink):
+        if further is not None:
+            operands.append(_draw_tensor(rng, spec, further, adversarial))
     for quant in spec.quantized:
         shape, step = _ints(quant.shape), 1 / STEPS[quant.dtype]
         operands.append(np.asarray(step * rng.uniform(0.5, 1.5, shape)).astype(DTYPES[spec.dtype]))

@@ -146,4 +146,8 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
         p = np.where(np.isneginf(s).all(axis=-1, keepdims=True), 0.0, p)
     if spec.rounding is not None:
         p = rounded(spec.rounding, p)
-    return np.transpose(p[..., : v.shape[-2]] @ v, spec.o_layout)
+    p = p[..., : v.shape[-2]]
+    if spec.weights is not None:
+        with np.errstate(invalid="ignore"):
+            p = p * operands[2 + len(spec.tensors)].astype(np.float64)
+    return np.transpose(p @ v, spec.o_layout)

@@ -216,15 +216,16 @@ class AttentionSpec:
     """softmax(mask(mods(scale * q @ k^T))) @ v.
 
     Masks apply in order, after the score modifications. Operands are q, k, v, then the tensors of every mask term in order,
-    then the sink, then of k and of v, where they are integers, the scale and the zero point, then the index of gathered rows (which
-    are not kept as integers). A `sink` is one more logit per row,
-    of a shape that broadcasts to (*B, Hq, Sq, 1): it takes its part in the softmax and has no value (softmax(concat(scores, sink))
-    without its last column). `empty_row` is what a query with no key left (all its scores -inf) yields: "nan", as softmax does;
+    the weights, the sink, then of k and of v, where they are integers, the scale and the zero point, then the index of gathered
+    rows (which are not kept as integers). A `sink` is one more logit per row, of a shape that broadcasts to (*B, Hq, Sq, 1): it
+    takes its part in the softmax and has no value (softmax(concat(scores, sink)) without its last column). `empty_row` is what a
+    query with no key left (all its scores -inf) yields: "nan", as softmax does;
     "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
     says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. `stats` are further outputs behind
     the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
     finite ones below LOWEST_STAT become the lowest f32. `rounding` is done to the normalised probabilities, those of a sink's row
-    too. Raises ValueError when fields contradict each other.
+    too. `weights`, of a shape that broadcasts to the score's, multiply the normalised probabilities before those multiply v (true
+    is 1, false is 0): a row's probabilities then need not add up to one. Raises ValueError when fields contradict each other.
     """
 
     dtype: DType
@@ -249,8 +250,11 @@ class AttentionSpec:
     v_quant: Quantized | None = None
     gathered: Gathered | None = None
     rounding: Rounding | None = None
+    weights: TensorArg | None = None
 
     def __post_init__(self) -> None:
+        if self.weights is not None and (self.rounding is not None or self.weights.kind == "int"):
+            raise ValueError("weights of the probabilities are floats or booleans, and those are not rounded")
         for name in ("q_layout", "k_layout", "v_layout", "o_layout"):
             layout = getattr(self, name) or tuple(range(self.rank))
             if sorted(layout) != list(range(self.rank)):
@@ -305,8 +309,9 @@ class AttentionSpec:
 
     @property
     def tensors(self) -> tuple[TensorArg, ...]:
-        """The tensors of all mask terms, in operand order (the sink is not among them)."""
-        return tuple(t for m in self.masks for t in term_tensors(m))
+        """The tensors of all mask terms, in operand order, and behind them the weights (the sink is not among them)."""
+        weights = (self.weights,) if self.weights is not None else ()
+        return (*(t for m in self.masks for t in term_tensors(m)), *weights)
 
     @property
     def tensor_masks(self) -> tuple[TensorMask, ...]:
@@ -410,6 +415,7 @@ class AttentionSpec:
         words += ["gathered"] * (self.gathered is not None)
         words += [f"{n}:{x.dtype}" for n, x in (("k", self.k_quant), ("v", self.v_quant)) if x is not None]
         words += [f"p:{self.rounding.dtype}"] if self.rounding is not None else []
+        words += ["weighted"] * (self.weights is not None)
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:
@@ -423,6 +429,7 @@ class AttentionSpec:
 
         masks = tuple(with_shapes(m, size) for m in self.masks)
         sink = self.sink and dataclasses.replace(self.sink, shape=size(self.sink.shape))
+        weights = self.weights and dataclasses.replace(self.weights, shape=size(self.weights.shape))
         k_quant, v_quant = (x and dataclasses.replace(x, shape=size(x.shape)) for x in (self.k_quant, self.v_quant))
         gathered = self.gathered
         if gathered is not None:
@@ -433,6 +440,7 @@ class AttentionSpec:
             batch=tuple(map(sub, self.batch)),
             masks=masks,
             sink=sink,
+            weights=weights,
             k_quant=k_quant,
             v_quant=v_quant,
             **{n: sub(getattr(self, n)) for n in ("Hq", "Hkv", "Sq", "Skv")},

@@ -67,6 +67,8 @@ def slack(spec: AttentionSpec, operands: Sequence[Array]) -> F64:
             )
         change = np.fmax(np.fmax(p_high - p, p - p_low), 0.0)
         change[~np.isfinite(change)] = 0.0
+        if spec.weights is not None:
+            change = change * np.abs(numbers[2 + len(spec.tensors)].astype(np.float64))
         return np.transpose(change @ np.abs(np.where(np.isfinite(v), v, 0.0)), spec.o_layout)
 
 

@@ -37,7 +37,8 @@ def torch_attention(
     call: Call = "sdpa",
     device: str = "cpu",
 ) -> TorchAttention:
-    """The attention of `arrays` (named as in `input_names`), which go to `device` beforehand. The spec has no symbols and no sink.
+    """The attention of `arrays` (named as in `input_names`), which go to `device` beforehand. The spec has no symbols, no sink and
+    no weights.
     `kept_mask` is an .npy that holds the mask once it is made: a long one takes seconds. K and V kept as integers are for "sdpa" on
     the CPU."""
     if spec.quantized:

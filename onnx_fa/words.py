@@ -48,7 +48,7 @@ def score_words(spec: AttentionSpec) -> list[str]:
     kept = [f"{n} in {x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None]
     if spec.gathered is not None:
         kept.append(f"k and v gathered from {spec.gathered.rows} rows")
-    return [*mods, *map(mask_words, spec.masks), *sink, *kept, *rounding_words(spec)]
+    return [*mods, *map(mask_words, spec.masks), *sink, *kept, *rounding_words(spec), *weight_words(spec)]
 
 
 def rounding_words(spec: AttentionSpec) -> list[str]:
@@ -57,6 +57,12 @@ def rounding_words(spec: AttentionSpec) -> list[str]:
         return []
     r = spec.rounding
     return [f"probabilities rounded to {r.dtype} in steps of {r.scale:.6g}, zero point {r.zero_point}"]
+
+
+def weight_words(spec: AttentionSpec) -> list[str]:
+    """What the probabilities are multiplied by before they multiply V."""
+    w = spec.weights
+    return [] if w is None else [f"probabilities times {w.dtype} {shape_words(w.shape)}"]
 
 
 def sentence(spec: AttentionSpec) -> str:
@@ -88,4 +94,5 @@ def einsums(spec: AttentionSpec) -> list[str]:
     else:
         lines.append("P = softmax([S, sink]) over t, without the sink's column")
     lines += [f"P = round(P): {w}" for w in rounding_words(spec)]
+    lines += [f"P = weighted(P): {w}" for w in weight_words(spec)]
     return [*lines, f"O = einsum('{q}st,{k}te->{q}se', P, V)"]

@@ -58,7 +58,7 @@ def _split_off(view: GraphView, anchor: Anchor, node: ir.Node, rank: int) -> Aft
 
 
 def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
-    """p * f and p / f where f has one value per row (moved to the output) or per key (moved to V)."""
+    """p * f and p / f where f has one value per row (moved to the output), per key (moved to V) or per both (kept)."""
     if len(users) != 1 or _divided_anew(view, anchor, users[0].outputs[0]) is not None:
         return None
     node = view.producer(users[0].outputs[0], "Mul", "Div")
@@ -78,10 +78,9 @@ def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.
         return After(node.outputs[0], rows=lambda row: Call(op, (row, other)))
     if rows.one_per_key(shape, anchor.axis) and op_of(node) == "Mul":
         return After(node.outputs[0], keys=other)
-    raise NoMatch(
-        "the probabilities are multiplied by a tensor with values per query and key, and not divided by their new sum",
-        node,
-    )
+    if op_of(node) == "Mul":
+        return After(node.outputs[0], weights=other)
+    raise NoMatch("the probabilities are divided by a tensor with values per query and key", node)
 
 
 def masked_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:

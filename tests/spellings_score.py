@@ -788,7 +788,7 @@ def _no_axis(axis: int) -> Builder:
 
 
 for _axis in (0, 1, 2, -2):
-    refuse(f"softmax over axis {_axis}", "not over the last one")(_no_axis(_axis))
+    refuse(f"softmax over axis {_axis}", "another axis than the keys")(_no_axis(_axis))
 
 
 @refuse("softmax of opset 11 over two axes", "not over the last one")
@@ -797,7 +797,7 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(g.op("Softmax", g.score(), axis=2)))
 
 
-@refuse("sum over another axis", "their sum over the last axis")
+@refuse("sum over another axis", "computed from the scores")
 def _() -> onnx.ModelProto:
     g = Site()
     e, _ = g.exp(g.score())
@@ -876,7 +876,7 @@ def _() -> onnx.ModelProto:
 refuse("guard by a mask of its own", "does not have as its only mask")(
     on_probabilities(lambda g, p, _: g.op("Where", g.input("visible", [SQ, SKV], T.BOOL), p, g.const(0.0)))
 )
-refuse("guard by the mask, moderate fill", "may have a probability")(on_probabilities(_by_same_mask, fill=-1e4))
+match("guard/by the mask, moderate fill")(on_probabilities(_by_same_mask, fill=-1e4))
 refuse("guard with another number", "several nodes")(
     on_probabilities(lambda g, p, _: g.op("Where", g.op("IsNaN", p), g.const(0.1), p))
 )
@@ -889,7 +889,7 @@ refuse("mask from the probabilities", "several nodes")(
 refuse("mask from the scores behind the softmax", "condition on the scores")(
     on_probabilities(lambda g, p, s: g.op("Where", g.op("Greater", s, g.const(0.1)), p, g.const(0.0)), masked=False)
 )
-refuse("tensor of weights", "not divided by their new sum")(on_probabilities(_times([SQ, SKV])))
+match("probability/times a tensor of weights")(on_probabilities(_times([SQ, SKV])))
 refuse("weights divided by the old sum", "several nodes")(
     on_probabilities(lambda g, p, _: g.op("Div", g.op("Mul", p, g.input("w", [SQ, SKV])), g.reduce("ReduceSum", p)))
 )
@@ -911,7 +911,7 @@ def _weighted_anew(g: Site, p: str, _: str) -> str:
 refuse("weighted by any numbers, divided anew", "not provably 0 or 1")(on_probabilities(_weighted_anew))
 
 
-@refuse("probabilities are an output", "graph output")
+@match("probability/an output too")
 def _() -> onnx.ModelProto:
     g = Site()
     p = g.softmax(g.score())

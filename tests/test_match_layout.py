@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+from ort_run import assert_same, run
 from spellings_layout import MATCH, REFUSE, REPEATS, TILED, B, H, feeds
 from test_match import check
 
+from onnx_fa.backend.compile import compile_model
+from onnx_fa.backend.run import load_module
 from onnx_fa.rewriter import explain, rewrite
+from onnx_fa.target import parse_target
 
 
 @pytest.mark.parametrize("name", MATCH)
@@ -33,3 +40,14 @@ def test_repeats_are_groups_of_heads(how: str) -> None:
 def test_repeats_in_another_order_are_not(how: str) -> None:
     (site,) = explain(MATCH[f"repeat_{how}"]()).sites
     assert (site.spec.Hq, site.spec.Hkv) == (H, H)
+
+
+@pytest.mark.slow
+def test_transposed_scores_cut_along_the_keys_are_compiled_to_one_dispatch(tmp_path: Path) -> None:
+    model = MATCH["cut_in_three_upright"]()
+    report = compile_model(model, tmp_path / "m.vmfb", parse_target("cpu-host"))
+    (site,) = report.sites
+    assert (site.fused, site.dispatches, report.misses, report.inspection.buffers) == (True, 1, (), ())
+    given = feeds(model, empty_rows=True)
+    have = load_module(tmp_path / "m.vmfb")(*(given[i.name] for i in model.graph.input))
+    assert_same(run(model, given), [np.asarray(x) for x in have], 2e-5)

@@ -246,7 +246,11 @@ def _dropped(change: Callable[[Site, str], str], fill: float) -> onnx.ModelProto
 @pytest.mark.parametrize("factor", [-1.0, 0.0, 1e-30, -2.0])
 def test_a_factor_between_a_mask_and_the_softmax_undoes_the_mask(factor: float) -> None:
     refused = "so a masked key may have a probability"
-    assert_refused(_dropped(lambda g, s: g.op("Mul", s, g.const(factor)), -1e38), refused)
+    times = _dropped(lambda g, s: g.op("Mul", s, g.const(factor)), -1e38)
+    if factor == 1e-30:  # still a mask of finite numbers, so that no row is NaN: the second one is a weight
+        assert_equal(times)
+    else:
+        assert_refused(times, refused)
     if factor == -1.0:
         assert_refused(_dropped(lambda g, s: g.op("Neg", s), -1e38), refused)
         assert_equal(_dropped(lambda g, s: g.op("Neg", g.op("Neg", s)), -1e38))

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_fa.emit.decomposed import canonical_operands, finish, leave
 from onnx_fa.emit.integers import rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import Positions, compute_type, modify
+from onnx_fa.emit.score import Positions, compute_type, modify, weighted
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph_view import FLOATS
 from onnx_fa.match import NUMPY
@@ -41,6 +41,8 @@ class _Step:
 
     b: OnnxBuilder
     score: ir.Value
+    tensors: list[ir.Value]
+    """Those of the mask terms and the weights, of these keys."""
     columns: Callable[[ir.Value, int], ir.Value]
     carried: list[ir.Value]
 
@@ -87,7 +89,7 @@ def emit(
         p = body.op("Exp", body.op("Sub", step.score, safe))
         new = [m_new, body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))]
         for x in acc:
-            pv = body.op("MatMul", p, step.columns(v, -2))
+            pv = body.op("MatMul", weighted(body, inner, p, step.tensors), step.columns(v, -2))
             new.append(body.op("Add", body.op("Mul", x, alpha), pv))
         return new
 
@@ -183,7 +185,7 @@ class _Keys:
             columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t
             for t, arg in zip(masks, inner.tensors, strict=True)
         ]
-        return _Step(body, modify(body, inner, score, tensors, positions), columns, carried)
+        return _Step(body, modify(body, inner, score, tensors, positions), tensors, columns, carried)
 
 
 def _unrolled(

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
 from onnx_fa.emit.integers import dequantized, rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import Positions, cast, compute_type, modify
+from onnx_fa.emit.score import Positions, cast, compute_type, modify, weighted
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY, ScoreStage
 from onnx_fa.spec import AddMask, AttentionSpec, Elementwise, Stat, inverse
@@ -34,7 +34,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
     p, total = _exponentials(b, spec, score, sink)
     stats = [statistic(b, spec, score, which) for which in spec.stats]
     if spec.rounding is None:
-        return [finish(b, spec, b.op("MatMul", p, v), total), *stats]
+        return [finish(b, spec, b.op("MatMul", weighted(b, spec, p, tensors), v), total), *stats]
     p = b.op("Div", p, total)
     b.nodes[-1].metadata_props[FORM_KEY] = "decomposed"
     if spec.empty_row in ("zero", "guarded"):  # what is NaN becomes zero either way
@@ -58,7 +58,7 @@ def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], st
         spec = replace(spec, mods=())
     if stage in ("scaled", "capped"):
         operands = (*operands[:3], *operands[len(operands) - (spec.sink is not None) :])
-        spec = replace(spec, masks=())
+        spec = replace(spec, masks=(), weights=None)
     inner, q, kt, _, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))

@@ -298,7 +298,10 @@ class FewBody(VectorBody):
                 s = t.read(tile, self.tile_type, t.index(r), i)
                 p = self.weight(s, best[r], total[r])
                 sums[r] = t.vop("arith.addf", sums[r], p)
-                p = self.times_scale(p, self.v_integers, self.keys_at(i, block), block)
+                keys = self.keys_at(i, block)
+                if self.plan.weights is not None:
+                    p = self.key_expression(self.plan.weights, p, keys, r, block)
+                p = self.times_scale(p, self.v_integers, keys, block)
                 tile = t.write(p, tile, self.tile_type, t.index(r), i)
             return [tile, *sums]
 

@@ -59,6 +59,7 @@ def fold_queries(spec: AttentionSpec) -> AttentionSpec:
         Sq=rows,
         masks=tuple(masks),
         sink=spec.sink and dataclasses.replace(spec.sink, shape=shape(spec.sink.shape)),
+        weights=spec.weights and dataclasses.replace(spec.weights, shape=shape(spec.weights.shape)),
     )
 
 

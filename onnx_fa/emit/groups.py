@@ -28,6 +28,7 @@ def split_spec(spec: AttentionSpec) -> AttentionSpec:
         Hkv=1,
         masks=tuple(with_shapes(m, lambda shape: _split_dims(spec, shape)) for m in spec.masks),
         sink=spec.sink and replace(spec.sink, shape=_split_dims(spec, spec.sink.shape)),
+        weights=spec.weights and replace(spec.weights, shape=_split_dims(spec, spec.weights.shape)),
         q_layout=(),
         k_layout=(),
         v_layout=(),

@@ -33,9 +33,11 @@ class Kernel:
 
 def check_plain(spec: AttentionSpec) -> None:
     """Raises UnsupportedError for what only the vector bodies carry: row statistics, K and V otherwise than as numbers, one row for
-    every key, and probabilities that are rounded."""
+    every key, and probabilities that are rounded or multiplied by a tensor."""
     if spec.stats:
         raise UnsupportedError(f"row statistics ({', '.join(spec.stats)}) as outputs")
+    if spec.weights is not None:
+        raise UnsupportedError("probabilities that are multiplied by a tensor before they multiply V")
     if spec.quantized:
         raise UnsupportedError("K or V kept as integers")
     if spec.gathered is not None:

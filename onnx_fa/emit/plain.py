@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_fa.emit.decomposed import canonical_operands, leave, positions, statistic
 from onnx_fa.emit.integers import dequantized, rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import modify
+from onnx_fa.emit.score import modify, weighted
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.normalize import infer_shapes
 from onnx_fa.ops import op_of
@@ -67,7 +67,7 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         p = b.op("Slice", joined, b.ints(0), b.ints(-1), b.ints(-1))
     if spec.rounding is not None:
         p = rounded(b, spec.rounding, p)
-    out = leave(b, spec, b.op("MatMul", p, v))
+    out = leave(b, spec, b.op("MatMul", weighted(b, spec, p, tensors), v))
     stats = [statistic(b, spec, score, which) for which in spec.stats]
     model = finished(b, spec, out, *stats)
     infer_shapes(model)

@@ -79,6 +79,16 @@ def modify(
     return score
 
 
+def weighted(b: OnnxBuilder, spec: AttentionSpec, p: ir.Value, tensors: Sequence[ir.Value]) -> ir.Value:
+    """Probabilities, or exponentials, times the spec's weights, the last of `tensors`."""
+    if spec.weights is None:
+        return p
+    value = tensors[-1]
+    if spec.weights.dtype == "bool":
+        return b.op("Where", value, p, b.const(np.asarray(0, NUMPY[compute_type(spec)])))
+    return b.op("Mul", p, value if spec.weights.dtype == compute_type(spec) else cast(b, value, compute_type(spec)))
+
+
 def _expression(
     b: OnnxBuilder,
     expr: ScoreExpr,

@@ -53,6 +53,8 @@ class ScorePlan:
 
     steps: tuple[IndexStep | ExprStep, ...]
     natural: bool
+    weights: ScoreExpr | None = None
+    """What a probability becomes before it multiplies V, as an expression of itself in the score's place."""
 
     def without(self, terms: Collection[int]) -> ScorePlan:
         """The plan where the terms of those numbers leave the score as it is."""
@@ -62,11 +64,12 @@ class ScorePlan:
                 steps.append(step)
             elif isinstance(step, ExprStep) and step.expr[0] == LOG2:
                 steps.append(ExprStep((LOG2, SCORE)))
-        return ScorePlan(tuple(steps), self.natural)
+        return ScorePlan(tuple(steps), self.natural, self.weights)
 
     @property
     def expressions(self) -> tuple[ScoreExpr, ...]:
-        return tuple(s.expr for s in self.steps if isinstance(s, ExprStep))
+        weights = (self.weights,) if self.weights is not None else ()
+        return (*(s.expr for s in self.steps if isinstance(s, ExprStep)), *weights)
 
 
 def varies(tensor: TensorArg) -> tuple[bool, bool]:
@@ -172,7 +175,11 @@ def score_plan(spec: AttentionSpec) -> ScorePlan:
         elif isinstance(term, (Causal, SlidingWindow)):
             fill = max(term.fill, MASK_FLOOR) if math.isfinite(term.fill) else term.fill
             steps.append(IndexStep(term, fill if i < natural else fill_log2(term.fill)))
-    return ScorePlan(tuple(steps), natural > 0)
+    weights: ScoreExpr | None = None
+    if spec.weights is not None:
+        read: ScoreExpr = ("tensor", len(spec.tensors) - 1)
+        weights = ("Where", read, SCORE, ("f", 0.0)) if spec.weights.dtype == "bool" else ("Mul", SCORE, read)
+    return ScorePlan(tuple(steps), natural > 0, weights)
 
 
 def row_parts(plan: ScorePlan, tensors: tuple[TensorArg, ...]) -> list[ScoreExpr]:

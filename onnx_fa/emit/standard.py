@@ -35,6 +35,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
     if spec.sink is not None:
         raise UnsupportedError("the Attention op has no sink")
+    if spec.weights is not None:
+        raise UnsupportedError("the Attention op multiplies its probabilities by nothing")
     if spec.stats:
         raise UnsupportedError("the Attention op gives no row statistics")
     if any(isinstance(m, Elementwise) for m in spec.masks):

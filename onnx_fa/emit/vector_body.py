@@ -44,6 +44,7 @@ class VectorBody(KeyWalk):
     def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
         super().__init__(spec, config, splits)
         self.qT_type = tensor_type((spec.D // self.PER_STEP, config.BM), "f32")
+        self.tiles: dict[ScoreExpr, list[str]] = {}
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
@@ -341,7 +342,7 @@ class VectorBody(KeyWalk):
 
     def block(self, state: State, block: Block) -> State:
         spec, scratch = self.spec, list(state.scratch)
-        tiles: dict[ScoreExpr, list[str]] = {}
+        self.tiles = tiles = dict[ScoreExpr, list[str]]()
         at = 0
         for part in self.parts:
             end = at + tile_slots(part, spec.tensors)
@@ -408,8 +409,12 @@ class VectorBody(KeyWalk):
                 weights = []
                 for n in range(self.PER_STEP):
                     s = t.read(tile, self.tile_type, t.shifted(i, n), self.lane(j))
-                    weights.append(self.weight(s, best[j], total[j]))
-                    sums[j] = t.vop("arith.addf", sums[j], weights[-1])
+                    p = self.weight(s, best[j], total[j])
+                    sums[j] = t.vop("arith.addf", sums[j], p)
+                    if self.plan.weights is not None:
+                        row = self.row(block, t.shifted(i, n))
+                        p = self.expression(self.plan.weights, p, row, j, self.tiles)
+                    weights.append(p)
                 tile = t.write(self.one_step(weights), tile, self.tile_type, place, self.lane(j))
             return [tile, *sums]
 

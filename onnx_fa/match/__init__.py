@@ -7,6 +7,7 @@ Miss with a reason and a node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -130,6 +131,21 @@ def _match_behind(
     return found
 
 
+def _dropped_or_weighted(
+    steps: Sequence[Step], behind: Behind, guard: Guard, anchor: Anchor
+) -> tuple[list[Step], Guard, Expr | None, NoMatch | None]:
+    """The steps, the guard and the weights of the probabilities. A mask that sets some to zero and is not the score's own is a
+    weight of 0 or 1: then also why it is not the score's. Raises NoMatch where it is neither."""
+    try:
+        return *apply_drops(steps, replace(behind, guard=guard), anchor), behind.weights, None
+    except NoMatch as why:
+        if len(behind.drops) != 1 or behind.rounding is not None:
+            raise
+        drop = behind.drops[0]
+        keep = Call("Not", (drop.keep,)) if drop.inverted else drop.keep
+        return list(steps), guard, keep, why
+
+
 def _match_tail(
     view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind
 ) -> tuple[Match, ir.Node, Site]:
@@ -147,7 +163,7 @@ def _match_tail(
     readings.sort(key=lambda r: r[1][1] is r[0][1])  # the product that takes in the others comes first
     for _, (inner, qk) in readings:
         try:
-            steps, guarded = apply_drops([*inner, *behind.steps], replace(behind, guard=guard), anchor)
+            steps, guarded, weights, why = _dropped_or_weighted([*inner, *behind.steps], behind, guard, anchor)
             site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axis)
             match = build_match(
                 view,
@@ -163,7 +179,11 @@ def _match_tail(
                 wrap=behind.wrap,
                 v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
                 sink=placed_at_softmax(site, sink),
+                weights=None if weights is None else placed_on_probabilities(view, patterns, site, weights),
+                keeps=why is not None,
             )
+            if why is not None and match.spec.empty_row == "nan" and not never_empty(match.spec.masks):
+                raise why  # a dropped probability is zero even where its row is NaN
             match = replace(match, spec=replace(match.spec, rounding=behind.rounding))
             return match, qk.node, site
         except NoMatch as e:

@@ -68,10 +68,13 @@ def build_match(
     extra_terms: Sequence[Term] = (),
     sink: Expr | None = None,
     v_factors: Sequence[Expr] = (),
+    weights: Expr | None = None,
+    keeps: bool = False,
 ) -> Match:
     """Folds steps into scale, modifications and mask terms, and checks that everything fits an AttentionSpec.
 
-    `v_factors` (..., 1, Skv) multiply the probabilities; they are applied to V.
+    `v_factors` (..., 1, Skv) multiply the probabilities; they are applied to V. `weights` (..., Sq, Skv) multiply them too,
+    as floats, or as booleans where they say which ones it `keeps`.
     """
     if dtype is None:
         raise NoMatch(f"element type {output.dtype} is not a float type that attention is defined on", anchor)
@@ -95,7 +98,13 @@ def build_match(
     terms = _tighten(terms)
     masks = tuple(t.term for t in terms)
     sink_arg: TensorArg | None = None
+    weights_arg: TensorArg | None = None
     value_operands = (o.q.value, o.k.value, o.v.value, *(x for t in terms for x in t.operands))
+    if weights is not None:
+        read: ScoreExpr = ("ToFloat", ("tensor", 0)) if keeps else ("tensor", 0)
+        (fitted,) = mask(view, Map(read, (weights,)), score_shape, dtype)
+        (weights_arg,) = term_tensors(fitted.term)
+        value_operands = (*value_operands, *fitted.operands)
     if sink is not None:
         # A sink is fitted to the score as a mask would be, but has no keys.
         (fitted,) = mask(view, Map(("tensor", 0), (sink,)), (*score_shape[:-1], 1), dtype)
@@ -128,6 +137,7 @@ def build_match(
             mods=mods,
             masks=masks,
             sink=sink_arg,
+            weights=weights_arg,
             empty_row=_empty_row(masks, guard),
             q_layout=o.q.layout,
             k_layout=o.k.layout,

@@ -183,6 +183,8 @@ class After:
     """It treats every probability of a row alike, which can as well be done to the output."""
     keys: Expr | None = None
     """It multiplies the probabilities of a key, which can as well be done to V: (..., 1, Skv)."""
+    weights: Expr | None = None
+    """It multiplies the probabilities by a tensor with values per query and key, which stays between them and V."""
     step: Step | None = None
     """It masks and divides by the new sum: one more step on the score."""
     drop: Select | None = None
@@ -290,6 +292,7 @@ class Behind:
     steps: tuple[Step, ...] = ()
     drops: tuple[Select, ...] = ()
     rounding: Rounding | None = None
+    weights: Expr | None = None
     shown: tuple[ir.Value, ...] = ()
     """Probabilities, as they multiply V, that are an output of the model too."""
 

@@ -51,6 +51,7 @@ class _State:
     cut: bool = False
     regroups: tuple[ir.Node, ...] = ()
     rounding: Rounding | None = None
+    weights: Expr | None = None
     shown: tuple[ir.Value, ...] = ()
 
     @property
@@ -102,7 +103,7 @@ def _showing(anchor: Anchor, state: _State, further: Sequence[ir.Node]) -> _Stat
         raise NoMatch("the softmax result is a graph output")
     if anchor.row_sum is not None or anchor.unscaled:
         raise NoMatch("the exponentials are a graph output before they are divided by their sum")
-    if state.wrap or state.keys or state.rounding is not None:
+    if state.wrap or state.keys or state.weights is not None or state.rounding is not None:
         raise NoMatch("the probabilities are a graph output after they are multiplied by a factor or rounded")
     if state.regroups:
         raise NoMatch("the probabilities are a graph output after their axes are moved", state.regroups[-1])
@@ -151,7 +152,17 @@ def _before_product(anchor: Anchor, state: _State, pv: Product) -> Behind:
     weighting = Weighting(pv, sides[0], state.prob, state.regroups)
     if state.wrap and not keeps_rows(weighting):
         raise NoMatch("the axes move between a factor on the probabilities and the matmul with V", node)
-    return Behind(weighting, state.guard, state.wrap, state.keys, state.steps, state.drops, state.rounding, state.shown)
+    return Behind(
+        weighting,
+        state.guard,
+        state.wrap,
+        state.keys,
+        state.steps,
+        state.drops,
+        state.rounding,
+        state.weights,
+        state.shown,
+    )
 
 
 def keeps_rows(weighting: Weighting) -> bool:
@@ -193,17 +204,22 @@ def _check_deferred(anchor: Anchor, after: After) -> None:
 def _with(state: _State, after: After) -> _State:
     """The state behind one more layer. Raises NoMatch for layers whose order matters and cannot be kept."""
     node = after.value.producer()
-    if after.guard and (state.wrap or state.keys):
+    weighted = state.weights is not None
+    if weighted and (after.weights is not None or after.drop is not None):
+        raise NoMatch("the probabilities are multiplied by two tensors with values per query and key", node)
+    if after.weights is not None and (state.rounding is not None or state.drops):
+        raise NoMatch("the probabilities are changed before they are multiplied by values per query and key", node)
+    if after.guard and (state.wrap or state.keys or weighted):
         raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", node)
-    if after.step is not None and (state.wrap or state.keys or state.drops):
+    if after.step is not None and (state.wrap or state.keys or state.drops or weighted):
         raise NoMatch("probabilities are changed before they are masked and divided anew", node)
     if after.cut and state.cut:
         raise NoMatch("the probabilities are sliced twice", node)
-    if after.rounding is not None and (state.wrap or state.keys or state.rounding is not None):
+    if after.rounding is not None and (state.wrap or state.keys or weighted or state.rounding is not None):
         raise NoMatch("the probabilities are changed before they are rounded", node)
     if state.rounding is not None and (after.guard or after.step is not None or after.drop is not None):
         raise NoMatch("the probabilities are masked or guarded after they are rounded", node)
-    placed = after.cut or after.rows or after.keys or after.step or after.drop or after.guard == "zero"
+    placed = after.cut or after.rows or after.keys or after.weights or after.step or after.drop or after.guard == "zero"
     if placed and state.regroups:
         raise NoMatch("the axes of the probabilities are moved before they are changed", node)
     return replace(
@@ -218,6 +234,7 @@ def _with(state: _State, after: After) -> _State:
         cut=state.cut or after.cut,
         regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
         rounding=after.rounding or state.rounding,
+        weights=after.weights or state.weights,
     )
 
 
