@@ -122,7 +122,7 @@ def _without_round_trip(value: ir.Value) -> ir.Value:
     while True:
         node = value.producer()
         source = node.inputs[0] if node is not None and op_of(node) == "Cast" else None
-        if source is None:
+        if source is None or source.dtype is None or value.dtype is None:  # a node just made has no type yet
             return value
         if source.dtype != value.dtype:
             node = source.producer()
