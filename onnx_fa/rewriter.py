@@ -183,6 +183,8 @@ def rewrite_in_place(
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
         model.graph.opset_imports[DOMAIN] = 1
+    if form == "blocked" and sites and (model.ir_version or 4) < 4:
+        model.ir_version = 4  # before, onnxruntime knows no initializer that only a subgraph reads and that is no input
     if consts:
         for graph in consts:
             _drop_unused_initializers(graph, keep=unused)
