@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from spellings_score import Site, feeds
 
 from onnx_fa.backend.compile import compile_model
 from onnx_fa.backend.run import load_module
+from onnx_fa.cases import FLOAT_MIN
 from onnx_fa.rewriter import FORMS, explain, rewrite
 from onnx_fa.spec import AddMask
 from onnx_fa.target import parse_target
@@ -129,6 +131,58 @@ def test_a_form_that_refuses_leaves_nothing_behind() -> None:
     assert not report.sites and "row statistics" in report.misses[0].reason
     assert [i.name for i in once.graph.initializer] == [i.name for i in model.graph.initializer]
     assert rewrite(once, "blocked")[0].SerializeToString() == once.SerializeToString()
+
+
+def _with_lse(change: Callable[[Site, str], str]) -> onnx.ModelProto:
+    g = Site()
+    s = change(g, g.score())
+    lse = g.reduce("ReduceLogSumExp", s)
+    return g.model({g.times_v(g.softmax(s)): ([B, H, SQ, DV], T.FLOAT), lse: ([*ROWS, 1], T.FLOAT)})
+
+
+def _fill(value: float) -> np.ndarray[Any, Any]:
+    """A mask whose second row masks every key."""
+    mask = np.zeros((SQ, SKV), np.float32)
+    mask[1], mask[2, 3:] = value, value
+    return mask
+
+
+def _less_ones(g: Site, fill: float) -> str:
+    kept = g.op("Cast", g.keep(B, 1, SQ, SKV), to=T.FLOAT)
+    return g.op("Mul", g.op("Sub", g.const(1.0), kept), g.const(fill))
+
+
+def _lowest_twice(g: Site, s: str) -> str:
+    return g.op("Add", g.op("Add", s, g.const(_fill(FLOAT_MIN))), g.const(_fill(FLOAT_MIN)))
+
+
+TOLD: dict[str, Callable[[Site, str], str]] = {
+    "a constant of -1e4": lambda g, s: g.op("Add", s, g.const(_fill(-1e4))),
+    "a constant of -1e36": lambda g, s: g.op("Add", s, g.const(_fill(-1e36))),
+    "the lowest f32": lambda g, s: g.op("Add", s, g.const(_fill(FLOAT_MIN))),
+    "-inf": lambda g, s: g.op("Add", s, g.const(_fill(-np.inf))),
+    "a mask of f16": lambda g, s: g.op("Add", s, g.op("Cast", g.input("h", [SQ, SKV], T.FLOAT16), to=T.FLOAT)),
+    "the lowest f32 in place of scores": lambda g, s: g.op("Where", g.keep(B, 1, SQ, SKV), s, g.const(FLOAT_MIN)),
+    "(1 - mask) * -1e4": lambda g, s: g.op("Add", s, _less_ones(g, -1e4)),
+}
+NOT_TOLD: dict[str, Callable[[Site, str], str]] = {
+    "a constant of -1e38": lambda g, s: g.op("Add", s, g.const(_fill(-1e38))),
+    "half the lowest f32": lambda g, s: g.op("Add", s, g.op("Mul", g.const(_fill(FLOAT_MIN)), g.const(0.5))),
+    "the lowest f32 twice": _lowest_twice,
+    "a tensor": lambda g, s: g.op("Add", s, g.input("m", [SQ, SKV])),
+    "-1e38 in place of scores": lambda g, s: g.op("Where", g.keep(B, 1, SQ, SKV), s, g.const(-1e38)),
+    "(1 - mask) * -1e38": lambda g, s: g.op("Add", s, _less_ones(g, -1e38)),
+}
+"""Masks with which a row's largest score can lie where kernels know one number only."""
+
+
+@pytest.mark.parametrize("name", [*TOLD, *NOT_TOLD])
+def test_row_statistics_of_low_masks(name: str) -> None:
+    report = explain(_with_lse({**TOLD, **NOT_TOLD}[name]))
+    if name in TOLD:
+        assert report.sites[0].spec.stats == ("lse",) and not report.misses
+    else:
+        assert not report.sites and "a row statistic of scores" in report.misses[0].reason
 
 
 # A score of several products.

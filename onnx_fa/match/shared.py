@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,11 +10,12 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.axes import leaves, moved
+from onnx_fa.match.low_scores import check_low_scores
 from onnx_fa.match.operands import Site
 from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, values_of
 from onnx_fa.match.walk import reader_elsewhere
 from onnx_fa.ops import op_of
-from onnx_fa.spec import LOWEST_STAT, AttentionSpec, BoolMask, Causal, SlidingWindow, Stat
+from onnx_fa.spec import Stat
 
 _OPS: dict[str, Stat] = {"ReduceLogSumExp": "lse", "ReduceMax": "max"}
 _LARGEST_DV = 512
@@ -40,7 +40,7 @@ def with_statistics(
             continue  # part of the softmax
         if reader_elsewhere(view, qk, [*outputs, *values]) is not None:
             continue  # the scores are read by something else as well: a miss
-        _check(match.spec, anchor, behind, value)
+        _check(view, match, anchor, behind, value)
         if which not in stats:
             stats.append(which)
         further.append(Further(value, 1 + stats.index(which), (_as_read(view, site, match, value, anchor.axis),)))
@@ -58,17 +58,13 @@ def _over_keys(view: GraphView, node: ir.Node, anchor: Anchor) -> bool:
     return len(axes) == 1 and view.is_axis(anchor.score, axes[0], anchor.axis)
 
 
-def _check(spec: AttentionSpec, anchor: Anchor, behind: Behind, value: ir.Value) -> None:
+def _check(view: GraphView, match: Match, anchor: Anchor, behind: Behind, value: ir.Value) -> None:
     node = value.producer()
-    if spec.sink is not None:
+    if match.spec.sink is not None:
         raise NoMatch("a row statistic without the sink that the softmax has", node)
     if anchor.unscaled or behind.steps or behind.drops:
         raise NoMatch("a row statistic of scores that are masked anew behind the softmax", node)
-    for mask in spec.masks:
-        if isinstance(mask, (BoolMask, Causal, SlidingWindow)):
-            lowest = -3.4028234663852886e38
-            if math.isfinite(mask.fill) and lowest < mask.fill < LOWEST_STAT:
-                raise NoMatch(f"a row statistic of scores masked with {mask.fill:g}", node)
+    check_low_scores(view, match.spec, match.operands, node)
 
 
 def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, axis: int) -> Callable[[Expr], Expr]:

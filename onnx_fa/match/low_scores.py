@@ -1,0 +1,198 @@
+"""How low masks can push the scores of a row, where the model reads a row statistic.
+
+A kernel works in units of log2 and so tells no finite statistic below LOWEST_STAT from the lowest f32 (`AttentionSpec.stats`). The
+two agree where what masks make of a score is either a number above that or the lowest f32 itself; anything between is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.expr import SCORE, ScoreExpr
+from onnx_fa.graph_view import Array, GraphView
+from onnx_fa.match.types import Call, Const, Expr, NoMatch
+from onnx_fa.spec import (
+    LOWEST_STAT,
+    AddMask,
+    AttentionSpec,
+    Causal,
+    Elementwise,
+    MaskTerm,
+    SlidingWindow,
+    TensorArg,
+    term_tensors,
+)
+
+LOWEST = -3.4028234663852886e38
+_VANISHES = 1e30
+"""Half an ulp of the lowest f32 is more: it stays the same with less added."""
+_INTEGERS = 2.0**63
+_HALF = 65504.0
+_MOVES = frozenset(
+    ["Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
+)
+"""Ops whose result holds numbers of their first operand, converted at the most."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The finite numbers that something can be: from `low` to `high`, and with `lowest` also the lowest f32."""
+
+    low: float
+    high: float
+    lowest: bool = False
+
+    def __or__(self, other: Values) -> Values:
+        return Values(min(self.low, other.low), max(self.high, other.high), self.lowest or other.lowest)
+
+
+SCORES = Values(-1e12, 1e12)
+"""A product of Q and K: one beyond that is no score that a model computes with."""
+ANYTHING = Values(-math.inf, math.inf)
+_UNIT = Values(-1.0, 1.0)
+
+
+def check_low_scores(view: GraphView, spec: AttentionSpec, operands: Sequence[Expr], node: ir.Node | None) -> None:
+    """Raises NoMatch, at `node`, where masks may make a row's largest score finite, below LOWEST_STAT, and not the lowest f32."""
+    if spec.dtype == "f64":
+        return  # no kernel computes it
+    scores, rest = SCORES, iter(operands[3:])
+    for term in spec.masks:
+        tensors = [_of_tensor(view, next(rest), t) for t in term_tensors(term)]
+        scores = _evaluate(_expression(term), scores, tensors)
+        if scores.low == -math.inf:
+            raise NoMatch("a row statistic of scores to which a mask adds numbers that are not known", node)
+        if scores.low < LOWEST_STAT:
+            raise NoMatch(f"a row statistic of scores that a mask can make as low as {scores.low:g}", node)
+
+
+def _expression(term: MaskTerm) -> ScoreExpr:
+    if isinstance(term, Elementwise):
+        return term.expr
+    if isinstance(term, AddMask):
+        return ("Add", SCORE, ("Mul", ("tensor", 0), ("f", term.factor)) if term.factor != 1.0 else ("tensor", 0))
+    shown: ScoreExpr = ("b", True) if isinstance(term, (Causal, SlidingWindow)) else ("tensor", 0)
+    return ("Where", shown, SCORE, ("f", term.fill))
+
+
+def _of_numbers(numbers: Array) -> Values:
+    finite = numbers[np.isfinite(numbers)].astype(np.float64) if numbers.dtype.kind != "b" else numbers.astype(float)
+    ordinary = finite[finite > LOWEST]
+    low, high = (float(ordinary.min()), float(ordinary.max())) if ordinary.size else (0.0, 0.0)
+    return Values(low, high, ordinary.size < finite.size)
+
+
+def _of_tensor(view: GraphView, operand: Expr, tensor: TensorArg) -> Values:
+    if tensor.kind == "float":
+        return _of_operand(view, operand)
+    return Values(0, 1) if tensor.kind == "bool" else Values(-_INTEGERS, _INTEGERS)
+
+
+def _of_operand(view: GraphView, e: Expr | None, depth: int = 8) -> Values:
+    """What a tensor can hold: from constants, types, and the ops on them."""
+    if isinstance(e, Const):
+        return _of_numbers(e.array)
+    if isinstance(e, Call):
+        op, args = e.op, e.args
+    else:
+        known = view.const(e)
+        if known is not None:
+            return _of_numbers(known)
+        node = view.producer(e)
+        found = _of_type(e.dtype if e is not None else None)
+        if found is not None or node is None or e is None or depth == 0:
+            return found or ANYTHING
+        op, args = node.op_type, tuple(i for i in node.inputs if i is not None)
+    if op == "Concat":
+        parts = [_of_operand(view, a, depth - 1) for a in args]
+        return _union(parts)
+    if op in _MOVES:
+        return _of_operand(view, args[0], depth - 1)
+    if op == "Where":
+        return _of_operand(view, args[1], depth - 1) | _of_operand(view, args[2], depth - 1)
+    if op not in _ARITHMETIC or len(args) > 2:
+        return ANYTHING
+    return _apply(op, [_of_operand(view, a, depth - 1) for a in args])
+
+
+def _union(parts: Sequence[Values]) -> Values:
+    result = parts[0]
+    for part in parts[1:]:
+        result = result | part
+    return result
+
+
+def _of_type(dtype: ir.DataType | None) -> Values | None:
+    if dtype == ir.DataType.BOOL:
+        return Values(0, 1)
+    if dtype == ir.DataType.FLOAT16:
+        return Values(-_HALF, _HALF)
+    return Values(-_INTEGERS, _INTEGERS) if dtype is not None and dtype.is_integer() else None
+
+
+def _evaluate(expr: ScoreExpr, score: Values, tensors: Sequence[Values]) -> Values:
+    match expr:
+        case ("score",):
+            return score
+        case ("tensor", n):
+            return tensors[n]
+        case ("f" | "i", value):
+            return _of_numbers(np.asarray([value]))
+        case ("Where", _, a, b):
+            return _evaluate(a, score, tensors) | _evaluate(b, score, tensors)
+        case ("ToFloat", a):
+            return _evaluate(a, score, tensors)
+        case ("q" | "k" | "Sq" | "Skv",):
+            return Values(0, 2.0**31)
+        case ("And" | "Or" | "Xor" | "Not" | "IsNaN" | "Equal" | "Less" | "LessOrEqual", *_):
+            return Values(0, 1)
+        case ("Greater" | "GreaterOrEqual" | "ToBool" | "b", *_):
+            return Values(0, 1)
+    return _apply(expr[0], [_evaluate(a, score, tensors) for a in expr[1:]])
+
+
+def _add(a: Values, b: Values) -> Values:
+    for x, other in ((a, b), (b, a)):
+        if x.lowest and (other.lowest or max(-other.low, other.high) > _VANISHES):
+            return Values(2 * LOWEST + min(other.low, 0.0), math.inf)
+    return Values(a.low + b.low, a.high + b.high, a.lowest or b.lowest)
+
+
+def _multiply(a: Values, b: Values) -> Values:
+    products = [0.0 if 0 in (x, y) else x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+    return Values(min(products), max(products))
+
+
+_ARITHMETIC: Mapping[str, Callable[..., Values]] = {
+    "Add": _add,
+    "Sub": lambda a, b: _add(a, Values(-b.high, -b.low)),
+    "Mul": _multiply,
+    "Neg": lambda a: Values(-a.high, -a.low),
+    "Abs": lambda a: Values(0.0, max(-a.low, a.high)),
+    "Relu": lambda a: Values(max(a.low, 0.0), max(a.high, 0.0)),
+    "Min": lambda a, b: Values(min(a.low, b.low), min(a.high, b.high)),
+    "Max": lambda a, b: Values(max(a.low, b.low), max(a.high, b.high)),
+    "Softplus": lambda a: Values(0.0, max(a.high, 0.0) + 1.0),
+    "Exp": lambda a: Values(0.0, math.exp(a.high) if a.high < 700 else math.inf),
+    "Sqrt": lambda a: Values(0.0, max(a.high, 1.0)),
+    "Floor": lambda a: Values(a.low - 1, a.high),
+    "Ceil": lambda a: Values(a.low, a.high + 1),
+    "Round": lambda a: Values(a.low - 1, a.high + 1),
+    "Sigmoid": lambda a: Values(0.0, 1.0),
+} | {name: (lambda a: _UNIT) for name in ("Tanh", "Erf", "Sin", "Cos", "Sign")}
+
+
+def _apply(op: str, args: Sequence[Values]) -> Values:
+    """What an op makes of its operands; anything, where that is not known or the lowest f32 takes part in more than a sum."""
+    if op == "Mod" and args[1].low > 0:
+        return Values(0.0, args[1].high)
+    if op == "Div" and args[1].low > 0:
+        return _multiply(args[0], Values(1 / args[1].high, 1 / args[1].low)) if not args[0].lowest else ANYTHING
+    if op not in _ARITHMETIC or (op != "Add" and any(a.lowest for a in args[op == "Sub" :])):
+        return ANYTHING
+    return _ARITHMETIC[op](*args)
