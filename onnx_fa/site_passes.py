@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -70,18 +70,21 @@ class _Sizes:
 def site_passes(view: GraphView, match: Match) -> SitePasses:
     """Counts the site's passes before and after. What cannot be counted is said in `reason`."""
     sizes = _Sizes()
-    before: PassReport | None = None
-    after: PassReport | None = None
-    reasons = []
-    try:
-        model, seeds = _region(view, match, sizes)
-        before = count_passes(model, seeds)
-    except UnsupportedError as e:
-        reasons.append(str(e))
-    try:
-        after = passes_after(sizes.bind(match.spec))
-    except UnsupportedError as e:
-        reasons.append(str(e))
+    reasons: list[str] = []
+
+    def counted(count: Callable[[], PassReport]) -> PassReport | None:
+        try:
+            return count()
+        except UnsupportedError as e:
+            reasons.append(str(e))
+        except (
+            Exception
+        ) as e:  # ONNX's checker, evaluator and inliner raise what they like, and a count is for information
+            reasons.append(f"passes not counted: {type(e).__name__} of {type(e).__module__}: {one_line(e)}")
+        return None
+
+    before = counted(lambda: count_passes(*_region(view, match, sizes)))
+    after = counted(lambda: passes_after(sizes.bind(match.spec)))
     return SitePasses(before, after, "; ".join(reasons))
 
 

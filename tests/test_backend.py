@@ -17,7 +17,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_fa.backend import limits
-from onnx_fa.backend.compile import COMPILER_ENV, MODEL_FLAGS, compile_model, import_model, iree_compile, merge_flags
+from onnx_fa.backend.compile import (
+    COMPILER_ENV,
+    KEEP_F64,
+    MODEL_FLAGS,
+    compile_model,
+    import_model,
+    iree_compile,
+    merge_flags,
+)
 from onnx_fa.backend.importer import import_mlir
 from onnx_fa.backend.inspect import inspect_vmfb, is_score_shape
 from onnx_fa.backend.legalize import legalize
@@ -102,6 +110,36 @@ def test_compile_and_run(tmp_path: Path) -> None:
         load_module(out, function="f")
     with pytest.raises(RunError, match="main:"):
         load_module(out)(np.zeros((3, 3), np.float32))
+    with pytest.raises(RunError, match="main:"):
+        load_module(out)(np.zeros(4, "datetime64[s]"))  # a KeyError of the bindings
+
+
+def test_f64_stays_f64(tmp_path: Path) -> None:
+    """IREE would compute it in f32 by default, and take the callers' buffers of f64 for f32."""
+    shape, out = [1, 2, 6, 8], tmp_path / "f64.vmfb"
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["o"]),
+    ]
+    shapes = {"q": shape, "k": [1, 2, 8, 6], "v": shape}
+    inputs = [helper.make_tensor_value_info(n, TensorProto.DOUBLE, s) for n, s in shapes.items()]
+    outputs = [helper.make_tensor_value_info("o", TensorProto.DOUBLE, shape)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )
+    report = compile_model(model, out, TARGET)
+    assert not report.sites and "f64" in report.misses[0].reason
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s) for s in shapes.values())
+    e = np.exp(q @ k)
+    want = e / e.sum(axis=-1, keepdims=True) @ v
+    (have,) = load_module(out)(q, k, v)
+    assert have.dtype == np.float64
+    np.testing.assert_allclose(have, want, rtol=1e-13)
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.elem_type = TensorProto.FLOAT
+    assert not set(KEEP_F64) & set(import_model(model, TARGET).flags)
 
 
 def test_compile_error_names_a_log(tmp_path: Path) -> None:

@@ -230,3 +230,39 @@ def test_a_sinks_column_is_more_than_all_keys() -> None:
  o = MatMul(w, v)"""
     assert _count(_model(body)).count == 4  # the column itself waits for the maximum
     assert _count(_model(body.replace("ReduceMax(s, last)", "ReduceMax(q, last)"))).count == 3
+
+
+def _of_bf16(nodes: str) -> onnx.ModelProto:
+    head = """<ir_version: 10, opset_import: ["": 13]>
+    g (bfloat16[1,2,5,8] q, bfloat16[1,2,5,8] k, bfloat16[1,2,5,8] v, bool[5,5] keep) => (bfloat16[1,2,5,8] o) {"""
+    return parser.parse_model(head + nodes + "}")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        """s = Einsum<equation="bhqd,bhkd->bhqk">(q, k)
+        p = Softmax<axis=-1>(s)
+        o = Einsum<equation="bhqk,bhkd->bhqd">(p, v)""",
+        """kt = Transpose<perm=[0,1,3,2]>(k)
+        s = MatMul(q, kt)
+        low = Neg(s)
+        m = Where(keep, s, low)
+        p = Softmax<axis=-1>(m)
+        o = MatMul(p, v)""",
+    ],
+)
+def test_types_that_onnx_does_not_give_an_op(nodes: str) -> None:
+    """Einsum takes no bf16, and Where none before opset 16: JAX's exporters write both."""
+    (site,) = explain(_of_bf16(nodes), passes=True).sites
+    assert site.passes is not None and site.passes.words == "3 -> 1"
+
+
+def test_no_exception_leaves_the_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> PassReport:
+        raise ZeroDivisionError("by\nzero")
+
+    monkeypatch.setattr("onnx_fa.site_passes.count_passes", fails)
+    (site,) = explain(tiny.attention(tmp_path / "m.onnx"), passes=True).sites
+    assert site.passes is not None and site.passes.before is None
+    assert "passes not counted: ZeroDivisionError" in site.passes.reason and "\n" not in site.passes.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,10 @@ MODEL_FLAGS: dict[str, tuple[str, ...]] = {
     )
 }
 """Flags for a whole model, by backend."""
+
+KEEP_F64 = ("--iree-input-demote-f64-to-f32=false",)
+"""For a model that has f64: by default IREE computes it in f32, and takes the caller's buffers for f32 as well."""
+_F64 = re.compile(r"[,x<]f64\b")
 
 
 def find_compiler() -> Path:
@@ -164,7 +169,8 @@ def import_model(
     target = parse_target(target) if isinstance(target, str) else target
     planned = plan_kernels(model, target, refused)
     text = import_mlir(to_proto(planned.model), planned.kernels)
-    flags = tuple(dict.fromkeys(f for k in planned.kernels.values() for f in k.flags))
+    own = KEEP_F64 if _F64.search(text) else ()
+    flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
     return ImportedModule(text, planned.sites, planned.misses, planned.kernels, flags, planned.model)
 
 

@@ -79,7 +79,7 @@ def load_module(
         context.add_vm_module(module)
     except OSError as e:
         raise RunError(f"{vmfb!r}: cannot be read: {e.strerror}") from e
-    except (RuntimeError, ValueError) as e:
+    except Exception as e:  # the bindings raise whatever their C++ throws
         raise RunError(f"the module cannot be loaded on {device}: {one_line(e)}") from e
     names = [n for n in module.function_names if not n.startswith("__")]
     if function is None:
@@ -96,7 +96,7 @@ def load_module(
             result = invoke(*arrays)
             results = result if isinstance(result, (list, tuple)) else [result]
             return [np.asarray(r.to_host()) for r in results]
-        except (RuntimeError, ValueError) as e:
+        except Exception as e:  # the bindings raise whatever their C++ throws, and KeyError for types that NumPy lacks
             raise RunError(f"{function}: {one_line(e)}") from e
 
     return call

@@ -54,7 +54,6 @@ class Values:
 SCORES = Values(-1e12, 1e12)
 """A product of Q and K: one beyond that is no score that a model computes with."""
 ANYTHING = Values(-math.inf, math.inf)
-_UNIT = Values(-1.0, 1.0)
 
 
 def check_low_scores(view: GraphView, spec: AttentionSpec, operands: Sequence[Expr], node: ir.Node | None) -> None:
@@ -115,7 +114,7 @@ def _of_operand(view: GraphView, e: Expr | None, depth: int = 8) -> Values:
         return _of_operand(view, args[0], depth - 1)
     if op == "Where":
         return _of_operand(view, args[1], depth - 1) | _of_operand(view, args[2], depth - 1)
-    if op not in _ARITHMETIC or len(args) > 2:
+    if len(args) > 2:
         return ANYTHING
     return _apply(op, [_of_operand(view, a, depth - 1) for a in args])
 
@@ -183,12 +182,14 @@ _ARITHMETIC: Mapping[str, Callable[..., Values]] = {
     "Floor": lambda a: Values(a.low - 1, a.high),
     "Ceil": lambda a: Values(a.low, a.high + 1),
     "Round": lambda a: Values(a.low - 1, a.high + 1),
-    "Sigmoid": lambda a: Values(0.0, 1.0),
-} | {name: (lambda a: _UNIT) for name in ("Tanh", "Erf", "Sin", "Cos", "Sign")}
+}
+_BOUNDED = ("Tanh", "Erf", "Sin", "Cos", "Sign", "Sigmoid")
 
 
 def _apply(op: str, args: Sequence[Values]) -> Values:
     """What an op makes of its operands; anything, where that is not known or the lowest f32 takes part in more than a sum."""
+    if op in _BOUNDED:
+        return Values(-1.0, 1.0)
     if op == "Mod" and args[1].low > 0:
         return Values(0.0, args[1].high)
     if op == "Div" and args[1].low > 0:
