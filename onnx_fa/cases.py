@@ -288,7 +288,7 @@ def _draw_mask(rng: np.random.Generator, spec: AttentionSpec, mask: TensorMask, 
     keep = rng.random(shape) < 0.75
     if keep.shape[-1] > 1 and keep.ndim > 1:
         keep[..., 0] = True  # a row loses all keys only on purpose
-    if adversarial and keep.ndim > 1:
+    if adversarial and keep.ndim > 1 and keep.size:
         rows = keep.reshape(-1, keep.shape[-1])
         rows[:: max(1, len(rows) // 5)] = False
     if isinstance(mask, BoolMask):

@@ -112,7 +112,7 @@ def logits(spec: AttentionSpec, *operands: Array) -> F64:
 def statistic(spec: AttentionSpec, which: Stat, *operands: Array) -> F64:
     """A row statistic (*B, Hq, Sq) of the spec's operands, as `AttentionSpec.stats` says."""
     s = logits(spec, *operands)
-    top = s.max(axis=-1)
+    top = s.max(axis=-1, initial=-np.inf)
     result = top
     if which == "lse":
         finite = np.where(np.isinf(top), 0.0, top)
@@ -133,12 +133,13 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
 
     `operands` are in the order and layouts that the spec names.
     A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
+    Without any keys at all (Skv = 0) every row is a sum of nothing: zero.
     """
     s = logits(spec, *operands)
     operands = tuple(dequantized(spec, operands))
     v = canonical(spec, 2, operands[2])
     with np.errstate(invalid="ignore"):
-        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p = np.exp(s - s.max(axis=-1, keepdims=True, initial=-np.inf))
         p = p / p.sum(axis=-1, keepdims=True)
     if spec.empty_row == "guarded":
         p = np.where(np.isnan(p), 0.0, p)

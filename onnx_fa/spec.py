@@ -221,7 +221,8 @@ class AttentionSpec:
     takes its part in the softmax and has no value (softmax(concat(scores, sink)) without its last column). `empty_row` is what a
     query with no key left (all its scores -inf) yields: "nan", as softmax does;
     "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
-    says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. `stats` are further outputs behind
+    says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. Without any keys (Skv = 0) the
+    output is zero whatever `empty_row` says, a product over an empty axis. `stats` are further outputs behind
     the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
     finite ones below LOWEST_STAT become the lowest f32. `rounding` is done to the normalised probabilities, those of a sink's row
     too. `weights`, of a shape that broadcasts to the score's, multiply the normalised probabilities before those multiply v (true

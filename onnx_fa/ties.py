@@ -50,7 +50,7 @@ def slack(spec: AttentionSpec, operands: Sequence[Array]) -> F64:
     q, k, v = (canonical(spec, i, numbers[i]) for i in range(3))
     with np.errstate(all="ignore"):
         s, error, low, high = _scores(spec, q, k, numbers[3:])
-        top = high.max(axis=-1, keepdims=True)
+        top = high.max(axis=-1, keepdims=True, initial=-np.inf)
         sink: F64 | float = 0.0
         if spec.sink is not None:
             logit = numbers[-1].astype(np.float64)

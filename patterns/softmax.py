@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView, attr_int
-from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, reciprocal_of
+from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
 from onnx_fa.ops import op_of
 from onnx_fa.patterns import rows
 
@@ -131,7 +131,8 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     logits: list[ir.Value] = []
     names = "/".join([*(["ReduceMax", "Sub"] if shift.top is not None else []), "Exp", "ReduceSum"])
     while True:
-        prob = None if floored else _quotient(view, e, total)
+        safe = one_if_zero(view, total) if floored else total
+        prob = None if safe is None else _quotient(view, e, safe)
         if prob is not None or _divides(view, total):
             break
         step = _more_sum(view, total, e, shift)
@@ -154,7 +155,7 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     if prob is not None:
         producer = prob.producer()
         assert producer is not None
-        return Anchor(producer, f"{names}/Div", score, prob, sink=sink, axis=axis)
+        return Anchor(producer, f"{names}/Div", score, prob, floored=floored, sink=sink, axis=axis)
     readers = [u for u in view.users(e) if u not in inside]
     if not readers and not e.is_graph_output():
         return None  # part of a log-sum-exp

@@ -260,8 +260,9 @@ def _length(r: Random) -> int:
 
 
 def random_spec(r: Random) -> Drawn:
-    """One in six has a few queries."""
+    """One in six has a few queries, one in a hundred no keys, and what has dims that are not known is often tried without any."""
     sq, skv = _length(r), _length(r)
+    nothing = r.random() < 0.01
     few = r.randint(1, 4) if r.random() < 0.17 else 0
     sq = few or sq
     if not few and r.randint(0, 5) == 0:
@@ -343,6 +344,9 @@ def random_spec(r: Random) -> Drawn:
     stats: tuple[Stat, ...] = ()
     if r.randint(0, 3) == 0:
         stats = r.choice((("lse",), ("max",), ("lse", "max"), ("max", "lse")))
+    capped = r.randint(0, 2) == 0
+    if r.random() < 0.06:  # what extreme masks make of row statistics
+        masks, capped, stats = [AddMask(tensor())], False, stats or ("lse", "max")
     spec = AttentionSpec(
         dtype,
         hkv * group,
@@ -353,7 +357,7 @@ def random_spec(r: Random) -> Drawn:
         head_dim(),
         batch,
         scale=r.choice((1.0, 0.125, -0.3)),
-        mods=(Softcap(3.0),) if r.randint(0, 2) == 0 else (),
+        mods=(Softcap(3.0),) if capped else (),
         masks=tuple(masks),
         sink=sink,
         empty_row=empty_row,
@@ -362,6 +366,8 @@ def random_spec(r: Random) -> Drawn:
     )
     if r.random() < 0.12:
         spec = dataclasses.replace(spec, rounding=_rounding(r))
+    if nothing:
+        return Drawn(_without_keys(spec), ((),))
     drawn = _dynamic(r, spec, few > 0) if r.random() < 0.4 else Drawn(spec, ((),))
     kept = r.random()
     if 0.2 < kept <= 0.9:
@@ -378,6 +384,16 @@ def random_spec(r: Random) -> Drawn:
     k = _integers(r, rank, spec.D, spec.k_layout) if r.random() < 0.85 else None
     v = _integers(r, rank, spec.Dv, spec.v_layout) if k is None or r.random() < 0.85 else None
     return Drawn(_kept(spec, k, v), drawn.sizes)
+
+
+def _without_keys(spec: AttentionSpec) -> AttentionSpec:
+    """The spec with no keys: its tensors that have a number for each have none."""
+
+    def shape(old: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        return (*old[:-1], 0) if old[-1:] == (spec.Skv,) and spec.Skv != 1 else old
+
+    masks = tuple(with_shapes(m, shape) for m in spec.masks)
+    return dataclasses.replace(spec, Skv=0, masks=masks)
 
 
 def _dynamic(r: Random, spec: AttentionSpec, few: bool) -> Drawn:
@@ -403,6 +419,10 @@ def _dynamic(r: Random, spec: AttentionSpec, few: bool) -> Drawn:
         sizes.append({n: _length(r) if n in ("s", "t") else r.randint(1, 3) for n in drawn})
         if math.prod(map(int, form.bind(sizes[-1]).score_shape)) > MOST_SCORES:
             sizes.pop()
+    if isinstance(skv, str) and r.random() < 0.5:
+        sizes.insert(1, sizes[-1] | {skv: 0})
+    if others := [n for n in drawn if n != "h"]:
+        sizes += [sizes[-1] | {r.choice(others): 0}] if r.random() < 0.1 else []
     return Drawn(form, tuple(dict.fromkeys(tuple((n, int(x)) for n, x in d.items()) for d in sizes)))
 
 

@@ -150,7 +150,10 @@ GRAPHS: dict[str, tuple[str, str]] = {
         "tests/test_dot_body.py",
         "only where asked for, with a tolerance of its own: performance.md; `verify` prints the error",
     ),
-    "f64": ("tests/test_kernel.py", "refused by name; the site stays decomposed, in f64"),
+    "f64": (
+        "tests/test_kernel.py",
+        "refused by name; the site stays decomposed, in f64, which `compile` tells IREE to keep",
+    ),
 }
 
 _HEAD = """# Variants of attention
@@ -160,7 +163,16 @@ compared with the float64 reference, with ordinary operands and with adversarial
 (`tests/test_vector_kernel.py`); random specs of all of this are compared by `python -m tests.fuzz`. This page is written by
 `python -m tests.variant_table`, and a test compares it with what the kernels say.
 
-Row statistics: a row without keys has -inf; finite ones below -1e37, which only masks make, are given as the lowest f32.
+Row statistics: a row without keys has -inf; finite ones below -1e37, which only masks make, are given as the lowest f32. A model
+that reads one is matched only where its masks cannot make a number between the two (`match/low_scores.py`).
+
+No keys at run time (Skv = 0) give zero, a product over nothing, whatever a row whose keys are all masked gives. Where a
+length is 0 for sure, nothing is fused.
+
+Infinities and NaN: one in Q, K, a bias or a score becomes what softmax makes of it, and one in V of a key that a row sees shows
+in that row as it is. A key that a mask hides is not always read, so that an infinite or NaN V of it, which times zero is NaN,
+may not show. A row with both +inf and NaN among its scores has the statistic +inf (onnxruntime's ReduceMax gives one or the
+other, by their order). `tests/test_no_keys.py` and `python -m tests.fuzz` try all of these.
 
 """
 

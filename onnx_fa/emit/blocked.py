@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_fa.emit.decomposed import canonical_operands, finish, leave
 from onnx_fa.emit.integers import rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import Positions, compute_type, modify, weighted
+from onnx_fa.emit.score import Positions, cast, compute_type, modify, weighted
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph_view import FLOATS
 from onnx_fa.match import NUMPY
@@ -100,6 +100,9 @@ def emit(
     if spec.rounding is None:
         _, total, acc = loop(("max", "sum", "acc"), online)
         _remember(b, spec)
+        if isinstance(spec.Skv, str):  # without any keys the output is 0, and not 0 / 0
+            none = b.op("Equal", b.dim(kt, -1), b.const(np.asarray(0, np.int64)))
+            total = b.op("Add", total, cast(b, none, compute_type(spec)))
         return [finish(b, spec, acc, total)]
     rounding = spec.rounding
     m, total = loop(("max", "sum"), online)

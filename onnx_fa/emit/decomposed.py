@@ -23,9 +23,12 @@ rename its nodes."""
 
 
 def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division, which stands before
-    P@V where probabilities are rounded. Returns the site's output, then its row statistics. Raises UnsupportedError for those of a
-    spec with a sink."""
+    """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's
+    output, then its row statistics. Raises UnsupportedError for those of a spec with a sink.
+
+    The division stands before P@V where probabilities are rounded, and where a run may have no keys: onnxruntime's reductions of an
+    empty axis are empty, and such a sum divides no product with V.
+    """
     if spec.stats and spec.sink is not None:
         raise UnsupportedError("row statistics with a sink")
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
@@ -33,13 +36,20 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
     p, total = _exponentials(b, spec, score, sink)
     stats = [statistic(b, spec, score, which) for which in spec.stats]
-    if spec.rounding is None:
+    if spec.rounding is None and isinstance(spec.Skv, int):
         return [finish(b, spec, b.op("MatMul", weighted(b, spec, p, tensors), v), total), *stats]
-    p = b.op("Div", p, total)
+    floored = _floored(spec)
+    p = b.op("Div", p, _one_if_zero(b, spec, total) if floored else total)
     b.nodes[-1].metadata_props[FORM_KEY] = "decomposed"
-    if spec.empty_row in ("zero", "guarded"):  # what is NaN becomes zero either way
+    if spec.empty_row in ("zero", "guarded") and not floored:  # what is NaN becomes zero either way
         p = b.op("Where", b.op("IsNaN", p), b.const(np.asarray(0, NUMPY[compute_type(spec)])), p)
-    return [leave(b, spec, b.op("MatMul", rounded(b, spec.rounding, p), v)), *stats]
+    p = weighted(b, spec, p, tensors) if spec.rounding is None else rounded(b, spec.rounding, p)
+    return [leave(b, spec, b.op("MatMul", p, v)), *stats]
+
+
+def _floored(spec: AttentionSpec) -> bool:
+    """Whether the row maximum is kept finite, so that an empty row's exponentials are 0, and their sum."""
+    return spec.empty_row == "zero" and spec.rounding is None
 
 
 def statistic(b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, which: Stat) -> ir.Value:
@@ -115,7 +125,7 @@ def _exponentials(
     top = b.reduce_max(score)
     if sink is not None:
         top = b.op("Max", top, sink)
-    if spec.empty_row == "zero" and spec.rounding is None:
+    if _floored(spec):
         # Subtracting the lowest number instead of -inf makes an empty row's exponentials 0, not NaN.
         kind = NUMPY[compute_type(spec)]
         top = b.op("Max", top, b.const(np.asarray(np.finfo(kind).min, kind)))
@@ -127,6 +137,12 @@ def _exponentials(
     return p, total
 
 
+def _one_if_zero(b: OnnxBuilder, spec: AttentionSpec, total: ir.Value) -> ir.Value:
+    kind = NUMPY[compute_type(spec)]
+    zero, one = b.const(np.asarray(0, kind)), b.const(np.asarray(1, kind))
+    return b.op("Where", b.op("Equal", total, zero), one, total)
+
+
 def finish(b: OnnxBuilder, spec: AttentionSpec, acc: ir.Value, total: ir.Value) -> ir.Value:
     """acc / total, empty rows as the spec says, in the spec's type and layout.
 
@@ -135,7 +151,7 @@ def finish(b: OnnxBuilder, spec: AttentionSpec, acc: ir.Value, total: ir.Value) 
     kind = NUMPY[compute_type(spec)]
     zero, one = b.const(np.asarray(0, kind)), b.const(np.asarray(1, kind))
     if spec.empty_row == "zero":
-        total = b.op("Where", b.op("Equal", total, zero), one, total)
+        total = _one_if_zero(b, spec, total)
     if spec.empty_row == "guarded":
         some = b.op("Greater", total, zero)  # false for an empty row's NaN too
         acc, total = b.op("Where", some, acc, zero), b.op("Where", some, total, one)

@@ -312,7 +312,7 @@ class FewBody(VectorBody):
     def values(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
         """O = O decay + P V: register tiles of some queries and RN vectors of head dims."""
         t, w, config = self.t, self.t.width, self.config
-        unroll = min(config.U, w)
+        keys, unroll = self.keys_with_values(block, min(config.U, w))
         at_once = max(1, config.RN // self.vectors_of_dv)  # queries
         for n0 in range(0, self.vectors_of_dv, config.RN):
             dims = range(n0, min(n0 + config.RN, self.vectors_of_dv))
@@ -337,7 +337,7 @@ class FewBody(VectorBody):
                     return sums
 
                 zeros = [(t.splat(0.0), t.vec)] * (len(dims) * len(rows))
-                new = t.loop((t.index(0), block.rows, t.index(unroll)), zeros, several)
+                new = t.loop((t.index(0), keys, t.index(unroll)), zeros, several)
                 for place, r in enumerate(rows):
                     for n, x in zip(dims, new[place * len(dims) :], strict=False):
                         at = (t.index(r), t.index(n * w))

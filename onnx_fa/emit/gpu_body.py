@@ -376,7 +376,7 @@ class GpuBody:
         return [acc, best, self.generic(rows, source, (self.empty(rows), rows, "f32"), total)]
 
     def finish(self, state: list[str]) -> str:
-        """The output's tile. A row's maximum that is NaN or infinite makes it NaN, as softmax does."""
+        """The output's tile. A row's maximum that is NaN or infinite makes it NaN, as softmax does; without any keys it is 0."""
         acc, best, total = state
         axes, dtype, empty_row = self.out.tile, self.spec.dtype, self.spec.empty_row
         sources = [(acc, ("m", "n"), "f32"), (total, ("m",), "f32"), (best, ("m",), "f32")]
@@ -386,6 +386,9 @@ class GpuBody:
             if empty_row == "zero":
                 weight = r.select(r.compare("oeq", weight, r.splat(0.0)), r.splat(1.0), weight)
             weight = r.vop("arith.addf", weight, r.vop("arith.mulf", most, r.splat(0.0)))
+            if isinstance(self.spec.Skv, str):
+                none = r.let(f"arith.cmpi eq, {self.value(self.spec.Skv)}, {r.index(0)} : index")
+                weight = r.select(none, r.splat(1.0), weight)
             if empty_row == "guarded":
                 some = r.compare("ogt", weight, r.splat(0.0))
                 weight, value = r.select(some, weight, r.splat(1.0)), r.select(some, value, r.splat(0.0))

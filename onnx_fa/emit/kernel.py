@@ -23,6 +23,8 @@ def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto
     where the target's kernels are of a provider that is not there."""
     if spec.dtype == "f64":
         raise UnsupportedError("f64 attention is not supported: kernels compute in f32")
+    if 0 in (*spec.score_shape, spec.D, spec.Dv):
+        raise UnsupportedError("an operand has no elements: there is nothing to compute")
     known = emitters(target)
     name = kernel_name(spec, target, body)
     reasons = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from onnx_fa.emit.dequantize import Integers
 from onnx_fa.emit.mlir_text import tensor_type
@@ -60,11 +61,12 @@ class VectorBody(KeyWalk):
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
             total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
         state = self.attended(State(acc, scores, scratch, best, total))
-        results = [(self.out, self.transposed_output(state))]
+        divided = replace(state, total=self.divisors(state.total))
+        results = [(self.out, self.transposed_output(divided))]
         results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
         if self.splits > 1:
-            results.append((self.part_best, self.row_numbers(self.part_best, state.best)))
-            results.append((self.part_total, self.row_numbers(self.part_total, self.sums(state.total))))
+            results.append((self.part_best, self.row_numbers(self.part_best, divided.best)))
+            results.append((self.part_total, self.row_numbers(self.part_total, self.sums(divided.total))))
         for (slab, result), (name, shape, element) in zip(results, self.outputs, strict=True):
             t.do(
                 f"iree_tensor_ext.dispatch.tensor.store {result}, {name}, {slab.place} : {slab.type} -> "
@@ -75,6 +77,14 @@ class VectorBody(KeyWalk):
     def attended(self, state: State) -> State:
         """The state after all keys."""
         return self.all_keys(state)
+
+    def divisors(self, total: tuple[str, ...]) -> tuple[str, ...]:
+        """The sums that the output is divided by. Without any keys they are 1, so that the output is 0."""
+        if isinstance(self.spec.Skv, int):
+            return total
+        t = self.t
+        none = t.let(f"arith.cmpi eq, {self.skv}, {t.index(0)} : index")
+        return tuple(t.let(f"arith.select {none}, {t.splat(1.0)}, {x} : {t.vec}") for x in total)
 
     def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
         """The sum of each query."""
@@ -340,6 +350,14 @@ class VectorBody(KeyWalk):
         """Few blocks are on an edge: there, short code matters more than the loop's overhead."""
         return min(self.config.U, 2) if block.edge else self.config.U
 
+    def keys_with_values(self, block: Block, unroll: int) -> tuple[str, int]:
+        """How many keys of a block are multiplied with V, and so many at a time: rows past the last key would read the last one's
+        value, and 0 times an infinite one is NaN."""
+        skv = self.spec.Skv
+        if self.PER_STEP > 1 or not block.edge or (isinstance(skv, int) and skv % self.config.RI == 0):
+            return block.rows, unroll
+        return self.t.arith("minsi", block.rows, self.t.arith("subi", self.skv, block.k0)), 1
+
     def block(self, state: State, block: Block) -> State:
         spec, scratch = self.spec, list(state.scratch)
         self.tiles = tiles = dict[ScoreExpr, list[str]]()
@@ -428,7 +446,8 @@ class VectorBody(KeyWalk):
         if self.widen:
             scratch[-1] = self.copied_values(scratch[-1], block)
         unroll = math.gcd(self.unroll(block), (config.RI if block.edge else config.BK) // self.PER_STEP)
-        steps = self.in_steps(block.rows)
+        keys, unroll = self.keys_with_values(block, unroll)
+        steps = self.in_steps(keys)
 
         def column(d: str) -> Callable[[str], str]:
             if self.widen:

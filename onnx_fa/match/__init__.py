@@ -59,7 +59,15 @@ from onnx_fa.match.types import (
     Weighting,
     values_of,
 )
-from onnx_fa.match.walk import apply_drops, parse_score, reader_elsewhere, reciprocal_of, walk_after, walk_tail
+from onnx_fa.match.walk import (
+    apply_drops,
+    one_if_zero,
+    parse_score,
+    reader_elsewhere,
+    reciprocal_of,
+    walk_after,
+    walk_tail,
+)
 from onnx_fa.ops import op_of
 from onnx_fa.report import Miss
 from onnx_fa.spec import never_empty
@@ -229,6 +237,7 @@ __all__ = [
     "build_match",
     "common_reading",
     "find_sites",
+    "one_if_zero",
     "parse_score",
     "reciprocal_of",
     "values_of",

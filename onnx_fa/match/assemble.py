@@ -79,6 +79,9 @@ def build_match(
     if dtype is None:
         raise NoMatch(f"element type {output.dtype} is not a float type that attention is defined on", anchor)
     o = operands
+    for what, dim in (("keys", o.Skv), ("queries", o.Sq), ("head dims", min(o.D, o.Dv))):
+        if dim == 0:
+            raise NoMatch(f"there are no {what}, so that nothing is computed", anchor)
     o = replace(o, k=_of_type(o.k, dtype), v=_of_type(o.v, dtype))
     for choice in (o.q, o.k, o.v):
         if (

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_fa.expr import SCORE, ScoreExpr
 from onnx_fa.graph_view import Array, GraphView
 from onnx_fa.match.types import Call, Const, Expr, NoMatch
+from onnx_fa.ops import op_of
 from onnx_fa.spec import (
     LOWEST_STAT,
     AddMask,
@@ -106,7 +107,7 @@ def _of_operand(view: GraphView, e: Expr | None, depth: int = 8) -> Values:
         found = _of_type(e.dtype if e is not None else None)
         if found is not None or node is None or e is None or depth == 0:
             return found or ANYTHING
-        op, args = node.op_type, tuple(i for i in node.inputs if i is not None)
+        op, args = op_of(node), tuple(i for i in node.inputs if i is not None)
     if op == "Concat":
         parts = [_of_operand(view, a, depth - 1) for a in args]
         return _union(parts)

@@ -283,6 +283,10 @@ def walk_tail(
     """Behind the matmul with V: the deferred division, around it the guard for empty rows, and a gate that is a sink."""
     pv = behind.weighting.product.node
     output, guard = _divided(view, anchor, behind.weighting, behind.guard)
+    if anchor.floored and anchor.row_sum is None:
+        if behind.steps:
+            raise NoMatch("probabilities whose row maximum is kept finite are masked and divided anew", pv)
+        guard = guard or "zero"
     for layer in patterns.tail:
         tail = layer(view, anchor, output)
         if tail is not None:
@@ -310,7 +314,7 @@ def _divided(view: GraphView, anchor: Anchor, weighting: Weighting, guard: Guard
             raise NoMatch("only one side of the division by the row sum is guarded", pv)
         acc, total, guard = guarded, safe, "guarded"
     elif anchor.floored:
-        safe = _one_if_zero(view, total)
+        safe = one_if_zero(view, total)
         if safe is None:
             raise NoMatch("a row sum of zero is not guarded, though the row maximum is kept finite", pv)
         total, guard = safe, "zero"
@@ -354,7 +358,7 @@ def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float
     return None
 
 
-def _one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
+def one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
     """The result of Where(total == 0, 1, total), if the sum is read like that."""
     for where in view.users(total):
         test = view.producer(where.inputs[0], "Equal") if op_of(where) == "Where" else None

@@ -234,7 +234,7 @@ class OverlappedSource(AttentionSource):
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
         t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
-        result = normalised(t, spec, "acc", "total_row")
+        result = normalised(t, spec, "acc", "total_row", self.skv)
         # Sixteen bytes per thread, side by side.
         across = min(self.dvp // 8, 32)
         t.do(

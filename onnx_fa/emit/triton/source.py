@@ -649,7 +649,7 @@ class AttentionSource:
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
         if config.splits == 1:
-            result = normalised(t, spec, "acc", "l[:, None]")
+            result = normalised(t, spec, "acc", "l[:, None]", self.skv)
             out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
             start = t.let(self.moved(out, self.m0, spec.Sq))
             self.store(self.tile(start, out, "om", "ov"), f"{result}.to(out.dtype.element_ty)", "ov")
@@ -703,7 +703,7 @@ class AttentionSource:
             weight = t.let(f"tl.exp2({m} - tl.max({m}))")
             total = t.let(f"tl.sum({weight} * {total})")
             acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
-            result = normalised(t, spec, acc, total)
+            result = normalised(t, spec, acc, total, self.skv)
             start = t.let(self.moved(out, row, spec.Sq))
             t.do(f"tl.store({start} + {_times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
 
@@ -712,9 +712,12 @@ class AttentionSource:
         self.t.do(f"tl.store({pointers}, {value}{f', mask={kept}' if kept else ''})")
 
 
-def normalised(t: Block, spec: AttentionSpec, acc: str, total: str) -> str:
-    """The output: divided by the sum. Rows without a key have a sum of 0: they are NaN (0 / 0), or 0 if the spec says so."""
+def normalised(t: Block, spec: AttentionSpec, acc: str, total: str, skv: str) -> str:
+    """The output: divided by the sum. Rows without a key have a sum of 0: they are NaN (0 / 0), or 0 if the spec says so, or if
+    there are no keys at all."""
     result = t.let(f"{acc} / {total}")
+    if isinstance(spec.Skv, str) and spec.empty_row in ("nan", "mean"):
+        return t.let(f"tl.where({skv} == 0, 0.0, {result})")
     if spec.empty_row == "zero":
         return t.let(f"tl.where({total} == 0.0, 0.0, {result})")
     return t.let(f"tl.where({total} > 0.0, {result}, 0.0)") if spec.empty_row == "guarded" else result

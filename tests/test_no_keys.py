@@ -1,0 +1,181 @@
+"""No keys at run time, and infinities: whatever a body or a form does with blocks of keys, the result is the original's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+from ort_run import session
+
+from onnx_fa.emit.few import emit_few
+from onnx_fa.emit.few_body import FewConfig
+from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.emit.plain import plain_model
+from onnx_fa.emit.triton.config import TritonConfig
+from onnx_fa.emit.triton.source import AttentionSource
+from onnx_fa.emit.vector import VectorConfig, emit_vector
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.rewriter import Form, explain, rewrite
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Rounding, TensorArg
+from onnx_fa.target import parse_target
+from tests import fuzz
+from tests.cases import FLOAT_MIN, draw_operands
+from tests.kernel_harness import HOST, Kernels, mismatch
+from tests.odd_operands import comparable
+
+SPECS_TRIED = int(os.environ.get("ONNX_FA_SPECS", "100"))
+FIRST_CHUNK = 1_000_000
+BASE = AttentionSpec("f32", 2, 2, "s", "t", 8, 8, ("b",), scale=0.25)
+SIZES = [{"b": 2, "s": 5, "t": 0}, {"b": 1, "s": 3, "t": 7}, {"b": 2, "s": 0, "t": 0}]
+
+
+def _spec(**changes: Any) -> AttentionSpec:
+    return dataclasses.replace(BASE, **changes)
+
+
+# The forms.
+
+SPECS = {
+    "plain": _spec(),
+    "grouped": _spec(Hq=4),
+    "causal": _spec(masks=(Causal("end"),)),
+    "finite mask": _spec(masks=(BoolMask(("b", 1, 1, "t"), FLOAT_MIN),), empty_row="mean"),
+    "sink": _spec(sink=TensorArg((2, 1, 1))),
+    "f16": _spec(dtype="f16"),
+    "as many queries": _spec(Sq="t"),
+    "decode": _spec(Sq=1, masks=(AddMask(("t",)),)),
+    "rounded": _spec(rounding=Rounding(1 / 255)),
+}
+BEHIND = {
+    "zero": "m = Where(keep, s, low)\n p = Softmax<axis=-1>(m)\n w = Where(keep, p, zero)",
+    "guarded": "m = Where(keep, s, low)\n p = Softmax<axis=-1>(m)\n n = IsNaN(p)\n w = Where(n, zero, p)",
+}
+
+
+def _original(name: str) -> onnx.ModelProto:
+    if name in SPECS:
+        return ir.to_proto(plain_model(SPECS[name]))
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]>
+        g (float[b,2,s,8] q, float[b,2,t,8] k, float[b,2,t,8] v, bool[s,t] keep) => (float[b,2,s,8] o)
+        <float zero={0}> {
+        kt = Transpose<perm=[0,1,3,2]>(k)
+        s = MatMul(q, kt)
+"""
+        + BEHIND[name]
+        + "\n o = MatMul(w, v) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(-np.inf, np.float32), "low"))
+    return model
+
+
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+@pytest.mark.parametrize("name", [*SPECS, *BEHIND])
+def test_forms(name: str, form: Form) -> None:
+    """In onnxruntime, whose reductions of an empty axis are empty: a product with V must not be divided by one."""
+    model = _original(name)
+    new, report = rewrite(model, form)
+    (site,) = report.sites
+    assert name not in BEHIND or site.spec.empty_row == name
+    again, _ = rewrite(new, form)
+    assert again.SerializeToString() == new.SerializeToString(), "rewriting twice changed something"
+    assert explain(new).sites and (form == "blocked" or not explain(new).misses)
+    rng = np.random.default_rng(0)
+    for sizes in SIZES[: 3 if form == "decomposed" else 2]:
+        if name in SPECS:
+            operands = draw_operands(SPECS[name].bind(sizes), 0, adversarial=True)
+        else:
+            shapes = [(sizes["b"], 2, sizes[n], 8) for n in "stt"]
+            operands = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+            operands.append(rng.random((sizes["s"], sizes["t"])) < 0.4)
+        inputs = dict(zip([i.name for i in model.graph.input], operands, strict=True))
+        for optimise in (False, True):
+            (want,) = session(model, optimise=optimise).run(None, inputs)
+            (have,) = session(new, optimise=optimise).run(None, inputs)
+            assert have.shape == want.shape
+            assert sizes["t"] or (not have.any() and not np.isnan(have).any())
+            np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-3 if have.dtype == np.float16 else 1e-5)
+
+
+def test_no_keys_for_sure() -> None:
+    """Nothing is computed, so that nothing is to be fused."""
+    for changes in ({"Skv": 0}, {"Sq": 0}):
+        report = explain(ir.to_proto(plain_model(_spec(**changes))))
+        assert not report.sites and "nothing is computed" in report.misses[0].reason
+        with pytest.raises(UnsupportedError, match="nothing to compute"):
+            emit_kernel(_spec(**changes), HOST)
+
+
+# The bodies.
+
+SMALL, FEW = VectorConfig(4, 4, 4, 2, 1, 1), FewConfig(4, 2, 8, 4, 1, 1)
+BODIES = {
+    "nan": emit_vector(_spec(), HOST, "nan", SMALL),
+    "zero": emit_vector(_spec(empty_row="zero"), HOST, "zero", SMALL),
+    "guarded": emit_vector(_spec(empty_row="guarded", masks=(Causal("end"),)), HOST, "guarded", SMALL),
+    "mean": emit_vector(_spec(empty_row="mean", masks=(Causal("end", FLOAT_MIN),)), HOST, "mean", SMALL),
+    "statistics": emit_vector(_spec(stats=("lse", "max"), masks=(AddMask(("t",)),)), HOST, "statistics", SMALL),
+    "sink": emit_vector(_spec(sink=TensorArg((2, 1, 1))), HOST, "sink", SMALL),
+    "in halves": emit_vector(_spec(dtype="f16"), HOST, "in_halves", SMALL),
+    "few": emit_few(_spec(Sq=2, stats=("lse",)), HOST, "few", FEW),
+    "split": emit_few(_spec(Sq=2, batch=(1,)), HOST, "split", FEW, splits=3),
+    "two sweeps": emit_vector(_spec(rounding=Rounding(1 / 255)), HOST, "two_sweeps", SMALL),
+    "few in two sweeps": emit_few(_spec(Sq=2, rounding=Rounding(1 / 255)), HOST, "few_in_two", FEW),
+    "known length": emit_vector(_spec(Sq=6, Skv=7), HOST, "known", SMALL),
+}
+
+
+@pytest.fixture(scope="module")
+def bodies(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels(list(BODIES.values()), tmp_path_factory.mktemp("bodies"))
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_without_keys(bodies: Kernels, name: str) -> None:
+    for sizes in SIZES:
+        spec = BODIES[name].spec.bind(sizes)
+        operands = draw_operands(spec, 0)
+        results = bodies.run(list(BODIES).index(name), operands)
+        assert mismatch(spec, operands, results) is None
+        if spec.Skv == 0:
+            assert not np.asarray(results[0], np.float32).any()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_with_infinite_values(bodies: Kernels, name: str, bad: float) -> None:
+    """In V of the last key, which rows of a tile that reach past it read too."""
+    spec = BODIES[name].spec.bind({"b": 1, "s": 6, "t": 7})
+    operands = draw_operands(spec, 0)
+    operands[2][..., -1, 3] = bad
+    results = bodies.run(list(BODIES).index(name), operands)
+    assert mismatch(spec, operands, comparable(spec, operands, results)) is None
+    if spec.rounding is None and np.isinf(bad):
+        assert np.isinf(np.asarray(results[0], np.float32)[..., -1, 3]).all()
+
+
+def test_gpu_texts_choose_by_the_length() -> None:
+    spec = _spec(dtype="f16", D=64, Dv=64)
+    target = parse_target("cuda-sm_80", kernels="iree")
+    assert "arith.cmpi eq," in emit_kernel(spec, target).text
+    assert "arith.cmpi eq," not in emit_kernel(dataclasses.replace(spec, Skv=64), target).text
+    source = AttentionSource(spec, TritonConfig(64, 64, 4, 2), "main").program().text
+    assert "tl.where(s2 == 0, 0.0," in source
+
+
+# Random specs.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(max(1, SPECS_TRIED // fuzz.CHUNK)))
+def test_random_specs(part: int) -> None:
+    """Dynamic sizes, no keys, infinities, masks of every extreme. More by hand: `python -m tests.fuzz`."""
+    result = fuzz.run_chunk(FIRST_CHUNK + part)
+    assert result["specs"] >= fuzz.CHUNK - 1 and result["kernels"] > 20
+    assert not result["wrong"]
