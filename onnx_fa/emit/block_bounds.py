@@ -14,6 +14,34 @@ Truth = bool | str
 """Known now, or the SSA name of an i1."""
 
 _UNKNOWN: tuple[Truth, Truth] = (False, False)
+_LONGEST = 2**31
+"""No length is longer."""
+_TAME = 2**40
+"""Sums and products of integers from tensors are followed where those are no larger: a program tests that when it runs."""
+_WRAPS = 2**63
+"""From this size on, int64 arithmetic wraps around, in a model and in the bounds alike."""
+
+
+def _largest(expr: ScoreExpr) -> int:
+    """A bound of the absolute value of an integer expression whose tensors are tame."""
+    match expr:
+        case ("i", value):
+            return abs(int(value))
+        case ("tensor", *_):
+            return _TAME
+        case ("Add" | "Sub", x, y):
+            return _largest(x) + _largest(y)
+        case ("Mul", x, y):
+            return _largest(x) * _largest(y)
+        case ("Min" | "Max", x, y):
+            return max(_largest(x), _largest(y))
+        case ("Neg" | "Div", x, *_):
+            return _largest(x)
+        case ("Mod", _, ("i", divisor)):
+            return abs(int(divisor))
+        case ("q" | "k" | "Sq" | "Skv", *_):
+            return _LONGEST
+    return _WRAPS
 
 
 class BoundsText(Protocol):
@@ -80,8 +108,26 @@ class BlockBounds:
             return True if b else a
         return self.t.arith("ori", a, b, "i1")
 
+    def _tame(self, *exprs: ScoreExpr) -> Truth:
+        """Whether the integer tensors that take part in arithmetic there are small enough for `_largest`."""
+        found: Truth = True
+        todo = [part for expr in exprs if expr[0] != "tensor" for part in expr[1:]]
+        while todo:
+            part = todo.pop()
+            if not isinstance(part, tuple):
+                continue
+            if part[0] != "tensor":
+                todo += part[1:]
+            elif (values := self.leaf(part)) is not None:
+                for test in (self._test("sle", -_TAME, values[0]), self._test("sle", values[1], _TAME)):
+                    found = self.both(found, test)
+        return found
+
     def range(self, expr: ScoreExpr) -> Range | None:
-        """The least and the largest value of an integer expression over the block; None where that is unknown."""
+        """The least and the largest value of an integer expression over the block, if its tensors are tame; None where that is
+        unknown, or where int64 may wrap around."""
+        if expr[0] in ("Add", "Sub", "Mul", "Neg") and _largest(expr) >= _WRAPS:
+            return None
         match expr:
             case ("i", value):
                 return value, value
@@ -154,10 +200,16 @@ class BlockBounds:
                 left, right = self.range(x), self.range(y)
                 if left is None or right is None:
                     return _UNKNOWN
-                if op == "Less":
-                    return self._test("slt", left[1], right[0]), self._test("sle", right[1], left[0])
-                if op == "LessOrEqual":
-                    return self._test("sle", left[1], right[0]), self._test("slt", right[1], left[0])
-                same = self.both(self._test("sle", left[1], right[0]), self._test("sle", right[1], left[0]))
-                return same, self.either(self._test("slt", left[1], right[0]), self._test("slt", right[1], left[0]))
+                tame = self._tame(x, y)
+                true, false = self._compare(op, left, right)
+                return self.both(tame, true), self.both(tame, false)
         return _UNKNOWN
+
+    def _compare(self, op: str, left: Range, right: Range) -> tuple[Truth, Truth]:
+        """Whether a comparison of two ranges surely holds, and whether it surely does not."""
+        if op == "Less":
+            return self._test("slt", left[1], right[0]), self._test("sle", right[1], left[0])
+        if op == "LessOrEqual":
+            return self._test("sle", left[1], right[0]), self._test("slt", right[1], left[0])
+        same = self.both(self._test("sle", left[1], right[0]), self._test("sle", right[1], left[0]))
+        return same, self.either(self._test("slt", left[1], right[0]), self._test("slt", right[1], left[0]))
