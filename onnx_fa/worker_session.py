@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Any
 
 from onnx_fa.backend import limits
+from onnx_fa.backend.orphans import dies_with_parent
 from onnx_fa.errors import RunError
 
 
 class Session:
-    """A process that `ask` starts where none runs. Ends with the `with` block."""
+    """A process that `ask` starts where none runs. Ends with the `with` block, or with the thread that asked first."""
 
     def __init__(self, env: Mapping[str, str], timeout_s: float) -> None:
         self.env, self.timeout_s = env, timeout_s
@@ -48,6 +49,7 @@ class Session:
                 text=True,
                 env=self.env,
                 start_new_session=True,
+                preexec_fn=dies_with_parent(),
             )
         process = self._process
         assert process.stdin is not None and process.stdout is not None

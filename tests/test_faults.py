@@ -117,26 +117,55 @@ def _compiler(folder: Path, body: str) -> str:
     return str(path)
 
 
+def _pid_of_stand_in(folder: Path) -> int:
+    """Of a `_compiler` that has been started and runs."""
+    path = folder / "pid"
+    deadline = time.monotonic() + 30
+    while not (path.exists() and path.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pid = int(path.read_text())
+    assert _runs(pid)
+    return pid
+
+
+def _ends_soon(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_compiler_outlives_its_caller(tmp_path: Path, number: int) -> None:
     out = tmp_path / "out"
     out.mkdir()
     hangs = _compiler(tmp_path, 'echo half > "$out"; exec sleep 60')
     process = _python(_COMPILES, out / "m.vmfb", ONNX_FA_IREE_COMPILE=hangs)
-    pid = tmp_path / "pid"
-    deadline = time.monotonic() + 30
-    while not (pid.exists() and pid.read_text().strip()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    compiler = int(pid.read_text())
-    assert _runs(compiler)
+    compiler = _pid_of_stand_in(tmp_path)
     _ended(process, number)
-    while _runs(compiler) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(compiler)
+    _ends_soon(compiler)
     assert not (out / "m.vmfb").exists()
     write_whole(out / "next", "run")
     assert [p.name for p in out.iterdir()] == ["next"]
+
+
+_ASKS = """
+import os, sys
+from onnx_fa.worker_session import Session
+sys.executable = sys.argv[1]
+print("ready", flush=True)
+with Session(os.environ, 60) as session:
+    session.ask(["a job"])
+"""
+
+
+def test_no_worker_outlives_its_caller(tmp_path: Path) -> None:
+    """One that is in the middle of a job does not see that nobody is there to ask for the next."""
+    process = _python(_ASKS, _compiler(tmp_path, "exec sleep 60"))
+    worker = _pid_of_stand_in(tmp_path)
+    _ended(process, signal.SIGKILL)
+    _ends_soon(worker)
 
 
 @pytest.mark.parametrize(
