@@ -234,7 +234,9 @@ def _replace(
     if match.scores is not None:
         presents.append((match.scores[0], decomposed.scores(b, spec, numbers, match.scores[1])))
     if match.probabilities:
-        told = "lse" in spec.stats and decomposed.told_by_lse(spec)
+        # A kernel's log-sum-exp, that is: onnxruntime's ReduceLogSumExp is -inf where a row begins with a masked key and the other
+        # scores are below -104.
+        told = form == "site" and "lse" in spec.stats and decomposed.told_by_lse(spec)
         lse = outs[1 + spec.stats.index("lse")] if told else None
         shown = decomposed.probabilities(b, spec, numbers, lse)
         for further in match.probabilities:

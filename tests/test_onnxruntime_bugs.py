@@ -68,6 +68,13 @@ def test_integer_softmax() -> None:
     assert set(np.unique(steps)) == {-1, 0} and 0.05 < np.mean(steps == -1) < 0.15, REPAIRED
 
 
+def test_log_sum_exp() -> None:
+    feeds: dict[str, Array] = {"x": np.array([[-1000, -np.inf], [-np.inf, -1000]], np.float32)}
+    for optimise in (True, False):
+        (have,) = run(_model("log_sum_exp"), feeds, optimise=optimise)
+        assert have[0] == -1000 and have[1] == -np.inf, REPAIRED
+
+
 def test_every_reproducer_is_run_and_on_the_page() -> None:
     text = Path(__file__).read_text()
     for path in FOLDER.iterdir():

@@ -95,16 +95,18 @@ def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Val
     if lse is not None:
         top = b.unsqueeze(lse, len(spec.batch) + 2)
         p = b.op("Exp", b.op("Sub", score, top))
-    elif sink is None:
-        top = b.reduce_max(score) if spec.empty_row == "zero" else score
-        p = b.op("Softmax", score, axis=-1)
+        if spec.empty_row == "zero":
+            p = b.op("Where", b.op("Equal", top, minus_inf), zero, p)
+    elif spec.empty_row == "zero" or sink is not None:
+        p, total = _exponentials(b, spec, score, sink)
+        if (
+            spec.empty_row == "zero"
+        ):  # only an empty row sums up to zero; of a NaN the row's maximum does not always tell
+            total = b.op("Where", b.op("Equal", total, zero), b.const(np.asarray(1, kind)), total)
+        p = b.op("Div", p, total)
     else:
-        top = b.op("Max", b.reduce_max(score), sink)
-        p = b.op("Exp", b.op("Sub", score, top))
-        p = b.op("Div", p, b.op("Add", b.reduce_sum(p), b.op("Exp", b.op("Sub", sink, top))))
-    if spec.empty_row == "zero":
-        p = b.op("Where", b.op("Equal", top, minus_inf), zero, p)
-    elif spec.empty_row == "guarded":
+        p = b.op("Softmax", score, axis=-1)
+    if spec.empty_row == "guarded":
         p = b.op("Where", b.op("IsNaN", p), zero, p)
     if lse is None and is_grouped(spec):
         p = join_heads(b, spec, p, spec.Skv)

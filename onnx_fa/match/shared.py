@@ -9,10 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.match.assemble import NUMPY
 from onnx_fa.match.axes import leaves, moved
 from onnx_fa.match.low_scores import check_low_scores
 from onnx_fa.match.operands import Site
-from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, values_of
+from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, Select, values_of
 from onnx_fa.match.walk import reader_elsewhere
 from onnx_fa.ops import op_of
 from onnx_fa.spec import Stat
@@ -103,8 +104,21 @@ def with_probabilities(view: GraphView, behind: Behind, match: Match, site: Site
             wraps.append(lambda e: moved(e, canonical, given, site.sources))
         if DTYPES.get(dtype) != match.spec.dtype:
             wraps.append(lambda e, to=dtype: Call("Cast", (e,), (("to", int(to)),)))  # type: ignore[misc]
+        wraps += [_dropped(view, drop, value, dtype) for drop in behind.drops[:1]]
         further.append(Further(value, 0, tuple(wraps)))
     return replace(match, probabilities=tuple(further))
+
+
+def _dropped(view: GraphView, drop: Select, value: ir.Value, dtype: ir.DataType) -> Callable[[Expr], Expr]:
+    """Sets to zero what the model has set to zero when it shows the probabilities `value`. Raises NoMatch where that might widen
+    them."""
+    keep, want = view.shape(drop.keep) if isinstance(drop.keep, ir.Value) else None, view.shape(value)
+    pairs = [] if keep is None or want is None else list(zip(reversed(keep), reversed(want), strict=False))
+    fits = all(k == 1 or (k is not None and k == d) for k, d in pairs)
+    if dtype not in DTYPES or keep is None or want is None or len(keep) > len(want) or not fits:
+        raise NoMatch("probabilities that a mask of other dims sets to zero are an output", value.producer())
+    zero = Const(np.asarray(0, NUMPY[DTYPES[dtype]]))
+    return lambda e: Call("Where", (drop.keep, zero, e) if drop.inverted else (drop.keep, e, zero))
 
 
 def merged(view: GraphView, matches: Sequence[Match]) -> list[Match]:
