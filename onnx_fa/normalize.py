@@ -13,6 +13,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
+from onnx_fa.declared import correct_outputs
 from onnx_fa.errors import ModelError
 from onnx_fa.ops import CONTRIB, FUSED_MATMULS, op_of
 
@@ -20,8 +21,15 @@ from onnx_fa.ops import CONTRIB, FUSED_MATMULS, op_of
 def infer_shapes(model: ir.Model) -> None:
     """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them.
 
-    What the content of an initializer says is used only where the caller of the model cannot give another one.
+    What the content of an initializer says is used only where the caller of the model cannot give another one. A declared shape of
+    an output that contradicts the node which makes it is corrected, and what follows from it is inferred anew.
     """
+    _fill(model)
+    if correct_outputs(model):
+        _fill(model)
+
+
+def _fill(model: ir.Model) -> None:
     fixed = {*model.graph.inputs, *model.graph.outputs}
     complete = True
     dropped: dict[ir.Value, ir.Shape] = {}

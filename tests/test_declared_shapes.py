@@ -124,3 +124,38 @@ def test_names_of_the_callers_tensors_do_tell_lengths_apart() -> None:
     equal: Dims = ["b", 4, "s", 8]
     other = _of_itself({"kt": equal}, ("batch", "s"))
     assert not explain(other).sites and "not provably equal" in explain(other).misses[0].reason
+
+
+@pytest.mark.parametrize("wrong", [[2, 2, 8, 14], [2, 2, 8]])
+def test_outputs_declared_otherwise_than_their_nodes_make_them(wrong: Dims) -> None:
+    """onnxruntime only warns, but refuses a Loop that reads what was derived from the wrong number."""
+    names = ("o", "keys", "values")
+    node = h.make_node("Attention", ["q", "k", "v", "", "k_past", "v_past"], names, is_causal=1)
+    inputs: dict[str, Dims] = {
+        "q": [2, 4, 5, 8],
+        "k": [2, 2, 5, 8],
+        "v": [2, 2, 5, 6],
+        "k_past": [2, 2, 3, 8],
+        "v_past": [2, 2, 3, 6],
+    }
+    declared: dict[str, Dims] = {"o": [2, 4, 5, 6], "keys": [2, 2, 8, 8], "values": wrong}
+    infos = [[h.make_tensor_value_info(n, T.FLOAT, d) for n, d in shapes.items()] for shapes in (inputs, declared)]
+    model = h.make_model(h.make_graph([node], "g", *infos), opset_imports=[h.make_opsetid("", 23)], ir_version=10)
+    rng = np.random.default_rng(0)
+    feeds = {n: np.asarray(rng.standard_normal(d), np.float32) for n, d in inputs.items()}
+    want = run(model, feeds)
+    for form in FORMS:
+        new, report = rewrite(model, form)
+        assert report.sites and not report.misses
+        assert_same(want, run(new, feeds))
+        shapes = [[d.dim_value for d in o.type.tensor_type.shape.dim] for o in new.graph.output]
+        assert form == "attention" or shapes == [[2, 4, 5, 6], [2, 2, 8, 8], [2, 2, 8, 6]]
+
+
+def test_an_output_that_is_read_may_have_names_of_its_own() -> None:
+    """Only numbers contradict each other: what the nodes do not know stays as it is declared."""
+    model = _with_cache({})
+    model.graph.output.append(h.make_tensor_value_info("kk", T.FLOAT, ["batch", 4, "total", 8]))
+    model.graph.output.append(h.make_tensor_value_info("vv", T.FLOAT, ["batch", 4, "total", 8]))
+    new, report = rewrite(model, "blocked")
+    assert report.sites and new.graph.output[1:] == model.graph.output[1:]
