@@ -668,7 +668,6 @@ _CONTRIB: dict[str, Builder] = {
     "gqa-bidirectional": partial(gqa, causal=0, scale=0.2),
     "decoder": decoder,
     "decoder-extra": partial(decoder, extra=True, scale=0.1),
-    "decoder-first": partial(decoder, held=0),
     "decoder-cross": partial(decoder, cross=True),
 }
 
