@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail  # type: ignore[import-untyped]
 from ort_run import run
@@ -45,6 +46,34 @@ def _same_in_all_forms(drawn: Drawn, seed: int) -> None:
         for optimise in (False, True) if report.sites else ():
             (have,) = run(new, inputs, optimise=optimise)
             np.testing.assert_allclose(have, want, atol=2e-6, err_msg=f"{form}, optimiser {optimise}, {drawn}")
+
+
+@pytest.mark.parametrize(("kind", "opset", "zero"), [("int32", 13, ""), ("int32", 18, "0"), ("uint16", 21, "300")])
+def test_wide_integers(kind: str, opset: int, zero: str) -> None:
+    """Stored behind a scale, in f32 and (uint16) in f16, whose differences with a zero point are no numbers of f16."""
+    half = kind == "uint16"
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
+g ({"float16" if half else "float"}[2,5,4] q, {kind}[2,6,4] ki, {kind}[2,6,4] vi) => ({"float16" if half else "float"}[2,5,4] o)
+<float step = {{{1.3 / (65535 if half else 2**31 - 1)}}} {f", {kind} zero = {{{zero}}}" if zero else ""}>
+{{
+  size = {"Cast<to = 10>" if half else "Identity"}(step)
+  k = DequantizeLinear(ki, size {", zero" * bool(zero)})
+  v = DequantizeLinear(vi, size {", zero" * bool(zero)})
+  kt = Transpose<perm = [0, 2, 1]>(k)
+  s = MatMul(q, kt)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+}}"""
+    model = onnx.parser.parse_model(text)
+    rng, ends = np.random.default_rng(0), np.iinfo(kind)
+    inputs = {i: rng.integers(ends.min, ends.max, (2, 6, 4), endpoint=True, dtype=kind) for i in ("ki", "vi")}
+    inputs["q"] = rng.standard_normal((2, 5, 4)).astype(np.float16 if half else np.float32)
+    (want,) = run(model, inputs, optimise=False)
+    for form in ("decomposed", "blocked"):
+        new, report = rewrite(model, form)
+        assert report.sites
+        for optimise in (False, True):
+            np.testing.assert_allclose(run(new, inputs, optimise=optimise)[0], want, atol=2e-3 if half else 2e-6)
 
 
 def test_the_originals_are_changed_by_the_optimiser() -> None:

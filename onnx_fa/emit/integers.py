@@ -52,8 +52,8 @@ def dequantized(
 
 
 def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
-    """A value that comes from a DequantizeLinear with one constant scale, directly or by ops that only move axes: the same by Cast,
-    Sub, Mul and copies of the moves. Any other value is returned as it is."""
+    """A value that comes from a DequantizeLinear with one scale, directly or by ops that only move axes: the same, to the
+    last bit, by Cast, Sub, Mul and copies of the moves. Any other value is returned as it is."""
     moves, source = [], value
     while (node := source.producer()) is not None and op_of(node) in _MOVES:
         if node.inputs[0] is None:
@@ -63,12 +63,21 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     if node is None or op_of(node) not in DEQUANTIZE:
         return value
     integers, scale, zero = (*node.inputs, None)[:3]
-    if integers is None or scale is None or integers.dtype not in _EXACT.get(source.dtype, ()):  # type: ignore[arg-type]
+    if integers is None or scale is None or source.dtype not in _EXACT:
         return value
-    number = ir.convenience.get_const_tensor(scale)
-    if number is None or number.size != 1 or scale.dtype != source.dtype:
+    # Whether it is a constant is not asked: the optimiser makes one of much.
+    if scale.shape is None or any(d != 1 for d in scale.shape) or scale.dtype != source.dtype:
         return value
-    made = _times_scale(b, integers, scale, zero, source.dtype)
+    if integers.dtype in _EXACT[source.dtype]:
+        made = _times_scale(b, integers, scale, zero, source.dtype)
+    elif integers.dtype in _EXACT[ir.DataType.FLOAT] or integers.dtype == ir.DataType.INT32:
+        # As onnxruntime does it: in f32, to which an int32, which has no zero point but 0, is rounded first.
+        zero = None if integers.dtype == ir.DataType.INT32 else zero
+        wide = ir.DataType.FLOAT
+        made = _times_scale(b, integers, b.op("Cast", scale, to=int(wide)), zero, wide)
+        made = b.op("Cast", made, to=int(source.dtype))
+    else:
+        return value
     for move in reversed(moves):
         made = b.op_of("", op_of(move), [made, *move.inputs[1:]], dict(move.attributes))
     return made
