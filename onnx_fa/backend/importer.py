@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -24,6 +25,7 @@ from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.mlir_text import element_type
 from onnx_fa.emit.onnx_builder import OnnxBuilder
+from onnx_fa.emit.score import narrowest
 from onnx_fa.errors import MissingDependencyError, ModelError, UnsupportedError
 from onnx_fa.ops import CONTRIB, STANDARD, op_of
 from onnx_fa.report import Miss, RewriteReport, SiteReport
@@ -177,7 +179,8 @@ def _unfused(
             pass  # the reason that counts is the kernels'
         else:
             return made, f"it is left in blocks of {blocked.block_size(spec)} keys, which are not fused"
-    return decomposed.emit(b, spec, operands), "it is left in the decomposed form, with a buffer of Sq x Skv"
+    kind = narrowest(spec) if target.is_gpu else np.int64
+    return decomposed.emit(b, spec, operands, kind=kind), "it is left in the decomposed form, with a buffer of Sq x Skv"
 
 
 def _made(

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_fa.emit.decomposed import canonical_operands, finish, leave
 from onnx_fa.emit.integers import rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import Positions, cast, compute_type, modify, weighted
+from onnx_fa.emit.score import Integer, Positions, cast, compute_type, modify, narrowest, weighted
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph_view import FLOATS
 from onnx_fa.match import NUMPY
@@ -162,26 +162,34 @@ Scored = tuple[AttentionSpec, ir.Value, ir.Value, list[ir.Value]]
 
 
 class _Keys:
-    """What the scores of any block of keys are made of."""
+    """What the scores of any block of keys are made of. `kind` is the type of positions; other than int64 it is for a spec whose
+    lengths are known."""
 
-    def __init__(self, b: OnnxBuilder, spec: AttentionSpec, scored: Scored) -> None:
-        self.b, self.scored = b, scored
+    def __init__(self, b: OnnxBuilder, spec: AttentionSpec, scored: Scored, kind: Integer = np.int64) -> None:
+        self.b, self.scored, self.kind = b, scored, kind
         _, q, kt, _ = scored
-        zero, self.one = (b.const(np.asarray(i, np.int64)) for i in (0, 1))
-        self.skv = b.const(np.asarray(spec.Skv, np.int64)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
-        self.sq = b.const(np.asarray(spec.Sq, np.int64)) if isinstance(spec.Sq, int) else b.dim(q, -2)
+        zero, self.one = (b.const(np.asarray(i, kind)) for i in (0, 1))
+        self.skv = b.const(np.asarray(spec.Skv, kind)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
+        self.sq = b.const(np.asarray(spec.Sq, kind)) if isinstance(spec.Sq, int) else b.dim(q, -2)
         self.query = b.unsqueeze(b.op("Range", zero, self.sq, self.one), 1)
 
-    def block(self, body: OnnxBuilder, start: ir.Value, end: ir.Value, carried: list[ir.Value]) -> _Step:
-        """The keys from `start` to `end`."""
+    def block(
+        self,
+        body: OnnxBuilder,
+        bounds: tuple[ir.Value, ir.Value],
+        carried: list[ir.Value],
+        numbers: tuple[ir.Value, ir.Value] | None = None,
+    ) -> _Step:
+        """The keys between two `bounds` of int64, which `numbers` are in the type of positions."""
         inner, q, kt, masks = self.scored
+        start, end = bounds
         first, last = body.unsqueeze(start, 0), body.unsqueeze(end, 0)
 
         def columns(x: ir.Value, axis: int) -> ir.Value:
             return body.op("Slice", x, first, last, body.ints(axis))
 
         def positions() -> Positions:
-            return Positions(self.query, body.op("Range", start, end, self.one), self.sq, self.skv)
+            return Positions(self.query, body.op("Range", *(numbers or bounds), self.one), self.sq, self.skv, self.kind)
 
         score = body.op("MatMul", q, columns(kt, -1))
         tensors = [
@@ -200,10 +208,16 @@ def _unrolled(
 ) -> list[ir.Value]:
     """The same as `_loop`, one block after the other, of a known number of keys."""
     assert isinstance(spec.Skv, int)
-    keys, states, size = _Keys(b, spec, scored), list(starts.values()), block_size(spec)
+    kind = narrowest(spec)
+    keys, states, size = _Keys(b, spec, scored, kind), list(starts.values()), block_size(spec)
+
+    def scalar(value: int, of: Integer) -> ir.Value:
+        return b.const(np.asarray(value, of))
+
     for first in range(0, spec.Skv, size):
-        start, end = (b.const(np.asarray(k, np.int64)) for k in (first, min(first + size, spec.Skv)))
-        states = step(keys.block(b, start, end, states))
+        last = min(first + size, spec.Skv)
+        bounds, numbers = ((scalar(first, of), scalar(last, of)) for of in (np.int64, kind))
+        states = step(keys.block(b, bounds, states, numbers))
     return states
 
 
@@ -231,7 +245,7 @@ def _loop(
     end = body.op("Add", start, size)
     # Min of integers came with opset 12.
     end = body.op("Min", end, skv) if b.opset >= 12 else body.op("Where", body.op("Less", end, skv), end, skv)
-    new = step(keys.block(body, start, end, carried))
+    new = step(keys.block(body, (start, end), carried))
     go = body.op("Identity", cond)
     for value, like in ((go, cond), *zip(new, carried, strict=True)):
         value.type, value.shape = like.type, like.shape

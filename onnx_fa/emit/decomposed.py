@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_fa.emit.groups import is_grouped, join_heads, split_spec, split_tensor
 from onnx_fa.emit.integers import dequantized, rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import Positions, cast, compute_type, modify, weighted
+from onnx_fa.emit.score import Integer, Positions, cast, compute_type, modify, weighted
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY, ScoreStage
 from onnx_fa.spec import AddMask, AttentionSpec, Elementwise, Stat, inverse
@@ -22,9 +22,11 @@ FORM_KEY = "onnx_fa.form"
 rename its nodes."""
 
 
-def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
+def emit(
+    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], *, kind: Integer = np.int64
+) -> list[ir.Value]:
     """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's
-    output, then its row statistics. Raises UnsupportedError for those of a spec with a sink.
+    output, then its row statistics. `kind` is the type of positions. Raises UnsupportedError for statistics of a spec with a sink.
 
     The division stands before P@V where probabilities are rounded, and where a run may have no keys: onnxruntime's reductions of an
     empty axis are empty, and such a sum divides no product with V.
@@ -33,7 +35,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
         raise UnsupportedError("row statistics with a sink")
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
-    score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
+    score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt, kind))
     p, total = _exponentials(b, spec, score, sink)
     stats = [statistic(b, spec, score, which) for which in spec.stats]
     if spec.rounding is None and isinstance(spec.Skv, int):
@@ -205,11 +207,12 @@ def transpose(b: OnnxBuilder, x: ir.Value, perm: tuple[int, ...]) -> ir.Value:
     return x if perm == tuple(range(len(perm))) else b.op("Transpose", x, perm=perm)
 
 
-def positions(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value, kt: ir.Value) -> Positions:
-    zero, one = b.const(np.asarray(0, np.int64)), b.const(np.asarray(1, np.int64))
+def positions(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value, kt: ir.Value, kind: Integer = np.int64) -> Positions:
+    """Those of all queries and keys. `kind` other than int64 is for a spec whose lengths are known."""
+    zero, one = b.const(np.asarray(0, kind)), b.const(np.asarray(1, kind))
 
     def size(dim: int | str, x: ir.Value, axis: int) -> ir.Value:
-        return b.const(np.asarray(dim, np.int64)) if isinstance(dim, int) else b.dim(x, axis)
+        return b.const(np.asarray(dim, kind)) if isinstance(dim, int) else b.dim(x, axis)
 
     sq, skv = size(spec.Sq, q, -2), size(spec.Skv, kt, -1)
-    return Positions(b.unsqueeze(b.op("Range", zero, sq, one), 1), b.op("Range", zero, skv, one), sq, skv)
+    return Positions(b.unsqueeze(b.op("Range", zero, sq, one), 1), b.op("Range", zero, skv, one), sq, skv, kind)

@@ -15,15 +15,37 @@ from onnx_fa.expr import Kind, ScoreExpr, kind_of
 from onnx_fa.match import NUMPY
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Offset, SlidingWindow, TensorArg
 
+Integer = type[np.int32] | type[np.int64]
+"""The type of positions."""
+
 
 @dataclass(frozen=True)
 class Positions:
-    """int64 tensors: query positions (Sq, 1) and key positions (block), and Sq, Skv as scalars."""
+    """Integer tensors of one type: query positions (Sq, 1) and key positions (block), and Sq, Skv as scalars."""
 
     query: ir.Value
     key: ir.Value
     sq: ir.Value
     skv: ir.Value
+    kind: Integer = np.int64
+
+
+_FAR = 1 << 29
+"""Sums of four such numbers, lengths and shifts of them, are int32."""
+
+
+def narrowest(spec: AttentionSpec) -> Integer:
+    """The type of positions for a compiler whose target may have no vectors of int64: int32 where no number can wrap around."""
+    reach = [d for d in (spec.Sq, spec.Skv) if isinstance(d, int)]
+    if len(reach) < 2:
+        return np.int64
+    for mask in spec.masks:
+        if isinstance(mask, Elementwise):
+            return np.int64  # its numbers may be of any size
+        if isinstance(mask, (Causal, SlidingWindow)):
+            by = (0,) if isinstance(mask, Causal) else (mask.left or 0, mask.right or 0)
+            reach += [abs(x) + (0 if mask.offset == "end" else abs(mask.offset)) for x in by]
+    return np.int32 if max(reach) < _FAR else np.int64
 
 
 def compute_type(spec: AttentionSpec) -> str:
@@ -165,4 +187,4 @@ def _shift(b: OnnxBuilder, p: Positions, offset: Offset, by: int) -> ir.Value:
         query = b.op("Add", query, b.op("Sub", p.skv, p.sq))
     elif offset:
         by += offset
-    return b.op("Add", query, b.const(np.asarray(by, np.int64))) if by else query
+    return b.op("Add", query, b.const(np.asarray(by, p.kind))) if by else query
