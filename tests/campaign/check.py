@@ -1,0 +1,320 @@
+"""What came of rewriting one drawn graph."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import numpy_helper as nh
+
+from onnx_fa.errors import ModelError
+from onnx_fa.report import RewriteReport
+from onnx_fa.rewriter import Form, rewrite
+
+from .draw import Drawn
+from .inputs import Array, Engine, Inputs
+from .noise import distance, movement
+
+FORMS: tuple[Form, ...] = ("decomposed", "attention", "decomposed", "blocked")
+TOLERANCE = {8: 1e-12, 4: 2e-6, 2: 2e-3}
+"""Relative norm error of attention against the same in another order of operations, by the bytes of an element."""
+BFLOAT16_TOLERANCE = 1.6e-2
+SECONDS = 20.0
+"""A rewrite of a graph of some hundred nodes takes a fraction of one."""
+FINE = ("same", "invalid", "not drawn")
+
+
+class Endless(BaseException):
+    """A rewrite that took longer than it may; no library may catch it."""
+
+
+class Fault(Exception):
+    """A broken promise: (its kind in a word or two, what happened)."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind, self.text = kind, text
+
+
+@dataclass
+class Outcome:
+    """`verdict` is "same", "invalid" (no engine runs the original), "not drawn", or the kind of a fault, told in `text`."""
+
+    verdict: str
+    sites: int = 0
+    misses: int = 0
+    text: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    def stop(signum: int, frame: object) -> None:
+        raise Endless
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _rewritten(model: onnx.ModelProto, form: Form) -> tuple[onnx.ModelProto, RewriteReport]:
+    try:
+        with time_limit(SECONDS):
+            return rewrite(model, form)
+    except Endless:
+        raise Fault("endless", f"rewrite to {form} took more than {SECONDS:g} s") from None
+    except ModelError as error:
+        raise Fault("refused", str(error)) from error
+    except Exception as error:
+        last = "".join(traceback.format_exception(error)[-4:])[-1500:]
+        raise Fault("traceback", f"{type(error).__name__}: {str(error)[:200]}\n{last}") from error
+
+
+Say = Callable[[str], None]
+
+
+def check(drawn: Drawn | None, seed: int, say: Say = lambda step: None) -> Outcome:
+    """Rewrites the graph to one form and holds the result to every promise. To save time a third is rewritten once more, and of
+    what nothing runs a quarter is rewritten at all. `say` hears what runs next, "original", "rewrite" or "result", so that a
+    process that ends tells whose fault it was."""
+    if drawn is None:
+        return Outcome("not drawn")
+    form = FORMS[seed % len(FORMS)]
+    say("original")
+    if not drawn.feeds.runs(drawn.model):
+        say("rewrite")
+        return _survives(drawn, form) if seed // len(FORMS) % 4 == 0 else Outcome("invalid")
+    outcome = Outcome("same")
+    try:
+        _hold(drawn, form, seed, outcome, say)
+    except Fault as fault:
+        outcome.verdict, outcome.text = fault.kind, f"{form}: {fault.text}"
+    return outcome
+
+
+def _survives(drawn: Drawn, form: Form) -> Outcome:
+    """What nobody runs has no result to keep; but it ends, in a model or in an error of ours."""
+    outcome = Outcome("invalid")
+    try:
+        _rewritten(drawn.model, form)
+    except Fault as fault:
+        if fault.kind != "refused":
+            outcome.verdict, outcome.text = fault.kind, f"of an invalid model, {form}: {fault.text}"
+    return outcome
+
+
+def _hold(drawn: Drawn, form: Form, seed: int, outcome: Outcome, say: Say) -> None:
+    say("rewrite")
+    model, before = drawn.model, drawn.model.SerializeToString()
+    new, report = _rewritten(model, form)
+    outcome.sites, outcome.misses = len(report.sites), len(report.misses)
+    if model.SerializeToString() != before:
+        raise Fault("input changed", "rewrite changed the model that it was given")
+    _account(model, report)
+    if seed // len(FORMS) % 3 == 0:
+        _settle(new, form, outcome)
+    if not report.sites:
+        old_ops = [n.op_type for n in model.graph.node]
+        if not model.functions and [n.op_type for n in new.graph.node] != old_ops:
+            raise Fault("changed", "no site was found, and yet the nodes are others")
+        return
+    _valid(model, new)
+    _compare(drawn, new, form, seed, outcome, say)
+
+
+def _account(model: onnx.ModelProto, report: RewriteReport) -> None:
+    """Every Softmax is a site or a miss."""
+    named = {re.sub(r"#\d+$", "", s.name) for s in report.sites} | {m.node for m in report.misses}
+    for graph in _graphs(model.graph):
+        for node in graph.node:
+            label = node.name or f"{node.op_type}:{node.output[0]}"
+            if node.op_type == "Softmax" and not node.domain and label not in named:
+                raise Fault("unaccounted", f"{label} is neither a site nor a miss: {sorted(named)}")
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attr in node.attribute:
+            if attr.HasField("g"):
+                yield from _graphs(attr.g)
+
+
+def _settle(new: onnx.ModelProto, form: Form, outcome: Outcome) -> None:
+    """Rewriting again changes nothing. A site that reads another one's result may be understood only once that is rewritten."""
+    for turn in range(4):
+        again, _ = _rewritten(new, form)
+        if again.SerializeToString() == new.SerializeToString():
+            if turn:
+                outcome.notes.append("settled later")
+            return
+        new = again
+    raise Fault("unsettled", "rewriting again and again keeps changing the model")
+
+
+def _valid(model: onnx.ModelProto, new: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception:  # the checker is stricter than what runs
+        return
+    try:
+        onnx.checker.check_model(new, full_check=True)
+    except Exception as error:
+        raise Fault("invalid result", str(error)[:500]) from error
+
+
+def _engine(model: onnx.ModelProto, *, optimise: bool) -> Engine:
+    try:
+        return Engine(model, optimise=optimise)
+    except Exception as error:
+        way = "with" if optimise else "without"
+        raise Fault("does not load", f"{way} the optimiser: {str(error)[:500]}") from error
+
+
+def _run(engine: Engine, inputs: Inputs, what: str) -> list[Array]:
+    try:
+        return engine.run(inputs)
+    except Exception as error:
+        raise Fault("does not run", f"{what}: {str(error)[:500]}") from error
+
+
+@dataclass
+class _Wanted:
+    """What the original makes of one kind of inputs; `optimised` too, unless the optimiser changes it."""
+
+    label: str
+    inputs: Inputs
+    judge: Judge
+    want: list[Array]
+    optimised: bool
+
+
+def _originals(drawn: Drawn, form: Form, seed: int, outcome: Outcome) -> list[_Wanted]:
+    """The original's results for all kinds of inputs."""
+    fixed, found = drawn.fixed, []
+    # onnxruntime's Attention op departs from ONNX's definition where a single causal query has a past.
+    by_definition = any(n.op_type == "Attention" and not n.domain and len(n.input) > 4 for n in fixed.graph.node)
+    old, fast = Engine(fixed, by_definition=by_definition), None
+    if not old.by_definition:
+        try:
+            fast = Engine(fixed, optimise=True)
+        except Exception:  # onnxruntime's exceptions share no base class
+            outcome.notes.append("the optimiser refuses the original")
+    for label, inputs in drawn.feeds.kinds(fixed, seed % 7, changed=bool(drawn.mutations)).items():
+        if _excused(drawn, form, label, inputs):
+            continue
+        try:
+            want = old.run(inputs)
+        except Exception:
+            outcome.notes.append("the original fails on other inputs")
+            continue
+        judge, optimised = Judge(drawn, old, label, inputs), False
+        if fast is not None:
+            try:
+                optimised = judge.agree(want, fast.run(inputs))
+                if not optimised:
+                    outcome.notes.append("the optimiser is wrong on the original")
+            except Exception:
+                outcome.notes.append("the optimised original fails")
+        found.append(_Wanted(label, inputs, judge, want, optimised))
+    return found
+
+
+def _compare(drawn: Drawn, new: onnx.ModelProto, form: Form, seed: int, outcome: Outcome, say: Say) -> None:
+    say("original")
+    wanted = _originals(drawn, form, seed, outcome)
+    say("result")
+    have = _engine(new, optimise=False)
+    fast = _engine(new, optimise=True) if any(w.optimised for w in wanted) else None
+    for w in wanted:
+        w.judge.hold(w.want, _run(have, w.inputs, w.label), "")
+        if w.optimised and fast is not None:
+            w.judge.hold(w.want, _run(fast, w.inputs, f"{w.label}, optimised"), ", optimised")
+
+
+def _excused(drawn: Drawn, form: Form, label: str, inputs: Inputs) -> bool:
+    """Inputs for which two right results may differ."""
+    ops = {n.op_type for n in drawn.fixed.graph.node}
+    # The Attention op only knows added masks, and those do not hide a score that is not finite.
+    if form == "attention" and not all(np.isfinite(inputs[n].astype(np.float64)).all() for n in inputs if n[0] in "qk"):
+        return True
+    # onnxruntime's ReduceMax of NaN and -inf is either, depending on their order: so is what a guard makes of it.
+    if label.startswith("nan in q") and (
+        "ReduceMax" in ops or "maximum is -inf" in drawn.base or "lost_rows" in drawn.base
+    ):
+        return True
+    # A difference of softmaxes times an infinity becomes a difference of infinities.
+    return "difference/" in drawn.base and " in v" in label and "inf" in label
+
+
+class Judge:
+    """Says whether results are equal for one kind of inputs."""
+
+    def __init__(self, drawn: Drawn, old: Engine, label: str, inputs: Inputs) -> None:
+        self.model, self.old, self.label, self.inputs = drawn.fixed, old, label, inputs
+        tops = {n.output[0] for n in self.model.graph.node if n.op_type == "ReduceMax"}
+        nodes = [n for n in self.model.graph.node if n.op_type == "Exp"]
+        made = {o: n for n in self.model.graph.node for o in n.output}
+        self.bare = any(not _shifted(made.get(n.input[0]), tops) for n in nodes)
+        values = (inputs[n].astype(np.float64) for n in inputs if n[0] == "v" and inputs[n].dtype.kind not in "iub")
+        # Zero times a NaN is NaN, while a mask never looks at the keys that it hides; exponentials without the maximum overflow.
+        self.heals = label == "large" or self.bare or not all(np.isfinite(v).all() for v in values)
+        self.step = _step(self.model)
+
+    def agree(self, want: list[Array], have: list[Array]) -> bool:
+        try:
+            self.hold(want, have, "")
+        except Fault:
+            return False
+        return True
+
+    def hold(self, want: list[Array], have: list[Array], how: str) -> None:
+        for i, (a, b) in enumerate(zip(want, have, strict=True)):
+            if a.shape != b.shape or a.dtype != b.dtype:
+                raise Fault("wrong", f"{self.label}{how}: output {i} is {b.dtype}{b.shape}, not {a.dtype}{a.shape}")
+            if a.dtype.kind in "iub":
+                if not np.array_equal(a, b):
+                    raise Fault("wrong", f"{self.label}{how}: output {i} differs")
+                continue
+            self._hold_floats(i, a, b, how)
+
+    def _hold_floats(self, i: int, a: Array, b: Array, how: str) -> None:
+        tolerance = (
+            BFLOAT16_TOLERANCE if a.dtype.kind == "V" or a.dtype.name == "bfloat16" else TOLERANCE[a.dtype.itemsize]
+        )
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        if self.heals:
+            x = np.where(np.isnan(x), y, x)
+        allowed = tolerance * float(np.linalg.norm(x[np.isfinite(x)]))
+        error = distance(x, y)
+        if error <= allowed:
+            return
+        moves, jumps = movement(self.model, self.old, self.inputs, i, a)
+        allowed += 8 * moves + 2 * self.step
+        if jumps and not np.isfinite(error):
+            both = np.isfinite(x) & np.isfinite(y)
+            error = float(np.linalg.norm(x[both] - y[both]))
+        if error > allowed:
+            text = f"{self.label}{how}: output {i} is off by {error:.3g} of {np.linalg.norm(x[np.isfinite(x)]):.3g}"
+            raise Fault("wrong", f"{text}, allowed {allowed:.3g}\n{a}\n{b}"[:1500])
+
+
+def _shifted(node: onnx.NodeProto | None, tops: set[str]) -> bool:
+    return node is not None and (node.op_type == "LogSoftmax" or (node.op_type == "Sub" and node.input[1] in tops))
+
+
+def _step(model: onnx.ModelProto) -> float:
+    """The widest step of a QuantizeLinear in the model, 0 without one."""
+    scales = {n.input[1] for n in model.graph.node if n.op_type == "QuantizeLinear"}
+    sizes = [float(nh.to_array(i).astype(np.float64).max()) for i in model.graph.initializer if i.name in scales]
+    return max(sizes, default=0.0)

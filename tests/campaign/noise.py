@@ -1,0 +1,106 @@
+"""How far a graph's result moves when its arithmetic rounds otherwise: what two correct results may differ by."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+from .inputs import Array, Engine, Inputs
+
+ROUNDING = {T.FLOAT: 2.0**-22, T.FLOAT16: 2.0**-10, T.BFLOAT16: 2.0**-7, T.DOUBLE: 2.0**-51}
+"""A few units in the last place."""
+ROUNDED = (
+    "MatMul Gemm Einsum FusedMatMul Mul Div Add Sub Exp Log Softmax LogSoftmax ReduceSum ReduceMean ReduceLogSumExp Tanh Sigmoid "
+    "Sqrt Pow Softplus Erf Attention"
+).split()
+LARGEST = 3e4
+"""Larger numbers are kept: a fill that masks keys is to swallow all scores alike."""
+SWALLOWED = ("ReduceLogSumExp",)
+"""Whoever subtracts this from a number of its own size reads its last digits, however large it is."""
+SAMPLES = 6
+
+
+def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """The model with every number that its arithmetic makes moved by a little, at random."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    kinds = {i.name: i.type.tensor_type.elem_type for i in (*graph.value_info, *graph.output)}
+    nodes: list[onnx.NodeProto] = []
+    limits: dict[int, str] = {}
+    for n, node in enumerate(made.graph.node):
+        nodes.append(node)
+        out = node.output[0] if node.output else ""
+        kind = kinds.get(out, 0)
+        if node.op_type not in ROUNDED or node.domain == "my" or kind not in ROUNDING:
+            continue
+        if kind not in limits:
+            limits[kind] = f"noise_limit{kind}"
+            made.graph.initializer.append(
+                nh.from_array(np.asarray(LARGEST).astype(h.tensor_dtype_to_np_dtype(kind)), limits[kind])
+            )
+        step = ROUNDING[kind]
+        a, *rest = (f"noise{n}_{x}" for x in "abcdef")
+        node.output[0] = a
+        random, size, large, moved, total = rest
+        nodes += [
+            h.make_node("RandomUniformLike", [a], [random], low=-step, high=step, seed=float(seed * 1000 + n)),
+            h.make_node("Mul", [a, random], [moved]),
+            h.make_node("Add", [a, moved], [total]),
+            h.make_node("Abs", [a], [size]),
+            h.make_node("Less", [size, limits[kind]], [large]),
+            h.make_node("Where", [large, total, a], [out if node.op_type not in SWALLOWED else f"noise{n}_kept"]),
+        ]
+        if node.op_type in SWALLOWED:
+            nodes.append(h.make_node("Identity", [total], [out]))
+    kept = [onnx.NodeProto() for _ in nodes]
+    for new, old in zip(kept, nodes, strict=True):
+        new.CopyFrom(old)
+    del made.graph.node[:]
+    made.graph.node.extend(kept)
+    return made
+
+
+def nudged(inputs: Inputs, seed: int) -> Inputs:
+    """The same inputs with every float moved by one unit in the last place, up or down."""
+    rng = np.random.default_rng(seed)
+    moved: Inputs = {}
+    for name, x in inputs.items():
+        if x.dtype.kind in "iub":
+            moved[name] = x
+            continue
+        eps = float(np.finfo(x.dtype).eps) if x.dtype.kind == "f" else 2.0**-8
+        with np.errstate(all="ignore"):
+            near = (x.astype(np.float64) * (1 + rng.choice([-1, 1], x.shape) * eps)).astype(x.dtype)
+        moved[name] = np.where(np.isfinite(x.astype(np.float64)), near, x).astype(x.dtype)
+    return moved
+
+
+def distance(a: Array, b: Array) -> float:
+    """Norm of the difference where both are finite; infinite when they differ in what is not."""
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(a[finite] - b[finite]))
+
+
+def movement(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array) -> tuple[float, bool]:
+    """(how far output `index` moves, whether it goes from a number to none or back) under noise in the inputs and inside."""
+    results: list[Array] = []
+    for seed in range(SAMPLES):
+        results.append(old.run(nudged(inputs, seed))[index])
+        try:
+            engine = Engine(noisy(model, seed + 1), by_definition=old.by_definition)
+            results += [engine.run(inputs)[index], engine.run(nudged(inputs, seed + 50))[index]]
+        except Exception:  # no random numbers of that type: then the inputs alone are moved
+            continue
+    moves = [distance(want, x) for x in results]
+    finite = [m for m in moves if np.isfinite(m)]
+    return max(finite, default=0.0), len(finite) < len(moves)
