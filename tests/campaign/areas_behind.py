@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto as T
 
-from .areas_mask import boolean, condition
+from .areas_mask import condition
 from .areas_operand import cut, sliced
 from .areas_score import FACTORS, gemm, times
 from .sketch import Sketch
@@ -75,30 +75,15 @@ def exponentials(g: Sketch, score: str) -> tuple[str, str]:
 def _changed(g: Sketch, p: str, score: str) -> str:
     """Probabilities, perhaps masked, divided anew, guarded or scaled."""
     r = g.r
-    count = r.choice((1, 2, 3)) if g.kind == "behind" else r.choice((0, 0, 0, 1, 2))
+    count = r.choice((1, 1, 2, 3)) if g.kind == "behind" else r.choice((0, 0, 0, 0, 1, 2))
     for _ in range(count):
-        way = r.choice(
-            (
-                "drop",
-                "drop",
-                "mask",
-                "anew",
-                "anew_eps",
-                "guard",
-                "guard",
-                "rows",
-                "keys",
-                "scale",
-                "twice",
-                "odd",
-                "lost",
-            )
-        )
+        usual = ("drop", "drop", "drop", "mask", "anew", "anew", "guard", "guard", "rows", "keys", "scale", "lost")
+        way = r.choice((*usual, "anew_eps", "twice", "odd"))
         if way == "drop":
-            keep = condition(g) if r.random() < 0.5 else _known_condition(g)
+            keep = _known_condition(g)
             p = g.op("Where", keep, p, g.floats(0.0)) if r.random() < 0.7 else g.op("Where", keep, g.floats(0.0), p)
         elif way == "mask":
-            p = g.op("Mul", p, g.op("Cast", condition(g), to=g.float_type))
+            p = g.op("Mul", p, g.op("Cast", _known_condition(g), to=g.float_type))
         elif way in ("anew", "anew_eps"):
             total = g.reduced("ReduceSum", p)
             if way == "anew_eps":
@@ -127,9 +112,8 @@ def _changed(g: Sketch, p: str, score: str) -> str:
 
 
 def _known_condition(g: Sketch) -> str:
-    """A condition that an earlier node made already, with the shape of a mask; else a new one."""
-    made = [n.input[0] for n in g.nodes if n.op_type == "Where" and n.output[0].startswith("v")]
-    return g.r.choice(made) if made else boolean(g, 1)
+    """A condition by which the scores have been masked, mostly; else a new one."""
+    return g.r.choice(g.kept) if g.kept and g.r.random() < 0.75 else condition(g)
 
 
 def _times_v(g: Sketch, p: str, v: str) -> str:
@@ -166,20 +150,22 @@ def _divided_late(g: Sketch, score: str, v: str) -> str:
     """Exponentials, masked or not, times V, divided by one sum or another, now and then twice."""
     r = g.r
     e = exponentials(g, score)[0] if g.L and r.random() < 0.85 else g.op("Exp", score)
-    weights = [e]
-    if r.random() < 0.5:
-        weights.append(g.op("Mul", e, g.op("Cast", condition(g), to=g.float_type)))
-    if r.random() < 0.2:
-        weights.append(g.op("Where", condition(g), e, g.floats(0.0)))
-    totals = [g.reduced("ReduceSum", r.choice(weights)) for _ in range(2)]
-    if r.random() < 0.2:
-        totals.append(g.op("Add", totals[0], g.floats(r.choice((1e-6, 1.0)))))
-    p = r.choice(weights)
-    if r.random() < 0.4:
-        p = g.op("Div", p, r.choice(totals))
+    weights = e
+    if r.random() < 0.35:
+        weights = g.op("Mul", e, g.op("Cast", _known_condition(g), to=g.float_type))
+    elif r.random() < 0.2:
+        weights = g.op("Where", _known_condition(g), e, g.floats(0.0))
+
+    def total() -> str:
+        found = g.reduced("ReduceSum", weights if r.random() < 0.7 else e)
+        if r.random() < 0.15:
+            found = g.op("Add", found, g.floats(r.choice((1e-6, 1.0))))
+        return found
+
+    p = g.op("Div", weights, total()) if r.random() < 0.4 else weights
     out = g.op("MatMul", g.edge(p, "p"), v)
-    for _ in range(r.choice((1, 1, 1, 2, 0))):
-        out = g.op("Div", _step(g, out), r.choice(totals))
+    for _ in range(r.choice((1, 1, 1, 2) if p == weights else (0, 0, 1))):
+        out = g.op("Div", _step(g, out), total())
     return _behind(g, out)
 
 

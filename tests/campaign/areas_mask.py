@@ -118,7 +118,7 @@ def _condition(g: Sketch, depth: int) -> str:
         return g.const(table if r.random() < 0.5 else table[None], bool)
     if kind == "ids":
         return compared_ids(g)
-    if kind == "trilu":
+    if kind == "trilu" and g.opset >= 14:
         ones = g.const(np.ones((g.S, g.L)), np.float32)
         return g.op("Cast", g.op("Trilu", ones, g.ints(r.randint(-1, 2)), upper=r.randint(0, 1)), to=T.BOOL)
     dtype = r.choice((T.INT64, T.INT64, T.INT32))
@@ -187,6 +187,7 @@ def masked(g: Sketch, score: str) -> str:
     if way == "float_mask":
         return g.op(r.choice(("Add", "Add", "Sub")), score, g.given("mask", g.broadcast_shape(), hint=f"mask {fill}"))
     keep = condition(g)
+    g.kept.append(keep)
     if way == "where":
         return g.op("Where", keep, score, g.floats(fill))
     if way == "where_not":

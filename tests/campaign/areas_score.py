@@ -93,11 +93,9 @@ def scores(g: Sketch, q: str, k: str) -> str:
 def layered(g: Sketch, score: str) -> str:
     """Scores (.., S, L) behind layers, in any order."""
     r = g.r
-    count = r.choice((0, 1, 1, 2, 2, 3, 4))
-    for _ in range(count):
-        way = r.choice(
-            ("scale", "scale", "mask", "mask", "mask", "cap", "neg", "vector", "runtime", "odd", "cast", "shape")
-        )
+    usual = ("scale", "scale", "scale", "mask", "mask", "mask", "mask", "cap", "neg", "vector", "runtime", "shape")
+    for _ in range(r.choice((0, 1, 1, 1, 2, 2, 3))):
+        way = r.choice((*usual, "odd") if r.random() < 0.9 else ("odd", "cast"))
         if way == "scale":
             score = times(g, score, r.choice((*FACTORS, g.D**-0.5)))
         elif way == "mask":

@@ -91,7 +91,7 @@ def check(drawn: Drawn | None, seed: int, say: Say = lambda step: None) -> Outco
         return Outcome("not drawn")
     form = FORMS[seed % len(FORMS)]
     say("original")
-    if not drawn.feeds.runs(drawn.model):
+    if not drawn.feeds.runs(drawn.model, drawn.fixed):
         say("rewrite")
         return _survives(drawn, form) if seed // len(FORMS) % 4 == 0 else Outcome("invalid")
     outcome = Outcome("same")

@@ -22,6 +22,7 @@ from .draw import draw
 CHUNK = 500
 QUIET_SECONDS = 120
 """So long a process may say nothing; every step of every graph says something."""
+COMMAND = ("-m", "tests.campaign", "--child")
 _ROOT = Path(__file__).parents[2]
 
 
@@ -105,7 +106,7 @@ def run_chunk(start: int, size: int, kind: str | None = None) -> Chunk:
 
 def _run_from(chunk: Chunk, at: int, left: int, kind: str | None) -> int:
     """Runs a child from seed `at` on. Returns the next seed that is still to be tried."""
-    command = [sys.executable, "-m", "tests.campaign", "--child", "--seed", str(at), "--count", str(left)]
+    command = [sys.executable, *COMMAND, "--seed", str(at), "--count", str(left)]
     command += ["--kind", kind] if kind else []
     step, end = "original", chunk.start + chunk.size
     with tempfile.TemporaryFile("w+") as errors:

@@ -48,7 +48,7 @@ def draw(seed: int, kind: str | None = None) -> Drawn | None:
         return None
     names: list[str] = []
     usable = feeds.runs(model)
-    for _ in range(r.choice((0, 0, 1, 1, 2, 3)) + (kind == "foreign") if usable else 0):
+    for _ in range(r.choice((0, 0, 0, 1, 1, 2)) + (kind == "foreign") if usable else 0):
         name = "foreign" if kind == "foreign" and not names else r.choice(list(MUTATIONS))
         changed = mutate(model, name, r, feeds)
         if changed is not None:

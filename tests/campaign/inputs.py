@@ -104,10 +104,11 @@ class Feeds:
                 kinds[f"{bad} in {name}"] = inputs
         return kinds
 
-    def runs(self, model: onnx.ModelProto) -> bool:
-        """Whether the model is valid and runs; its outputs then get the ranks that they turn out to have."""
+    def runs(self, model: onnx.ModelProto, fixed: onnx.ModelProto | None = None) -> bool:
+        """Whether the model is valid and runs; its outputs then get the ranks that they turn out to have. `fixed` has the sizes of
+        the inputs, where the model has symbols."""
         try:
-            results = Engine(model).run(self.plain(model))
+            results = Engine(model).run(self.plain(fixed or model))
             for info, result in zip(model.graph.output, results, strict=True):
                 kind = info.type.tensor_type.elem_type
                 info.CopyFrom(

@@ -59,6 +59,8 @@ class Sketch(Graph):
             self.opset = max(self.opset, r.choice((18, 21)))
         self.extra: dict[str, str] = {}
         """Values to show as outputs beside the result, with what they are."""
+        self.kept: list[str] = []
+        """Conditions by which scores have been masked."""
 
     def likes(self, area: str, often: float = 0.7, seldom: float = 0.06) -> bool:
         """Whether to draw something of an area: often in a graph of that kind, seldom elsewhere."""
@@ -90,7 +92,7 @@ class Sketch(Graph):
 
     def given(self, name: str, shape: list[int], dtype: int | None = None, hint: str = "") -> str:
         """A new input; `hint` tells `inputs` what values it takes."""
-        name = f"{name}{len(self.inputs)}" if any(i.name == name for i in self.inputs) else name
+        name = f"{name}_{len(self.inputs)}" if any(i.name == name for i in self.inputs) else name
         self.input(name, list(shape), self.float_type if dtype is None else dtype)
         self.inputs[-1].doc_string = hint
         return name

@@ -1,0 +1,101 @@
+"""The campaign of random graphs (`python -m tests.campaign`): a part of it, and that it sees what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import onnx
+import pytest
+
+from onnx_fa.rewriter import rewrite
+from tests.campaign import check as checks
+from tests.campaign import chunks
+from tests.campaign.draw import draw
+from tests.campaign.mutations import MUTATIONS, mutate
+from tests.campaign.sketch import KINDS
+
+PARTS = 4
+"""Of `chunks.CHUNK` graphs each, so that processes can share them."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_graphs_keep_their_results(part: int) -> None:
+    chunk = chunks.run_chunk(part * chunks.CHUNK, chunks.CHUNK)
+    tally = chunk.tally
+    print(dict(tally))
+    assert not chunk.faults, "\n".join(f"--only {f['seed']}: {f['verdict']}: {f['text']}" for f in chunk.faults)
+    assert tally["graphs"] == chunks.CHUNK
+    assert tally["valid"] >= 0.7 * tally["graphs"]
+    assert tally["matched"] >= 0.3 * tally["valid"], "a matcher that refuses everything is never wrong"
+    assert all(tally[f"kind {kind} valid"] for kind in KINDS)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_mutation_applies(name: str) -> None:
+    for seed in range(60):
+        drawn = draw(seed)
+        if drawn is not None and drawn.feeds.runs(drawn.fixed):
+            changed = mutate(drawn.fixed, name, Random(seed), drawn.feeds)
+            if changed is not None and changed.SerializeToString() != drawn.fixed.SerializeToString():
+                return
+    raise AssertionError("no graph has a place for it")
+
+
+def _first_site() -> int:
+    """A seed whose graph has a site in the decomposed form."""
+    return next(s for s in range(0, 400, 4) if checks.check(draw(s, "plain"), s).sites)
+
+
+def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is off, a report that lacks a softmax, an exception, an endless rewrite, a model that does not load."""
+    seed = _first_site()
+    drawn = draw(seed, "plain")
+    assert drawn is not None
+
+    def broken(how: str) -> str:
+        def rewritten(model: onnx.ModelProto, form: str) -> object:
+            new, report = rewrite(model, form)  # type: ignore[call-overload]
+            if how == "endless":
+                while True:
+                    pass
+            if how == "traceback":
+                raise RecursionError
+            if how == "wrong":
+                last = new.graph.output[0].name
+                node = next(n for n in new.graph.node if last in n.output)
+                node.output[0] = "before"
+                new.graph.node.append(onnx.helper.make_node("Add", ["before", "before"], [last], name="twice"))
+            if how == "does not load":
+                new.graph.node[-1].op_type = "NoSuchOp"
+            if how == "unaccounted":
+                report = type(report)(report.sites[:0], report.misses[:0])
+            return new, report
+
+        monkeypatch.setattr(checks, "rewrite", rewritten)
+        monkeypatch.setattr(checks, "SECONDS", 0.5)
+        monkeypatch.setattr(checks, "_valid", lambda model, new: None)
+        return checks.check(drawn, seed).verdict
+
+    for how in ("wrong", "traceback", "endless", "does not load", "unaccounted"):
+        assert broken(how) == how
+
+
+def test_a_process_that_ends_costs_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is counted as a crash, and the next graph has its turn."""
+    chunk = chunks.Chunk(0, 3, "")
+    monkeypatch.setattr(chunks, "COMMAND", ("-c", "import sys; print('at 0 result', flush=True); sys.exit(3)"))
+    assert chunks._run_from(chunk, 0, 3, None) == 1
+    (fault,) = chunk.faults
+    assert fault["verdict"] == "crash" and "exit code 3" in fault["text"]
+
+
+def test_the_journal_is_read_again(tmp_path: Path) -> None:
+    row = {"seed": 0, "kind": "plain", "mutations": ("narrow",), "base": "", "verdict": "same", "sites": 1, "misses": 0}
+    chunk = chunks.Chunk(0, 1, chunks.digest())
+    chunk.add({**row, "notes": ["settled later"], "text": ""})
+    journal = tmp_path / "graphs.jsonl"
+    journal.write_text(chunk.to_json() + "\n")
+    (known,) = chunks.run(1, 0, 1, journal)
+    assert known.tally == Counter(chunk.tally) and known.tally["matched"] == 1
