@@ -12,6 +12,10 @@ from .areas_operand import cut, sliced
 from .areas_score import FACTORS, gemm, times
 from .sketch import Sketch
 
+USUAL = ("drop", "drop", "drop", "mask", "anew", "guard", "guard", "rows", "keys", "scale", "lost", "noop")
+UNUSUAL = ("anew_eps", "twice", "odd", "anew")
+"""What happens to probabilities."""
+
 
 def weighed(g: Sketch, score: str, v: str) -> str:
     """The result (.., S, E) of scores (.., S, L) and v (.., L, E)."""
@@ -20,7 +24,7 @@ def weighed(g: Sketch, score: str, v: str) -> str:
         return _divided_late(g, score, v)
     if g.rank == 4 and g.likes("cuts", 0.25, 0.02):
         return _difference(g, score, v)
-    if r.random() < 0.12:
+    if r.random() < 0.08:
         return _keys_first(g, score, v)
     p = _changed(g, softmax(g, score), score)
     p = g.edge(p, "p")
@@ -35,9 +39,8 @@ def weighed(g: Sketch, score: str, v: str) -> str:
 def softmax(g: Sketch, score: str) -> str:
     """Probabilities, normalised along the keys."""
     r = g.r
-    way = r.choice(
-        ("op", "op", "op", "op", "positive", "explicit", "log", "lse", "plus_one", "column", "cast", "bare", "keys")
-    )
+    ways = ("op", "positive", "explicit", "log", "lse", "plus_one", "column", "cast", "bare", "keys")
+    way = r.choice(ways) if r.random() < 0.5 else "op"
     if g.L == 0 and way in ("explicit", "lse", "plus_one", "log", "bare") and r.random() < 0.7:
         way = "op"
     if way == "positive":
@@ -77,8 +80,9 @@ def _changed(g: Sketch, p: str, score: str) -> str:
     r = g.r
     count = r.choice((1, 1, 2, 3)) if g.kind == "behind" else r.choice((0, 0, 0, 0, 1, 2))
     for _ in range(count):
-        usual = ("drop", "drop", "drop", "mask", "anew", "anew", "guard", "guard", "rows", "keys", "scale", "lost")
-        way = r.choice((*usual, "anew_eps", "twice", "odd"))
+        way = r.choice(USUAL if r.random() < 0.85 else UNUSUAL)
+        if way == "anew" and r.random() < 0.7:  # what is divided anew has been masked before, mostly
+            p = g.op("Mul", p, g.op("Cast", _known_condition(g), to=g.float_type))
         if way == "drop":
             keep = _known_condition(g)
             p = g.op("Where", keep, p, g.floats(0.0)) if r.random() < 0.7 else g.op("Where", keep, g.floats(0.0), p)
@@ -107,7 +111,9 @@ def _changed(g: Sketch, p: str, score: str) -> str:
             lost = g.op("Equal", g.reduced("ReduceMax", score), g.floats(-np.inf))
             p = g.op("Where", lost, g.floats(0.0), p)
         elif way == "odd":
-            p = g.op(r.choice(("Neg", "Abs", "Relu", "Exp", "Identity", "Dropout")), p)
+            p = g.op(r.choice(("Neg", "Abs", "Relu", "Exp")), p)
+        elif way == "noop":
+            p = g.op(r.choice(("Identity", "Dropout")), p)
     return p
 
 

@@ -56,7 +56,7 @@ def draw(seed: int, kind: str | None = None) -> Drawn | None:
             names.append(name)
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
-    if r.random() < 0.3:
+    if r.random() < 0.15:
         symbolise(model, r.randrange(1, 1 << 13))
     return Drawn(model, fixed, feeds, kind, tuple(names), base)
 
