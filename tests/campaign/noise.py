@@ -7,11 +7,13 @@ import onnx
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
+from ort_run import session
 
 from .inputs import Array, Engine, Inputs
 
 ROUNDING = {T.FLOAT: 2.0**-22, T.FLOAT16: 2.0**-10, T.BFLOAT16: 2.0**-7, T.DOUBLE: 2.0**-51}
 """A few units in the last place."""
+NAMES = {"tensor(float)": T.FLOAT, "tensor(float16)": T.FLOAT16, "tensor(double)": T.DOUBLE}
 ROUNDED = (
     "MatMul Gemm Einsum FusedMatMul Mul Div Add Sub Exp Log Softmax LogSoftmax ReduceSum ReduceMean ReduceLogSumExp Tanh Sigmoid "
     "Sqrt Pow Softplus Erf Attention"
@@ -23,12 +25,26 @@ SWALLOWED = ("ReduceLogSumExp",)
 SAMPLES = 6
 
 
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    """Element types of what the nodes make: onnxruntime knows those of its own ops too."""
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    del shown.graph.output[:]
+    for node in shown.graph.node:
+        shown.graph.output.extend(onnx.ValueInfoProto(name=o) for o in node.output if o)
+    try:
+        infos = session(shown, optimise=False).get_outputs()
+    except Exception:  # a graph that only the reference evaluator runs
+        graph = onnx.shape_inference.infer_shapes(model).graph
+        return {i.name: i.type.tensor_type.elem_type for i in (*graph.value_info, *graph.output)}
+    return {i.name: NAMES.get(i.type, T.UNDEFINED) for i in infos}
+
+
 def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
     """The model with every number that its arithmetic makes moved by a little, at random."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    kinds = {i.name: i.type.tensor_type.elem_type for i in (*graph.value_info, *graph.output)}
+    kinds = _types(model)
     nodes: list[onnx.NodeProto] = []
     limits: dict[int, str] = {}
     for n, node in enumerate(made.graph.node):
