@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS, GraphView
-from onnx_fa.match import After, Anchor, Nothing, Peel
+from onnx_fa.match import After, Anchor, NoMatch, Nothing, Peel
 from onnx_fa.ops import op_of
 
 _BITS: dict[ir.DataType | None, int] = {
@@ -16,6 +16,10 @@ _BITS: dict[ir.DataType | None, int] = {
     ir.DataType.FLOAT: 32,
     ir.DataType.DOUBLE: 64,
 }
+
+
+def _bits(value: ir.Value) -> int:
+    return _BITS.get(value.dtype, 0)
 
 
 def is_noop(view: GraphView, node: ir.Node) -> bool:
@@ -38,12 +42,16 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     inner = node.inputs[0]
     assert inner is not None
     narrow = value.dtype == ir.DataType.FLOAT16 and inner.dtype == ir.DataType.BFLOAT16
-    if op_of(node) == "Cast" and (narrow or _BITS.get(value.dtype, 0) < _BITS.get(inner.dtype, 0)):
+    if op_of(node) == "Cast" and (narrow or _bits(value) < _bits(inner)):
         return  # a large score would become infinite there
     yield Peel(Nothing(), inner)
 
 
 def on_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
-    if len(users) == 1 and is_noop(view, users[0]):
-        return After(users[0].outputs[0])
-    return None
+    if len(users) != 1 or not is_noop(view, users[0]):
+        return None
+    out = users[0].outputs[0]
+    if op_of(users[0]) == "Cast" and _bits(value) < min(_bits(out), _bits(anchor.prob)):
+        # In a product of that narrow type this is the product's own rounding; in a wider one it would be lost.
+        raise NoMatch(f"the probabilities are rounded to {value.dtype} and widened again", users[0])
+    return After(out)

@@ -221,6 +221,8 @@ def _originals(drawn: Drawn, form: Form, seed: int, outcome: Outcome) -> list[_W
             outcome.notes.append("the original fails on other inputs")
             continue
         judge, optimised = Judge(drawn, old, label, inputs), False
+        if judge.bare and label == "large":
+            continue  # exponentials without the maximum overflow, and whoever asks for a NaN or rounds it sees that
         if fast is not None:
             try:
                 optimised = judge.agree(want, fast.run(inputs))
