@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto as T
 
-from .areas_mask import condition
+from .areas_mask import condition, masked
 from .areas_operand import cut, sliced
 from .areas_score import FACTORS, gemm, times
 from .sketch import Sketch
@@ -185,26 +185,34 @@ def _step(g: Sketch, x: str) -> str:
 def _difference(g: Sketch, score: str, v: str) -> str:
     """Two softmaxes, or one of twice the heads in two halves; their difference times V."""
     r = g.r
-    if r.random() < 0.5:
+    if r.random() < 0.4:
         other = g.op("MatMul", g.given("q", [*g.lead, g.S, 2]), g.given("k", [*g.lead, 2, g.L]))
         halves = [softmax(g, score), softmax(g, other)]
     else:
-        other = g.op("MatMul", g.given("q", [*g.lead, g.S, 2]), g.given("k", [*g.lead, 2, g.L]))
-        both = softmax_of_heads(g, g.op("Concat", score, other, axis=1))
-        halves = []
-        for _ in range(2):
-            whole, ends = 0, (0, 0, 1)
-            while whole != 2 * g.H:
-                whole, ends = cut(g, g.H)
-            halves.append(sliced(g, both, r.choice((1, -3)), ends))
+        q = g.given("q", [g.B, 2 * g.H, g.S, g.D])
+        both = g.op("MatMul", q, g.given("k", [g.B, 2 * g.H, g.D, g.L]))
+        both = g.op("Softmax", masked(g, both) if r.random() < 0.3 and g.H == 1 else both, axis=r.choice((-1, 3)))
+        halves = [sliced(g, both, r.choice((1, -3)), ends) for ends in _halves(g)]
     second = (
         times(g, halves[1], r.choice(FACTORS)) if r.random() < 0.7 else g.op("Mul", halves[1], g.given("factor", [1]))
     )
     return _behind(g, _times_v(g, g.op(r.choice(("Sub", "Sub", "Add")), halves[0], second), v))
 
 
-def softmax_of_heads(g: Sketch, score: str) -> str:
-    return g.op("Softmax", score, axis=g.r.choice((-1, 3)))
+def _halves(g: Sketch) -> list[tuple[int, int, int]]:
+    """Slices of the first and the second half of the heads, with ends that say so in any way; sometimes others of that length."""
+    r, n = g.r, g.H
+    if r.random() < 0.75:
+        return [
+            (r.choice((0, -2 * n, -10, -(2**31))), r.choice((n, -n)), 1),
+            (r.choice((n, -n)), r.choice((2 * n, 10, 2**31 - 1)), 1),
+        ]
+    found: list[tuple[int, int, int]] = []
+    while len(found) < 2:
+        whole, ends = cut(g, n)
+        if whole == 2 * n:
+            found.append(ends)
+    return found
 
 
 def _keys_first(g: Sketch, score: str, v: str) -> str:

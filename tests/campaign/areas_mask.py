@@ -58,6 +58,8 @@ def integer(g: Sketch, depth: int, dtype: int) -> str:
     kind = r.choice(
         ("Add", "Sub", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg", "Abs", "Where", "Cast", "Cast", "there")
     )
+    if g.kind == "wraps" and r.random() < 0.3:
+        kind = "Mul"
     inner = integer(g, depth - 1, dtype)
     if kind in ("Div", "Mod"):
         divisor = g.const(r.choice((2, 3, 1, 4)), numpy_type)

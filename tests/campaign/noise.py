@@ -107,6 +107,13 @@ def distance(a: Array, b: Array) -> float:
         return float(np.linalg.norm(a[finite] - b[finite]))
 
 
+def _where_finite(a: Array, b: Array) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    both = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(a[both] - b[both]))
+
+
 def movement(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array) -> tuple[float, bool]:
     """(how far output `index` moves, whether it goes from a number to none or back) under noise in the inputs and inside."""
     results: list[Array] = []
@@ -118,5 +125,5 @@ def movement(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, wa
         except Exception:  # no random numbers of that type: then the inputs alone are moved
             continue
     moves = [distance(want, x) for x in results]
-    finite = [m for m in moves if np.isfinite(m)]
-    return max(finite, default=0.0), len(finite) < len(moves)
+    jumps = not all(np.isfinite(moves))
+    return max((_where_finite(want, x) for x in results), default=0.0), jumps
