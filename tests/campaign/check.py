@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import traceback
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+from accounting import unaccounted
 from onnx import numpy_helper as nh
 
 from onnx_fa.errors import ModelError
@@ -122,7 +122,9 @@ def _hold(drawn: Drawn, form: Form, seed: int, outcome: Outcome, say: Say) -> No
     outcome.sites, outcome.misses = len(report.sites), len(report.misses)
     if model.SerializeToString() != before:
         raise Fault("input changed", "rewrite changed the model that it was given")
-    _account(model, report)
+    lost = unaccounted(model, report)
+    if lost:
+        raise Fault("unaccounted", f"neither a site nor a miss: {lost}")
     if seed // len(FORMS) % 3 == 0:
         _settle(new, form, outcome)
     if not report.sites:
@@ -132,24 +134,6 @@ def _hold(drawn: Drawn, form: Form, seed: int, outcome: Outcome, say: Say) -> No
         return
     _valid(model, new)
     _compare(drawn, new, form, seed, outcome, say)
-
-
-def _account(model: onnx.ModelProto, report: RewriteReport) -> None:
-    """Every Softmax is a site or a miss."""
-    named = {re.sub(r"#\d+$", "", s.name) for s in report.sites} | {m.node for m in report.misses}
-    for graph in _graphs(model.graph):
-        for node in graph.node:
-            label = node.name or f"{node.op_type}:{node.output[0]}"
-            if node.op_type == "Softmax" and not node.domain and label not in named:
-                raise Fault("unaccounted", f"{label} is neither a site nor a miss: {sorted(named)}")
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attr in node.attribute:
-            if attr.HasField("g"):
-                yield from _graphs(attr.g)
 
 
 def _settle(new: onnx.ModelProto, form: Form, outcome: Outcome) -> None:

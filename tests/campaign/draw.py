@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import onnx
+import random_softmax
 from graph_changes import symbolise
 from onnx import helper as h
 from spelling_table import AXES, entries, of_spelling
@@ -78,7 +79,10 @@ def _sketched(r: Random, kind: str) -> tuple[onnx.ModelProto, Feeds, str]:
 
 
 def _of_table(r: Random) -> tuple[onnx.ModelProto, Feeds, str]:
-    """A row of the table of spellings, or a mix of its axes."""
+    """A row of the table of spellings, a mix of its axes, or a softmax of any kind."""
+    if r.random() < 0.15:
+        seed = r.randrange(10**9)
+        return random_softmax.graph(seed)[0], feeds_of, f"softmax {seed}"
     if r.random() < 0.5:
         entry = r.choice(_BUILDERS)
         return entry.build(), Feeds(entry.feeds), entry.id
