@@ -64,7 +64,7 @@ def _draw(info: onnx.ValueInfoProto, rng: np.random.Generator, *, large: bool, e
             if empty_rows:
                 x[0] = float(hint.split()[1])
     elif large and info.name[0] in "qk":
-        x = x * 30
+        x = x * (30 if dtype.itemsize > 2 else 5)  # f16 and bf16 have few digits for a score of a thousand
     with np.errstate(over="ignore"):
         return x.astype(dtype)
 

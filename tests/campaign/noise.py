@@ -41,7 +41,7 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """The model with every number that its arithmetic makes moved by a little, at random."""
+    """The model with every number that its arithmetic makes moved by a little, up or down as a fast wave of the number says."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     kinds = _types(model)
@@ -58,18 +58,28 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
             made.graph.initializer.append(
                 nh.from_array(np.asarray(LARGEST).astype(h.tensor_dtype_to_np_dtype(kind)), limits[kind])
             )
-        step = ROUNDING[kind]
-        a, *rest = (f"noise{n}_{x}" for x in "abcdef")
-        node.output[0] = a
-        random, size, large, moved, total = rest
-        nodes += [
-            h.make_node("RandomUniformLike", [a], [random], low=-step, high=step, seed=float(seed * 1000 + n)),
-            h.make_node("Mul", [a, random], [moved]),
-            h.make_node("Add", [a, moved], [total]),
-            h.make_node("Abs", [a], [size]),
-            h.make_node("Less", [size, limits[kind]], [large]),
-            h.make_node("Where", [large, total, a], [out if node.op_type not in SWALLOWED else f"noise{n}_kept"]),
-        ]
+        own = f"noise{n}_"
+        inner = node.output[0] = f"{own}a"
+        constants = {"faster": np.float32(12345.678), "phase": np.float32(seed), "step": np.float32(ROUNDING[kind])}
+        made.graph.initializer.extend(nh.from_array(np.asarray(x), f"{own}{name}") for name, x in constants.items())
+        kept_large = out if node.op_type not in SWALLOWED else f"{own}kept"
+        for op, inputs, name in (
+            ("Mul", (f"{own}f", f"{own}faster"), f"{own}turns"),
+            ("Add", (f"{own}turns", f"{own}phase"), f"{own}angle"),
+            ("Sin", (f"{own}angle",), f"{own}wave"),
+            ("Mul", (f"{own}wave", f"{own}step"), f"{own}small"),
+            ("Mul", (inner, f"{own}part"), f"{own}moved"),
+            ("Add", (inner, f"{own}moved"), f"{own}total"),
+            ("Abs", (inner,), f"{own}size"),
+            ("Less", (f"{own}size", limits[kind]), f"{own}is_small"),
+            ("Where", (f"{own}is_small", f"{own}total", inner), kept_large),
+        ):
+            if name == f"{own}turns":
+                nodes.append(h.make_node("Cast", [inner], [f"{own}f"], to=T.FLOAT))
+            nodes.append(h.make_node(op, list(inputs), [name]))
+            if name == f"{own}small":
+                nodes.append(h.make_node("Cast", [name], [f"{own}part"], to=kind))
+        total = f"{own}total"
         if node.op_type in SWALLOWED:
             nodes.append(h.make_node("Identity", [total], [out]))
     kept = [onnx.NodeProto() for _ in nodes]
@@ -119,11 +129,8 @@ def movement(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, wa
     results: list[Array] = []
     for seed in range(SAMPLES):
         results.append(old.run(nudged(inputs, seed))[index])
-        try:
-            engine = Engine(noisy(model, seed + 1), by_definition=old.by_definition)
-            results += [engine.run(inputs)[index], engine.run(nudged(inputs, seed + 50))[index]]
-        except Exception:  # no random numbers of that type: then the inputs alone are moved
-            continue
+        engine = Engine(noisy(model, seed + 1), by_definition=old.by_definition)
+        results += [engine.run(inputs)[index], engine.run(nudged(inputs, seed + 50))[index]]
     moves = [distance(want, x) for x in results]
     jumps = not all(np.isfinite(moves))
     return max((_where_finite(want, x) for x in results), default=0.0), jumps
