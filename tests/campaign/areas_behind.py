@@ -20,7 +20,7 @@ UNUSUAL = ("anew_eps", "twice", "odd", "anew")
 def weighed(g: Sketch, score: str, v: str) -> str:
     """The result (.., S, E) of scores (.., S, L) and v (.., L, E)."""
     r = g.r
-    if g.likes("behind", 0.35, 0.05):
+    if g.likes("behind", 0.35, 0.4 if g.kind == "foreign" else 0.05):
         return _divided_late(g, score, v)
     if g.rank == 4 and g.likes("cuts", 0.25, 0.02):
         return _difference(g, score, v)
@@ -185,6 +185,7 @@ def _step(g: Sketch, x: str) -> str:
 def _difference(g: Sketch, score: str, v: str) -> str:
     """Two softmaxes, or one of twice the heads in two halves; their difference times V."""
     r = g.r
+    g.base += " difference/"
     if r.random() < 0.4:
         other = g.op("MatMul", g.given("q", [*g.lead, g.S, 2]), g.given("k", [*g.lead, 2, g.L]))
         halves = [softmax(g, score), softmax(g, other)]

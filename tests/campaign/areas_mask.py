@@ -113,6 +113,8 @@ def boolean(g: Sketch, depth: int) -> str:
 def _condition(g: Sketch, depth: int) -> str:
     r = g.r
     kind = r.choice(("causal", "causal", "compare", "compare", "input", "input", "table", "ids", "trilu"))
+    if g.kind == "wraps" and r.random() < 0.4:
+        return _wrapped(g)
     if kind == "input":
         return g.given("keep", g.broadcast_shape(), T.BOOL, "keep")
     if kind == "table":
@@ -134,11 +136,28 @@ def _condition(g: Sketch, depth: int) -> str:
     return g.op(r.choice(COMPARISONS), integer(g, steps, dtype), integer(g, steps - 1, dtype))
 
 
+def _wrapped(g: Sketch) -> str:
+    """A position times, or plus, a number near the end of its type, compared with a small one."""
+    r = g.r
+    dtype = r.choice((T.INT64, T.INT64, T.INT32))
+    numpy_type = np.int32 if dtype == T.INT32 else np.int64
+    place = positions(g, r.choice((-2, -1)), dtype)
+    if r.random() < 0.4:
+        place = g.op(r.choice(("Add", "Sub")), place, positions(g, r.choice((-2, -1)), dtype))
+    far = g.op(
+        r.choice(("Mul", "Mul", "Add", "Sub")),
+        place,
+        g.const(np.asarray(r.choice(HUGE)).astype(numpy_type), numpy_type),
+    )
+    return g.op(r.choice(COMPARISONS), far, g.const(r.choice((0, 1, -1, 3)), numpy_type))
+
+
 def ladder(g: Sketch, count: int) -> str:
     """Two conditions that are made of each other, `count` times."""
     a, b = boolean(g, 0), boolean(g, 0)
+    fixed = g.r.choice((0, 0, 1, 2, None))
     for i in range(count):
-        way = g.r.randrange(3) if g.kind != "deep" else i % 3
+        way = i % 3 if fixed is None else fixed
         new = (
             (g.op("Xor", a, b), g.op("Or", a, g.op("Not", b))),
             (g.op("And", a, b), g.op("Xor", b, a)),

@@ -75,7 +75,7 @@ def _sketched(r: Random, kind: str) -> tuple[onnx.ModelProto, Feeds, str]:
     g.nodes.append(h.make_node("Identity", [out], ["o"], name="out"))
     outputs = {"o": (shapes["result"], g.float_type)}
     outputs |= {x: (shapes[what], g.float_type) for x, what in g.extra.items()}
-    return g.model(outputs), feeds_of, kind
+    return g.model(outputs), feeds_of, g.base
 
 
 def _of_table(r: Random) -> tuple[onnx.ModelProto, Feeds, str]:

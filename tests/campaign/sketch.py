@@ -40,7 +40,7 @@ class Sketch(Graph):
 
     def __init__(self, r: Random, kind: str) -> None:
         super().__init__(r.choice((13, 17, 18, 21, 23, 23, 24, 24)))
-        self.r, self.kind = r, kind
+        self.r, self.kind, self.base = r, kind, kind
         self.B, self.H = r.choice((1, 2, 2)), r.choice((1, 2, 2, 3))
         self.Hkv = self.H if r.random() < 0.8 else 1
         self.S, self.L = r.choice((1, 2, 3, 4, 5)), r.choice((1, 2, 3, 4, 6, 7))
