@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import onnx
 import pytest
 
@@ -13,7 +14,10 @@ from onnx_fa.rewriter import rewrite
 from tests.campaign import check as checks
 from tests.campaign import chunks
 from tests.campaign.draw import draw
+from tests.campaign.inputs import Engine
 from tests.campaign.mutations import MUTATIONS, mutate
+from tests.campaign.noise import movement
+from tests.campaign.shrink import shrink
 from tests.campaign.sketch import KINDS
 
 PARTS = 4
@@ -44,8 +48,13 @@ def test_every_mutation_applies(name: str) -> None:
 
 
 def _first_site() -> int:
-    """A seed whose graph has a site in the decomposed form."""
-    return next(s for s in range(0, 400, 4) if checks.check(draw(s, "plain"), s).sites)
+    """A seed whose graph has a Softmax that is a site in the decomposed form."""
+    for seed in range(0, 400, 4):
+        drawn = draw(seed, "plain")
+        if drawn is not None and any(n.op_type == "Softmax" for n in drawn.model.graph.node):
+            if checks.check(drawn, seed).sites:
+                return seed
+    raise AssertionError("no such graph")
 
 
 def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +108,31 @@ def test_the_journal_is_read_again(tmp_path: Path) -> None:
     journal.write_text(chunk.to_json() + "\n")
     (known,) = chunks.run(1, 0, 1, journal)
     assert known.tally == Counter(chunk.tally) and known.tally["matched"] == 1
+
+
+def test_noise_is_a_few_units_in_the_last_place() -> None:
+    """What two right results may differ by is small for a plain graph, and there is some."""
+    seed = _first_site()
+    drawn = draw(seed, "plain")
+    assert drawn is not None
+    inputs = drawn.feeds.plain(drawn.fixed)
+    old = Engine(drawn.fixed)
+    (want, *_) = old.run(inputs)
+    moved, jumps = movement(drawn.fixed, old, inputs, 0, want)
+    assert 0 < moved < 1e-4 * float(np.linalg.norm(want)) and not jumps
+
+
+def test_the_smallest_graph_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rewrite that fails on any Softmax: one is left, and the name of the result."""
+    drawn = draw(_first_site(), "plain")
+    assert drawn is not None
+
+    def rewritten(model: onnx.ModelProto, form: str) -> object:
+        if any(n.op_type == "Softmax" for n in model.graph.node):
+            raise RecursionError
+        return rewrite(model, form)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(checks, "rewrite", rewritten)
+    small = shrink(drawn, 0)
+    assert len(small.model.graph.node) < len(drawn.model.graph.node)
+    assert {n.op_type for n in small.model.graph.node} <= {"Softmax", "Identity"}

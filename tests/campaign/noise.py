@@ -46,48 +46,42 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
     made.CopyFrom(model)
     kinds = _types(model)
     nodes: list[onnx.NodeProto] = []
-    limits: dict[int, str] = {}
-    for n, node in enumerate(made.graph.node):
+    for n, old in enumerate(model.graph.node):
+        node = onnx.NodeProto()
+        node.CopyFrom(old)
         nodes.append(node)
-        out = node.output[0] if node.output else ""
-        kind = kinds.get(out, 0)
-        if node.op_type not in ROUNDED or node.domain == "my" or kind not in ROUNDING:
-            continue
-        if kind not in limits:
-            limits[kind] = f"noise_limit{kind}"
-            made.graph.initializer.append(
-                nh.from_array(np.asarray(LARGEST).astype(h.tensor_dtype_to_np_dtype(kind)), limits[kind])
-            )
-        own = f"noise{n}_"
-        inner = node.output[0] = f"{own}a"
-        constants = {"faster": np.float32(12345.678), "phase": np.float32(seed), "step": np.float32(ROUNDING[kind])}
-        made.graph.initializer.extend(nh.from_array(np.asarray(x), f"{own}{name}") for name, x in constants.items())
-        kept_large = out if node.op_type not in SWALLOWED else f"{own}kept"
-        for op, inputs, name in (
-            ("Mul", (f"{own}f", f"{own}faster"), f"{own}turns"),
-            ("Add", (f"{own}turns", f"{own}phase"), f"{own}angle"),
-            ("Sin", (f"{own}angle",), f"{own}wave"),
-            ("Mul", (f"{own}wave", f"{own}step"), f"{own}small"),
-            ("Mul", (inner, f"{own}part"), f"{own}moved"),
-            ("Add", (inner, f"{own}moved"), f"{own}total"),
-            ("Abs", (inner,), f"{own}size"),
-            ("Less", (f"{own}size", limits[kind]), f"{own}is_small"),
-            ("Where", (f"{own}is_small", f"{own}total", inner), kept_large),
-        ):
-            if name == f"{own}turns":
-                nodes.append(h.make_node("Cast", [inner], [f"{own}f"], to=T.FLOAT))
-            nodes.append(h.make_node(op, list(inputs), [name]))
-            if name == f"{own}small":
-                nodes.append(h.make_node("Cast", [name], [f"{own}part"], to=kind))
-        total = f"{own}total"
-        if node.op_type in SWALLOWED:
-            nodes.append(h.make_node("Identity", [total], [out]))
-    kept = [onnx.NodeProto() for _ in nodes]
-    for new, old in zip(kept, nodes, strict=True):
-        new.CopyFrom(old)
+        kind = kinds.get(node.output[0], 0) if node.output else 0
+        if node.op_type in ROUNDED and node.domain != "my" and kind in ROUNDING:
+            out, node.output[0] = node.output[0], f"noise{n}_exact"
+            largest = LARGEST if node.op_type not in SWALLOWED else np.inf
+            new, constants = _wave(f"noise{n}_", node.output[0], out, kind, seed, largest)
+            nodes += new
+            made.graph.initializer.extend(constants)
     del made.graph.node[:]
-    made.graph.node.extend(kept)
+    made.graph.node.extend(nodes)
     return made
+
+
+def _wave(
+    own: str, exact: str, out: str, kind: int, seed: int, largest: float
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """out = exact * (1 + step * sin(12345.678 * exact + seed)) where |exact| < largest, else exact."""
+    step, limit = np.float32(ROUNDING[kind]), np.asarray(largest).astype(h.tensor_dtype_to_np_dtype(kind))
+    numbers = {"faster": np.float32(12345.678), "seed": np.float32(seed), "step": step, "limit": limit}
+    nodes = [
+        h.make_node("Cast", [exact], [f"{own}f32"], to=T.FLOAT),
+        h.make_node("Mul", [f"{own}f32", f"{own}faster"], [f"{own}turns"]),
+        h.make_node("Add", [f"{own}turns", f"{own}seed"], [f"{own}angle"]),
+        h.make_node("Sin", [f"{own}angle"], [f"{own}sine"]),
+        h.make_node("Mul", [f"{own}sine", f"{own}step"], [f"{own}part_f32"]),
+        h.make_node("Cast", [f"{own}part_f32"], [f"{own}part"], to=kind),
+        h.make_node("Mul", [exact, f"{own}part"], [f"{own}change"]),
+        h.make_node("Add", [exact, f"{own}change"], [f"{own}moved"]),
+        h.make_node("Abs", [exact], [f"{own}size"]),
+        h.make_node("Less", [f"{own}size", f"{own}limit"], [f"{own}small"]),
+        h.make_node("Where", [f"{own}small", f"{own}moved", exact], [out]),
+    ]
+    return nodes, [nh.from_array(np.asarray(x), f"{own}{name}") for name, x in numbers.items()]
 
 
 def nudged(inputs: Inputs, seed: int) -> Inputs:
