@@ -51,9 +51,9 @@ def _first_site() -> int:
     """A seed whose graph has a Softmax that is a site in the decomposed form."""
     for seed in range(0, 400, 4):
         drawn = draw(seed, "plain")
-        if drawn is not None and any(n.op_type == "Softmax" for n in drawn.model.graph.node):
-            if checks.check(drawn, seed).sites:
-                return seed
+        ops = [] if drawn is None else [n.op_type for n in drawn.model.graph.node]
+        if "Softmax" in ops and checks.check(drawn, seed).sites:
+            return seed
     raise AssertionError("no such graph")
 
 
@@ -135,4 +135,4 @@ def test_the_smallest_graph_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "rewrite", rewritten)
     small = shrink(drawn, 0)
     assert len(small.model.graph.node) < len(drawn.model.graph.node)
-    assert {n.op_type for n in small.model.graph.node} <= {"Softmax", "Identity"}
+    assert "Softmax" in {n.op_type for n in small.model.graph.node} and len(small.model.graph.node) <= 3
