@@ -311,3 +311,17 @@ def test_renormalising_after_an_underflow_gives_the_keys_that_are_left() -> None
         have = run(rewrite(model, form)[0], feeds)[0]
         np.testing.assert_array_equal(np.isnan(have), np.isnan(exact))
         np.testing.assert_allclose(have, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("between", [T.FLOAT, T.FLOAT16, T.BFLOAT16, T.INT8, T.INT64])
+@pytest.mark.parametrize("optimise", [False, True])
+def test_a_mask_that_was_a_number_is_read_in_a_loop(between: int, optimise: bool) -> None:
+    """onnxruntime takes out casts there and back, and does not see that a Loop reads what they make."""
+    g = Site()
+    keep = g.input("keep", [1, 1, S, L], T.BOOL)
+    model = g.softmax(g.keep(g.op("Cast", g.op("Cast", keep, to=between), to=T.BOOL), g.score()))
+    feeds = _feeds(model)
+    new, report = rewrite(model, "blocked")
+    assert report.sites
+    want, have = run(model, feeds)[0], run(new, feeds, optimise=optimise)[0]
+    np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)

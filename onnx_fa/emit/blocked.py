@@ -136,6 +136,15 @@ def _without_round_trip(value: ir.Value) -> ir.Value:
         value = source
 
 
+_WHOLE = {
+    ir.DataType.BFLOAT16: 2**8,
+    ir.DataType.FLOAT16: 2**11,
+    ir.DataType.FLOAT: 2**24,
+    ir.DataType.DOUBLE: 2**53,
+}
+"""Up to here a float type has every whole number."""
+
+
 def _holds(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
     """Whether a type has every value of another one."""
     if wide is None or narrow is None:
@@ -144,6 +153,9 @@ def _holds(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
         return wide == ir.DataType.DOUBLE or (wide == ir.DataType.FLOAT and narrow != ir.DataType.DOUBLE)
     ranges = []
     for dtype in (wide, narrow):
+        if dtype in _WHOLE:
+            ranges.append((-_WHOLE[dtype], _WHOLE[dtype]))
+            continue
         kind = None if dtype in FLOATS or dtype == ir.DataType.STRING else dtype.numpy()
         if kind is None or kind.kind not in "iub":
             return False
