@@ -105,7 +105,7 @@ def test_forms(name: str, form: Form) -> None:
 
 def test_no_keys_for_sure() -> None:
     """Nothing is computed, so that nothing is to be fused."""
-    for changes in ({"Skv": 0}, {"Sq": 0}):
+    for changes in ({"Skv": 0}, {"Sq": 0}, {"batch": (0,)}):
         report = explain(ir.to_proto(plain_model(_spec(**changes))))
         assert not report.sites and "nothing is computed" in report.misses[0].reason
         with pytest.raises(UnsupportedError, match="nothing to compute"):

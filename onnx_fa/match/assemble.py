@@ -79,8 +79,15 @@ def build_match(
     if dtype is None:
         raise NoMatch(f"element type {output.dtype} is not a float type that attention is defined on", anchor)
     o = operands
-    for what, dim in (("keys", o.Skv), ("queries", o.Sq), ("head dims", min(o.D, o.Dv))):
-        if dim == 0:
+    sizes: dict[str, tuple[Dim, ...]] = {
+        "keys": (o.Skv,),
+        "queries": (o.Sq,),
+        "head dims": (o.D, o.Dv),
+        "heads": (o.Hq,),
+        "batch rows": o.batch,
+    }
+    for what, dims in sizes.items():
+        if 0 in dims:
             raise NoMatch(f"there are no {what}, so that nothing is computed", anchor)
     o = replace(o, k=_of_type(o.k, dtype), v=_of_type(o.v, dtype))
     for choice in (o.q, o.k, o.v):

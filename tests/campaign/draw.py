@@ -57,7 +57,7 @@ def draw(seed: int, kind: str | None = None) -> Drawn | None:
             names.append(name)
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
-    if r.random() < 0.15:
+    if r.random() < 0.15 and not base.endswith("nothing"):
         symbolise(model, r.randrange(1, 1 << 13))
     return Drawn(model, fixed, feeds, kind, tuple(names), base)
 
@@ -75,7 +75,8 @@ def _sketched(r: Random, kind: str) -> tuple[onnx.ModelProto, Feeds, str]:
     g.nodes.append(h.make_node("Identity", [out], ["o"], name="out"))
     outputs = {"o": (shapes["result"], g.float_type)}
     outputs |= {x: (shapes[what], g.float_type) for x, what in g.extra.items()}
-    return g.model(outputs), feeds_of, g.base
+    # Without queries or batch rows at run time, and with a known number of keys, forms do not run: docs/testing.md.
+    return g.model(outputs), feeds_of, g.base + " nothing" * (0 in (g.B, g.S))
 
 
 def _of_table(r: Random) -> tuple[onnx.ModelProto, Feeds, str]:
