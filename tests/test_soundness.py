@@ -12,7 +12,7 @@ from onnx import helper as h
 from ort_run import assert_same, run
 from spellings import Graph
 
-from onnx_fa.rewriter import explain, rewrite
+from onnx_fa.rewriter import Form, explain, rewrite
 
 B, H, S, L, D = 2, 3, 6, 8, 4
 LOWEST = float(np.finfo(np.float32).min)
@@ -325,3 +325,26 @@ def test_a_mask_that_was_a_number_is_read_in_a_loop(between: int, optimise: bool
     assert report.sites
     want, have = run(model, feeds)[0], run(new, feeds, optimise=optimise)[0]
     np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+def test_integers_behind_a_dropout_that_drops_nothing(form: Form) -> None:
+    """onnxruntime's optimiser removes it, and then moves the DequantizeLinear into what a Loop reads."""
+    g = Graph(21)
+    q, k, v = g.input("q", [S, D]), g.input("k", [L, D]), g.input("v", [L, D], T.UINT8)
+    numbers = g.op("Dropout", g.op("DequantizeLinear", v, g.const(0.03), g.const(0, np.uint8)))
+    p = g.op("Softmax", g.op("MatMul", q, g.op("Transpose", k, perm=[1, 0])), axis=-1)
+    g.nodes.append(h.make_node("MatMul", [p, numbers], ["o"], name="pv"))
+    model = g.model({"o": ([S, D], T.FLOAT)})
+    new, report = rewrite(model, form)
+    needed = {"o"}
+    for node in reversed(new.graph.node):
+        if needed & set(node.output):
+            assert node.op_type != "DequantizeLinear"
+            inner = [x for a in node.attribute for n in a.g.node for x in n.input]
+            needed |= {*node.input, *inner}
+    assert report.sites and "v" in needed
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("q", (S, D)), ("k", (L, D)))}
+    feeds["v"] = rng.integers(0, 255, (L, D)).astype(np.uint8)
+    np.testing.assert_allclose(run(new, feeds)[0], run(model, feeds, optimise=False)[0], rtol=2e-5, atol=2e-6)

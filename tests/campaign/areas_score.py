@@ -100,6 +100,8 @@ def layered(g: Sketch, score: str) -> str:
             score = times(g, score, r.choice((*FACTORS, g.D**-0.5)))
         elif way == "mask":
             score = masked(g, score)
+            if g.kind == "behind" and r.random() < 0.3:  # the probabilities will be masked once more
+                score = r.choice((lambda x: g.op("Neg", x), lambda x: times(g, x, r.choice(FACTORS))))(score)
         elif way == "cap":
             cap = r.choice((3.0, 20.0))
             score = g.op("Mul", g.op("Tanh", g.op("Div", score, g.floats(cap))), g.floats(cap))
