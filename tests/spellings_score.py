@@ -933,13 +933,6 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(p))
 
 
-@match("probabilities in half for a product in half")
-def _() -> onnx.ModelProto:
-    g = Site()
-    p = g.op("Cast", g.softmax(g.score()), to=T.FLOAT16)
-    return g.done(g.op("Cast", g.op("MatMul", p, g.op("Cast", g.v, to=T.FLOAT16)), to=T.FLOAT))
-
-
 @refuse("top k of the scores", "top-k threshold")
 def _() -> onnx.ModelProto:
     g = Site()
