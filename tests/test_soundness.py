@@ -328,11 +328,14 @@ def test_a_mask_that_was_a_number_is_read_in_a_loop(between: int, optimise: bool
 
 
 @pytest.mark.parametrize("form", ["decomposed", "blocked"])
-def test_integers_behind_a_dropout_that_drops_nothing(form: Form) -> None:
-    """onnxruntime's optimiser removes it, and then moves the DequantizeLinear into what a Loop reads."""
+@pytest.mark.parametrize("op", ["Dropout", "Expand", "Tile", "Gather"])
+def test_integers_behind_an_op_that_the_optimiser_looks_past(form: Form, op: str) -> None:
+    """onnxruntime's optimiser removes some, and then moves the DequantizeLinear into what a Loop reads."""
     g = Graph(21)
     q, k, v = g.input("q", [S, D]), g.input("k", [L, D]), g.input("v", [L, D], T.UINT8)
-    numbers = g.op("Dropout", g.op("DequantizeLinear", v, g.const(0.03), g.const(0, np.uint8)))
+    more = {"Expand": [L, D], "Tile": [1, 1], "Gather": np.arange(L)}
+    numbers = g.op("DequantizeLinear", v, g.const(0.03), g.const(0, np.uint8))
+    numbers = g.op(op, numbers, *([g.const(more[op], np.int64)] if op in more else []))
     p = g.op("Softmax", g.op("MatMul", q, g.op("Transpose", k, perm=[1, 0])), axis=-1)
     g.nodes.append(h.make_node("MatMul", [p, numbers], ["o"], name="pv"))
     model = g.model({"o": ([S, D], T.FLOAT)})

@@ -21,8 +21,9 @@ from onnx_fa.ops import DEQUANTIZE, op_of
 from onnx_fa.spec import AttentionSpec, Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
-_MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-"""The ops that onnxruntime's optimiser moves a DequantizeLinear through, and the one it removes first."""
+_MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Expand", "Tile", "Gather")
+"""The ops that onnxruntime's optimiser moves a DequantizeLinear through, the one it removes first, and those that repeat or choose
+what may have been moved before."""
 _NARROW = frozenset(
     getattr(ir.DataType, f"{sign}INT{bits}") for sign in ("", "U") for bits in (4, 8)
 )  # exact in every float type, and so are their differences
