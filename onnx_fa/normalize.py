@@ -82,23 +82,31 @@ def _number(value: ir.Value | None, depth: int = 0) -> float | None:
     return None
 
 
-def _check_ranges(model: ir.Model) -> None:
-    """onnx's inference writes out every number of a Range whose ends it knows: one of 2^60 numbers would never end."""
+_MOST_WRITTEN = 1 << 20
+"""So many numbers of a Range onnx's inference may write out, which takes it a second and 200 MB."""
+
+
+def _longest_range(model: ir.Model) -> float:
+    """The most numbers of any Range whose ends constants decide. Raises ModelError for more than any length."""
+    longest = 0.0
     for node in model.graph.all_nodes():
         if op_of(node) != "Range" or len(node.inputs) != 3:
             continue
         start, limit, delta = (_number(i) for i in node.inputs)
         if start is None or limit is None or not delta:
             continue
-        if (limit - start) / delta > _MOST_POSITIONS:
+        longest = max(longest, (limit - start) / delta)
+        if longest > _MOST_POSITIONS:
             label = node.name or node.op_type
             raise ModelError(
                 f"node {label!r} makes {(limit - start) / delta:.3g} numbers, more than any length; repair the export"
             )
+    return longest
 
 
 def _infer(model: ir.Model) -> None:
-    _check_ranges(model)
+    # Following numbers through the graph, onnx writes out every one of a Range whose ends it knows: 2^31 of them never end.
+    follow = _longest_range(model) <= _MOST_WRITTEN
     logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
     level = logger.level
     logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
@@ -108,7 +116,7 @@ def _infer(model: ir.Model) -> None:
     try:
         for name in defaults:
             del initializers[name]
-        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=follow)(model)
     finally:
         for name, value in defaults.items():
             initializers[name] = value
