@@ -4,7 +4,7 @@ With `--bf16-dot`, head dims are made even and integers left out, and products a
 
 They are drawn and compiled in chunks, each in a process of its own, so that a crash or an endless loop is a result like any
 other; a journal remembers the chunks that are done. A tenth of the kernels has the tiles that users get, the others have small
-ones, which compile in less than half the time and have more edges.
+ones, which compile in less than half the time and have more edges; a third of these split their keys, where they can be split.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from onnx_fa.accuracy import TOLERANCE
+from onnx_fa.emit.combine import can_split
 from onnx_fa.emit.few import emit_few, few_queries, tuned_few
 from onnx_fa.emit.few_body import FewConfig
 from onnx_fa.emit.kernel import Body, emit_kernel, kernel_name
@@ -38,11 +40,16 @@ from onnx_fa.target import Target, parse_target
 from tests.cases import draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch
 from tests.odd_operands import comparable, low, poked
-from tests.random_specs import Drawn, draw_specs
+from tests.random_specs import MOST_SCORES, Drawn, draw_specs
 
 CHUNK = 25
 CHUNK_SECONDS = 600
-SMALL = (VectorConfig(4, 4, 4, 2, 1, 1), VectorConfig(8, 8, 16, 4, 3, 2), VectorConfig(4, 8, 16, 4, 2, 2))
+SMALL = (
+    VectorConfig(4, 4, 4, 2, 1, 1),
+    VectorConfig(8, 8, 16, 4, 3, 2),
+    VectorConfig(4, 8, 16, 4, 2, 2),
+    VectorConfig(4, 24, 16, 4, 2, 2),  # of which several vectors often reach over the last query
+)
 _DONE = "done "
 
 
@@ -53,7 +60,7 @@ def kernels(index: int, spec: AttentionSpec, dots: bool = False) -> list[Kernel]
     made = [emit_kernel(spec, target, body=body) if users else _small(index, spec, target)]
     if index % 2 and not dots and made[0].body != "few":
         with contextlib.suppress(UnsupportedError):
-            made.append(emit_kernel(spec, HOST, body="few") if users else _small_few(spec))
+            made.append(emit_kernel(spec, HOST, body="few") if users else _small_few(index, spec))
     return made
 
 
@@ -64,25 +71,44 @@ def paired(drawn: Drawn) -> Drawn:
     return dataclasses.replace(drawn, spec=spec)
 
 
+def _splits(index: int, spec: AttentionSpec) -> int | None:
+    """Into how many parts the keys of a kernel with small tiles are split: of every third where they can be; None as users get."""
+    return 2 + index % 2 if index % 3 == 1 and can_split(spec) else None
+
+
+def splittable(drawn: Drawn) -> Drawn:
+    """The same with only the number of keys unknown, at most: else they cannot be split."""
+    spec, first = drawn.spec, dict(drawn.sizes[0])
+    others = {name: size for name, size in first.items() if name != spec.Skv}
+    if not others or spec.Skv in (*spec.batch, spec.Hq, spec.Sq):
+        return drawn
+    fixed = [{n: x for n, x in sizes if n not in others} for sizes in drawn.sizes]
+    few = [s for s in fixed if math.prod(map(int, spec.bind(others | s).score_shape)) <= MOST_SCORES]
+    return Drawn(spec.bind(others), tuple(dict.fromkeys(tuple(s.items()) for s in few)))
+
+
 def _small(index: int, spec: AttentionSpec, target: Target) -> Kernel:
     """The spec with small tiles."""
     config = SMALL[index % len(SMALL)]
     lanes = min(config.W, tuned(spec, target)[0].W)
     config = dataclasses.replace(config, W=lanes, RN=min(config.RN, spec.Dv))
-    name = f"{kernel_name(spec, target)}_w{config.W}_{config.BM}"
-    return emit_vector(spec, target, name, config)
+    splits = _splits(index, spec)
+    name = f"{kernel_name(spec, target)}_w{config.W}_{config.BM}_s{splits}"
+    return emit_vector(spec, target, name, config, splits)
 
 
-def _small_few(spec: AttentionSpec) -> Kernel:
+def _small_few(index: int, spec: AttentionSpec) -> Kernel:
     """The spec of few queries with small tiles."""
     lanes = min(4, tuned_few(spec, HOST)[0].W)
     config = FewConfig(lanes, few_queries(spec), 3 * lanes, lanes, 1, 1)
-    return emit_few(spec, HOST, f"{kernel_name(spec, HOST)}_few_w{lanes}", config)
+    splits = _splits(index, spec)
+    return emit_few(spec, HOST, f"{kernel_name(spec, HOST)}_few_w{lanes}_s{splits}", config, splits)
 
 
 def run_chunk(chunk: int, count: int = CHUNK, dots: bool = False) -> dict[str, Any]:
     """Draws, compiles and compares the specs of a chunk. `wrong` says what differs, in words."""
     drawn = draw_specs(count, start=chunk)
+    drawn = [splittable(d) if (i + chunk) % 3 == 1 else d for i, d in enumerate(drawn)]
     if dots:
         drawn = list(map(paired, drawn))
     cases: list[tuple[Drawn, Kernel]] = []

@@ -98,5 +98,6 @@ def test_fuzz() -> None:
     count = int(os.environ.get("ONNX_FA_FUZZ", "300"))
     results = list(fuzz.run(count, jobs=2))
     assert not [w for r in results for w in r["wrong"]]
-    assert not [why for r in results for why in r["refused"] if "a head dim of 1" not in why]
+    known = ("a head dim of 1", "an operand has no elements")
+    assert not [why for r in results for why in r["refused"] if not any(k in why for k in known)]
     assert sum(r["specs"] for r in results) == count

@@ -13,10 +13,13 @@ from onnx_fa.emit.combine import splits_of
 from onnx_fa.emit.few import emit_few
 from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.emit.plain import plain_model
-from onnx_fa.emit.vector import emit_vector
+from onnx_fa.emit.vector import VectorConfig, emit_vector
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, TensorArg
+from tests import fuzz
 from tests.cases import FLOAT_MIN, draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch
+from tests.random_specs import draw_specs
 
 _FEW = AttentionSpec("f32", 2, 2, 2, 700, 32, 40, scale=0.2)
 _MANY = dataclasses.replace(_FEW, Sq=70, Skv=333)
@@ -39,7 +42,10 @@ _SPECS = [
     _with(_MANY, masks=(Causal(-40, FLOAT_MIN), AddMask((70, 333))), empty_row="mean"),
     _with(_MANY, masks=(SlidingWindow(9, 3, 150),), empty_row="zero"),
     _with(_MANY, Sq=9, dtype="bf16", Hq=2, masks=(BoolMask((9, 333)),), empty_row="zero"),
+    _with(_MANY, Sq=11, Skv="t"),
 ]
+_TILES = {11: VectorConfig(4, 12, 16, 4, 1, 1)}
+"""By Sq: tiles of several vectors of queries of which the last reaches over the last query."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     emitted = []
     for i, spec in enumerate(_SPECS):
         emit = emit_few if spec.Sq in (1, 2) else emit_vector
-        emitted.append(emit(spec, HOST, f"fa_case{i}", None, 3))  # type: ignore[operator]
+        tiles = _TILES.get(spec.Sq)  # type: ignore[call-overload]
+        emitted.append(emit(spec, HOST, f"fa_case{i}", tiles, 3))  # type: ignore[operator]
     assert all(k.config["splits"] == 3 and k.text.count("_combine {") == 1 for k in emitted)
     return Kernels(emitted, tmp_path_factory.mktemp("split"))
 
@@ -76,6 +83,25 @@ def test_split(index: int, compiled: Kernels) -> None:
 )
 def test_when(changes: dict[str, object], wanted: int) -> None:
     assert splits_of(_with(_FEW, **{"Skv": 1 << 16} | changes), 32) == wanted
+
+
+def test_refused_where_parts_cannot_be_combined() -> None:
+    for changes in ({"stats": ("lse",)}, {"batch": ("b",)}, {"Sq": "n"}):
+        with pytest.raises(UnsupportedError, match="not split"):
+            emit_vector(_with(_FEW, **changes), HOST, "fa", VectorConfig(4, 8, 16, 4, 1, 1), splits=2)
+
+
+def test_random_attentions_split_keys() -> None:
+    """Both with a known and with a dynamic number of keys, and with vectors of queries that reach over the last one."""
+    made = []
+    for chunk in range(6):
+        for i, drawn in enumerate(draw_specs(fuzz.CHUNK, start=chunk)):
+            if (i + chunk) % 3 == 1 and drawn.spec.Skv != 0:
+                made += fuzz.kernels(i + chunk, fuzz.splittable(drawn).spec)
+    split = [k for k in made if k.config.get("splits", 1) != 1]
+    assert len(split) >= 20 and {k.body for k in split} == {"few", "vector"}
+    assert sum(isinstance(k.spec.Skv, str) for k in split) >= 8
+    assert any(k.config["BM"] > max(k.config["W"], k.spec.Sq) for k in split if k.body == "vector")  # type: ignore[operator, type-var]
 
 
 def test_inspection_tells_the_second_dispatch(tmp_path: Path) -> None:

@@ -18,17 +18,19 @@ FEWEST_KEYS = 1024
 """Keys that make a split worth its part of the second dispatch."""
 
 
+def can_split(spec: AttentionSpec) -> bool:
+    """Whether keys may be split: not for row statistics, for probabilities that are rounded, or where batch, heads or queries are
+    known only at run time."""
+    known = all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq))
+    return known and not spec.stats and spec.rounding is None
+
+
 def splits_of(spec: AttentionSpec, block: int) -> int:
     """Into how many parts the keys are split: so many that there are ENOUGH workgroups of `block` queries, each with FEWEST_KEYS
-    keys; 1 for row statistics, for probabilities that are rounded, or where batch, heads or queries are known only at run time. A
-    dynamic Skv is taken to be long."""
-    if (
-        spec.stats
-        or spec.rounding is not None
-        or not isinstance(spec.Sq, int)
-        or not all(isinstance(d, int) for d in (*spec.batch, spec.Hq))
-    ):
+    keys; 1 where they cannot be. A dynamic Skv is taken to be long."""
+    if not can_split(spec):
         return 1
+    assert isinstance(spec.Sq, int)
     groups = math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)) * -(-spec.Sq // block)
     wanted = ENOUGH // groups
     most = wanted if isinstance(spec.Skv, str) else spec.Skv // FEWEST_KEYS

@@ -127,15 +127,6 @@ class FewBody(VectorBody):
                 result = self.write_out(x, result, row, t.index(n * w), (n + 1) * w <= spec.Dv)
         return result
 
-    def row_statistic(self, i: int, state: State) -> str:
-        t, slab = self.t, self.stats[i]
-        result = slab.value
-        for r, (best, lanes) in enumerate(zip(state.best, state.total, strict=True)):
-            x = self.statistic(self.spec.stats[i], best, self.sum_of(lanes))
-            first = t.let(f"vector.extract {x}[0] : f32 from {t.vec}")
-            result = t.let(f"tensor.insert {first} into {result}[{t.index(r)}] : {slab.type}")
-        return result
-
     def row_reader(self, slab: Slab, integers: Integers | None, row: str) -> Callable[[str, bool], str]:
         """A function from a head dim, and whether all lanes lie inside, to the numbers of a row of K or V; integers with one scale
         per row without it."""

@@ -91,11 +91,22 @@ class VectorBody(KeyWalk):
         return total
 
     def row_numbers(self, slab: Slab, vectors: tuple[str, ...]) -> str:
-        """A number per query, from vectors of queries."""
-        out = slab.value
+        """A number per query, from vectors of queries: the tensor of that result."""
+        t = self.t
+        tile, type_ = slab.value, slab.type
+        if self.few_queries:
+            tile, type_ = t.let(f"tensor.empty() : {self.row_type}"), self.row_type
         for j, x in enumerate(vectors):
-            out = self.t.write(x, out, slab.type, self.lane(j), in_bounds=not self.few_queries)
-        return out
+            tile = t.write(x, tile, type_, self.lane(j))
+        if not self.few_queries:
+            return tile
+
+        def copy(row: str, carried: list[str]) -> list[str]:
+            """One by one: of vectors that reach over the end, all but the first would be lost (docs/iree-bugs.md)."""
+            x = t.let(f"tensor.extract {tile}[{row}] : {type_}")
+            return [t.let(f"tensor.insert {x} into {carried[0]}[{row}] : {slab.type}")]
+
+        return t.loop((t.index(0), self.rows, t.index(1)), [(slab.value, slab.type)], copy)[0]
 
     def once(self, x: str) -> str:
         """x in the first split of the keys, 0 in the others."""
@@ -219,22 +230,9 @@ class VectorBody(KeyWalk):
 
     def row_statistic(self, i: int, state: State) -> str:
         """A row statistic of every query, as the tensor of that result."""
-        t, slab = self.t, self.stats[i]
-        tile, type_ = (
-            (t.let(f"tensor.empty() : {self.row_type}"), self.row_type) if self.few_queries else (slab.value, slab.type)
-        )
-        for j, (best, total) in enumerate(zip(state.best, state.total, strict=True)):
-            x = self.statistic(self.spec.stats[i], best, total)
-            tile = t.write(x, tile, type_, self.lane(j))
-        if not self.few_queries:
-            return tile
-
-        def copy(row: str, carried: list[str]) -> list[str]:
-            """One by one: of vectors that reach over the end, all but the first would be lost (docs/iree-bugs.md)."""
-            x = t.let(f"tensor.extract {tile}[{row}] : {type_}")
-            return [t.let(f"tensor.insert {x} into {carried[0]}[{row}] : {slab.type}")]
-
-        return t.loop((t.index(0), self.rows, t.index(1)), [(slab.value, slab.type)], copy)[0]
+        which, totals = self.spec.stats[i], self.sums(state.total)
+        numbers = [self.statistic(which, best, total) for best, total in zip(state.best, totals, strict=True)]
+        return self.row_numbers(self.stats[i], tuple(numbers))
 
     def statistic(self, which: Stat, best: str, total: str) -> str:
         """The largest score, or the logarithm of the sum of exponentials, in natural units; total is in units of best."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnx_fa.emit.combine import can_split
 from onnx_fa.emit.dequantize import Integers, Scales, stored_shape
 from onnx_fa.emit.lanes import Lanes
 from onnx_fa.emit.mlir_text import tensor_type
 from onnx_fa.emit.vector_config import VectorConfig, operand_shapes, operand_types
 from onnx_fa.emit.vector_state import Cut, Slab
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec import AttentionSpec, Dim, Quantized, TensorArg
 
 
 class VectorOperands:
-    """Loads the slabs of one workgroup. Arguments: those of `operand_names`, `dims` for the symbols, `outputs`."""
+    """Loads the slabs of one workgroup. Arguments: those of `operand_names`, `dims` for the symbols, `outputs`.
+
+    Raises UnsupportedError for splits of keys that cannot be split."""
 
     def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+        if splits > 1 and not can_split(spec):
+            raise UnsupportedError("the keys of row statistics, or of a dynamic batch, Hq or Sq, are not split")
         self.spec, self.config, self.splits = spec, config, splits
         self.t = t = Lanes(config.W)
         self.vectors = self.row_vector_count
