@@ -244,6 +244,14 @@ def test_external_data_is_the_models_own(info: dict[str, str], words: str, tmp_p
     load(_outside(path, location="own.bin", offset="0", length="1024"))
 
 
+@pytest.mark.parametrize("perm", [[1, 1], [1, 2], [-1, 0]])
+def test_a_perm_that_is_none_is_refused(perm: list[int]) -> None:
+    values = [h.make_tensor_value_info(n, T.FLOAT, [2, 2]) for n in "xy"]
+    graph = h.make_graph([h.make_node("Transpose", ["x"], ["y"], name="t", perm=perm)], "g", values[:1], values[1:])
+    with pytest.raises(ModelError, match=r"'t'.* its perm \[.*\] does not name every axis once"):
+        explain(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9))
+
+
 def test_a_range_of_many_millions_takes_no_longer() -> None:
     """onnx's inference would write out every number of it."""
     nodes = [h.make_node("Range", ["zero", "many", "one"], ["r"]), h.make_node("Add", ["r", "one"], ["o"])]

@@ -58,6 +58,8 @@ def check_node(node: onnx.NodeProto, opsets: Mapping[str, int], base: Path, in_f
         if attr.name in seen:
             raise ModelError(f"{label} has the attribute {attr.name!r} twice")
         seen.add(attr.name)
+        if (domain, kind, attr.name) == ("", "Transpose", "perm") and sorted(attr.ints) != [*range(len(attr.ints))]:
+            raise ModelError(f"{label}: its perm {[*attr.ints]} does not name every axis once; repair the export")
     if domain in opsets:
         _check_against(node, _schema(kind, domain, opsets[domain]), label)
 
