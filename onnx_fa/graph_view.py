@@ -222,16 +222,20 @@ class GraphView:
         known = self._depends.setdefault(on, {on: True})
         start = value.producer()
         stack = [start] if start is not None else []
+        entered: set[ir.Node] = (
+            set()
+        )  # those of them that are not known yet lead to the node at hand: a way back is a cycle
         while stack:
             node = stack[-1]
             if node in known:
                 stack.pop()
                 continue
+            entered.add(node)
             if self._order.get(node, -1) < first or self.producer(node.outputs[0], "Shape", "Size") is not None:
                 known[node] = False  # nodes are in topological order
                 continue
             sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
-            todo = [p for p in sources if p not in known]
+            todo = [p for p in sources if p not in known and p not in entered]
             if todo and not any(known.get(p) for p in sources):
                 stack += todo
             else:

@@ -70,7 +70,7 @@ def node_axes(node: ir.Node, const: Const) -> list[int] | None:
     if "axes" in node.attributes:
         return list(node.attributes["axes"].as_ints())
     array = const(node.inputs[1]) if len(node.inputs) > 1 else None
-    return None if array is None else [int(a) for a in array.reshape(-1)]
+    return None if array is None or array.dtype.kind not in "iu" else [int(a) for a in array.reshape(-1)]
 
 
 class SymbolicShapes:
