@@ -264,7 +264,8 @@ def _replace(
         assert isinstance(b.graph, ir.Graph)
         b.graph.sort()
         dead += [p for f in shared if (p := f.value.producer()) is not None]
-    dead.append(producer)
+    # What `written_out` has replaced has no readers, and onnxruntime's optimiser would move a DequantizeLinear through it still.
+    dead += [producer, *b.nodes]
     plain = Site(name, spec, numbers, results[0][1], core) if spec is not match.spec else None
     return Site(name, match.spec, operands, results[0][1], inner, plain)
 

@@ -39,8 +39,11 @@ def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
         return None
     _same_shape(view, found)
     score = found.score
-    # The softmax of x - max(x) is that of x: taking the maximum out a second time changes nothing.
-    while (minus := rows.difference(view, score)) is not None and rows.row_max(view, minus[1], found.axis) is minus[0]:
+    # The softmax of x - max(x) is that of x: taking the maximum out a second time changes nothing. It does where the sum has one
+    # more logit, which stays as it is; a sink that is a column of x is moved with the others.
+    while found.sink is None and (minus := rows.difference(view, score)) is not None:
+        if rows.row_max(view, minus[1], found.axis) is not minus[0]:
+            break
         score = minus[0]
     return _without_column(view, replace(found, score=score))
 

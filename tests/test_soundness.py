@@ -127,6 +127,17 @@ def test_a_small_number_matters_beside_a_sum_below_the_overall_maximum(kind: str
     assert_refused(g.finish(g.op("Div", e, total)), "computed from the scores")
 
 
+def test_one_more_logit_beside_scores_less_their_maximum_is_not_one_beside_the_scores() -> None:
+    """exp(0) in the sum is as large as the largest exponential of such scores, whatever the scores are."""
+    g = Site()
+    score = g.score()
+    below = g.op("Sub", score, g.op("ReduceMax", score, g.i([-1])))
+    top = g.op("ReduceMax", below, g.i([-1]))
+    e = g.op("Exp", g.op("Sub", below, top))
+    total = g.op("Add", g.op("ReduceSum", e, g.i([-1])), g.op("Exp", g.op("Neg", top)))
+    assert_refused(g.finish(g.op("Div", e, total)), "computed from the scores")
+
+
 @pytest.mark.parametrize("test", ["IsNaN", "IsInf"])
 def test_a_guard_that_broadcasts_the_probabilities(test: str) -> None:
     g = Site(batch=1)

@@ -133,7 +133,9 @@ def _hold(drawn: Drawn, form: Form, seed: int, outcome: Outcome, say: Say) -> No
             raise Fault("changed", "no site was found, and yet the nodes are others")
         return
     _valid(model, new)
-    _compare(drawn, new, form, seed, outcome, say)
+    # Weights that drop a whole row make zeros of its NaN in the original (docs/architecture.md): the one difference that is left.
+    weighed = any(site.spec.weights is not None for site in report.sites)
+    _compare(drawn, new, form, seed, outcome, say, without=("nan in q",) if weighed else ())
 
 
 def _settle(new: onnx.ModelProto, form: Form, outcome: Outcome) -> None:
@@ -218,9 +220,12 @@ def _originals(drawn: Drawn, form: Form, seed: int, outcome: Outcome) -> list[_W
     return found
 
 
-def _compare(drawn: Drawn, new: onnx.ModelProto, form: Form, seed: int, outcome: Outcome, say: Say) -> None:
+def _compare(
+    drawn: Drawn, new: onnx.ModelProto, form: Form, seed: int, outcome: Outcome, say: Say, *, without: tuple[str, ...]
+) -> None:
+    """Raises Fault where results differ, for all kinds of inputs but those that begin with one of `without`."""
     say("original")
-    wanted = _originals(drawn, form, seed, outcome)
+    wanted = [w for w in _originals(drawn, form, seed, outcome) if not w.label.startswith(without)]
     say("result")
     have = _engine(new, optimise=False)
     fast = _engine(new, optimise=True) if any(w.optimised for w in wanted) else None
