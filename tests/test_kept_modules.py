@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,16 @@ from onnx_fa.attention_bench import TINY
 from onnx_fa.errors import CompileError
 from onnx_fa.kept_modules import KeptModules, Made, elsewhere
 from onnx_fa.target import parse_target
-from tests.test_attention_sweep import bench, run_python
+from tests.test_attention_sweep import ROOT, bench
 
 HOST = parse_target("cpu-host")
 SPEC = TINY.bound()[0]
+
+
+def run_python(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Python with a script of the test's own."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *args], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
 def test_modules_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

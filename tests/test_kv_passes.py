@@ -197,10 +197,10 @@ def test_explain_counts(tmp_path: Path) -> None:
 
 def test_all_but_a_few_spellings_are_counted() -> None:
     """Also those with onnxruntime's products, and functions with attributes left out. Else the reason is given: keys in several
-    tensors, or shapes that only a run decides."""
+    tensors, keys cut again behind the softmax, or shapes that only a run decides."""
     sites = [s for e in entries() if e.expected == "match" for s in explain(e.build(), passes=True).sites]
     lacking = [s.passes.reason for s in sites if s.passes is None or "?" in s.passes.words]
-    assert len(sites) > 380 and len(lacking) < 20 and all("passes not counted: " in reason for reason in lacking)
+    assert len(sites) > 430 and len(lacking) <= 32 and all("passes not counted: " in reason for reason in lacking)
     assert {s.passes.after.count for s in sites if s.passes is not None and s.passes.after is not None} <= {1, 2}
 
 
