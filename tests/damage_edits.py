@@ -76,19 +76,17 @@ OPS = (
 )
 
 PLACES = (
-    *(
-        "/etc/passwd",
-        "../../etc/passwd",
-        "m.onnx",
-        ".",
-        "",
-        "w.bin/x",
-        "a" * 5000,
-        "nul\0",
-        "\x1b[2J",
-        "/dev/zero",
-        "~/x",
-    ),
+    "/etc/passwd",
+    "../../etc/passwd",
+    "m.onnx",
+    ".",
+    "",
+    "w.bin/x",
+    "a" * 5000,
+    "nul\0",
+    "\x1b[2J",
+    "/dev/zero",
+    "~/x",
 )
 
 
@@ -382,20 +380,7 @@ def external(rng: random.Random, model: onnx.ModelProto, beside: dict[str, bytes
     if how != "keep raw":
         tensor.ClearField("raw_data")
     if how == "location":
-        places = (
-            "/etc/passwd",
-            "../../etc/passwd",
-            "m.onnx",
-            ".",
-            "",
-            "w.bin/x",
-            "a" * 5000,
-            "nul\0",
-            "\x1b[2J",
-            "/dev/zero",
-            "~/x",
-        )
-        info["location"] = rng.choice(places)
+        info["location"] = rng.choice(PLACES)
     elif how in ("offset", "length"):
         info[how] = rng.choice(
             ("-1", "1.5", "x", "", "99999999999999999999999", "0", "4", "\u0663", "1_0", " 8", "0x10")
