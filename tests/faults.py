@@ -36,7 +36,8 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def _start(command: Sequence[str], mark: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "ONNX_FA_FAULT": mark}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "ONNX_FA_FAULT": mark}
     full = [sys.executable, "-m", "onnx_fa", *command]
     pipe = subprocess.PIPE
     return subprocess.Popen(full, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
