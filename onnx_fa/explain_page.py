@@ -39,6 +39,7 @@ class SitePicture:
             "einsums": einsums(s.spec),
             "passes": s.passes,
             "words": s.passes.words if s.passes else "?",
+            "beside": s.beside,
         }
         return facts, self.before, self.after
 

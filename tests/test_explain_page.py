@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def test_command_writes_it(tmp_path: Path) -> None:
     assert main(["explain", str(path), "--html", str(tmp_path / "a.html")]) == 0
     checked((tmp_path / "a.html").read_text())
     assert main(["explain", str(path), "--html", str(tmp_path / "no" / "a.html")]) == 2
+
+
+def test_what_is_computed_beside_a_site(tmp_path: Path) -> None:
+    """Probabilities that are an output cost their scores a second time: the page says what the report says."""
+    tiny.attention(tmp_path / "a.onnx", probabilities=True)
+    report, html = page(tmp_path / "a.onnx", "a")
+    (site,) = report.sites
+    assert site.beside and escape(site.beside) in html
+    tiny.attention(tmp_path / "plain.onnx")
+    assert "Beside it" not in page(tmp_path / "plain.onnx", "plain")[1]
 
 
 def test_a_model_without_sites(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ def attention(
     batch: int | str = 1,
     mask: bool = True,
     wrong: bool = False,
+    probabilities: bool = False,
 ) -> Path:
-    """softmax(q @ k^T * scale [+ mask]) @ v, opset 18. `wrong` adds a softmax that belongs to no attention."""
+    """softmax(q @ k^T * scale [+ mask]) @ v, opset 18. `wrong` adds a softmax that belongs to no attention; `probabilities`
+    makes an output of the attention's own."""
     keys = skv or s
     inputs = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, [batch, heads, length, d])
@@ -39,6 +41,8 @@ def attention(
         helper.make_node("MatMul", ["p", "v"], ["o"], "pv"),
     ]
     outputs = [helper.make_tensor_value_info("o", TensorProto.FLOAT, [batch, heads, s, d])]
+    if probabilities:
+        outputs.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, [batch, heads, s, keys]))
     if wrong:
         nodes.append(helper.make_node("Softmax", ["o"], ["router"], "router_softmax", axis=-1))
         outputs = [helper.make_tensor_value_info("router", TensorProto.FLOAT, [batch, heads, s, d])]
