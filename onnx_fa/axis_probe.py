@@ -22,8 +22,12 @@ from onnx_fa.ops import op_of
 
 Array = npt.NDArray[np.generic]
 Changed = dict[int, tuple[npt.NDArray[np.bool_] | None, ...]]
+Bases = Sequence[tuple[Sequence[Array | None], Sequence[Array]]]
+"""Operands and what an op makes of them."""
 MAX_ELEMENTS = 1 << 24
 """Ops on larger tensors are asked at a smaller size, or not at all."""
+_FEW = 128
+"""Of a rank of so many positions every one may be looked at."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,8 @@ def _shrunk(operands: Sequence[Operand | None]) -> list[Operand | None] | None:
     fresh = itertools.count(5)
     result: list[Operand | None] = []
     held = {(p.stride, p.lo, p.cut, p.count) for o in operands if o is not None for _, p in o.held}
-    if len({key[:3] for key in held}) < len(held):
-        return None  # `_restored` could not tell them apart
+    if len({key[:3] for key in held}) < len(held) or len({lo for _, lo, cut, _ in held if cut}) > 1:
+        return None  # `_restored` could not tell them apart, or where one block begins depends on the size of another
     for o in operands:
         if o is None:
             result.append(None)
@@ -122,10 +126,17 @@ def _shrunk(operands: Sequence[Operand | None]) -> list[Operand | None] | None:
             raise ProbeError("an operand of another rank than the op that makes it says")
         if any(p.inner != 1 or p.count != o.shape[axis] for axis, p in o.held):
             return None
-        shape = tuple(sizes[d] if d in sizes else sizes.setdefault(d, next(fresh)) for d in o.shape)
+        # A block of one key is made longer: which axis of a result holds it could not be seen.
+        one = [p is not None and p.cut and p.count == 1 for p in o.parts] or [False] * len(o.shape)
+        keys = (_ONE_KEY if alone else d for d, alone in zip(o.shape, one, strict=True))
+        shape = tuple(sizes[d] if d in sizes else sizes.setdefault(d, next(fresh)) for d in keys)
         parts = tuple(p and replace(p, count=shape[a]) for a, p in enumerate(o.parts))
         result.append(Operand(shape, o.dtype, o.const if o.shape == shape else None, parts))
     return result
+
+
+_ONE_KEY = -1
+"""Stands for the size of an axis that holds a block of one key."""
 
 
 def _restored(probed: Probed, operands: Sequence[Operand | None]) -> Probed:
@@ -145,7 +156,7 @@ def _restored(probed: Probed, operands: Sequence[Operand | None]) -> Probed:
 def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -> Probed:
     run = runner(node, operands, opset)
     drawn = [[_draw(o, seed) for o in operands] for seed in (0, 1)]
-    bases = [(arrays, run(arrays)) for arrays in drawn]
+    bases: Bases = [(arrays, run(arrays)) for arrays in drawn]
     first, before = drawn[0][0], bases[0][1]
     moves = len(before) == 1 and first is not None and _same_elements(first, before[0])
     depends = False
@@ -153,15 +164,12 @@ def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -
     for n, o in enumerate(operands):
         for axis, part in o.held if o is not None else []:
             assert o is not None
-            positions = sorted({0, 1, part.count // 2, part.count - 1} & set(range(part.count)))
-            at = np.arange(o.shape[axis]) // part.inner % part.count
-            changed: Changed = {}
-            for position in positions:
-                where = (at == position).reshape([-1 if a == axis else 1 for a in range(len(o.shape))])
-                changed[position] = _changed(run, bases, n, where)
+            changed = _looked_at(run, bases, n, axis, part)
             depends |= any(mask is None or bool(mask.any()) for masks in changed.values() for mask in masks)
             for i, axes in enumerate(outputs):
                 for b, size in enumerate(before[i].shape):
+                    if size == 1 and (b != axis or len(axes) != len(o.shape)):
+                        continue  # several such axes cannot be told apart
                     found = _read(part, {j: c[i] for j, c in changed.items()}, b, size)
                     if found is None:
                         continue
@@ -171,6 +179,20 @@ def _ask(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int) -
                         raise ProbeError(f"{op_of(node)}: operands hold the rank in different ways")
                     axes[b] = both
     return Probed(tuple(tuple(a) for a in outputs), moves, depends)
+
+
+def _looked_at(run: Run, bases: Bases, n: int, axis: int, part: Part) -> Changed:
+    """What changes with some positions of the rank, those that operand `n` holds along `axis`; with all, if some change nothing, as
+    where an op picks a few of them."""
+    first = bases[0][0][n]
+    assert first is not None
+    at = np.arange(first.shape[axis]) // part.inner % part.count
+    shape = [-1 if a == axis else 1 for a in range(first.ndim)]
+    some = sorted({0, 1, part.count // 2, part.count - 1} & set(range(part.count)))
+    changed = {position: _changed(run, bases, n, (at == position).reshape(shape)) for position in some}
+    idle = any(mask is not None and not mask.any() for masks in changed.values() for mask in masks)
+    rest = set(range(part.count)) - set(some) if idle and part.count <= _FEW else ()
+    return changed | {position: _changed(run, bases, n, (at == position).reshape(shape)) for position in rest}
 
 
 def _draw(o: Operand | None, seed: int) -> Array | None:
@@ -237,9 +259,7 @@ def _same_elements(source: Array, result: Array) -> bool:
     return bool(np.isin(sample, source).all())
 
 
-def _changed(
-    run: Run, bases: Sequence[tuple[Sequence[Array | None], Sequence[Array]]], n: int, where: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.bool_] | None, ...]:
+def _changed(run: Run, bases: Bases, n: int, where: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_] | None, ...]:
     """Per output which elements change when operand `n` changes at `where`: up, down and to what
     is no number, so that neither a maximum nor a choice nor a test hides it. None where even the shape changes."""
     total: list[npt.NDArray[np.bool_] | None] = [np.zeros(y.shape, bool) for y in bases[0][1]]
@@ -269,8 +289,10 @@ def _read(part: Part, changed: dict[int, npt.NDArray[np.bool_] | None], axis: in
             return None
         others = tuple(a for a in range(mask.ndim) if a != axis)
         seen[position] = set(np.flatnonzero(mask.any(axis=others)).tolist())
-    if size == 1 or not any(seen.values()):
+    if not any(seen.values()):
         return None
+    if size == 1:  # one position, unless all of them are reduced to one
+        return _shifted(part, seen, size) if part.count > 1 and sum(map(bool, seen.values())) == 1 else None
     index = np.arange(size)
     for inner in (d for d in range(1, size + 1) if size % d == 0 and d < size):
         for count in (c for c in range(2, size // inner + 1) if (size // inner) % c == 0 and part.count % c == 0):

@@ -37,6 +37,16 @@ _INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 
 @dataclass(frozen=True)
+class Keys:
+    """Where K or V, or a tensor that is a part of it, holds keys: along `axis`, from the key `at`, where there are `of` in all; 0
+    if these are all."""
+
+    axis: int
+    at: int = 0
+    of: int = 0
+
+
+@dataclass(frozen=True)
 class Pass:
     """One pass. `barriers`: the ops among `ops` whose reduction over M is complete only when it ends. `live`: what is held from
     this pass to a later one (values by name, bytes)."""
@@ -119,8 +129,9 @@ class _State:
     in_loop: bool = False
 
 
-def count_passes(model: onnx.ModelProto, seeds: Mapping[str, int]) -> PassReport:
-    """Counts the passes of a graph with static shapes. `seeds` names inputs (or values) and their axis of rank M: K and V.
+def count_passes(model: onnx.ModelProto, seeds: Mapping[str, Keys]) -> PassReport:
+    """Counts the passes of a graph with static shapes. `seeds` names inputs (or values) that hold K and V, and
+    their axis of rank M.
 
     Raises UnsupportedError where an op has no definition that could be run, or moves M in a way that has no words here.
     """
@@ -152,15 +163,17 @@ def count_passes(model: onnx.ModelProto, seeds: Mapping[str, int]) -> PassReport
     return _report(state, outputs)
 
 
-def _seed(state: _State, todo: dict[str, int]) -> None:
+def _seed(state: _State, todo: dict[str, Keys]) -> None:
     for name in [n for n in todo if n in state.values]:
-        value, axis = state.values[name], todo.pop(name)
-        axis %= len(value.shape)
+        value, keys = state.values[name], todo.pop(name)
+        axis = keys.axis % len(value.shape)
         size = value.shape[axis]
-        if state.M not in (0, size):
-            raise UnsupportedError(f"passes not counted: K and V have {state.M} and {size} positions")
-        state.M = size
-        value.parts = tuple(Part(size) if a == axis else None for a in range(len(value.shape)))
+        M = keys.of or size
+        if state.M not in (0, M):
+            raise UnsupportedError(f"passes not counted: K and V have {state.M} and {M} positions")
+        state.M = M
+        part = Part(size, lo=keys.at, cut=size < M)
+        value.parts = tuple(part if a == axis else None for a in range(len(value.shape)))
         value.depends, value.made = True, -1
 
 
@@ -330,11 +343,18 @@ def _place(
     ready = max((v.ready for v in given), default=(0, 0))
     complete = max((v.complete for v in given), default=(0, 0))
     blocks = [p for p in held if p.cut]
+    joined = any(p is not None and not p.cut and p.count == state.M for o in outs for p in o.parts)
     whole = math.prod(p.count for p in {replace(p, inner=1) for p in held}) >= state.M
-    if blocks or (whole and held):
+    if blocks and joined and not state.in_loop:
+        # What joins blocks (Concat) has an element of each as soon as that block has it.
+        n = max(v.ready[0] + (v.ready[1] > _end(v)) for v in given)
+        state.ops.setdefault(n, {})[name] = False
+        made, ready, complete = 2 * n, (n, 0), (n, state.M)
+    elif blocks or (whole and held):
         # One block is held while it is worked on, so what is known at its end is known to it; a whole rank streams by.
         at = max((1 if p.lo is None else p.lo + p.count for p in blocks), default=0)
-        n = ready[0] if ready[1] <= at else ready[0] + 1
+        cuts = [_end(o) for o in outs if _end(o)] if len(outs) > 1 else []
+        n = ready[0] if ready[1] <= min(cuts, default=at) else ready[0] + 1
         end = state.M if not blocks or any(p.lo is None for p in blocks) else at
         left = any(p is not None for o in outs for p in o.parts)
         state.ops.setdefault(n, {})[name] = not left and not blocks
@@ -361,10 +381,17 @@ def _place(
             root = value.root or key
             state.last_read[root] = max(state.last_read.get(root, -1), made)
     for out in outs:
-        out.ready, out.complete, out.made = ready, complete, made
+        # Of several blocks that one op cuts, each is known where it ends.
+        out.ready = (ready[0], _end(out)) if len(outs) > 1 and _end(out) else ready
+        out.complete, out.made = complete, made
         source = inputs[0]
         if moves and source is not None:
             out.root, out.made = source.root or node.input[0], source.made
+
+
+def _end(value: _Value) -> int:
+    """Up to which position a value's block reaches; 0 where it is none."""
+    return max((p.lo + p.count for p in value.parts if p is not None and p.cut and p.lo is not None), default=0)
 
 
 def _outputs(state: _State, node: onnx.NodeProto, inputs: Sequence[_Value | None]) -> list[_Value]:
@@ -390,6 +417,14 @@ def _outputs(state: _State, node: onnx.NodeProto, inputs: Sequence[_Value | None
     if not outs:
         raise ProbeError(f"{node.op_type}: the shape of its result is not known")
     return outs
+
+
+def outcome(node: onnx.NodeProto, operands: Sequence[Operand], opset: int) -> Operand:
+    """Shape and type of an op's one output, and its content if the operands' shapes and known contents decide it; floats become
+    f32. Raises ProbeError where the shape is not known."""
+    values = [_Value(o.shape, o.dtype, o.const) for o in operands]
+    (made,) = _outputs(_State(0, opset), node, values)
+    return Operand(made.shape, np.dtype(np.float32) if made.dtype.kind == "f" else made.dtype, made.const)
 
 
 def _content(state: _State, node: onnx.NodeProto, inputs: Sequence[_Value | None]) -> list[_Value] | None:

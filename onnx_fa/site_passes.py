@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,8 +20,8 @@ from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.plain import OPSET, finished, input_names, operand_values, opset_of
 from onnx_fa.errors import UnsupportedError, one_line
 from onnx_fa.graph_view import GraphView, outer_reads
-from onnx_fa.kv_passes import PassReport, count_passes
-from onnx_fa.match import Call, Const, Expr, Match, values_of
+from onnx_fa.kv_passes import Keys, PassReport, count_passes, outcome
+from onnx_fa.match import Const, Expr, Match, values_of
 from onnx_fa.spec import AttentionSpec, Dim
 
 _SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
@@ -98,19 +98,19 @@ def passes_after(spec: AttentionSpec) -> PassReport:
     builder = OnnxBuilder(graph, opset, "site", set(input_names(spec)), {})
     model = finished(builder, spec, *blocked.emit(builder, spec, inputs))
     at = spec.rank - 2
-    return count_passes(ir.to_proto(model), {"k": spec.k_layout.index(at), "v": spec.v_layout.index(at)})
+    return count_passes(ir.to_proto(model), {"k": Keys(spec.k_layout.index(at)), "v": Keys(spec.v_layout.index(at))})
 
 
-def _region(view: GraphView, match: Match, sizes: _Sizes) -> tuple[onnx.ModelProto, dict[str, int]]:
+def _region(view: GraphView, match: Match, sizes: _Sizes) -> tuple[onnx.ModelProto, dict[str, Keys]]:
     """The nodes from K and V to the site's output as a model of their own with static shapes, and where K and V hold their keys."""
     if match.keep:
         raise UnsupportedError("passes not counted: already in the blocked form, whose operands are inside its Loop")
     at = match.spec.rank - 2
-    seeds: dict[ir.Value, int] = {}
+    seeds: dict[ir.Value, Keys] = {}
     for expr, layout in ((match.operands[1], match.spec.k_layout), (match.operands[2], match.spec.v_layout)):
-        value, axis = _keys(view, expr, layout.index(at), sizes)
-        if seeds.setdefault(value, axis) != axis:
-            raise UnsupportedError("passes not counted: K and V are the same tensor, read in two ways")
+        for value, keys in _keys(view, expr, layout.index(at), sizes):
+            if seeds.setdefault(value, keys) != keys:
+                raise UnsupportedError("passes not counted: K and V are the same tensor, read in two ways")
     nodes = _between(match, set(seeds))
     made = {o for n in nodes for o in n.outputs}
     inputs: dict[str, onnx.ValueInfoProto] = {}
@@ -133,7 +133,7 @@ def _region(view: GraphView, match: Match, sizes: _Sizes) -> tuple[onnx.ModelPro
     outputs = [onnx.ValueInfoProto(name=match.output.name)]
     graph = helper.make_graph(protos, "site", list(inputs.values()), outputs, list(constants.values()))
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return model, {str(v.name): axis for v, axis in seeds.items()}
+    return model, {str(v.name): keys for v, keys in seeds.items()}
 
 
 def _plain(node: ir.Node) -> onnx.NodeProto:
@@ -207,67 +207,59 @@ def _content(view: GraphView, value: ir.Value, sizes: _Sizes) -> np.ndarray[Any,
     return np.asarray([sizes(d) for d in dims], np.int64).reshape([d for d in shape if isinstance(d, int)])
 
 
-def _keys(view: GraphView, expr: Expr, axis: int, sizes: _Sizes) -> tuple[ir.Value, int]:
-    """The value that K or V is made of, and its axis that becomes `axis` of `expr` as it is."""
-    chain: list[Call] = []
-    while isinstance(expr, Call):
-        chain.insert(0, expr)
-        expr = expr.args[0]
+def _keys(view: GraphView, expr: Expr, axis: int, sizes: _Sizes) -> list[tuple[ir.Value, Keys]]:
+    """The values that K or V is made of, and where they hold what becomes `axis` of `expr`: one that holds all keys, or several,
+    one after the other, that a Concat joins."""
+    found: list[tuple[ir.Value, Keys]] = []
+    for leaf in _leaves(expr):
+        shape = view.shape(leaf)
+        if shape is None:
+            raise UnsupportedError("passes not counted: the shape of K or V is not known")
+        for candidate, size in enumerate(map(sizes, shape)):
+            parts = tuple(Part(size) if a == candidate else None for a in range(len(shape)))
+            made = _made(view, expr, leaf, parts, sizes)
+            part, total = made.parts[axis], made.shape[axis]
+            if part == Part(size) and size == total:
+                return [(leaf, Keys(candidate))]
+            if part is not None and part.cut and part.lo is not None and part.lo <= 0:
+                found.append((leaf, Keys(candidate, -part.lo, total)))
+                break
+    found.sort(key=lambda x: x[1].at)
+    ends = [keys.at + sizes((view.shape(leaf) or ())[keys.axis]) for leaf, keys in found]
+    if not found or [keys.at for _, keys in found] != [0, *ends[:-1]] or ends[-1] != found[0][1].of:
+        raise UnsupportedError("passes not counted: the keys are no axis of the tensors that hold K or V")
+    return found
+
+
+def _leaves(expr: Expr) -> list[ir.Value]:
+    """The values whose elements an expression moves or works on: what an op reads first, and all that a Concat joins."""
     if isinstance(expr, Const):
         raise UnsupportedError("passes not counted: K or V is a constant")
-    shape = view.shape(expr)
-    if shape is None:
-        raise UnsupportedError("passes not counted: the shape of K or V is not known")
-    static = tuple(sizes(d) for d in shape)
-    for candidate, size in enumerate(static):
-        parts: tuple[Part | None, ...] = tuple(Part(size) if a == candidate else None for a in range(len(static)))
-        at: tuple[int, ...] = static
-        try:
-            for call in chain:
-                at, parts = _moved(view, call, at, parts, sizes)
-        except ProbeError as e:
-            raise UnsupportedError(f"passes not counted: {e}") from e
-        if parts[axis] == Part(size):
-            return expr, candidate
-    raise UnsupportedError("passes not counted: the keys are no axis of the tensor that holds K or V")
+    if isinstance(expr, ir.Value):
+        return [expr]
+    joined = expr.args if expr.op == "Concat" else expr.args[:1]
+    return list(dict.fromkeys(leaf for argument in joined for leaf in _leaves(argument)))
 
 
-def _moved(
-    view: GraphView, call: Call, shape: tuple[int, ...], parts: tuple[Part | None, ...], sizes: _Sizes
-) -> tuple[tuple[int, ...], tuple[Part | None, ...]]:
-    """What one op of an operand's reading makes of a shape and of the parts on it."""
-    operands = [
-        Operand(shape, np.dtype(np.float32), None, parts),
-        *(_other(view, call, a, sizes) for a in call.args[1:]),
-    ]
-    names = [f"x{i}" for i in range(len(operands))]
-    attributes: dict[str, Any] = dict(call.attrs)
-    node = helper.make_node(call.op, names, ["y"], **attributes)
-    probed = probe(node, operands, OPSET)
-    types: Mapping[str, onnx.TypeProto] = {
-        n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(o.dtype), o.shape)
-        for n, o in zip(names, operands, strict=True)
-    }
-    data = {
-        n: numpy_helper.from_array(np.asarray(o.const), n)
-        for n, o in zip(names, operands, strict=True)
-        if o.const is not None
-    }
-    schema = onnx.defs.get_schema(call.op, OPSET)
+def _made(view: GraphView, expr: Expr, leaf: ir.Value, parts: tuple[Part | None, ...], sizes: _Sizes) -> Operand:
+    """An expression, and how its axes hold the keys if those of `leaf` hold them as `parts` say. All floats are f32 here."""
+    if isinstance(expr, Const):
+        return Operand(expr.array.shape, expr.array.dtype, expr.array)
+    if isinstance(expr, ir.Value):
+        shape = view.shape(expr)
+        if shape is None or expr.dtype is None:
+            raise UnsupportedError(
+                f"passes not counted: shape or type of {expr.name}, which K or V reads, is not known"
+            )
+        dtype = np.dtype(np.float32) if expr.dtype.is_floating_point() else expr.dtype.numpy()
+        held = parts if expr is leaf else ()
+        return Operand(tuple(map(sizes, shape)), dtype, None if held else _content(view, expr, sizes), held)
+    operands = [_made(view, argument, leaf, parts, sizes) for argument in expr.args]
+    attributes: dict[str, Any] = dict(expr.attrs)
+    node = helper.make_node(expr.op, [f"x{i}" for i in range(len(operands))], ["y"], **attributes)
     try:
-        made = onnx.shape_inference.infer_node_outputs(schema, node, dict(types), data)["y"]
-    except onnx.shape_inference.InferenceError as e:
-        raise UnsupportedError(f"passes not counted: {one_line(e)}") from e
-    return tuple(d.dim_value for d in made.tensor_type.shape.dim), probed.parts[0]
-
-
-def _other(view: GraphView, call: Call, argument: Expr, sizes: _Sizes) -> Operand:
-    """A further operand of an op that reads K or V: a constant, or a tensor of known shape."""
-    if isinstance(argument, Const):
-        return Operand(argument.array.shape, argument.array.dtype, argument.array)
-    shape = view.shape(argument) if isinstance(argument, ir.Value) else None
-    if shape is None or not isinstance(argument, ir.Value) or argument.dtype is None:
-        raise UnsupportedError(
-            f"passes not counted: an operand of {call.op} between K or V and the tensor that holds it is no tensor of known shape"
-        )
-    return Operand(tuple(sizes(d) for d in shape), argument.dtype.numpy())
+        made = outcome(node, operands, OPSET)
+        held = probe(node, operands, OPSET).parts[0] if any(o.held for o in operands) else ()
+    except ProbeError as e:
+        raise UnsupportedError(f"passes not counted: {e}") from e
+    return replace(made, parts=held)
