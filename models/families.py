@@ -167,8 +167,10 @@ _ALL = (
     Family("mobilebert", "encoder", "MobileBertModel", "MobileBertConfig",
            BERT | {"embedding_size": 40, "intra_bottleneck_size": HIDDEN}, TEXT, 2),
     Family("squeezebert", "encoder", "SqueezeBertModel", "SqueezeBertConfig", BERT | {"embedding_size": HIDDEN}, TEXT, 2, EAGER),
+    # Two attentions in each of 2 layers: of its tokens, and in its convolution, which takes the softmax of one query's product with
+    # 9 learned keys as the weights of 9 neighbouring values.
     Family("convbert", "encoder", "ConvBertModel", "ConvBertConfig",
-           BERT | {"embedding_size": 40, "num_attention_heads": 8, "head_ratio": 2}, TEXT, 2, EAGER),
+           BERT | {"embedding_size": 40, "num_attention_heads": 8, "head_ratio": 2}, TEXT, 4, EAGER),
     Family("big_bird", "encoder", "BigBirdModel", "BigBirdConfig", BERT | {"attention_type": "original_full"}, TEXT, 2, EAGER),
     Family("xlnet", "encoder", "XLNetModel", "XLNetConfig",
            {"vocab_size": VOCAB, "d_model": HIDDEN, "n_layer": 2, "n_head": HEADS, "d_inner": 112}, TEXT, 2, EAGER),

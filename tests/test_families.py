@@ -13,13 +13,8 @@ from onnx_fa.models.family_check import CASES, Case, Outcome, evaluate_all
 RATE = 0.97
 """Of the attentions in all exports tried here, so many must be rewritten."""
 
-KNOWN_MISSES: dict[tuple[str, str, str], tuple[int, str]] = {
-    ("convbert", "eager", "dynamo"): (
-        -2,
-        "its convolutions weigh a window by a softmax of a product: sites too, of one query",
-    ),
-}
-"""(family, attn, exporter) -> how many attentions stay, and why; below 0, how many more there are than the library calls so."""
+KNOWN_MISSES: dict[tuple[str, str, str], tuple[int, str]] = {}
+"""(family, attn, exporter) -> how many attentions stay, and why."""
 
 NO_EXPORT = {
     ("falcon_alibi", "torchscript"): "the exporter takes bfloat16 for complex128",
