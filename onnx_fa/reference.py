@@ -63,14 +63,19 @@ def dequantized(spec: AttentionSpec, operands: Sequence[Array]) -> list[Array]:
     return result
 
 
-def scores(spec: AttentionSpec, *operands: Array) -> F64:
-    """The masked scores (*B, Hq, Sq, Skv) that the softmax sees."""
+def products(spec: AttentionSpec, *operands: Array) -> F64:
+    """The scores (*B, Hq, Sq, Skv) before any mask term."""
     operands = tuple(dequantized(spec, operands))
     q, k = canonical(spec, 0, operands[0]), canonical(spec, 1, operands[1])
     s: F64 = spec.scale * (q @ np.swapaxes(k, -1, -2))
     for mod in spec.mods:
         s = mod.cap * np.tanh(s / mod.cap)
-    return masked(spec, s, *operands[3:])
+    return s
+
+
+def scores(spec: AttentionSpec, *operands: Array) -> F64:
+    """The masked scores (*B, Hq, Sq, Skv) that the softmax sees."""
+    return masked(spec, products(spec, *operands), *operands[3:])
 
 
 def masked(spec: AttentionSpec, s: F64, *operands: Array) -> F64:
@@ -128,18 +133,11 @@ def rounded(rounding: Rounding, p: F64) -> F64:
     return np.asarray(rounding.scale * steps)
 
 
-def attention(spec: AttentionSpec, *operands: Array) -> F64:
-    """Output of the attention, in the spec's output layout, float64.
-
-    `operands` are in the order and layouts that the spec names.
-    A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
-    Without any keys at all (Skv = 0) every row is a sum of nothing: zero.
-    """
+def probabilities(spec: AttentionSpec, *operands: Array) -> F64:
+    """What multiplies V, (*B, Hq, Sq, Skv)."""
     s = logits(spec, *operands)
-    operands = tuple(dequantized(spec, operands))
-    v = canonical(spec, 2, operands[2])
     with np.errstate(invalid="ignore"):
-        p = np.exp(s - s.max(axis=-1, keepdims=True, initial=-np.inf))
+        p: F64 = np.exp(s - s.max(axis=-1, keepdims=True, initial=-np.inf))
         p = p / p.sum(axis=-1, keepdims=True)
     if spec.empty_row == "guarded":
         p = np.where(np.isnan(p), 0.0, p)
@@ -147,8 +145,19 @@ def attention(spec: AttentionSpec, *operands: Array) -> F64:
         p = np.where(np.isneginf(s).all(axis=-1, keepdims=True), 0.0, p)
     if spec.rounding is not None:
         p = rounded(spec.rounding, p)
-    p = p[..., : v.shape[-2]]
+    p = p[..., : s.shape[-1] - (spec.sink is not None)]
     if spec.weights is not None:
         with np.errstate(invalid="ignore"):
             p = p * operands[2 + len(spec.tensors)].astype(np.float64)
-    return np.transpose(p @ v, spec.o_layout)
+    return p
+
+
+def attention(spec: AttentionSpec, *operands: Array) -> F64:
+    """Output of the attention, in the spec's output layout, float64.
+
+    `operands` are in the order and layouts that the spec names.
+    A row with no key left yields NaN, or zero where `spec.empty_row` is "zero"; with "guarded", every NaN probability is zero.
+    Without any keys at all (Skv = 0) every row is a sum of nothing: zero.
+    """
+    v = canonical(spec, 2, dequantized(spec, operands)[2])
+    return np.transpose(probabilities(spec, *operands) @ v, spec.o_layout)

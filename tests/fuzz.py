@@ -20,8 +20,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -124,8 +127,7 @@ def run_chunk(chunk: int, count: int = CHUNK, dots: bool = False) -> dict[str, A
         for i, (d, kernel) in enumerate(cases):
             for seed, spec in enumerate(d.bound()):
                 for kind, operands in operands_of(spec, seed).items():
-                    results = comparable(spec, operands, compiled.run(i, operands))
-                    found = mismatch(spec, operands, results, kernel.lossy)
+                    found = mismatch(*comparable(spec, operands, compiled.run(i, operands)), kernel.lossy)
                     if found and not _too_small(spec, operands):
                         what = f"{kernel.body} {kernel.config}, {kind} operands: {found}"
                         wrong.append(f"chunk {chunk}, {what}: {d.spec} at {spec}")
@@ -161,12 +163,18 @@ def _too_small(spec: AttentionSpec, operands: list[Any]) -> bool:
     return bool(error > TOLERANCE["f16"] * np.linalg.norm(want))
 
 
-def in_process(chunk: int, count: int, dots: bool = False) -> dict[str, Any]:
-    """`run_chunk` in a process of its own."""
+def in_process(chunk: int, count: int, core: int, dots: bool = False) -> dict[str, Any]:
+    """`run_chunk` in a process of its own, on one core: the compiler's linker, the runtime and NumPy start a thread for every core
+    that they may use, and many processes of many threads spend most of their time on waiting for each other."""
     command = [sys.executable, "-m", "tests.fuzz", "--one", str(chunk), "--count", str(count)]
     command += ["--bf16-dot"] * dots
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(os.sched_setaffinity, 0, {core}),
     )
     try:
         out, error = process.communicate(timeout=CHUNK_SECONDS)
@@ -182,15 +190,28 @@ def in_process(chunk: int, count: int, dots: bool = False) -> dict[str, Any]:
     return result
 
 
-def run(count: int, jobs: int, journal: Path | None = None, dots: bool = False) -> Iterator[dict[str, Any]]:
-    """Every chunk of `count` specs, as each is done; those in the journal without a run."""
+def run(
+    count: int, jobs: int, journal: Path | None = None, dots: bool = False, first: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Every chunk of `count` specs from chunk `first` on, as each is done; those in the journal without a run."""
     text = journal.read_text() if journal and journal.exists() else ""
     known = {r["chunk"]: r for r in map(json.loads, text.splitlines()) if not r["wrong"]}
-    sizes = {i: min(CHUNK, count - i * CHUNK) for i in range(-(-count // CHUNK))}
+    sizes = {first + i: min(CHUNK, count - i * CHUNK) for i in range(-(-count // CHUNK))}
     yield from (known[i] for i in sizes if i in known)
+    cores: Queue[int] = Queue()
+    for core in islice(cycle(sorted(os.sched_getaffinity(0))), jobs):
+        cores.put(core)
+
+    def on_a_core(chunk: int) -> dict[str, Any]:
+        core = cores.get()
+        try:
+            return in_process(chunk, sizes[chunk], core, dots)
+        finally:
+            cores.put(core)
+
     with ThreadPoolExecutor(jobs) as pool:
-        left = [(i, n, dots) for i, n in sizes.items() if i not in known]
-        for result in pool.map(in_process, *zip(*left, strict=True)):
+        for future in as_completed([pool.submit(on_a_core, i) for i in sizes if i not in known]):
+            result = future.result()
             if journal:
                 with journal.open("a") as file:
                     file.write(json.dumps(result) + "\n")
@@ -200,6 +221,7 @@ def run(count: int, jobs: int, journal: Path | None = None, dots: bool = False) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="how many specs")
+    parser.add_argument("--first", type=int, default=0, help=f"the first chunk of {CHUNK} specs")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--journal", type=Path, help="chunks that are done; those in it are not run again")
     parser.add_argument("--bf16-dot", action="store_true", help="kernels with products of bf16")
@@ -210,7 +232,7 @@ def main() -> int:
         return 0
     total = refused = 0
     wrong: list[str] = []
-    for result in run(args.count, args.jobs, args.journal, args.bf16_dot):
+    for result in run(args.count, args.jobs, args.journal, args.bf16_dot, args.first):
         total += result["specs"]
         refused += len(result.get("refused", ()))
         wrong += result["wrong"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -9,15 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnx_fa.accuracy import TOLERANCE
 from onnx_fa.cases import FLOAT_MIN
-from onnx_fa.reference import attention, logits, statistic
-from onnx_fa.spec import AddMask, AttentionSpec, Elementwise, term_tensors
+from onnx_fa.reference import canonical, dequantized, logits, masked, probabilities, products, scores, statistic
+from onnx_fa.spec import AddMask, AttentionSpec, Elementwise, inverse, term_tensors
 from tests.cases import draw_operands
 
 Array = npt.NDArray[Any]
 LOW = (-1e4, -1e30, -1e36, -1e38, FLOAT_MIN, -np.inf)
 """What exporters and people write for a masked score, and what lies between."""
 INFINITE = (np.inf, -np.inf, np.nan)
+HIDDEN = -1e30
+"""Scores up to this are masked, and their blocks may be left out."""
+LEAST = 2.0**-125
+"""Kernels take an exponential below the least normal f32, 2^-126, for zero; the rounding of its score may be a factor of 2."""
 
 
 def poked(spec: AttentionSpec, seed: int) -> list[Array] | None:
@@ -67,20 +73,86 @@ def low(spec: AttentionSpec, seed: int) -> list[Array] | None:
     return operands
 
 
-def comparable(spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array]) -> list[Array]:
-    """The results with NaN where the reference's NaN says less than it seems (docs/variants.md): of a masked key whose V is
-    infinite or NaN, since zero times that is NaN, but a mask may as well never look at the key; of a row statistic of both +inf
-    and NaN."""
+def comparable(
+    spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array]
+) -> tuple[AttentionSpec, list[Array], list[Array]]:
+    """What a kernel's results are compared as: a spec, its operands and the results, changed where infinities and NaN of the
+    reference say less than they seem (docs/variants.md). Results that are as the reference says stay as they are."""
     made = [np.asarray(x) for x in results]
     with np.errstate(all="ignore"):
-        if spec.stats:
-            infinite = np.isposinf(logits(spec, *operands)).any(axis=-1)
+        spec, given = _as_read(spec, list(operands), made)
+        if any(np.isposinf(x).any() for x in made[1:]):
+            infinite = np.isposinf(logits(spec, *given)).any(axis=-1)
             for n, which in enumerate(spec.stats, start=1):
-                both = np.isnan(statistic(spec, which, *operands)) & infinite
+                both = np.isnan(statistic(spec, which, *given)) & infinite  # a maximum of both is either
                 made[n] = np.where(both & np.isposinf(made[n]), np.float32(np.nan), made[n])
-        v = operands[2].astype(np.float64)
-        if spec.v_quant is None and not np.isfinite(v).all():
-            clean = [*operands[:2], np.where(np.isfinite(v), v, 0.0), *operands[3:]]
-            free = np.isnan(attention(spec, *operands)) & np.isfinite(attention(spec, *clean))
-            made[0] = np.where(free, np.nan, made[0].astype(np.float64))
-    return made
+        made[0] = _as_multiplied(spec, given, made[0])
+    return spec, given, made
+
+
+def _as_read(spec: AttentionSpec, operands: list[Array], results: Sequence[Array]) -> tuple[AttentionSpec, list[Array]]:
+    """The attention without the NaN and +inf that are added to scores which a term before has masked: a kernel that leaves the
+    block out does not read them. Only in rows whose results show none, which must then be those of the other keys."""
+    tensors = operands[3 : 3 + sum(len(term_tensors(term)) for term in spec.masks)]
+    if all(np.isfinite(x.astype(np.float64)).all() for x in tensors):
+        return spec, operands
+    s = products(spec, *operands)
+    low, lifted = np.zeros(s.shape, bool), np.zeros(s.shape, bool)
+    terms, unread = list(spec.masks), dict[int, tuple[int, npt.NDArray[np.bool_]]]()
+    at = 3
+    for i, term in enumerate(spec.masks):
+        read = operands[at : at + len(term_tensors(term))]
+        if isinstance(term, AddMask):
+            added = np.broadcast_to(term.factor * read[0].astype(np.float64), s.shape)
+            unread[i] = at, low & ~(added < np.inf)
+            s = s + np.where(unread[i][1], 0.0, added)
+        else:
+            s = masked(dataclasses.replace(spec, masks=(term,)), s, *read)
+            low = s <= HIDDEN
+        at += len(read)
+    for _, where in unread.values():
+        lifted |= where & ~(s <= HIDDEN)
+    rows = np.any([where.any(axis=-1) for _, where in unread.values()] or [False], axis=0)
+    rows = rows & ~lifted.any(axis=-1) & ~_poisoned(spec, results)
+    for i, (at, where) in unread.items():
+        lost = where & rows[..., None]
+        if lost.any():
+            terms[i] = dataclasses.replace(spec.masks[i], shape=s.shape)
+            operands[at] = np.broadcast_to(operands[at], s.shape).copy()
+            operands[at][lost] = 0
+    return dataclasses.replace(spec, masks=tuple(terms)), operands
+
+
+def _poisoned(spec: AttentionSpec, results: Sequence[Array]) -> npt.NDArray[np.bool_]:
+    """The rows (*B, Hq, Sq) all of whose results are what a NaN or an infinite score makes of them."""
+    out = np.transpose(results[0], inverse(spec.o_layout)).astype(np.float64)
+    found = np.isnan(out).all(axis=-1)
+    if spec.empty_row == "guarded":
+        found |= (out == 0).all(axis=-1)
+    for x in results[1:]:
+        found &= np.isnan(x) | np.isposinf(x)
+    return np.asarray(found)
+
+
+def _as_multiplied(spec: AttentionSpec, operands: list[Array], result: Array) -> Array:
+    """The output with the reference's NaN or infinity where a V that is not finite is multiplied by a probability which is zero
+    in f32 (times zero it is NaN), and nothing else is there; where all such keys are masked, the other keys' number will do."""
+    v = canonical(spec, 2, dequantized(spec, operands)[2])
+    odd = ~np.isfinite(v)
+    if spec.v_quant is not None or not odd.any():
+        return result
+
+    def meet(a: Array, b: Array) -> npt.NDArray[np.bool_]:
+        return np.asarray(a.astype(np.float32) @ b.astype(np.float32) > 0)
+
+    p = probabilities(spec, *operands)
+    faint, read = meet(p < LEAST, odd), scores(spec, *operands) > HIDDEN
+    number = p @ np.where(odd, 0.0, v)
+    up, down, neither = (meet(read, x) for x in (np.isposinf(v), np.isneginf(v), np.isnan(v)))
+    unmasked = np.select([neither | (up & down), up, down], [np.nan, np.inf, -np.inf], number)
+    got = np.transpose(result, inverse(spec.o_layout)).astype(np.float64)
+    numbers = faint & np.isfinite(got) & np.isfinite(unmasked)
+    if np.linalg.norm((got - number)[numbers]) > TOLERANCE[spec.dtype] * np.linalg.norm(number[numbers]):
+        numbers[...] = False
+    free = numbers | (faint & (np.isnan(got) | (got == unmasked)))
+    return np.transpose(np.where(free, p @ v, got), spec.o_layout)

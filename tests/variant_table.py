@@ -170,9 +170,18 @@ No keys at run time (Skv = 0) give zero, a product over nothing, whatever a row 
 length is 0 for sure, nothing is fused.
 
 Infinities and NaN: one in Q, K, a bias or a score becomes what softmax makes of it, and one in V of a key that a row sees shows
-in that row as it is. A key that a mask hides is not always read, so that an infinite or NaN V of it, which times zero is NaN,
-may not show. A row with both +inf and NaN among its scores has the statistic +inf (onnxruntime's ReduceMax gives one or the
-other, by their order). `tests/test_no_keys.py` and `python -m tests.fuzz` try all of these.
+in that row as it is. Three things differ from onnxruntime:
+
+* A key that a mask hides is not always read: blocks that are masked as a whole are left out. There a NaN or +inf in a bias that
+  is added behind that mask (-inf and NaN is NaN) may not show, nor an infinite or NaN V (zero times it is NaN). The row is then
+  the softmax over the other keys.
+* A probability below 2^-126, the least normal f32, is zero, so that an infinite V times it is NaN. onnxruntime has infinity there
+  for scores up to 103 below the row's maximum (87 here), and NaN behind that.
+* A row with both +inf and NaN among its scores has the statistic +inf (onnxruntime's ReduceMax gives one or the other, by their
+  order).
+
+`tests/test_no_keys.py` and `python -m tests.fuzz` try all of these, and hold every row to one or the other
+(`tests/test_odd_operands.py`).
 
 """
 
