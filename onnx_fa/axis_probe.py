@@ -18,6 +18,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from onnx_fa.bounded import result_elements
 from onnx_fa.ops import op_of
 
 Array = npt.NDArray[np.generic]
@@ -214,12 +215,17 @@ class GatherElements(OpRun):
 
 
 class Run:
-    """One op, ready to be run. Raises ProbeError when NumPy refuses the operands."""
+    """One op, ready to be run. Raises ProbeError when NumPy refuses the operands, or before results that are too large."""
 
-    def __init__(self, evaluator: ReferenceEvaluator, names: Sequence[str], what: str) -> None:
-        self.evaluator, self.names, self.what = evaluator, names, what
+    def __init__(self, evaluator: ReferenceEvaluator, node: onnx.NodeProto, opset: int) -> None:
+        self.evaluator, self.node, self.opset = evaluator, node, opset
+        self.names, self.what = list(node.input), op_of(node)
 
     def __call__(self, arrays: Sequence[Array | None]) -> list[Array]:
+        size = result_elements(self.node, arrays, self.opset)
+        told = size is not None or all(a is None or a.dtype.kind not in "iu" for a in arrays)  # integers may be sizes
+        if not told or (size or 0) > MAX_ELEMENTS:
+            raise ProbeError(f"{self.what}: its result is too large to look at")
         feed = {n: a for n, a in zip(self.names, arrays, strict=True) if a is not None}
         try:
             with np.errstate(all="ignore"):
@@ -246,7 +252,7 @@ def runner(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int)
     graph = helper.make_graph([clone], "one", inputs, outputs)
     try:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-        return Run(ReferenceEvaluator(model, new_ops=[GatherElements]), names, op_of(node))
+        return Run(ReferenceEvaluator(model, new_ops=[GatherElements]), clone, opset)
     except Exception as e:  # an op that the evaluator does not know
         raise ProbeError(f"{op_of(node)} cannot be run: {type(e).__name__}") from e
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from onnx_fa.bounded import MOST_FOLDED, result_elements
 from onnx_fa.errors import ModelError
 from onnx_fa.ops import STANDARD, op_of
 from onnx_fa.spec import Dim, DType
@@ -73,7 +74,6 @@ _FOLDABLE = frozenset(
         "ScatterND",
     ]
 )
-_MAX_FOLD = 1 << 26  # elements
 
 
 class GraphView:
@@ -121,13 +121,13 @@ class GraphView:
         if value.is_graph_input() or value.const_value is not None:
             return None
         shape = self.shape(value)
-        return None if shape is not None and math.prod(d for d in shape if isinstance(d, int)) > _MAX_FOLD else node
+        return None if shape is not None and math.prod(d for d in shape if isinstance(d, int)) > MOST_FOLDED else node
 
     def _evaluate(self, value: ir.Value) -> Array | None:
         if value.is_graph_input():
             return None  # an initialized input may be overridden by the caller
         if value.const_value is not None:
-            if value.const_value.size > _MAX_FOLD:
+            if value.const_value.size > MOST_FOLDED:
                 return None
             # A copy: a view would keep the file of external data mapped, and it could not be closed.
             array = value.const_value.numpy()
@@ -298,6 +298,10 @@ def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | Non
     clone = ir.Node("", op_of(node), inputs, list(node.attributes.values()), outputs=[out])
     graph_inputs = list({i.name: i for i in inputs if i is not None}.values())
     graph = ir.Graph(graph_inputs, [out], nodes=[clone], opset_imports={"": opset}, name="fold")
+    arrays = [feeds[str(i.name)] if i is not None else None for i in inputs]
+    size = result_elements(ir.to_proto(clone), arrays, opset)
+    if size is None or size > MOST_FOLDED:
+        return None
     try:
         (result,) = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=10))).run(None, feeds)
     except (

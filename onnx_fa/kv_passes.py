@@ -24,6 +24,7 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from onnx_fa.axis_probe import MAX_ELEMENTS, Operand, Part, ProbeError, probe, runner
+from onnx_fa.bounded import infer_followed
 from onnx_fa.errors import UnsupportedError, one_line
 from onnx_fa.ops import FUSED_MATMULS, STANDARD, op_of
 
@@ -180,7 +181,7 @@ def _seed(state: _State, todo: dict[str, Keys]) -> None:
 def _taken_apart(model: onnx.ModelProto, seeds: set[str]) -> onnx.ModelProto:
     """The model with every op behind `seeds` that ONNX defines by others replaced by them, until none is left."""
     for _ in range(8):
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        model = infer_followed(model)
         opset = next(o.version for o in model.opset_import if o.domain in STANDARD)
         values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
         types = {v.name: v.type for v in values}

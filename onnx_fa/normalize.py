@@ -82,31 +82,23 @@ def _number(value: ir.Value | None, depth: int = 0) -> float | None:
     return None
 
 
-_MOST_WRITTEN = 1 << 20
-"""So many numbers of a Range onnx's inference may write out, which takes it a second and 200 MB."""
-
-
-def _longest_range(model: ir.Model) -> float:
-    """The most numbers of any Range whose ends constants decide. Raises ModelError for more than any length."""
-    longest = 0.0
+def _check_ranges(model: ir.Model) -> None:
+    """Raises ModelError for a Range of more numbers than any length has."""
     for node in model.graph.all_nodes():
         if op_of(node) != "Range" or len(node.inputs) != 3:
             continue
         start, limit, delta = (_number(i) for i in node.inputs)
         if start is None or limit is None or not delta:
             continue
-        longest = max(longest, (limit - start) / delta)
-        if longest > _MOST_POSITIONS:
+        if (limit - start) / delta > _MOST_POSITIONS:
             label = node.name or node.op_type
             raise ModelError(
                 f"node {label!r} makes {(limit - start) / delta:.3g} numbers, more than any length; repair the export"
             )
-    return longest
 
 
 def _infer(model: ir.Model) -> None:
-    # Following numbers through the graph, onnx writes out every one of a Range whose ends it knows: 2^31 of them never end.
-    follow = _longest_range(model) <= _MOST_WRITTEN
+    _check_ranges(model)
     logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
     level = logger.level
     logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
@@ -116,7 +108,9 @@ def _infer(model: ir.Model) -> None:
     try:
         for name in defaults:
             del initializers[name]
-        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=follow)(model)
+        # Where onnx follows numbers through the graph (data_prop), it writes out every element of each vector that it meets,
+        # however long that is. `SymbolicShapes` follows those of shapes.
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
     finally:
         for name, value in defaults.items():
             initializers[name] = value

@@ -39,7 +39,10 @@ def joined_score(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Se
     same = all(tuple(_known(s)) == tuple(_known(steps)) for s, _ in parts)
     if not same or len(score) != len(first.out):
         return None
-    letter = first.out[attr_int(node, "axis", 0)]
+    axis = attr_int(node, "axis", 0)
+    if not -len(score) <= axis < len(score):
+        return None  # the model is not valid
+    letter = first.out[axis]
     for q in (0, 1):
         k = 1 - q
         alike = all(p.operands[q] is first.operands[q] for _, p in parts)
@@ -166,6 +169,8 @@ def _pieces(view: GraphView, prob: ir.Value, users: Sequence[ir.Node]) -> tuple[
     rank = len(shape)
     if len(users) == 1 and view.producer(users[0].outputs[0], "Split") is not None:
         axis = attr_int(users[0], "axis", 0)
+        if not -rank <= axis < rank:
+            return None  # the model is not valid
         return (axis if axis < 0 else axis - rank), list(users[0].outputs)
     cuts = [_cut(view, u, shape) if view.producer(u.outputs[0], "Slice") is not None else None for u in users]
     left = [c for c in cuts if c is not None]
@@ -208,9 +213,13 @@ def _cut(view: GraphView, node: ir.Node, shape: Sequence[Dim | None]) -> _Cut | 
     steps = _numbers(view, node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else None
     if axes is None or (len(node.inputs) > 4 and node.inputs[4] is not None and set(steps or [0]) != {1}):
         return None
+    if any(n is not None and len(n) != len(axes) for n in (starts, ends)):
+        return None  # the model is not valid
     found: list[_Cut] = []
     for i, axis in enumerate(axes):
         axis -= len(shape) if axis >= 0 else 0
+        if not -len(shape) <= axis < 0:
+            return None  # the model is not valid
         bounds = [
             _bound(n[i], shape[axis]) if n is not None else v
             for n, v in ((starts, node.inputs[1]), (ends, node.inputs[2]))

@@ -122,6 +122,7 @@ def _separate(
     hd, hv = heads * d, heads * dv
     parts: list[Expr] = [q, k, v]
     if bias is not None:
+        _check_bias(view, bias, 2 * hd + hv)
         ends = (0, hd, 2 * hd, 2 * hd + hv)
         parts = [op("Add", x, columns(bias, ends[i], ends[i + 1])) for i, x in enumerate(parts)]
     straight = (0, 1, 2, 3)
@@ -132,6 +133,13 @@ def _separate(
         else:
             choices.append(OperandChoice(reshape(part, 0, 0, heads, w), HEADS_BEHIND, 1.0, heads))
     return Operands(choices[0], choices[1], choices[2], (b,), heads, heads, sq, skv, d, dv)
+
+
+def _check_bias(view: GraphView, bias: ir.Value, width: int) -> None:
+    """Raises NoMatch for what onnxruntime would only refuse when it runs: it loads a model with a bias of any shape."""
+    shape = view.shape(bias)
+    if shape is None or len(shape) != 1 or (isinstance(shape[0], int) and shape[0] != width):
+        raise NoMatch(f"the bias of the projections is not known to be one vector of {width} numbers")
 
 
 def _projected(view: GraphView, node: ir.Node, label: str) -> Match:
@@ -153,6 +161,7 @@ def _projected(view: GraphView, node: ir.Node, label: str) -> Match:
         raise NoMatch("hidden sizes that do not divide into heads")
     projected: Expr = op("MatMul", x, weights)
     if bias is not None:
+        _check_bias(view, bias, ws[1])
         projected = op("Add", projected, bias)
     choices, start = [], 0
     for w in wide:

@@ -21,10 +21,9 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import onnx
 
@@ -35,6 +34,7 @@ from onnx_fa.rewriter import FORMS, explain, rewrite_in_place
 sys.path.insert(0, str(Path(__file__).parent))
 from damage_bases import Base, bases
 from damage_edits import EDITS
+from time_limit import Endless, time_limit
 
 LIMIT_S = 10
 """Of one case, in seconds of the processor."""
@@ -53,10 +53,6 @@ class Damaged:
     what: str
     data: bytes
     beside: dict[str, bytes]
-
-
-class _Hang(BaseException):
-    """Raised by the alarm: nothing in the package catches it."""
 
 
 def damaged(seed: int, number: int, choice: tuple[Base, ...] | None = None) -> Damaged:
@@ -113,7 +109,7 @@ def try_one(case: Damaged, number: int, folder: Path) -> tuple[str, str]:
         (folder / name).write_bytes(data)
     before = sorted(os.listdir(folder))
     try:
-        with _alarm(LIMIT_S):
+        with time_limit(LIMIT_S):
             if number % 4 == 0:
                 explain(path, passes=number % 16 == 0)
             else:
@@ -127,7 +123,7 @@ def try_one(case: Damaged, number: int, folder: Path) -> tuple[str, str]:
         if sorted(os.listdir(folder)) != before:
             return "failed", f"left behind: {sorted(set(os.listdir(folder)) - set(before))} after {e}"
         return "refused", str(e)
-    except _Hang:
+    except Endless:
         return "failed", f"longer than {LIMIT_S} s: {traceback.format_exc()[-1500:]}"
     except Exception:
         return "failed", traceback.format_exc()[-3000:]
@@ -149,22 +145,6 @@ def _load_problem(path: Path, out: Path) -> str:
         except Exception as e:  # onnxruntime has a class for each status, and others for what it does not expect
             return f"rewritten model does not load: {e}" if file == out else ""
     return ""
-
-
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Of the processor's time, not of the clock's: the machine may be busy."""
-
-    def ring(*_: object) -> NoReturn:
-        raise _Hang
-
-    before = signal.signal(signal.SIGPROF, ring)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def campaign(seed: int, first: int, count: int, journal: Path) -> Counter[str]:

@@ -47,6 +47,18 @@ def test_every_mutation_applies(name: str) -> None:
     raise AssertionError("no graph has a place for it")
 
 
+def test_the_least_number_of_a_type_has_no_lower_neighbour() -> None:
+    """Nor an opposite."""
+    least = np.iinfo(np.int64).min
+    numbers = set()
+    for seed in range(40):
+        graph = onnx.helper.make_graph([], "g", [], [], [onnx.numpy_helper.from_array(np.array([least]), "n")])
+        model = onnx.helper.make_model(graph)
+        MUTATIONS["bound"](model, Random(seed))
+        numbers.add(int(onnx.numpy_helper.to_array(model.graph.initializer[0])[0]))
+    assert {least, least + 1, 2**31 - 1} <= numbers
+
+
 def _first_site() -> int:
     """A seed whose graph has a Softmax that is a site in the decomposed form."""
     for seed in range(0, 400, 4):

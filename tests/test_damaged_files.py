@@ -7,18 +7,17 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 import pytest
+import spelling_table
 from damage import damaged, try_one
 from damage_bases import few
 from onnx import TensorProto as T
 from onnx import helper as h
 from spellings import Spelling, build
 
-from onnx_fa import normalize
 from onnx_fa.errors import ModelError
 from onnx_fa.graph_view import GraphView
 from onnx_fa.io import load, save
@@ -134,6 +133,14 @@ def _endless_range(model: onnx.ModelProto) -> None:
     model.graph.node.append(h.make_node("Range", ["from", "to", "by"], ["positions"], name="endless"))
 
 
+def _no_outputs(model: onnx.ModelProto) -> None:
+    del model.graph.output[:]
+
+
+def _many_parts(model: onnx.ModelProto) -> None:
+    model.graph.node.append(h.make_node("Split", ["q"], ["a", "b"], name="cut", num_outputs=2**31))
+
+
 def _newer(model: onnx.ModelProto) -> None:
     model.opset_import[0].version = 2**20
 
@@ -155,11 +162,13 @@ EDITS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
         "node 'n.*_MatMul' has an attribute 'is_causal'",
     ),
     "a reference outside of a function": (_reference, "'axis' of node 'n.*_Softmax' refers to 'outer'"),
-    "no inputs": (_no_inputs, "node 'n.*_Softmax' has 0 inputs, but Softmax has 1"),
+    "a Softmax without inputs": (_no_inputs, "node 'n.*_Softmax' has 0 inputs, but Softmax has 1"),
     "a name that is no text": (_no_utf8, "is not UTF-8 text"),
     "a function that calls itself": (_calls_itself, "function 'F' calls itself"),
     "2^40 calls of functions": (_calls_that_explode, "comes to more than 1000000 nodes"),
     "a Range of 2^60": (_endless_range, "node 'endless' makes 1.15e.18 numbers"),
+    "no outputs": (_no_outputs, "graph 'g' has no outputs"),
+    "a Split into 2^31 parts": (_many_parts, "node 'cut': num_outputs is 2147483648, but it has 2 outputs"),
     "a newer opset": (_newer, "the model imports opset 1048576"),
 }
 
@@ -255,30 +264,6 @@ def test_a_perm_that_is_none_is_refused(perm: list[int]) -> None:
         explain(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9))
 
 
-def _ends_of_range(length: int) -> onnx.ModelProto:
-    nodes = [h.make_node("Range", ["zero", "many", "one"], ["r"]), h.make_node("Add", ["r", "one"], ["o"])]
-    numbers = [h.make_tensor(n, T.INT64, [], [x]) for n, x in (("zero", 0), ("many", length), ("one", 1))]
-    graph = h.make_graph(nodes, "g", [], [h.make_tensor_value_info("o", T.INT64, None)], numbers)
-    return h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
-
-
-@pytest.mark.parametrize(("length", "followed"), [(16, True), (1 << 25, False)])
-def test_a_range_of_many_millions_is_not_written_out(
-    length: int, followed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """onnx's inference writes out every number of a Range that it follows."""
-    asked: list[bool] = []
-    infer = normalize.ShapeInferencePass
-
-    def recorded(**options: Any) -> Any:
-        asked.append(options["data_prop"])
-        return infer(**options)
-
-    monkeypatch.setattr(normalize, "ShapeInferencePass", recorded)
-    assert not explain(_ends_of_range(length)).sites
-    assert asked and set(asked) == {followed}
-
-
 def test_axes_that_are_no_whole_numbers_are_unknown() -> None:
     """A damaged file may give Unsqueeze its axes as floats, among them infinity."""
     nodes = [h.make_node("Unsqueeze", ["x", "axes"], ["y"], name="u")]
@@ -286,6 +271,43 @@ def test_axes_that_are_no_whole_numbers_are_unknown() -> None:
     values = [h.make_tensor_value_info("x", T.FLOAT, [2]), h.make_tensor_value_info("y", T.FLOAT, None)]
     graph = h.make_graph(nodes, "g", values[:1], values[1:], axes)
     assert not explain(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)).sites
+
+
+def _spelled(name: str) -> onnx.ModelProto:
+    return next(e for e in spelling_table.entries() if e.id == name).build()
+
+
+def test_a_concat_of_scores_along_no_axis_is_none() -> None:
+    model = _spelled("layout-parts_by_split")
+    _named(model, "Concat").attribute[0].i = 99
+    assert not explain(model).sites
+
+
+def test_a_split_of_probabilities_along_no_axis_is_none() -> None:
+    model = _spelled("layout-parts_by_split")
+    _named(model, "Split").attribute[0].i = 99
+    assert not explain(model).sites
+
+
+@pytest.mark.parametrize("ends", [[0], [0, 0]])
+def test_probabilities_cut_along_no_axis_are_not_read(ends: list[int]) -> None:
+    """By an axis that there is not, and by as many starts as there are axes but other ends."""
+    model = _spelled("layout-cut_at_run_time_in_perhaps_two_places")
+    for node in model.graph.node:
+        if node.op_type == "Slice":
+            node.input[3] = "axes"
+    model.graph.initializer.append(h.make_tensor("axes", T.INT64, [len(ends)], [99, 3][: len(ends)]))
+    assert not explain(model).sites
+
+
+def test_a_bias_of_another_rank_is_refused() -> None:
+    """onnxruntime looks at it only when it runs."""
+    model = onnx.ModelProto.FromString(next(b for b in few() if b.name == "contrib").data)
+    (node,) = model.graph.node
+    assert len(explain(model).sites) == 1
+    node.input.append("q")
+    report = explain(model)
+    assert not report.sites and "the bias of the projections" in report.misses[0].reason
 
 
 def test_whether_a_value_depends_on_a_node_is_told_in_a_cycle_too() -> None:

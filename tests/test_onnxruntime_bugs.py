@@ -75,6 +75,13 @@ def test_log_sum_exp() -> None:
         assert have[0] == -1000 and have[1] == -np.inf, REPAIRED
 
 
+def test_integer_max() -> None:
+    feeds: dict[str, Array] = {"x": np.arange(8)}
+    for optimise in (True, False):
+        (have,) = run(_model("integer_max"), feeds, optimise=optimise)
+        assert have[0] == 0, REPAIRED
+
+
 def test_every_reproducer_is_run_and_on_the_page() -> None:
     text = Path(__file__).read_text()
     for path in FOLDER.iterdir():

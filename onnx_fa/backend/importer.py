@@ -19,6 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa.backend.legalize import legalize
+from onnx_fa.bounded import infer_followed
 from onnx_fa.emit import blocked, decomposed
 from onnx_fa.emit.integers import dequantized
 from onnx_fa.emit.kernel import emit_kernel
@@ -228,7 +229,7 @@ def infer_types(model: onnx.ModelProto) -> None:
                 name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
             )
     for _ in range(_INFERENCE_ROUNDS):
-        inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
+        inferred = infer_followed(light)
         del graph.value_info[:]
         graph.value_info.extend(inferred.graph.value_info)
         if not _refine_slices(graph):

@@ -47,6 +47,8 @@ def check_graph(graph: onnx.GraphProto, opsets: Mapping[str, int], base: Path) -
             raise ModelError(f"graph input {info.name!r} has no type; repair the export")
         if info.type.HasField("tensor_type"):
             check_kind(info.type.tensor_type.elem_type, f"graph input {info.name!r}")
+    if not graph.output:
+        raise ModelError(f"graph {graph.name!r} has no outputs: nothing is computed; repair the export")
     return _check_graph(graph, set(), opsets, base, False)
 
 

@@ -60,6 +60,12 @@ def check_node(node: onnx.NodeProto, opsets: Mapping[str, int], base: Path, in_f
         seen.add(attr.name)
         if (domain, kind, attr.name) == ("", "Transpose", "perm") and sorted(attr.ints) != [*range(len(attr.ints))]:
             raise ModelError(f"{label}: its perm {[*attr.ints]} does not name every axis once; repair the export")
+        if (
+            (domain, kind, attr.name) == ("", "Split", "num_outputs")
+            and attr.i != len(node.output)
+            and not attr.ref_attr_name
+        ):
+            raise ModelError(f"{label}: num_outputs is {attr.i}, but it has {len(node.output)} outputs")
     if domain in opsets:
         _check_against(node, _schema(kind, domain, opsets[domain]), label)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from accounting import unaccounted
 from onnx import numpy_helper as nh
+from time_limit import Endless, time_limit
 
 from onnx_fa.errors import ModelError
 from onnx_fa.report import RewriteReport
@@ -28,10 +27,6 @@ BFLOAT16_TOLERANCE = 1.6e-2
 SECONDS = 20.0
 """A rewrite of a graph of some hundred nodes takes a fraction of one."""
 FINE = ("same", "invalid", "not drawn")
-
-
-class Endless(BaseException):
-    """A rewrite that took longer than it may; no library may catch it."""
 
 
 class Fault(Exception):
@@ -51,20 +46,6 @@ class Outcome:
     misses: int = 0
     text: str = ""
     notes: list[str] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    def stop(signum: int, frame: object) -> None:
-        raise Endless
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _rewritten(model: onnx.ModelProto, form: Form) -> tuple[onnx.ModelProto, RewriteReport]:

@@ -166,6 +166,8 @@ def bound(model: onnx.ModelProto, r: Random) -> bool:
     new = r.choice((old + 1, old - 1, -old, -1, 1, 2, 10, -10, 2**31 - 1))
     if new == 0 or (old == 0 and r.random() < 0.3):
         return False  # an integer divided by zero ends the process
+    if not np.iinfo(array.dtype).min <= new <= np.iinfo(array.dtype).max:
+        return False  # the least number of its type, less one or negated
     array.reshape(-1)[at] = new
     tensor.CopyFrom(nh.from_array(array, tensor.name))
     return True
