@@ -48,7 +48,9 @@ def _running(mark: str) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
         try:
-            if entry.isdigit() and f"ONNX_FA_FAULT={mark}".encode() in Path(f"/proc/{entry}/environ").read_bytes():
+            if not entry.isdigit():
+                continue
+            if f"ONNX_FA_FAULT={mark}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                 found.append(int(entry))
         except OSError:
             continue  # it ended, or is another user's

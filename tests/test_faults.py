@@ -411,3 +411,30 @@ def test_hostile_names_do_not_reach_the_compiler(target: str) -> None:
     imported = import_model(model, target)
     assert len(imported.sites) == 1 and not {"\x1b", "\x07", "\u202e"} & set(imported.text)
     assert "</script>" not in imported.text
+
+
+WHILE_IMPORTING = """
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "onnx_fa.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+"""
+IN_A_CALLBACK = """
+import time
+from onnx_fa import cli
+class Held:
+    def __del__(self):
+        raise KeyboardInterrupt
+def command():
+    Held()
+    time.sleep(30)
+cli.main = command
+"""
+
+
+@pytest.mark.parametrize("code", [WHILE_IMPORTING, IN_A_CALLBACK], ids=["while importing", "in a callback"])
+def test_an_interrupt_shows_no_traceback(code: str) -> None:
+    code = f"import runpy, sys\n{code}\nrunpy.run_module('onnx_fa', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "onnx-fa: error: interrupted\n")
