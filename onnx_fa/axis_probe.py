@@ -215,17 +215,20 @@ class GatherElements(OpRun):
 
 
 class Run:
-    """One op, ready to be run. Raises ProbeError when NumPy refuses the operands, or before results that are too large."""
+    """One op, ready to be run. Raises ProbeError when NumPy refuses the operands, or before results that are too large. All
+    calls are given arrays of the same shapes."""
 
     def __init__(self, evaluator: ReferenceEvaluator, node: onnx.NodeProto, opset: int) -> None:
         self.evaluator, self.node, self.opset = evaluator, node, opset
-        self.names, self.what = list(node.input), op_of(node)
+        self.names, self.what, self._bounded = list(node.input), op_of(node), False
 
     def __call__(self, arrays: Sequence[Array | None]) -> list[Array]:
-        size = result_elements(self.node, arrays, self.opset)
-        told = size is not None or all(a is None or a.dtype.kind not in "iu" for a in arrays)  # integers may be sizes
-        if not told or (size or 0) > MAX_ELEMENTS:
-            raise ProbeError(f"{self.what}: its result is too large to look at")
+        sizes = any(a is not None and a.dtype.kind in "iu" for a in arrays)  # integers may be sizes
+        if sizes or not self._bounded:
+            count = result_elements(self.node, arrays, self.opset)
+            if (count is None and sizes) or (count or 0) > MAX_ELEMENTS:
+                raise ProbeError(f"{self.what}: its result is too large to look at")
+            self._bounded = True
         feed = {n: a for n, a in zip(self.names, arrays, strict=True) if a is not None}
         try:
             with np.errstate(all="ignore"):
