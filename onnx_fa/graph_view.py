@@ -74,6 +74,9 @@ _FOLDABLE = frozenset(
         "ScatterND",
     ]
 )
+# Ops that the reference evaluator goes through one index at a time, of those that the second input holds.
+_LOOPS = frozenset(["GatherND", "ScatterND"])
+_MOST_STEPS = 1 << 20
 
 
 class GraphView:
@@ -300,7 +303,8 @@ def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | Non
     graph = ir.Graph(graph_inputs, [out], nodes=[clone], opset_imports={"": opset}, name="fold")
     arrays = [feeds[str(i.name)] if i is not None else None for i in inputs]
     size = result_elements(ir.to_proto(clone), arrays, opset)
-    if size is None or size > MOST_FOLDED:
+    steps = math.prod(arrays[1].shape[:-1]) if op_of(node) in _LOOPS and arrays[1] is not None else 1
+    if size is None or size > MOST_FOLDED or steps > _MOST_STEPS:
         return None
     try:
         (result,) = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=10))).run(None, feeds)

@@ -48,6 +48,8 @@ _LONGEST_SYMBOL = 400
 _ALL = (1 << 31) - 1
 """An end of a Slice that no length reaches."""
 _MAX_VECTOR = 64
+_MAX_SHAPE = 4096
+"""Elements of a constant that may be read as dims: sizes, ends, positions of dims."""
 
 
 def known(dim: Dim | None) -> bool:
@@ -301,7 +303,7 @@ class SymbolicShapes:
         if value in self._vectors:
             return self._vectors[value]
         array = self._const(value)
-        if array is None or array.ndim > 1 or array.dtype.kind not in "iu":
+        if array is None or array.ndim > 1 or array.size > _MAX_SHAPE or array.dtype.kind not in "iu":
             return None
         return tuple(int(a) for a in array.reshape(-1))
 

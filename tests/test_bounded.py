@@ -26,6 +26,7 @@ GROWING: dict[str, tuple[str, tuple[Content, ...], dict[str, Any]]] = {
     "Expand": ("Expand", (np.ones(1), np.array([HUGE, 1])), {}),
     "Tile": ("Tile", (np.ones(2), np.array([HUGE])), {}),
     "a broadcast": ("Add", (np.ones((1 << 14, 1)), np.ones((1, 1 << 14))), {}),
+    "many indices": ("GatherND", (np.ones(1), np.zeros(((1 << 20) + 1, 1), np.int64)), {}),
     "Gather": ("Gather", (np.ones((1 << 14, 1)), np.zeros((1, 1 << 13), np.int64)), {"axis": 1}),
 }
 
@@ -44,6 +45,14 @@ def test_a_constant_that_would_be_too_large_is_not_computed(name: str, monkeypat
     model = _alone(*GROWING[name])
     monkeypatch.setattr(graph_view, "ReferenceEvaluator", lambda *_: pytest.fail("it is computed"))
     assert GraphView(model).const(model.graph.outputs[0]) is None
+
+
+def test_a_long_constant_is_no_shape() -> None:
+    """Reading millions of numbers one by one as dims takes seconds."""
+    model = _alone("Identity", (np.arange(5000),), {})
+    view = GraphView(model)
+    assert view.const(model.graph.outputs[0]) is not None
+    assert view.dims(model.graph.outputs[0]) is None
 
 
 def test_a_small_constant_is_computed() -> None:
