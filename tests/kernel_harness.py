@@ -46,17 +46,18 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
 
 
 class Kernels:
-    """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th. `flows` are (kernels, IR of the phase
-    "flow", where dispatches have been formed) of every module."""
+    """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th. `flows`, only where they are asked for
+    (writing the IR of every phase takes as long as a quarter of the compilation), are (kernels, IR of the phase "flow", where
+    dispatches have been formed) of every module."""
 
     PART = 20
 
-    def __init__(self, kernels: Sequence[Kernel], folder: Path, target: Target = HOST) -> None:
+    def __init__(self, kernels: Sequence[Kernel], folder: Path, target: Target = HOST, flows: bool = False) -> None:
         parts = [kernels[i : i + self.PART] for i in range(0, len(kernels), self.PART)]
         outputs = [folder / f"kernels{i}.vmfb" for i in range(len(parts))]
         with ThreadPoolExecutor(2) as pool:
-            flows = list(pool.map(lambda part, output: self._compile(part, output, target), parts, outputs))
-        self.flows = list(zip(parts, flows, strict=True))
+            found = list(pool.map(lambda part, output: self._compile(part, output, target, flows), parts, outputs))
+        self.flows = list(zip(parts, found, strict=True)) if flows else []
         self._modules = []
         for output in outputs:
             config = runtime.Config(target.device)
@@ -64,11 +65,14 @@ class Kernels:
             self._modules.append(runtime.load_vm_module(loaded, config))
 
     @staticmethod
-    def _compile(kernels: Sequence[Kernel], output: Path, target: Target) -> str:
+    def _compile(kernels: Sequence[Kernel], output: Path, target: Target, flows: bool) -> str:
         names = {k.name: k for k in kernels}
         text = "".join(k.text for k in names.values())
         text += "".join(entry_text(k, f"call{i}") for i, k in enumerate(kernels))
         flags = dict.fromkeys(f for k in kernels for f in k.flags)
+        if not flows:
+            run_iree_compile(text, output, (*flags, *FLAGS), target)
+            return ""
         with tempfile.TemporaryDirectory(dir=output.parent) as phases:
             run_iree_compile(text, output, (*flags, *FLAGS, f"--dump-compilation-phases-to={phases}"), target)
             (flow,) = Path(phases).glob("*.flow.mlir")

@@ -126,17 +126,17 @@ _INDEX = {case.name: i for i, (case, _) in enumerate(_FIRST)}
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels([kernel for _, kernel in _FIRST], tmp_path_factory.mktemp("vector"))
+    return Kernels([kernel for _, kernel in _FIRST], tmp_path_factory.mktemp("vector"), flows=True)
 
 
 @pytest.fixture(scope="module")
 def expressions(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels([kernel for _, kernel in _EXPRESSIONS], tmp_path_factory.mktemp("vector_expressions"))
+    return Kernels([kernel for _, kernel in _EXPRESSIONS], tmp_path_factory.mktemp("vector_expressions"), flows=True)
 
 
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels([kernel for _, kernel in _REST], tmp_path_factory.mktemp("vector_rest"))
+    return Kernels([kernel for _, kernel in _REST], tmp_path_factory.mktemp("vector_rest"), flows=True)
 
 
 def _check(case: Case, compiled: Kernels, index: int, adversarial: bool) -> None:
@@ -261,7 +261,9 @@ def test_one_dispatch_named_after_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_case_is_one_dispatch(first: Kernels, expressions: Kernels, rest: Kernels) -> None:
     """Nothing but reshapes lies between the entry and its dispatch, so that there is no buffer between dispatches at all."""
-    for kernels, flow in (*first.flows, *expressions.flows, *rest.flows):
+    flows = (*first.flows, *expressions.flows, *rest.flows)
+    assert sum(len(kernels) for kernels, _ in flows) == len(_FIRST) + len(_EXPRESSIONS) + len(_REST)
+    for kernels, flow in flows:
         called = re.findall(r"flow\.dispatch @(\w+)", flow)  # equal executables are one
         split = sum(name.endswith("_combine") for name in called)
         called = [name for name in called if not name.endswith("_combine")]
