@@ -14,7 +14,8 @@ mypy >"$said" 2>&1 &
 typed=$!
 trap 'kill "$typed" 2>/dev/null || true; rm -f "$said"' EXIT
 status=0
-python -m pytest -q -n auto --dist loadfile "$@" || status=$?
+# Files keep the order of tests/conftest.py: the long ones first.
+python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder "$@" || status=$?
 wait "$typed" || status=1
 cat "$said"
 exit "$status"

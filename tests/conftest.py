@@ -1,5 +1,5 @@
-"""What holds in every test: one thread in the libraries that compute references, no state of torch left behind, and few walks of
-the garbage collector."""
+"""What holds in every test: one thread in the libraries that compute references, cores of its own for each of several processes,
+no state of torch left behind, and few walks of the garbage collector; and that long files come first."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ import pytest
 # Read when NumPy's BLAS and torch are loaded. Their threads would wait, spinning, for the cores that the other tests use, and how
 # many there are must not decide what a reference is.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _keep_to_own_cores() -> None:
+    """Each of pytest-xdist's processes, and what it starts, has its share of the cores. The compiler and the runtimes start a
+    thread for every core that they may use: those of several processes would spend much of their time waiting for each other."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        if count <= len(cores):
+            os.sched_setaffinity(0, cores[int(worker[2:]) :: count])
+
+
+_keep_to_own_cores()
+
+LONG = (
+    "families node_tests kernel zoo stock_road no_keys tune verify vector_kernel campaign few_kernel quantized spelling_table "
+    "backend attention_bench tune_triton kv_passes"
+).split()
+"""Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}.py": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_collection_finish() -> None:
