@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from iree.compiler.tools import binaries
+from iree.compiler.tools.import_onnx.__main__ import main as import_main
+from iree.compiler.tools.import_onnx.__main__ import parse_arguments
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_fa.backend.transform_spec import SpecSite, emit_transform_spec, spec_flags, spec_for_model
@@ -153,17 +154,18 @@ def run_tool(*command: str) -> str:
 def stock_compile(
     tmp_path: Path, model: onnx.ModelProto, spec_text: str, flags: Sequence[str] = ()
 ) -> tuple[Path, str]:
-    """(the compiled module, its flow-level IR), by the stock tools."""
+    """(the compiled module, its flow-level IR), by the stock tools; the first in this process, which has its libraries."""
     source, imported, spec, out = (tmp_path / f for f in ("m.onnx", "m.mlir", "m.spec.mlir", "m.vmfb"))
     onnx.save(model, source)
     spec.write_text(spec_text)
-    run_tool(sys.executable, "-m", "iree.compiler.tools.import_onnx", str(source), "-o", str(imported))
+    import_main(parse_arguments([str(source), "-o", str(imported)]))
     run_tool(
         binaries.find_tool("iree-compile"),
         str(imported),
         *TARGET.flags,
         *spec_flags(spec_text),
         *flags,
+        "--mlir-disable-threading",
         f"--iree-preprocessing-transform-spec-filename={spec}",
         f"--dump-compilation-phases-to={tmp_path}",
         "-o",

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HOST = parse_target("cpu-host")
 NAME = database_name(HOST)
 QUICK = Settings(rounds=2, calls=1, threads=1, candidates=2)
-TINY = case("tiny", batch=(1,), Hq=1, Hkv=1, Sq=40, Skv=33, masks=(Causal(),))
+TINY = case("tiny", batch=(1,), Hq=1, Hkv=1, Sq=40, Skv=33, D=8, Dv=8, masks=(Causal(),))
 
 
 def cli(*args: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -203,7 +203,7 @@ def test_every_space_offers_tiles_that_compute_the_right_thing(body: str, tmp_pa
     assert len({repr(sorted(t.items())) for t in [*grid, *own.around(spec, grid[0])]}) >= 5
     operands = draw_operands(spec, 0)
     wanted = expect(spec, operands)
-    settings = dataclasses.replace(QUICK, body=body, rounds=1, candidates=4)
+    settings = dataclasses.replace(QUICK, body=body, rounds=1, candidates=3)
     entry = Search(
         dataclasses.replace(TINY, spec=spec), HOST, settings, tmp_path, Journal(tmp_path / "j", {"a": body})
     ).run()
