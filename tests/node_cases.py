@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -105,9 +106,39 @@ def _without_bfloat16(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[boo
     return new, back
 
 
+TOGETHER = ("--mlir-disable-threading", "--iree-opt-data-tiling=false")
+"""Flags for cases that are compiled side by side: no threads that wait for each other, and no matmuls in packed layout, which the
+compiler refuses beside some of them, so that all would be compiled twice."""
+
+
 def run_compiled(case: NodeCase, folder: Path) -> tuple[list[Array], str]:
     """The model compiled for this machine and run: (its results, "fused" or why a site is not)."""
-    report = compile_model(case.model, folder / f"{case.name}.vmfb", timeout_s=120, memory_bytes=4 << 30)
-    reasons = [m.reason for m in report.misses] + ["not one dispatch" for s in report.sites if not s.fused]
-    results = load_module(folder / f"{case.name}.vmfb")(*case.inputs.values())
-    return results, "; ".join(reasons) or "fused"
+    return run_side_by_side([case], folder, ())[case.name]
+
+
+def run_side_by_side(
+    cases: Sequence[NodeCase], folder: Path, flags: Sequence[str] = TOGETHER
+) -> dict[str, tuple[list[Array], str]]:
+    """As `run_compiled`, by name, for models of one opset that are made one: starting a compiler costs as much as a kernel."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(cases[0].model)
+    whole.ClearField("graph")
+    for case in cases:
+        graph = onnx.compose.add_prefix(case.model, f"{case.name}/").graph
+        for node in graph.node:
+            node.name = case.name
+        whole.graph.MergeFrom(graph)
+    whole.graph.name = "cases"
+    output = folder / f"{cases[0].name}.vmfb"
+    report = compile_model(whole, output, flags=flags, timeout_s=300, memory_bytes=8 << 30)
+    results = load_module(output)(*(x for case in cases for x in case.inputs.values()))
+    of = [o.name.partition("/")[0] for o in whole.graph.output]
+    states = [(s.name, "fused" if s.fused else "not one dispatch") for s in report.sites]
+    states += [(m.node, m.reason) for m in report.misses]
+    return {
+        case.name: (
+            [x for name, x in zip(of, results, strict=True) if name == case.name],
+            "; ".join(state for name, state in states if name == case.name),
+        )
+        for case in cases
+    }
