@@ -13,12 +13,12 @@ _CONTENT_BYTES = 1 << 12
 
 def correct_outputs(model: ir.Model) -> bool:
     """Where the node that makes a graph output gives it another number in a dim than is declared, the node's shape stands. Only for
-    outputs that are read inside, too: what is derived from a wrong number makes onnxruntime refuse a Loop. Takes the shapes away
-    that may have been derived so, and returns whether there were any."""
+    outputs that are read inside, too, or are those of a subgraph: what is derived from a wrong number makes onnxruntime refuse a
+    Loop. Takes the shapes away that may have been derived so, and returns whether there were any."""
     corrected = []
-    for value in model.graph.outputs:
+    for value in (o for graph in model.graphs() for o in graph.outputs):
         node = value.producer()
-        if node is None or value.shape is None or not value.uses():
+        if node is None or value.shape is None or not (value.uses() or node.graph is not model.graph):
             continue
         made = _made_shape(node, value, model)
         if made is not None and _contradict(made, value.shape):
@@ -40,7 +40,11 @@ def _behind(values: list[ir.Value], model: ir.Model) -> set[ir.Value]:
     found: set[ir.Value] = set()
     todo = list(values)
     while todo:
-        for reader in todo.pop().consumers():
+        value = todo.pop()
+        made_by = value.producer()
+        inside = made_by.graph if made_by is not None and value.is_graph_output() else None
+        holder = holders.get(inside) if isinstance(inside, ir.Graph) else None
+        for reader in (*value.consumers(), *([holder] if holder is not None else [])):
             node: ir.Node | None = reader
             while node is not None:
                 todo += [o for o in node.outputs if o not in found]
@@ -77,8 +81,8 @@ def _made_shape(node: ir.Node, value: ir.Value, model: ir.Model) -> ir.Shape | N
             opset_imports=opsets,
             ir_version=model.ir_version or 4,
         )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):
-        return None  # an operator of another domain, or inputs that it does not take
+    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
+        return None  # an operator of another domain, or inputs or element types that it does not take
     found = made.get(str(value.name))
     if found is None or not found.tensor_type.HasField("shape"):
         return None

@@ -3,6 +3,7 @@ their own: DequantizeLinear makes an operand like any other op, and its pair aro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -194,7 +195,7 @@ def rounding(view: GraphView, node: ir.Node) -> tuple[ir.Value, Rounding] | None
     if x.dtype != ir.DataType.FLOAT or node.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     (scale, zero), other = (_scale_and_zero(view, n) for n in (quantize, node))
-    if scale is None or zero is None or (scale, zero) != other or not scale > 0:
+    if scale is None or zero is None or (scale, zero) != other or not 0 < scale < math.inf:
         return None
     return x, Rounding(scale, int(zero), kind)
 

@@ -13,7 +13,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 from ort_run import assert_same, run
 
-from onnx_fa.rewriter import FORMS, explain, rewrite
+from onnx_fa.rewriter import FORMS, Form, explain, rewrite
 from onnx_fa.spec import AttentionSpec
 
 Dims = list[int | str]
@@ -159,3 +159,43 @@ def test_an_output_that_is_read_may_have_names_of_its_own() -> None:
     model.graph.output.append(h.make_tensor_value_info("vv", T.FLOAT, ["batch", 4, "total", 8]))
     new, report = rewrite(model, "blocked")
     assert report.sites and new.graph.output[1:] == model.graph.output[1:]
+
+
+def test_an_output_made_by_an_op_that_does_not_take_its_type() -> None:
+    """ONNX's inference of an Einsum raises an error of its own for bfloat16."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+g (bfloat16[2,4] q, bfloat16[3,4] k, bfloat16[3,4] v) => (bfloat16[2,4] o, bfloat16[2,3] s)
+{
+  s = Einsum<equation = "id,jd->ij">(q, k)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+}"""
+    (miss,) = explain(onnx.parser.parse_model(text)).misses
+    assert "the scores are used for something else too" in miss.reason
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loop_whose_body_declares_another_shape_than_it_makes(form: Form) -> None:
+    """The shape of the values follows from the body's, and an Attention op with other heads than its keys have does not run."""
+    text = """<ir_version: 10, opset_import: ["": 23]>
+g (float[2,2,2,1] q, float[2,2,2,1] k, float[2,1,2,2] rows) => (float[2,2,2,2] o)
+<int64 turns = {2}, bool go = {1}, float nought = {0}>
+{
+  kt = Transpose<perm = [0, 1, 3, 2]>(k)
+  s = MatMul(q, kt)
+  all = Loop(turns, go) <body = loop (int64 i, bool on) => (bool further, float[2,2,2] row) {
+    taken = Gather<axis = 2>(rows, i)
+    row = Neg(taken)
+    further = Identity(on)
+  }>
+  v = Transpose<perm = [1, 2, 0, 3]>(all)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+}"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    sizes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+    feeds = {n: np.asarray(rng.standard_normal(d), np.float32) for n, d in sizes.items()}
+    new, report = rewrite(model, form)
+    assert report.sites
+    assert_same(run(model, feeds), run(new, feeds))

@@ -103,6 +103,29 @@ g (float[3,5,1] q, float[1,1,5] k, float[3,5,3] v) => (float[3,5,3] o)
         np.testing.assert_allclose(run(new, inputs, optimise=optimise)[0], want, atol=2e-6)
 
 
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+def test_moves_that_a_form_adds_inside_an_operand(form: Form) -> None:
+    """Q is multiplied by the scale of the scores behind the axis that it is given: there, too, nothing is left to be moved."""
+    text = """<ir_version: 10, opset_import: ["": 23]>
+g (int8[5,3] qi, float[5,3] k, float[5,2] v, float[1] factor) => (float[5,2] o)
+<float step = {0.02}, int8 zero = {-125}>
+{
+  q = DequantizeLinear(qi, step, zero)
+  kt = Transpose<perm = [1, 0]>(k)
+  s = MatMul(q, kt)
+  t = Mul(s, factor)
+  p = Softmax<axis = -1>(t)
+  o = MatMul(p, v)
+}"""
+    model = onnx.parser.parse_model(text)
+    inputs = feeds(model, 0)
+    new, report = rewrite(model, form)
+    assert report.sites
+    for optimise in (False, True):
+        (want,) = run(model, inputs, optimise=False)
+        np.testing.assert_allclose(run(new, inputs, optimise=optimise)[0], want, atol=2e-6)
+
+
 def test_the_originals_are_changed_by_the_optimiser() -> None:
     """Else the tests above would show less than they say: some of the graphs have no such results before they are rewritten."""
     changed = 0

@@ -109,7 +109,7 @@ def _spelled(change: str, opset: int = 21) -> onnx.ModelProto:
     kind = np.uint16 if change == "16 bits" else np.uint8
     constants: dict[str, Any] = {
         **SCALE,
-        "step": np.float32(0.01),
+        "step": np.float32(np.inf if change == "infinite scale" else 0.01),
         "other": np.float32(0.02),
         "half": np.float32(0.5),
         "nought": np.float32(0),
@@ -147,6 +147,7 @@ def test_found(change: str) -> None:
     [
         ("other scale", "not by a pair"),
         ("scale at run time", "not by a pair"),
+        ("infinite scale", "not by a pair"),
         ("two readers", "not by a pair"),
         ("read", "not by a pair"),
         ("exponentials", "before they are divided"),

@@ -338,15 +338,45 @@ def test_a_mask_that_was_a_number_is_read_in_a_loop(between: int, optimise: bool
     np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("op", ["Dropout", "Identity"])
+def test_casts_there_and_back_before_an_op_that_does_nothing(op: str) -> None:
+    """onnxruntime takes the op out first, and then the casts."""
+    g = Site()
+    g.v = g.op(op, g.op("Cast", g.op("Cast", g.v, to=T.DOUBLE), to=T.FLOAT))
+    assert_equal(g.softmax(g.score()))
+
+
+def _factor_in_another_type(kind: int, factor: float | str) -> onnx.ModelProto:
+    g = Site()
+    wide = g.op("Cast", g.op("Softmax", g.score(), axis=3), to=kind)
+    number = g.input(factor, [], kind) if isinstance(factor, str) else g.const(factor, h.tensor_dtype_to_np_dtype(kind))
+    return g.finish(g.op("Cast", g.op("Mul", wide, number), to=T.FLOAT))
+
+
+def test_a_factor_in_f64_on_probabilities() -> None:
+    """It multiplies the output, which is f32."""
+    assert_equal(_factor_in_another_type(T.DOUBLE, 0.3))
+
+
+@pytest.mark.parametrize("factor", [1e300, 1e-300, "given"])
+def test_a_factor_in_f64_that_may_be_no_number_of_f32(factor: float | str) -> None:
+    report = explain(_factor_in_another_type(T.DOUBLE, factor))
+    assert not report.sites and "multiplied in DOUBLE, and the output is of another type" in report.misses[0].reason
+
+
 @pytest.mark.parametrize("form", ["decomposed", "blocked"])
-@pytest.mark.parametrize("op", ["Dropout", "Expand", "Tile", "Gather"])
+@pytest.mark.parametrize("op", ["Dropout", "Expand", "Tile", "Gather", "Cast", "casts"])
 def test_integers_behind_an_op_that_the_optimiser_looks_past(form: Form, op: str) -> None:
     """onnxruntime's optimiser removes some, and then moves the DequantizeLinear into what a Loop reads."""
     g = Graph(21)
     q, k, v = g.input("q", [S, D]), g.input("k", [L, D]), g.input("v", [L, D], T.UINT8)
     more = {"Expand": [L, D], "Tile": [1, 1], "Gather": np.arange(L)}
     numbers = g.op("DequantizeLinear", v, g.const(0.03), g.const(0, np.uint8))
-    numbers = g.op(op, numbers, *([g.const(more[op], np.int64)] if op in more else []))
+    if op in ("Cast", "casts"):
+        numbers = g.op("Cast", numbers, to=T.DOUBLE) if op == "casts" else numbers
+        numbers = g.op("Cast", numbers, to=T.FLOAT)
+    else:
+        numbers = g.op(op, numbers, *([g.const(more[op], np.int64)] if op in more else []))
     p = g.op("Softmax", g.op("MatMul", q, g.op("Transpose", k, perm=[1, 0])), axis=-1)
     g.nodes.append(h.make_node("MatMul", [p, numbers], ["o"], name="pv"))
     model = g.model({"o": ([S, D], T.FLOAT)})

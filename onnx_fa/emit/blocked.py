@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.emit.casts import without_round_trip
 from onnx_fa.emit.decomposed import canonical_operands, finish, leave
 from onnx_fa.emit.integers import rounded
 from onnx_fa.emit.onnx_builder import OnnxBuilder
 from onnx_fa.emit.score import Integer, Positions, cast, compute_type, modify, narrowest, weighted
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.graph_view import FLOATS
 from onnx_fa.match import NUMPY
 from onnx_fa.ops import op_of
 from onnx_fa.patterns.blocked import SPEC_KEY
@@ -64,7 +64,7 @@ def emit(
     UnsupportedError for a spec with row statistics."""
     if spec.stats:
         raise UnsupportedError("row statistics as further outputs")
-    inner, q, kt, v, masks, sink = canonical_operands(b, spec, [_without_round_trip(x) for x in operands])
+    inner, q, kt, v, masks, sink = canonical_operands(b, spec, [without_round_trip(x) for x in operands])
     kind = np.dtype(NUMPY[compute_type(spec)])
     rows = _row_shape(b, inner, q)
     minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
@@ -117,50 +117,6 @@ def emit(
     (acc,) = loop(("acc",), weigh)
     _remember(b, spec)
     return [leave(b, spec, acc)]
-
-
-def _without_round_trip(value: ir.Value) -> ir.Value:
-    """What a value is behind casts to a wider type and back. onnxruntime takes such casts out, and does not see that a Loop reads
-    what they make."""
-    while True:
-        node = value.producer()
-        source = node.inputs[0] if node is not None and op_of(node) == "Cast" else None
-        if source is None or source.dtype is None or value.dtype is None:  # a node just made has no type yet
-            return value
-        if source.dtype != value.dtype:
-            node = source.producer()
-            inner = node.inputs[0] if node is not None and op_of(node) == "Cast" else None
-            if inner is None or inner.dtype != value.dtype or not _holds(source.dtype, inner.dtype):
-                return value
-            source = inner
-        value = source
-
-
-_WHOLE = {
-    ir.DataType.BFLOAT16: 2**8,
-    ir.DataType.FLOAT16: 2**11,
-    ir.DataType.FLOAT: 2**24,
-    ir.DataType.DOUBLE: 2**53,
-}
-"""Up to here a float type has every whole number."""
-
-
-def _holds(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
-    """Whether a type has every value of another one."""
-    if wide is None or narrow is None:
-        return False
-    if narrow in FLOATS:
-        return wide == ir.DataType.DOUBLE or (wide == ir.DataType.FLOAT and narrow != ir.DataType.DOUBLE)
-    ranges = []
-    for dtype in (wide, narrow):
-        if dtype in _WHOLE:
-            ranges.append((-_WHOLE[dtype], _WHOLE[dtype]))
-            continue
-        kind = None if dtype in FLOATS or dtype == ir.DataType.STRING else dtype.numpy()
-        if kind is None or kind.kind not in "iub":
-            return False
-        ranges.append((0, 1) if kind.kind == "b" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max)))
-    return ranges[0][0] <= ranges[1][0] and ranges[1][1] <= ranges[0][1]
 
 
 def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.emit.casts import is_dropout_at_rest, without_round_trip
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
@@ -55,13 +56,13 @@ def dequantized(
 def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     """A value that comes from a DequantizeLinear with one scale, directly or by ops that only move axes: the same, to the
     last bit, by Cast, Sub, Mul and copies of the moves. Any other value is returned as it is."""
-    moves, source = [], value
-    while (node := source.producer()) is not None and (op_of(node) in _MOVES or _is_dropout_at_rest(node)):
+    moves, source = [], without_round_trip(value)
+    while (node := source.producer()) is not None and (op_of(node) in _MOVES or is_dropout_at_rest(node)):
         if node.inputs[0] is None:
             return value
         if op_of(node) in _MOVES:
             moves.append(node)
-        source = node.inputs[0]
+        source = without_round_trip(node.inputs[0])
     if node is None or op_of(node) not in DEQUANTIZE:
         return value
     integers, scale, zero = (*node.inputs, None)[:3]
@@ -83,11 +84,6 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     for move in reversed(moves):
         made = b.op_of("", op_of(move), [made, *move.inputs[1:]], dict(move.attributes))
     return made
-
-
-def _is_dropout_at_rest(node: ir.Node) -> bool:
-    """Whether a node is a Dropout that drops nothing: the optimiser removes it before it looks for a DequantizeLinear."""
-    return op_of(node) == "Dropout" and all(i is None for i in node.inputs[2:])
 
 
 def _times_scale(

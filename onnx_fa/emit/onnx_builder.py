@@ -30,6 +30,8 @@ class OnnxBuilder:
         self.nodes: list[ir.Node] = []
         self.made: dict[int, tuple[object, ir.Value]] = {}
         """What was added for an object, by its id; the object is kept so that no other gets the same id."""
+        self.for_onnxruntime = False
+        """Whether moves of a DequantizeLinear's result are to be written out (emit/integers.py)."""
 
     def name(self, hint: str) -> str:
         name, n = f"{self.prefix}/{hint}", 1

@@ -68,6 +68,7 @@ from onnx_fa.match.walk import (
     walk_after,
     walk_tail,
 )
+from onnx_fa.match.wraps import of_type
 from onnx_fa.ops import op_of
 from onnx_fa.report import Miss
 from onnx_fa.spec import never_empty
@@ -184,7 +185,7 @@ def _match_tail(
                 guard=guarded,
                 output=output,
                 anchor=anchor.node,
-                wrap=behind.wrap,
+                wrap=of_type(view, behind.wrap, dtype, anchor.node),
                 v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
                 sink=placed_at_softmax(site, sink),
                 weights=None if weights is None else placed_on_probabilities(view, patterns, site, weights),
