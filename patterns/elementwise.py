@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, is_small, kind_of
 from onnx_fa.graph_view import FLOATS, GraphView, attr_float
-from onnx_fa.match import Map, Peel
+from onnx_fa.match import Map, NoMatch, Peel
 from onnx_fa.ops import op_of
 from onnx_fa.patterns.quant import rounding
 from onnx_fa.spec import GRIDS
@@ -134,6 +134,26 @@ def _kind(value: ir.Value) -> Kind | None:
     return "int" if value.dtype in (ir.DataType.INT32, ir.DataType.INT64) else None
 
 
+def _divided_by(node: ir.Node) -> ir.Value | None:
+    """What makes an infinity of a zero, whose sign says which one."""
+    if op_of(node) == "Div":
+        return node.inputs[1]
+    return node.inputs[0] if op_of(node) in ("Reciprocal", "Pow") else None
+
+
+def _is_rounded(view: GraphView, value: ir.Value) -> bool:
+    """Whether integers stand behind a value, with nothing but elementwise ops between."""
+    queue, seen = [value], {value}
+    while queue and len(seen) < _MAX_NODES:
+        node = view.producer(queue.pop(), *_KNOWN)
+        if node is not None and op_of(node) == "DequantizeLinear":
+            return True
+        new = {i for i in (node.inputs if node is not None else ()) if i is not None} - seen
+        queue += new
+        seen |= new
+    return False
+
+
 class _Reading:
     """One value as an expression of `root`; whatever does not come from there by elementwise ops is a tensor."""
 
@@ -193,6 +213,9 @@ class _Reading:
             return None
         if kind == "Clip":
             return self._clipped(node)
+        by = _divided_by(node)
+        if by is not None and self._reaches(by) and _is_rounded(self.view, by):
+            raise NoMatch("numbers are divided by rounded scores, whose zeros all have the same sign", node)
         if kind in _WRAP and value.dtype not in (*FLOATS, ir.DataType.BOOL, ir.DataType.INT64):
             return None  # wraps where int64 does not
         args = [self.read(i) for i in node.inputs if i is not None]

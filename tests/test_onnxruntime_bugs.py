@@ -51,6 +51,13 @@ def test_moved_into_a_loop() -> None:
     assert done.returncode < 0, REPAIRED
 
 
+def test_output_rounded_behind_a_move() -> None:
+    model, feeds = _model("output_rounded_behind_a_move"), {"x": X.astype(np.float32) / 8}
+    np.testing.assert_array_equal(run(model, feeds, optimise=False)[0], -X / 8)
+    have = run(model, feeds)[0]
+    assert (have == np.round(have * 2) / 2).all() and (have != -X / 8).any(), REPAIRED
+
+
 def test_product_by_channel() -> None:
     model = _model("product_by_channel")
     feeds = {i: np.ones(s, np.uint8) for i, s in (("x", (2, 4, 3)), ("w", (2, 3, 2)))}

@@ -346,6 +346,72 @@ def test_casts_there_and_back_before_an_op_that_does_nothing(op: str) -> None:
     assert_equal(g.softmax(g.score()))
 
 
+def test_a_guard_that_asks_for_the_scores_before_they_are_masked_anew() -> None:
+    """A row that the new mask empties is NaN: the guard looks at a maximum that it has no part in."""
+    g = Site()
+    score = g.score()
+    masked = g.op("Mul", g.op("Softmax", score, axis=3), g.op("Cast", g.input("keep", [S, L], T.BOOL), to=T.FLOAT))
+    anew = g.op("Div", masked, g.op("ReduceSum", masked, g.i([-1]), keepdims=1))
+    empty = g.op("Equal", g.op("ReduceMax", score, g.i([-1]), keepdims=1), g.const(-INF))
+    report = explain(g.finish(g.op("Where", empty, g.const(0), anew)))
+    assert not report.sites and "before they were masked anew" in report.misses[0].reason
+
+
+@pytest.mark.parametrize("op", ["Div", "Reciprocal"])
+def test_a_number_divided_by_rounded_scores(op: str) -> None:
+    """The zeros of integers have one sign, those of rounded numbers two: and 1 / 0 is an infinity of that sign."""
+    g = Site()
+    step = [g.const(0.06), g.const(128, np.uint8)]
+    rounded = g.op("DequantizeLinear", g.op("QuantizeLinear", g.score(), *step), *step)
+    report = explain(g.softmax(g.op("Div", g.const(4), rounded) if op == "Div" else g.op(op, rounded)))
+    assert not report.sites and "whose zeros all have the same sign" in report.misses[0].reason
+
+
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+def test_a_row_without_keys_is_nan_before_it_is_rounded(form: Form) -> None:
+    """And the number that it is rounded to is the model's."""
+    g = Site()
+    keep, step = g.input("keep", [S, L], T.BOOL), [g.const(0.004), g.const(0, np.int8)]
+    p = g.op("Softmax", g.keep(keep, g.score()), axis=3)
+    model = g.finish(g.op("DequantizeLinear", g.op("QuantizeLinear", p, *step), *step))
+    rng = np.random.default_rng(0)
+    feeds = {n: np.asarray(rng.standard_normal((B, H, x, D)), np.float32) for n, x in (("q", S), ("k", L), ("v", L))}
+    feeds["keep"] = np.arange(S * L).reshape(S, L) > L
+    new, report = rewrite(model, form)
+    assert report.sites
+    np.testing.assert_allclose(*(run(m, feeds, optimise=False)[0] for m in (new, model)), atol=0.03)
+
+
+def test_a_factor_for_each_key_and_one_for_all_on_integers() -> None:
+    """The product with V has a factor, and V is read as numbers because the keys have factors of theirs."""
+    g = Site()
+    g.v = g.op("DequantizeLinear", g.input("v8", [B, H, L, D], T.INT8), g.const(0.03), g.const(3, np.int8))
+    weights = g.op("Mul", g.op("Softmax", g.score(), axis=3), g.const(np.linspace(0.5, 2, L)))
+    product = h.make_node("FusedMatMul", [weights, g.v], ["o"], domain="com.microsoft", alpha=0.5)
+    g.nodes.append(product)
+    model = g.model({"o": ([B, H, S, D], T.FLOAT)})
+    model.opset_import.append(h.make_opsetid("com.microsoft", 1))
+    rng = np.random.default_rng(0)
+    feeds = {n: np.asarray(rng.standard_normal((B, H, x, D)), np.float32) for n, x in (("q", S), ("k", L), ("v", L))}
+    feeds["v8"] = rng.integers(-128, 127, (B, H, L, D)).astype(np.int8)
+    new, report = rewrite(model, "blocked")
+    assert report.sites
+    feeds = {i.name: feeds[i.name] for i in model.graph.input}
+    np.testing.assert_allclose(*(run(m, feeds)[0] for m in (new, model)), rtol=2e-5, atol=2e-6)
+
+
+def test_a_factor_of_rows_that_is_too_large_for_q() -> None:
+    """Times Q it overflows, where the scores are so small that they do not."""
+    g = Site()
+    model = g.softmax(g.op("Mul", g.score(), g.const([[1]] * (S - 1) + [[1e38]])))
+    feeds = _feeds(model)
+    feeds["q"], feeds["k"] = np.full((B, H, S, D), 30, np.float32), feeds["k"] * np.float32(1e-38)
+    assert explain(model).sites
+    for form in ("decomposed", "blocked"):
+        new, _ = rewrite(model, form)
+        np.testing.assert_allclose(*(run(m, feeds)[0] for m in (new, model)), rtol=2e-4, atol=2e-5)
+
+
 def _factor_in_another_type(kind: int, factor: float | str) -> onnx.ModelProto:
     g = Site()
     wide = g.op("Cast", g.op("Softmax", g.score(), axis=3), to=kind)

@@ -107,7 +107,10 @@ def emit(
     rounding = spec.rounding
     m, total = loop(("max", "sum"), online)
     safe = finite(b, m)
-    share = b.op("Where", b.op("Greater", total, nought), b.op("Div", unit, total), nought)
+    # A row without keys is NaN before it is rounded, as 0 * (1 / 0), where the spec says that it is NaN.
+    share = b.op("Div", unit, total)
+    if spec.empty_row != "nan":
+        share = b.op("Where", b.op("Greater", total, nought), share, nought)
 
     def weigh(step: _Step) -> list[ir.Value]:
         p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, safe)), share)

@@ -210,7 +210,8 @@ def _onto_q(
         except NoMatch:  # one number per key, of a score whose keys are not its last axis
             return [*rest, *steps[i:]], q
         (arg,), (operand,) = term_tensors(term.term), term.operands
-        if arg.dtype != dtype or dtype == "f16":  # the score was widened before, or Q might overflow
+        if arg.dtype != dtype or dtype == "f16" or _is_huge(view, step.value, step.divide):
+            # The score was widened before, or Q might overflow where the score does not.
             rest.append(step)
             continue
         if not _finite_where_known(view, step.value, step.divide):
@@ -218,6 +219,19 @@ def _onto_q(
         value = Call("Div" if step.divide else "Mul", (q.value, _laid_out(operand, arg.shape, q.layout)))
         q = replace(q, value=value)
     return rest, q
+
+
+_HUGE = 1e18
+"""A factor beyond this, as far as it is a constant, stays with the score: the squares of such numbers overflow in f32."""
+
+
+def _is_huge(view: GraphView, factor: Expr, divide: bool) -> bool:
+    array = factor.array if isinstance(factor, Const) else view.const(factor) if isinstance(factor, ir.Value) else None
+    if array is None:
+        return False
+    sizes = np.abs(array.astype(np.float64))
+    sizes = sizes[np.isfinite(sizes)]
+    return bool((sizes < 1 / _HUGE).any() if divide else (sizes > _HUGE).any())
 
 
 def _finite_where_known(view: GraphView, factor: Expr, divide: bool) -> bool:

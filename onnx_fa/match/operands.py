@@ -141,7 +141,7 @@ def plan_site(
         at,
     )
     if pv.factor != 1.0:
-        chosen = (*chosen[:2], replace(chosen[2], scale=chosen[2].scale * pv.factor))
+        chosen = (*chosen[:2], _scaled(chosen[2], pv.factor))
     layout, wrap = _output(out, (*lead_groups, q_rows, e_group), sources)
     batch_dims = tuple(g.size for g in lead_groups[:-1])
     operands = Operands(*chosen, batch_dims, Hq, chosen[1].heads, Sq, Skv, D, Dv, False, layout, wrap)
@@ -225,6 +225,12 @@ def placed_at_softmax(site: Site, value: Expr | None) -> Expr | None:
     if value is None or _aligned(site, site.frames.given, len(site.frames.given)):
         return value
     raise NoMatch("a sink on a softmax whose axes are moved")
+
+
+def _scaled(choice: OperandChoice, factor: float) -> OperandChoice:
+    """The same reading times a factor, also as it is behind the dequantisation."""
+    integers = choice.integers and replace(choice.integers, plain=_scaled(choice.integers.plain, factor))
+    return replace(choice, scale=choice.scale * factor, integers=integers)
 
 
 def placed_on_probabilities(view: GraphView, patterns: Patterns, site: Site, value: Expr) -> Expr:

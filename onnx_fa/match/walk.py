@@ -211,6 +211,8 @@ def _with(state: _State, after: After) -> _State:
         raise NoMatch("the probabilities are changed before they are multiplied by values per query and key", node)
     if after.guard and (state.wrap or state.keys or weighted):
         raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", node)
+    if after.guard == "zero" and state.steps:
+        raise NoMatch("a guard for empty rows asks for the scores as they were before they were masked anew", node)
     if after.step is not None and (state.wrap or state.keys or state.drops or weighted):
         raise NoMatch("probabilities are changed before they are masked and divided anew", node)
     if after.cut and state.cut:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from onnx import TensorProto as T
@@ -25,7 +27,7 @@ SWALLOWED = ("ReduceLogSumExp",)
 SAMPLES = 6
 
 
-def _types(model: onnx.ModelProto) -> dict[str, int]:
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
     """Element types of what the nodes make: onnxruntime knows those of its own ops too."""
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
@@ -44,7 +46,7 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
     """The model with every number that its arithmetic makes moved by a little, up or down as a fast wave of the number says."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    kinds = _types(model)
+    kinds = element_types(model)
     nodes: list[onnx.NodeProto] = []
     for n, old in enumerate(model.graph.node):
         node = onnx.NodeProto()
@@ -54,7 +56,9 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
         if node.op_type in ROUNDED and node.domain != "my" and kind in ROUNDING:
             out, node.output[0] = node.output[0], f"noise{n}_exact"
             largest = LARGEST if node.op_type not in SWALLOWED else np.inf
-            new, constants = _wave(f"noise{n}_", node.output[0], out, kind, seed, largest)
+            # Numbers that a sum has swallowed make the same of every other one; what was lost differs.
+            terms = tuple(node.input) if node.op_type in ("Add", "Sub") else (node.output[0],)
+            new, constants = _wave(f"noise{n}_", node.output[0], out, kind, seed, largest, terms)
             nodes += new
             made.graph.initializer.extend(constants)
     del made.graph.node[:]
@@ -63,15 +67,29 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 
 
 def _wave(
-    own: str, exact: str, out: str, kind: int, seed: int, largest: float
+    own: str, exact: str, out: str, kind: int, seed: int, largest: float, terms: Sequence[str]
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """out = exact * (1 + step * sin(12345.678 * exact + seed)) where |exact| < largest, else exact."""
+    """out = exact * (1 + step * sin(12345.678 * (term + 0.37 * other term) + seed)) where |exact| < largest, else exact."""
     step, limit = np.float32(ROUNDING[kind]), np.asarray(largest).astype(h.tensor_dtype_to_np_dtype(kind))
-    numbers = {"faster": np.float32(12345.678), "seed": np.float32(seed), "step": step, "limit": limit}
+    numbers = {
+        "faster": np.float32(12345.678),
+        "seed": np.float32(seed),
+        "nought": np.float32(0),
+        "other": np.float32(0.37),
+        "most": np.float32(3e38),
+        "step": step,
+        "limit": limit,
+    }
     nodes = [
-        h.make_node("Cast", [exact], [f"{own}f32"], to=T.FLOAT),
-        h.make_node("Mul", [f"{own}f32", f"{own}faster"], [f"{own}turns"]),
-        h.make_node("Add", [f"{own}turns", f"{own}seed"], [f"{own}angle"]),
+        h.make_node("Cast", [terms[0]], [f"{own}f32"], to=T.FLOAT),
+        h.make_node("Cast", [terms[-1]], [f"{own}last"], to=T.FLOAT),
+        h.make_node("Mul", [f"{own}last", f"{own}other"], [f"{own}less"]),
+        h.make_node("Add", [f"{own}f32", f"{own}less"], [f"{own}both"]),
+        h.make_node("Mul", [f"{own}both", f"{own}faster"], [f"{own}turns"]),
+        h.make_node("Abs", [f"{own}turns"], [f"{own}far"]),
+        h.make_node("Less", [f"{own}far", f"{own}most"], [f"{own}ends"]),  # not for the largest numbers
+        h.make_node("Where", [f"{own}ends", f"{own}turns", f"{own}nought"], [f"{own}some"]),
+        h.make_node("Add", [f"{own}some", f"{own}seed"], [f"{own}angle"]),
         h.make_node("Sin", [f"{own}angle"], [f"{own}sine"]),
         h.make_node("Mul", [f"{own}sine", f"{own}step"], [f"{own}part_f32"]),
         h.make_node("Cast", [f"{own}part_f32"], [f"{own}part"], to=kind),
