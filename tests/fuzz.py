@@ -55,7 +55,7 @@ SMALL = (
     VectorConfig(4, 4, 4, 2, 1, 1),
     VectorConfig(8, 8, 16, 4, 3, 2),
     VectorConfig(4, 8, 16, 4, 2, 2),
-    VectorConfig(4, 24, 16, 4, 2, 2),  # of which several vectors often reach over the last query
+    VectorConfig(4, 24, 16, 2, 1, 1),  # of which several vectors often reach over the last query
 )
 _DONE = "done "
 
