@@ -44,7 +44,7 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
         timeout=6 * timeout,
         preexec_fn=limit,
     )
-    assert done.returncode == 0, f"{source}: {done.stderr[:2000]}"
+    assert done.returncode == 0, f"{source}: exit code {done.returncode}: {done.stderr[:2000]}"
 
 
 class Kernels:
