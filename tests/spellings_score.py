@@ -911,6 +911,16 @@ def _weighted_anew(g: Site, p: str, _: str) -> str:
 refuse("weighted by any numbers, divided anew", "not provably 0 or 1")(on_probabilities(_weighted_anew))
 
 
+def _guarded_too_early(g: Site, p: str, s: str) -> str:
+    """A row whose last keys only the second mask drops is 0 / 0, of which the scores know nothing."""
+    return _by_maximum(g, _renormalised("where")(g, p, s), s)
+
+
+refuse("masked anew, guarded by the scores before", "before they were masked anew")(
+    on_probabilities(_guarded_too_early)
+)
+
+
 @match("probability/an output too")
 def _() -> onnx.ModelProto:
     g = Site()
