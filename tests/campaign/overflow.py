@@ -1,0 +1,74 @@
+"""What a graph makes when nothing overflows on the way: the same in f64."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import numpy_helper as nh
+from ort_run import session
+
+from .inputs import Array, Engine, Inputs
+
+_ARITHMETIC = ("Mul", "Div", "Add", "Sub", "MatMul", "Einsum", "Gemm", "Sum", "Exp", "Pow")
+_FLOATS = (T.FLOAT, T.FLOAT16, T.BFLOAT16)
+_NEAR = {"f2": 1e4, "f4": 1e37}
+"""Of these sizes, by a numpy type: a product with its factors in another order may overflow."""
+
+
+def _shown(model: onnx.ModelProto, inputs: Inputs) -> dict[str, Array]:
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    del shown.graph.output[:]
+    names = [o for n in model.graph.node for o in n.output if o]
+    shown.graph.output.extend(onnx.ValueInfoProto(name=o) for o in names)
+    found = dict(zip(names, session(shown, optimise=False).run(None, inputs), strict=True))
+    found |= {i.name: nh.to_array(i) for i in model.graph.initializer}
+    return found | inputs
+
+
+def _finite(x: Array) -> bool:
+    return x.dtype.kind != "f" or bool(np.isfinite(x).all())
+
+
+def overflows(model: onnx.ModelProto, inputs: Inputs) -> bool:
+    """Whether arithmetic makes an infinity of finite numbers, or comes so near that with factors in another order it may."""
+    values = _shown(model, inputs)
+    for node in model.graph.node:
+        if node.op_type not in _ARITHMETIC or node.domain == "my" or not all(i in values for i in node.input):
+            continue
+        result = values[node.output[0]]
+        if not _finite(result) and all(_finite(values[i]) for i in node.input):
+            return True
+    return False
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every float an f64."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for info in (*made.graph.input, *made.graph.output, *made.graph.value_info):
+        if info.type.tensor_type.elem_type in _FLOATS:
+            info.type.tensor_type.elem_type = T.DOUBLE
+    for i in made.graph.initializer:
+        if i.data_type in _FLOATS:
+            i.CopyFrom(nh.from_array(nh.to_array(i).astype(np.float64), i.name))
+    for node in made.graph.node:
+        for a in node.attribute:
+            if node.op_type == "Cast" and a.name == "to" and a.i in _FLOATS:
+                a.i = T.DOUBLE
+    return made
+
+
+def doubled(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int) -> list[Array]:
+    """Output `index` in f64, and NaN throughout, where something overflows on the way; nothing where nothing does."""
+    if old.by_definition:
+        return []
+    try:
+        if not overflows(model, inputs):
+            return []
+        wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in inputs.items()}
+        result = Engine(in_double(model)).run(wide)[index]
+    except Exception:  # not every op has a kernel for f64
+        return []
+    return [result, np.full_like(result, np.nan)]

@@ -1,0 +1,345 @@
+"""The original as it would be if it made of numbers that are not finite what a rewritten model makes of them.
+
+docs/architecture.md says what these differences are. Every reading changes one op where its operands are NaN, infinite or lost, and
+nowhere else: of ordinary numbers it makes what the original makes, so that the comparison loses nothing by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+from .inputs import Array, Engine, Inputs
+from .noise import ROUNDING, element_types
+from .overflow import doubled
+
+LEAST_FILL = -0.999e4
+"""What is added to a score that is masked is less."""
+LARGEST = 3.4e38
+MOVES = ("Transpose", "Reshape", "Slice", "Expand", "Squeeze", "Unsqueeze")
+ROUNDS = ("Cast", "Identity", "Dropout")
+
+
+class Graph:
+    """A copy of a model, to which nodes are added behind its own."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
+        self.opset = next(o.version for o in model.opset_import if not o.domain)
+        self.types = element_types(model)
+        self.made = {o: n for n in model.graph.node for o in n.output}
+        self.constants = {i.name: nh.to_array(i) for i in model.graph.initializer}
+        self.nodes: list[onnx.NodeProto] = []
+        self.own = f"reading_{len(model.graph.node)}"  # a model that was changed has more nodes
+
+    def op(self, kind: str, *inputs: str, **attributes: object) -> str:
+        out = f"{self.own}_{len(self.nodes)}_{kind}"
+        self.nodes.append(h.make_node(kind, inputs, [out], **attributes))
+        return out
+
+    def number(self, value: float, kind: int = T.FLOAT) -> str:
+        name = f"{self.own}_number_{len(self.model.graph.initializer)}"
+        array = np.asarray(value).astype(h.tensor_dtype_to_np_dtype(kind))
+        self.model.graph.initializer.append(nh.from_array(array, name))
+        return name
+
+    def f32(self, value: str) -> str:
+        return self.op("Cast", value, to=T.FLOAT)
+
+    def is_nan(self, value: str) -> str:
+        return self.op("IsNaN", self.f32(value))
+
+    def is_infinite(self, value: str) -> str:
+        return self.op("Greater", self.op("Abs", self.f32(value)), self.number(LARGEST))
+
+    def producer(self, value: str | None, *kinds: str) -> onnx.NodeProto | None:
+        node = self.made.get(value or "")
+        return node if node is not None and node.op_type in kinds and not node.domain else None
+
+    def changed(self, change: Change) -> onnx.ModelProto | None:
+        """The model with every node's result as `change` makes it; None where it changes none."""
+        changes = 0
+        for old in self.model.graph.node:
+            node, at = onnx.NodeProto(), len(self.nodes) + 1
+            node.CopyFrom(old)
+            self.nodes.append(node)
+            if len(node.output) != 1 or node.domain or self.types.get(node.output[0], 0) not in ROUNDING:
+                continue
+            out, own = node.output[0], f"{self.own}_{node.output[0]}"
+            result = change(self, node, own, self.types[out])
+            if result is None:
+                del self.nodes[at:]
+                continue
+            node.output[0] = own
+            self.nodes.append(h.make_node("Identity", [result], [out]))
+            changes += 1
+        if not changes:
+            return None
+        del self.model.graph.node[:]
+        self.model.graph.node.extend(self.nodes)
+        return self.model
+
+
+Change = Callable[[Graph, onnx.NodeProto, str, int], str | None]
+"""(graph, a node, its own result, the type of that) -> the result that it is to have; None where it keeps its own."""
+
+
+def hides(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """A mask that is added to a score hides its NaN or infinity."""
+    if node.op_type not in ("Add", "Sub"):
+        return None
+    a, b = node.input
+    if node.op_type == "Sub":
+        b = g.op("Neg", b)
+    for score, mask in ((a, b), (b, a)):
+        lost = g.op("Or", g.is_nan(score), g.op("Greater", g.f32(score), g.number(LARGEST)))
+        low = g.op("Less", g.f32(mask), g.number(LEAST_FILL))
+        own = g.op("Where", g.op("And", lost, low), mask, own)
+    return own
+
+
+def passes_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """A mask behind the softmax that is a weight leaves the NaN of a row, where the original makes zeros of it."""
+    if node.op_type != "Where":
+        return None
+    condition, yes, no = node.input
+    for p, zero in ((yes, no), (no, yes)):
+        fill = g.constants.get(zero)
+        if fill is not None and not fill.any() and not _asks_for_nan(g, condition):
+            return g.op("Where", g.is_nan(p), p, own)
+    return None
+
+
+def _asks_for_nan(g: Graph, condition: str) -> bool:
+    node = g.producer(condition, "IsNaN", "Not")
+    return node is not None and (node.op_type == "IsNaN" or _asks_for_nan(g, node.input[0]))
+
+
+def hides_values(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """A probability of zero takes no value, where the original multiplies it by NaN or infinity."""
+    if node.op_type != "MatMul":
+        return None
+    for swap in (False, True):
+        p, v = (g.f32(x) for x in (reversed(node.input) if swap else node.input))
+
+        def product(x: str, y: str, swap: bool = swap) -> str:
+            return g.op("MatMul", *((y, x) if swap else (x, y)))
+
+        def holds(x: str, y: str) -> str:
+            return g.op("Greater", product(g.f32(x), g.f32(y)), g.number(0.5))
+
+        some = g.op("Not", g.op("Equal", p, g.number(0.0)))
+        nan, infinite = g.op("IsNaN", v), g.is_infinite(v)
+        bad = g.op("Or", nan, infinite)
+        result = product(p, g.op("Where", bad, g.number(0.0), v))
+        up = g.op("And", infinite, g.op("Greater", v, g.number(0.0)))
+        down = g.op("And", infinite, g.op("Less", v, g.number(0.0)))
+        for cells, more in ((up, np.inf), (down, -np.inf), (nan, np.nan)):
+            added = g.op("Where", holds(some, cells), g.number(more), g.number(0.0))
+            result = g.op("Add", result, added)
+        zeros = holds(g.op("Not", some), bad)
+        own = g.op("Where", zeros, g.op("Cast", result, to=kind), own)
+    return own
+
+
+def other_zero(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """A zero has no sign, of which a division by it makes one of infinity."""
+    if node.op_type not in ("Div", "Reciprocal"):
+        return None
+    is_zero = g.op("Equal", g.f32(node.input[-1]), g.number(0.0))
+    return g.op("Where", is_zero, g.op("Neg", own), own)
+
+
+def infinite_factor(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """An infinite factor times what may be zero is NaN."""
+    if node.op_type != "Mul":
+        return None
+    infinite = g.op("Or", *(g.is_infinite(x) for x in node.input))
+    return g.op("Where", infinite, g.number(np.nan, kind), own)
+
+
+def quantises_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """ONNX does not say which integer QuantizeLinear makes of NaN: here it stays NaN."""
+    made = g.producer(node.input[0], "QuantizeLinear") if node.op_type == "DequantizeLinear" else None
+    return None if made is None else g.op("Where", g.is_nan(made.input[0]), g.number(np.nan, kind), own)
+
+
+def infinite_sum(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """A row with an infinite score is NaN, where x - log-sum-exp leaves -inf for its other keys, and so zeros."""
+    less = g.producer(node.input[0], "Sub") if node.op_type == "Exp" else None
+    if less is None:
+        return None
+    infinite = g.op("Greater", g.f32(less.input[1]), g.number(LARGEST))
+    return g.op("Where", infinite, g.number(np.nan, kind), own)
+
+
+def maximum_of_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """onnxruntime's ReduceMax of NaN and -inf is either, depending on their order: here it is NaN."""
+    if node.op_type != "ReduceMax":
+        return None
+    reduced = onnx.NodeProto()
+    reduced.CopyFrom(node)
+    reduced.input[0], reduced.output[0], reduced.name = g.f32(g.is_nan(node.input[0])), f"{own}_of_nan", ""
+    g.nodes.append(reduced)
+    some = g.op("Greater", reduced.output[0], g.number(0.5))
+    return g.op("Where", some, g.number(np.nan, kind), own)
+
+
+def half_log_sum_exp(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """From opset 18 on, onnxruntime has no kernel for f16, and takes exponentials without the maximum, which overflow."""
+    if node.op_type != "ReduceLogSumExp" or kind == T.FLOAT:
+        return None
+    wide = onnx.NodeProto()
+    wide.CopyFrom(node)
+    wide.input[0], wide.output[0], wide.name = g.f32(node.input[0]), f"{own}_wide", ""
+    g.nodes.append(wide)
+    return g.op("Cast", wide.output[0], to=kind)
+
+
+def divides_anew(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """Masked probabilities by their sum are the softmax of what the mask keeps, also where that sum is nothing or NaN."""
+    if node.op_type not in ("Div", "Mul"):
+        return None
+    pairs = [tuple(node.input), tuple(reversed(node.input))]
+    for p, by in pairs[: 1 + (node.op_type == "Mul")]:
+        total = by if node.op_type == "Div" else _inverted(g, by)
+        summed = _summed(g, total)
+        if total is None or summed is None or summed.input[0] != p:
+            continue
+        axis, logits = _axis(g, summed), _logits(g, p)
+        if logits is None or axis is None or (g.opset < 13 and axis != -1):
+            return None
+        least = float(np.finfo(np.float16 if kind == T.FLOAT16 else np.float32).tiny) * 16
+        wide = g.f32(total)
+        some = g.op("And", g.op("Greater", wide, g.number(least)), g.op("Less", wide, g.number(np.inf)))
+        kept = g.op("Softmax", g.f32(logits), axis=axis)
+        return g.op("Where", some, own, g.op("Cast", kept, to=kind))
+    return None
+
+
+def _inverted(g: Graph, value: str) -> str | None:
+    node = g.producer(value, "Reciprocal")
+    return None if node is None else node.input[0]
+
+
+def _summed(g: Graph, value: str | None) -> onnx.NodeProto | None:
+    while (node := g.producer(value, *MOVES, *ROUNDS)) is not None:
+        value = node.input[0]
+    return g.producer(value, "ReduceSum")
+
+
+def _axis(g: Graph, node: onnx.NodeProto) -> int | None:
+    axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
+    if len(node.input) > 1 and node.input[1] in g.constants:
+        axes = [int(x) for x in g.constants[node.input[1]].reshape(-1)]
+    return axes[0] if axes is not None and len(axes) == 1 else None
+
+
+def _logits(g: Graph, p: str) -> str | None:
+    """Numbers of whose exponentials `p` is a multiple per row, -inf where a mask made zeros."""
+    node = g.made.get(p)
+    if node is None or node.domain:
+        return None
+    if node.op_type == "Softmax":
+        return node.input[0]
+    if node.op_type == "Exp":
+        inner = g.producer(node.input[0], "Sub", "LogSoftmax")
+        return (inner or node).input[0]
+    if node.op_type == "Where":
+        return _kept(g, node)
+    if node.op_type in ("Mul", "Div"):
+        return _times(g, node)
+    inside = _logits(g, node.input[0]) if node.op_type in (*MOVES, *ROUNDS) else None
+    if inside is None or node.op_type in ROUNDS:
+        return inside
+    moved = onnx.NodeProto()
+    moved.CopyFrom(node)
+    moved.input[0], moved.output[0], moved.name = inside, f"{g.own}_{len(g.nodes)}_moved", ""
+    g.nodes.append(moved)
+    return moved.output[0]
+
+
+def _kept(g: Graph, node: onnx.NodeProto) -> str | None:
+    condition, yes, no = node.input
+    for p, keeps in ((yes, True), (no, False)):
+        inside = _logits(g, p)
+        if inside is not None:
+            if _asks_for_nan(g, condition):
+                return inside
+            pair = (g.f32(inside), g.number(-np.inf))
+            return g.op("Where", condition, *(pair if keeps else reversed(pair)))
+    return None
+
+
+def _times(g: Graph, node: onnx.NodeProto) -> str | None:
+    a, b = node.input
+    if node.op_type == "Div" or _inverted(g, b) is not None:
+        return _logits(g, a)
+    for p, mask in ((a, b), (b, a)):
+        inside = _logits(g, p)
+        if inside is not None:
+            return g.op("Where", g.op("Cast", mask, to=T.BOOL), g.f32(inside), g.number(-np.inf))
+    return None
+
+
+CHANGES: tuple[Change, ...] = (
+    hides,
+    passes_nan,
+    hides_values,
+    other_zero,
+    infinite_factor,
+    quantises_nan,
+    infinite_sum,
+    maximum_of_nan,
+    divides_anew,
+)
+
+
+def _every(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """All changes at once, but those that only say what else there might be: a node is changed by one of them at most."""
+    for change in (hides, hides_values, quantises_nan, infinite_sum, maximum_of_nan, divides_anew):
+        at = len(g.nodes)
+        result = change(g, node, own, kind)
+        if result is not None:
+            return result
+        del g.nodes[at:]
+    return None
+
+
+def readings(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """The model with each change that says something about it, and with all of them."""
+    for change in (*CHANGES, _every):
+        made = Graph(model).changed(change)
+        if made is not None:
+            yield made
+
+
+def as_defined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with what onnxruntime does not compute as ONNX defines it computed in f32."""
+    return Graph(model).changed(half_log_sum_exp) or model
+
+
+def nearest(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array, have: Array) -> Array:
+    """Output `index` of the original or of one of its readings, whichever is the nearest to `have`, number for number."""
+    others: list[Array] = []
+    for made in readings(model):
+        # A reading that no engine runs, for want of a kernel, excuses nothing.
+        with contextlib.suppress(Exception):
+            others.append(Engine(made, by_definition=old.by_definition).run(inputs)[index])
+    for result in (*others, *doubled(model, old, inputs, index)):
+        other = result.astype(np.float64)
+        if other.shape != want.shape:
+            continue
+        with np.errstate(invalid="ignore"):
+            same = (want == have) | (np.isnan(want) & np.isnan(have))
+            right = (other == have) | (np.isnan(other) & np.isnan(have))
+            nearer = right | (np.abs(other - have) < np.abs(want - have)) | (np.isnan(want) & ~np.isnan(other))
+        want = np.where(~same & nearer, other, want)
+    return want
