@@ -49,7 +49,7 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
 
 class Kernels:
     """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th. `flows`, only where they are asked for
-    (writing the IR of every phase takes as long as a quarter of the compilation), are (kernels, IR of the phase "flow", where
+    (writing the IR of every phase takes a tenth as long as compiling), are (kernels, IR of the phase "flow", where
     dispatches have been formed) of every module."""
 
     PART = 20

@@ -20,7 +20,7 @@ from tests.campaign.noise import movement
 from tests.campaign.shrink import shrink
 from tests.campaign.sketch import KINDS
 
-PARTS = 1
+PARTS = 4
 """Of `chunks.CHUNK` graphs each, so that processes can share them."""
 
 
