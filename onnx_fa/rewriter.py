@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit import int8_qk as int8
-from onnx_fa.emit.integers import dequantized, written_out
+from onnx_fa.emit.integers import dequantized, redirect_moves, written_out
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
@@ -148,6 +148,7 @@ def rewrite_in_place(
     replaced: dict[ir.Value, ir.Value] = {}  # a site may read what another site made
     dead: list[ir.Node] = []  # swept last: another site may still read what lies inside this one
     sites: list[Site] = []
+    written_outs: list[tuple[ir.Value, ir.Value]] = []
     for name, match in zip(names, plan, strict=True):
         written = match.anchor.metadata_props.get(decomposed.FORM_KEY)
         stays = match.keep or form == match.form == "attention" or form == written
@@ -176,11 +177,16 @@ def rewrite_in_place(
             _let_go(builder.nodes)
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
+        written_outs += builder.written
         report = SiteReport(
             name, match.op, form, match.spec, lossy="int8 QK" if lossy else "", beside=shown_words(match)
         )
         reports.append(report)
     sweep(dead)
+    left = [p for source, _ in written_outs if (p := source.producer()) is not None]
+    for graph in redirect_moves(written_outs):
+        graph.sort()
+    sweep(left)
     if form == "site" and sites:
         model.opset_imports[DOMAIN] = 1
         model.graph.opset_imports[DOMAIN] = 1

@@ -126,6 +126,31 @@ g (int8[5,3] qi, float[5,3] k, float[5,2] v, float[1] factor) => (float[5,2] o)
         np.testing.assert_allclose(run(new, inputs, optimise=optimise)[0], want, atol=2e-6)
 
 
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+def test_moves_of_the_model_that_the_site_reads_no_more(form: Form) -> None:
+    """The optimiser did not move the DequantizeLinear through the Transpose while the product read it too."""
+    text = """<ir_version: 10, opset_import: ["": 23]>
+g (float[3,1] q, float[1,1] kt, int8[1,2] vi) => (float[3,2] o, float[2,1] read)
+<float step = {0.02}, int8 zero = {-125}>
+{
+  v = DequantizeLinear(vi, step, zero)
+  s = MatMul(q, kt)
+  p = Softmax<axis = -1>(s)
+  vt = Transpose<perm = [1, 0]>(v)
+  pt = Transpose<perm = [1, 0]>(p)
+  ot = MatMul(vt, pt)
+  o = Transpose<perm = [1, 0]>(ot)
+  read = Neg(vt)
+}"""
+    model = onnx.parser.parse_model(text)
+    inputs = feeds(model, 0)
+    new, report = rewrite(model, form)
+    assert report.sites
+    for optimise in (False, True):
+        for want, have in zip(run(model, inputs, optimise=False), run(new, inputs, optimise=optimise), strict=True):
+            np.testing.assert_allclose(have, want, atol=2e-6)
+
+
 def test_the_originals_are_changed_by_the_optimiser() -> None:
     """Else the tests above would show less than they say: some of the graphs have no such results before they are rewritten."""
     changed = 0

@@ -81,9 +81,25 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
         made = b.op("Cast", made, to=int(source.dtype))
     else:
         return value
+    b.written.append((source, made))
     for move in reversed(moves):
         made = b.op_of("", op_of(move), [made, *move.inputs[1:]], dict(move.attributes))
     return made
+
+
+def redirect_moves(written: Sequence[tuple[ir.Value, ir.Value]]) -> set[ir.Graph]:
+    """Lets the model's own moves of what was written out read that as well: onnxruntime moves a DequantizeLinear through a node as
+    soon as nothing else reads its result, and the site did. Returns the graphs that are to be sorted again."""
+    changed = set()
+    for source, made in written:
+        node, own = made.producer(), source.producer()
+        if node is None or own is None or node.graph is None or node.graph is not own.graph:
+            continue
+        for reader, index in [*source.uses()]:
+            if reader.graph is own.graph and op_of(reader) in _MOVES and index == 0:
+                reader.replace_input_with(0, made)
+                changed.add(own.graph)
+    return {g for g in changed if isinstance(g, ir.Graph)}
 
 
 def _times_scale(

@@ -32,6 +32,8 @@ class OnnxBuilder:
         """What was added for an object, by its id; the object is kept so that no other gets the same id."""
         self.for_onnxruntime = False
         """Whether moves of a DequantizeLinear's result are to be written out (emit/integers.py)."""
+        self.written: list[tuple[ir.Value, ir.Value]] = []
+        """Results of DequantizeLinear, and the same written out."""
 
     def name(self, hint: str) -> str:
         name, n = f"{self.prefix}/{hint}", 1

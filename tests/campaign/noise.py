@@ -72,7 +72,7 @@ def _wave(
     """out = exact * (1 + step * sin(12345.678 * (term + 0.37 * other term) + seed)) where |exact| < largest, else exact."""
     step, limit = np.float32(ROUNDING[kind]), np.asarray(largest).astype(h.tensor_dtype_to_np_dtype(kind))
     numbers = {
-        "faster": np.float32(12345.678),
+        "faster": np.float32(12345.678 * (1 + seed / 10)),  # a number added to a large angle would be lost
         "seed": np.float32(seed),
         "nought": np.float32(0),
         "other": np.float32(0.37),
