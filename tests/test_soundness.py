@@ -412,6 +412,18 @@ def test_a_factor_of_rows_that_is_too_large_for_q() -> None:
         np.testing.assert_allclose(*(run(m, feeds)[0] for m in (new, model)), rtol=2e-4, atol=2e-5)
 
 
+def test_a_guard_of_lost_rows_behind_one_against_nan() -> None:
+    """The NaN of a query stays zero, whatever else is done about rows without keys."""
+    g = Site()
+    score = g.keep(g.input("keep", [B, 1, S, L], T.BOOL), g.score())
+    p = g.op("Softmax", score, axis=3)
+    p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
+    lost = g.op("Equal", g.op("ReduceMax", score, g.i([3])), g.const(-INF))
+    model = g.finish(g.op("Where", lost, g.const(0.0), p))
+    assert [site.spec.empty_row for site in explain(model).sites] == ["guarded"]
+    assert_equal(model)
+
+
 def _factor_in_another_type(kind: int, factor: float | str) -> onnx.ModelProto:
     g = Site()
     wide = g.op("Cast", g.op("Softmax", g.score(), axis=3), to=kind)

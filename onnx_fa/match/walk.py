@@ -227,8 +227,7 @@ def _with(state: _State, after: After) -> _State:
     return replace(
         state,
         prob=after.value,
-        # An empty row is 0 / 0 after a new division.
-        guard="" if after.step is not None else after.guard or state.guard,
+        guard=_both(state.guard, after),
         wrap=state.wrap if after.rows is None else (*state.wrap, after.rows),
         keys=state.keys if after.keys is None else (*state.keys, after.keys),
         steps=state.steps if after.step is None else (*state.steps, after.step),
@@ -238,6 +237,13 @@ def _with(state: _State, after: After) -> _State:
         rounding=after.rounding or state.rounding,
         weights=after.weights or state.weights,
     )
+
+
+def _both(before: Guard, after: After) -> Guard:
+    """What is left of rows without keys behind one more layer."""
+    if after.step is not None:
+        return ""  # an empty row is 0 / 0 after a new division
+    return "guarded" if before == "guarded" else after.guard or before  # NaN of any kind stays zero
 
 
 def apply_drops(steps: Sequence[Step], behind: Behind, anchor: Anchor) -> tuple[list[Step], Guard]:
