@@ -177,8 +177,8 @@ class _Distribution:
 
     def __init__(self, softmaxes: _Softmaxes, plan: _Combined, builder: OnnxBuilder) -> None:
         self.view, self.softmaxes, self.plan, self.b = softmaxes.view, softmaxes, plan, builder
-        self.wholes: dict[ir.Value, ir.Value] = {}
-        """The product of all heads, by the probabilities."""
+        self.wholes: dict[tuple[ir.Value, int, int | None], ir.Value] = {}
+        """The product of all heads, by the probabilities, the axis of the heads and how many of them read V."""
 
     def apply(self) -> None:
         node = self.plan.product.node
@@ -224,12 +224,12 @@ class _Distribution:
         part = some_heads(view, value)
         if part is None or view.shape(v) is None or len(product.shapes[1]) != len(shape):
             return None
-        if part.whole not in self.wholes:
-            all_v = self._v_of_all_heads(part, v, product.shapes[1])
-            if all_v is None:
-                return None
-            self.wholes[part.whole] = self.b.op("MatMul", part.whole, all_v)
-        whole = self.wholes[part.whole]
+        if not _reads_v_in_order(part, product.shapes[1]):
+            return None
+        key = part.whole, part.axis, part.width
+        if key not in self.wholes:
+            self.wholes[key] = self.b.op("MatMul", part.whole, self._v_of_all_heads(part, v, product.shapes[1]))
+        whole = self.wholes[key]
         if part.width is None:
             made = self.b.op("Gather", whole, self.b.const(np.asarray(part.start, np.int64)), axis=part.axis)
         else:
@@ -238,14 +238,12 @@ class _Distribution:
         made.type, made.shape = product.output.type, product.output.shape
         return made
 
-    def _v_of_all_heads(self, part: Part, v: ir.Value, shape: Shape) -> ir.Value | None:
+    def _v_of_all_heads(self, part: Part, v: ir.Value, shape: Shape) -> ir.Value:
         """V for all heads, each part of which reads the same one."""
         if part.width is None:
             return self.b.unsqueeze(v, part.axis)
         if shape[part.axis] == 1:
             return v
-        if shape[part.axis] != part.width or part.start % part.width or part.total % part.width:
-            return None
         return self.b.op("Concat", *[v] * (part.total // part.width), axis=part.axis)
 
     def _with(self, node: ir.Node, place: int, value: ir.Value, like: ir.Value) -> ir.Value:
@@ -267,6 +265,13 @@ class Part:
     start: int
     width: int | None
     total: int
+
+
+def _reads_v_in_order(part: Part, shape: Shape) -> bool:
+    """Whether each of these heads reads the head of V that it has where V is repeated for all heads."""
+    if part.width is None or shape[part.axis] == 1:
+        return True
+    return shape[part.axis] == part.width and part.start % part.width == 0 and part.total % part.width == 0
 
 
 def some_heads(view: GraphView, value: ir.Value) -> Part | None:
