@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -11,9 +12,14 @@ from onnx_fa.errors import MissingDependencyError
 
 
 def ort_session(
-    model: onnx.ModelProto | bytes | str | os.PathLike[str], *, threads: int | None = None, optimise: bool = True
+    model: onnx.ModelProto | bytes | str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    optimise: bool = True,
+    without: Sequence[str] = (),
 ) -> Any:
-    """An onnxruntime.InferenceSession of a model, its bytes or its file. `threads` None means as many as onnxruntime takes.
+    """An onnxruntime.InferenceSession of a model, its bytes or its file. `threads` None means as many as onnxruntime takes;
+    `without` names steps of the optimiser that are left out.
 
     Raises MissingDependencyError. What onnxruntime raises where it refuses a model passes through: its exceptions share no public
     base class.
@@ -29,4 +35,4 @@ def ort_session(
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], disabled_optimizers=[*without])

@@ -96,7 +96,7 @@ def _of_log(view: GraphView, exp: ir.Node) -> Anchor | None:
         return None
     for axis in rows.axes_from_last(view, minus[0]):
         if rows.log_sum_exp(view, minus[1], axis) is minus[0]:
-            return Anchor(exp, "LogSumExp/Sub/Exp", minus[0], exp.outputs[0], axis=axis)
+            return Anchor(exp, "LogSumExp/Sub/Exp", minus[0], exp.outputs[0], axis=axis, by_log=True)
     return None
 
 

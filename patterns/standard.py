@@ -113,7 +113,10 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
             extra.append(step)
         else:
             steps.append(step)
-    if attr_int(node, "is_causal", 0):
+    causal = attr_int(node, "is_causal", 0)
+    if causal not in (0, 1):
+        raise NoMatch(f"is_causal {causal}")
+    if causal:
         if past.expr is None:
             extra.append(Term(Causal(past.fixed)))
         else:

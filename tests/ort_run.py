@@ -16,8 +16,8 @@ TOLERANCE = 2e-6
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def session(model: onnx.ModelProto, *, optimise: bool = True) -> ort.InferenceSession:
-    return ort_session(model, threads=1, optimise=optimise)
+def session(model: onnx.ModelProto, *, optimise: bool = True, without: Sequence[str] = ()) -> ort.InferenceSession:
+    return ort_session(model, threads=1, optimise=optimise, without=without)
 
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, Array], *, optimise: bool = True) -> list[Array]:

@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from onnx_fa.rewriter import rewrite
@@ -132,6 +134,25 @@ def test_noise_is_a_few_units_in_the_last_place() -> None:
     (want, *_) = old.run(inputs)
     moved, jumps = movement(drawn.fixed, old, inputs, 0, want)
     assert 0 < moved < 1e-4 * float(np.linalg.norm(want)) and not jumps
+
+
+def test_noise_moves_equal_numbers_apart() -> None:
+    """Scores that a fill (-1e4) has swallowed in bf16 are equal there, and not where a site adds it in f32."""
+    source = """<ir_version: 10, opset_import: ["": 18]>
+    g (bfloat16[1, 1] q, bfloat16[1, 4] k, bfloat16[4, 1] v) => (bfloat16[1, 1] o) <bfloat16 fill = {50716}>
+    { s = MatMul (q, k)
+      low = Add (s, fill)
+      p = Softmax (low)
+      o = MatMul (p, v) }"""
+    model = onnx.parser.parse_model(source)
+    rng = np.random.default_rng(0)
+    inputs = {
+        n: rng.standard_normal(s).astype(ml_dtypes.bfloat16) for n, s in (("q", (1, 1)), ("k", (1, 4)), ("v", (4, 1)))
+    }
+    old = Engine(model)
+    (want,) = old.run(inputs)
+    assert abs(want.astype(float).item() - float(np.mean(np.float32(inputs["v"])))) < 0.02
+    assert movement(model, old, inputs, 0, want)[0] > 0.1
 
 
 def test_the_smallest_graph_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

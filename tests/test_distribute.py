@@ -133,8 +133,8 @@ def test_inside_a_branch() -> None:
     "bounds", [(-10, 2), (2, 1 << 62), (-2, 100), (-4, 2), (0, -2), (1, 3), (-(1 << 63), 2), (2, (1 << 63) - 1)]
 )
 def test_heads_cut_by_a_slice_that_is_clamped(bounds: tuple[int, int]) -> None:
-    """The last two heads of a softmax less two of them: Slice takes a start or an end far beyond the axis for its end. Heads 1 and 2
-    read other heads of V than in a V that is repeated for all four."""
+    """The last two heads of a softmax less two of them: Slice takes a start or an end far beyond the axis for its end.
+    Heads 1 and 2 read other heads of V than in a V that is repeated for all four."""
     g = Graph(18)
     q, k = g.input("q", [1, 4, 5, 6]), g.input("k", [1, 4, 7, 6])
     v = g.input("v", [1, 2, 7, DV])

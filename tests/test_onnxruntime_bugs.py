@@ -89,6 +89,13 @@ def test_integer_max() -> None:
         assert have[0] == 0, REPAIRED
 
 
+def test_scale_as_float32() -> None:
+    feeds: dict[str, Array] = {"x": X.astype(np.float64), "w": X.T.astype(np.float64)}
+    have, want = (run(_model("scale_as_float32"), feeds, optimise=o)[0] for o in (True, False))
+    np.testing.assert_allclose(want, 0.1 * X @ X.T, rtol=1e-15)
+    np.testing.assert_allclose(have, np.float64(np.float32(0.1)) * X @ X.T, rtol=1e-15, err_msg=REPAIRED)
+
+
 def test_every_reproducer_is_run_and_on_the_page() -> None:
     text = Path(__file__).read_text()
     for path in FOLDER.iterdir():

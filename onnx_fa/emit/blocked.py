@@ -110,10 +110,12 @@ def emit(
     # A row without keys is NaN before it is rounded, as 0 * (1 / 0), where the spec says that it is NaN.
     share = b.op("Div", unit, total)
     if spec.empty_row != "nan":
-        share = b.op("Where", b.op("Greater", total, nought), share, nought)
+        share = b.op("Where", b.op("Equal", total, nought), nought, share)
 
     def weigh(step: _Step) -> list[ir.Value]:
         p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, safe)), share)
+        if spec.empty_row == "guarded":
+            p = step.b.op("Where", step.b.op("IsNaN", p), nought, p)
         pv = step.b.op("MatMul", rounded(step.b, rounding, p), step.columns(v, -2))
         return [step.b.op("Add", step.carried[0], pv)]
 

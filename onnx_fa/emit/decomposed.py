@@ -196,7 +196,7 @@ def canonical_operands(
     if compute_type(spec) != spec.dtype:
         q, kt, v = (cast(b, x, compute_type(spec)) for x in (q, kt, v))
     if spec.scale != 1.0:
-        q = b.op("Mul", q, b.const(np.asarray(spec.scale, NUMPY[compute_type(spec)])))
+        q = b.op("Mul", q, b.factor(spec.scale, NUMPY[compute_type(spec)], spec.D))
     sink = tensors.pop() if spec.sink is not None else None
     if sink is not None and spec.sink is not None and spec.sink.dtype != compute_type(spec):
         sink = cast(b, sink, compute_type(spec))

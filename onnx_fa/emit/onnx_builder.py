@@ -81,6 +81,14 @@ class OnnxBuilder:
             self.consts[key] = value
         return self.consts[key]
 
+    def factor(self, number: float, kind: type, width: int) -> ir.Value:
+        """A constant to multiply a tensor by whose last dim is `width`.
+
+        A float64 stands there `width` times: onnxruntime's optimiser makes a float32 of one number next to a MatMul
+        (`docs/onnxruntime-bugs.md`).
+        """
+        return self.const(np.full((width,) if kind is np.float64 else (), number, kind))
+
     def ints(self, *values: int) -> ir.Value:
         return self.const(np.asarray(values, np.int64), "ints")
 

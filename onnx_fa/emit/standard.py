@@ -37,6 +37,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError("the Attention op has no sink")
     if spec.weights is not None:
         raise UnsupportedError("the Attention op multiplies its probabilities by nothing")
+    if spec.dtype == "f64" and spec.mods and not _is_float32(spec.mods[0].cap):
+        raise UnsupportedError(f"a softcap of {spec.mods[0].cap!r}: the Attention op's is a float32")
     if spec.stats:
         raise UnsupportedError("the Attention op gives no row statistics")
     if any(isinstance(m, Elementwise) for m in spec.masks):
@@ -63,6 +65,8 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
     layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
     q, k, v = (transpose(b, x, inverse(p)) for x, p in zip(operands, layouts, strict=False))
     attrs: dict[str, Attr] = {"scale": float(spec.scale)}
+    if spec.dtype == "f64" and spec.scale != 1.0:  # the op takes the root of its scale in float32
+        q, attrs["scale"] = b.op("Mul", q, b.factor(spec.scale, np.float64, spec.D)), 1.0
     if spec.mods:
         attrs["softcap"] = float(spec.mods[0].cap)
     tensors = iter(operands[3:])
@@ -94,6 +98,10 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
         bias = b.op("Expand", bias, _lengths(b, spec, q, k))
     out = b.op("Attention", q, k, v, *([bias] if bias is not None else []), **attrs)
     return [transpose(b, out, spec.o_layout)]
+
+
+def _is_float32(number: float) -> bool:
+    return float(np.float32(number)) == number
 
 
 def _full(spec: AttentionSpec) -> bool:

@@ -14,6 +14,8 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY, build_match
+from onnx_fa.match.low_scores import check_whole_rows
+from onnx_fa.match.nans import check_nan
 from onnx_fa.match.operands import (
     Site,
     common_reading,
@@ -163,6 +165,8 @@ def _match_tail(
         raise NoMatch(
             "exponentials without the row maximum overflow, and a guard turns the NaN of that into zero", anchor.node
         )
+    if anchor.op.startswith("Exp/") or behind.steps:
+        check_nan(view, anchor, behind, output)
     if sink is not None and behind.steps:
         raise NoMatch("a softmax with a sink is divided anew, without the sink", behind.weighting.product.node)
     v = behind.weighting.product.operands[1 - behind.weighting.side]
@@ -193,6 +197,8 @@ def _match_tail(
             )
             if why is not None and match.spec.empty_row == "nan" and not never_empty(match.spec.masks):
                 raise why  # a dropped probability is zero even where its row is NaN
+            if anchor.by_log:
+                check_whole_rows(view, match.spec, match.operands, anchor.node)
             match = replace(match, spec=replace(match.spec, rounding=behind.rounding))
             return match, qk.node, site
         except NoMatch as e:

@@ -1,4 +1,4 @@
-"""How low masks can push the scores of a row, where the model reads a row statistic.
+"""How low masks can push the scores of a row, where the model reads a row statistic or takes probabilities by one.
 
 A kernel works in units of log2 and so tells no finite statistic below LOWEST_STAT from the lowest f32 (`AttentionSpec.stats`). The
 two agree where what masks make of a score is either a number above that or the lowest f32 itself; anything between is refused.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE, ScoreExpr
+from onnx_fa.expr import SCORE, ScoreExpr, leaves
 from onnx_fa.graph_view import Array, GraphView
 from onnx_fa.match.types import Call, Const, Expr, NoMatch
 from onnx_fa.ops import op_of
@@ -55,6 +55,8 @@ class Values:
 SCORES = Values(-1e12, 1e12)
 """A product of Q and K: one beyond that is no score that a model computes with."""
 ANYTHING = Values(-math.inf, math.inf)
+_MASKS = 1e4
+"""A number this large masks scores, added or subtracted."""
 
 
 def check_low_scores(view: GraphView, spec: AttentionSpec, operands: Sequence[Expr], node: ir.Node | None) -> None:
@@ -69,6 +71,34 @@ def check_low_scores(view: GraphView, spec: AttentionSpec, operands: Sequence[Ex
             raise NoMatch("a row statistic of scores to which a mask adds numbers that are not known", node)
         if scores.low < LOWEST_STAT:
             raise NoMatch(f"a row statistic of scores that a mask can make as low as {scores.low:g}", node)
+
+
+def check_whole_rows(view: GraphView, spec: AttentionSpec, operands: Sequence[Expr], node: ir.Node) -> None:
+    """Raises NoMatch, at `node`, where a finite number may mask every key of a row, for a model whose probabilities are
+    exp(score - log-sum-exp): the log-sum-exp of such a row has lost log(Skv), so that each of its probabilities is 1."""
+    if all(_keeps_first_key(m) for m in spec.masks):
+        return
+    rest = iter(operands[3:])
+    for term in spec.masks:
+        tensors = [(t, next(rest)) for t in term_tensors(term)]
+        numbers = [_of_operand(view, operand) for t, operand in tensors if t.kind == "float"]
+        if any(x.lowest or x.low <= -_MASKS or x.high >= _MASKS for x in numbers):
+            raise NoMatch("probabilities by a log-sum-exp of scores to which a mask may add very low numbers", node)
+        fills = [leaf[1] for leaf in leaves(_expression(term)) if leaf[0] == "f"]
+        if any(math.isfinite(fill) and abs(fill) >= _MASKS for fill in fills):
+            raise NoMatch(
+                f"probabilities by a log-sum-exp are 1 each in a row that {min(fills):g} masks throughout", node
+            )
+
+
+def _keeps_first_key(term: MaskTerm) -> bool:
+    """Whether a mask is causal, so that every query sees key 0."""
+    if isinstance(term, Causal):
+        return isinstance(term.offset, int) and term.offset >= 0
+    match term:
+        case Elementwise(("Where", ("LessOrEqual", ("k",), ("q",)), ("score",), ("f", _))):
+            return True
+    return False
 
 
 def _expression(term: MaskTerm) -> ScoreExpr:

@@ -81,6 +81,8 @@ class Anchor:
     """Nodes of the softmax itself that read `prob`."""
     unscaled: bool = False
     """`prob` are exponentials that are masked first, and then divided by their sum."""
+    by_log: bool = False
+    """`prob` is the exponential of the score less the row's log-sum-exp, as numbers of the score's size."""
     axis: int = -1
     """The axis of `score` and `prob` that the softmax is over, counted from the end."""
 

@@ -209,6 +209,8 @@ def _with(state: _State, after: After) -> _State:
         raise NoMatch("the probabilities are multiplied by two tensors with values per query and key", node)
     if after.weights is not None and (state.rounding is not None or state.drops):
         raise NoMatch("the probabilities are changed before they are multiplied by values per query and key", node)
+    if after.guard == "guarded" and state.steps:
+        raise NoMatch("probabilities that are masked and divided anew may be NaN, which a guard turns into zero", node)
     if after.guard and (state.wrap or state.keys or weighted):
         raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", node)
     if after.guard == "zero" and state.steps:

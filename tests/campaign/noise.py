@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,8 +21,9 @@ ROUNDED = (
     "MatMul Gemm Einsum FusedMatMul Mul Div Add Sub Exp Log Softmax LogSoftmax ReduceSum ReduceMean ReduceLogSumExp Tanh Sigmoid "
     "Sqrt Pow Softplus Erf Attention"
 ).split()
-LARGEST = 3e4
-"""Larger numbers are kept: a fill that masks keys is to swallow all scores alike."""
+LARGEST = {T.FLOAT: 3e4, T.FLOAT16: 3e4, T.BFLOAT16: 2e10, T.DOUBLE: 3e4}
+"""Larger numbers are kept: a fill that masks keys is to swallow all scores alike. In bf16 smaller ones swallow scores too, which
+they do not where a site computes in f32."""
 SWALLOWED = ("ReduceLogSumExp",)
 """Whoever subtracts this from a number of its own size reads its last digits, however large it is."""
 SAMPLES = 6
@@ -43,7 +45,8 @@ def element_types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """The model with every number that its arithmetic makes moved by a little, up or down as a fast wave of the number says."""
+    """The model with every number that its arithmetic makes moved by a little, up or down as a fast wave of the number says, or for
+    an even seed of its place: equal numbers, such as products of equal rows, are moved apart."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     kinds = element_types(model)
@@ -55,7 +58,7 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
         kind = kinds.get(node.output[0], 0) if node.output else 0
         if node.op_type in ROUNDED and node.domain != "my" and kind in ROUNDING:
             out, node.output[0] = node.output[0], f"noise{n}_exact"
-            largest = LARGEST if node.op_type not in SWALLOWED else np.inf
+            largest = LARGEST[kind] if node.op_type not in SWALLOWED else np.inf
             # Numbers that a sum has swallowed make the same of every other one; what was lost differs.
             terms = tuple(node.input) if node.op_type in ("Add", "Sub") else (node.output[0],)
             new, constants = _wave(f"noise{n}_", node.output[0], out, kind, seed, largest, terms)
@@ -69,9 +72,10 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 def _wave(
     own: str, exact: str, out: str, kind: int, seed: int, largest: float, terms: Sequence[str]
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """out = exact * (1 + step * sin(12345.678 * (term + 0.37 * other term) + seed)) where |exact| < largest, else exact."""
+    """out = exact * (1 + step * sin(faster * x + seed)) where |exact| < largest, else exact; for an odd seed x is term + 0.37 *
+    other term, for an even one the place in the tensor."""
     step, limit = np.float32(ROUNDING[kind]), np.asarray(largest).astype(h.tensor_dtype_to_np_dtype(kind))
-    numbers = {
+    numbers: dict[str, Any] = {
         "faster": np.float32(12345.678 * (1 + seed / 10)),  # a number added to a large angle would be lost
         "seed": np.float32(seed),
         "nought": np.float32(0),
@@ -80,7 +84,18 @@ def _wave(
         "step": step,
         "limit": limit,
     }
+    places: list[onnx.NodeProto] = []
+    if seed % 2 == 0:
+        numbers |= {"first": np.int64(0), "one": np.int64(1)}
+        terms = [f"{own}place"]
+        places = [
+            h.make_node("Shape", [exact], [f"{own}shape"]),
+            h.make_node("Size", [exact], [f"{own}count"]),
+            h.make_node("Range", [f"{own}first", f"{own}count", f"{own}one"], [f"{own}index"]),
+            h.make_node("Reshape", [f"{own}index", f"{own}shape"], terms),
+        ]
     nodes = [
+        *places,
         h.make_node("Cast", [terms[0]], [f"{own}f32"], to=T.FLOAT),
         h.make_node("Cast", [terms[-1]], [f"{own}last"], to=T.FLOAT),
         h.make_node("Mul", [f"{own}last", f"{own}other"], [f"{own}less"]),

@@ -1,0 +1,40 @@
+"""NaN that only the spelling of a softmax makes: it becomes the number that it stands for, unless the model asks for it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_fa.graph_view import GraphView
+from onnx_fa.match.types import Anchor, Behind, NoMatch
+from onnx_fa.ops import op_of
+
+_KEEPS = frozenset("Identity Cast Dropout Reshape Transpose Squeeze Unsqueeze Expand Slice Add Sub Mul Div Neg".split())
+_ASKS = ("IsNaN", "QuantizeLinear", "Equal")
+_FAR = 100
+"""So many values are looked at behind a site."""
+
+
+def check_nan(view: GraphView, anchor: Anchor, behind: Behind, output: ir.Value) -> None:
+    """Raises NoMatch where a NaN that only the spelling made, and a rewritten model does not, becomes a number behind the site."""
+    why = "exponentials without the row maximum overflow"
+    if behind.steps:
+        why = "probabilities that are masked and divided anew may be zero by zero"
+    asking = _asks_for_nan(view, output)
+    if asking is not None:
+        raise NoMatch(f"{why}, and {op_of(asking)} behind the attention tells the NaN of that from a number", asking)
+    if behind.rounding is not None:
+        raise NoMatch(f"{why}, and the NaN of that is rounded to a number", anchor.node)
+
+
+def _asks_for_nan(view: GraphView, value: ir.Value) -> ir.Node | None:
+    """A node that makes a number of a NaN in the value, or tells it from a number, before anything computes with it but by
+    elements."""
+    stack, seen = [value], {value}
+    while stack and len(seen) < _FAR:
+        for user in view.users(stack.pop()):
+            if op_of(user) in _ASKS:
+                return user
+            if op_of(user) in _KEEPS and user.outputs[0] not in seen:
+                seen.add(user.outputs[0])
+                stack.append(user.outputs[0])
+    return None
