@@ -45,10 +45,10 @@ from onnx_fa.target import Target, parse_target
 from onnx_fa.ties import rounds as ties
 from onnx_fa.ties import slack
 
-MODEL_TOLERANCE = {"f64": 1e-4, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
+MODEL_TOLERANCE = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
 """Whole models: largest difference over the largest magnitude of the output, by the model's narrowest float type, or by how a site
 was compiled because it was asked for."""
-SITE_TOLERANCE = {"f64": 2e-6, "f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
+SITE_TOLERANCE = {"f64": 1e-12, "f32": 2e-6, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
 """One site against float64: 2-norm of the difference over the 2-norm of the reference. Where the original itself is
 further off, its error is allowed, but never more than ten times this. The last are for kernels that were asked for that."""
 ROUNDING = {"f64": 2.3e-16, "f32": 1.2e-7, "f16": 9.8e-4, "bf16": 7.9e-3, **LOSSY_PRODUCT}
@@ -183,7 +183,7 @@ def verify(
             f"no kernel for {m.node}: {m.reason}" for m in planned.misses if m not in report.misses
         ] + kernels.notes
         coarse = [s.lossy for s in inspected if s.lossy in LOSSY_PRODUCT]
-        compared = _Comparison(runs, kernels, load_module(module, target.device), _narrowest(clean), coarse)
+        compared = _Comparison(runs, kernels, load_module(module, target.device), _narrowest(clean, rewritten), coarse)
         drawn = draw(clean, seeds, dims)
         for draw_ in drawn:
             progress(f"inputs {draw_.name}")
@@ -385,10 +385,14 @@ def _site_output(site: Site) -> ir.Value:
     return site.output
 
 
-def _narrowest(model: ir.Model) -> str:
-    """The narrowest float type among the model's inputs, weights and outputs."""
+def _narrowest(model: ir.Model, typed: ir.Model) -> str:
+    """The narrowest float type among the model's inputs, weights and outputs; f64 only where no node computes in another, by the
+    types that were inferred for its rewritten form, `typed`."""
     values = (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values())
     seen = {_FLOATS[v.dtype] for v in values if v.dtype in _FLOATS}
+    made = {out.dtype for node in typed.graph.all_nodes() for out in node.outputs}
+    if seen == {"f64"} and None not in made and {_FLOATS[d] for d in made if d in _FLOATS} == {"f64"}:
+        return "f64"
     return next((d for d in ("bf16", "f16", "f32") if d in seen), "f32")
 
 

@@ -12,7 +12,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import onnx_fa.backend.run
 import onnx_fa.emit.kernel
@@ -20,7 +20,8 @@ from onnx_fa import io
 from onnx_fa.cli import main
 from onnx_fa.errors import MismatchError, ModelError, RunError
 from onnx_fa.inputs import input_shapes, random_inputs, symbols
-from onnx_fa.verifier import VerifyReport, norm_error, verify
+from onnx_fa.rewriter import rewrite_in_place
+from onnx_fa.verifier import VerifyReport, _narrowest, norm_error, verify
 from tests import tiny
 
 # By import_module, because `onnx_fa.verify` may also be the function of that name.
@@ -281,3 +282,22 @@ def test_results_that_are_never_finite_show_nothing(tmp_path: Path) -> None:
     assert [c.inputs for c in report.checks if c.ok is False] == ["all"]
     with pytest.raises(MismatchError, match="no inputs that were tried give a finite value"):
         report.check()
+
+
+@pytest.mark.parametrize(("narrow", "want"), [(False, "f64"), (True, "f32")])
+def test_f64_is_held_to_f64(tmp_path: Path, narrow: bool, want: str) -> None:
+    """A model of float64 throughout has float64's tolerance; one that computes in f32 in between has that of f32."""
+    nodes = [
+        onnx.helper.make_node("MatMul", ["q", "k"], ["s"]),
+        onnx.helper.make_node("Cast", ["s"], ["t"], to=TensorProto.FLOAT if narrow else TensorProto.DOUBLE),
+        onnx.helper.make_node("Cast", ["t"], ["u"], to=TensorProto.DOUBLE),
+        onnx.helper.make_node("Softmax", ["u"], ["p"], axis=-1),
+        onnx.helper.make_node("MatMul", ["p", "v"], ["o"]),
+    ]
+    shapes = {"q": [2, 5, 4], "k": [2, 4, 6], "v": [2, 6, 3]}
+    inputs = [onnx.helper.make_tensor_value_info(n, TensorProto.DOUBLE, s) for n, s in shapes.items()]
+    outputs = [onnx.helper.make_tensor_value_info("o", TensorProto.DOUBLE, [2, 5, 3])]
+    path = tiny.save(tmp_path / "a.onnx", nodes, inputs, outputs)
+    rewritten = io.load(path)
+    rewrite_in_place(rewritten, "decomposed")
+    assert _narrowest(io.load(path), rewritten) == want
