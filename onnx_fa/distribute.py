@@ -282,6 +282,8 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
     if node is None or whole is None or shape is None or shown is None or view.opset < 10:
         return None
     rank = len(shape)
+    if rank < 3:
+        return None
     if op_of(node) == "Gather":
         axis, index = attr_int(node, "axis", 0) % rank, view.const(node.inputs[1])
         total = shape[axis]

@@ -69,7 +69,7 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
         return None
     pool, index = gather.inputs
     before, of = view.shape(pool), view.shape(index)
-    if pool is None or index is None or index.dtype not in _TYPES or before is None or of is None:
+    if pool is None or index is None or index.dtype not in _TYPES or not before or of is None:
         return None
     at = attr_int(gather, "axis", 0) % len(before)
     inner = before[at + 1 + (paged is not None) :]

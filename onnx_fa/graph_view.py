@@ -11,8 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.bounded import MOST_FOLDED, result_elements
-from onnx_fa.errors import ModelError
-from onnx_fa.ops import STANDARD, op_of
+from onnx_fa.ops import STANDARD, op_of, typed_attr
 from onnx_fa.spec import Dim, DType
 from onnx_fa.symbolic import SymbolicShapes, node_axes, recorded, settled
 
@@ -268,14 +267,6 @@ def outer_reads(node: ir.Node) -> Iterable[ir.Value]:
 def default_opset(model: ir.Model) -> int:
     imports = model.opset_imports
     return imports.get("", imports.get("ai.onnx", 1))
-
-
-def typed_attr(node: ir.Node, name: str, kind: ir.AttributeType) -> ir.Attr | None:
-    """Raises ModelError for an attribute of another type (those of ops that onnx does not know are not checked when reading)."""
-    attr = node.attributes.get(name)
-    if attr is not None and attr.type != kind:
-        raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not a {kind}")
-    return attr
 
 
 def attr_int(node: ir.Node, name: str, default: int) -> int:

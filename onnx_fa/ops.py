@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onnx_fa.errors import ModelError
+
 STANDARD = frozenset(["", "ai.onnx"])
 """The names of ONNX's own domain."""
 CONTRIB = "com.microsoft"
@@ -21,3 +23,11 @@ def op_of(node: ir.Node | onnx.NodeProto) -> str:
     """
     name = node.op_type if node.domain in STANDARD else f"{node.domain}.{node.op_type}"
     return f"{name}:{node.overload}" if node.overload else name  # only calls of functions have an overload
+
+
+def typed_attr(node: ir.Node, name: str, kind: ir.AttributeType) -> ir.Attr | None:
+    """Raises ModelError for an attribute of another type (those of ops that onnx does not know are not checked when reading)."""
+    attr = node.attributes.get(name)
+    if attr is not None and attr.type != kind:
+        raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not a {kind}")
+    return attr

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_fa.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
+from onnx_fa.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of, typed_attr
 from onnx_fa.spec import Dim
 
 Shape = tuple[Dim | None, ...]
@@ -73,6 +73,15 @@ def node_axes(node: ir.Node, const: Const) -> list[int] | None:
         return list(node.attributes["axes"].as_ints())
     array = const(node.inputs[1]) if len(node.inputs) > 1 else None
     return None if array is None or array.dtype.kind not in "iu" else [int(a) for a in array.reshape(-1)]
+
+
+def placed_axes(axes: Sequence[int] | None, rank: int) -> set[int] | None:
+    """The axes counted from the front. None where they are unknown, one is there twice, or is none of so many axes: a scalar
+    has none at all."""
+    if axes is None or not all(-rank <= a < rank for a in axes):
+        return None
+    found = {a % rank for a in axes}
+    return found if len(found) == len(axes) else None
 
 
 class SymbolicShapes:
@@ -275,10 +284,9 @@ class SymbolicShapes:
         return [(*first[:axis], d, *first[axis + 1 :]) for d in sizes]
 
     def _reduced(self, node: ir.Node, shape: Shape) -> Shape | None:
-        axes = node_axes(node, self._const)
-        if not axes:
+        gone = placed_axes(node_axes(node, self._const), len(shape))
+        if not gone:
             return None
-        gone = {a % len(shape) for a in axes}
         if "keepdims" in node.attributes and not node.attributes["keepdims"].as_int():
             return tuple(d for i, d in enumerate(shape) if i not in gone)
         return tuple(1 if i in gone else d for i, d in enumerate(shape))
@@ -288,11 +296,11 @@ class SymbolicShapes:
         if axes is None:
             return None
         if op_of(node) == "Squeeze":
-            drop = {a % len(shape) for a in axes}
-            return tuple(d for i, d in enumerate(shape) if i not in drop)
+            drop = placed_axes(axes, len(shape))
+            return None if drop is None else tuple(d for i, d in enumerate(shape) if i not in drop)
         rank = len(shape) + len(axes)
-        put, rest = {a % rank for a in axes if -rank <= a < rank}, iter(shape)
-        if len(put) != len(axes):  # an axis twice, or one that there is not
+        put, rest = placed_axes(axes, rank), iter(shape)
+        if put is None:
             return None
         return tuple(1 if i in put else next(rest) for i in range(rank))
 
@@ -394,7 +402,8 @@ def _equal(a: Dim | None, b: Dim | None) -> Dim | None:
 
 
 def _int(node: ir.Node, name: str, default: int) -> int:
-    return int(node.attributes[name].as_int()) if name in node.attributes else default
+    attr = typed_attr(node, name, ir.AttributeType.INT)
+    return default if attr is None else int(attr.as_int())
 
 
 # Arithmetic on dims. A sum or product of symbols is a symbol again, spelled the same way wherever it is computed.

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, is_small, kind_of
 from onnx_fa.graph_view import FLOATS, GraphView, attr_float
 from onnx_fa.match import Map, NoMatch, Peel
-from onnx_fa.ops import op_of
+from onnx_fa.ops import op_of, typed_attr
 from onnx_fa.patterns.quant import rounding
 from onnx_fa.spec import GRIDS
 
@@ -51,7 +51,7 @@ def _mish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
 
 
 def _gelu(node: ir.Node, x: ScoreExpr) -> ScoreExpr | None:
-    approximate = node.attributes.get("approximate")
+    approximate = typed_attr(node, "approximate", ir.AttributeType.STRING)
     if approximate is not None and approximate.as_string() != "none":
         return None
     return ("Mul", ("Mul", x, _f(0.5)), ("Add", _f(1), ("Erf", ("Mul", x, _f(math.sqrt(0.5))))))

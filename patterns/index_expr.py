@@ -80,6 +80,13 @@ class Leaf:
     index: Index
 
 
+def _placed(axis: int, rank: int) -> int:
+    """The axis counted from the front. Raises Untraceable where there is no such axis."""
+    if not -rank <= axis < rank:
+        raise Untraceable
+    return axis % rank
+
+
 class Tracer:
     """Reads values for scores of `shape` (*B, Hq, Sq, Skv). `compute` is the type that score expressions are computed in."""
 
@@ -153,8 +160,8 @@ class Tracer:
         return found
 
     def _at(self, value: ir.Value, index: Index) -> ScoreExpr:
-        kind = kind_of_value(value)
-        if kind is None:
+        kind, dims = kind_of_value(value), self.view.shape(value)
+        if kind is None or (dims is not None and len(dims) != len(index)):
             raise Untraceable
         try:
             down = self._down(value, index, kind)
@@ -362,6 +369,10 @@ class Tracer:
             return self.algebra.add(i, size)
         raise Untraceable
 
+    def _number(self, value: ir.Value | None) -> ScoreExpr:
+        """The only element of an operand that is one number: onnxruntime takes a vector of one for a scalar."""
+        return self._read(value, tuple(integer(0) for _ in self.view.shape(value) or ()))
+
     def _read(self, value: ir.Value | None, index: Index) -> ScoreExpr:
         if value is None:
             raise Untraceable
@@ -442,7 +453,7 @@ class Tracer:
         axes = axes_of(self.view, node)
         if axes is None:
             raise Untraceable
-        drop = {a % len(index) for a in axes}
+        drop = {_placed(a, len(index)) for a in axes}
         return self._read(node.inputs[0], tuple(i for n, i in enumerate(index) if n not in drop))
 
     def _squeeze(self, node: ir.Node, index: Index) -> ScoreExpr:
@@ -450,7 +461,7 @@ class Tracer:
         if dims is None:
             raise Untraceable
         axes = axes_of(self.view, node) if len(node.inputs) > 1 or "axes" in node.attributes else None
-        units = [n for n, d in enumerate(dims) if d == 1] if axes is None else [a % len(dims) for a in axes]
+        units = [n for n, d in enumerate(dims) if d == 1] if axes is None else [_placed(a, len(dims)) for a in axes]
         if len(dims) - len(units) != len(index):
             raise Untraceable
         rest = iter(index)
@@ -532,7 +543,7 @@ class Tracer:
             raise Untraceable
         result = list(index)
         for start, axis, step in zip(first, axes.reshape(-1), steps.reshape(-1), strict=True):
-            n = int(axis) % len(dims)
+            n = _placed(int(axis), len(dims))
             if int(step) < 1:
                 raise Untraceable
             origin = integer(start)
@@ -549,7 +560,7 @@ class Tracer:
         dims, inner = self.view.shape(data), self.view.shape(where)
         if dims is None or inner is None:
             raise Untraceable
-        axis = attr_int(node, "axis", 0) % len(dims)
+        axis = _placed(attr_int(node, "axis", 0), len(dims))
         chosen = self._read(where, index[axis : axis + len(inner)])
         chosen = self._inside(chosen, dims[axis])
         return self._read(data, (*index[:axis], chosen, *index[axis + len(inner) :]))
@@ -566,12 +577,12 @@ class Tracer:
 
     def _gather_elements(self, node: ir.Node, index: Index) -> ScoreExpr:
         dims = self.view.shape(node.inputs[0])
-        axis = attr_int(node, "axis", 0) % len(index)
+        axis = _placed(attr_int(node, "axis", 0), len(index))
         chosen = self._inside(self._read(node.inputs[1], index), dims[axis] if dims is not None else None)
         return self._read(node.inputs[0], (*index[:axis], chosen, *index[axis + 1 :]))
 
     def _concat(self, node: ir.Node, index: Index) -> ScoreExpr:
-        axis = attr_int(node, "axis", 0) % len(index)
+        axis = _placed(attr_int(node, "axis", 0), len(index))
         i = index[axis]
         result: list[tuple[ScoreExpr, ScoreExpr]] = []
         base = 0
@@ -599,7 +610,7 @@ class Tracer:
         return total
 
     def _split(self, node: ir.Node, value: ir.Value, index: Index) -> ScoreExpr:
-        axis = attr_int(node, "axis", 0) % len(index)
+        axis = _placed(attr_int(node, "axis", 0), len(index))
         start = 0
         for out in node.outputs:
             if out is value:
@@ -612,7 +623,7 @@ class Tracer:
         return self._read(node.inputs[0], (*index[:axis], moved, *index[axis + 1 :]))
 
     def _range(self, node: ir.Node, index: Index) -> ScoreExpr | None:
-        start, step = (self._read(node.inputs[i], ()) for i in (0, 2))
+        start, step = (self._number(node.inputs[i]) for i in (0, 2))
         kind = kind_of_value(node.outputs[0])
         if kind == "float":
             whole = [int(x[1]) if x[0] == "f" and x[1] == int(x[1]) else None for x in (start, step)]
@@ -629,7 +640,7 @@ class Tracer:
 
     def _trilu(self, node: ir.Node, index: Index) -> ScoreExpr | None:
         by = node.inputs[1] if len(node.inputs) > 1 else None
-        shift = integer(0) if by is None else self._read(by, (integer(0),) if self.view.shape(by) == (1,) else ())
+        shift = integer(0) if by is None else self._number(by)
         right = self.algebra.add(index[-1], index[-2], -1)
         op = "GreaterOrEqual" if attr_int(node, "upper", 1) else "LessOrEqual"
         keep = self.algebra.compare(op, right, shift)
@@ -659,7 +670,7 @@ class Tracer:
         axis = self.view.scalar(node.inputs[1])
         if axis is None:
             return None
-        n = int(axis) % len(index)
+        n = _placed(int(axis), len(index))
         anywhere = self._anywhere.setdefault(node, ("var", len(self._anywhere)))
         each = self._read(node.inputs[0], (*index[:n], anywhere, *index[n + 1 :]))
         if each[0] != "i":
@@ -686,7 +697,7 @@ class Tracer:
             return None
         for op, bound in zip(("Max", "Min"), node.inputs[1:], strict=False):
             if bound is not None:
-                found = self.algebra.apply(op, (result, self._read(bound, ())), kind, out.dtype.numpy())
+                found = self.algebra.apply(op, (result, self._number(bound)), kind, out.dtype.numpy())
                 if found is None:
                     return None
                 result = found

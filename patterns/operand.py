@@ -33,6 +33,7 @@ from onnx_fa.match.axes import (
 from onnx_fa.ops import op_of
 from onnx_fa.patterns.quant import Dequantized, dequantized
 from onnx_fa.spec import Dim, Quantized
+from onnx_fa.symbolic import placed_axes
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,11 @@ def readings(
                 state = replace(state, value=part.source, integers=(part, here))
             else:
                 state = _step(view, state)
-    if not found:
-        found = [_viewed(value, axes, groups, sources, repeat_heads=False)]
-    if head.atoms and not present & set(head.atoms):
+    inside = bool(present & set(head.atoms))
+    # A walk up the graph that begins at another rank may find a single head only, of which a Tile makes them all.
+    if not found or (inside and all(c.heads != head.size for c in found)):
+        found.insert(0, _viewed(value, axes, groups, sources, repeat_heads=False))
+    if head.atoms and not inside:
         found.insert(0, _viewed(value, axes, groups, sources, repeat_heads=True))
     return found
 
@@ -406,15 +409,15 @@ def _scaled(view: GraphView, state: _State, node: ir.Node) -> _State | None:
 def _units(view: GraphView, node: ir.Node, axes: tuple[_Pieces, ...], rank: int) -> list[_Pieces] | None:
     """Undoes Squeeze (puts unit axes back) or Unsqueeze (drops them)."""
     listed = axes_of(view, node)
-    if listed is None:
+    unsqueeze = op_of(node) == "Unsqueeze"
+    placed = placed_axes(listed, len(axes) if unsqueeze else rank)
+    if placed is None:
         return None
-    if op_of(node) == "Unsqueeze":
-        drop = {a % len(axes) for a in listed}
-        lost = [a for i in drop for a in axes[i] if a.size != 1 and not a.repeated]
-        return None if lost else [axis for i, axis in enumerate(axes) if i not in drop]
-    put = {a % rank for a in listed}
+    if unsqueeze:
+        lost = [a for i in placed for a in axes[i] if a.size != 1 and not a.repeated]
+        return None if lost else [axis for i, axis in enumerate(axes) if i not in placed]
     rest = iter(axes)
-    return [() if i in put else next(rest) for i in range(rank)]
+    return [() if i in placed else next(rest) for i in range(rank)]
 
 
 def _unexpand(axes: tuple[_Pieces, ...], shape: tuple[Dim | None, ...], head: Atom | None) -> list[_Pieces] | None:
@@ -440,6 +443,8 @@ def _ungather(
     view: GraphView, node: ir.Node, axes: tuple[_Pieces, ...], shape: tuple[Dim | None, ...], head: Atom | None
 ) -> list[_Pieces] | None:
     """Undoes a Gather that repeats every head: indices 0, 0, 1, 1, ... along a whole head axis."""
+    if not shape:
+        return None
     indices = view.const(node.inputs[1])
     axis = attr_int(node, "axis", 0) % len(shape)
     before = shape[axis]

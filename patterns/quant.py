@@ -53,6 +53,8 @@ def _by_op(view: GraphView, node: ir.Node) -> Dequantized | None:
     dims, shape = view.shape(source), view.shape(scale)
     if dims is None or shape is None or scale.dtype not in DTYPES or scale.dtype != node.outputs[0].dtype:
         return None
+    if zero is not None and _differs(shape, view.shape(zero)):
+        return None  # the op would fail
     number = DTYPES[scale.dtype]
     axis = attr_int(node, "axis", 1)
     block = attr_int(node, "block_size", 0)
@@ -124,6 +126,14 @@ def _by_hand(view: GraphView, value: ir.Value) -> Dequantized | None:
             known, scale_of, zero_of = (), _flat(view, scale), zero_of and _flat(view, zero_of)
         return Dequantized(source, _INTEGERS[source.dtype], known, scale_of, zero_of, DTYPES[value.dtype])
     return None
+
+
+def _differs(shape: Sequence[Dim | None], other: Sequence[Dim | None] | None) -> bool:
+    """Whether a scale and a zero point provably are of other shapes. A single number has any rank in onnxruntime."""
+    if other is None or all(d == 1 for d in (*shape, *other)):
+        return False
+    pairs = zip(shape, other, strict=False)
+    return len(shape) != len(other) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
 
 
 def _broadcasts(shape: Sequence[Dim | None], dims: Sequence[Dim | None]) -> bool:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_fa.graph_view import FLOATS, GraphView, attr_int, axes_of
 from onnx_fa.ops import op_of
 from onnx_fa.spec import Dim
+from onnx_fa.symbolic import placed_axes
 
 
 def plain(view: GraphView, value: ir.Value | None) -> ir.Value | None:
@@ -126,7 +127,9 @@ def overall_max(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.V
         return None
     if shape is None:
         return None
-    reduced = {a % len(shape) for a in axes} if axes else set(range(len(shape)))
+    reduced = placed_axes(axes, len(shape)) if axes else set(range(len(shape)))
+    if reduced is None:
+        return None
     kept = attr_int(node, "keepdims", 1) == 1 or len(reduced) == len(shape)
     return node.inputs[0] if kept and len(shape) + axis in reduced else None
 

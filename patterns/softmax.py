@@ -60,7 +60,7 @@ def _over_axis(view: GraphView, node: ir.Node, score: ir.Value, prob: ir.Value, 
     shape = view.shape(score)
     if view.last_axis(node, score, axis):
         return Anchor(node, op, score, prob)
-    if view.opset < 13 and shape is not None and all(d == 1 for d in shape[axis % len(shape) : -1]):
+    if view.opset < 13 and shape and all(d == 1 for d in shape[axis % len(shape) : -1]):
         return Anchor(node, op, score, prob)
     turned = _turned(view, node, axis)
     if turned is not None:

@@ -151,3 +151,39 @@ def test_a_model_of_an_old_ir_version_loads_in_every_form(form: Form) -> None:
     new, report = rewrite(model, form)
     assert isinstance(new, onnx.ModelProto) and len(report.sites) + len(report.misses) == 1
     assert_same(run(model, feeds(model)), run(new, feeds(model)))
+
+
+def _parsed(inputs: str, nodes: str, constants: str) -> onnx.ModelProto:
+    text = f"g ({inputs}) => (float[a, b, c, d] o) <{constants}> {{ {nodes} }}"
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 13]> {text}')
+
+
+def test_a_range_that_begins_at_a_vector_of_one() -> None:
+    """onnxruntime refuses it of a constant, even one that its optimiser finds, and takes it of what the model computes."""
+    model = _parsed(
+        "float[1,2,3,4] q, float[1,2,4,3] k, float[1,2,3,4] v, int64[3,1] last",
+        "s = MatMul (q, k) first = Range (zero, one, one) at = Range (first, three, one) keep = LessOrEqual (at, last)"
+        " m = Where (keep, s, low) p = Softmax <axis = -1> (m) o = MatMul (p, v)",
+        "int64 zero = {0}, int64 one = {1}, int64 three = {3}, float low = {-1e9}",
+    )
+    inputs = {"q": random(1, 2, 3, 4), "k": random(1, 2, 4, 3), "v": random(1, 2, 3, 4)}
+    inputs["last"] = np.array([[0], [1], [2]], np.int64)
+    for form in ("decomposed", "blocked"):
+        new, report = rewrite(model, form)
+        assert len(report.sites) == 1
+        assert_same(run(model, inputs, optimise=False), run(new, inputs))
+
+
+def test_one_head_that_a_tile_repeats_before_the_rank_is_that_of_the_site() -> None:
+    """Each of two heads has one key: what is tiled may as well be Q, which is never read with fewer heads than it has."""
+    model = _parsed(
+        "float[1,1,3] k, float[1,2,1,1] v",
+        "r = Reshape (k, split) t = Tile (r, heads) kt = Transpose <perm = [0, 1, 3, 2]> (t) s = MatMul (k, kt)"
+        " p = Softmax <axis = 3> (s) o = MatMul (p, v)",
+        "int64[4] split = {0, 0, 1, 3}, int64[4] heads = {1, 2, 1, 1}",
+    )
+    inputs = {"k": random(1, 1, 3), "v": random(1, 2, 1, 1)}
+    for form in ("decomposed", "blocked"):
+        new, report = rewrite(model, form)
+        assert len(report.sites) == 1
+        assert_same(run(model, inputs), run(new, inputs))

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 
 from onnx_fa.checks.graphs import check_calls, check_functions, check_graph, check_opsets
+from onnx_fa.checks.words import check_metadata, check_text
 from onnx_fa.errors import ModelError
 
 
@@ -19,6 +20,14 @@ def check_proto(proto: onnx.ModelProto, base: Path) -> None:
     """`base` is the folder that external data lies in. Raises ModelError, without the model's name."""
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError("not an ONNX model (no graph in it); pass a file that torch.onnx.export or onnx.save wrote")
+    check_text(
+        "the model's producer, domain or doc string",
+        proto.producer_name,
+        proto.producer_version,
+        proto.domain,
+        proto.doc_string,
+    )
+    check_metadata("the model", proto.metadata_props)
     opsets = check_opsets(proto)
     functions = check_functions(proto, base)
     nodes = check_graph(proto.graph, opsets, base)

@@ -10,7 +10,7 @@ import onnx
 
 from onnx_fa.checks.nodes import check_attribute, check_node, graphs_of
 from onnx_fa.checks.tensors import check_kind, check_tensor
-from onnx_fa.checks.words import check_text, node_label
+from onnx_fa.checks.words import check_metadata, check_text, node_label
 from onnx_fa.errors import ModelError
 from onnx_fa.ops import STANDARD
 
@@ -63,6 +63,7 @@ def check_functions(proto: onnx.ModelProto, base: Path) -> dict[Key, list[Key]]:
             raise ModelError(f"{what} is there twice")
         check_text(f"{what}: inputs, outputs and attributes", *function.input, *function.output, *function.attribute)
         check_text(f"{what}: doc string", function.doc_string)
+        check_metadata(what, function.metadata_props)
         for attr in function.attribute_proto:
             check_attribute(attr, what, base, False)
         for info in function.value_info:
@@ -110,6 +111,10 @@ def _check_graph(
     """The nodes of the graph and of all inside it."""
     check_text("a graph's name", graph.name, graph.doc_string)
     what = f"graph {graph.name!r}"
+    check_metadata(what, graph.metadata_props)
+    for note in graph.quantization_annotation:
+        check_text(f"{what}: quantization_annotation", note.tensor_name)
+        check_metadata(f"{what}: quantization_annotation", note.quant_parameter_tensor_names)
     for info in (*graph.input, *graph.output, *graph.value_info):
         _check_info(info, what)
     inputs = [i.name for i in graph.input]
@@ -188,8 +193,7 @@ def _check_info(info: onnx.ValueInfoProto, where: str) -> None:
     check_text(f"{where}: a tensor's name", info.name)
     what = f"tensor {info.name!r}"
     check_text(f"{what}: doc string", info.doc_string)
-    for entry in info.metadata_props:
-        check_text(f"{what}: metadata", entry.key, entry.value)
+    check_metadata(what, info.metadata_props)
     todo = [info.type]
     while todo:
         type_ = todo.pop()

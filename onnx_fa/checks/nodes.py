@@ -10,7 +10,7 @@ from typing import NamedTuple
 import onnx
 
 from onnx_fa.checks.tensors import check_tensor
-from onnx_fa.checks.words import check_text, node_label
+from onnx_fa.checks.words import check_metadata, check_text, node_label
 from onnx_fa.errors import ModelError
 from onnx_fa.ops import STANDARD
 
@@ -50,8 +50,7 @@ def check_node(node: onnx.NodeProto, opsets: Mapping[str, int], base: Path, in_f
         raise ModelError(f"node {node.name!r} has no op")
     check_text(f"{label}: inputs and outputs", *node.input, *node.output)
     check_text(f"{label}: doc string", node.doc_string)
-    for entry in node.metadata_props:
-        check_text(f"{label}: metadata", entry.key, entry.value)
+    check_metadata(label, node.metadata_props)
     seen: set[str] = set()
     for attr in node.attribute:
         check_attribute(attr, label, base, in_function)

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnx_fa.checks.words import check_text
+from onnx_fa.checks.words import check_metadata, check_text
 from onnx_fa.errors import ModelError
 
 _KINDS = frozenset(ir.DataType) - {ir.DataType.UNDEFINED}
@@ -39,6 +39,7 @@ def check_tensor(tensor: onnx.TensorProto, what: str, base: Path) -> None:
     """Raises ModelError. `what` names the tensor, or the node that holds it."""
     check_text(f"{what}: name", tensor.name)
     check_text(f"{what}: doc string", tensor.doc_string)
+    check_metadata(what, tensor.metadata_props)
     kind = check_kind(tensor.data_type, what)
     if bad := next((d for d in tensor.dims if d < 0), None):
         raise ModelError(f"{what} has a dim of {bad}; the dims of a tensor with data are 0 or more")
@@ -77,7 +78,7 @@ def _check_inside(tensor: onnx.TensorProto, what: str, kind: ir.DataType, count:
     need = count
     if kind in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
         need = 2 * count
-    elif kind.bitwidth < 8:
+    elif kind != ir.DataType.STRING and kind.bitwidth < 8:
         need = size  # several to a byte, a byte to an entry
     have = len(getattr(tensor, right))
     if have != need:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 
 from onnx_fa.errors import ModelError
@@ -16,3 +18,9 @@ def check_text(what: str, *values: object) -> None:
     for value in values:
         if not isinstance(value, str):
             raise ModelError(f"{what}: {value!r} is not UTF-8 text; repair the export")
+
+
+def check_metadata(what: str, entries: Iterable[onnx.StringStringEntryProto]) -> None:
+    """Raises ModelError as `check_text` does."""
+    for entry in entries:
+        check_text(f"{what}: metadata", entry.key, entry.value)

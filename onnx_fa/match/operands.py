@@ -41,7 +41,7 @@ from onnx_fa.match.types import (
 )
 from onnx_fa.ops import op_of
 from onnx_fa.spec import Dim
-from onnx_fa.symbolic import known
+from onnx_fa.symbolic import known, placed_axes
 
 
 @dataclass
@@ -345,14 +345,16 @@ def regrouped_axes(view: GraphView, node: ir.Node, axes: list[Axis]) -> list[Axi
         perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(len(axes)))[::-1]
         return [axes[p] for p in perm]
     listed = axes_of(view, node) if op_of(node) in ("Squeeze", "Unsqueeze") else None
-    if listed is not None and op_of(node) == "Unsqueeze":
-        put, rest = {a % len(shape) for a in listed}, iter(axes)
-        return [[] if i in put else next(rest) for i in range(len(shape))]
-    if listed is not None:
-        drop = {a % len(axes) for a in listed}
-        if any(leaves(axes[i]) for i in drop):
+    placed = placed_axes(listed, len(shape) if op_of(node) == "Unsqueeze" else len(axes))
+    if listed is not None and placed is None:
+        raise NoMatch(f"its axes {listed} are none of the score", node)
+    if placed is not None and op_of(node) == "Unsqueeze":
+        rest = iter(axes)
+        return [[] if i in placed else next(rest) for i in range(len(shape))]
+    if placed is not None:
+        if any(leaves(axes[i]) for i in placed):
             raise NoMatch("an axis that is not provably of size one is squeezed", node)
-        return [axis for i, axis in enumerate(axes) if i not in drop]
+        return [axis for i, axis in enumerate(axes) if i not in placed]
     found = regroup([a for axis in axes for a in leaves(axis)], shape, split_atom, spread_atom)
     if found is None:
         raise NoMatch(f"how {node.op_type} regroups the axes of the score to {list(shape)} cannot be told", node)
