@@ -125,7 +125,7 @@ BODIES = {
     "sink": emit_vector(_spec(sink=TensorArg((2, 1, 1))), HOST, "sink", SMALL),
     "in halves": emit_vector(_spec(dtype="f16"), HOST, "in_halves", SMALL),
     "few": emit_few(_spec(Sq=2, stats=("lse",)), HOST, "few", FEW),
-    "split": emit_few(_spec(Sq=2, batch=(1,)), HOST, "split", FEW, splits=3),
+    "split": emit_few(_spec(Sq=2, batch=(1,), sink=TensorArg((2, 1, 1))), HOST, "split", FEW, splits=3),
     "two sweeps": emit_vector(_spec(rounding=Rounding(1 / 255)), HOST, "two_sweeps", SMALL),
     "few in two sweeps": emit_few(_spec(Sq=2, rounding=Rounding(1 / 255)), HOST, "few_in_two", FEW),
     "known length": emit_vector(_spec(Sq=6, Skv=7), HOST, "known", SMALL),
@@ -147,6 +147,17 @@ def test_bodies_without_keys(bodies: Kernels, name: str) -> None:
         assert mismatch(spec, operands, results) is None
         if spec.Skv == 0:
             assert not np.asarray(results[0], np.float32).any()
+
+
+@pytest.mark.parametrize("name", ["sink", "split"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_no_keys_beside_an_infinite_sink(bodies: Kernels, name: str, bad: float) -> None:
+    """A sum of nothing is zero whatever the sink takes, in one piece and combined of parts."""
+    spec = BODIES[name].spec.bind({"b": 1, "s": 2, "t": 0})
+    operands = draw_operands(spec, 0)
+    operands[-1][...] = bad
+    (result,) = bodies.run(list(BODIES).index(name), operands)
+    np.testing.assert_array_equal(result, np.zeros_like(result))
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])

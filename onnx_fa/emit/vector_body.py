@@ -65,7 +65,8 @@ class VectorBody(KeyWalk):
         results = [(self.out, self.transposed_output(divided))]
         results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
         if self.splits > 1:
-            results.append((self.part_best, self.row_numbers(self.part_best, divided.best)))
+            best = self.unless_empty(divided.best, 0.0)  # of an infinite sink, what the parts weigh would be NaN
+            results.append((self.part_best, self.row_numbers(self.part_best, best)))
             results.append((self.part_total, self.row_numbers(self.part_total, self.sums(divided.total))))
         for (slab, result), (name, shape, element) in zip(results, self.outputs, strict=True):
             t.do(
@@ -80,11 +81,15 @@ class VectorBody(KeyWalk):
 
     def divisors(self, total: tuple[str, ...]) -> tuple[str, ...]:
         """The sums that the output is divided by. Without any keys they are 1, so that the output is 0."""
+        return self.unless_empty(total, 1.0)
+
+    def unless_empty(self, vectors: tuple[str, ...], number: float) -> tuple[str, ...]:
+        """The vectors, or without any keys this number in all of them."""
         if isinstance(self.spec.Skv, int):
-            return total
+            return vectors
         t = self.t
         none = t.let(f"arith.cmpi eq, {self.skv}, {t.index(0)} : index")
-        return tuple(t.let(f"arith.select {none}, {t.splat(1.0)}, {x} : {t.vec}") for x in total)
+        return tuple(t.let(f"arith.select {none}, {t.splat(number)}, {x} : {t.vec}") for x in vectors)
 
     def sums(self, total: tuple[str, ...]) -> tuple[str, ...]:
         """The sum of each query."""
