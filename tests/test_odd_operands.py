@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from onnx_fa.reference import attention, statistic
-from onnx_fa.spec import AddMask, AttentionSpec, Causal, EmptyRow
+from onnx_fa.spec import AddMask, AttentionSpec, Causal, EmptyRow, Rounding, TensorArg
 from tests.cases import FLOAT_MIN, draw_operands
 from tests.kernel_harness import mismatch
-from tests.odd_operands import comparable
+from tests.odd_operands import comparable, rounded_away
 
 BASE = AttentionSpec("f32", 2, 2, 6, 7, 8, 8, scale=0.3)
 LAST = 6  # the key that with Causal(1) only the last query sees
@@ -48,6 +48,30 @@ def test_a_bias_behind_a_mask(fill: float, empty: EmptyRow, bad: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [0.5, np.inf])
+def test_a_bias_behind_a_mask_before_a_rounding(bad: float, value: float) -> None:
+    """A NaN probability is rounded to zero: such a row has read the bias too, and one of the other keys has not."""
+    spec = dataclasses.replace(BASE, masks=(Causal(1), AddMask((7,))), rounding=Rounding(1 / 255))
+    operands = draw_operands(spec, 0)
+    operands[2][:, 0, 0] = value
+    without = attention(spec, *operands)
+    operands[3][LAST] = bad
+    read = attention(spec, *operands)
+    assert not read[..., 1:].any() and (np.isnan(read[..., 0]) == np.isinf(value)).all()
+    for rows, right in ((0, True), (3, True), (5, True), (6, False)):
+        half = read.copy()
+        half[:, :rows] = without[:, :rows]
+        assert (_problem(spec, operands, half) is None) == right
+    half = without.copy()
+    half[:, -1] = read[:, -1]
+    half[0, 1] = read[0, 1]
+    assert _problem(spec, operands, half) is None
+    half[0, 1, 1:] = without[0, 1, 1:] / 2
+    assert _problem(spec, operands, half)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite(bad: float) -> None:
     """Of a key that a row sees they show, of a masked one they are NaN or not read."""
@@ -77,3 +101,35 @@ def test_probabilities_below_the_least_float(distance: float, may_be_nan: bool) 
     nan, number, negative = (np.where(np.isinf(want), x, want) for x in (np.nan, 0.0, -np.inf))
     assert (_problem(spec, operands, nan) is None) == may_be_nan
     assert _problem(spec, operands, number) and _problem(spec, operands, negative)
+
+
+def test_terms_that_cancel() -> None:
+    """Between two biases scores are larger than behind them, and rounded so much the more; other errors are none of rounding's."""
+    spec = dataclasses.replace(BASE, masks=(AddMask((7,)), AddMask((7,))), stats=("lse",))
+    operands = draw_operands(spec, 0)
+    operands[3][...], operands[4][...] = 1000.25, -1000.0
+    want = [attention(spec, *operands), statistic(spec, "lse", *operands)]
+    scores = np.float32(0.3) * operands[0] @ np.swapaxes(operands[1], -1, -2) + operands[3] + operands[4]
+    top = scores.max(-1, keepdims=True)
+    p = np.exp(scores - top)
+    got = [p / p.sum(-1, keepdims=True) @ operands[2], (top + np.log(p.sum(-1, keepdims=True)))[..., 0]]
+    assert all(x.dtype == np.float32 for x in got) and "relative error" in str(mismatch(spec, operands, got))
+    assert rounded_away(spec, operands, got) and rounded_away(spec, operands, want)
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
+        assert not rounded_away(spec, operands, [y + 10 * (x - y) if n == i else w for n, w in enumerate(want)])
+        unknown = [
+            np.where(np.arange(x.size).reshape(x.shape) == 3, np.nan, z) if n == i else z for n, z in enumerate(got)
+        ]
+        assert not rounded_away(spec, operands, unknown)
+
+
+def test_rows_that_a_sink_takes() -> None:
+    """Where a sink takes all, the numbers of the reference are smaller than f32 has any."""
+    spec = dataclasses.replace(BASE, sink=TensorArg((1, 1)))
+    operands = draw_operands(spec, 0)
+    for sink, right in ((150.0, True), (60.0, False)):
+        operands[3][...] = sink
+        none = np.zeros(spec.out_shape, np.float32)
+        assert mismatch(spec, operands, [none])
+        assert rounded_away(spec, operands, [none]) == right
+        assert not rounded_away(spec, operands, [none + np.float32(1e-20)])
