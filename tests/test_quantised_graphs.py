@@ -151,6 +151,33 @@ g (float[3,1] q, float[1,1] kt, int8[1,2] vi) => (float[3,2] o, float[2,1] read)
             np.testing.assert_allclose(have, want, atol=2e-6)
 
 
+@pytest.mark.parametrize(("form", "branch"), [("decomposed", False), ("blocked", False), ("blocked", True)])
+def test_moves_of_the_model_where_the_site_reads_the_integers(form: Form, branch: bool) -> None:
+    """The site's numbers are its own then, and a move of the model's, in a branch too, was left with the DequantizeLinear."""
+    reads = "read = Transpose<perm = [0, 1, 3, 2]>(v)"
+    if branch:
+        no = "no () => (float[1,2,4,6] a) { a = Expand(step, shape) }"
+        yes = "yes () => (float[1,2,4,6] b) { b = Transpose<perm = [0, 1, 3, 2]>(v) }"
+        reads = f"read = If(some) <then_branch = {yes}, else_branch = {no}>"
+    text = f"""<ir_version: 10, opset_import: ["": 23]>
+g (float[1,2,3,2] q, float[1,2,2,6] kt, int8[1,2,6,4] vi) => (float[1,2,3,4] o, float[1,2,4,6] read)
+<float step = {{0.02}}, int8 zero = {{0}}, int64[4] shape = {{1, 2, 4, 6}}, bool some = {{1}}>
+{{
+  v = DequantizeLinear(vi, step, zero)
+  s = MatMul(q, kt)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+  {reads}
+}}"""
+    model = onnx.parser.parse_model(text)
+    inputs = feeds(model, 0)
+    new, report = rewrite(model, form)
+    assert report.sites
+    for optimise in (False, True):
+        for want, have in zip(run(model, inputs, optimise=False), run(new, inputs, optimise=optimise), strict=True):
+            np.testing.assert_allclose(have, want, atol=2e-6)
+
+
 def test_the_originals_are_changed_by_the_optimiser() -> None:
     """Else the tests above would show less than they say: some of the graphs have no such results before they are rewritten."""
     changed = 0

@@ -49,8 +49,34 @@ def dequantized(
         if quant is not None:
             scale, zero = next(rest), next(rest) if quant.zero_point else None
             head_dim = layout.index(spec.rank - 1)
+            integers = result[i]
             result[i] = _dequantize(b, spec, result[i], quant, scale, zero, spec.operand_shapes[i], head_dim, by_op)
+            if not by_op:
+                b.written += [(old, result[i]) for old in _numbers_of(integers, scale, zero)]
     return spec.plain, tuple(result)
+
+
+def _numbers_of(integers: ir.Value, scale: ir.Value, zero: ir.Value | None) -> list[ir.Value]:
+    """The results of the model's own DequantizeLinear of the same integers, scale and zero point. The site has read them as
+    numbers, and reads the integers now."""
+    readers = {node for node, index in integers.uses() if index == 0 and op_of(node) in DEQUANTIZE}
+    inputs = [(node, (*node.inputs, None)[:3]) for node in readers]
+    return [n.outputs[0] for n, (_, s, z) in inputs if _equal(s, scale) and (_equal(z, zero) or not (zero or _any(z)))]
+
+
+def _equal(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """Whether two scales or zero points are certainly the same numbers."""
+    if a is b or a is None or b is None:
+        return a is b
+    known = a.const_value, b.const_value
+    if known[0] is None or known[1] is None or a.dtype != b.dtype:
+        return False
+    return bool(np.array_equal(known[0].numpy().reshape(-1), known[1].numpy().reshape(-1)))
+
+
+def _any(zero: ir.Value | None) -> bool:
+    """Whether something is perhaps taken off."""
+    return zero is not None and (zero.const_value is None or bool(zero.const_value.numpy().any()))
 
 
 def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
@@ -96,7 +122,7 @@ def redirect_moves(written: Sequence[tuple[ir.Value, ir.Value]]) -> set[ir.Graph
         if node is None or own is None or node.graph is None or node.graph is not own.graph:
             continue
         for reader, index in [*source.uses()]:
-            if reader.graph is own.graph and op_of(reader) in _MOVES and index == 0:
+            if op_of(reader) in _MOVES and index == 0:  # inside a subgraph too, which sees what stands before it
                 reader.replace_input_with(0, made)
                 changed.add(own.graph)
     return {g for g in changed if isinstance(g, ir.Graph)}
