@@ -73,3 +73,20 @@ def test_mask_is_left_alone(name: str) -> None:
     assert any(reason in m.reason for m in report.misses), report.misses
     new, _ = rewrite(model)
     assert [n.op_type for n in new.graph.node] == [n.op_type for n in model.graph.node]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "matched"), [(-1e9, -1e9, False), (-3.4028235e38, -3.4028235e38, True), (-2e38, -1e38, False)]
+)
+def test_two_fills_of_one_attention_op(first: float, last: float, matched: bool) -> None:
+    """A key that both mask is no lower than one that either does: where nothing else is left, all weigh the same."""
+    g = Mask(dims=(B, 20, 20), opset=23)
+    keep = g.const(np.arange(20)[:, None] % 3 != np.arange(20) % 2, bool)
+    padding = g.input("padding", [B, 1, 1, 20], onnx.TensorProto.BOOL)
+    model = g.finish(g.where(padding, g.where(keep, g.score(), first), last))
+    new, report = rewrite(model, "attention")
+    assert any(n.op_type == "Attention" for n in new.graph.node) == matched, report.misses
+    inputs = feeds(model, 0)
+    for kept in (0, 20, 7):
+        inputs["padding"] = np.broadcast_to(np.arange(20) < kept, (B, 1, 1, 20)).copy()
+        assert_same(run(model, inputs), run(new, inputs), TOLERANCE)

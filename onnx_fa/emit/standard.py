@@ -54,6 +54,11 @@ def check(spec: AttentionSpec, opset: int) -> None:
         spec.dtype == "f16" and any(isinstance(m, BoolMask) and math.isfinite(m.fill) for m in spec.masks)
     ):
         raise UnsupportedError("masked scores become a number that an additive mask cannot set, only add")
+    finite = [i for i, m in enumerate(spec.masks) if isinstance(m, BoolMask) and math.isfinite(m.fill)]
+    if len({m.fill for i in finite if isinstance(m := spec.masks[i], BoolMask)}) > 1:
+        raise UnsupportedError("masks with different finite numbers: onnxruntime takes the lowest number for -inf")
+    if finite and any(isinstance(m, Causal) for m in spec.masks[: finite[-1]]):
+        raise UnsupportedError("masked scores become a finite number after is_causal, which is the op's last mask")
     if any(isinstance(m, SlidingWindow) for m in spec.masks):
         raise UnsupportedError("a sliding window needs a mask tensor in the Attention op")
 
@@ -70,7 +75,7 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
     if spec.mods:
         attrs["softcap"] = float(spec.mods[0].cap)
     tensors = iter(operands[3:])
-    terms: list[ir.Value] = []
+    bias: ir.Value | None = None
     only_bool = [m for m in spec.masks if isinstance(m, (AddMask, BoolMask))]
     keep_bool = len(only_bool) == 1 and isinstance(only_bool[0], BoolMask) and only_bool[0].fill == -math.inf
     kind = NUMPY[spec.dtype]
@@ -80,19 +85,17 @@ def emit(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> l
         elif isinstance(mask, BoolMask):
             value = next(tensors)
             if not keep_bool:
+                # In the order of the masks: a key that two of them mask has the fill of the later one, not the sum.
                 fill = b.const(np.asarray(_FINITE if math.isfinite(mask.fill) else mask.fill, kind))
-                value = b.op("Where", value, b.const(np.asarray(0, kind)), fill)
-            terms.append(value)
+                value = b.op("Where", value, b.const(np.asarray(0, kind)) if bias is None else bias, fill)
+            bias = value
         elif isinstance(mask, AddMask):
             value = next(tensors)
             if mask.dtype != spec.dtype:
                 value = b.op("CastLike", value, q)
             if mask.factor != 1.0:
                 value = b.op("Mul", value, b.const(np.asarray(mask.factor, kind)))
-            terms.append(value)
-    bias: ir.Value | None = None
-    for term in terms:
-        bias = term if bias is None else b.op("Add", bias, term)
+            bias = value if bias is None else b.op("Add", bias, value)
     if bias is not None and not _full(spec):
         # The op pads a short last dim instead of broadcasting it, and onnxruntime wants the query dim in full too.
         bias = b.op("Expand", bias, _lengths(b, spec, q, k))
