@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS, GraphView, attr_int
@@ -73,6 +74,9 @@ def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.
     made = anchor.score.producer()
     if made is not None and view.depends(other, made):
         raise NoMatch("a factor on the probabilities is computed from the scores", node)
+    number = view.const(other)
+    if number is not None and not (np.isfinite(number).all() and (op_of(node) == "Mul" or number.all())):
+        raise NoMatch("the probabilities times infinity or NaN are no factor times what V makes of them", node)
     if rows.one_per_row(shape, anchor.axis):
         op = op_of(node)
         return After(node.outputs[0], rows=lambda row: Call(op, (row, other)))

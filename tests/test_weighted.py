@@ -186,3 +186,21 @@ def test_a_row_of_nan_stays_nan_whatever_is_dropped() -> None:
     assert not want[0, 0, 0].any() and np.isnan(have[0, 0, 0]).all()
     have[0, 0, 0] = 0
     assert_same([want], [have])
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"), [("Mul", -np.inf), ("Mul", np.nan), ("Div", 0.0), ("Mul", 2.0), ("Div", 4.0)]
+)
+def test_an_infinite_factor_stays_with_the_probabilities(op: str, factor: float) -> None:
+    """Infinities of both signs add up to NaN, which an infinity times the sum is not."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, E))
+    p = g.op("Softmax", g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)), axis=-1)
+    model = g.done(g.op("MatMul", g.op(op, p, g.const(factor)), v), B, H, S, E)
+    new, report = rewrite(model)
+    inputs = feeds(model, 0)
+    assert_same(run(model, inputs), run(new, inputs), LARGE_SCORE_TOLERANCE)
+    if factor in (2.0, 4.0):
+        assert report.sites
+    else:
+        assert "times infinity or NaN" in report.misses[0].reason
