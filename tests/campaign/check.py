@@ -182,8 +182,10 @@ class _Wanted:
 def _originals(drawn: Drawn, form: Form, seed: int, outcome: Outcome) -> list[_Wanted]:
     """The original's results for all kinds of inputs."""
     fixed, found = drawn.fixed, []
-    # onnxruntime's Attention op departs from ONNX's definition where a single causal query has a past.
-    by_definition = any(n.op_type == "Attention" and not n.domain and len(n.input) > 4 for n in fixed.graph.node)
+    # onnxruntime's Attention op departs from ONNX's definition where a single causal query has a past, and its scale is of f32.
+    wide = any(i.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for i in fixed.graph.input)
+    ops = [n for n in fixed.graph.node if n.op_type == "Attention" and not n.domain]
+    by_definition = any(wide or len(n.input) > 4 for n in ops)
     old, fast = Engine(fixed, by_definition=by_definition), None
     if not old.by_definition:
         try:
