@@ -14,7 +14,7 @@ Array = npt.NDArray[np.generic]
 
 MOST_FOLDED = 1 << 26
 """Elements of a value that is computed before run time."""
-_MOST_FOLLOWED = 1 << 20
+MOST_FOLLOWED = 1 << 20
 """Elements of a vector that ONNX's inference may write out, which takes it a second and 200 MB."""
 _SAID = 4096
 """Elements of an operand that may say a shape: ends, axes, repeats, pads."""
@@ -53,6 +53,6 @@ def infer_followed(model: onnx.ModelProto) -> onnx.ModelProto:
     plain = onnx.shape_inference.infer_shapes(model)
     values = (*plain.graph.input, *plain.graph.value_info, *plain.graph.output)
     vectors = (v.type.tensor_type.shape.dim for v in values)
-    if any(len(dims) == 1 and dims[0].dim_value > _MOST_FOLLOWED for dims in vectors):
+    if any(len(dims) == 1 and dims[0].dim_value > MOST_FOLLOWED for dims in vectors):
         return plain
     return onnx.shape_inference.infer_shapes(model, data_prop=True)

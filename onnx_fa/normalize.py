@@ -13,6 +13,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
+from onnx_fa.bounded import MOST_FOLLOWED
 from onnx_fa.declared import correct_outputs
 from onnx_fa.errors import ModelError
 from onnx_fa.ops import CONTRIB, FUSED_MATMULS, op_of
@@ -109,8 +110,12 @@ def _infer(model: ir.Model) -> None:
         for name in defaults:
             del initializers[name]
         # Where onnx follows numbers through the graph (data_prop), it writes out every element of each vector that it meets,
-        # however long that is. `SymbolicShapes` follows those of shapes.
+        # however long that is.
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+        values = (*model.graph.inputs, *(out for node in model.graph.all_nodes() for out in node.outputs))
+        lengths = (v.shape[0] for v in (*values, *initializers.values()) if v.shape is not None and len(v.shape) == 1)
+        if all(length <= MOST_FOLLOWED for length in lengths if isinstance(length, int)):
+            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
         for name, value in defaults.items():
             initializers[name] = value
