@@ -40,6 +40,31 @@ def test_a_row_that_a_number_masks_throughout_has_lost_its_log_sum_exp(way: str)
         np.testing.assert_array_equal(run(model, feeds)[0], L)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fill", "lost"), [(T.BFLOAT16, -9984, True), (T.FLOAT16, -1000, True), (T.FLOAT16, -30, False)]
+)
+def test_a_log_sum_exp_of_few_digits_is_lost_sooner(kind: int, fill: float, lost: bool) -> None:
+    """Of -9984 in bf16 the next numbers are 64 away, of -1000 in f16 a half, and log(Skv) is less."""
+    values = h.make_tensor("fill", kind, [], [fill])
+    nodes = [
+        h.make_node("MatMul", ["q", "k"], ["s"]),
+        h.make_node("Where", ["m", "s", "fill"], ["masked"]),
+        h.make_node("ReduceLogSumExp", ["masked"], ["l"], axes=[-1], keepdims=1),
+        h.make_node("Sub", ["masked", "l"], ["less"]),
+        h.make_node("Exp", ["less"], ["p"]),
+        h.make_node("MatMul", ["p", "v"], ["o"]),
+    ]
+    shapes = {"q": [B, H, S, D], "k": [B, H, D, L], "v": [B, H, L, D], "o": [B, H, S, D]}
+    infos = [h.make_tensor_value_info(n, kind, shape) for n, shape in shapes.items()]
+    keep = h.make_tensor_value_info("m", T.BOOL, [S, L])
+    graph = h.make_graph(nodes, "g", [*infos[:3], keep], infos[3:], [values])
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=10)
+    if lost:
+        assert_refused(model, "probabilities by a log-sum-exp")
+    else:
+        assert rewrite(model, "decomposed")[1].sites
+
+
 @pytest.mark.parametrize("way", ["infinite", "causal", "bias"])
 def test_by_a_log_sum_exp_that_is_kept(way: str) -> None:
     g = Site()

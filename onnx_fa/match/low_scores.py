@@ -55,8 +55,9 @@ class Values:
 SCORES = Values(-1e12, 1e12)
 """A product of Q and K: one beyond that is no score that a model computes with."""
 ANYTHING = Values(-math.inf, math.inf)
-_MASKS = 1e4
-"""A number this large masks scores, added or subtracted."""
+_MASKS = {ir.DataType.FLOAT16: 2.0**9, ir.DataType.BFLOAT16: 2.0**6}
+"""A number this large masks scores, added or subtracted; in f16 and bf16 its last digit is one half, and log(2) is lost in it."""
+_MASKS_F32 = 1e4
 
 
 def check_low_scores(view: GraphView, spec: AttentionSpec, operands: Sequence[Expr], node: ir.Node | None) -> None:
@@ -78,14 +79,16 @@ def check_whole_rows(view: GraphView, spec: AttentionSpec, operands: Sequence[Ex
     exp(score - log-sum-exp): the log-sum-exp of such a row has lost log(Skv), so that each of its probabilities is 1."""
     if all(_keeps_first_key(m) for m in spec.masks):
         return
+    kind = node.inputs[0].dtype if node.inputs[0] is not None else None
+    large = _MASKS_F32 if kind is None else _MASKS.get(kind, _MASKS_F32)
     rest = iter(operands[3:])
     for term in spec.masks:
         tensors = [(t, next(rest)) for t in term_tensors(term)]
         numbers = [_of_operand(view, operand) for t, operand in tensors if t.kind == "float"]
-        if any(x.lowest or x.low <= -_MASKS or x.high >= _MASKS for x in numbers):
+        if any(x.lowest or x.low <= -large or x.high >= large for x in numbers):
             raise NoMatch("probabilities by a log-sum-exp of scores to which a mask may add very low numbers", node)
         fills = [leaf[1] for leaf in leaves(_expression(term)) if leaf[0] == "f"]
-        if any(math.isfinite(fill) and abs(fill) >= _MASKS for fill in fills):
+        if any(math.isfinite(fill) and abs(fill) >= large for fill in fills):
             raise NoMatch(
                 f"probabilities by a log-sum-exp are 1 each in a row that {min(fills):g} masks throughout", node
             )

@@ -19,11 +19,14 @@ from .inputs import Array, Engine, Inputs
 from .noise import ROUNDING, element_types
 from .overflow import doubled
 
-LEAST_FILL = -0.999e4
-"""What is added to a score that is masked is less."""
-LARGEST = 3.4e38
+LEAST_FILL = -9983.0
+"""What is added to a score that is masked is less: -1e4 in bf16 is -9984."""
+LARGEST = float(np.finfo(np.float32).max)
 MOVES = ("Transpose", "Reshape", "Slice", "Expand", "Squeeze", "Unsqueeze")
 ROUNDS = ("Cast", "Identity", "Dropout")
+
+PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "Einsum", "Attention")
+SOFTMAX = ("Softmax", "LogSoftmax", "Exp", "ReduceLogSumExp")
 
 
 class Graph:
@@ -58,6 +61,14 @@ class Graph:
 
     def is_infinite(self, value: str) -> str:
         return self.op("Greater", self.op("Abs", self.f32(value)), self.number(LARGEST))
+
+    def again(self, node: onnx.NodeProto, *inputs: str) -> str:
+        """The same node over other inputs."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:], copy.output[0], copy.name = inputs, f"{self.own}_{len(self.nodes)}_again", ""
+        self.nodes.append(copy)
+        return copy.output[0]
 
     def producer(self, value: str | None, *kinds: str) -> onnx.NodeProto | None:
         node = self.made.get(value or "")
@@ -124,13 +135,13 @@ def _asks_for_nan(g: Graph, condition: str) -> bool:
 
 def hides_values(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
     """A probability of zero takes no value, where the original multiplies it by NaN or infinity."""
-    if node.op_type != "MatMul":
+    if node.op_type not in ("MatMul", "Einsum") or len(node.input) != 2:
         return None
     for swap in (False, True):
         p, v = (g.f32(x) for x in (reversed(node.input) if swap else node.input))
 
         def product(x: str, y: str, swap: bool = swap) -> str:
-            return g.op("MatMul", *((y, x) if swap else (x, y)))
+            return g.again(node, *((y, x) if swap else (x, y)))
 
         def holds(x: str, y: str) -> str:
             return g.op("Greater", product(g.f32(x), g.f32(y)), g.number(0.5))
@@ -166,9 +177,24 @@ def infinite_factor(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str 
 
 
 def quantises_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
-    """ONNX does not say which integer QuantizeLinear makes of NaN: here it stays NaN."""
+    """ONNX does not say which integer QuantizeLinear makes of NaN: in a score, which a rewritten model rounds by other ops, it
+    stays NaN. What else is rounded keeps its QuantizeLinear."""
     made = g.producer(node.input[0], "QuantizeLinear") if node.op_type == "DequantizeLinear" else None
-    return None if made is None else g.op("Where", g.is_nan(made.input[0]), g.number(np.nan, kind), own)
+    if made is None or not _is_score(g, node.output[0]):
+        return None
+    return g.op("Where", g.is_nan(made.input[0]), g.number(np.nan, kind), own)
+
+
+def _is_score(g: Graph, value: str) -> bool:
+    """Whether a softmax, in whatever spelling, is taken of the value, or of what is made of it by anything but products."""
+    found = {value}
+    for node in g.model.graph.node:
+        if found.intersection(node.input):
+            if node.op_type in SOFTMAX:
+                return True
+            if node.op_type not in PRODUCTS:
+                found.update(node.output)
+    return False
 
 
 def infinite_sum(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
@@ -184,11 +210,8 @@ def maximum_of_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str |
     """onnxruntime's ReduceMax of NaN and -inf is either, depending on their order: here it is NaN."""
     if node.op_type != "ReduceMax":
         return None
-    reduced = onnx.NodeProto()
-    reduced.CopyFrom(node)
-    reduced.input[0], reduced.output[0], reduced.name = g.f32(g.is_nan(node.input[0])), f"{own}_of_nan", ""
-    g.nodes.append(reduced)
-    some = g.op("Greater", reduced.output[0], g.number(0.5))
+    reduced = g.again(node, g.f32(g.is_nan(node.input[0])), *node.input[1:])
+    some = g.op("Greater", reduced, g.number(0.5))
     return g.op("Where", some, g.number(np.nan, kind), own)
 
 
@@ -196,11 +219,7 @@ def half_log_sum_exp(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str
     """From opset 18 on, onnxruntime has no kernel for f16, and takes exponentials without the maximum, which overflow."""
     if node.op_type != "ReduceLogSumExp" or kind == T.FLOAT:
         return None
-    wide = onnx.NodeProto()
-    wide.CopyFrom(node)
-    wide.input[0], wide.output[0], wide.name = g.f32(node.input[0]), f"{own}_wide", ""
-    g.nodes.append(wide)
-    return g.op("Cast", wide.output[0], to=kind)
+    return g.op("Cast", g.again(node, g.f32(node.input[0]), *node.input[1:]), to=kind)
 
 
 def divides_anew(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
@@ -259,11 +278,7 @@ def _logits(g: Graph, p: str) -> str | None:
     inside = _logits(g, node.input[0]) if node.op_type in (*MOVES, *ROUNDS) else None
     if inside is None or node.op_type in ROUNDS:
         return inside
-    moved = onnx.NodeProto()
-    moved.CopyFrom(node)
-    moved.input[0], moved.output[0], moved.name = inside, f"{g.own}_{len(g.nodes)}_moved", ""
-    g.nodes.append(moved)
-    return moved.output[0]
+    return g.again(node, inside, *node.input[1:])
 
 
 def _kept(g: Graph, node: onnx.NodeProto) -> str | None:
