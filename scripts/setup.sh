@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv (or takes the one there), with the package in editable form and all extras at the versions of constraints.txt.
-# Does nothing when pyproject.toml and constraints.txt have not changed since.
+# Does nothing when pyproject.toml and constraints.txt have not changed since. What is imported is compiled to bytecode when it is
+# first imported: pip would compile all that it installs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stamp=.venv/.onnx_fa-setup
@@ -10,5 +11,5 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
 fi
 echo "setting up .venv (first time: a few minutes)"
 [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
 printf '%s\n' "$want" > "$stamp"

@@ -3,8 +3,8 @@
 With `--bf16-dot`, head dims are made even and integers left out, and products are those of bf16.
 
 They are drawn and compiled in chunks, each in a process of its own, so that a crash or an endless loop is a result like any
-other; a journal remembers the chunks that are done. A tenth of the kernels has the tiles that users get, the others have small
-ones, which compile in less than half the time and have more edges; a third of these split their keys, where they can be split.
+other; a journal remembers the chunks that are done. One kernel in forty has the tiles that users get, the others have small
+ones, which compile in a tenth of the time and have more edges; a third of these split their keys, where they can be split.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onnx_fa.emit.kernel import Body, emit_kernel, kernel_name
 from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.emit.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.spec import AttentionSpec, Elementwise
 from onnx_fa.target import Target, parse_target
 from tests.cases import draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch
@@ -47,6 +47,8 @@ CHUNK_SECONDS, WALL_SECONDS = 600, 3600
 """A chunk gets so many of the processor's time for itself and for each of its compilers, and so many by the clock."""
 POKED = 4
 """So many times infinities and NaN are put into the operands of each size: runs cost next to nothing beside compiling."""
+USERS = 40
+"""One kernel in so many has the tiles that users get; what these compute is also tried on the table of cases."""
 SMALL = (
     VectorConfig(4, 4, 4, 2, 1, 1),
     VectorConfig(8, 8, 16, 4, 3, 2),
@@ -58,7 +60,7 @@ _DONE = "done "
 
 def kernels(index: int, spec: AttentionSpec, dots: bool = False) -> list[Kernel]:
     """One kernel for a spec, and for every other one of few queries the body for these; `dots`: with products of bf16."""
-    target, users = parse_target("cpu-host", bf16_dot=dots), index % 10 == 0 or spec.Skv == 0
+    target, users = parse_target("cpu-host", bf16_dot=dots), index % USERS == USERS - 1 or spec.Skv == 0
     body: Body | str = "vector" if dots else "auto"
     made = [emit_kernel(spec, target, body=body) if users else _small(index, spec, target)]
     if index % 2 and not dots and made[0].body != "few":
@@ -93,6 +95,10 @@ def splittable(drawn: Drawn) -> Drawn:
 def _small(index: int, spec: AttentionSpec, target: Target) -> Kernel:
     """The spec with small tiles."""
     config = SMALL[index % len(SMALL)]
+    if any(isinstance(term, Elementwise) for term in (*spec.mods, *spec.masks)):
+        config = min(
+            config, SMALL[index % 3], key=lambda c: c.BM
+        )  # functions of many vectors take most of a compiler's time
     lanes = min(config.W, tuned(spec, target)[0].W)
     config = dataclasses.replace(config, W=lanes, RN=min(config.RN, spec.Dv))
     splits = _splits(index, spec)
@@ -118,7 +124,7 @@ def run_chunk(chunk: int, count: int = CHUNK, dots: bool = False) -> dict[str, A
     refused: list[str] = []
     for i, d in enumerate(drawn):
         try:
-            cases += [(d, kernel) for kernel in kernels(i + chunk, d.spec, dots)]
+            cases += [(d, kernel) for kernel in kernels(i + CHUNK * chunk, d.spec, dots)]
         except UnsupportedError as error:
             refused.append(str(error))
     wrong: list[str] = []

@@ -27,20 +27,19 @@ NO_EXPORT = {
 
 
 def _chosen(case: Case) -> bool:
-    """Every family in one spelling by dynamo, every fourth by TorchScript too, and some in the other spelling and opset;
+    """Every family in one spelling, by the two exporters in turn; some by both in both spellings, and some at a later opset.
     scripts/families.py does all."""
-    if (
-        case.exporter == "torchscript"
-        and (case.family, case.exporter) not in NO_EXPORT
-        and case.family not in EAGER_TOO
-    ) and list(families.FAMILIES).index(case.family) % 4:
-        return False
     first = case.attn == families.find(case.family).attns[0]
     if case.opset == 23:
         return first and case.family in OPSET_23_TOO
-    return first or case.family in EAGER_TOO
+    if case.family in EAGER_TOO:
+        return True
+    if any((case.family, exporter) in NO_EXPORT for exporter in EXPORTERS):
+        return first
+    return first and case.exporter == EXPORTERS[list(families.FAMILIES).index(case.family) % 2]
 
 
+EXPORTERS = ("dynamo", "torchscript")
 EAGER_TOO = ("bert", "modernbert", "llama_left", "mistral", "t5", "bart", "swin", "sam_vision")
 OPSET_23_TOO = (
     "bert",

@@ -113,8 +113,9 @@ _QUICK = (
 )
 
 
-_SMALL_TILES = VectorConfig(8, 8, 16, 4, 3, 2)
-"""These compile in a third of the time that users' tiles take, and have more edges."""
+_SMALL_TILES, _SMALLEST_TILES = VectorConfig(8, 8, 16, 4, 3, 2), VectorConfig(4, 4, 4, 2, 1, 1)
+"""These compile in a third of the time that users' tiles take, and have more edges. Expressions of the score, of which every vector
+of a tile has its own, get the smallest."""
 
 
 def _emit(cases: list[Case], target: Target = HOST, users: int = 1) -> Iterator[tuple[Case, Kernel]]:
@@ -122,14 +123,16 @@ def _emit(cases: list[Case], target: Target = HOST, users: int = 1) -> Iterator[
     for i, case in enumerate(cases):
         config = None
         if i % users:
-            lanes = min(_SMALL_TILES.W, tuned(case.spec, target)[0].W)
-            config = dataclasses.replace(_SMALL_TILES, W=lanes, RN=min(_SMALL_TILES.RN, case.spec.Dv))
+            expressions = any(isinstance(term, Elementwise) for term in (*case.spec.mods, *case.spec.masks))
+            small = _SMALLEST_TILES if expressions else _SMALL_TILES
+            lanes = min(small.W, tuned(case.spec, target)[0].W)
+            config = dataclasses.replace(small, W=lanes, RN=min(small.RN, case.spec.Dv))
         yield case, emit_vector(case.spec, target, f"fa_case{i}", config)
 
 
-_FIRST = list(_emit(_LONG + [c for c in select() if c.name in _QUICK]))
-_EXPRESSIONS = list(_emit(select("expression"), users=6))
-_REST = list(_emit([c for c in select(without=("bench", "expression")) if c.name not in _QUICK], users=6))
+_FIRST = list(_emit(_LONG + [c for c in select() if c.name in _QUICK], users=6))
+_EXPRESSIONS = list(_emit(select("expression"), users=12))
+_REST = list(_emit([c for c in select(without=("bench", "expression")) if c.name not in _QUICK], users=12))
 _INDEX = {case.name: i for i, (case, _) in enumerate(_FIRST)}
 
 
