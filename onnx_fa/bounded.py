@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +47,19 @@ def _elements(kind: onnx.TypeProto) -> int | None:
     return math.prod(int(d.dim_value) for d in tensor.shape.dim)
 
 
+def may_follow(shapes: Iterable[Sequence[object]]) -> bool:
+    """Whether ONNX's inference may follow numbers through a graph whose values have these shapes (its `data_prop`): it then writes
+    out every element of the vectors that it meets, so none may be longer than a shape ever is. A dim that is no int is unknown."""
+    vectors = (shape[0] for shape in shapes if len(shape) == 1)
+    return all(length <= MOST_FOLLOWED for length in vectors if isinstance(length, int))
+
+
 def infer_followed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """ONNX's shape inference, which follows numbers through the graph where no vector is longer than a shape ever is: it writes
-    out every element of those that it meets."""
+    """ONNX's shape inference, which follows numbers through the graph where it may."""
     plain = onnx.shape_inference.infer_shapes(model)
     values = (*plain.graph.input, *plain.graph.value_info, *plain.graph.output)
-    vectors = (v.type.tensor_type.shape.dim for v in values)
-    if any(len(dims) == 1 and dims[0].dim_value > MOST_FOLLOWED for dims in vectors):
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in values]
+    shapes += [list(tensor.dims) for tensor in plain.graph.initializer]
+    if not may_follow(shapes):
         return plain
     return onnx.shape_inference.infer_shapes(model, data_prop=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from onnx_fa.bounded import MOST_FOLLOWED
+from onnx_fa.bounded import may_follow
 from onnx_fa.declared import correct_outputs
 from onnx_fa.errors import ModelError
 from onnx_fa.ops import CONTRIB, FUSED_MATMULS, op_of
@@ -109,12 +109,12 @@ def _infer(model: ir.Model) -> None:
     try:
         for name in defaults:
             del initializers[name]
-        # Where onnx follows numbers through the graph (data_prop), it writes out every element of each vector that it meets,
-        # however long that is.
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
-        values = (*model.graph.inputs, *(out for node in model.graph.all_nodes() for out in node.outputs))
-        lengths = (v.shape[0] for v in (*values, *initializers.values()) if v.shape is not None and len(v.shape) == 1)
-        if all(length <= MOST_FOLLOWED for length in lengths if isinstance(length, int)):
+        made = [out for node in model.graph.all_nodes() for out in node.outputs]
+        if all(v.dtype is not None and v.shape is not None and v.shape.is_static() for v in made):
+            return  # nothing is left to find
+        shapes = (v.shape.dims for v in (*model.graph.inputs, *initializers.values(), *made) if v.shape is not None)
+        if may_follow(shapes):
             ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
         for name, value in defaults.items():

@@ -78,13 +78,16 @@ def test_an_op_whose_result_would_be_too_large_is_not_asked_about_axes() -> None
 
 
 def _long_vector(length: int) -> onnx.ModelProto:
-    """A vector of that many numbers, and a Sub that reads it."""
+    """A vector of that many numbers, a Sub that reads it, and zeros whose shape only those find who follow numbers."""
     nodes = [
         h.make_node("ConstantOfShape", ["length"], ["v"], value=h.make_tensor("one", T.INT64, [1], [1])),
         h.make_node("Sub", ["v", "one"], ["o"]),
+        h.make_node("Sub", ["five", "one"], ["four"]),
+        h.make_node("ConstantOfShape", ["four"], ["zeros"]),
     ]
-    numbers = [h.make_tensor("length", T.INT64, [1], [length]), h.make_tensor("one", T.INT64, [], [1])]
-    graph = h.make_graph(nodes, "g", [], [h.make_tensor_value_info("o", T.INT64, None)], numbers)
+    numbers = [h.make_tensor(name, T.INT64, [1], [n]) for name, n in (("length", length), ("one", 1), ("five", 5))]
+    outputs = [h.make_tensor_value_info("o", T.INT64, None), h.make_tensor_value_info("zeros", T.FLOAT, [None])]
+    graph = h.make_graph(nodes, "g", [], outputs, numbers)
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
 
 
@@ -115,5 +118,12 @@ def test_followed_inference_looks_at_lengths_first(
         return infer(model, **options)
 
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", recorded)
-    infer_followed(_long_vector(length))
+    model = _long_vector(length)
+    infer_followed(model)
+    assert any(asked) is followed
+    asked.clear()
+    del model.graph.node[0]
+    elsewhere = onnx.TensorProto.EXTERNAL
+    model.graph.initializer.add(name="v", data_type=T.INT64, dims=[length], data_location=elsewhere)
+    infer_followed(model)
     assert any(asked) is followed
