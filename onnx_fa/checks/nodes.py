@@ -12,7 +12,7 @@ import onnx
 from onnx_fa.checks.tensors import check_tensor
 from onnx_fa.checks.words import check_metadata, check_text, node_label
 from onnx_fa.errors import ModelError
-from onnx_fa.ops import STANDARD
+from onnx_fa.ops import STANDARD, op_of
 
 _Type = onnx.AttributeProto.AttributeType
 _SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
@@ -57,14 +57,6 @@ def check_node(node: onnx.NodeProto, opsets: Mapping[str, int], base: Path, in_f
         if attr.name in seen:
             raise ModelError(f"{label} has the attribute {attr.name!r} twice")
         seen.add(attr.name)
-        if (domain, kind, attr.name) == ("", "Transpose", "perm") and sorted(attr.ints) != [*range(len(attr.ints))]:
-            raise ModelError(f"{label}: its perm {[*attr.ints]} does not name every axis once; repair the export")
-        if (
-            (domain, kind, attr.name) == ("", "Split", "num_outputs")
-            and attr.i != len(node.output)
-            and not attr.ref_attr_name
-        ):
-            raise ModelError(f"{label}: num_outputs is {attr.i}, but it has {len(node.output)} outputs")
     if domain in opsets:
         _check_against(node, _schema(kind, domain, opsets[domain]), label)
 
@@ -110,6 +102,15 @@ def _check_utf8(value: bytes, what: str) -> None:
         raise ModelError(f"{what} is not UTF-8 text: {value[:40]!r}") from e
 
 
+def _check_value(attr: onnx.AttributeProto, node: onnx.NodeProto, label: str) -> None:
+    """What a schema does not say about a value, and onnxruntime refuses."""
+    match op_of(node), attr.name:
+        case "Transpose", "perm" if sorted(attr.ints) != [*range(len(attr.ints))]:
+            raise ModelError(f"{label}: its perm {[*attr.ints]} does not name every axis once; repair the export")
+        case "Split", "num_outputs" if attr.i != len(node.output):
+            raise ModelError(f"{label}: num_outputs is {attr.i}, but it has {len(node.output)} outputs")
+
+
 def _check_against(node: onnx.NodeProto, schema: _Schema | None, label: str) -> None:
     if schema is None:
         return
@@ -124,6 +125,8 @@ def _check_against(node: onnx.NodeProto, schema: _Schema | None, label: str) -> 
             raise ModelError(f"{what}, but {node.op_type} takes a {_Type.Name(want)}")
         if attr.type == onnx.AttributeProto.STRING and not attr.ref_attr_name:
             _check_utf8(attr.s, f"attribute {attr.name!r} of {label}")
+        if not attr.ref_attr_name:
+            _check_value(attr, node, label)
     names = {a.name for a in node.attribute}
     if missing := [n for n in schema.required if n not in names]:
         raise ModelError(f"{label} lacks the attribute {missing[0]!r}, which {node.op_type} needs")
