@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
-from onnx_fa.graph_view import FLOATS, GraphView, attr_int
+from onnx_fa.graph_view import FLOATS, GraphView
 from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
 from onnx_fa.normalize import infer_shapes
-from onnx_fa.ops import op_of
+from onnx_fa.ops import attr_int, op_of
 from onnx_fa.spec import Dim
 from onnx_fa.sweep import sweep
 from onnx_fa.symbolic import Shape

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView, attr_int
+from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Call, Const, Expr, Match
+from onnx_fa.ops import attr_int
 from onnx_fa.spec import Dim, Gathered
 from onnx_fa.symbolic import multiplied
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.bounded import MOST_FOLDED, result_elements
-from onnx_fa.ops import STANDARD, op_of, typed_attr
+from onnx_fa.ops import STANDARD, attr_int, op_of
 from onnx_fa.spec import Dim, DType
 from onnx_fa.symbolic import SymbolicShapes, node_axes, recorded, settled
 
@@ -267,18 +267,6 @@ def outer_reads(node: ir.Node) -> Iterable[ir.Value]:
 def default_opset(model: ir.Model) -> int:
     imports = model.opset_imports
     return imports.get("", imports.get("ai.onnx", 1))
-
-
-def attr_int(node: ir.Node, name: str, default: int) -> int:
-    """Raises ModelError for an attribute of another type."""
-    attr = typed_attr(node, name, ir.AttributeType.INT)
-    return default if attr is None else int(attr.as_int())
-
-
-def attr_float(node: ir.Node, name: str, default: float) -> float:
-    """Raises ModelError for an attribute of another type."""
-    attr = typed_attr(node, name, ir.AttributeType.FLOAT)
-    return default if attr is None else float(attr.as_float())
 
 
 def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:

@@ -31,3 +31,15 @@ def typed_attr(node: ir.Node, name: str, kind: ir.AttributeType) -> ir.Attr | No
     if attr is not None and attr.type != kind:
         raise ModelError(f"attribute {name!r} of node {node.name or node.op_type!r} is a {attr.type}, not a {kind}")
     return attr
+
+
+def attr_int(node: ir.Node, name: str, default: int) -> int:
+    """Raises ModelError for an attribute of another type."""
+    attr = typed_attr(node, name, ir.AttributeType.INT)
+    return default if attr is None else int(attr.as_int())
+
+
+def attr_float(node: ir.Node, name: str, default: float) -> float:
+    """Raises ModelError for an attribute of another type."""
+    attr = typed_attr(node, name, ir.AttributeType.FLOAT)
+    return default if attr is None else float(attr.as_float())

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_fa.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of, typed_attr
+from onnx_fa.ops import CONTRIB, FUSED_MATMULS, STANDARD, attr_int, op_of
 from onnx_fa.spec import Dim
 
 Shape = tuple[Dim | None, ...]
@@ -145,7 +145,7 @@ class SymbolicShapes:
         if kind == "MatMul":
             return _matmul(first, self._in(node, 1))
         if kind == "Gemm":
-            swaps = [bool(_int(node, name, 0)) for name in ("transA", "transB")]
+            swaps = [bool(attr_int(node, name, 0)) for name in ("transA", "transB")]
             return _matmul(first, self._in(node, 1), *swaps)
         if kind == "Einsum":
             return self._einsum(node)
@@ -159,7 +159,7 @@ class SymbolicShapes:
             times = self.elements(node.inputs[1])
             return None if times is None else tuple(multiplied(d, t) for d, t in zip(first, times, strict=True))
         if kind == "Flatten":
-            axis = _int(node, "axis", 1)
+            axis = attr_int(node, "axis", 1)
             axis += len(first) if axis < 0 else 0
             return (_product_of(first[:axis]), _product_of(first[axis:]))
         if kind == "GatherElements":
@@ -171,7 +171,7 @@ class SymbolicShapes:
             to = self.elements(node.inputs[1])
             if to is None:
                 return None
-            allow_zero = kind == "Reshape" and "allowzero" in node.attributes and node.attributes["allowzero"].as_int()
+            allow_zero = kind == "Reshape" and attr_int(node, "allowzero", 0)
             return broadcast([first, to]) if kind == "Expand" else _reshape(first, to, bool(allow_zero))
         if kind in ("Unsqueeze", "Squeeze"):
             return self._units(node, first)
@@ -179,7 +179,7 @@ class SymbolicShapes:
             return self._reduced(node, first)
         if kind == "Gather":
             indices = self._in(node, 1)
-            axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+            axis = attr_int(node, "axis", 0)
             axis %= max(len(first), 1)
             return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
         return None
@@ -189,9 +189,11 @@ class SymbolicShapes:
         if first is None:
             return None
         if op_of(node) in FUSED_MATMULS:
-            if _int(node, "transBatchA", 0) or _int(node, "transBatchB", 0):
+            if attr_int(node, "transBatchA", 0) or attr_int(node, "transBatchB", 0):
                 return None
-            return _matmul(first, self._in(node, 1), bool(_int(node, "transA", 0)), bool(_int(node, "transB", 0)))
+            return _matmul(
+                first, self._in(node, 1), bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0))
+            )
         return first if op_of(node) in _CONTRIB_SAME else None
 
     def _einsum(self, node: ir.Node) -> Shape | None:
@@ -207,7 +209,7 @@ class SymbolicShapes:
 
     def _concat(self, node: ir.Node, first: Shape) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]
-        axis = _int(node, "axis", 0) % max(len(first), 1)
+        axis = attr_int(node, "axis", 0) % max(len(first), 1)
         if any(s is None or len(s) != len(first) for s in shapes):
             return None
         result: list[Dim | None] = []
@@ -269,7 +271,7 @@ class SymbolicShapes:
         first = self._in(node, 0)
         if first is None:
             return [None] * len(node.outputs)
-        axis = _int(node, "axis", 0) % max(len(first), 1)
+        axis = attr_int(node, "axis", 0) % max(len(first), 1)
         sizes: Sequence[Dim | None] | None
         if "split" in node.attributes:
             sizes = list(node.attributes["split"].as_ints())
@@ -287,7 +289,7 @@ class SymbolicShapes:
         gone = placed_axes(node_axes(node, self._const), len(shape))
         if not gone:
             return None
-        if "keepdims" in node.attributes and not node.attributes["keepdims"].as_int():
+        if not attr_int(node, "keepdims", 1):
             return tuple(d for i, d in enumerate(shape) if i not in gone)
         return tuple(1 if i in gone else d for i, d in enumerate(shape))
 
@@ -399,11 +401,6 @@ def _equal(a: Dim | None, b: Dim | None) -> Dim | None:
         return int(a == b)
     number = a if isinstance(a, int) else b
     return 0 if isinstance(number, int) and number < 0 else 1 if a is not None and a == b else None
-
-
-def _int(node: ir.Node, name: str, default: int) -> int:
-    attr = typed_attr(node, name, ir.AttributeType.INT)
-    return default if attr is None else int(attr.as_int())
 
 
 # Arithmetic on dims. A sum or product of symbols is a symbol again, spelled the same way wherever it is computed.

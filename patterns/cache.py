@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView, attr_int
+from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Call, Cap, Expr, Nothing, Product, Scale, Step
+from onnx_fa.ops import attr_int
 from onnx_fa.patterns.passthrough import is_noop
 from onnx_fa.spec import Dim
 from onnx_fa.symbolic import added

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.expr import SCORE, K, ScoreExpr
-from onnx_fa.graph_view import DTYPES, GraphView, attr_float, attr_int
+from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match import (
     AddTerm,
     Cap,
@@ -31,7 +31,7 @@ from onnx_fa.match import (
     Term,
     build_match,
 )
-from onnx_fa.ops import CONTRIB, op_of, typed_attr
+from onnx_fa.ops import CONTRIB, attr_float, attr_int, op_of, typed_attr
 from onnx_fa.patterns.exprs import (
     HEADS_BEHIND,
     canonical,

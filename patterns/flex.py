@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.expr import OPS, SCORE, K, Kind, Q, ScoreExpr, is_small, kind_of
-from onnx_fa.graph_view import DTYPES, Array, GraphView, attr_float, attr_int
+from onnx_fa.graph_view import DTYPES, Array, GraphView
 from onnx_fa.match import (
     Cap,
     Const,
@@ -24,7 +24,7 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
-from onnx_fa.ops import STANDARD, op_of
+from onnx_fa.ops import STANDARD, attr_float, attr_int, op_of
 from onnx_fa.patterns.exprs import NEG_INF, inverse_root, same
 from onnx_fa.patterns.index_algebra import Algebra
 from onnx_fa.patterns.mask import terms as mask_terms

@@ -19,9 +19,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.expr import OPS, Kind, ScoreExpr
-from onnx_fa.graph_view import FLOATS, Array, GraphView, attr_int, axes_of
+from onnx_fa.graph_view import FLOATS, Array, GraphView, axes_of
 from onnx_fa.match import Call, Const, Expr
-from onnx_fa.ops import op_of
+from onnx_fa.ops import attr_int, op_of
 from onnx_fa.patterns.constant_rule import rule_of
 from onnx_fa.patterns.index_algebra import (
     FALSE,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import FLOATS, GraphView, attr_int, axes_of
-from onnx_fa.ops import op_of
+from onnx_fa.graph_view import FLOATS, GraphView, axes_of
+from onnx_fa.ops import attr_int, op_of
 from onnx_fa.spec import Dim
 from onnx_fa.symbolic import placed_axes
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import DTYPES, GraphView, attr_int
+from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
-from onnx_fa.ops import op_of
+from onnx_fa.ops import attr_int, op_of
 from onnx_fa.patterns import rows
 
 _FLOOR = -1.7e38

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.expr import K, ScoreExpr
-from onnx_fa.graph_view import DTYPES, GraphView, attr_float, attr_int
+from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match import (
     AddTerm,
     Cap,
@@ -27,7 +27,7 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
-from onnx_fa.ops import op_of
+from onnx_fa.ops import attr_float, attr_int, op_of
 from onnx_fa.patterns.exprs import (
     HEADS_BEHIND,
     canonical,
