@@ -18,10 +18,10 @@ from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.graph_view import FLOATS, GraphView
 from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
 from onnx_fa.normalize import infer_shapes
-from onnx_fa.ops import attr_int, op_of
+from onnx_fa.ops import op_of
 from onnx_fa.spec import Dim
 from onnx_fa.sweep import sweep
-from onnx_fa.symbolic import Shape
+from onnx_fa.symbolic import Shape, node_axis, placed_axis
 
 _DEPTH = 12
 """So many layers lie at most between a softmax and the product with V."""
@@ -285,13 +285,13 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
     if rank < 3:
         return None
     if op_of(node) == "Gather":
-        axis, index = attr_int(node, "axis", 0) % rank, view.const(node.inputs[1])
-        total = shape[axis]
-        if index is None or index.ndim or axis >= rank - 2 or not isinstance(total, int):
+        at, index = node_axis(node, rank), view.const(node.inputs[1])
+        if index is None or index.ndim or at is None or at >= rank - 2:
             return None
-        if not -total <= int(index) < total:
+        size = shape[at]
+        if not isinstance(size, int) or not -size <= int(index) < size:
             return None
-        return Part(whole, axis, int(index) % total, None, total)
+        return Part(whole, at, int(index) % size, None, size)
     moved = [i for i in range(rank) if shape[i] != shown[i]]
     axis = moved[0] if len(moved) == 1 else rank
     width, total = (shown[axis], shape[axis]) if axis < rank - 2 else (None, None)
@@ -303,7 +303,13 @@ def some_heads(view: GraphView, value: ir.Value) -> Part | None:
         return Part(whole, axis, sum(before), width, total) if all_ints(before) else None
     start, axes = view.const(node.inputs[1]), view.const(node.inputs[3]) if len(node.inputs) > 3 else None
     step = view.scalar(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else 1.0
-    if start is None or axes is None or start.size != 1 or int(axes.reshape(-1)[0]) % rank != axis or step != 1.0:
+    if (
+        start is None
+        or axes is None
+        or start.size != 1
+        or placed_axis(int(axes.reshape(-1)[0]), rank) != axis
+        or step != 1.0
+    ):
         return None
     first = int(start.reshape(-1)[0])
     first = max(first + total, 0) if first < 0 else first

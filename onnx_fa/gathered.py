@@ -19,7 +19,7 @@ from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Call, Const, Expr, Match
 from onnx_fa.ops import attr_int
 from onnx_fa.spec import Dim, Gathered
-from onnx_fa.symbolic import multiplied
+from onnx_fa.symbolic import multiplied, node_axis
 
 _TYPES = {ir.DataType.INT32: "i32", ir.DataType.INT64: "i64"}
 
@@ -70,9 +70,11 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
         return None
     pool, index = gather.inputs
     before, of = view.shape(pool), view.shape(index)
-    if pool is None or index is None or index.dtype not in _TYPES or not before or of is None:
+    if pool is None or index is None or index.dtype not in _TYPES or before is None or of is None:
         return None
-    at = attr_int(gather, "axis", 0) % len(before)
+    at = node_axis(gather, len(before))
+    if at is None:
+        return None
     inner = before[at + 1 + (paged is not None) :]
     # The index stands for the batch dims and the keys, in this order.
     want = (*range(batch), batch + 1)

@@ -75,13 +75,22 @@ def node_axes(node: ir.Node, const: Const) -> list[int] | None:
     return None if array is None or array.dtype.kind not in "iu" else [int(a) for a in array.reshape(-1)]
 
 
+def placed_axis(axis: int, rank: int) -> int | None:
+    """The axis counted from the front. None where a tensor of this rank has no such axis, so that the model is not valid."""
+    return axis % rank if -rank <= axis < rank else None
+
+
+def node_axis(node: ir.Node, rank: int) -> int | None:
+    """The axis that a node names by an attribute, as `placed_axis`; the first one without that. Raises ModelError for an attribute
+    of another type."""
+    return placed_axis(attr_int(node, "axis", 0), rank)
+
+
 def placed_axes(axes: Sequence[int] | None, rank: int) -> set[int] | None:
-    """The axes counted from the front. None where they are unknown, one is there twice, or is none of so many axes: a scalar
-    has none at all."""
-    if axes is None or not all(-rank <= a < rank for a in axes):
-        return None
-    found = {a % rank for a in axes}
-    return found if len(found) == len(axes) else None
+    """As `placed_axis`; None also where they are unknown or one is there twice."""
+    found = {placed_axis(a, rank) for a in axes or ()}
+    placed = {a for a in found if a is not None}
+    return placed if axes is not None and len(placed) == len(axes) else None
 
 
 class SymbolicShapes:
@@ -178,10 +187,8 @@ class SymbolicShapes:
         if kind in _REDUCE:
             return self._reduced(node, first)
         if kind == "Gather":
-            indices = self._in(node, 1)
-            axis = attr_int(node, "axis", 0)
-            axis %= max(len(first), 1)
-            return None if indices is None else (*first[:axis], *indices, *first[axis + 1 :])
+            indices, at = self._in(node, 1), node_axis(node, len(first))
+            return None if indices is None or at is None else (*first[:at], *indices, *first[at + 1 :])
         return None
 
     def _infer_contrib(self, node: ir.Node) -> Shape | None:
@@ -209,8 +216,8 @@ class SymbolicShapes:
 
     def _concat(self, node: ir.Node, first: Shape) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]
-        axis = attr_int(node, "axis", 0) % max(len(first), 1)
-        if any(s is None or len(s) != len(first) for s in shapes):
+        axis = node_axis(node, len(first))
+        if axis is None or any(s is None or len(s) != len(first) for s in shapes):
             return None
         result: list[Dim | None] = []
         for i in range(len(first)):
@@ -269,9 +276,9 @@ class SymbolicShapes:
 
     def _split(self, node: ir.Node) -> list[Shape | None]:
         first = self._in(node, 0)
-        if first is None:
+        axis = None if first is None else node_axis(node, len(first))
+        if first is None or axis is None:
             return [None] * len(node.outputs)
-        axis = attr_int(node, "axis", 0) % max(len(first), 1)
         sizes: Sequence[Dim | None] | None
         if "split" in node.attributes:
             sizes = list(node.attributes["split"].as_ints())

@@ -13,10 +13,9 @@ import onnx_ir as ir
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Call, Cap, Expr, Nothing, Product, Scale, Step
-from onnx_fa.ops import attr_int
 from onnx_fa.patterns.passthrough import is_noop
 from onnx_fa.spec import Dim
-from onnx_fa.symbolic import added
+from onnx_fa.symbolic import added, node_axis, placed_axis
 
 Reading = tuple[tuple[Step, ...], Product]
 _END = (1 << 31) - 1
@@ -40,9 +39,9 @@ def joined_score(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Se
     same = all(tuple(_known(s)) == tuple(_known(steps)) for s, _ in parts)
     if not same or len(score) != len(first.out):
         return None
-    axis = attr_int(node, "axis", 0)
-    if not -len(score) <= axis < len(score):
-        return None  # the model is not valid
+    axis = node_axis(node, len(score))
+    if axis is None:
+        return None
     letter = first.out[axis]
     for q in (0, 1):
         k = 1 - q
@@ -169,10 +168,8 @@ def _pieces(view: GraphView, prob: ir.Value, users: Sequence[ir.Node]) -> tuple[
         return None
     rank = len(shape)
     if len(users) == 1 and view.producer(users[0].outputs[0], "Split") is not None:
-        axis = attr_int(users[0], "axis", 0)
-        if not -rank <= axis < rank:
-            return None  # the model is not valid
-        return (axis if axis < 0 else axis - rank), list(users[0].outputs)
+        split = node_axis(users[0], rank)
+        return None if split is None else (split - rank, list(users[0].outputs))
     cuts = [_cut(view, u, shape) if view.producer(u.outputs[0], "Slice") is not None else None for u in users]
     left = [c for c in cuts if c is not None]
     if len(cuts) < 2 or len(left) != len(cuts) or len({c.axis for c in left}) != 1:
@@ -217,10 +214,11 @@ def _cut(view: GraphView, node: ir.Node, shape: Sequence[Dim | None]) -> _Cut | 
     if any(n is not None and len(n) != len(axes) for n in (starts, ends)):
         return None  # the model is not valid
     found: list[_Cut] = []
-    for i, axis in enumerate(axes):
-        axis -= len(shape) if axis >= 0 else 0
-        if not -len(shape) <= axis < 0:
-            return None  # the model is not valid
+    for i, named in enumerate(axes):
+        placed = placed_axis(named, len(shape))
+        if placed is None:
+            return None
+        axis = placed - len(shape)
         bounds = [
             _bound(n[i], shape[axis]) if n is not None else v
             for n, v in ((starts, node.inputs[1]), (ends, node.inputs[2]))

@@ -37,6 +37,7 @@ from onnx_fa.patterns.index_algebra import (
     reads,
 )
 from onnx_fa.spec import Dim
+from onnx_fa.symbolic import placed_axis
 
 Index = tuple[ScoreExpr, ...]
 _INTS = {
@@ -82,9 +83,10 @@ class Leaf:
 
 def _placed(axis: int, rank: int) -> int:
     """The axis counted from the front. Raises Untraceable where there is no such axis."""
-    if not -rank <= axis < rank:
+    placed = placed_axis(axis, rank)
+    if placed is None:
         raise Untraceable
-    return axis % rank
+    return placed
 
 
 class Tracer:

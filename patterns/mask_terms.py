@@ -37,6 +37,7 @@ from onnx_fa.spec import (
     SlidingWindow,
     TensorArg,
 )
+from onnx_fa.symbolic import placed_axes
 
 _SWALLOWS = -1e37
 """Adding this or less to a float32 score gives the fill itself: the score is below half an ulp of it."""
@@ -142,11 +143,12 @@ class Reader(Tracer):
                 perm = dict(value.attrs).get("perm")
                 return tuple(dims[p] for p in perm) if isinstance(perm, tuple) else dims[::-1]
             case "Unsqueeze" if given is not None:
-                put, rest = {a % (len(dims) + len(given)) for a in given}, iter(dims)
-                return tuple(1 if n in put else next(rest) for n in range(len(dims) + len(given)))
+                rank, rest = len(dims) + len(given), iter(dims)
+                put = placed_axes(given, rank)
+                return None if put is None else tuple(1 if n in put else next(rest) for n in range(rank))
             case "Squeeze" if given is not None:
-                drop = {a % len(dims) for a in given}
-                return tuple(d for n, d in enumerate(dims) if n not in drop)
+                drop = placed_axes(given, len(dims))
+                return None if drop is None else tuple(d for n, d in enumerate(dims) if n not in drop)
             case "Reshape" if given is not None and -1 not in given:
                 return tuple(dims[n] if d == 0 else d for n, d in enumerate(given))
         return None

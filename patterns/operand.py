@@ -30,10 +30,10 @@ from onnx_fa.match.axes import (
     regrouped,
     size_of,
 )
-from onnx_fa.ops import attr_int, op_of
+from onnx_fa.ops import op_of
 from onnx_fa.patterns.quant import Dequantized, dequantized
 from onnx_fa.spec import Dim, Quantized
-from onnx_fa.symbolic import placed_axes
+from onnx_fa.symbolic import node_axis, placed_axes
 
 
 @dataclass(frozen=True)
@@ -443,10 +443,9 @@ def _ungather(
     view: GraphView, node: ir.Node, axes: tuple[_Pieces, ...], shape: tuple[Dim | None, ...], head: Atom | None
 ) -> list[_Pieces] | None:
     """Undoes a Gather that repeats every head: indices 0, 0, 1, 1, ... along a whole head axis."""
-    if not shape:
+    indices, axis = view.const(node.inputs[1]), node_axis(node, len(shape))
+    if axis is None:
         return None
-    indices = view.const(node.inputs[1])
-    axis = attr_int(node, "axis", 0) % len(shape)
     before = shape[axis]
     if (
         head is None

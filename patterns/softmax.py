@@ -17,6 +17,7 @@ from onnx_fa.graph_view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
 from onnx_fa.ops import attr_int, op_of
 from onnx_fa.patterns import rows
+from onnx_fa.symbolic import placed_axis
 
 _FLOOR = -1.7e38
 """A bound on the row maximum that no row with a key reaches."""
@@ -58,16 +59,17 @@ def _over_axis(view: GraphView, node: ir.Node, score: ir.Value, prob: ir.Value, 
     # Before opset 13 the default axis is 1 and everything from it on is flattened: the same only if the rest is of size one.
     axis = attr_int(node, "axis", -1 if view.opset >= 13 else 1)
     shape = view.shape(score)
+    placed = None if shape is None else placed_axis(axis, len(shape))
     if view.last_axis(node, score, axis):
         return Anchor(node, op, score, prob)
-    if view.opset < 13 and shape and all(d == 1 for d in shape[axis % len(shape) : -1]):
+    if view.opset < 13 and shape is not None and placed is not None and all(d == 1 for d in shape[placed:-1]):
         return Anchor(node, op, score, prob)
     turned = _turned(view, node, axis)
     if turned is not None:
         return Anchor(node, op, *turned)
-    if shape is None or view.opset < 13:
+    if shape is None or placed is None or view.opset < 13:
         raise NoMatch(f"the softmax is over axis {axis}, not over the last one")
-    return Anchor(node, op, score, prob, axis=axis if axis < 0 else axis - len(shape))
+    return Anchor(node, op, score, prob, axis=placed - len(shape))
 
 
 def _turned(view: GraphView, node: ir.Node, axis: int) -> tuple[ir.Value, ir.Value] | None:
