@@ -77,6 +77,19 @@ g ({"float16" if half else "float"}[2,5,4] q, {kind}[2,6,4] ki, {kind}[2,6,4] vi
             np.testing.assert_allclose(run(new, inputs, optimise=optimise)[0], want, atol=2e-3 if half else 2e-6)
 
 
+def _rewritten_the_same(text: str, form: Form) -> onnx.ModelProto:
+    """The graph with its site in that form, which makes the same with onnxruntime's optimiser and without."""
+    model = onnx.parser.parse_model(text)
+    inputs = feeds(model, 0)
+    wanted = run(model, inputs, optimise=False)
+    new, report = rewrite(model, form)
+    assert report.sites
+    for optimise in (False, True):
+        for want, have in zip(wanted, run(new, inputs, optimise=optimise), strict=True):
+            np.testing.assert_allclose(have, want, atol=2e-6)
+    return new
+
+
 @pytest.mark.parametrize("form", ["decomposed", "blocked"])
 def test_nothing_that_was_written_out_is_left_without_readers(form: Form) -> None:
     """onnxruntime's optimiser moved the DequantizeLinear of K through such nodes, and then did not load the model."""
@@ -92,15 +105,8 @@ g (float[3,5,1] q, float[1,1,5] k, float[3,5,3] v) => (float[3,5,3] o)
   p = Softmax<axis = -1>(s)
   o = MatMul(p, v)
 }"""
-    model = onnx.parser.parse_model(text)
-    inputs = feeds(model, 0)
-    new, report = rewrite(model, form)
-    assert report.sites
-    nodes = ir.from_proto(new).graph.all_nodes()
+    nodes = ir.from_proto(_rewritten_the_same(text, form)).graph.all_nodes()
     assert all(any(o.uses() or o.is_graph_output() for o in n.outputs) for n in nodes)
-    for optimise in (False, True):
-        (want,) = run(model, inputs, optimise=False)
-        np.testing.assert_allclose(run(new, inputs, optimise=optimise)[0], want, atol=2e-6)
 
 
 @pytest.mark.parametrize("form", ["decomposed", "blocked"])
@@ -117,13 +123,7 @@ g (int8[5,3] qi, float[5,3] k, float[5,2] v, float[1] factor) => (float[5,2] o)
   p = Softmax<axis = -1>(t)
   o = MatMul(p, v)
 }"""
-    model = onnx.parser.parse_model(text)
-    inputs = feeds(model, 0)
-    new, report = rewrite(model, form)
-    assert report.sites
-    for optimise in (False, True):
-        (want,) = run(model, inputs, optimise=False)
-        np.testing.assert_allclose(run(new, inputs, optimise=optimise)[0], want, atol=2e-6)
+    _rewritten_the_same(text, form)
 
 
 @pytest.mark.parametrize("form", ["decomposed", "blocked"])
@@ -142,13 +142,7 @@ g (float[3,1] q, float[1,1] kt, int8[1,2] vi) => (float[3,2] o, float[2,1] read)
   o = Transpose<perm = [1, 0]>(ot)
   read = Neg(vt)
 }"""
-    model = onnx.parser.parse_model(text)
-    inputs = feeds(model, 0)
-    new, report = rewrite(model, form)
-    assert report.sites
-    for optimise in (False, True):
-        for want, have in zip(run(model, inputs, optimise=False), run(new, inputs, optimise=optimise), strict=True):
-            np.testing.assert_allclose(have, want, atol=2e-6)
+    _rewritten_the_same(text, form)
 
 
 @pytest.mark.parametrize(("form", "branch"), [("decomposed", False), ("blocked", False), ("blocked", True)])
@@ -169,13 +163,7 @@ g (float[1,2,3,2] q, float[1,2,2,6] kt, int8[1,2,6,4] vi) => (float[1,2,3,4] o, 
   o = MatMul(p, v)
   {reads}
 }}"""
-    model = onnx.parser.parse_model(text)
-    inputs = feeds(model, 0)
-    new, report = rewrite(model, form)
-    assert report.sites
-    for optimise in (False, True):
-        for want, have in zip(run(model, inputs, optimise=False), run(new, inputs, optimise=optimise), strict=True):
-            np.testing.assert_allclose(have, want, atol=2e-6)
+    _rewritten_the_same(text, form)
 
 
 def test_the_originals_are_changed_by_the_optimiser() -> None:
