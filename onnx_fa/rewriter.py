@@ -301,15 +301,19 @@ def _realise(b: OnnxBuilder, expr: Expr, replaced: dict[ir.Value, ir.Value]) -> 
 
 
 def _call(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
+    out = _called(b, expr, replaced)
+    return written_out(b, out) if b.for_onnxruntime else out
+
+
+def _called(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
     if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
         axes = tuple(int(a) for a in expr.args[1].array)
-        out = b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
-        return written_out(b, out) if b.for_onnxruntime else out
+        return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
     out = b.op_of("", expr.op, [_realise(b, a, replaced) for a in expr.args], dict(expr.attrs))
     first = expr.args[0]
     if expr.shape is not None and expr.op == "Expand" and isinstance(first, ir.Value) and first.type is not None:
         out.shape, out.type = ir.Shape(expr.shape), first.type  # more than inference can tell
-    return written_out(b, out) if b.for_onnxruntime else out
+    return out
 
 
 def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
