@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph_view import DTYPES, Array, GraphView
 from onnx_fa.match.types import (
     AddTerm,
     Call,
@@ -225,8 +225,16 @@ _HUGE = 1e18
 """A factor beyond this, as far as it is a constant, stays with the score: the squares of such numbers overflow in f32."""
 
 
+def _known_numbers(view: GraphView, factor: Expr) -> Array | None:
+    """The numbers of a factor that is a constant, perhaps with its axes moved."""
+    while isinstance(factor, Call):
+        factor = factor.args[0]
+    return factor.array if isinstance(factor, Const) else view.const(factor)
+
+
 def _is_huge(view: GraphView, factor: Expr, divide: bool) -> bool:
-    array = factor.array if isinstance(factor, Const) else view.const(factor) if isinstance(factor, ir.Value) else None
+    """Whether Q times the factor (or divided by it) might overflow where the score does not."""
+    array = _known_numbers(view, factor)
     if array is None:
         return False
     sizes = np.abs(array.astype(np.float64))
@@ -236,9 +244,7 @@ def _is_huge(view: GraphView, factor: Expr, divide: bool) -> bool:
 
 def _finite_where_known(view: GraphView, factor: Expr, divide: bool) -> bool:
     """Whether a factor (or what it is divided by) is finite, as far as it is a constant: infinity times Q is not the score's."""
-    while isinstance(factor, Call):
-        factor = factor.args[0]
-    array = factor.array if isinstance(factor, Const) else view.const(factor)
+    array = _known_numbers(view, factor)
     return array is None or bool(np.isfinite(array).all() and not (divide and (array == 0).any()))
 
 
