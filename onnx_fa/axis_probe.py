@@ -108,6 +108,10 @@ def _probe(node: onnx.NodeProto, operands: Sequence[Operand | None], opset: int)
     return _ask(node, operands, opset)
 
 
+_ONE_KEY = -1
+"""Stands for the size of an axis that holds a block of one key."""
+
+
 def _shrunk(operands: Sequence[Operand | None]) -> list[Operand | None] | None:
     """The operands with every size replaced by a small one, equal where they were equal; None where a size may also stand in
     an operand's content, or an axis holds less or more than the rank."""
@@ -134,10 +138,6 @@ def _shrunk(operands: Sequence[Operand | None]) -> list[Operand | None] | None:
         parts = tuple(p and replace(p, count=shape[a]) for a, p in enumerate(o.parts))
         result.append(Operand(shape, o.dtype, o.const if o.shape == shape else None, parts))
     return result
-
-
-_ONE_KEY = -1
-"""Stands for the size of an axis that holds a block of one key."""
 
 
 def _restored(probed: Probed, operands: Sequence[Operand | None]) -> Probed:

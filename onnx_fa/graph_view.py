@@ -281,14 +281,13 @@ def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | Non
     graph_inputs = list({i.name: i for i in inputs if i is not None}.values())
     graph = ir.Graph(graph_inputs, [out], nodes=[clone], opset_imports={"": opset}, name="fold")
     arrays = [feeds[str(i.name)] if i is not None else None for i in inputs]
-    size = result_elements(ir.to_proto(clone), arrays, opset)
+    model = ir.to_proto(ir.Model(graph, ir_version=10))
+    size = result_elements(model.graph.node[0], arrays, opset)
     steps = math.prod(arrays[1].shape[:-1]) if op_of(node) in _LOOPS and arrays[1] is not None else 1
     if size is None or size > MOST_FOLDED or steps > _MOST_STEPS:
         return None
     try:
-        (result,) = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=10))).run(None, feeds)
-    except (
-        Exception
-    ):  # the reference evaluator raises anything on ill-typed constants: then it is not a constant we know
+        (result,) = ReferenceEvaluator(model).run(None, feeds)
+    except Exception:  # the evaluator raises anything on ill-typed constants: then it is not a constant we know
         return None
     return np.asarray(result)

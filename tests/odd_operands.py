@@ -175,9 +175,8 @@ def _poisoned(spec: AttentionSpec, results: Sequence[Array]) -> npt.NDArray[np.b
     """The rows (*B, Hq, Sq) all of whose results are what a NaN or an infinite score makes of them."""
     out = np.transpose(results[0], inverse(spec.o_layout)).astype(np.float64)
     found = np.isnan(out).all(axis=-1)
-    if (
-        spec.empty_row == "guarded" or spec.rounding is not None
-    ):  # both make zero of a NaN probability; that times infinity is NaN
+    # A guard and a rounding make zero of a NaN probability; that times infinity is NaN.
+    if spec.empty_row == "guarded" or spec.rounding is not None:
         found |= ((out == 0) | np.isnan(out)).all(axis=-1)
     for x in results[1:]:
         found &= np.isnan(x) | np.isposinf(x)

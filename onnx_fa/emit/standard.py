@@ -54,10 +54,10 @@ def check(spec: AttentionSpec, opset: int) -> None:
         spec.dtype == "f16" and any(isinstance(m, BoolMask) and math.isfinite(m.fill) for m in spec.masks)
     ):
         raise UnsupportedError("masked scores become a number that an additive mask cannot set, only add")
-    finite = [i for i, m in enumerate(spec.masks) if isinstance(m, BoolMask) and math.isfinite(m.fill)]
-    if len({m.fill for i in finite if isinstance(m := spec.masks[i], BoolMask)}) > 1:
+    finite = {i: m.fill for i, m in enumerate(spec.masks) if isinstance(m, BoolMask) and math.isfinite(m.fill)}
+    if len({*finite.values()}) > 1:
         raise UnsupportedError("masks with different finite numbers: onnxruntime takes the lowest number for -inf")
-    if finite and any(isinstance(m, Causal) for m in spec.masks[: finite[-1]]):
+    if finite and any(isinstance(m, Causal) for m in spec.masks[: max(finite)]):
         raise UnsupportedError("masked scores become a finite number after is_causal, which is the op's last mask")
     if any(isinstance(m, SlidingWindow) for m in spec.masks):
         raise UnsupportedError("a sliding window needs a mask tensor in the Attention op")
