@@ -144,20 +144,25 @@ def distance(a: Array, b: Array) -> float:
         return float(np.linalg.norm(a[finite] - b[finite]))
 
 
-def _where_finite(a: Array, b: Array) -> float:
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    both = np.isfinite(a) & np.isfinite(b)
+def by_rows(x: Array) -> Array:
+    """Norms along the last axis of what is finite."""
     with np.errstate(over="ignore"):
-        return float(np.linalg.norm(a[both] - b[both]))
+        finite = np.where(np.isfinite(x), x, 0)
+        return np.asarray(np.linalg.norm(finite, axis=-1) if x.ndim else np.abs(finite))
 
 
-def movement(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array) -> tuple[float, bool]:
-    """(how far output `index` moves, whether it goes from a number to none or back) under noise in the inputs and inside."""
-    results: list[Array] = []
+def movement(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array) -> tuple[Array, Array]:
+    """(how far each row of output `index` moves, along the last axis, which of its elements go from a number to none or back) under
+    noise in the inputs and inside."""
+    start = want.astype(np.float64)
+    moves, jumped = np.zeros(want.shape[:-1]), np.zeros(want.shape, bool)
     for seed in range(SAMPLES):
-        results.append(old.run(nudged(inputs, seed))[index])
         engine = Engine(noisy(model, seed + 1), by_definition=old.by_definition)
-        results += [engine.run(inputs)[index], engine.run(nudged(inputs, seed + 50))[index]]
-    moves = [distance(want, x) for x in results]
-    jumps = not all(np.isfinite(moves))
-    return max((_where_finite(want, x) for x in results), default=0.0), jumps
+        noise = nudged(inputs, seed), nudged(inputs, seed + 50)
+        for moved in (old.run(noise[0]), engine.run(inputs), engine.run(noise[1])):
+            x = moved[index].astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                moves = np.maximum(moves, by_rows(x - start))
+                other = (x != start) & ~(np.isnan(x) & np.isnan(start))
+            jumped |= other & ~(np.isfinite(x) & np.isfinite(start))
+    return moves, jumped

@@ -1,4 +1,4 @@
-"""What a graph makes when nothing overflows on the way: the same in f64."""
+"""What a graph makes when nothing overflows on the way, the same in f64, and when more does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from onnx import TensorProto as T
 from onnx import numpy_helper as nh
 from ort_run import session
 
+from .changes import PRODUCTS, Graph
 from .inputs import Array, Engine, Inputs
 
-_ARITHMETIC = ("Mul", "Div", "Add", "Sub", "MatMul", "Einsum", "Gemm", "Sum", "Exp", "Pow")
+ALMOST = {T.FLOAT: 1e36, T.FLOAT16: 1e4}
+"""The terms of a product of this size may be too large, although their sum is not."""
+ARITHMETIC = ("Mul", "Div", "Add", "Sub", "MatMul", "Einsum", "Gemm", "Sum", "Exp", "Pow")
 _FLOATS = (T.FLOAT, T.FLOAT16, T.BFLOAT16)
 
 
@@ -33,7 +36,7 @@ def overflows(model: onnx.ModelProto, inputs: Inputs) -> bool:
     """Whether arithmetic makes an infinity of finite numbers."""
     values = _shown(model, inputs)
     for node in model.graph.node:
-        if node.op_type not in _ARITHMETIC or node.domain == "my" or not all(i in values for i in node.input):
+        if node.op_type not in ARITHMETIC or node.domain == "my" or not all(i in values for i in node.input):
             continue
         result = values[node.output[0]]
         if not _finite(result) and all(_finite(values[i]) for i in node.input):
@@ -59,7 +62,7 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def doubled(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int) -> list[Array]:
-    """Output `index` in f64, and NaN throughout, where something overflows on the way; nothing where nothing does."""
+    """Output `index` in f64, where something overflows on the way; nothing where nothing does."""
     if old.by_definition:
         return []
     try:
@@ -69,4 +72,27 @@ def doubled(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int) -> 
         result = Engine(in_double(model)).run(wide)[index]
     except Exception:  # not every op has a kernel for f64
         return []
-    return [result, np.full_like(result, np.nan)] if result.dtype.kind == "f" else [result]
+    return [result]
+
+
+def overflowed(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """Arithmetic with its factors in another order may make NaN where it makes an infinity of finite numbers, or a product of
+    numbers above 1 that is almost one."""
+    if node.op_type not in ARITHMETIC:
+        return None
+    infinite = [g.is_infinite(x) for x in node.input]
+    if node.op_type in PRODUCTS:
+        ones = [g.f32(g.op("Equal", x, x)) for x in infinite]
+        more = [g.op("Add", one, g.f32(x)) for one, x in zip(ones, infinite, strict=True)]
+        some = g.op("Not", g.op("Equal", g.again(node, *more), g.again(node, *ones)))
+    else:
+        some = infinite[0]
+        for x in infinite[1:]:
+            some = g.op("Or", some, x)
+    large = g.is_infinite(own)
+    if node.op_type == "Mul" or node.op_type in PRODUCTS:
+        almost = g.above(own, ALMOST.get(kind, ALMOST[T.FLOAT]))
+        for x in node.input if node.op_type == "Mul" else ():
+            almost = g.op("And", almost, g.above(x, 1.0))
+        large = g.op("Or", large, almost)
+    return g.op("Where", g.op("And", large, g.op("Not", some)), g.number(np.nan, kind), own)

@@ -7,99 +7,18 @@ nowhere else: of ordinary numbers it makes what the original makes, so that the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
 from onnx import TensorProto as T
-from onnx import helper as h
-from onnx import numpy_helper as nh
 
+from .changes import LARGEST, MOVES, PRODUCTS, ROUNDS, SOFTMAX, Change, Graph
 from .inputs import Array, Engine, Inputs
-from .noise import ROUNDING, element_types
-from .overflow import doubled
+from .overflow import doubled, overflowed
 
 LEAST_FILL = -9983.0
 """What is added to a score that is masked is less: -1e4 in bf16 is -9984."""
-LARGEST = float(np.finfo(np.float32).max)
-MOVES = ("Transpose", "Reshape", "Slice", "Expand", "Squeeze", "Unsqueeze")
-ROUNDS = ("Cast", "Identity", "Dropout")
-
-PRODUCTS = ("MatMul", "FusedMatMul", "Gemm", "Einsum", "Attention")
-SOFTMAX = ("Softmax", "LogSoftmax", "Exp", "ReduceLogSumExp")
-
-
-class Graph:
-    """A copy of a model, to which nodes are added behind its own."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.model = onnx.ModelProto()
-        self.model.CopyFrom(model)
-        self.opset = next(o.version for o in model.opset_import if not o.domain)
-        self.types = element_types(model)
-        self.made = {o: n for n in model.graph.node for o in n.output}
-        self.constants = {i.name: nh.to_array(i) for i in model.graph.initializer}
-        self.nodes: list[onnx.NodeProto] = []
-        self.own = f"reading_{len(model.graph.node)}"  # a model that was changed has more nodes
-
-    def op(self, kind: str, *inputs: str, **attributes: object) -> str:
-        out = f"{self.own}_{len(self.nodes)}_{kind}"
-        self.nodes.append(h.make_node(kind, inputs, [out], **attributes))
-        return out
-
-    def number(self, value: float, kind: int = T.FLOAT) -> str:
-        name = f"{self.own}_number_{len(self.model.graph.initializer)}"
-        array = np.asarray(value).astype(h.tensor_dtype_to_np_dtype(kind))
-        self.model.graph.initializer.append(nh.from_array(array, name))
-        return name
-
-    def f32(self, value: str) -> str:
-        return self.op("Cast", value, to=T.FLOAT)
-
-    def is_nan(self, value: str) -> str:
-        return self.op("IsNaN", self.f32(value))
-
-    def is_infinite(self, value: str) -> str:
-        return self.op("Greater", self.op("Abs", self.f32(value)), self.number(LARGEST))
-
-    def again(self, node: onnx.NodeProto, *inputs: str) -> str:
-        """The same node over other inputs."""
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.input[:], copy.output[0], copy.name = inputs, f"{self.own}_{len(self.nodes)}_again", ""
-        self.nodes.append(copy)
-        return copy.output[0]
-
-    def producer(self, value: str | None, *kinds: str) -> onnx.NodeProto | None:
-        node = self.made.get(value or "")
-        return node if node is not None and node.op_type in kinds and not node.domain else None
-
-    def changed(self, change: Change) -> onnx.ModelProto | None:
-        """The model with every node's result as `change` makes it; None where it changes none."""
-        changes = 0
-        for old in self.model.graph.node:
-            node, at = onnx.NodeProto(), len(self.nodes) + 1
-            node.CopyFrom(old)
-            self.nodes.append(node)
-            if len(node.output) != 1 or node.domain or self.types.get(node.output[0], 0) not in ROUNDING:
-                continue
-            out, own = node.output[0], f"{self.own}_{node.output[0]}"
-            result = change(self, node, own, self.types[out])
-            if result is None:
-                del self.nodes[at:]
-                continue
-            node.output[0] = own
-            self.nodes.append(h.make_node("Identity", [result], [out]))
-            changes += 1
-        if not changes:
-            return None
-        del self.model.graph.node[:]
-        self.model.graph.node.extend(self.nodes)
-        return self.model
-
-
-Change = Callable[[Graph, onnx.NodeProto, str, int], str | None]
-"""(graph, a node, its own result, the type of that) -> the result that it is to have; None where it keeps its own."""
 
 
 def hides(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
@@ -123,9 +42,23 @@ def passes_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | Non
     condition, yes, no = node.input
     for p, zero in ((yes, no), (no, yes)):
         fill = g.constants.get(zero)
-        if fill is not None and not fill.any() and not _asks_for_nan(g, condition):
+        if fill is not None and not fill.any() and not _asks_for_nan(g, condition) and _is_weight(g, p):
             return g.op("Where", g.is_nan(p), p, own)
     return None
+
+
+def _is_weight(g: Graph, value: str) -> bool:
+    """Whether the value is a softmax, in whatever spelling, or what is made of it by anything but products."""
+    stack, seen = [value], set[str]()
+    while stack:
+        node = g.made.get(stack.pop())
+        if node is None or node.op_type in PRODUCTS:
+            continue
+        if node.op_type in SOFTMAX:
+            return True
+        stack += [i for i in node.input if i not in seen]
+        seen.update(node.input)
+    return False
 
 
 def _asks_for_nan(g: Graph, condition: str) -> bool:
@@ -138,6 +71,8 @@ def hides_values(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | N
     if node.op_type not in ("MatMul", "Einsum") or len(node.input) != 2:
         return None
     for swap in (False, True):
+        if not _is_weight(g, node.input[swap]):
+            continue
         p, v = (g.f32(x) for x in (reversed(node.input) if swap else node.input))
 
         def product(x: str, y: str, swap: bool = swap) -> str:
@@ -343,12 +278,15 @@ def as_defined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def nearest(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array, have: Array) -> Array:
     """Output `index` of the original or of one of its readings, whichever is the nearest to `have`, number for number."""
-    others: list[Array] = []
-    for made in readings(model):
+    others, made = doubled(model, old, inputs, index), list(readings(model))
+    if others:
+        # In f16 onnxruntime rounds less where fewer nodes are between two ops, so that this one is no reading of ordinary numbers.
+        made += [m for m in [Graph(model).changed(overflowed)] if m is not None]
+    for changed in made:
         # A reading that no engine runs, for want of a kernel, excuses nothing.
         with contextlib.suppress(Exception):
-            others.append(Engine(made, by_definition=old.by_definition).run(inputs)[index])
-    for result in (*others, *doubled(model, old, inputs, index)):
+            others.append(Engine(changed, by_definition=old.by_definition).run(inputs)[index])
+    for result in others:
         other = result.astype(np.float64)
         if other.shape != want.shape:
             continue
