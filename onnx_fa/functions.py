@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
+from onnx_fa.emit.integers import dequantized_by
 from onnx_fa.errors import ModelError
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Match, Patterns, find_sites, values_of
@@ -18,7 +19,8 @@ _MARK = "onnx_fa.in."
 
 
 def inline_attention(model: ir.Model, patterns: Patterns) -> list[Miss]:
-    """Inlines, in place, every function of which some node lies inside a recognised attention, with the functions that call it.
+    """Inlines, in place, every function of which some node lies inside a recognised attention, with the functions that call it,
+    and those that lie between an operand and its DequantizeLinear: a form has to write that out (`emit/integers.py`).
 
     Returns the misses inside functions that stay. The model is left alone when no function needs to be inlined. Raises ModelError
     for a function in ONNX's own domain.
@@ -80,19 +82,19 @@ def _mark(key: tuple[str, str, str]) -> str:
 
 
 def _nodes_of(match: Match) -> list[ir.Node]:
-    """The nodes from a match's operands to its output, but not what only asks for shapes."""
+    """The nodes from a match's operands, or from the DequantizeLinear of one, to its output, but not what only asks for shapes."""
     stop = set(values_of(*match.operands))
-    found: dict[ir.Node, None] = {match.anchor: None}
+    found: dict[ir.Node, None] = {}
     todo = [match.output]
     while todo:
         value = todo.pop()
         node = value.producer()
-        if value in stop or node is None or (node in found and node is not match.anchor):
+        if value in stop or node is None or node in found:
             continue
         found[node] = None
-        if op_of(node) not in ("Shape", "Size") and (node is not match.anchor or value is match.output):
+        if op_of(node) not in ("Shape", "Size"):
             todo += [i for i in node.inputs if i is not None]
-    return list(found)
+    return [match.anchor, *found, *(node for operand in stop for node in dequantized_by(operand))]
 
 
 def _not_inlined(model: ir.Model, error: Exception) -> list[Miss]:

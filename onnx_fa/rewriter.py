@@ -184,7 +184,7 @@ def rewrite_in_place(
         reports.append(report)
     sweep(dead)
     left = [p for source, _ in written_outs if (p := source.producer()) is not None]
-    for graph in redirect_moves(written_outs):
+    for graph in redirect_moves(written_outs, model.functions, taken):
         graph.sort()
     sweep(left)
     if form == "site" and sites:

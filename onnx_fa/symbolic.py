@@ -296,7 +296,8 @@ class SymbolicShapes:
         gone = placed_axes(node_axes(node, self._const), len(shape))
         if not gone:
             return None
-        if not attr_int(node, "keepdims", 1):
+        # Of another number than 0 and 1 onnx's shape inference and onnxruntime say the same: not kept.
+        if attr_int(node, "keepdims", 1) != 1:
             return tuple(d for i, d in enumerate(shape) if i not in gone)
         return tuple(1 if i in gone else d for i, d in enumerate(shape))
 

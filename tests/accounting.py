@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx
+import onnx_ir as ir
 
+from onnx_fa.functions import inline_attention
+from onnx_fa.io import load
+from onnx_fa.normalize import infer_shapes
 from onnx_fa.ops import op_of
 from onnx_fa.report import RewriteReport
+from onnx_fa.rewriter import PATTERNS
 
 _LIKE = ("Softmax", "LogSoftmax", "Attention")
 
 
 def unaccounted(model: onnx.ModelProto, report: RewriteReport) -> list[str]:
     """The softmaxes and attention ops of the graph and its subgraphs that are neither in a site nor have a miss, by name. One whose
-    logarithm is undone is known by the name of the Exp that undoes it. Those in functions get other names."""
+    logarithm is undone is known by the name of the Exp that undoes it. Those in functions are looked for where a site has taken
+    the function in: there they have the names that a report gives them."""
     said = {m.node for m in report.misses} | {s.name.split("#")[0] for s in report.sites}
     names: list[str] = []
-    for graph in _graphs(model.graph):
+    for graph in _graphs(_as_found(model).graph):
         for node in graph.node:
             if op_of(node) in _LIKE:
                 own = {
@@ -26,6 +32,16 @@ def unaccounted(model: onnx.ModelProto, report: RewriteReport) -> list[str]:
                 }
                 names += [] if own & said else [_label(node)]
     return names
+
+
+def _as_found(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the functions inlined that hold a part of an attention."""
+    if not model.functions:
+        return model
+    work = load(model)
+    infer_shapes(work)
+    inline_attention(work, PATTERNS)
+    return ir.to_proto(work)
 
 
 def _label(node: onnx.NodeProto) -> str:

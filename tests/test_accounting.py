@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from accounting import unaccounted
 from onnx import helper as h
@@ -13,6 +14,7 @@ from ort_run import run
 from random_softmax import B, D, H, L, S, graph
 from test_soundness import Site
 
+from onnx_fa.report import RewriteReport
 from onnx_fa.rewriter import explain, rewrite
 
 GRAPHS = int(os.environ.get("ONNX_FA_GRAPHS", "0")) or 200
@@ -84,6 +86,24 @@ def test_a_softmax_in_no_known_spelling_has_a_miss(build: object, reason: str) -
     g = Site()
     report = explain(g.finish(build(g)))
     assert not report.sites and any(reason in m.reason for m in report.misses), report.misses
+
+
+def test_a_logarithm_that_a_function_undoes_is_accounted_for() -> None:
+    """The exponential gets a name when the function is taken in. One whose function does something else is a miss, by name."""
+    for body, sites in (("y = Exp(x)", 1), ("z = Abs(x) y = Exp(z)", 0)):
+        model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21, "my": 1]>
+g (float[2,3,4] q, float[2,4,5] kt, float[2,5,6] v) => (float[2,3,6] o) {{
+  s = MatMul(q, kt)
+  [log] l = LogSoftmax<axis = -1>(s)
+  [call] p = my.Undo(l)
+  o = MatMul(p, v)
+}}
+<domain: "my", opset_import: ["": 21]>
+Undo (x) => (y) {{ {body} }}""")
+        report = explain(model)
+        assert len(report.sites) == sites and len(report.misses) == 1 - sites
+        assert not unaccounted(model, report)
+        assert unaccounted(model, RewriteReport((), ())) == ["log"]
 
 
 def test_sums_of_exponentials_that_divide_nothing_of_theirs_are_no_softmax() -> None:

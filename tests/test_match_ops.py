@@ -158,6 +158,31 @@ def test_functions_without_attention_stay() -> None:
     assert [m.reason for m in report.misses] == ["the softmax result is a graph output"]
 
 
+@pytest.mark.parametrize(
+    ("body", "sites"), [("c = Constant<value_float = 0.5>() y = Mul(x, c)", 1), ("y = LpNormalization(x)", 0)]
+)
+def test_a_function_between_the_products(body: str, sites: int) -> None:
+    """It is taken in where it is a part of the attention; else it stays, and the miss names it."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21, "my": 1]>
+g (float[2,3,4] q, float[2,4,5] kt, float[2,5,6] v) => (float[2,3,6] o) {{
+  a = my.Before(q)
+  s = MatMul(a, kt)
+  t = my.Layer(s)
+  p = Softmax<axis = -1>(t)
+  o = MatMul(p, v)
+}}
+<domain: "my", opset_import: ["": 21]> Before (x) => (y) {{ y = Tanh(x) }}
+<domain: "my", opset_import: ["": 21]> Layer (x) => (y) {{ {body} }}""")
+    new, report = rewrite(model)
+    assert len(report.sites) == sites
+    assert [f.name for f in new.functions] == ["Before", "Layer"][: 2 - sites]
+    if sites:
+        inputs = so.feeds(model)
+        assert_same(run(model, inputs), run(new, inputs))
+    else:
+        assert "my.Layer" in report.misses[0].reason
+
+
 def test_function_of_another_opset_is_refused() -> None:
     model = so.in_function()
     model.functions[0].opset_import[0].version = 18

@@ -96,6 +96,16 @@ def test_scale_as_float32() -> None:
     np.testing.assert_allclose(have, np.float64(np.float32(0.1)) * X @ X.T, rtol=1e-15, err_msg=REPAIRED)
 
 
+def test_scale_of_two_products() -> None:
+    model, feeds = _model("scale_of_two_products"), {"x": X.astype(np.float32), "w": X.T.astype(np.float32)}
+    want = 0.5 * X @ X.T
+    for have, factor in zip(run(model, feeds, optimise=False), (1, 3), strict=True):
+        np.testing.assert_array_equal(have, factor * want)
+    with pytest.raises(Exception, match="Node input 's' is not a graph input"):
+        run(model, feeds)
+        pytest.fail(REPAIRED)
+
+
 def test_every_reproducer_is_run_and_on_the_page() -> None:
     text = Path(__file__).read_text()
     for path in FOLDER.iterdir():

@@ -166,6 +166,94 @@ g (float[1,2,3,2] q, float[1,2,2,6] kt, int8[1,2,6,4] vi) => (float[1,2,3,4] o, 
     _rewritten_the_same(text, form)
 
 
+BESIDE = {
+    "a Dropout": ("d = Dropout(v)\n vt = Transpose<perm = [1, 0]>(d)", ""),
+    "a cast": ("c = Cast<to = 1>(v)\n vt = Transpose<perm = [1, 0]>(c)", ""),
+    "a function": ("vt = my.Turned(v)", "Turned (x) => (y) { y = Transpose<perm = [1, 0]>(x) }"),
+}
+
+
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+@pytest.mark.parametrize("beside", BESIDE)
+def test_moves_behind_what_the_optimiser_looks_through(form: Form, beside: str) -> None:
+    """Another reader of the DequantizeLinear, which has it for itself once the site reads the integers."""
+    reads, function = BESIDE[beside]
+    text = f"""<ir_version: 10, opset_import: ["": 24, "my": 1]>
+g (float[3,1] q, float[1,1] kt, int8[1,2] vi) => (float[3,2] o, float[2,1] read)
+<float step = {{0.02}}, int8 zero = {{0}}>
+{{
+  v = DequantizeLinear(vi, step, zero)
+  s = MatMul(q, kt)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+  {reads}
+  read = Neg(vt)
+}}"""
+    _same_as_before(text + (f'<domain: "my", opset_import: ["": 24]> {function}' if function else ""), form)
+
+
+def test_a_product_beside_the_site_with_what_was_written_out() -> None:
+    """onnxruntime takes the scale into the product beside the site, and the site then had none to scale anew."""
+    _same_as_before(
+        """<ir_version: 9, opset_import: ["": 18]>
+g (int8[2,4,3] qi, float[2,3,5] kt, float[2,5,2] v, float[2,6,3] w) => (float[2,4,2] o, float[2,4,6] read)
+<float step = {0.02}, int8 zero = {0}, float half = {0.5}>
+{
+  q = DequantizeLinear(qi, step, zero)
+  qt = Transpose<perm = [0, 2, 1]>(q)
+  turned = MatMul(w, qt)
+  read = Transpose<perm = [0, 2, 1]>(turned)
+  s = MatMul(q, kt)
+  t = Mul(s, half)
+  p = Softmax<axis = -1>(t)
+  o = MatMul(p, v)
+}""",
+        "decomposed",
+    )
+
+
+FUNCTIONS = {
+    "Given": ("k = my.Given(ki, step, zero)", "Given (x, s, z) => (y) { y = DequantizeLinear(x, s, z) }"),
+    "Idle": ("kd = DequantizeLinear(ki, step, zero)\n k = my.Idle(kd)", "Idle (x) => (y) { y = Identity(x) }"),
+    "Turned": (
+        "ku = Transpose<perm = [1, 0]>(ki)\n kd = DequantizeLinear(ku, step, zero)\n k = my.Turned(kd)",
+        "Turned (x) => (y) { y = Transpose<perm = [1, 0]>(x) }",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_dequantizelinear_in_a_function(form: Form, name: str) -> None:
+    """onnxruntime takes functions in before it optimises: what they hide is moved all the same. Others stay functions."""
+    gives, function = FUNCTIONS[name]
+    text = f"""<ir_version: 10, opset_import: ["": 24, "my": 1]>
+g (float[4,3] q, int8[5,3] ki, float[5,2] v) => (float[4,2] o)
+<float step = {{0.02}}, int8 zero = {{0}}>
+{{
+  {gives}
+  kt = Transpose<perm = [1, 0]>(k)
+  qt = my.Before(q)
+  s = MatMul(qt, kt)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+}}
+<domain: "my", opset_import: ["": 24]> {function}
+<domain: "my", opset_import: ["": 24]> Before (x) => (y) {{ y = Tanh(x) }}"""
+    assert [f.name for f in _same_as_before(text, form).functions] == ["Before"]
+
+
+def _same_as_before(text: str, form: Form) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    inputs = feeds(model, 0)
+    new, report = rewrite(model, form)
+    assert report.sites
+    for optimise in (False, True):
+        for want, have in zip(run(model, inputs, optimise=False), run(new, inputs, optimise=optimise), strict=True):
+            np.testing.assert_allclose(have, want, atol=2e-6)
+    return new
+
+
 def test_the_originals_are_changed_by_the_optimiser() -> None:
     """Else the tests above would show less than they say: some of the graphs have no such results before they are rewritten."""
     changed = 0

@@ -11,6 +11,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
+from ort_run import run
 
 from onnx_fa.graph_view import GraphView
 from onnx_fa.io import load
@@ -51,6 +52,16 @@ def check(nodes: list[onnx.NodeProto], dims: tuple[int, ...], **constants: objec
 def test_slice_has_the_size_that_the_op_yields(size: int, start: int, end: int, step: int) -> None:
     slices = h.make_node("Slice", ["x", "a", "b", "axis", "step"], ["y"])
     check([slices], (2, size), a=[start], b=[end], axis=[-1], step=[step])
+
+
+@pytest.mark.parametrize(("keepdims", "want"), [(0, (2,)), (1, (2, 1)), (-1, (2,)), (2, (2,))])
+def test_only_one_keeps_a_reduced_axis(keepdims: int, want: tuple[int, ...]) -> None:
+    """ONNX defines 0 and 1. Shape inference and onnxruntime's kernels keep an axis for 1 alone."""
+    view, model = view_of([h.make_node("ReduceMax", ["x", "a"], ["y"], keepdims=keepdims)], [2, 3], a=[1])
+    assert shape(view, "y") == want
+    model.graph.output[0].CopyFrom(h.make_tensor_value_info("y", T.FLOAT, None))
+    (have,) = run(model, {"x": np.zeros((2, 3), np.float32)}, optimise=False)
+    assert have.shape == want
 
 
 def test_slice_by_half_of_a_size() -> None:

@@ -9,7 +9,7 @@ exact, only the product with the scale rounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -113,19 +113,58 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     return made
 
 
-def redirect_moves(written: Sequence[tuple[ir.Value, ir.Value]]) -> set[ir.Graph]:
-    """Lets the model's own moves of what was written out read that as well: onnxruntime moves a DequantizeLinear through a node as
-    soon as nothing else reads its result, and the site did. Returns the graphs that are to be sorted again."""
+def dequantized_by(value: ir.Value) -> list[ir.Node]:
+    """The nodes from a DequantizeLinear to the value, where `written_out` may follow them once no function hides one."""
+    nodes: list[ir.Node] = []
+    while (node := value.producer()) is not None and node.inputs and (source := node.inputs[0]) is not None:
+        nodes.append(node)
+        if op_of(node) in DEQUANTIZE:
+            return nodes
+        if op_of(node) not in (*_MOVES, "Cast") and not is_dropout_at_rest(node):
+            break
+        value = source
+    return []
+
+
+def redirect_moves(
+    written: Sequence[tuple[ir.Value, ir.Value]], functions: Container[ir.OperatorIdentifier], taken: set[str]
+) -> set[ir.Graph]:
+    """Lets the model's own moves of what was written out read that as well, and what may be in front of a move: calls of the
+    model's functions, and ops that onnxruntime takes out. It moves a DequantizeLinear through a node as soon as nothing else
+    reads its result, and the site did. `taken` are the names in the model. Returns the graphs that are to be sorted again."""
     changed = set()
     for source, made in written:
         node, own = made.producer(), source.producer()
         if node is None or own is None or node.graph is None or node.graph is not own.graph:
             continue
-        for reader, index in [*source.uses()]:
-            if op_of(reader) in _MOVES and index == 0:  # inside a subgraph too, which sees what stands before it
-                reader.replace_input_with(0, made)
+        apart: ir.Value | None = None
+        for reader, index in [*source.uses()]:  # inside a subgraph too, which sees what stands before it
+            moves = index == 0 and (op_of(reader) in (*_MOVES, "Cast") or is_dropout_at_rest(reader))
+            if moves or reader.op_identifier() in functions:
+                apart = apart or _apart(node, made, taken)
+                reader.replace_input_with(index, apart)
                 changed.add(own.graph)
     return {g for g in changed if isinstance(g, ir.Graph)}
+
+
+def _apart(node: ir.Node, made: ir.Value, taken: set[str]) -> ir.Value:
+    """`made` by a product of its own, written the other way round so that onnxruntime keeps it: it takes the scale of a product
+    with a matrix into the product, and loses that of another one that reads it too (`scale_of_two_products.onnxtxt`)."""
+    if op_of(node) != "Mul":
+        return made
+    names = []
+    for old in (node.name, made.name):
+        name = f"{old}_apart"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names.append(name)
+    twin = ir.Node("", "Mul", reversed(node.inputs), num_outputs=1, name=names[0])
+    out = twin.outputs[0]
+    out.name, out.type, out.shape = names[1], made.type, made.shape
+    assert isinstance(node.graph, ir.Graph)
+    node.graph.insert_after(node, twin)
+    return out
 
 
 def _times_scale(
