@@ -155,6 +155,29 @@ def test_noise_moves_equal_numbers_apart() -> None:
     assert movement(model, old, inputs, 0, want)[0].max() > 0.1
 
 
+@pytest.mark.parametrize(("size", "moves"), [(1.0, False), (1000.0, True)])
+@pytest.mark.parametrize(("kind", "fill"), [("float", -1e9), ("float16", -6e4)])
+def test_noise_of_scores_that_a_fill_has_rounded(kind: str, fill: float, size: float, moves: bool) -> None:
+    """Beside -1e9 a score of a few is lost, and the row is the mean of V; of a thousand some steps of 64 are left."""
+    source = f"""<ir_version: 10, opset_import: ["": 18]>
+    g ({kind}[1, 4] s, {kind}[4, 1] v, {kind}[1] fill) => ({kind}[1, 1] o)
+    {{ low = Add (s, fill)
+       p = Softmax (low)
+       o = MatMul (p, v) }}"""
+    model = onnx.parser.parse_model(source)
+    dtype = np.float32 if kind == "float" else np.float16
+    scores = np.asarray([[0.29, 0.27, 0.31, 0.3]]) * size
+    inputs = {
+        "s": scores.astype(dtype),
+        "v": np.asarray([[1], [2], [3], [4]], dtype),
+        "fill": np.asarray([fill], dtype),
+    }
+    old = Engine(model)
+    (want,) = old.run(inputs)
+    moved, _ = movement(model, old, inputs, 0, want)
+    assert moved > 0.1 if moves else moved < 0.05
+
+
 def test_the_smallest_graph_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rewrite that fails on any Softmax: one is left, and the name of the result."""
     drawn = draw(_first_site(), "plain")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto as T
@@ -26,6 +27,9 @@ LARGEST = {T.FLOAT: 3e4, T.FLOAT16: 3e4, T.BFLOAT16: 2e10, T.DOUBLE: 3e4}
 they do not where a site computes in f32."""
 SWALLOWED = ("ReduceLogSumExp",)
 """Whoever subtracts this from a number of its own size reads its last digits, however large it is."""
+_SUMS = ("Add", "Sub")
+"""What is left of a small number beside a large one, where anything is, has been rounded in the large one's last place: a row
+whose every key a mask of -1e9 hides compares the thousands of its scores by steps of 64, which are others in another order."""
 SAMPLES = 6
 
 
@@ -60,8 +64,11 @@ def noisy(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
             out, node.output[0] = node.output[0], f"noise{n}_exact"
             largest = LARGEST[kind] if node.op_type not in SWALLOWED else np.inf
             # Numbers that a sum has swallowed make the same of every other one; what was lost differs.
-            terms = tuple(node.input) if node.op_type in ("Add", "Sub") else (node.output[0],)
+            terms = tuple(node.input) if node.op_type in _SUMS else (node.output[0],)
             new, constants = _wave(f"noise{n}_", node.output[0], out, kind, seed, largest, terms)
+            if node.op_type in _SUMS:
+                new[-1:-1] = _shown(f"noise{n}_", node.output[0], terms)
+                new[-1].input[0] = f"noise{n}_moves"
             nodes += new
             made.graph.initializer.extend(constants)
     del made.graph.node[:]
@@ -74,7 +81,8 @@ def _wave(
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """out = exact * (1 + step * sin(faster * x + seed)) where |exact| < largest, else exact; for an odd seed x is term + 0.37 *
     other term, for an even one the place in the tensor."""
-    step, limit = np.float32(ROUNDING[kind]), np.asarray(largest).astype(h.tensor_dtype_to_np_dtype(kind))
+    dtype = h.tensor_dtype_to_np_dtype(kind)
+    step, limit = np.float32(ROUNDING[kind]), np.asarray(largest).astype(dtype)
     numbers: dict[str, Any] = {
         "faster": np.float32(12345.678 * (1 + seed / 10)),  # a number added to a large angle would be lost
         "seed": np.float32(seed),
@@ -83,6 +91,7 @@ def _wave(
         "most": np.float32(3e38),
         "step": step,
         "limit": limit,
+        "half_place": np.asarray(ml_dtypes.finfo(dtype).eps / 4).astype(dtype),  # of a number just below a power of two
     }
     places: list[onnx.NodeProto] = []
     if seed % 2 == 0:
@@ -115,6 +124,26 @@ def _wave(
         h.make_node("Where", [f"{own}small", f"{own}moved", exact], [out]),
     ]
     return nodes, [nh.from_array(np.asarray(x), f"{own}{name}") for name, x in numbers.items()]
+
+
+def _shown(own: str, total: str, terms: Sequence[str]) -> list[onnx.NodeProto]:
+    """What moves of a sum: the small ones, and the large ones in which a small term has left something."""
+    nodes = [
+        h.make_node("Abs", [total], [f"{own}total"]),
+        h.make_node("Mul", [f"{own}total", f"{own}half_place"], [f"{own}lost"]),
+    ]
+    for name, term in zip(("first", "last"), terms, strict=True):
+        nodes += [
+            h.make_node("Abs", [term], [f"{own}{name}_size"]),
+            h.make_node("Less", [f"{own}{name}_size", f"{own}limit"], [f"{own}{name}_small"]),
+            h.make_node("Less", [f"{own}lost", f"{own}{name}_size"], [f"{own}{name}_left"]),
+            h.make_node("And", [f"{own}{name}_small", f"{own}{name}_left"], [f"{own}{name}_shows"]),
+        ]
+    return [
+        *nodes,
+        h.make_node("Or", [f"{own}first_shows", f"{own}last_shows"], [f"{own}shows"]),
+        h.make_node("Or", [f"{own}small", f"{own}shows"], [f"{own}moves"]),
+    ]
 
 
 def nudged(inputs: Inputs, seed: int) -> Inputs:
