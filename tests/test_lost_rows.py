@@ -97,8 +97,16 @@ def _quantised(g: Site, x: str) -> str:
     return g.op("DequantizeLinear", g.op("QuantizeLinear", x, *grid), *grid)
 
 
+def _as_integers(g: Site, x: str) -> str:
+    return g.op("Cast", g.op("Cast", x, to=T.INT32), to=T.FLOAT)
+
+
+def _compared(g: Site, x: str) -> str:
+    return g.op("Cast", g.op("Less", x, g.const(0.5)), to=T.FLOAT)
+
+
 @pytest.mark.parametrize("probabilities", [_renormalised, _without_maximum])
-@pytest.mark.parametrize("asks", [_guarded, _quantised])
+@pytest.mark.parametrize("asks", [_guarded, _quantised, _as_integers, _compared])
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_nan_of_the_spelling_that_the_model_asks_for(probabilities: object, asks: object, behind: bool) -> None:
     """Where all visible keys underflow the model has 0 / 0, and then a number of its own."""
@@ -113,11 +121,13 @@ def test_a_nan_of_the_spelling_that_the_model_asks_for(probabilities: object, as
     assert_refused(g.model({"o": ([B, H, S, D], T.FLOAT)}), "behind the attention tells the NaN of that from a number")
 
 
-def test_a_guard_of_a_plain_softmax() -> None:
+@pytest.mark.parametrize("asks", [_guarded, _compared])
+def test_a_guard_of_a_plain_softmax(asks: object) -> None:
     g = Site()
+    assert callable(asks)
     keep = g.input("m", [B, 1, S, L], T.BOOL)
     out = g.op("MatMul", g.op("Softmax", g.keep(keep, g.score()), axis=-1), g.v)
-    g.nodes.append(h.make_node("Identity", [_guarded(g, out)], ["o"]))
+    g.nodes.append(h.make_node("Identity", [asks(g, out)], ["o"]))
     assert_equal(g.model({"o": ([B, H, S, D], T.FLOAT)}))
 
 

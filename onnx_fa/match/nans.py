@@ -9,7 +9,7 @@ from onnx_fa.match.types import Anchor, Behind, NoMatch
 from onnx_fa.ops import op_of
 
 _KEEPS = frozenset("Identity Cast Dropout Reshape Transpose Squeeze Unsqueeze Expand Slice Add Sub Mul Div Neg".split())
-_ASKS = ("IsNaN", "QuantizeLinear", "Equal")
+_ASKS = frozenset("IsNaN QuantizeLinear DynamicQuantizeLinear Equal Less LessOrEqual Greater GreaterOrEqual".split())
 _FAR = 100
 """So many values are looked at behind a site."""
 
@@ -32,9 +32,15 @@ def _asks_for_nan(view: GraphView, value: ir.Value) -> ir.Node | None:
     stack, seen = [value], {value}
     while stack and len(seen) < _FAR:
         for user in view.users(stack.pop()):
-            if op_of(user) in _ASKS:
+            if op_of(user) in _ASKS or _to_an_integer(user):
                 return user
             if op_of(user) in _KEEPS and user.outputs[0] not in seen:
                 seen.add(user.outputs[0])
                 stack.append(user.outputs[0])
     return None
+
+
+def _to_an_integer(node: ir.Node) -> bool:
+    """Whether a Cast makes an integer or a boolean: of NaN the least integer, or what the machine makes of it, and true."""
+    kind = node.outputs[0].dtype if op_of(node) == "Cast" else None
+    return kind is not None and not kind.is_floating_point()
