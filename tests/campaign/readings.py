@@ -150,11 +150,13 @@ def maximum_of_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str |
     return g.op("Where", some, g.number(np.nan, kind), own)
 
 
-def half_log_sum_exp(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
-    """From opset 18 on, onnxruntime has no kernel for f16, and takes exponentials without the maximum, which overflow."""
-    if node.op_type != "ReduceLogSumExp" or kind == T.FLOAT:
+def computed_in_f32(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """From opset 18 on, onnxruntime has no kernel for f16 of these, and takes exponentials without the maximum, which overflow."""
+    kinds = {"ReduceLogSumExp": (T.FLOAT16, T.BFLOAT16), "Softplus": (T.FLOAT16,)}.get(node.op_type, ())
+    if kind not in kinds:
         return None
-    return g.op("Cast", g.again(node, g.f32(node.input[0]), *node.input[1:]), to=kind)
+    wide = g.op("Cast", g.again(node, g.f32(node.input[0]), *node.input[1:]), to=kind)
+    return wide if node.op_type == "ReduceLogSumExp" else g.op("Where", g.is_infinite(own), wide, own)
 
 
 def divides_anew(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
@@ -273,7 +275,7 @@ def readings(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 def as_defined(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with what onnxruntime does not compute as ONNX defines it computed in f32."""
-    return Graph(model).changed(half_log_sum_exp) or model
+    return Graph(model).changed(computed_in_f32) or model
 
 
 def nearest(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array, have: Array) -> Array:
