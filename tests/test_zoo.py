@@ -474,7 +474,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_quick_subset_is_as_expected(tmp_path: Path) -> None:
-    """Real exports through the run, one as far as verified; without the stock road and times, which other tests and full runs do."""
+    """Real exports through the run, one as far as verified; the stock road and times are left to other tests and full runs."""
     entries = chosen(load(default_file()), [], "cpu-host", subset=True)
     results = run(entries[:-1], "cpu-host", tmp_path / "rewritten", Settings(steps=("explain", "rewrite"), jobs=2))
     results += run(entries[-1:], "cpu-host", tmp_path / "verified", Settings(steps=("explain", "rewrite", "verify")))
