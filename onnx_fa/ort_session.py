@@ -17,9 +17,10 @@ def ort_session(
     threads: int | None = None,
     optimise: bool = True,
     without: Sequence[str] = (),
+    reuse: bool = True,
 ) -> Any:
     """An onnxruntime.InferenceSession of a model, its bytes or its file. `threads` None means as many as onnxruntime takes;
-    `without` names steps of the optimiser that are left out.
+    `without` names steps of the optimiser that are left out; without `reuse` every value has memory of its own.
 
     Raises MissingDependencyError. What onnxruntime raises where it refuses a model passes through: its exceptions share no public
     base class.
@@ -34,5 +35,6 @@ def ort_session(
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_mem_reuse = reuse
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], disabled_optimizers=[*without])

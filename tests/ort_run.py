@@ -16,8 +16,10 @@ TOLERANCE = 2e-6
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def session(model: onnx.ModelProto, *, optimise: bool = True, without: Sequence[str] = ()) -> ort.InferenceSession:
-    return ort_session(model, threads=1, optimise=optimise, without=without)
+def session(
+    model: onnx.ModelProto, *, optimise: bool = True, without: Sequence[str] = (), reuse: bool = True
+) -> ort.InferenceSession:
+    return ort_session(model, threads=1, optimise=optimise, without=without, reuse=reuse)
 
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, Array], *, optimise: bool = True) -> list[Array]:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from ort_run import Array, run
+from ort_run import Array, run, session
 
 FOLDER = Path(__file__).parent / "onnxruntime_bugs"
 PAGE = FOLDER.parents[1] / "docs" / "onnxruntime-bugs.md"
@@ -102,6 +102,23 @@ def test_scale_of_two_products() -> None:
     for have, factor in zip(run(model, feeds, optimise=False), (1, 3), strict=True):
         np.testing.assert_array_equal(have, factor * want)
     with pytest.raises(Exception, match="Node input 's' is not a graph input"):
+        run(model, feeds)
+        pytest.fail(REPAIRED)
+
+
+def test_sum_of_nothing() -> None:
+    model, feeds = _model("sum_of_nothing"), {"x": np.zeros((3, 0), np.float32), "v": np.zeros((0, 1), np.float32)}
+    np.testing.assert_array_equal(session(model, reuse=False).run(None, feeds)[0], np.zeros((3, 1)))
+    for optimise in (True, False):
+        with pytest.raises(Exception, match="attempting to re-use buffer"):
+            run(model, feeds, optimise=optimise)
+            pytest.fail(REPAIRED)
+
+
+def test_keepdims_of_two() -> None:
+    model, feeds = _model("keepdims_of_two"), {"x": X.astype(np.float32)}
+    np.testing.assert_array_equal(run(model, feeds, optimise=False)[0], X.sum(0))
+    with pytest.raises(Exception, match="Permutation length 2 does not match rank"):
         run(model, feeds)
         pytest.fail(REPAIRED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,19 @@ class Engine:
         else:
             # This step makes a float32 of a float64 next to a product (docs/onnxruntime-bugs.md).
             without = ("MatMulScaleFusion",) if T.DOUBLE in kinds_at_edges(model) else ()
-            self._run = session(model, optimise=optimise, without=without).run
+            self._session = partial(session, model, optimise=optimise, without=without)
+            self._run = self._session().run
 
     def run(self, inputs: Inputs) -> list[Array]:
         with np.errstate(all="ignore"):
-            results = [np.asarray(x) for x in self._run(None, inputs)]
+            try:
+                made = self._run(None, inputs)
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                # Of no keys a reduction has another shape than its buffer, which a later value gets (docs/onnxruntime-bugs.md).
+                if "attempting to re-use buffer" not in str(error) or all(x.size for x in inputs.values()):
+                    raise
+                made = self._session(reuse=False).run(None, inputs)
+            results = [np.asarray(x) for x in made]
             for i, kind in enumerate(self._kinds):
                 if kind == T.BFLOAT16 and results[i].dtype == np.float32:
                     results[i] = results[i].astype(h.tensor_dtype_to_np_dtype(kind))
