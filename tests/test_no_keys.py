@@ -104,6 +104,25 @@ def test_forms(name: str, form: Form) -> None:
             np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-3 if have.dtype == np.float16 else 1e-5)
 
 
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+@pytest.mark.parametrize("name", ["plain", "grouped", "rounded", "f16"])
+def test_forms_beside_a_sink_that_is_not_finite(name: str, form: Form) -> None:
+    """Without keys the product with V is zero, whatever the sink has made of its sum; with some, as the original."""
+    spec = dataclasses.replace(SPECS[name], sink=TensorArg((SPECS[name].Hq, 1, 1)))
+    model = ir.to_proto(plain_model(spec))
+    new, report = rewrite(model, form)
+    assert report.sites
+    old, made = session(model, optimise=False), session(new, optimise=False)
+    for sizes in SIZES[:2]:
+        operands = draw_operands(spec.bind(sizes), 0)
+        for sink in (np.inf, -np.inf, np.nan):
+            operands[-1][0] = sink
+            inputs = dict(zip([i.name for i in model.graph.input], operands, strict=True))
+            (want,), (have,) = old.run(None, inputs), made.run(None, inputs)
+            assert sizes["t"] or not have.any()
+            np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-3 if have.dtype == np.float16 else 1e-5)
+
+
 def test_no_keys_for_sure() -> None:
     """Nothing is computed, so that nothing is to be fused."""
     for changes in ({"Skv": 0}, {"Sq": 0}, {"batch": (0,)}):
