@@ -19,8 +19,8 @@ NAN = "nan in q"
 """The label of inputs of which some are not finite."""
 
 
-def _agrees(model: onnx.ModelProto, inputs: Inputs, have: list[Array], label: str) -> bool:
-    drawn, old = Drawn(model, model, feeds_of, "plain", (), "plain"), Engine(model)
+def _agrees(model: onnx.ModelProto, inputs: Inputs, have: list[Array], label: str, base: str = "plain") -> bool:
+    drawn, old = Drawn(model, model, feeds_of, "plain", (), base), Engine(model)
     return Judge(drawn, old, label, inputs).agree(old.run(inputs), have)
 
 
@@ -171,3 +171,19 @@ def test_a_zero_that_is_no_probability_hides_no_value() -> None:
     have = want.copy()
     have[..., 1] = Engine(model).run({**inputs, "v": np.nan_to_num(inputs["v"])})[0][..., 1]
     assert not _agrees(model, inputs, [have], "nan in v")
+
+
+def test_a_difference_of_softmaxes_excuses_infinities() -> None:
+    """An infinite value makes infinities, which may be NaN, and leaves the other columns alone."""
+    model = _model(
+        "s = MatMul (q, k) p = Softmax (s) t = Neg (s) n = Softmax (t) d = Sub (p, n) o = MatMul (d, v)",
+        "float one = {1}",
+    )
+    inputs = _inputs()
+    inputs["v"][0, 3, 0] = np.inf
+    (want,) = Engine(model).run(inputs)
+    have = np.where(np.isinf(want), np.float32(np.nan), want)
+    assert np.isinf(want).any() and _agrees(model, inputs, [have], "inf in v", "difference/plain")
+    for wrong in (have * 2, have[..., ::-1], np.full_like(have, np.nan), np.nan_to_num(have)):
+        assert not _agrees(model, inputs, [wrong], "inf in v", "difference/plain")
+    assert not _agrees(model, inputs, [have], "inf in v")
