@@ -35,6 +35,14 @@ def hides(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
     return own
 
 
+def shows(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """The Attention op only knows added masks, which do not hide a NaN score as a Where does."""
+    if node.op_type != "Where" or _asks_for_nan(g, node.input[0]) or not _is_score(g, node.output[0]):
+        return None
+    lost = g.op("Or", *(g.is_nan(x) for x in node.input[1:]))
+    return g.op("Where", lost, g.number(np.nan, kind), own)
+
+
 def passes_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
     """A mask behind the softmax that is a weight leaves the NaN of a row, where the original makes zeros of it."""
     if node.op_type != "Where":
@@ -278,12 +286,22 @@ def as_defined(model: onnx.ModelProto) -> onnx.ModelProto:
     return Graph(model).changed(computed_in_f32) or model
 
 
-def nearest(model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, want: Array, have: Array) -> Array:
-    """Output `index` of the original or of one of its readings, whichever is the nearest to `have`, number for number."""
+def nearest(
+    model: onnx.ModelProto,
+    old: Engine,
+    inputs: Inputs,
+    index: int,
+    want: Array,
+    have: Array,
+    more: tuple[Change, ...] = (),
+) -> Array:
+    """Output `index` of the original or of one of its readings, those by `more` changes too, whichever is the nearest to `have`,
+    number for number."""
     others, made = doubled(model, old, inputs, index), list(readings(model))
     if others:
         # In f16 onnxruntime rounds less where fewer nodes are between two ops, so that this one is no reading of ordinary numbers.
-        made += [m for m in [Graph(model).changed(overflowed)] if m is not None]
+        more = (*more, overflowed)
+    made += [m for m in (Graph(model).changed(change) for change in more) if m is not None]
     for changed in made:
         # A reading that no engine runs, for want of a kernel, excuses nothing.
         with contextlib.suppress(Exception):
