@@ -212,6 +212,27 @@ g (int8[2,4,3] qi, float[2,3,5] kt, float[2,5,2] v, float[2,6,3] w) => (float[2,
     )
 
 
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+@pytest.mark.parametrize("at", "qkv")
+def test_a_scale_that_is_not_finite(form: Form, at: str) -> None:
+    """The optimiser takes it out of the product's terms, of which some are 0 times infinity and others are not."""
+    for number in (np.inf, np.nan, 0.5):
+        text = "\n".join(f"  {n} = DequantizeLinear({n}i, {'odd' if n == at else 'step'})" for n in "qkv")
+        model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>
+g (int8[2,4,3] qi, int8[2,5,3] ki, int8[2,5,2] vi) => (float[2,4,2] o) <float step = {{0.02}}>
+{{
+{text}
+  kt = Transpose<perm = [0, 2, 1]>(k)
+  s = MatMul(q, kt)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+}}""")
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(number), "odd"))
+        report = rewrite(model, form)[1]
+        assert bool(report.sites) == np.isfinite(number)
+        assert report.sites or "the scale odd of integers is infinite or NaN" in report.misses[0].reason
+
+
 FUNCTIONS = {
     "Given": ("k = my.Given(ki, step, zero)", "Given (x, s, z) => (y) { y = DequantizeLinear(x, s, z) }"),
     "Idle": ("kd = DequantizeLinear(ki, step, zero)\n k = my.Idle(kd)", "Idle (x) => (y) { y = Identity(x) }"),

@@ -81,7 +81,8 @@ def _any(zero: ir.Value | None) -> bool:
 
 def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     """A value that comes from a DequantizeLinear with one scale, directly or by ops that only move axes: the same, to the
-    last bit, by Cast, Sub, Mul and copies of the moves. Any other value is returned as it is."""
+    last bit, by Cast, Sub, Mul and copies of the moves. Any other value is returned as it is. Raises UnsupportedError for a scale
+    that is infinite or NaN."""
     moves, source = [], without_round_trip(value)
     while (node := source.producer()) is not None and (op_of(node) in _MOVES or is_dropout_at_rest(node)):
         if node.inputs[0] is None:
@@ -97,6 +98,7 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     # Whether it is a constant is not asked: the optimiser makes one of much.
     if scale.shape is None or any(d != 1 for d in scale.shape) or scale.dtype != source.dtype:
         return value
+    _check_scale(scale)
     if integers.dtype in _EXACT[source.dtype]:
         made = _times_scale(b, integers, scale, zero, source.dtype)
     elif integers.dtype in _EXACT[ir.DataType.FLOAT] or integers.dtype == ir.DataType.INT32:
@@ -178,6 +180,14 @@ def _times_scale(
     return b.op("Mul", made, scale)
 
 
+def _check_scale(scale: ir.Value) -> None:
+    """onnxruntime's optimiser takes a Mul by a number into the product with a matrix, and infinity times a sum is not the sum of
+    terms times infinity."""
+    known = ir.convenience.get_const_tensor(scale)
+    if known is not None and not np.isfinite(known.numpy().astype(np.float64)).all():
+        raise UnsupportedError(f"the scale {scale.name} of integers is infinite or NaN")
+
+
 def _gathered(
     b: OnnxBuilder, spec: AttentionSpec, pool: ir.Value, index: ir.Value, layout: tuple[int, ...]
 ) -> ir.Value:
@@ -227,6 +237,7 @@ def _dequantize(
     by_op: bool,
 ) -> ir.Value:
     """x of shape `dims` in the spec's type."""
+    _check_scale(scale)
     shape = (1,) * (len(dims) - len(quant.shape)) + quant.shape
     varies = [i for i, d in enumerate(shape) if d != 1]
     groups, width = shape[head_dim], dims[head_dim]
