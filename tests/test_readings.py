@@ -34,6 +34,7 @@ CASES = {
     "an infinite factor": (
         "y = Mul (s, factor) e = Exp (y) t = ReduceSum (e, keys) n = Add (t, one) p = Div (e, n) o = MatMul (p, v)"
     ),
+    "an infinite factor moves": "w = Sin (v) p = Softmax (s) d = Mul (p, factor) o = MatMul (d, w)",
     "a quantised NaN": (
         "i = QuantizeLinear (s, step, point) y = DequantizeLinear (i, step, point) p = Softmax (y) o = MatMul (p, v)"
     ),
@@ -84,6 +85,8 @@ def case_inputs(case: str = "") -> Inputs:
     if case == "an infinite factor":
         x["factor"][1], x["q"][0, 1] = np.inf, 1
         x["k"][0, 0], x["k"][0, 1] = 1, -2
+    if case == "an infinite factor moves":
+        x["factor"][1], x["v"][0, 2] = np.inf, 1
     if case == "an infinite score":
         x["q"][0, 1], x["k"][0] = 2e38, (-0.3, 0.2, 2, 0.1)
     if case == "the maximum of NaN and -inf":

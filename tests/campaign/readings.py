@@ -119,6 +119,25 @@ def infinite_factor(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str 
     return g.op("Where", infinite, g.number(np.nan, kind), own)
 
 
+def moved_factor(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """An infinite factor of a row makes infinities behind the product with V, and in front of it differences of them."""
+    scaled = g.producer(node.input[0], "Mul") if node.op_type == "MatMul" else None
+    if scaled is None:
+        return None
+    for p, factor in (scaled.input, reversed(scaled.input)):
+        if _is_weight(g, p) and _is_of_rows(g, factor):
+            moved = g.op("Mul", g.again(node, p, node.input[1]), factor)
+            return g.op("Where", g.op("And", g.is_nan(own), g.is_infinite(factor)), moved, own)
+    return None
+
+
+def _is_of_rows(g: Graph, value: str) -> bool:
+    """Whether an input or a constant is the same for all keys."""
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in g.model.graph.input}
+    shapes |= {name: list(x.shape) for name, x in g.constants.items()}
+    return shapes.get(value, [0])[-1:] in ([], [1])
+
+
 def quantises_nan(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
     """ONNX does not say which integer QuantizeLinear makes of NaN: in a score, which a rewritten model rounds by other ops, it
     stays NaN. What else is rounded keeps its QuantizeLinear."""
@@ -255,6 +274,7 @@ CHANGES: tuple[Change, ...] = (
     hides_values,
     other_zero,
     infinite_factor,
+    moved_factor,
     quantises_nan,
     infinite_sum,
     maximum_of_nan,
