@@ -133,7 +133,7 @@ def run_chunk(chunk: int, count: int = CHUNK, dots: bool = False) -> dict[str, A
         for i, (d, kernel) in enumerate(cases):
             for seed, spec in enumerate(d.bound()):
                 for kind, operands in operands_of(spec, seed).items():
-                    compared = comparable(spec, operands, compiled.run(i, operands))
+                    compared = comparable(spec, operands, compiled.run(i, operands), kernel.lossy)
                     found = mismatch(*compared, kernel.lossy)
                     if found and not rounded_away(*compared, kernel.lossy):
                         what = f"{kernel.body} {kernel.config}, {kind} operands: {found}"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from onnx_fa.accuracy import TOLERANCE, expect
 from onnx_fa.cases import FLOAT_MIN
+from onnx_fa.emit.skipping import never_empty
 from onnx_fa.reference import (
     attention,
     canonical,
@@ -20,6 +21,7 @@ from onnx_fa.reference import (
     masked,
     probabilities,
     products,
+    rounded,
     scores,
     statistic,
 )
@@ -86,10 +88,11 @@ def low(spec: AttentionSpec, seed: int) -> list[Array] | None:
 
 
 def comparable(
-    spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array]
+    spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array], lossy: str = ""
 ) -> tuple[AttentionSpec, list[Array], list[Array]]:
     """What a kernel's results are compared as: a spec, its operands and the results, changed where infinities and NaN of the
-    reference say less than they seem (docs/variants.md). Results that are as the reference says stay as they are."""
+    reference say less than they seem (docs/variants.md). Results that are as the reference says stay as they are. `lossy` as in
+    Kernel."""
     made = [np.asarray(x) for x in results]
     with np.errstate(all="ignore"):
         spec, given = _as_read(spec, list(operands), made)
@@ -98,7 +101,8 @@ def comparable(
             for n, which in enumerate(spec.stats, start=1):
                 both = np.isnan(statistic(spec, which, *given)) & infinite  # a maximum of both is either
                 made[n] = np.where(both & np.isposinf(made[n]), np.float32(np.nan), made[n])
-        made[0] = _as_multiplied(spec, given, made[0])
+        made[0] = _as_multiplied(spec, given, made[0], lossy)
+        made[0] = _as_left_out(spec, given, made[0])
     return spec, given, made
 
 
@@ -183,7 +187,7 @@ def _poisoned(spec: AttentionSpec, results: Sequence[Array]) -> npt.NDArray[np.b
     return np.asarray(found)
 
 
-def _as_multiplied(spec: AttentionSpec, operands: list[Array], result: Array) -> Array:
+def _as_multiplied(spec: AttentionSpec, operands: list[Array], result: Array, lossy: str) -> Array:
     """The output with the reference's NaN or infinity where a V that is not finite is multiplied by a probability which is zero
     in f32 (times zero it is NaN), and nothing else is there; where all such keys are masked, the other keys' number will do."""
     v = canonical(spec, 2, dequantized(spec, operands)[2])
@@ -201,7 +205,56 @@ def _as_multiplied(spec: AttentionSpec, operands: list[Array], result: Array) ->
     unmasked = np.select([neither | (up & down), up, down], [np.nan, np.inf, -np.inf], number)
     got = np.transpose(result, inverse(spec.o_layout)).astype(np.float64)
     numbers = faint & np.isfinite(got) & np.isfinite(unmasked)
-    if np.linalg.norm((got - number)[numbers]) > TOLERANCE[spec.dtype] * np.linalg.norm(number[numbers]):
+    finite = np.where(np.isfinite(operands[2].astype(np.float64)), operands[2], 0).astype(operands[2].dtype)
+    if not _agree(spec, [*operands[:2], finite, *operands[3:]], result, np.transpose(numbers, spec.o_layout), lossy):
         numbers[...] = False
     free = numbers | (faint & (np.isnan(got) | (got == unmasked)))
     return np.transpose(np.where(free, p @ v, got), spec.o_layout)
+
+
+def _agree(
+    spec: AttentionSpec, operands: Sequence[Array], result: Array, where: npt.NDArray[np.bool_], lossy: str
+) -> bool:
+    """Whether the output's numbers of those places alone are the reference's, by all that the comparison allows any numbers."""
+    axis = spec.o_layout.index(spec.rank - 2)
+    expected = dataclasses.replace(expect(spec, operands), lossy=lossy)
+    chosen = [where.take(range(start, start + want.shape[axis]), axis) for start, want in expected.blocks]
+    blocks = [(start, np.where(of, want, np.nan)) for of, (start, want) in zip(chosen, expected.blocks, strict=True)]
+    alone = np.where(where, result.astype(np.float64), np.nan)
+    return not dataclasses.replace(expected, blocks=tuple(blocks)).compare(alone).problem
+
+
+def _as_left_out(spec: AttentionSpec, operands: list[Array], result: Array) -> Array:
+    """The output with the reference's rows where every key that the masks leave a row has the score -inf, so that it is the mean
+    over the masked keys, and the kernel's is that over some of these: over those next to the others on either side, whose blocks
+    it reads. Only where positions alone say that every row keeps a key: such a kernel does not go back for the rest."""
+    if not never_empty(spec) or not spec.masks or spec.sink is not None or spec.weights is not None:
+        return result
+    s, v = scores(spec, *operands), canonical(spec, 2, dequantized(spec, operands)[2])
+    hidden = s == s.max(axis=-1, keepdims=True, initial=-np.inf)
+    alike = (hidden | np.isneginf(s)).all(axis=-1) & (s.max(axis=-1, initial=-np.inf) <= HIDDEN)
+    alike &= np.isneginf(s).any(axis=-1) & np.isfinite(s).any(axis=-1)
+    got = np.transpose(result, inverse(spec.o_layout)).astype(np.float64)
+    want = probabilities(spec, *operands) @ v
+    for row in map(tuple, np.argwhere(alike)):
+        seen = np.flatnonzero(~hidden[row])
+        if (np.diff(seen) == 1).all() and _is_mean(spec, v[row[:-1]], int(seen[0]), int(seen[-1]) + 1, got[row]):
+            got[row] = want[row]
+    return np.transpose(got, spec.o_layout)
+
+
+def _is_mean(
+    spec: AttentionSpec, v: npt.NDArray[np.float64], first: int, end: int, got: npt.NDArray[np.float64]
+) -> bool:
+    """Whether `got` is the mean of V (Skv, Dv) over one or more of the keys right before `first` and from `end` on, as the spec
+    rounds it."""
+    zero = np.zeros((1, v.shape[-1]))
+    after = np.concatenate([zero, np.cumsum(v[end:], axis=0)])
+    for count, before in enumerate(np.concatenate([zero, np.cumsum(v[:first][::-1], axis=0)])):
+        share = 1 / np.maximum(count + np.arange(len(after)), 1)[:, None]
+        share = share if spec.rounding is None else rounded(spec.rounding, share)
+        means = (share * (before + after))[0 if count else 1 :]
+        off = np.linalg.norm(means - got, axis=-1)
+        if (off <= TOLERANCE[spec.dtype] * np.linalg.norm(means, axis=-1)).any():
+            return True
+    return False

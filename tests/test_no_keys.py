@@ -23,7 +23,7 @@ from onnx_fa.emit.vector import VectorConfig, emit_vector
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.reference import attention
 from onnx_fa.rewriter import Form, explain, rewrite
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Rounding, TensorArg
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Rounding, TensorArg
 from onnx_fa.target import parse_target
 from tests import fuzz
 from tests.cases import FLOAT_MIN, draw_operands
@@ -135,6 +135,9 @@ def test_no_keys_for_sure() -> None:
 # The bodies.
 
 SMALL, FEW = VectorConfig(4, 4, 4, 2, 1, 1), FewConfig(4, 2, 8, 4, 1, 1)
+_BEFORE_THE_FIRST = Elementwise(("Where", ("Less", ("q",), ("i", 0)), ("score",), ("f", FLOAT_MIN)))
+NO_KEY = _spec(Hq=4, Sq=1, empty_row="mean", masks=(_BEFORE_THE_FIRST,))
+"""Heads of one query become the queries of one head, whose position is a constant: before run time all keys are known as masked."""
 BODIES = {
     "nan": emit_vector(_spec(), HOST, "nan", SMALL),
     "zero": emit_vector(_spec(empty_row="zero"), HOST, "zero", SMALL),
@@ -149,6 +152,10 @@ BODIES = {
     "few in two sweeps": emit_few(_spec(Sq=2, rounding=Rounding(1 / 255)), HOST, "few_in_two", FEW),
     "known length": emit_vector(_spec(Sq=6, Skv=7), HOST, "known", SMALL),
     "bias behind a mask": emit_vector(_spec(masks=(Causal("end"), AddMask(("t",)))), HOST, "behind_a_mask", SMALL),
+    "key in every row": emit_vector(
+        _spec(empty_row="mean", masks=(Causal(1, FLOAT_MIN),)), HOST, "in_every_row", SMALL
+    ),
+    "no key known": emit_vector(NO_KEY, HOST, "no_key_known", SMALL),
 }
 
 
@@ -201,6 +208,21 @@ def test_a_bias_behind_a_mask(bodies: Kernels, bad: float) -> None:
     results = bodies.run(list(BODIES).index("bias behind a mask"), operands)
     assert (np.isnan(results[0]).all(-1) == ([False] * 4 + [True] * 4)).all()
     assert np.isnan(attention(spec, *operands)).all()
+    assert mismatch(*comparable(spec, operands, results)) is None
+
+
+def test_a_row_whose_keys_are_all_infinitely_low(bodies: Kernels) -> None:
+    """The documented difference: all masked keys share the row in onnxruntime, those of the blocks that are read in a kernel."""
+    spec = BODIES["key in every row"].spec.bind({"b": 1, "s": 8, "t": 9})
+    operands = draw_operands(spec, 0)
+    q, k, v = operands
+    q[:, :, 0], k[:, :, :2, 0] = (
+        [-np.inf, *[0] * 7],
+        1.0,
+    )  # it sees these two keys; the first four queries read keys 0 to 5
+    results = bodies.run(list(BODIES).index("key in every row"), operands)
+    np.testing.assert_allclose(results[0][:, :, 0], v[:, :, 2:6].mean(axis=2), rtol=1e-5)
+    np.testing.assert_allclose(attention(spec, *operands)[:, :, 0], v[:, :, 2:].mean(axis=2), rtol=1e-5)
     assert mismatch(*comparable(spec, operands, results)) is None
 
 

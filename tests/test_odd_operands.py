@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnx_fa.reference import attention, statistic
-from onnx_fa.spec import AddMask, AttentionSpec, Causal, EmptyRow, Rounding, TensorArg
+from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, EmptyRow, Rounding, TensorArg
 from tests.cases import FLOAT_MIN, draw_operands
 from tests.kernel_harness import mismatch
 from tests.odd_operands import comparable, rounded_away
@@ -88,6 +88,52 @@ def test_values_that_are_not_finite(bad: float) -> None:
         assert _problem(spec, operands, wrong)
     skipped[0, 0, 2] += 1
     assert "NaN" in str(_problem(spec, operands, skipped))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_numbers_beside_values_that_are_not_finite() -> None:
+    """They may be as far off as numbers of any other place: large scores are rounded, and a probability at a tie either way."""
+    spec = dataclasses.replace(BASE, masks=(Causal(1),))
+    operands = draw_operands(spec, 0)
+    operands[0] *= 100
+    near = attention(spec, *operands) * (1 + 1e-5)
+    operands[2][:, LAST, 2] = np.nan
+    near[:, -1, 2] = np.nan
+    assert _problem(spec, operands, near) is None
+    near[:, :-1, 2] *= 1.001
+    assert "NaN" in str(_problem(spec, operands, near))
+    spec = dataclasses.replace(spec, rounding=Rounding(1 / 255))
+    operands = draw_operands(spec, 0)
+    operands[0][:, 0] = 0  # so that the two keys which the first query sees have 127.5 of 255 steps each
+    tie = attention(spec, *operands)
+    operands[2][:, LAST, 2] = np.nan
+    tie[:, -1, 2] = np.nan
+    for steps, right in ((127, True), (128, True), (126, False)):
+        tie[:, 0] = steps / 255 * operands[2][:, :2].sum(axis=1)
+        assert (_problem(spec, operands, tie) is None) == right
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("rounding", [None, Rounding(1 / 256)])
+def test_rows_whose_keys_are_all_infinitely_low(rounding: Rounding | None) -> None:
+    """Where the mask's fill is finite, the masked keys next to the others, or all of them, share such a row; others do not."""
+    spec = dataclasses.replace(BASE, masks=(Causal(1, FLOAT_MIN),), empty_row="mean", rounding=rounding)
+    operands = draw_operands(spec, 0)
+    operands[0][0, 1], operands[1][0, :3] = [-np.inf, *[0] * 7], 1.0  # it sees keys 0 to 2
+    want = attention(spec, *operands)
+    np.testing.assert_allclose(want[0, 1], operands[2][0, 3:].sum(axis=0) / 4, rtol=1e-6)
+    for keys, right in ((slice(3, 7), True), (slice(3, 5), True), (slice(4, 6), False), (slice(2, 4), False)):
+        some = want.copy()
+        some[0, 1] = operands[2][0, keys].mean(axis=0)
+        assert (_problem(spec, operands, some) is None) == right
+        some[0, 0] *= 1.001
+        assert _problem(spec, operands, some), "a row that sees a key"
+    masked = dataclasses.replace(spec, masks=(Causal(1, FLOAT_MIN), BoolMask((7,), FLOAT_MIN)))
+    operands.insert(3, np.ones(7, np.bool_))
+    some = attention(masked, *operands)
+    assert _problem(masked, operands, some) is None
+    some[0, 1] = operands[2][0, 3:5].mean(axis=0)
+    assert _problem(masked, operands, some), "such a kernel goes back for what it left out"
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -170,7 +170,7 @@ No keys at run time (Skv = 0) give zero, a product over nothing, whatever a row 
 length is 0 for sure, nothing is fused.
 
 Infinities and NaN: one in Q, K, a bias or a score becomes what softmax makes of it, and one in V of a key that a row sees shows
-in that row as it is. Three things differ from onnxruntime:
+in that row as it is. Four things differ from onnxruntime:
 
 * A key that a mask hides is not always read: blocks that are masked as a whole are left out. There a NaN or +inf in a bias that
   is added behind that mask (-inf and NaN is NaN) may not show, nor an infinite or NaN V (zero times it is NaN). The row is then
@@ -179,6 +179,9 @@ in that row as it is. Three things differ from onnxruntime:
   for scores up to 103 below the row's maximum (87 here), and NaN behind that.
 * A row with both +inf and NaN among its scores has the statistic +inf (onnxruntime's ReduceMax gives one or the other, by their
   order).
+* A mask by positions alone that leaves every row a key (a causal one), with a finite fill: where all the keys that it leaves a row
+  have the score -inf, or one below the fill, onnxruntime gives the mean of V over all masked keys, and a kernel that over the
+  masked keys of the blocks which it reads. It does not look for such rows, and so does not go back for the others.
 
 `tests/test_no_keys.py` and `python -m tests.fuzz` try all of these, and hold every row to one or the other
 (`tests/test_odd_operands.py`).

@@ -177,10 +177,9 @@ class KeyWalk(MaskedScores, ABC):
             keys = t.arith("minsi", t.arith("subi", high, k0), bk)
             rows = t.arith("muli", t.arith("ceildivui", keys, ri), ri)
             needed = self.needed(k0, rows) if left_out != 0 else True
-            if left_out and not isinstance(needed, bool):
-                needed = t.arith("xori", needed, t.constant("1", "i1"), "i1")
+            if left_out:
                 other = t.arith("cmpi sge,", step, starts[left_out])
-                needed = t.arith("ori", needed, other, "i1")
+                needed = BlockBounds(t, lambda e: None).either(self.neither(needed, True), other)
             return self.pack(self.block_if(needed, self.unpack(carried), Block(k0, rows, True)))
 
         return self.unpack(t.loop((t.index(0), starts[-1], t.index(1)), self.carried(state), body))
