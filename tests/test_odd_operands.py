@@ -114,6 +114,20 @@ def test_numbers_beside_values_that_are_not_finite() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("sink", "right"), [(150.0, True), (60.0, False)])
+def test_zeros_beside_values_that_are_not_finite(sink: float, right: bool) -> None:
+    """Where a sink takes all, the other keys' numbers may be zero beside a NaN that is not read, as everywhere."""
+    spec = dataclasses.replace(BASE, masks=(Causal(1),), sink=TensorArg((1, 1)))
+    operands = draw_operands(spec, 0)
+    operands[3][...] = sink
+    made = attention(spec, *operands)
+    operands[2][:, LAST, 2] = np.nan
+    made[:, -1, 2], made[:, :-1, 2] = np.nan, 0.0
+    compared = comparable(spec, operands, [made.astype(np.float32)])
+    assert rounded_away(*compared) == right
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("rounding", [None, Rounding(1 / 256)])
 def test_rows_whose_keys_are_all_infinitely_low(rounding: Rounding | None) -> None:
     """Where the mask's fill is finite, the masked keys next to the others, or all of them, share such a row; others do not."""
