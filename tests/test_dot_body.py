@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -83,6 +84,21 @@ def test_only_rounds_to_bf16(tmp_path: Path) -> None:
     operands = draw_operands(spec, 0)
     error = expect(spec, operands).compare(run.run(0, operands)[0]).error
     assert 1e-4 < error < BF16_PRODUCT
+
+
+def test_an_infinite_value_of_the_last_key(tmp_path: Path) -> None:
+    """It shows as it is, in whichever half of a pair it lies and in each layout; rows of the tile past it are multiplied by 0."""
+    small = _spec(Sq=5, Skv=7, D=8, Dv=8)
+    specs = (small, _spec(Sq=5, Skv="t", D=8, Dv=8), dataclasses.replace(small, v_layout=(0, 2, 1)))
+    specs += (dataclasses.replace(small, dtype="bf16"),)
+    tiles = VectorConfig(4, 4, 4, 4, 1, 1)
+    run = Kernels([emit_vector(spec, _host(), f"fa_dot_last{i}", tiles) for i, spec in enumerate(specs)], tmp_path)
+    for i, spec in enumerate(specs):
+        for keys in (6, 7) if spec.Skv == "t" else (7,):
+            bound = spec.bind({"t": keys})
+            operands = draw_operands(bound, 0)
+            np.moveaxis(operands[2], spec.v_layout.index(1), 0)[-1, :, 3] = np.inf
+            assert mismatch(bound, operands, run.run(i, operands), "bf16 dot") is None
 
 
 def test_random_specs() -> None:

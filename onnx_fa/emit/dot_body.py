@@ -130,21 +130,45 @@ class DotBody(VectorBody):
         return self.copied(tile, block.rows, self.spec.D // 2, pairs, self.k.swapped)
 
     def copied_values(self, tile: str, block: Block) -> str:
-        """A row per two keys, of pairs of these."""
+        """A row per two keys, of pairs of these; past the last key zeros, for 0 times an infinite value is NaN."""
         t, v = self.t, self.v
 
         def pairs(i: str) -> Callable[[str], str]:
-            rows = [self.row(block, x).stored for x in self.two(i)]
+            rows = [self.row(block, x) for x in self.two(i)]
+            even, odd = (row.stored for row in rows)
+            known = self.halves_of_keys(rows[0].key, rows[1].key) if self.passes_last_key(block) else None
+
+            def pair(d: str) -> str:
+                return self.kept(self.one_pair(v, (even, d), (odd, d)), known, "f32", "i32")
 
             def vector(d: str) -> str:
                 if v.element != "bf16":
-                    return self.interleaved(self.rounded(*(self.read_f32(v, row, d) for row in rows)))
-                low, high = (t.read(v.value, v.type, row, d, element="bf16") for row in rows)
-                return self.shuffled(low, high, t.type("bf16"))
+                    found = self.interleaved(self.rounded(*(self.read_f32(v, row, d) for row in (even, odd))))
+                else:
+                    low, high = (t.read(v.value, v.type, row, d, element="bf16") for row in (even, odd))
+                    found = self.shuffled(low, high, t.type("bf16"))
+                return self.kept(found, known and t.broadcast(known, "i32"), t.vec, t.ivec)
 
-            return (lambda d: self.one_pair(v, (rows[0], d), (rows[1], d))) if v.swapped else vector
+            return pair if v.swapped else vector
 
         return self.copied(tile, self.in_steps(block.rows), self.spec.Dv, pairs, v.swapped)
+
+    def halves_of_keys(self, even: str, odd: str) -> str:
+        """The bits of a pair's halves whose keys there are, as i32."""
+        t = self.t
+        found = t.constant("0", "i32")
+        for key, bits in ((even, 0xFFFF), (odd, -1)):
+            inside = t.arith("cmpi slt,", key, self.skv)
+            found = t.let(f"arith.select {inside}, {t.constant(str(bits), 'i32')}, {found} : i32")
+        return found
+
+    def kept(self, pair: str, bits: str | None, floats: str, integers: str) -> str:
+        """A pair of bf16, or a vector of pairs, of whose bits only those stay; None for all."""
+        if bits is None:
+            return pair
+        t = self.t
+        whole = t.let(f"arith.bitcast {pair} : {floats} to {integers}")
+        return t.let(f"arith.bitcast {t.arith('andi', whole, bits, integers)} : {integers} to {floats}")
 
     # One block of keys.
 

@@ -353,11 +353,15 @@ class VectorBody(KeyWalk):
         """Few blocks are on an edge: there, short code matters more than the loop's overhead."""
         return min(self.config.U, 2) if block.edge else self.config.U
 
+    def passes_last_key(self, block: Block) -> bool:
+        """Whether rows of the block may lie past the last key, and then read that one's K and V."""
+        skv = self.spec.Skv
+        return block.edge and not (isinstance(skv, int) and skv % self.config.RI == 0)
+
     def keys_with_values(self, block: Block, unroll: int) -> tuple[str, int]:
         """How many keys of a block are multiplied with V, and so many at a time: rows past the last key would read the last one's
-        value, and 0 times an infinite one is NaN."""
-        skv = self.spec.Skv
-        if self.PER_STEP > 1 or not block.edge or (isinstance(skv, int) and skv % self.config.RI == 0):
+        value, and 0 times an infinite one is NaN. (Steps of several keys have zeros there.)"""
+        if self.PER_STEP > 1 or not self.passes_last_key(block):
             return block.rows, unroll
         return self.t.arith("minsi", block.rows, self.t.arith("subi", self.skv, block.k0)), 1
 
