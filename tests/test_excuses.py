@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx import helper as h
 
 from onnx_fa.rewriter import Form, rewrite
 from tests.campaign.check import Judge
@@ -130,6 +131,20 @@ def test_an_overflow_excuses_its_own_row() -> None:
         assert not _agrees(model, inputs, [wrong(have)], "plain"), name
 
 
+def test_exponentials_of_bf16_overflow() -> None:
+    """What they make in bf16 may be a number, as in f32."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (bfloat16[3,2] q, bfloat16[2,4] k, bfloat16[4,2] v) => (bfloat16[3,2] o) '
+        "<int64[1] keys = {-1}> { s = MatMul (q, k) e = Exp (s) t = ReduceSum (e, keys) p = Div (e, t) o = MatMul (p, v) }"
+    )
+    inputs = {n: x[0].astype(h.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)) for n, x in _inputs().items()}
+    inputs["q"][1] *= 1000
+    have = Engine(rewrite(model, "decomposed")[0]).run(inputs)
+    assert np.isnan(Engine(model).run(inputs)[0][1].astype(np.float32)).any() and _agrees(model, inputs, have, "large")
+    for wrong in (have[0] * 2, have[0][::-1], have[0] * np.nan):
+        assert not _agrees(model, inputs, [wrong.astype(have[0].dtype)], "large")
+
+
 @pytest.mark.parametrize("label", ["plain", "large", NAN])
 def test_exponentials_without_the_maximum_excuse_rows_that_overflow(label: str) -> None:
     """A row whose exponentials overflow may be a number. One that is a number in the original is that number."""
@@ -180,19 +195,68 @@ def test_a_zero_that_is_no_probability_hides_no_value() -> None:
     assert not _agrees(model, inputs, [have], "nan in v")
 
 
-def test_a_difference_of_softmaxes_excuses_infinities() -> None:
-    """An infinite value makes infinities, which may be NaN, and leaves the other columns alone."""
+@pytest.mark.parametrize("sign", ["Sub", "Add"])
+def test_a_difference_of_softmaxes_is_a_difference_of_products(sign: str) -> None:
+    """An infinite value makes infinities, which may be NaN, and leaves the other columns alone. A guard sees that NaN."""
+    parts = f"s = MatMul (q, k) p = Softmax (s) t = Neg (s) n = Softmax (t) f = Mul (n, factor) d = {sign} (p, f)"
     model = _model(
-        "s = MatMul (q, k) p = Softmax (s) t = Neg (s) n = Softmax (t) d = Sub (p, n) o = MatMul (d, v)",
-        "float one = {1}",
+        f"{parts} r = MatMul (d, v) b = IsNaN (r) o = Where (b, zero, r)",
+        f"float factor = {{{'0.9' if sign == 'Sub' else '-0.9'}}}, float zero = {{0}}",
     )
     inputs = _inputs()
     inputs["v"][0, 3, 0] = np.inf
     (want,) = Engine(model).run(inputs)
-    have = np.where(np.isinf(want), np.float32(np.nan), want)
-    assert np.isinf(want).any() and _agrees(model, inputs, [have], "inf in v", "difference/plain")
-    for wrong in (have * 2, have[..., ::-1], np.full_like(have, np.nan), np.nan_to_num(have)):
-        assert not _agrees(model, inputs, [wrong], "inf in v", "difference/plain")
+    new, report = rewrite(model, "decomposed")
+    (have,) = Engine(new).run(inputs)
+    assert len(report.sites) == 2 and np.isinf(want[..., 0]).all() and not have[..., 0].any()
+    assert _agrees(model, inputs, [have], "inf in v")
+    for wrong in (have * 2, have[:, ::-1], np.full_like(have, np.nan), np.where(have == 0, -want, have), 1 - have):
+        assert not _agrees(model, inputs, [wrong], "inf in v")
+    single = _model("s = MatMul (q, k) p = Softmax (s) o = MatMul (p, v)", "float one = {1}")
+    (want,) = Engine(single).run(inputs)
+    assert np.isinf(want).any() and not _agrees(single, inputs, [np.where(np.isinf(want), np.nan, want)], "inf in v")
+
+
+@pytest.mark.parametrize("alpha", [0.5, -2.0])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_mask_hides_a_value_of_a_gemm(alpha: float, value: float) -> None:
+    """A row without keys is zero, and not another one. The others' infinity has the sign of the product."""
+    infos = "float[3,2] q, float[2,4] k, float[4,2] v, bool[3,1] row"
+    nodes = f"s = MatMul (q, k) p = Softmax (s) d = Where (row, p, zero) o = Gemm <alpha = {alpha}> (d, v)"
+    source = (
+        f'<ir_version: 10, opset_import: ["": 21]> g ({infos}) => (float[3,2] o) <float zero = {{0}}> {{ {nodes} }}'
+    )
+    model = onnx.parser.parse_model(source)
+    inputs = {n: x[0] for n, x in _inputs().items()}
+    inputs["row"] = np.asarray([[True], [False], [True]])
+    inputs["v"][3, 0] = value
+    new, report = rewrite(model, "decomposed")
+    (want,), (have,) = Engine(model).run(inputs), Engine(new).run(inputs)
+    assert report.sites and np.isnan(want[1, 0]) and have[1, 0] == 0
+    assert _agrees(model, inputs, [have], "inf in v")
+    wrong = (have[::-1][[1, 0, 2]], np.where(have == 0, 1, have), np.where(np.isfinite(have), have, 1), have * 2)
+    for result in (*wrong, -have):
+        assert not _agrees(model, inputs, [result], "inf in v")
+
+
+def test_a_probability_that_vanishes_shows_an_infinity() -> None:
+    """In f16 it is zero, and gives NaN; a rewritten model that computes in f32 gives an infinity. Other columns are numbers."""
+    infos = "float16[3,2] q, float16[2,4] k, float16[4,2] v"
+    nodes = "s = MatMul (q, k) p = Softmax (s) t = Transpose (p) d = Transpose (t) r = MatMul (d, v) "
+    nodes += "b = IsNaN (r) o = Where (b, zero, r)"
+    source = (
+        f'<ir_version: 10, opset_import: ["": 21]> g ({infos}) => (float16[3,2] o) <float16 zero = {{0}}> {{ {nodes} }}'
+    )
+    model = onnx.parser.parse_model(source)
+    inputs = {n: x[0].astype(np.float16) for n, x in _inputs().items()}
+    inputs["q"][1], inputs["k"][:, 3], inputs["v"][3, 0] = 1, -12, np.inf
+    (want,) = Engine(model).run(inputs)
+    have = want.copy()
+    have[1, 0] = np.inf
+    assert want[1, 0] == 0 and _agrees(model, inputs, [have], "inf in v")
+    for wrong in (-have, np.full_like(have, np.inf), np.where(np.isinf(have), 1, have).astype(np.float16)):
+        assert not _agrees(model, inputs, [wrong], "inf in v")
+    inputs["k"][:, 3] = -1e4  # and one that is zero in f32 too takes no value
     assert not _agrees(model, inputs, [have], "inf in v")
 
 

@@ -28,7 +28,7 @@ def _shown(model: onnx.ModelProto, inputs: Inputs) -> dict[str, Array]:
     return found | inputs
 
 
-def _finite(x: Array) -> bool:
+def finite(x: Array) -> bool:
     return x.dtype.kind != "f" or bool(np.isfinite(x).all())
 
 
@@ -39,7 +39,7 @@ def overflows(model: onnx.ModelProto, inputs: Inputs) -> bool:
         if node.op_type not in ARITHMETIC or node.domain == "my" or not all(i in values for i in node.input):
             continue
         result = values[node.output[0]]
-        if not _finite(result) and all(_finite(values[i]) for i in node.input):
+        if not finite(result) and all(finite(values[i]) for i in node.input):
             return True
     return False
 

@@ -15,7 +15,7 @@ from onnx import TensorProto as T
 
 from .changes import LARGEST, MOVES, PRODUCTS, ROUNDS, SOFTMAX, Change, Graph
 from .inputs import Array, Engine, Inputs
-from .overflow import doubled, overflowed
+from .overflow import doubled, finite, overflowed
 
 LEAST_FILL = -9983.0
 """What is added to a score that is masked is less: -1e4 in bf16 is -9984."""
@@ -76,31 +76,68 @@ def _asks_for_nan(g: Graph, condition: str) -> bool:
 
 def hides_values(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
     """A probability of zero takes no value, where the original multiplies it by NaN or infinity."""
-    if node.op_type not in ("MatMul", "Einsum") or len(node.input) != 2:
+    if node.op_type not in ("MatMul", "Einsum", "Gemm") or len(node.input) < 2:
         return None
-    for swap in (False, True):
-        if not _is_weight(g, node.input[swap]):
-            continue
-        p, v = (g.f32(x) for x in (reversed(node.input) if swap else node.input))
-
-        def product(x: str, y: str, swap: bool = swap) -> str:
-            return g.again(node, *((y, x) if swap else (x, y)))
-
-        def holds(x: str, y: str) -> str:
-            return g.op("Greater", product(g.f32(x), g.f32(y)), g.number(0.5))
-
-        some = g.op("Not", g.op("Equal", p, g.number(0.0)))
-        nan, infinite = g.op("IsNaN", v), g.is_infinite(v)
-        bad = g.op("Or", nan, infinite)
-        result = product(p, g.op("Where", bad, g.number(0.0), v))
-        up = g.op("And", infinite, g.op("Greater", v, g.number(0.0)))
-        down = g.op("And", infinite, g.op("Less", v, g.number(0.0)))
-        for cells, more in ((up, np.inf), (down, -np.inf), (nan, np.nan)):
-            added = g.op("Where", holds(some, cells), g.number(more), g.number(0.0))
-            result = g.op("Add", result, added)
-        zeros = holds(g.op("Not", some), bad)
-        own = g.op("Where", zeros, g.op("Cast", result, to=kind), own)
+    for at in (0, 1):
+        if _is_weight(g, node.input[at]):
+            result, zeros, _ = _without_zeros(g, node, at, node.input[at])
+            own = g.op("Where", zeros, g.op("Cast", result, to=kind), own)
     return own
+
+
+def _without_zeros(g: Graph, node: onnx.NodeProto, at: int, weight: str) -> tuple[str, str, str]:
+    """A product with `weight` for its operand `at` whose zeros take no value; where there are such that hide NaN or infinity, and
+    where there is NaN or infinity at all."""
+    p, v, sign = g.f32(weight), g.f32(node.input[1 - at]), 1.0
+
+    def ordered(x: str, y: str) -> tuple[str, str]:
+        return (x, y) if at == 0 else (y, x)
+
+    def holds(x: str, y: str) -> str:
+        made = g.again(node, *ordered(g.f32(x), g.f32(y)))
+        alpha = next((a for a in g.nodes[-1].attribute if a.name == "alpha"), None)
+        if alpha is not None:
+            alpha.f = 1.0
+        return g.op("Greater", made, g.number(0.5))
+
+    if node.op_type == "Gemm":
+        sign = next((a.f for a in node.attribute if a.name == "alpha"), sign)
+    some = g.op("Not", g.op("Equal", p, g.number(0.0)))
+    nan, infinite = g.op("IsNaN", v), g.is_infinite(v)
+    bad = g.op("Or", nan, infinite)
+    result = g.again(node, *ordered(p, g.op("Where", bad, g.number(0.0), v)), *(g.f32(x) for x in node.input[2:]))
+    above, below = (g.op(kind, p, g.number(0.0)) for kind in ("Greater", "Less"))
+    up, down = (g.op("And", infinite, g.op(kind, v, g.number(0.0))) for kind in ("Greater", "Less"))
+    for cells, opposite, more in ((up, down, np.inf), (down, up, -np.inf), (nan, nan, np.nan)):
+        found = g.op("Or", holds(above, cells), holds(below, opposite))
+        result = g.op("Add", result, g.op("Where", found, g.number(more * sign), g.number(0.0)))
+    none = g.op("Not", some)
+    return result, holds(none, bad), holds(g.op("Or", some, none), bad)
+
+
+def vanishes(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """A probability that is too small for f16, and so zero, is more than that where a rewritten model keeps it in f32."""
+    if node.op_type != "Softmax" or kind != T.FLOAT16:
+        return None
+    least = float(np.finfo(np.float16).smallest_subnormal)
+    p = g.again(node, g.f32(node.input[0]))
+    gone = g.op("And", g.op("Greater", p, g.number(0.0)), g.op("Less", p, g.number(least)))
+    return g.op("Where", gone, g.number(least, kind), own)
+
+
+def splits_difference(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """Of a sum or difference of probabilities each has a product of its own, so that a value that is infinite, which the original
+    multiplies by the difference, gives a difference of infinities."""
+    if node.op_type not in ("MatMul", "Einsum", "Gemm") or len(node.input) != 2:
+        return None
+    for at in (0, 1):
+        parts = g.producer(node.input[at], "Add", "Sub")
+        if parts is None or not all(_is_weight(g, x) for x in parts.input):
+            continue
+        made = [_without_zeros(g, node, at, x) for x in parts.input]
+        result = g.op(parts.op_type, *(result for result, _, _ in made))
+        return g.op("Where", made[0][2], g.op("Cast", result, to=kind), own)
+    return None
 
 
 def other_zero(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
@@ -272,6 +309,7 @@ CHANGES: tuple[Change, ...] = (
     hides,
     passes_nan,
     hides_values,
+    splits_difference,
     other_zero,
     infinite_factor,
     moved_factor,
@@ -284,7 +322,7 @@ CHANGES: tuple[Change, ...] = (
 
 def _every(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
     """All changes at once, but those that only say what else there might be: a node is changed by one of them at most."""
-    for change in (hides, hides_values, quantises_nan, infinite_sum, maximum_of_nan, divides_anew):
+    for change in (hides, splits_difference, hides_values, quantises_nan, infinite_sum, maximum_of_nan, divides_anew):
         at = len(g.nodes)
         result = change(g, node, own, kind)
         if result is not None:
@@ -321,6 +359,8 @@ def nearest(
     if others:
         # In f16 onnxruntime rounds less where fewer nodes are between two ops, so that this one is no reading of ordinary numbers.
         more = (*more, overflowed)
+    if not all(finite(x) for x in inputs.values()):
+        more = (*more, vanishes)
     made += [m for m in (Graph(model).changed(change) for change in more) if m is not None]
     for changed in made:
         # A reading that no engine runs, for want of a kernel, excuses nothing.

@@ -16,6 +16,7 @@ from .inputs import Array, Engine, Inputs
 from .noise import element_types
 
 _LEAST = {T.FLOAT: np.finfo(np.float32).tiny, T.DOUBLE: np.finfo(np.float64).tiny, T.FLOAT16: np.finfo(np.float16).tiny}
+_LEAST |= {T.BFLOAT16: _LEAST[T.FLOAT]}
 """The least number with all its digits: a sum of exponentials below it has lost them."""
 _ON_EXPONENTIALS = ("Cast", "Identity", "Dropout", "Mul", "Where", "Transpose", "Reshape", "Squeeze", "Unsqueeze")
 MOVES = ("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice")
