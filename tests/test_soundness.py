@@ -13,6 +13,7 @@ from ort_run import assert_same, run
 from spellings import Graph
 
 from onnx_fa.rewriter import Form, explain, rewrite
+from onnx_fa.spec import Causal
 
 B, H, S, L, D = 2, 3, 6, 8, 4
 LOWEST = float(np.finfo(np.float32).min)
@@ -118,6 +119,23 @@ def test_a_fill_that_a_factor_makes_infinite(factor: float) -> None:
     assert_equal(g.softmax(g.op("Mul", masked, g.const(factor))))
 
 
+@pytest.mark.parametrize(("scale", "spelled"), [(1e38, float(np.float32(-1e38))), (8.0, -INF), (0.1, -INF)])
+def test_a_causal_fill_is_infinite_where_scores_stay_above_it(scale: float, spelled: float) -> None:
+    """Scores as large as the fill may be below it, and then the row is that of the keys which the mask hides."""
+    g = Site()
+    lower = g.op("LessOrEqual", g.positions(L, 0), g.positions(S, 1))
+    model = g.softmax(g.keep(lower, g.op("Mul", g.score(), g.const(scale)), -1e38))
+    (mask,) = explain(model).sites[0].spec.masks
+    assert isinstance(mask, Causal) and mask.fill == spelled
+    rng = np.random.default_rng(0)
+    feeds = {
+        i.name: np.float32(rng.uniform(-0.5, 0.5, (B, H, S if i.name == "q" else L, D))) for i in model.graph.input
+    }
+    want = run(model, feeds)
+    for form in ("decomposed", "blocked"):
+        assert_same(want, run(rewrite(model, form)[0], feeds), 2e-5)
+
+
 @pytest.mark.parametrize("kind", ["Add", "Max"])
 def test_a_small_number_matters_beside_a_sum_below_the_overall_maximum(kind: str) -> None:
     g = Site()
@@ -204,6 +222,18 @@ def test_products_with_factors_of_their_own_that_are_added(first: float, second:
     model = g.softmax(g.op("Mul", score, g.const(0.7)))
     assert explain(model).sites[0].spec.D == D + 3
     assert_equal(model)
+
+
+@pytest.mark.parametrize("other", [T.FLOAT, T.FLOAT16])
+def test_products_of_different_types_are_not_joined(other: int) -> None:
+    """No Concat takes both. ONNX has no such product, but a checker that looks at no types lets it pass."""
+    g = Site()
+    q, k = g.input("q2", [B, H, S, 3]), g.input("k2", [B, H, L, 3], other)
+    more = g.op("Einsum", q, k, equation="bhid,bhjd->bhij")
+    model = g.softmax(g.op("Add", g.score(), more))
+    (site,) = explain(model).sites
+    assert site.spec.D == D + (3 if other == T.FLOAT else 0)
+    assert ("Concat" in [n.op_type for n in rewrite(model)[0].graph.node]) == (other == T.FLOAT)
 
 
 @pytest.mark.parametrize(("alpha", "other"), [(0.5, 0.4), (0.5, 1.0)])

@@ -105,7 +105,7 @@ def build_match(
     if not (math.isfinite(scale) and math.isfinite(o.v.scale)):
         raise NoMatch("a scale is not finite", anchor)
     terms += extra_terms
-    terms = _tighten(terms)
+    terms = _tighten(terms, scale, dtype)
     masks = tuple(t.term for t in terms)
     sink_arg: TensorArg | None = None
     weights_arg: TensorArg | None = None
@@ -391,12 +391,17 @@ def _scalable(term: Term, factor: float) -> bool:
     return factor > 0 and not isinstance(t, Elementwise)
 
 
-def _tighten(terms: list[Term]) -> list[Term]:
-    """A causal mask that always leaves key 0, and is alone, gives masked keys a probability of exactly zero whatever its fill:
-    then -inf says the same, and whole blocks may be skipped."""
+_LARGEST_PRODUCT = {"f16": 1e3}
+"""A product of Q and K is below this before it is scaled, 1e30 in other types."""
+
+
+def _tighten(terms: list[Term], scale: float, dtype: str) -> list[Term]:
+    """A causal mask that always leaves key 0, and is alone, gives masked keys a probability of exactly zero whatever its fill,
+    unless the scale makes scores of the fill's size: then -inf says the same, and whole blocks may be skipped."""
     if len(terms) == 1 and isinstance(terms[0].term, Causal):
         mask = terms[0].term
-        if isinstance(mask.offset, int) and mask.offset >= 0:
+        is_beyond = mask.fill <= -_LARGEST_PRODUCT.get(dtype, 1e30) * abs(scale)
+        if isinstance(mask.offset, int) and mask.offset >= 0 and is_beyond:
             return [Term(replace(mask, fill=-math.inf))]
     return terms
 

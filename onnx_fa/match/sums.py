@@ -55,6 +55,9 @@ def _with(view: GraphView, patterns: Patterns, qk: Product, step: AddTerm, facto
     other = patterns.product(view, value)
     if other is None or len(other.out) != len(qk.out) or any(is_weights(view, x) for x in other.operands):
         return None
+    factors = [x.dtype for x in (*qk.operands, *other.operands) if isinstance(x, ir.Value) and x.dtype is not None]
+    if len(set(factors)) > 1:
+        return None  # no Concat takes them, and of a single product's the match is refused
     sides = _sides(qk), _sides(other)
     if None in sides:
         return None
