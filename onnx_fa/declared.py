@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 import onnx_ir as ir
 
@@ -11,10 +13,11 @@ _CONTENT_BYTES = 1 << 12
 """Constants up to this size take part (as shapes, axes and the like)."""
 
 
-def correct_outputs(model: ir.Model) -> bool:
+def correct_outputs(model: ir.Model, given: Mapping[ir.Value, ir.Shape | None]) -> bool:
     """Where the node that makes a graph output gives it another number in a dim than is declared, the node's shape stands. Only for
     outputs that are read inside, too, or are those of a subgraph: what is derived from a wrong number makes onnxruntime refuse a
-    Loop. Takes the shapes away that may have been derived so, and returns whether there were any."""
+    Loop. Takes the shapes away that may have been derived so, down to what was `given` for the model's outputs, and returns whether
+    there were any."""
     corrected = []
     for value in (o for graph in model.graphs() for o in graph.outputs):
         node = value.producer()
@@ -24,8 +27,9 @@ def correct_outputs(model: ir.Model) -> bool:
         if made is not None and _contradict(made, value.shape):
             value.shape = made
             corrected.append(value)
-    for value in _behind(corrected, model) - {*model.graph.outputs}:
-        value.shape = None
+    for value in _behind(corrected, model):
+        if value not in given or value not in corrected:
+            value.shape = given.get(value)
     return bool(corrected)
 
 

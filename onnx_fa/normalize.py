@@ -25,8 +25,9 @@ def infer_shapes(model: ir.Model) -> None:
     What the content of an initializer says is used only where the caller of the model cannot give another one. A declared shape of
     an output that contradicts the node which makes it is corrected, and what follows from it is inferred anew.
     """
+    given = {o: o.shape.copy() if o.shape is not None else None for o in model.graph.outputs}
     _fill(model)
-    if correct_outputs(model):
+    if correct_outputs(model, given):
         _fill(model)
 
 
