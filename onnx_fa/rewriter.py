@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit import int8_qk as int8
-from onnx_fa.emit.integers import dequantized, redirect_moves, written_out
+from onnx_fa.emit.integers import MOVES, dequantized, redirect_moves, written_out
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention
@@ -309,7 +309,10 @@ def _called(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) -> i
     if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
         axes = tuple(int(a) for a in expr.args[1].array)
         return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
-    out = b.op_of("", expr.op, [_realise(b, a, replaced) for a in expr.args], dict(expr.attrs))
+    args = [_realise(b, a, replaced) for a in expr.args]
+    if b.for_onnxruntime and expr.op not in MOVES:  # what moves axes is written out as a whole
+        args = [written_out(b, a) for a in args]
+    out = b.op_of("", expr.op, args, dict(expr.attrs))
     first = expr.args[0]
     if expr.shape is not None and expr.op == "Expand" and isinstance(first, ir.Value) and first.type is not None:
         out.shape, out.type = ir.Shape(expr.shape), first.type  # more than inference can tell

@@ -145,6 +145,24 @@ g (float[3,1] q, float[1,1] kt, int8[1,2] vi) => (float[3,2] o, float[2,1] read)
     _rewritten_the_same(text, form)
 
 
+@pytest.mark.parametrize("form", ["decomposed", "blocked"])
+def test_moves_of_the_model_where_an_op_of_the_site_reads_the_numbers(form: Form) -> None:
+    """Q times a factor: of the Transpose that the product read only the model's other reader is left."""
+    text = """<ir_version: 10, opset_import: ["": 23]>
+g (int8[4,3] qi, float[4,3] k, float[3,2] v, float factor) => (float[3,2] o, float[3,4] read)
+<float step = {0.02}, int8 zero = {0}>
+{
+  q = DequantizeLinear(qi, step, zero)
+  qt = Transpose<perm = [1, 0]>(q)
+  s = MatMul(qt, k)
+  t = Mul(s, factor)
+  p = Softmax<axis = -1>(t)
+  o = MatMul(p, v)
+  read = Neg(qt)
+}"""
+    _rewritten_the_same(text, form)
+
+
 @pytest.mark.parametrize(("form", "branch"), [("decomposed", False), ("blocked", False), ("blocked", True)])
 def test_moves_of_the_model_where_the_site_reads_the_integers(form: Form, branch: bool) -> None:
     """The site's numbers are its own then, and a move of the model's, in a branch too, was left with the DequantizeLinear."""

@@ -22,7 +22,7 @@ from onnx_fa.ops import DEQUANTIZE, op_of
 from onnx_fa.spec import AttentionSpec, Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
-_MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Expand", "Tile", "Gather")
+MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Expand", "Tile", "Gather")
 """The ops that onnxruntime's optimiser moves a DequantizeLinear through, the one it removes first, and those that repeat or choose
 what may have been moved before."""
 _NARROW = frozenset(
@@ -84,10 +84,10 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     last bit, by Cast, Sub, Mul and copies of the moves. Any other value is returned as it is. Raises UnsupportedError for a scale
     that is infinite or NaN."""
     moves, source = [], without_round_trip(value)
-    while (node := source.producer()) is not None and (op_of(node) in _MOVES or is_dropout_at_rest(node)):
+    while (node := source.producer()) is not None and (op_of(node) in MOVES or is_dropout_at_rest(node)):
         if node.inputs[0] is None:
             return value
-        if op_of(node) in _MOVES:
+        if op_of(node) in MOVES:
             moves.append(node)
         source = without_round_trip(node.inputs[0])
     if node is None or op_of(node) not in DEQUANTIZE:
@@ -122,7 +122,7 @@ def dequantized_by(value: ir.Value) -> list[ir.Node]:
         nodes.append(node)
         if op_of(node) in DEQUANTIZE:
             return nodes
-        if op_of(node) not in (*_MOVES, "Cast") and not is_dropout_at_rest(node):
+        if op_of(node) not in (*MOVES, "Cast") and not is_dropout_at_rest(node):
             break
         value = source
     return []
@@ -141,7 +141,7 @@ def redirect_moves(
             continue
         apart: ir.Value | None = None
         for reader, index in [*source.uses()]:  # inside a subgraph too, which sees what stands before it
-            moves = index == 0 and (op_of(reader) in (*_MOVES, "Cast") or is_dropout_at_rest(reader))
+            moves = index == 0 and (op_of(reader) in (*MOVES, "Cast") or is_dropout_at_rest(reader))
             if moves or reader.op_identifier() in functions:
                 apart = apart or _apart(node, made, taken)
                 reader.replace_input_with(index, apart)
