@@ -180,8 +180,8 @@ LOOPS = {"heads": ("float[2,1,2,2]", "float[2,2,2,2]"), "head dims": ("float[2,2
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wrong", LOOPS)
 def test_a_loop_whose_body_declares_another_shape_than_it_makes(form: Form, wrong: str) -> None:
-    """The shape of the values follows from the body's, and an Attention op with other heads than its keys have does not run. That of
-    the output follows too."""
+    """The shape of the values follows from the body's, and an Attention op with other heads than its keys have does not run.
+    That of the output follows too."""
     rows, result = LOOPS[wrong]
     text = f"""<ir_version: 10, opset_import: ["": 23]>
 g (float[2,2,2,1] q, float[2,2,2,1] k, {rows} rows) => ({result} o)
