@@ -49,6 +49,11 @@ CASES = {
     "divided anew": (
         "y = Add (s, bias) p = Softmax (y) d = Where (keep, p, zero) t = ReduceSum (d, keys) w = Div (d, t) o = MatMul (w, v)"
     ),
+    "exponentials vanish": "y = Sub (s, bias) e = Exp (y) t = ReduceSum (e, keys) p = Div (e, t) o = MatMul (p, v)",
+    "exponentials vanish, divided behind V": (
+        "y = Sub (s, bias) e = Exp (y) f = Cast <to = 1> (keep) m = Mul (e, f) r = MatMul (m, v) t = ReduceSum (e, keys) "
+        "o = Div (r, t)"
+    ),
     "a factor overflows": "y = Mul (q, large) z = MatMul (y, k) x = Mul (z, small) p = Softmax (x) o = MatMul (p, v)",
 }
 
@@ -93,6 +98,8 @@ def case_inputs(case: str = "") -> Inputs:
         x["bias"][1] = (-np.inf, -np.inf, -np.inf, np.nan)
     if case == "divided anew":
         x["bias"][1, 0], x["keep"][1, 0] = 1000, False
+    if case.startswith("exponentials vanish"):
+        x["bias"][1], x["keep"][1, 0] = (1000, 1001, 1003, 1002), False
     if case == "a factor overflows":
         x["q"][0, 1] = 1e30
     return x

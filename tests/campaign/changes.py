@@ -28,6 +28,7 @@ class Graph:
         self.model.CopyFrom(model)
         self.opset = next(o.version for o in model.opset_import if not o.domain)
         self.types = element_types(model)
+        self.widest = T.DOUBLE if T.DOUBLE in self.types.values() else T.FLOAT
         self.made = {o: n for n in model.graph.node for o in n.output}
         self.constants = {i.name: nh.to_array(i) for i in model.graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
@@ -46,6 +47,12 @@ class Graph:
 
     def f32(self, value: str) -> str:
         return self.op("Cast", value, to=T.FLOAT)
+
+    def wide(self, value: str) -> str:
+        return self.op("Cast", value, to=self.widest)
+
+    def wide_number(self, value: float) -> str:
+        return self.number(value, self.widest)
 
     def is_nan(self, value: str) -> str:
         return self.op("IsNaN", self.f32(value))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 from onnx import TensorProto as T
+from onnx import helper as h
 
 from .changes import LARGEST, MOVES, PRODUCTS, ROUNDS, SOFTMAX, Change, Graph
 from .inputs import Array, Engine, Inputs
@@ -224,24 +225,49 @@ def computed_in_f32(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str 
 
 
 def divides_anew(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
-    """Masked probabilities by their sum are the softmax of what the mask keeps, also where that sum is nothing or NaN."""
+    """Exponentials or masked probabilities by their sum, before or behind the product with V, are the softmax of what the mask
+    keeps, also where that sum is nothing, infinite or NaN."""
     if node.op_type not in ("Div", "Mul"):
         return None
     pairs = [tuple(node.input), tuple(reversed(node.input))]
-    for p, by in pairs[: 1 + (node.op_type == "Mul")]:
+    for divided, by in pairs[: 1 + (node.op_type == "Mul")]:
         total = by if node.op_type == "Div" else _inverted(g, by)
         summed = _summed(g, total)
-        if total is None or summed is None or summed.input[0] != p:
+        multiples = _multiples(g, summed.input[0]) if summed is not None else set[str]()
+        if total is None or summed is None or divided not in multiples:
             continue
-        axis, logits = _axis(g, summed), _logits(g, p)
+        axis, logits = _axis(g, summed), _logits(g, summed.input[0])
         if logits is None or axis is None or (g.opset < 13 and axis != -1):
             return None
-        least = float(np.finfo(np.float16 if kind == T.FLOAT16 else np.float32).tiny) * 16
-        wide = g.f32(total)
-        some = g.op("And", g.op("Greater", wide, g.number(least)), g.op("Less", wide, g.number(np.inf)))
-        kept = g.op("Softmax", g.f32(logits), axis=axis)
-        return g.op("Where", some, own, g.op("Cast", kept, to=kind))
+        least = float(np.finfo(np.float16 if kind == T.FLOAT16 else h.tensor_dtype_to_np_dtype(g.widest)).tiny) * 16
+        sums = g.wide(total)
+        some = g.op("And", g.op("Greater", sums, g.wide_number(least)), g.op("Less", sums, g.wide_number(np.inf)))
+        kept = g.op("Cast", g.op("Softmax", g.wide(logits), axis=axis), to=g.types.get(summed.input[0], kind))
+        return g.op("Where", some, own, _remade(g, divided, summed.input[0], kept, multiples))
     return None
+
+
+def _multiples(g: Graph, source: str) -> set[str]:
+    """The source and what is made of it by moving, rounding, masking and multiplying it by something else, such as V."""
+    found = {source}
+    for node in g.model.graph.node:
+        of = [i for i, x in enumerate(node.input) if x in found]
+        if len(of) != 1 or node.domain not in ("", "com.microsoft"):
+            continue
+        rest = [g.constants.get(x) for i, x in enumerate(node.input) if i not in (0, *of)]
+        is_masked = node.op_type == "Where" and of != [0] and all(x is not None and not x.any() for x in rest)
+        is_product = node.op_type == "Mul" or (node.op_type in PRODUCTS and len(node.input) == 2)
+        if is_masked or is_product or (node.op_type in (*MOVES, *ROUNDS) and of == [0]):
+            found.add(node.output[0])
+    return found
+
+
+def _remade(g: Graph, value: str, source: str, other: str, multiples: set[str]) -> str:
+    """A multiple of the source as one of another."""
+    if value == source:
+        return other
+    node = g.made[value]
+    return g.again(node, *(_remade(g, x, source, other, multiples) if x in multiples else x for x in node.input))
 
 
 def _inverted(g: Graph, value: str) -> str | None:
@@ -271,7 +297,9 @@ def _logits(g: Graph, p: str) -> str | None:
         return node.input[0]
     if node.op_type == "Exp":
         inner = g.producer(node.input[0], "Sub", "LogSoftmax")
-        return (inner or node).input[0]
+        if inner is not None and (inner.op_type == "LogSoftmax" or _is_of_a_row(g, inner.input[1])):
+            return inner.input[0]
+        return node.input[0]
     if node.op_type == "Where":
         return _kept(g, node)
     if node.op_type in ("Mul", "Div"):
@@ -282,6 +310,13 @@ def _logits(g: Graph, p: str) -> str | None:
     return g.again(node, inside, *node.input[1:])
 
 
+def _is_of_a_row(g: Graph, value: str) -> bool:
+    """Whether the value is a maximum or a log-sum-exp: what else is subtracted may be a mask."""
+    while (node := g.producer(value, *MOVES, *ROUNDS)) is not None:
+        value = node.input[0]
+    return g.producer(value, "ReduceMax", "ReduceLogSumExp") is not None
+
+
 def _kept(g: Graph, node: onnx.NodeProto) -> str | None:
     condition, yes, no = node.input
     for p, keeps in ((yes, True), (no, False)):
@@ -289,7 +324,7 @@ def _kept(g: Graph, node: onnx.NodeProto) -> str | None:
         if inside is not None:
             if _asks_for_nan(g, condition):
                 return inside
-            pair = (g.f32(inside), g.number(-np.inf))
+            pair = (g.wide(inside), g.wide_number(-np.inf))
             return g.op("Where", condition, *(pair if keeps else reversed(pair)))
     return None
 
@@ -301,7 +336,7 @@ def _times(g: Graph, node: onnx.NodeProto) -> str | None:
     for p, mask in ((a, b), (b, a)):
         inside = _logits(g, p)
         if inside is not None:
-            return g.op("Where", g.op("Cast", mask, to=T.BOOL), g.f32(inside), g.number(-np.inf))
+            return g.op("Where", g.op("Cast", mask, to=T.BOOL), g.wide(inside), g.wide_number(-np.inf))
     return None
 
 
