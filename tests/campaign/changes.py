@@ -99,5 +99,10 @@ class Graph:
         return self.model
 
 
+def asks_for_nan(g: Graph, condition: str) -> bool:
+    node = g.producer(condition, "IsNaN", "Not")
+    return node is not None and (node.op_type == "IsNaN" or asks_for_nan(g, node.input[0]))
+
+
 Change = Callable[[Graph, onnx.NodeProto, str, int], str | None]
 """(graph, a node, its own result, the type of that) -> the result that it is to have; None where it keeps its own."""
