@@ -195,8 +195,9 @@ def test_a_zero_that_is_no_probability_hides_no_value() -> None:
     assert not _agrees(model, inputs, [have], "nan in v")
 
 
+@pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("sign", ["Sub", "Add"])
-def test_a_difference_of_softmaxes_is_a_difference_of_products(sign: str) -> None:
+def test_a_difference_of_softmaxes_is_a_difference_of_products(sign: str, zero: bool) -> None:
     """An infinite value makes infinities, which may be NaN, and leaves the other columns alone. A guard sees that NaN."""
     parts = f"s = MatMul (q, k) p = Softmax (s) t = Neg (s) n = Softmax (t) f = Mul (n, factor) d = {sign} (p, f)"
     model = _model(
@@ -205,6 +206,8 @@ def test_a_difference_of_softmaxes_is_a_difference_of_products(sign: str) -> Non
     )
     inputs = _inputs()
     inputs["v"][0, 3, 0] = np.inf
+    if zero:  # of one softmax, and 1 of the other
+        inputs["q"][0, 1], inputs["k"][0, :, 3] = 10, -10
     (want,) = Engine(model).run(inputs)
     new, report = rewrite(model, "decomposed")
     (have,) = Engine(new).run(inputs)

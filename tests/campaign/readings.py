@@ -121,7 +121,7 @@ def vanishes(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
     return g.op("Where", gone, g.number(least, kind), own)
 
 
-def splits_difference(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+def splits_difference(g: Graph, node: onnx.NodeProto, own: str, kind: int, *, hides: bool = True) -> str | None:
     """Of a sum or difference of probabilities each has a product of its own, so that a value that is infinite, which the original
     multiplies by the difference, gives a difference of infinities."""
     if node.op_type not in ("MatMul", "Einsum", "Gemm") or len(node.input) != 2:
@@ -131,9 +131,17 @@ def splits_difference(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> st
         if parts is None or not all(_is_weight(g, x) for x in parts.input):
             continue
         made = [_without_zeros(g, node, at, x) for x in parts.input]
-        result = g.op(parts.op_type, *(result for result, _, _ in made))
+        shown = [g.f32(g.again(node, *((x, node.input[1]) if at == 0 else (node.input[0], x)))) for x in parts.input]
+        result = g.op(
+            parts.op_type, *(result if hides else plain for (result, _, _), plain in zip(made, shown, strict=True))
+        )
         return g.op("Where", made[0][2], g.op("Cast", result, to=kind), own)
     return None
+
+
+def splits_and_shows(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
+    """The same where a zero of one of the two, of which the difference is none, shows its value."""
+    return splits_difference(g, node, own, kind, hides=False)
 
 
 def other_zero(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
@@ -224,6 +232,7 @@ CHANGES: tuple[Change, ...] = (
     passes_nan,
     hides_values,
     splits_difference,
+    splits_and_shows,
     other_zero,
     infinite_factor,
     moved_factor,
