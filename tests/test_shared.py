@@ -247,6 +247,25 @@ def test_a_product_that_is_read_twice_stays_a_bias() -> None:
     assert site.spec.D == D and [type(m) for m in site.spec.masks] == [AddMask]
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_a_maximum_that_is_taken_out_of_the_scores_again(again: bool) -> None:
+    """Scores of thousands are rounded otherwise in the site: of its maximum and the model's scores the exponentials are not 1.
+    Where something else reads the maximum alone, it is the site's."""
+    g = Site()
+    s = g.op("Mul", g.score(), g.const(0.3))
+    out = g.times_v(g.softmax(s))
+    top = g.reduce("ReduceMax", s)
+    if again:
+        total = g.reduce("ReduceSum", g.op("Exp", g.op("Sub", s, top)))
+        top = g.op("Min", g.op("Log", total), g.op("Mul", top, top))
+    model = g.model({out: ([B, H, SQ, DV], T.FLOAT), top: ([*ROWS, 1], T.FLOAT)})
+    inputs = {name: x * np.float32(1 if name == "v" else 30) for name, x in feeds(model, 1).items()}
+    new, report = rewrite(model, "decomposed")
+    assert report.sites[0].spec.stats == (() if again else ("max",))
+    (_, want), (_, have) = run(model, inputs), run(new, inputs)
+    np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["site", "decomposed"])
 def test_compiled(form: str, tmp_path: Path) -> None:

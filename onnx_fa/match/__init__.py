@@ -119,8 +119,8 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     first, qk, site = found[0]
     first = with_probabilities(view, behinds[0], first, site)
     outputs += [f.value for f in first.probabilities]
-    matches[0] = with_statistics(view, anchor, behinds[0], first, site, qk, outputs)
-    outputs += [f.value for f in matches[0].further]
+    matches[0], own = with_statistics(view, anchor, behinds[0], first, site, qk, outputs)
+    outputs += [*own, *(f.value for f in matches[0].further)]
     for _, qk, _ in found:
         reader = reader_elsewhere(view, qk, outputs)
         if reader is not None:

@@ -25,9 +25,9 @@ _LARGEST_DV = 512
 
 def with_statistics(
     view: GraphView, anchor: Anchor, behind: Behind, match: Match, site: Site, qk: ir.Node, outputs: Sequence[ir.Value]
-) -> Match:
-    """The match with the log-sum-exp and the maximum of its scores as further outputs, where something else reads them;
-    `outputs` are those of all matches of the softmax.
+) -> tuple[Match, list[ir.Value]]:
+    """The match with the log-sum-exp and the maximum of its scores as further outputs, where something else reads them, and those
+    that stay the model's own; `outputs` are those of all matches of the softmax.
 
     Raises NoMatch where what is read cannot be told by the kernel.
     """
@@ -35,17 +35,48 @@ def with_statistics(
     values = [value for value, _ in found]
     stats: list[Stat] = []
     further: list[Further] = []
+    own: list[ir.Value] = []
     for value, which in found:
         others = [v for v in values if v is not value]
         if reader_elsewhere(view, qk, [*outputs, *others]) is None:
             continue  # part of the softmax
         if reader_elsewhere(view, qk, [*outputs, *values]) is not None:
             continue  # the scores are read by something else as well: a miss
+        if _is_taken_out(view, anchor.score, value, [*outputs, *others]):
+            own.append(value)
+            continue
         _check(view, match, anchor, behind, value)
         if which not in stats:
             stats.append(which)
         further.append(Further(value, 1 + stats.index(which), (_as_read(view, site, match, value, anchor.axis),)))
-    return replace(match, spec=replace(match.spec, stats=tuple(stats)), further=tuple(further))
+    return replace(match, spec=replace(match.spec, stats=tuple(stats)), further=tuple(further)), own
+
+
+def _is_taken_out(view: GraphView, score: ir.Value, value: ir.Value, stops: Sequence[ir.Value]) -> bool:
+    """Whether what is made of a statistic is subtracted from the scores again, other than in front of `stops`. The site's own
+    scores are rounded otherwise, in the place of their largest number."""
+    inside = _in_front(view, stops)
+    seen, stack = {value}, [value]
+    while stack:
+        for user in view.users(stack.pop()):
+            if op_of(user) == "Sub" and user not in inside and score in user.inputs:
+                return True
+            new = [o for o in user.outputs if o not in seen and o not in stops]
+            seen.update(new)
+            stack += new
+    return False
+
+
+def _in_front(view: GraphView, values: Sequence[ir.Value]) -> set[ir.Node]:
+    """The nodes that the values are made by."""
+    found: set[ir.Node] = set()
+    stack = list(values)
+    while stack:
+        node = stack.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [i for i in node.inputs if i is not None]
+    return found
 
 
 def _over_keys(view: GraphView, node: ir.Node, anchor: Anchor) -> bool:
