@@ -186,7 +186,7 @@ def feeds(model: onnx.ModelProto, seed: int) -> dict[str, Any]:
         t = value.type.tensor_type
         shape = [d.dim_value or SKV for d in t.shape.dim]
         if t.elem_type == T.FLOAT:
-            drawn[value.name] = (np.round(rng.standard_normal(shape) * 32) / 32).astype(np.float32)
+            drawn[value.name] = np.asarray(np.round(rng.standard_normal(shape) * 32) / 32, np.float32)
         else:
             middle = 128 if t.elem_type == T.UINT8 else 0
             drawn[value.name] = (middle + rng.integers(-30, 30, shape)).astype(h.tensor_dtype_to_np_dtype(t.elem_type))

@@ -18,7 +18,7 @@ from tests.campaign import chunks
 from tests.campaign.draw import draw
 from tests.campaign.inputs import Engine
 from tests.campaign.mutations import MUTATIONS, mutate
-from tests.campaign.noise import movement
+from tests.campaign.noise import movement, noisy
 from tests.campaign.shrink import shrink
 from tests.campaign.sketch import KINDS
 
@@ -176,6 +176,19 @@ def test_noise_of_scores_that_a_fill_has_rounded(kind: str, fill: float, size: f
     (want,) = old.run(inputs)
     moved, _ = movement(model, old, inputs, 0, want)
     assert moved > 0.1 if moves else moved < 0.05
+
+
+def test_noise_of_a_score_whose_terms_cancel() -> None:
+    """127 and 128 steps of a quantised number leave one step, with what their products round: it may lie on a tie."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]>
+        g (float[1, 2] q, float[2, 1] k) => (float[1, 1] s) { s = MatMul (q, k) }"""
+    )
+    step = np.float32(6 / 255)
+    inputs = {"q": np.asarray([[127 * step, -128 * step]], np.float32), "k": np.ones((2, 1), np.float32)}
+    old = Engine(noisy(model, 1))
+    (moved,), (exact,) = old.run(inputs), Engine(model).run(inputs)
+    assert 1e-7 < abs(moved - exact).item() < 1e-5
 
 
 def test_the_smallest_graph_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

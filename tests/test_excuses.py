@@ -195,14 +195,15 @@ def test_a_zero_that_is_no_probability_hides_no_value() -> None:
     assert not _agrees(model, inputs, [have], "nan in v")
 
 
+@pytest.mark.parametrize("behind", ["Identity (c)", "Mul (half, c)", "Add (c, p)"])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("sign", ["Sub", "Add"])
-def test_a_difference_of_softmaxes_is_a_difference_of_products(sign: str, zero: bool) -> None:
+def test_a_difference_of_softmaxes_is_a_difference_of_products(sign: str, zero: bool, behind: str) -> None:
     """An infinite value makes infinities, which may be NaN, and leaves the other columns alone. A guard sees that NaN."""
-    parts = f"s = MatMul (q, k) p = Softmax (s) t = Neg (s) n = Softmax (t) f = Mul (n, factor) d = {sign} (p, f)"
+    parts = f"s = MatMul (q, k) p = Softmax (s) t = Neg (s) n = Softmax (t) f = Mul (n, factor) c = {sign} (p, f) d = {behind}"
     model = _model(
         f"{parts} r = MatMul (d, v) b = IsNaN (r) o = Where (b, zero, r)",
-        f"float factor = {{{'0.9' if sign == 'Sub' else '-0.9'}}}, float zero = {{0}}",
+        f"float factor = {{{'0.9' if sign == 'Sub' else '-0.9'}}}, float zero = {{0}}, float half = {{0.5}}",
     )
     inputs = _inputs()
     inputs["v"][0, 3, 0] = np.inf

@@ -16,14 +16,19 @@ from onnx_fa.models.export import export_onnx
 from onnx_fa.rewriter import FORMS, explain, rewrite
 
 TINY = ("tiny_bert", "tiny_gpt", "tiny_llama", "tiny_vit")
-EXPORTS = (("dynamo", 18), ("dynamo", 23), ("torchscript", 17))
+EXPORTS = (
+    ("dynamo", 18, "sdpa"),
+    ("dynamo", 18, "eager"),
+    ("dynamo", 23, "sdpa"),
+    ("torchscript", 17, "sdpa"),
+    ("torchscript", 17, "eager"),
+)
 SAME = 1e-5
 """Relative norm error of a whole f32 model of two layers when its attentions are computed in another order."""
 
 
 @pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize(("exporter", "opset"), EXPORTS)
-@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+@pytest.mark.parametrize(("exporter", "opset", "attn"), EXPORTS)
 def test_every_site_is_found_and_stays_the_same(name: str, exporter: str, opset: int, attn: str) -> None:
     model = export_onnx(name, exporter, opset, attn=attn)  # type: ignore[arg-type]
     report = explain(model)

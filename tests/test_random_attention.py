@@ -309,7 +309,7 @@ def test_random_graphs_keep_their_results(part: int) -> None:
     tally: Counter[str] = Counter()
 
     @settings(
-        max_examples=PART if GRAPHS else 500,
+        max_examples=PART if GRAPHS else 300,
         deadline=None,
         database=None,
         phases=[Phase.generate, Phase.shrink],

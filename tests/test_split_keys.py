@@ -44,6 +44,7 @@ _SPECS = [
     _with(_MANY, Sq=9, dtype="bf16", Hq=2, masks=(BoolMask((9, 333)),), empty_row="zero"),
     _with(_MANY, Sq=11, Skv="t"),
 ]
+_SMALL_TILES = VectorConfig(4, 8, 16, 4, 2, 2)
 _TILES = {11: VectorConfig(4, 12, 16, 4, 1, 1)}
 """By Sq: tiles of several vectors of queries of which the last reaches over the last query."""
 
@@ -53,7 +54,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     emitted = []
     for i, spec in enumerate(_SPECS):
         emit = emit_few if spec.Sq in (1, 2) else emit_vector
-        tiles = _TILES.get(spec.Sq)  # type: ignore[call-overload]
+        tiles = _TILES.get(spec.Sq, _SMALL_TILES if emit is emit_vector else None)  # type: ignore[call-overload]
         emitted.append(emit(spec, HOST, f"fa_case{i}", tiles, 3))  # type: ignore[operator]
     assert all(k.config["splits"] == 3 and k.text.count("_combine {") == 1 for k in emitted)
     return Kernels(emitted, tmp_path_factory.mktemp("split"))

@@ -130,7 +130,7 @@ def _emit(cases: list[Case], target: Target = HOST, users: int = 1) -> Iterator[
         yield case, emit_vector(case.spec, target, f"fa_case{i}", config)
 
 
-_FIRST = list(_emit(_LONG + [c for c in select() if c.name in _QUICK], users=6))
+_FIRST = list(_emit(_LONG + [c for c in select() if c.name in _QUICK], users=12))
 _EXPRESSIONS = list(_emit(select("expression"), users=12))
 _REST = list(_emit([c for c in select(without=("bench", "expression")) if c.name not in _QUICK], users=12))
 _INDEX = {case.name: i for i, (case, _) in enumerate(_FIRST)}

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto as T
 
-from .changes import LARGEST, PRODUCTS, SOFTMAX, Change, Graph, asks_for_nan
+from .changes import LARGEST, MOVES, PRODUCTS, ROUNDS, SOFTMAX, Change, Graph, asks_for_nan
 from .inputs import Array, Engine, Inputs
 from .overflow import doubled, finite, overflowed
 from .sums import divides_anew
@@ -127,16 +127,38 @@ def splits_difference(g: Graph, node: onnx.NodeProto, own: str, kind: int, *, hi
     if node.op_type not in ("MatMul", "Einsum", "Gemm") or len(node.input) != 2:
         return None
     for at in (0, 1):
-        parts = g.producer(node.input[at], "Add", "Sub")
-        if parts is None or not all(_is_weight(g, x) for x in parts.input):
+        parts = _parts(g, node.input[at])
+        if len(parts) < 2:
             continue
-        made = [_without_zeros(g, node, at, x) for x in parts.input]
-        shown = [g.f32(g.again(node, *((x, node.input[1]) if at == 0 else (node.input[0], x)))) for x in parts.input]
-        result = g.op(
-            parts.op_type, *(result if hides else plain for (result, _, _), plain in zip(made, shown, strict=True))
-        )
-        return g.op("Where", made[0][2], g.op("Cast", result, to=kind), own)
+        products = []
+        for _, x in parts:
+            hidden, _, shows = _without_zeros(g, node, at, x)
+            plain = g.f32(g.again(node, *((x, node.input[1]) if at == 0 else (node.input[0], x))))
+            products.append(hidden if hides else plain)
+        result = g.op("Neg", products[0]) if parts[0][0] else products[0]
+        for (negative, _), product in zip(parts[1:], products[1:], strict=True):
+            result = g.op("Sub" if negative else "Add", result, product)
+        return g.op("Where", shows, g.op("Cast", result, to=kind), own)
     return None
+
+
+def _parts(g: Graph, value: str) -> list[tuple[bool, str]]:
+    """The weights whose sum a value is, each with whether it is subtracted, also behind ops that are linear in it; none where the
+    value is no sum of weights."""
+    node = g.producer(value, "Add", "Sub", "Mul", "Div", *MOVES, *ROUNDS)
+    if node is None:
+        return []
+    if node.op_type in ("Add", "Sub"):
+        terms = [_parts(g, x) or ([(False, x)] if _is_weight(g, x) else []) for x in node.input]
+        if not all(terms):
+            return []
+        return terms[0] + [(negative != (node.op_type == "Sub"), x) for negative, x in terms[1]]
+    for at in range(2 if node.op_type == "Mul" else 1):
+        found = _parts(g, node.input[at])
+        if found:
+            others = list(node.input)
+            return [(negative, g.again(node, *others[:at], x, *others[at + 1 :])) for negative, x in found]
+    return []
 
 
 def splits_and_shows(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
