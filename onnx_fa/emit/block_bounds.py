@@ -53,12 +53,34 @@ class BoundsText(Protocol):
     def choose(self, condition: str, a: str, b: str) -> str: ...
 
 
-class BlockBounds:
+class Truths:
+    """Conditions of which some are known when the text is written."""
+
+    def __init__(self, t: BoundsText) -> None:
+        self.t = t
+
+    def both(self, a: Truth, b: Truth) -> Truth:
+        if isinstance(a, bool):
+            return b if a else False
+        if isinstance(b, bool):
+            return a if b else False
+        return self.t.arith("andi", a, b, "i1")
+
+    def either(self, a: Truth, b: Truth) -> Truth:
+        if isinstance(a, bool):
+            return True if a else b
+        if isinstance(b, bool):
+            return True if b else a
+        return self.t.arith("ori", a, b, "i1")
+
+
+class BlockBounds(Truths):
     """Evaluates integer expressions to ranges and conditions to (surely true, surely false). `leaf` gives the range of
     positions, lengths, integer tensors and booleans (0 and 1) over the block; None where it is unknown."""
 
     def __init__(self, t: BoundsText, leaf: Callable[[ScoreExpr], Range | None]) -> None:
-        self.t, self.leaf = t, leaf
+        super().__init__(t)
+        self.leaf = leaf
 
     # Arithmetic that is done now where it can be.
 
@@ -93,20 +115,6 @@ class BlockBounds:
         if isinstance(a, int) and isinstance(b, int):
             return a < b if predicate == "slt" else a <= b
         return self.t.test(predicate, self._ssa(a), self._ssa(b))
-
-    def both(self, a: Truth, b: Truth) -> Truth:
-        if isinstance(a, bool):
-            return b if a else False
-        if isinstance(b, bool):
-            return a if b else False
-        return self.t.arith("andi", a, b, "i1")
-
-    def either(self, a: Truth, b: Truth) -> Truth:
-        if isinstance(a, bool):
-            return True if a else b
-        if isinstance(b, bool):
-            return True if b else a
-        return self.t.arith("ori", a, b, "i1")
 
     def _tame(self, *exprs: ScoreExpr) -> Truth:
         """Whether the integer tensors that take part in arithmetic there are small enough for `_largest`."""

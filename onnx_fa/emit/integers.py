@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.emit.casts import is_dropout_at_rest, without_round_trip
-from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder
+from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder, unused_name
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
 from onnx_fa.ops import DEQUANTIZE, op_of
@@ -122,10 +122,15 @@ def dequantized_by(value: ir.Value) -> list[ir.Node]:
         nodes.append(node)
         if op_of(node) in DEQUANTIZE:
             return nodes
-        if op_of(node) not in (*MOVES, "Cast") and not is_dropout_at_rest(node):
+        if not _is_looked_through(node):
             break
         value = source
     return []
+
+
+def _is_looked_through(node: ir.Node) -> bool:
+    """Whether the optimiser may move a DequantizeLinear through the node, or takes it out first."""
+    return op_of(node) in (*MOVES, "Cast") or is_dropout_at_rest(node)
 
 
 def redirect_moves(
@@ -141,8 +146,7 @@ def redirect_moves(
             continue
         apart: ir.Value | None = None
         for reader, index in [*source.uses()]:  # inside a subgraph too, which sees what stands before it
-            moves = index == 0 and (op_of(reader) in (*MOVES, "Cast") or is_dropout_at_rest(reader))
-            if moves or reader.op_identifier() in functions:
+            if (index == 0 and _is_looked_through(reader)) or reader.op_identifier() in functions:
                 apart = apart or _apart(node, made, taken)
                 reader.replace_input_with(index, apart)
                 changed.add(own.graph)
@@ -154,16 +158,9 @@ def _apart(node: ir.Node, made: ir.Value, taken: set[str]) -> ir.Value:
     with a matrix into the product, and loses that of another one that reads it too (`scale_of_two_products.onnxtxt`)."""
     if op_of(node) != "Mul":
         return made
-    names = []
-    for old in (node.name, made.name):
-        name = f"{old}_apart"
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        names.append(name)
-    twin = ir.Node("", "Mul", reversed(node.inputs), num_outputs=1, name=names[0])
+    twin = ir.Node("", "Mul", reversed(node.inputs), num_outputs=1, name=unused_name(f"{node.name}_apart", taken))
     out = twin.outputs[0]
-    out.name, out.type, out.shape = names[1], made.type, made.shape
+    out.name, out.type, out.shape = unused_name(f"{made.name}_apart", taken), made.type, made.shape
     assert isinstance(node.graph, ir.Graph)
     node.graph.insert_after(node, twin)
     return out

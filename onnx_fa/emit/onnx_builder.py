@@ -36,12 +36,7 @@ class OnnxBuilder:
         """Results of DequantizeLinear, and the same written out."""
 
     def name(self, hint: str) -> str:
-        name, n = f"{self.prefix}/{hint}", 1
-        while name in self.taken:
-            n += 1
-            name = f"{self.prefix}/{hint}_{n}"
-        self.taken.add(name)
-        return name
+        return unused_name(f"{self.prefix}/{hint}", self.taken)
 
     def op(self, op_type: str, *inputs: ir.Value | None, **attrs: Attr) -> ir.Value:
         """Adds a standard op with one output and returns it. Its type and shape are left to shape inference."""
@@ -140,6 +135,16 @@ class OnnxBuilder:
     def dim(self, x: ir.Value, axis: int) -> ir.Value:
         """The size of a dim as a scalar int64."""
         return self.op("Gather", self.op("Shape", x), self.const(np.asarray(axis, np.int64)), axis=0)
+
+
+def unused_name(hint: str, taken: set[str]) -> str:
+    """The hint, or the first of hint_2, hint_3 and so on that is not taken; it is from then on."""
+    name, n = hint, 1
+    while name in taken:
+        n += 1
+        name = f"{hint}_{n}"
+    taken.add(name)
+    return name
 
 
 def names_in(model: ir.Model) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth
+from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth, Truths
 from onnx_fa.emit.mlir_text import tensor_type
 from onnx_fa.emit.score_plan import IndexMask, varies, window
 from onnx_fa.emit.vector_config import VectorConfig, mask_tiles, widens
@@ -102,7 +102,7 @@ class KeyWalk(MaskedScores, ABC):
         if isinstance(proof, bool):
             return False if proof else otherwise
         other = self.t.arith("xori", proof, self.t.constant("1", "i1"), "i1")
-        return other if otherwise is True else BlockBounds(self.t, lambda e: None).both(other, otherwise)
+        return other if otherwise is True else Truths(self.t).both(other, otherwise)
 
     def block_if(self, needed: Truth, state: State, block: Block) -> State:
         """The state after a block, or as it was where the block is not needed."""
@@ -179,7 +179,7 @@ class KeyWalk(MaskedScores, ABC):
             needed = self.needed(k0, rows) if left_out != 0 else True
             if left_out:
                 other = t.arith("cmpi sge,", step, starts[left_out])
-                needed = BlockBounds(t, lambda e: None).either(self.neither(needed, True), other)
+                needed = Truths(t).either(self.neither(needed, True), other)
             return self.pack(self.block_if(needed, self.unpack(carried), Block(k0, rows, True)))
 
         return self.unpack(t.loop((t.index(0), starts[-1], t.index(1)), self.carried(state), body))

@@ -55,7 +55,7 @@ class Values:
 SCORES = Values(-1e12, 1e12)
 """A product of Q and K: one beyond that is no score that a model computes with."""
 ANYTHING = Values(-math.inf, math.inf)
-_MASKS = {ir.DataType.FLOAT16: 2.0**9, ir.DataType.BFLOAT16: 2.0**6}
+_MASKS: dict[ir.DataType | None, float] = {ir.DataType.FLOAT16: 2.0**9, ir.DataType.BFLOAT16: 2.0**6}
 """A number this large masks scores, added or subtracted; in f16 and bf16 its last digit is one half, and log(2) is lost in it."""
 _MASKS_F32 = 1e4
 
@@ -80,7 +80,7 @@ def check_whole_rows(view: GraphView, spec: AttentionSpec, operands: Sequence[Ex
     if all(_keeps_first_key(m) for m in spec.masks):
         return
     kind = node.inputs[0].dtype if node.inputs[0] is not None else None
-    large = _MASKS_F32 if kind is None else _MASKS.get(kind, _MASKS_F32)
+    large = _MASKS.get(kind, _MASKS_F32)
     rest = iter(operands[3:])
     for term in spec.masks:
         tensors = [(t, next(rest)) for t in term_tensors(term)]

@@ -55,7 +55,7 @@ def with_statistics(
 def _is_taken_out(view: GraphView, score: ir.Value, value: ir.Value, stops: Sequence[ir.Value]) -> bool:
     """Whether what is made of a statistic is subtracted from the scores again, other than in front of `stops`. The site's own
     scores are rounded otherwise, in the place of their largest number."""
-    inside = _in_front(view, stops)
+    inside = _in_front(stops)
     seen, stack = {value}, [value]
     while stack:
         for user in view.users(stack.pop()):
@@ -67,7 +67,7 @@ def _is_taken_out(view: GraphView, score: ir.Value, value: ir.Value, stops: Sequ
     return False
 
 
-def _in_front(view: GraphView, values: Sequence[ir.Value]) -> set[ir.Node]:
+def _in_front(values: Sequence[ir.Value]) -> set[ir.Node]:
     """The nodes that the values are made by."""
     found: set[ir.Node] = set()
     stack = list(values)

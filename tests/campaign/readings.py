@@ -132,9 +132,10 @@ def splits_difference(g: Graph, node: onnx.NodeProto, own: str, kind: int, *, hi
             continue
         products = []
         for _, x in parts:
-            hidden, _, shows = _without_zeros(g, node, at, x)
-            plain = g.f32(g.again(node, *((x, node.input[1]) if at == 0 else (node.input[0], x))))
-            products.append(hidden if hides else plain)
+            product, _, shows = _without_zeros(g, node, at, x)
+            if not hides:
+                product = g.f32(g.again(node, *((x, node.input[1]) if at == 0 else (node.input[0], x))))
+            products.append(product)
         result = g.op("Neg", products[0]) if parts[0][0] else products[0]
         for (negative, _), product in zip(parts[1:], products[1:], strict=True):
             result = g.op("Sub" if negative else "Add", result, product)

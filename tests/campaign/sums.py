@@ -62,9 +62,14 @@ def _inverted(g: Graph, value: str) -> str | None:
 
 
 def _summed(g: Graph, value: str | None) -> onnx.NodeProto | None:
+    return g.producer(_in_front_of_moves(g, value), "ReduceSum")
+
+
+def _in_front_of_moves(g: Graph, value: str | None) -> str | None:
+    """What a value is before it is moved and rounded."""
     while (node := g.producer(value, *MOVES, *ROUNDS)) is not None:
         value = node.input[0]
-    return g.producer(value, "ReduceSum")
+    return value
 
 
 def _axis(g: Graph, node: onnx.NodeProto) -> int | None:
@@ -98,9 +103,7 @@ def _logits(g: Graph, p: str) -> str | None:
 
 def _is_of_a_row(g: Graph, value: str) -> bool:
     """Whether the value is a maximum or a log-sum-exp: what else is subtracted may be a mask."""
-    while (node := g.producer(value, *MOVES, *ROUNDS)) is not None:
-        value = node.input[0]
-    return g.producer(value, "ReduceMax", "ReduceLogSumExp") is not None
+    return g.producer(_in_front_of_moves(g, value), "ReduceMax", "ReduceLogSumExp") is not None
 
 
 def _kept(g: Graph, node: onnx.NodeProto) -> str | None:
