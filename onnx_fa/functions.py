@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
-from onnx_fa.emit.integers import dequantized_by
+from onnx_fa.emit.casts import dequantized_by
 from onnx_fa.errors import ModelError
 from onnx_fa.graph_view import GraphView
 from onnx_fa.match import Match, Patterns, find_sites, values_of

@@ -14,7 +14,8 @@ import onnx_ir as ir
 from onnx_fa.distribute import distribute
 from onnx_fa.emit import blocked, decomposed, standard
 from onnx_fa.emit import int8_qk as int8
-from onnx_fa.emit.integers import MOVES, dequantized, redirect_moves, written_out
+from onnx_fa.emit.casts import MOVES
+from onnx_fa.emit.integers import dequantized, redirect_moves, written_out
 from onnx_fa.emit.onnx_builder import OnnxBuilder, names_in
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.functions import inline_attention

@@ -1,4 +1,4 @@
-"""Casts that onnxruntime's optimiser takes out."""
+"""What onnxruntime's optimiser takes out or moves: casts to a wider type and back, and what a DequantizeLinear is moved through."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph_view import FLOATS
-from onnx_fa.ops import op_of
+from onnx_fa.ops import DEQUANTIZE, op_of
+
+MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Expand", "Tile", "Gather")
+"""The ops that onnxruntime's optimiser moves a DequantizeLinear through, the one it removes first, and those that repeat or choose
+what may have been moved before."""
 
 
 def without_round_trip(value: ir.Value) -> ir.Value:
@@ -65,3 +69,21 @@ def _holds(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
             return False
         ranges.append((0, 1) if kind.kind == "b" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max)))
     return ranges[0][0] <= ranges[1][0] and ranges[1][1] <= ranges[0][1]
+
+
+def dequantized_by(value: ir.Value) -> list[ir.Node]:
+    """The nodes from a DequantizeLinear to the value, where `written_out` may follow them once no function hides one."""
+    nodes: list[ir.Node] = []
+    while (node := value.producer()) is not None and node.inputs and (source := node.inputs[0]) is not None:
+        nodes.append(node)
+        if op_of(node) in DEQUANTIZE:
+            return nodes
+        if not is_looked_through(node):
+            break
+        value = source
+    return []
+
+
+def is_looked_through(node: ir.Node) -> bool:
+    """Whether the optimiser may move a DequantizeLinear through the node, or takes it out first."""
+    return op_of(node) in (*MOVES, "Cast") or is_dropout_at_rest(node)

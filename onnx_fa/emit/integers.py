@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.emit.casts import is_dropout_at_rest, without_round_trip
+from onnx_fa.emit.casts import MOVES, is_dropout_at_rest, is_looked_through, without_round_trip
 from onnx_fa.emit.onnx_builder import Attr, OnnxBuilder, unused_name
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.match import NUMPY
@@ -22,9 +22,6 @@ from onnx_fa.ops import DEQUANTIZE, op_of
 from onnx_fa.spec import AttentionSpec, Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
-MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Expand", "Tile", "Gather")
-"""The ops that onnxruntime's optimiser moves a DequantizeLinear through, the one it removes first, and those that repeat or choose
-what may have been moved before."""
 _NARROW = frozenset(
     getattr(ir.DataType, f"{sign}INT{bits}") for sign in ("", "U") for bits in (4, 8)
 )  # exact in every float type, and so are their differences
@@ -115,24 +112,6 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     return made
 
 
-def dequantized_by(value: ir.Value) -> list[ir.Node]:
-    """The nodes from a DequantizeLinear to the value, where `written_out` may follow them once no function hides one."""
-    nodes: list[ir.Node] = []
-    while (node := value.producer()) is not None and node.inputs and (source := node.inputs[0]) is not None:
-        nodes.append(node)
-        if op_of(node) in DEQUANTIZE:
-            return nodes
-        if not _is_looked_through(node):
-            break
-        value = source
-    return []
-
-
-def _is_looked_through(node: ir.Node) -> bool:
-    """Whether the optimiser may move a DequantizeLinear through the node, or takes it out first."""
-    return op_of(node) in (*MOVES, "Cast") or is_dropout_at_rest(node)
-
-
 def redirect_moves(
     written: Sequence[tuple[ir.Value, ir.Value]], functions: Container[ir.OperatorIdentifier], taken: set[str]
 ) -> set[ir.Graph]:
@@ -146,7 +125,7 @@ def redirect_moves(
             continue
         apart: ir.Value | None = None
         for reader, index in [*source.uses()]:  # inside a subgraph too, which sees what stands before it
-            if (index == 0 and _is_looked_through(reader)) or reader.op_identifier() in functions:
+            if (index == 0 and is_looked_through(reader)) or reader.op_identifier() in functions:
                 apart = apart or _apart(node, made, taken)
                 reader.replace_input_with(index, apart)
                 changed.add(own.graph)
