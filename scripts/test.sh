@@ -14,8 +14,9 @@ mypy >"$said" 2>&1 &
 typed=$!
 trap 'kill "$typed" 2>/dev/null || true; rm -f "$said"' EXIT
 status=0
-# Files keep the order of tests/conftest.py: the long ones first.
-python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder "$@" || status=$?
+# Files keep the order of tests/conftest.py: the long ones first. One process more than cores: some wait now and then.
+workers=$(python -c 'import os; print(len(os.sched_getaffinity(0)) + 1)')
+python -m pytest -q -n "$workers" --dist loadfile --no-loadscope-reorder "$@" || status=$?
 wait "$typed" || status=1
 cat "$said"
 exit "$status"

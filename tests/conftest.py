@@ -17,11 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def _keep_to_own_cores() -> None:
     """Each of pytest-xdist's processes, and what it starts, has its share of the cores. The compiler and the runtimes start a
-    thread for every core that they may use: those of several processes would spend much of their time waiting for each other."""
+    thread for every core that they may use: those of several processes would spend much of their time waiting for each other.
+    Processes beyond the number of cores go anywhere: they use the time in which the others wait."""
     worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        if count <= len(cores):
+        if int(worker[2:]) < len(cores):
             os.sched_setaffinity(0, cores[int(worker[2:]) :: count])
 
 

@@ -108,7 +108,8 @@ def _small(index: int, spec: AttentionSpec, target: Target) -> Kernel:
 
 def _small_few(index: int, spec: AttentionSpec) -> Kernel:
     """The spec of few queries with small tiles."""
-    lanes = min(4, tuned_few(spec, HOST)[0].W)
+    most = tuned_few(spec, HOST)[0].W
+    lanes = min(most, 4 if max(spec.D, spec.Dv) <= 128 else 16)  # a row is written out, vector by vector
     config = FewConfig(lanes, few_queries(spec), 3 * lanes, lanes, 1, 1)
     splits = _splits(index, spec)
     return emit_few(spec, HOST, f"{kernel_name(spec, HOST)}_few_w{lanes}_s{splits}", config, splits)

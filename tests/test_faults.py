@@ -436,5 +436,14 @@ cli.main = command
 @pytest.mark.parametrize("code", [WHILE_IMPORTING, IN_A_CALLBACK], ids=["while importing", "in a callback"])
 def test_an_interrupt_shows_no_traceback(code: str) -> None:
     code = f"import runpy, sys\n{code}\nrunpy.run_module('onnx_fa', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a job in the background inherits that it is ignored
+    )
     assert (done.returncode, done.stderr) == (130, "onnx-fa: error: interrupted\n")

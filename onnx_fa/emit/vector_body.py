@@ -363,7 +363,7 @@ class VectorBody(KeyWalk):
         value, and 0 times an infinite one is NaN. (Steps of several keys have zeros there.)"""
         if self.PER_STEP > 1 or not self.passes_last_key(block):
             return block.rows, unroll
-        return self.t.arith("minsi", block.rows, self.t.arith("subi", self.skv, block.k0)), 1
+        return self.unexplained(self.t.arith("minsi", block.rows, self.t.arith("subi", self.skv, block.k0))), 1
 
     def block(self, state: State, block: Block) -> State:
         spec, scratch = self.spec, list(state.scratch)

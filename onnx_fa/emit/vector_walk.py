@@ -175,7 +175,7 @@ class KeyWalk(MaskedScores, ABC):
                 low, high, at = (t.let(f"arith.select {later}, {b}, {a} : index") for b, a in pairs)
             k0 = t.arith("addi", low, t.arith("muli", at, bk))
             keys = t.arith("minsi", t.arith("subi", high, k0), bk)
-            rows = t.arith("muli", t.arith("ceildivui", keys, ri), ri)
+            rows = self.unexplained(t.arith("muli", t.arith("ceildivui", keys, ri), ri))
             needed = self.needed(k0, rows) if left_out != 0 else True
             if left_out:
                 other = t.arith("cmpi sge,", step, starts[left_out])
@@ -183,6 +183,12 @@ class KeyWalk(MaskedScores, ABC):
             return self.pack(self.block_if(needed, self.unpack(carried), Block(k0, rows, True)))
 
         return self.unpack(t.loop((t.index(0), starts[-1], t.index(1)), self.carried(state), body))
+
+    def unexplained(self, rows: str) -> str:
+        """The same number, at most BK, without where it comes from. To tell accesses of a tile apart, the compiler follows the
+        bounds of the loops around them through the arithmetic of indices, and each select on the way doubles its work: half a
+        minute for some kernels with a window. It does not look behind an And, which keeps every bit here."""
+        return self.t.arith("andi", rows, self.t.index((1 << self.config.BK.bit_length()) - 1))
 
     def carried(self, state: State) -> list[tuple[str, str]]:
         tensors = [(state.acc, self.acc_type), (state.scores, self.tile_type)]
