@@ -14,11 +14,11 @@ import onnx.inliner
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.errors import MissingDependencyError
+from onnx_fa.forms.rewrite import FORMS, Form, rewrite
 from onnx_fa.models import families, family_build
 from onnx_fa.models.build import Arrays, Attn
 from onnx_fa.models.export import Exporter, ExportError, export_onnx
 from onnx_fa.ort_session import ort_session
-from onnx_fa.rewriter import FORMS, Form, rewrite
 
 EXPORTS: tuple[tuple[Exporter, int], ...] = (("dynamo", 18), ("dynamo", 23), ("torchscript", 17))
 

@@ -9,8 +9,8 @@ from typing import Any
 import onnx
 
 from onnx_fa.errors import MissingDependencyError, OnnxFaError, one_line
-from onnx_fa.inputs import random_inputs
-from onnx_fa.io import load
+from onnx_fa.graph.io import load
+from onnx_fa.verifier.inputs import random_inputs
 
 CALIBRATION = 4
 """Random inputs that the ranges of a static quantisation are read from."""

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx_fa.backend.compile import compile_model as compile
-    from onnx_fa.benchmark import bench
+    from onnx_fa.benchmark.models import bench
     from onnx_fa.exporter import export
-    from onnx_fa.report import Miss, RewriteReport, SiteReport
-    from onnx_fa.rewriter import explain, rewrite
-    from onnx_fa.spec import AttentionSpec
-    from onnx_fa.target import Target, parse_target
-    from onnx_fa.verifier import verify
+    from onnx_fa.forms.report import RewriteReport, SiteReport
+    from onnx_fa.forms.rewrite import explain, rewrite
+    from onnx_fa.iree.compile import compile_model as compile
+    from onnx_fa.match.misses import Miss
+    from onnx_fa.spec.attention import AttentionSpec
+    from onnx_fa.spec.target import Target, parse_target
+    from onnx_fa.verifier.verifier import verify
 
 __all__ = [
     "AttentionSpec",
@@ -38,18 +39,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "AttentionSpec": ("spec", "AttentionSpec"),
-    "Miss": ("report", "Miss"),
-    "RewriteReport": ("report", "RewriteReport"),
-    "SiteReport": ("report", "SiteReport"),
-    "Target": ("target", "Target"),
-    "bench": ("benchmark", "bench"),
-    "compile": ("backend.compile", "compile_model"),
-    "explain": ("rewriter", "explain"),
+    "AttentionSpec": ("spec.attention", "AttentionSpec"),
+    "Miss": ("match.misses", "Miss"),
+    "RewriteReport": ("forms.report", "RewriteReport"),
+    "SiteReport": ("forms.report", "SiteReport"),
+    "Target": ("spec.target", "Target"),
+    "bench": ("benchmark.models", "bench"),
+    "compile": ("iree.compile", "compile_model"),
+    "explain": ("forms.rewrite", "explain"),
     "export": ("exporter", "export"),
-    "parse_target": ("target", "parse_target"),
-    "rewrite": ("rewriter", "rewrite"),
-    "verify": ("verifier", "verify"),
+    "parse_target": ("spec.target", "parse_target"),
+    "rewrite": ("forms.rewrite", "rewrite"),
+    "verify": ("verifier.verifier", "verify"),
 }
 
 _checkout = Path(__file__).resolve().parent.parent

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import onnx
 
 from onnx_fa.errors import MissingDependencyError
-from onnx_fa.report import RewriteReport
-from onnx_fa.rewriter import Form, rewrite
+from onnx_fa.forms.report import RewriteReport
+from onnx_fa.forms.rewrite import Form, rewrite
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from onnx_fa.io import ModelLike
+    from onnx_fa.graph.io import ModelLike
 
 
 def assert_fused(
@@ -34,10 +34,10 @@ def assert_fused(
 
     Raises OnnxFaError for a model that cannot be read or compiled.
     """
-    from onnx_fa.backend.compile import compile_model
-    from onnx_fa.backend.inspect import OUTSIDE
-    from onnx_fa.rewriter import explain
-    from onnx_fa.verifier import verify
+    from onnx_fa.forms.rewrite import explain
+    from onnx_fa.iree.compile import compile_model
+    from onnx_fa.iree.inspect import OUTSIDE
+    from onnx_fa.verifier.verifier import verify
 
     found = explain(model)
     left = "; ".join(f"{m.node}: {m.reason}" for m in found.misses) or "nothing was left alone"

@@ -7,10 +7,10 @@ import json
 import onnx_ir as ir
 
 from onnx_fa.errors import one_line
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Match, NoMatch
-from onnx_fa.ops import op_of
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.spec.attention import AttentionSpec
 
 SPEC_KEY = "onnx_fa.spec"
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.expr import Kind, ScoreExpr
-from onnx_fa.graph_view import Array
+from onnx_fa.graph.view import Array
 from onnx_fa.patterns.index_algebra import TRUE, Algebra, boolean, integer, number, parts
+from onnx_fa.spec.expr import Kind, ScoreExpr
 
 Table = Callable[[Array, ScoreExpr], ScoreExpr]
 """Makes a tensor of a one-dimensional constant that is read at one position."""

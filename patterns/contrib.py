@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE, K, ScoreExpr
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph.ops import CONTRIB, attr_float, attr_int, op_of, typed_attr
+from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import (
     AddTerm,
     Cap,
@@ -31,7 +31,6 @@ from onnx_fa.match import (
     Term,
     build_match,
 )
-from onnx_fa.ops import CONTRIB, attr_float, attr_int, op_of, typed_attr
 from onnx_fa.patterns.exprs import (
     HEADS_BEHIND,
     canonical,
@@ -52,7 +51,8 @@ from onnx_fa.patterns.exprs import (
 )
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.standard import Past, append, padded_mask
-from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, Elementwise, TensorArg
+from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Elementwise, TensorArg
+from onnx_fa.spec.expr import SCORE, K, ScoreExpr
 
 _SWALLOWS = -1e37
 """Adding this or less to an f32 score gives the fill itself."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from onnx_fa.expr import OPS, SCORE, Kind, ScoreExpr, is_small, kind_of
-from onnx_fa.graph_view import FLOATS, GraphView
+from onnx_fa.graph.ops import attr_float, op_of, typed_attr
+from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Map, NoMatch, Peel
-from onnx_fa.ops import attr_float, op_of, typed_attr
 from onnx_fa.patterns.quant import rounding
-from onnx_fa.spec import GRIDS
+from onnx_fa.spec.attention import GRIDS
+from onnx_fa.spec.expr import OPS, SCORE, Kind, ScoreExpr, is_small, kind_of
 
 _UNARY = frozenset(
     "Exp Log Sqrt Reciprocal Tanh Sigmoid Erf Sin Cos Floor Ceil Round Softplus Neg Abs Sign Relu Not IsNaN".split()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import OPS, SCORE, K, Kind, Q, ScoreExpr, is_small, kind_of
-from onnx_fa.graph_view import DTYPES, Array, GraphView
+from onnx_fa.graph.ops import STANDARD, attr_float, attr_int, op_of
+from onnx_fa.graph.view import DTYPES, Array, GraphView
 from onnx_fa.match import (
     Cap,
     Const,
@@ -24,12 +24,12 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
-from onnx_fa.ops import STANDARD, attr_float, attr_int, op_of
 from onnx_fa.patterns.exprs import NEG_INF, inverse_root, same
 from onnx_fa.patterns.index_algebra import Algebra
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.operand import read_operand
-from onnx_fa.spec import Causal, Dim
+from onnx_fa.spec.attention import Causal, Dim
+from onnx_fa.spec.expr import OPS, SCORE, K, Kind, Q, ScoreExpr, is_small, kind_of
 
 _FLOAT_KINDS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _INTS = (ir.DataType.INT64, ir.DataType.INT32)

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, After, Anchor, Call, Const, Expr, NoMatch, Select
-from onnx_fa.ops import op_of
 from onnx_fa.patterns import rows
 
 Test = Literal["nan", "number", "never"]

@@ -20,7 +20,7 @@ from itertools import islice
 
 import numpy as np
 
-from onnx_fa.expr import OPS, ScoreExpr
+from onnx_fa.spec.expr import OPS, ScoreExpr
 
 TRUE: ScoreExpr = ("b", True)
 FALSE: ScoreExpr = ("b", False)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import OPS, Kind, ScoreExpr
-from onnx_fa.graph_view import FLOATS, Array, GraphView, axes_of
+from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.graph.symbolic import placed_axis
+from onnx_fa.graph.view import FLOATS, Array, GraphView, axes_of
 from onnx_fa.match import Call, Const, Expr
-from onnx_fa.ops import attr_int, op_of
 from onnx_fa.patterns.constant_rule import rule_of
 from onnx_fa.patterns.index_algebra import (
     FALSE,
@@ -36,8 +36,8 @@ from onnx_fa.patterns.index_algebra import (
     parts,
     reads,
 )
-from onnx_fa.spec import Dim
-from onnx_fa.symbolic import placed_axis
+from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.expr import OPS, Kind, ScoreExpr
 
 Index = tuple[ScoreExpr, ...]
 _INTS = {

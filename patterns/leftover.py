@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph.ops import CONTRIB, op_of
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Anchor, NoMatch
-from onnx_fa.ops import CONTRIB, op_of
 from onnx_fa.patterns import rows
 
 _MOVES = frozenset("Identity Cast Dropout Reshape Transpose Unsqueeze Squeeze Expand Slice".split())

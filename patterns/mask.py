@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import AddTerm, Map, NoMatch, Peel, Select, Term
-from onnx_fa.ops import op_of
 from onnx_fa.patterns.index_algebra import TooComplex
 from onnx_fa.patterns.index_expr import Tracer, Untraceable
 from onnx_fa.patterns.mask_terms import Reader, added, kept, mapped
-from onnx_fa.spec import Dim
+from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.expr import SCORE
 
 
 def add(view: GraphView, value: ir.Value) -> Iterator[Peel]:

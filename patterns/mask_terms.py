@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE, K, Kind, Q, ScoreExpr, is_small
-from onnx_fa.graph_view import DTYPES, FLOATS, GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.symbolic import placed_axes
+from onnx_fa.graph.view import DTYPES, FLOATS, GraphView
 from onnx_fa.match import NUMPY, Call, Const, Expr, NoMatch, Term
-from onnx_fa.ops import op_of
 from onnx_fa.patterns.index_algebra import (
     FALSE,
     TRUE,
@@ -26,7 +26,7 @@ from onnx_fa.patterns.index_algebra import (
     reads,
 )
 from onnx_fa.patterns.index_expr import Leaf, Tracer, Untraceable, kind_of_value
-from onnx_fa.spec import (
+from onnx_fa.spec.attention import (
     AddMask,
     BoolMask,
     Causal,
@@ -37,7 +37,7 @@ from onnx_fa.spec import (
     SlidingWindow,
     TensorArg,
 )
-from onnx_fa.symbolic import placed_axes
+from onnx_fa.spec.expr import SCORE, K, Kind, Q, ScoreExpr, is_small
 
 _SWALLOWS = -1e37
 """Adding this or less to a float32 score gives the fill itself: the score is below half an ulp of it."""

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView, axes_of
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.symbolic import node_axis, placed_axes
+from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match import Call, Const, Expr, Integers, NoMatch, OperandChoice
 from onnx_fa.match.axes import (
     Atom,
@@ -30,10 +32,8 @@ from onnx_fa.match.axes import (
     regrouped,
     size_of,
 )
-from onnx_fa.ops import op_of
 from onnx_fa.patterns.quant import Dequantized, dequantized
-from onnx_fa.spec import Dim, Quantized
-from onnx_fa.symbolic import node_axis, placed_axes
+from onnx_fa.spec.attention import Dim, Quantized
 
 
 @dataclass(frozen=True)

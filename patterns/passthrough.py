@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import FLOATS, GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import After, Anchor, NoMatch, Nothing, Peel
-from onnx_fa.ops import op_of
 
 _BITS: dict[ir.DataType | None, int] = {
     ir.DataType.FLOAT16: 16,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import FLOATS, GraphView
+from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import After, Anchor, Call, NoMatch, Select, reciprocal_of
-from onnx_fa.ops import attr_int, op_of
 from onnx_fa.patterns import rows
 
 _ALL = 1 << 31

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph.ops import CONTRIB, DEQUANTIZE, QUANTIZE, attr_int, op_of
+from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import After, Anchor, Call, Const, Expr, Match, NoMatch
-from onnx_fa.ops import CONTRIB, DEQUANTIZE, QUANTIZE, attr_int, op_of
-from onnx_fa.spec import Dim, DType, IntegerType, Rounding
+from onnx_fa.spec.attention import Dim, DType, IntegerType, Rounding
 
 _INTEGERS: dict[ir.DataType | None, IntegerType] = {
     ir.DataType.INT8: "i8",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, Peel, Regroup
 
 _OPS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten")

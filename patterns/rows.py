@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import FLOATS, GraphView, axes_of
-from onnx_fa.ops import attr_int, op_of
-from onnx_fa.spec import Dim
-from onnx_fa.symbolic import placed_axes
+from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.graph.symbolic import placed_axes
+from onnx_fa.graph.view import FLOATS, GraphView, axes_of
+from onnx_fa.spec.attention import Dim
 
 
 def plain(view: GraphView, value: ir.Value | None) -> ir.Value | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Factor, Peel, Scale
-from onnx_fa.ops import op_of
 
 
 def scale(view: GraphView, value: ir.Value) -> Iterator[Peel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Anchor, NoMatch, Tail
 from onnx_fa.patterns import rows
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.graph.symbolic import placed_axis
+from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
-from onnx_fa.ops import attr_int, op_of
 from onnx_fa.patterns import rows
-from onnx_fa.symbolic import placed_axis
 
 _FLOOR = -1.7e38
 """A bound on the row maximum that no row with a key reaches."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import K, ScoreExpr
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph.ops import attr_float, attr_int, op_of
+from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import (
     AddTerm,
     Cap,
@@ -27,7 +27,6 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
-from onnx_fa.ops import attr_float, attr_int, op_of
 from onnx_fa.patterns.exprs import (
     HEADS_BEHIND,
     canonical,
@@ -48,7 +47,8 @@ from onnx_fa.patterns.exprs import (
 )
 from onnx_fa.patterns.mask import terms as mask_terms
 from onnx_fa.patterns.operand import read_operand
-from onnx_fa.spec import AddMask, BoolMask, Causal, Dim, Offset, TensorArg
+from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Offset, TensorArg
+from onnx_fa.spec.expr import K, ScoreExpr
 
 _STAGES: tuple[ScoreStage, ...] = ("scaled", "capped", "masked", "probabilities")
 """What qk_matmul_output_mode 0 to 3 asks for."""

@@ -8,4 +8,4 @@ if [[ -z "${VIRTUAL_ENV:-}" && -x .venv/bin/python ]]; then
   export PATH="$PWD/.venv/bin:$PATH"
 fi
 mkdir -p benchmarks
-exec python -m onnx_fa.attention_bench "$@"
+exec python -m onnx_fa.benchmark.attention "$@"

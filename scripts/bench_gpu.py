@@ -33,10 +33,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from onnx_fa.backend.run import BUFFERS_KEPT
-from onnx_fa.cases import alibi, document, prefix
-from onnx_fa.emit.fold import fold_queries
-from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap
+from onnx_fa.iree.run import BUFFERS_KEPT
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.spec.attention import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap
+from onnx_fa.spec.cases import alibi, document, prefix
 
 ALLOWED = {"f16": 2e-3, "bf16": 1e-2}
 LAUNCHES, WARM, WARM_S = 12, 2, 0.03
@@ -104,11 +104,11 @@ _VARIANT = re.compile(
 
 def build(folder: Path, only: str) -> None:
     """Compiles every case: NAME.vmfb, the PTX in it, and manifest.json."""
-    from onnx_fa.backend.alone import compile_alone
-    from onnx_fa.backend.compile import compile_model
-    from onnx_fa.benchmark import function_of
-    from onnx_fa.emit.kernel import emit_kernel
-    from onnx_fa.target import parse_target
+    from onnx_fa.benchmark.models import function_of
+    from onnx_fa.iree.alone import compile_alone
+    from onnx_fa.iree.compile import compile_model
+    from onnx_fa.kernels.choose import emit_kernel
+    from onnx_fa.spec.target import parse_target
 
     target = parse_target("cuda")
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def compile_unfused(spec: AttentionSpec, output: Path, target: Any) -> None:
 
     import onnx
 
-    from onnx_fa.benchmark import compile_stock, stock_import
+    from onnx_fa.benchmark.models import compile_stock, stock_import
 
     with tempfile.TemporaryDirectory() as scratch:
         onnx.save(written_model(spec), Path(scratch) / "plain.onnx")
@@ -584,7 +584,7 @@ def report(out: Path) -> None:
     """gpu.md and gpu.png from gpu.csv."""
     from PIL import Image
 
-    from onnx_fa.plot import medians, plot, read_csv
+    from onnx_fa.benchmark.plot import medians, plot, read_csv
 
     path = out / "gpu.csv"
     heads = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]

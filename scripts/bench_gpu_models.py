@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench_gpu import replays
 
-from onnx_fa.backend.run import BUFFERS_KEPT
+from onnx_fa.iree.run import BUFFERS_KEPT
 
 ALLOWED = 2e-3
 ROUNDS = 4
@@ -45,11 +45,11 @@ def build(folder: Path, name: str) -> None:
     import onnx
     import onnxruntime
 
-    from onnx_fa.backend.compile import compile_model
-    from onnx_fa.benchmark import compile_stock, function_of, stock_import
+    from onnx_fa.benchmark.models import compile_stock, function_of, stock_import
+    from onnx_fa.iree.compile import compile_model
     from onnx_fa.models import build as zoo
     from onnx_fa.models.export import export_module
-    from onnx_fa.target import parse_target
+    from onnx_fa.spec.target import parse_target
 
     target, out = parse_target("cuda"), folder / name
     out.mkdir(parents=True, exist_ok=True)

@@ -152,8 +152,8 @@ def write(folder: Path, nodes: int, weight_bytes: int) -> Path:
 
 def measure(path: Path, repeat: int) -> dict[str, Any]:
     """Runs in a process of its own: read, rewrite, save beside the original."""
-    from onnx_fa.io import load, save
-    from onnx_fa.rewriter import rewrite
+    from onnx_fa.forms.rewrite import rewrite
+    from onnx_fa.graph.io import load, save
 
     def peak() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.benchmark import ORT, OURS, STOCK, STOCK_FLAGS, BenchResult, bench, write_results
+from onnx_fa.benchmark.models import ORT, OURS, STOCK, STOCK_FLAGS, BenchResult, bench, write_results
 from onnx_fa.errors import OnnxFaError
+from onnx_fa.iree.compile import compile_model
 from onnx_fa.models.export import ExportError, export_path
-from onnx_fa.target import parse_target
-from onnx_fa.verifier import verify
+from onnx_fa.spec.target import parse_target
+from onnx_fa.verifier.verifier import verify
 
 MODELS = ("bert", "gpt", "llama", "vit")
 EXPORTS = (("dynamo", 18), ("dynamo", 23), ("torchscript", 17))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onnx_fa.models import families
 from onnx_fa.models.family_check import CASES, EXPORTS, Outcome, evaluate_all
-from onnx_fa.table import markdown_table
+from onnx_fa.tables import markdown_table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 PACKAGES = ("torch", "transformers", "onnxscript", "onnxruntime")

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from node_cases import NodeCase, cases, run_compiled, run_rewritten  # noqa: E402
 
-from onnx_fa.rewriter import explain  # noqa: E402
+from onnx_fa.forms.rewrite import explain  # noqa: E402
 
 HEAD = """# Node tests
 

@@ -38,7 +38,7 @@ from attention_block import STYLES, in_block  # noqa: E402
 from spelling_table import Entry, entries  # noqa: E402
 
 from onnx_fa.ort_session import ort_session  # noqa: E402
-from onnx_fa.table import markdown_table  # noqa: E402
+from onnx_fa.tables import markdown_table  # noqa: E402
 
 Answer = tuple[str, str]
 """(answer, detail). Found: an attention op is there, and the result is the same. Left: there is none. Wrong: there is one, and
@@ -141,7 +141,7 @@ def _judge(who: str, label: str, old: onnx.ModelProto, new: onnx.ModelProto, fee
 
 
 def ours(models: Variants) -> Iterator[Answer]:
-    from onnx_fa.rewriter import rewrite
+    from onnx_fa.forms.rewrite import rewrite
 
     for label, (model, feeds) in models.items():
         new, report = rewrite(model)
@@ -313,7 +313,7 @@ def _ask_all(index: int) -> dict[str, Answer]:
 
 def _preload() -> None:
     """Imports what the children need, once; nothing here starts a thread that a fork would lose."""
-    for module in ("onnxruntime.transformers.optimizer", "onnxscript.rewriter.ort_fusions", "onnx_fa.rewriter"):
+    for module in ("onnxruntime.transformers.optimizer", "onnxscript.rewriter.ort_fusions", "onnx_fa.forms.rewrite"):
         importlib.import_module(module)
 
 

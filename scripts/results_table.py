@@ -11,9 +11,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from onnx_fa import attention_sweep
-from onnx_fa.plot import medians, plot, read_csv
-from onnx_fa.table import markdown_table
+from onnx_fa.benchmark import sweep as attention_sweep
+from onnx_fa.benchmark.plot import medians, plot, read_csv
+from onnx_fa.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("benchmarks/attention.csv", "benchmarks/demo/demo.csv")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, then runs every check: ruff, mypy --strict, all tests (arguments go to pytest).
+# Sets up, then runs every check: ruff, the layers of imports, mypy --strict, all tests (arguments go to pytest).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh
@@ -8,6 +8,7 @@ export PATH="$PWD/.venv/bin:$PATH" PYTHONUNBUFFERED=1
 unset PYTHONDONTWRITEBYTECODE
 ruff check .
 ruff format --check .
+python scripts/lint_imports.py
 # mypy has one thread and takes a minute: the tests begin meanwhile.
 said=$(mktemp)
 mypy >"$said" 2>&1 &

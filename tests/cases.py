@@ -1,15 +1,13 @@
-"""The attentions that tests try: those of `onnx_fa.cases`, which feed tuner and benchmarks too, and many small odd ones."""
+"""The attentions that tests try: those of `onnx_fa.spec.cases`, which feed tuner and benchmarks too, and many small odd ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from onnx_fa import cases
-from onnx_fa.accuracy import TOLERANCE
-from onnx_fa.cases import DTYPES, FLOAT_MIN, Case, case, draw_operands
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr
-from onnx_fa.spec import (
+from onnx_fa.spec import cases
+from onnx_fa.spec.accuracy import TOLERANCE
+from onnx_fa.spec.attention import (
     NEG_INF,
     AddMask,
     BoolMask,
@@ -24,6 +22,8 @@ from onnx_fa.spec import (
     Softcap,
     TensorArg,
 )
+from onnx_fa.spec.cases import DTYPES, FLOAT_MIN, Case, case, draw_operands
+from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
 
 __all__ = ["BY_NAME", "CASES", "DTYPES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
 

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 # No runtime that has threads or devices: what is forked must have one thread.
-LOADED = ("onnx_fa.cli", "onnx_fa.rewriter", "onnx_fa.backend.compile", "onnx_fa.backend.importer")
+LOADED = ("onnx_fa.cli.command", "onnx_fa.forms.rewrite", "onnx_fa.iree.compile", "onnx_fa.iree.importer")
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload([*LOADED])
 

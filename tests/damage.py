@@ -27,9 +27,9 @@ from typing import Any
 
 import onnx
 
-from onnx_fa import io
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.rewriter import FORMS, explain, rewrite_in_place
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite_in_place
+from onnx_fa.graph import io
 
 sys.path.insert(0, str(Path(__file__).parent))
 from damage_bases import Base, bases

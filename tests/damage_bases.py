@@ -13,7 +13,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 from spellings import Spelling, build
 
-from onnx_fa.rewriter import rewrite
+from onnx_fa.forms.rewrite import rewrite
 
 
 @dataclass(frozen=True)

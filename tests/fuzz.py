@@ -28,15 +28,15 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from onnx_fa.emit.combine import can_split
-from onnx_fa.emit.few import emit_few, few_queries, tuned_few
-from onnx_fa.emit.few_body import FewConfig
-from onnx_fa.emit.kernel import Body, emit_kernel, kernel_name
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AttentionSpec, Elementwise
-from onnx_fa.target import Target, parse_target
+from onnx_fa.kernels.choose import Body, emit_kernel, kernel_name
+from onnx_fa.kernels.cpu.combine import can_split
+from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
+from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.spec.attention import AttentionSpec, Elementwise
+from onnx_fa.spec.target import Target, parse_target
 from tests.cases import draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch
 from tests.odd_operands import comparable, low, poked, rounded_away

@@ -14,12 +14,12 @@ from typing import Any
 import numpy.typing as npt
 from iree import runtime
 
-from onnx_fa.accuracy import expect
-from onnx_fa.backend.alone import entry_text
-from onnx_fa.cases import packed
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.spec import AttentionSpec
-from onnx_fa.target import Target, parse_target
+from onnx_fa.iree.alone import entry_text
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.spec.accuracy import expect
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.cases import packed
+from onnx_fa.spec.target import Target, parse_target
 
 HOST = parse_target("cpu-host")
 FLAGS = ("--verify=false", "--mlir-disable-threading")

@@ -14,9 +14,9 @@ import onnx
 from onnx.backend.test.runner import Runner
 from ort_run import session
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
-from onnx_fa.rewriter import rewrite
+from onnx_fa.forms.rewrite import rewrite
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
 
 Array = np.ndarray
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.accuracy import TOLERANCE, expect
-from onnx_fa.cases import FLOAT_MIN
-from onnx_fa.emit.skipping import never_empty
-from onnx_fa.reference import (
+from onnx_fa.kernels.plan.skipping import never_empty
+from onnx_fa.spec.accuracy import TOLERANCE, expect
+from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise, inverse, term_tensors
+from onnx_fa.spec.cases import FLOAT_MIN
+from onnx_fa.spec.reference import (
     attention,
     canonical,
     dequantized,
@@ -25,7 +26,6 @@ from onnx_fa.reference import (
     scores,
     statistic,
 )
-from onnx_fa.spec import AddMask, AttentionSpec, Elementwise, inverse, term_tensors
 from tests.cases import draw_operands
 
 Array = npt.NDArray[Any]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ort_run import run, session
 from spellings import Graph
 
-from onnx_fa.rewriter import rewrite
+from onnx_fa.forms.rewrite import rewrite
 
 B, H, S, L, D = 2, 2, 5, 7, 4
 KINDS = {T.INT8: np.int8, T.UINT8: np.uint8, T.INT16: np.int16, T.UINT16: np.uint16, T.INT32: np.int32} | {

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from onnx_fa.cases import FLOAT_MIN, alibi
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr, leaves, substitute
-from onnx_fa.spec import (
+from onnx_fa.spec.attention import (
     GRIDS,
     NEG_INF,
     AddMask,
@@ -30,6 +28,8 @@ from onnx_fa.spec import (
     TensorArg,
     with_shapes,
 )
+from onnx_fa.spec.cases import FLOAT_MIN, alibi
+from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves, substitute
 
 LARGE_HEADS = (80, 96, 128, 160, 192, 256, 320, 512)
 MOST_SCORES = 1 << 19

@@ -15,8 +15,8 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from spellings import Graph
 
-from onnx_fa.expr import words
-from onnx_fa.spec import AttentionSpec, Elementwise, term_tensors
+from onnx_fa.spec.attention import AttentionSpec, Elementwise, term_tensors
+from onnx_fa.spec.expr import words
 
 B, H, S, L, D = 2, 3, 7, 9, 4
 """Batch, heads, queries, keys, head dim: all different, so that mixed up axes show."""

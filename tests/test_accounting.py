@@ -14,8 +14,8 @@ from ort_run import run
 from random_softmax import B, D, H, L, S, graph
 from test_soundness import Site
 
-from onnx_fa.report import RewriteReport
-from onnx_fa.rewriter import explain, rewrite
+from onnx_fa.forms.report import RewriteReport
+from onnx_fa.forms.rewrite import explain, rewrite
 
 GRAPHS = int(os.environ.get("ONNX_FA_GRAPHS", "0")) or 200
 SEED = int(os.environ.get("ONNX_FA_SEED", "0"))

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from onnx_fa.accuracy import TOLERANCE, compare, expect, rows_of
-from onnx_fa.cases import CASES, draw_operands
-from onnx_fa.reference import attention, scores
-from onnx_fa.spec import AttentionSpec, Elementwise, TensorArg
+from onnx_fa.spec.accuracy import TOLERANCE, compare, expect, rows_of
+from onnx_fa.spec.attention import AttentionSpec, Elementwise, TensorArg
+from onnx_fa.spec.cases import CASES, draw_operands
+from onnx_fa.spec.reference import attention, scores
 from tests.cases import BY_NAME, Case
 
 _NAMES = (

@@ -14,16 +14,16 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnx_fa import attention_bench as ab
-from onnx_fa.accuracy import expect
-from onnx_fa.benchmark import ORT, OURS, STOCK, TORCH, Contestant, Worker, package_environment
-from onnx_fa.cases import CASES, Case, case, draw_operands
-from onnx_fa.emit.plain import input_names, plain_model, plain_model_in_halves
+from onnx_fa.benchmark import attention as ab
+from onnx_fa.benchmark.models import ORT, OURS, STOCK, TORCH, Contestant, Worker, package_environment
+from onnx_fa.benchmark.worker_session import Session
 from onnx_fa.errors import RunError, UnsupportedError
-from onnx_fa.rewriter import explain
-from onnx_fa.spec import Causal, TensorArg
-from onnx_fa.target import parse_target
-from onnx_fa.worker_session import Session
+from onnx_fa.forms.plain import input_names, plain_model, plain_model_in_halves
+from onnx_fa.forms.rewrite import explain
+from onnx_fa.spec.accuracy import expect
+from onnx_fa.spec.attention import Causal, TensorArg
+from onnx_fa.spec.cases import CASES, Case, case, draw_operands
+from onnx_fa.spec.target import parse_target
 from tests.cli_process import run_main
 from tests.test_accuracy import small
 
@@ -48,7 +48,7 @@ def test_the_plain_model_means_the_spec(c: Case) -> None:
     (site,) = explain(model).sites
     assert site.spec.tensors or not spec.tensors
     if TORCH_HERE:
-        from onnx_fa.torch_sdpa import torch_attention
+        from onnx_fa.benchmark.torch_sdpa import torch_attention
 
         assert expected.compare(torch_attention(spec, arrays).call().numpy()).problem == ""
 
@@ -101,7 +101,7 @@ def test_a_plain_model_with_a_sink_and_its_limits() -> None:
     ],
 )
 def test_torch_is_called_as_its_users_do(name: str, how: str, tmp_path: Path) -> None:
-    from onnx_fa.torch_sdpa import torch_attention
+    from onnx_fa.benchmark.torch_sdpa import torch_attention
 
     spec = next(c.spec for c in TABLE if c.name == name)
     arrays = dict(zip(input_names(spec), draw_operands(spec, 0), strict=True))
@@ -115,7 +115,7 @@ def test_tanh_is_first_called_on_one_number(monkeypatch: pytest.MonkeyPatch) -> 
     """Its first call is wrong in some processes where torch splits it among threads."""
     import torch
 
-    from onnx_fa.torch_sdpa import torch_attention
+    from onnx_fa.benchmark.torch_sdpa import torch_attention
 
     sizes: list[int] = []
     tanh = torch.tanh
@@ -240,5 +240,5 @@ def test_estimates_grow_with_the_work() -> None:
     ],
 )
 def test_bad_input(args: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    done = run_main("onnx_fa.attention_bench", args, tmp_path)
+    done = run_main("onnx_fa.benchmark.attention", args, tmp_path)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

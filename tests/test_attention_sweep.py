@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from onnx_fa import attention_sweep, plot
-from onnx_fa.attention_bench import CaseResult
-from onnx_fa.benchmark import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH, Contestant
+from onnx_fa.benchmark import plot
+from onnx_fa.benchmark import sweep as attention_sweep
+from onnx_fa.benchmark.attention import CaseResult
+from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH, Contestant
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec import Causal
+from onnx_fa.spec.attention import Causal
 from tests.cli_process import run_main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return run_main("onnx_fa.cli", ("bench", *args), folder, timeout_s=300)
+    return run_main("onnx_fa.cli.command", ("bench", *args), folder, timeout_s=300)
 
 
 @pytest.mark.slow

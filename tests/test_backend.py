@@ -16,8 +16,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_fa.backend import limits
-from onnx_fa.backend.compile import (
+from onnx_fa import processes as limits
+from onnx_fa.errors import CompileError, ModelError, OnnxFaError, RunError
+from onnx_fa.forms.rewrite import rewrite
+from onnx_fa.iree.compile import (
     COMPILER_ENV,
     KEEP_F64,
     MODEL_FLAGS,
@@ -26,14 +28,12 @@ from onnx_fa.backend.compile import (
     iree_compile,
     merge_flags,
 )
-from onnx_fa.backend.importer import import_mlir
-from onnx_fa.backend.inspect import inspect_vmfb, is_score_shape
-from onnx_fa.backend.legalize import legalize
-from onnx_fa.backend.run import benchmark_module, load_module, run_module
-from onnx_fa.errors import CompileError, ModelError, OnnxFaError, RunError
-from onnx_fa.rewriter import rewrite
-from onnx_fa.spec import AttentionSpec
-from onnx_fa.target import parse_target
+from onnx_fa.iree.importer import import_mlir
+from onnx_fa.iree.inspect import inspect_vmfb, is_score_shape
+from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.run import benchmark_module, load_module, run_module
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.target import parse_target
 
 TARGET = parse_target("cpu-host")
 DOUBLE = """module {
@@ -395,7 +395,7 @@ def test_a_failed_model_compile_leaves_only_its_log(tmp_path: Path) -> None:
 
 
 def test_a_stack_beyond_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnx_fa.backend.compile.STACK_BYTES", 1000)
+    monkeypatch.setattr("onnx_fa.iree.compile.STACK_BYTES", 1000)
     with pytest.raises(CompileError, match="bytes of stack"):
         compile_model(_attention(64), tmp_path / "m.vmfb", TARGET)
     assert os.listdir(tmp_path) == []

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from onnx_fa import plot
-from onnx_fa.benchmark import ORT, OURS, STOCK, BenchResult, Contestant, bench
+from onnx_fa.benchmark import plot
+from onnx_fa.benchmark.models import ORT, OURS, STOCK, BenchResult, Contestant, bench
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from tests import tiny
 
 # By import_module, because `onnx_fa.bench` may also be the function of that name.
-bench_module = importlib.import_module("onnx_fa.benchmark")
+bench_module = importlib.import_module("onnx_fa.benchmark.models")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

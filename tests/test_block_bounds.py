@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from onnx_fa.emit.block_bounds import BlockBounds, Range, Truth
-from onnx_fa.expr import K, Q, ScoreExpr
+from onnx_fa.kernels.plan.bounds import BlockBounds, Range, Truth
+from onnx_fa.spec.expr import K, Q, ScoreExpr
 
 MINIMUM, MAXIMUM = -(2**63), 2**63 - 1
 TENSOR: ScoreExpr = ("tensor", 0)

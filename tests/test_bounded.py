@@ -11,11 +11,12 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from onnx_fa import graph_view, normalize
-from onnx_fa.axis_probe import Operand, ProbeError, runner
-from onnx_fa.bounded import infer_followed, result_elements
-from onnx_fa.graph_view import GraphView
-from onnx_fa.rewriter import explain
+from onnx_fa.forms.rewrite import explain
+from onnx_fa.graph import normalise as normalize
+from onnx_fa.graph import view as graph_view
+from onnx_fa.graph.bounded import infer_followed, result_elements
+from onnx_fa.graph.view import GraphView
+from onnx_fa.passes.axis_probe import Operand, ProbeError, runner
 
 HUGE = 1 << 40
 Content = np.ndarray[Any, Any]

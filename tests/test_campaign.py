@@ -12,7 +12,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx_fa.rewriter import rewrite
+from onnx_fa.forms.rewrite import rewrite
 from tests.campaign import check as checks
 from tests.campaign import chunks
 from tests.campaign.draw import draw

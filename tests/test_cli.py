@@ -27,7 +27,7 @@ SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text())
 
 def cli(*args: object, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs the command in `cwd`; the exit code must be `code`, and no traceback may show."""
-    done = run_main("onnx_fa.cli", args, cwd, {**os.environ, "PYTHONPATH": str(ROOT), **env})
+    done = run_main("onnx_fa.cli.command", args, cwd, {**os.environ, "PYTHONPATH": str(ROOT), **env})
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     assert done.returncode == code, f"exit {done.returncode}: {done.stderr}"
     return done
@@ -62,13 +62,13 @@ def test_version_and_help(tmp_path: Path) -> None:
 
 
 def test_no_heavy_imports_at_start(tmp_path: Path) -> None:
-    code = "import sys, onnx_fa.cli; onnx_fa.cli._parser(); print(*sys.modules)"
+    code = "import sys, onnx_fa.cli.command; onnx_fa.cli.command._parser(); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "onnx_fa.cli" in loaded
+    assert "onnx_fa.cli.command" in loaded
     assert not loaded & {"onnx_ir", "onnx", "iree", "torch", "onnxruntime", "matplotlib", "numpy"}
 
 

@@ -19,9 +19,9 @@ from onnx import helper as h
 from spellings import Spelling, build
 
 from onnx_fa.errors import ModelError
-from onnx_fa.graph_view import GraphView
-from onnx_fa.io import load, save
-from onnx_fa.rewriter import explain, rewrite
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.graph.io import load, save
+from onnx_fa.graph.view import GraphView
 
 CASES = 2000
 

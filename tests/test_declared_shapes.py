@@ -13,8 +13,8 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 from ort_run import assert_same, run
 
-from onnx_fa.rewriter import FORMS, Form, explain, rewrite
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.forms.rewrite import FORMS, Form, explain, rewrite
+from onnx_fa.spec.attention import AttentionSpec
 
 Dims = list[int | str]
 SELF = {

@@ -13,8 +13,8 @@ import pytest
 from ort_run import run
 from test_soundness import _feeds
 
+from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.match.types import Call, values_of
-from onnx_fa.rewriter import explain, rewrite
 
 SECONDS = 60
 """What took exponential time is far beyond, and a busy machine is not."""

@@ -14,9 +14,9 @@ from ort_run import TOLERANCE, assert_same, run
 from spellings import Graph
 from spellings_score import DV, MATCH, REFUSE, B, H, Site, feeds
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
-from onnx_fa.rewriter import rewrite
+from onnx_fa.forms.rewrite import rewrite
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
 
 
 class Differential(torch.nn.Module):

@@ -11,18 +11,18 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnx_fa import target as targets
-from onnx_fa.accuracy import BF16_PRODUCT, expect
-from onnx_fa.backend.alone import entry_text
-from onnx_fa.cli import main
-from onnx_fa.emit.dot_body import DotBody
-from onnx_fa.emit.kernel import emit_kernel, kernel_name
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.plain import plain_model
-from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
+from onnx_fa.cli.command import main
 from onnx_fa.errors import TargetError, UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec, Causal, Quantized
-from onnx_fa.target import Target, parse_target
+from onnx_fa.forms.plain import plain_model
+from onnx_fa.iree.alone import entry_text
+from onnx_fa.kernels.choose import emit_kernel, kernel_name
+from onnx_fa.kernels.cpu.bf16_body import DotBody
+from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.spec import target as targets
+from onnx_fa.spec.accuracy import BF16_PRODUCT, expect
+from onnx_fa.spec.attention import AddMask, AttentionSpec, Causal, Quantized
+from onnx_fa.spec.target import Target, parse_target
 from tests import fuzz
 from tests.cases import BY_NAME, draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch, run_iree_compile

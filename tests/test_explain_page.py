@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import tests.tiny as tiny
-from onnx_fa.cli import main
-from onnx_fa.explain_page import page, pictures, size_words
-from onnx_fa.graph_picture import MAX_BOXES, Box, svg
-from onnx_fa.rewriter import explain
-from onnx_fa.words import einsums, sentence
+from onnx_fa.cli.command import main
+from onnx_fa.explainer.graph_picture import MAX_BOXES, Box, svg
+from onnx_fa.explainer.page import page, pictures, size_words
+from onnx_fa.forms.rewrite import explain
+from onnx_fa.spec.words import einsums, sentence
 
 VOID = {"meta", "link", "path", "polyline", "rect", "br"}
 

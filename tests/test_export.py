@@ -11,9 +11,9 @@ import torch
 from ort_run import assert_same, run
 
 import onnx_fa
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
 from onnx_fa.models import build as zoo
 from onnx_fa.models.export import export_onnx
-from onnx_fa.rewriter import FORMS, explain, rewrite
 
 TINY = ("tiny_bert", "tiny_gpt", "tiny_llama", "tiny_vit")
 EXPORTS = (
@@ -69,7 +69,7 @@ def test_export_is_torch_export_then_rewrite(dynamo: bool) -> None:
     q, k, v = (torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
     model, report = onnx_fa.export(Causal(), (q, k, v), dynamo=dynamo, input_names=["q", "k", "v"])
     (site,) = report.sites
-    assert site.spec.masks == (onnx_fa.spec.Causal(0),)
+    assert site.spec.masks == (onnx_fa.spec.attention.Causal(0),)
     have = run(model, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()})
     assert_same([Causal()(q, k, v).numpy()], have)
 

@@ -11,11 +11,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnx_fa.emit import blocked, decomposed
-from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr, compose, evaluate, kind_of, words
-from onnx_fa.reference import attention
-from onnx_fa.spec import AttentionSpec, Causal, Elementwise, Softcap, TensorArg
+from onnx_fa.forms import blocked, decomposed
+from onnx_fa.graph.builder import OnnxBuilder
+from onnx_fa.spec.attention import AttentionSpec, Causal, Elementwise, Softcap, TensorArg
+from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, compose, evaluate, kind_of, words
+from onnx_fa.spec.reference import attention
 
 NEG_INF = ("f", float("-inf"))
 SPEC = AttentionSpec("f32", Hq=4, Hkv=2, Sq=7, Skv=9, D=8, Dv=6, batch=(2,), scale=0.3)

@@ -21,17 +21,16 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 from spellings import Spelling, build
 
-from onnx_fa import crash
-from onnx_fa.backend.compile import import_model, iree_compile
-from onnx_fa.cli import main
+from onnx_fa.cli import crash, main
 from onnx_fa.errors import CompileError, OnnxFaError
 from onnx_fa.files import is_sealed, write_sealed, write_whole
-from onnx_fa.io import load, save
+from onnx_fa.forms.rewrite import rewrite
+from onnx_fa.graph.io import load, save
+from onnx_fa.iree.compile import import_model, iree_compile
 from onnx_fa.printable import printable, printable_lines
-from onnx_fa.rewriter import rewrite
+from onnx_fa.spec.target import parse_target
 from onnx_fa.staging import PREFIX, staging_folder, sweep_stale
-from onnx_fa.table import markdown_table, text_table
-from onnx_fa.target import parse_target
+from onnx_fa.tables import markdown_table, text_table
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,8 +101,8 @@ def test_a_staging_folder_is_taken_by_one_only(tmp_path: Path) -> None:
 _COMPILES = """
 import sys
 from pathlib import Path
-from onnx_fa.backend.compile import import_model, iree_compile
-from onnx_fa.target import parse_target
+from onnx_fa.iree.compile import import_model, iree_compile
+from onnx_fa.spec.target import parse_target
 print("ready", flush=True)
 iree_compile("module {\\n}\\n", Path(sys.argv[1]), parse_target("cpu-host"), timeout_s=60)
 """
@@ -152,7 +151,7 @@ def test_no_compiler_outlives_its_caller(tmp_path: Path, number: int) -> None:
 
 _ASKS = """
 import os, sys
-from onnx_fa.worker_session import Session
+from onnx_fa.benchmark.worker_session import Session
 sys.executable = sys.argv[1]
 print("ready", flush=True)
 with Session(os.environ, 60) as session:
@@ -390,7 +389,7 @@ def test_an_unforeseen_error_is_one_line(
         raise AssertionError(f"never\n{HOSTILE}")
 
     model = tiny.attention(tmp_path / "a.onnx")
-    monkeypatch.setattr("onnx_fa.rewriter.find", broken)
+    monkeypatch.setattr("onnx_fa.forms.rewrite.find", broken)
     assert main(["explain", str(model)]) == 1
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and line.strip().isprintable()

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_fa.backend.alone import module_text
-from onnx_fa.cases import alibi
-from onnx_fa.emit.few import MOST_QUERIES, emit_few, few_queries, few_stack_bytes, tuned_few
-from onnx_fa.emit.few_body import FewConfig
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.vector import STACK_BYTES
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap, TensorArg
-from onnx_fa.target import TARGET_NAMES, parse_target
-from onnx_fa.tuning.database import database_name, read_database
+from onnx_fa.iree.alone import module_text
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.cpu.few import MOST_QUERIES, emit_few, few_queries, few_stack_bytes, tuned_few
+from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.vector import STACK_BYTES
+from onnx_fa.kernels.tiles.database import database_name, read_database
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec.cases import alibi
+from onnx_fa.spec.target import TARGET_NAMES, parse_target
 from tests.cases import BY_NAME, FLOAT_MIN, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
 

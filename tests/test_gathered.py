@@ -11,11 +11,11 @@ import onnx.parser
 import pytest
 from ort_run import assert_same, run
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
-from onnx_fa.rewriter import explain, rewrite
-from onnx_fa.spec import Gathered
-from onnx_fa.target import parse_target
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.attention import Gathered
+from onnx_fa.spec.target import parse_target
 
 B, HKV, G, D, DV, P, PAGE, N = 2, 2, 3, 16, 8, 9, 4, 5
 SIZES = {"B": B, "P": P, "N": N, "R": P * PAGE, "S": N * PAGE}

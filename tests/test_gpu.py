@@ -12,22 +12,22 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnx_fa.accuracy import compare
-from onnx_fa.backend import importer
-from onnx_fa.backend.alone import FUNCTION, module_text
-from onnx_fa.backend.compile import compile_model, find_compiler, import_model, iree_compile
-from onnx_fa.backend.run import load_module, require_device
-from onnx_fa.cases import case
-from onnx_fa.emit import blocked
-from onnx_fa.emit.gpu import GpuConfig, default_config, emit_gpu, problem
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.plain import finished, input_names, operand_values, plain_model
-from onnx_fa.emit.score import narrowest
 from onnx_fa.errors import TargetError, UnsupportedError
-from onnx_fa.spec import AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, Softcap
-from onnx_fa.target import TARGET_NAMES, Target, parse_target
+from onnx_fa.forms import blocked
+from onnx_fa.forms.plain import finished, input_names, operand_values, plain_model
+from onnx_fa.forms.score import narrowest
+from onnx_fa.graph.builder import OnnxBuilder
+from onnx_fa.iree import importer
+from onnx_fa.iree.alone import FUNCTION, module_text
+from onnx_fa.iree.compile import compile_model, find_compiler, import_model, iree_compile
+from onnx_fa.iree.run import load_module, require_device
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.iree_gpu.gpu import GpuConfig, default_config, emit_gpu, problem
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.spec.accuracy import compare
+from onnx_fa.spec.attention import AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, Softcap
+from onnx_fa.spec.cases import case
+from onnx_fa.spec.target import TARGET_NAMES, Target, parse_target
 from tests.cases import BY_NAME, CASES, Case, draw_operands
 from tests.gpu_on_cpu import host_text
 from tests.ort_run import run as run_ort

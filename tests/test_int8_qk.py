@@ -12,14 +12,14 @@ import onnx_ir as ir
 import pytest
 from test_match_ops import run
 
-from onnx_fa import io
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.cli import main
-from onnx_fa.emit.int8_qk import fits, sees_differences_only
-from onnx_fa.emit.plain import input_names, plain_model
-from onnx_fa.reference import attention
-from onnx_fa.rewriter import explain, rewrite
-from onnx_fa.verifier import rewrite_error
+from onnx_fa.cli.command import main
+from onnx_fa.forms.int8_qk import fits, sees_differences_only
+from onnx_fa.forms.plain import input_names, plain_model
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.graph import io
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.spec.reference import attention
+from onnx_fa.verifier.verifier import rewrite_error
 from tests.cases import BY_NAME, draw_operands
 
 Array = npt.NDArray[Any]

@@ -17,10 +17,10 @@ from onnx import numpy_helper as nh
 from ort_run import assert_same, run
 from spellings import Graph, Spelling, build, feeds
 
-from onnx_fa.backend.compile import compile_model
 from onnx_fa.errors import ModelError, OnnxFaError
-from onnx_fa.io import load, save, to_proto
-from onnx_fa.rewriter import explain, rewrite
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.graph.io import load, save, to_proto
+from onnx_fa.iree.compile import compile_model
 
 
 def with_weights() -> onnx.ModelProto:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_fa.backend.compile import iree_compile
-from onnx_fa.backend.run import load_module
 from onnx_fa.errors import CompileError, RunError
+from onnx_fa.iree.compile import iree_compile
+from onnx_fa.iree.run import load_module
 from tests.kernel_harness import HOST
 
 FOLDER = Path(__file__).parent / "iree_bugs"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from onnx_fa import kept_modules
-from onnx_fa.attention_bench import TINY
+from onnx_fa.benchmark import kept_modules
+from onnx_fa.benchmark.attention import TINY
+from onnx_fa.benchmark.kept_modules import KeptModules, Made, elsewhere
 from onnx_fa.errors import CompileError
-from onnx_fa.kept_modules import KeptModules, Made, elsewhere
-from onnx_fa.target import parse_target
+from onnx_fa.spec.target import parse_target
 from tests.test_attention_sweep import ROOT, bench
 
 HOST = parse_target("cpu-host")
@@ -87,7 +87,7 @@ def test_built_here_timed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "        raise m.PackageNotFoundError(name)\n"
         "    return known(name)\n"
         "m.version = version\n"
-        "from onnx_fa.cli import main\n"
+        "from onnx_fa.cli.command import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     (tmp_path / "hidden.py").write_text(code)

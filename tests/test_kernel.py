@@ -8,17 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from onnx_fa.emit.few import emit_few
-from onnx_fa.emit.kernel import emit_kernel, kernel_name
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.vector import emit_vector
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import (
-    GRIDS,
-    AttentionSpec,
-    BoolMask,
-)
-from onnx_fa.target import Target, parse_target
+from onnx_fa.kernels.choose import emit_kernel, kernel_name
+from onnx_fa.kernels.cpu.few import emit_few
+from onnx_fa.kernels.cpu.vector import emit_vector
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.spec.attention import GRIDS, AttentionSpec, BoolMask
+from onnx_fa.spec.target import Target, parse_target
 from tests import fuzz
 from tests.cases import BY_NAME, CASES, Case, select
 from tests.kernel_harness import HOST

@@ -12,21 +12,21 @@ import pytest
 from test_gathered import _PAGED, _feeds, _model
 
 import onnx_fa
-import onnx_fa.backend.alone
-import onnx_fa.backend.run
-from onnx_fa.backend.compile import import_model
-from onnx_fa.backend.kernels import operands_of, plan_kernels
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.plain import input_names, plain_model
-from onnx_fa.reference import attention
-from onnx_fa.spec import AttentionSpec
-from onnx_fa.tuning.tune import cases_of_model
-from onnx_fa.verifier import verify
+import onnx_fa.iree.alone
+import onnx_fa.iree.run
+from onnx_fa.forms.plain import input_names, plain_model
+from onnx_fa.iree.compile import import_model
+from onnx_fa.iree.kernels import operands_of, plan_kernels
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.reference import attention
+from onnx_fa.tuning.command import cases_of_model
+from onnx_fa.verifier.verifier import verify
 from tests.cases import BY_NAME, draw_operands
 from tests.kernel_harness import HOST
 from tests.ort_run import run
 
-EMITTING = {"emit/kernel.py", "backend/importer.py", "backend/transform_spec.py", "tuning/search.py", "tuning/tune.py"}
+EMITTING = {"kernels/choose.py", "iree/importer.py", "iree/stock_road.py", "tuning/search.py", "tuning/command.py"}
 """Those that make a kernel of a spec: the chooser, the one road of whole models, the stock road, whose patterns begin where IREE's
 importer lets them, and the tuner, which tries tiles."""
 
@@ -43,8 +43,8 @@ def test_verify_tries_the_kernels_that_compile_uses(monkeypatch: pytest.MonkeyPa
 
         return call
 
-    monkeypatch.setattr(onnx_fa.backend.alone, "compile_alone", lambda kernel, *_: tried.append(kernel))
-    monkeypatch.setattr(onnx_fa.backend.run, "load_module", load)
+    monkeypatch.setattr(onnx_fa.iree.alone, "compile_alone", lambda kernel, *_: tried.append(kernel))
+    monkeypatch.setattr(onnx_fa.iree.run, "load_module", load)
     model = _model(_PAGED)
     verify(model, HOST, seeds=1, module=tmp_path / "m.vmfb")
     compiled = import_model(model, HOST).kernels

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from onnx_fa.backend.known_shapes import settle_shapes
-from onnx_fa.normalize import infer_shapes
+from onnx_fa.graph.normalise import infer_shapes
+from onnx_fa.iree.legalise.known_shapes import settle_shapes
 
 
 def reshaped(length: int | str) -> ir.Model:

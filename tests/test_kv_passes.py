@@ -11,10 +11,10 @@ from onnx import parser
 from spelling_table import entries
 
 import tests.tiny as tiny
-from onnx_fa.axis_probe import Operand, Part, ProbeError, probe
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kv_passes import Keys, PassReport, count_passes
-from onnx_fa.rewriter import explain, rewrite
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.passes.axis_probe import Operand, Part, ProbeError, probe
+from onnx_fa.passes.kv_passes import Keys, PassReport, count_passes
 
 HEAD = """<ir_version: 10, opset_import: ["": 18]>
 g (float[2,3,7,4] q, float[2,3,12,4] k, float[2,3,12,5] v) => (float[2,3,7,5] o)
@@ -309,7 +309,7 @@ def test_no_exception_leaves_the_count(tmp_path: Path, monkeypatch: pytest.Monke
     def fails(*_: object) -> PassReport:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr("onnx_fa.site_passes.count_passes", fails)
+    monkeypatch.setattr("onnx_fa.forms.site_passes.count_passes", fails)
     (site,) = explain(tiny.attention(tmp_path / "m.onnx"), passes=True).sites
     assert site.passes is not None and site.passes.before is None
     assert "passes not counted: ZeroDivisionError" in site.passes.reason and "\n" not in site.passes.reason

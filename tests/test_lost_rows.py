@@ -10,7 +10,7 @@ from onnx import helper as h
 from ort_run import run
 from test_soundness import B, D, H, L, S, Site, assert_equal, assert_refused
 
-from onnx_fa.rewriter import rewrite
+from onnx_fa.forms.rewrite import rewrite
 
 
 def _by_log_sum_exp(g: Site, score: str) -> str:

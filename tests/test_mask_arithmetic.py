@@ -14,12 +14,12 @@ from ort_run import run, session
 from random_masks import check
 from test_soundness import Site, assert_equal
 
-from onnx_fa.emit.onnx_builder import OnnxBuilder
-from onnx_fa.emit.score import modify
-from onnx_fa.expr import OPS, Kind, ScoreExpr, evaluate, kind_of
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.forms.score import modify
+from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.patterns.index_algebra import FALSE, INT64, TRUE, Algebra, TooComplex, integer
-from onnx_fa.rewriter import explain, rewrite
-from onnx_fa.spec import AttentionSpec, ElementType, Elementwise, TensorArg
+from onnx_fa.spec.attention import AttentionSpec, ElementType, Elementwise, TensorArg
+from onnx_fa.spec.expr import OPS, Kind, ScoreExpr, evaluate, kind_of
 
 S, L = 6, 8
 NARROW = {"uint8": T.UINT8, "int8": T.INT8, "uint16": T.UINT16, "int16": T.INT16, "uint32": T.UINT32}

@@ -15,8 +15,8 @@ from onnx import helper as h
 from ort_run import TOLERANCE, assert_same, run
 from spellings import GUARD, KT, MASK, PV, REPEAT, SCALE, SOFTMAX, Graph, Spelling, build, feeds
 
-from onnx_fa.rewriter import FORMS, explain, rewrite
-from onnx_fa.spec import AddMask, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
+from onnx_fa.spec.attention import AddMask, BoolMask, Causal, SlidingWindow, Softcap
 
 LARGE_SCORE_TOLERANCE = 2e-4
 """The same with scores up to several thousand: an ulp of such a score is 2e-4, and exp turns it into a relative error."""

@@ -10,10 +10,10 @@ from ort_run import assert_same, run
 from spellings_layout import MATCH, REFUSE, REPEATS, TILED, B, H, feeds
 from test_match import check
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
-from onnx_fa.rewriter import explain, rewrite
-from onnx_fa.target import parse_target
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import parse_target
 
 
 @pytest.mark.parametrize("name", MATCH)

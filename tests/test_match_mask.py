@@ -9,8 +9,8 @@ from ort_run import TOLERANCE, assert_same, run
 from spellings_mask import MATCHED, REFUSED, WIDE, B, Mask, describe, feeds, is_wide
 from test_match import LARGE_SCORE_TOLERANCE
 
-from onnx_fa.rewriter import FORMS, explain, rewrite
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
+from onnx_fa.spec.attention import AttentionSpec
 
 
 def only_spec(model: onnx.ModelProto) -> AttentionSpec:

@@ -16,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 from ort_run import TOLERANCE, assert_same, run
 
-from onnx_fa.expr import words
-from onnx_fa.rewriter import FORMS, Form, explain, rewrite
-from onnx_fa.spec import Causal, Elementwise, SlidingWindow, Softcap
+from onnx_fa.forms.rewrite import FORMS, Form, explain, rewrite
+from onnx_fa.spec.attention import Causal, Elementwise, SlidingWindow, Softcap
+from onnx_fa.spec.expr import words
 
 Feeds = dict[str, np.ndarray]
 

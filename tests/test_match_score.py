@@ -13,8 +13,8 @@ from ort_run import TOLERANCE, assert_same, run
 from spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, H, Site, feeds, more_robust
 from test_match import LARGE_SCORE_TOLERANCE
 
-from onnx_fa.rewriter import FORMS, explain, rewrite
-from onnx_fa.spec import AddMask, Softcap
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
+from onnx_fa.spec.attention import AddMask, Softcap
 
 ALL = MATCH | more_robust
 

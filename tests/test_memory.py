@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from spellings import Spelling, build
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import run_module
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import run_module
 
 
 @pytest.mark.slow

@@ -13,18 +13,18 @@ import pytest
 from onnx import numpy_helper, parser
 from ort_run import session
 
-from onnx_fa.emit.few import emit_few
-from onnx_fa.emit.few_body import FewConfig
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.plain import plain_model
-from onnx_fa.emit.triton.config import TritonConfig
-from onnx_fa.emit.triton.source import AttentionSource
-from onnx_fa.emit.vector import VectorConfig, emit_vector
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.reference import attention
-from onnx_fa.rewriter import Form, explain, rewrite
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Rounding, TensorArg
-from onnx_fa.target import parse_target
+from onnx_fa.forms.plain import plain_model
+from onnx_fa.forms.rewrite import Form, explain, rewrite
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.cpu.few import emit_few
+from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.source import AttentionSource
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Rounding, TensorArg
+from onnx_fa.spec.reference import attention
+from onnx_fa.spec.target import parse_target
 from tests import fuzz
 from tests.cases import FLOAT_MIN, draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch

@@ -11,7 +11,7 @@ from ort_run import assert_same, run
 from spellings import Graph, Spelling, build, feeds
 
 from onnx_fa.errors import ModelError
-from onnx_fa.rewriter import FORMS, Form, explain, rewrite
+from onnx_fa.forms.rewrite import FORMS, Form, explain, rewrite
 
 B, H, S, D = 2, 4, 5, 8
 HIDDEN = H * D

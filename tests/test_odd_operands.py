@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_fa.reference import attention, statistic
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, EmptyRow, Rounding, TensorArg
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, EmptyRow, Rounding, TensorArg
+from onnx_fa.spec.reference import attention, statistic
 from tests.cases import FLOAT_MIN, draw_operands
 from tests.kernel_harness import mismatch
 from tests.odd_operands import comparable, rounded_away

@@ -16,12 +16,12 @@ from test_soundness import Site
 
 import onnx_fa
 from onnx_fa.errors import ModelError
-from onnx_fa.ops import op_of
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.graph.ops import op_of
 from onnx_fa.patterns import __file__ as patterns
-from onnx_fa.rewriter import explain, rewrite
 
 SOURCES = sorted(p for f in (onnx_fa.__file__, patterns) for p in Path(str(f)).parent.rglob("*.py"))
-HELPER = Path(str(onnx_fa.__file__)).parent / "ops.py"
+HELPER = Path(str(onnx_fa.__file__)).parent / "graph" / "ops.py"
 
 
 def test_a_foreign_op_is_not_the_standard_one_of_that_name() -> None:

@@ -12,10 +12,10 @@ import onnx_ir as ir
 import pytest
 from quantised_graphs import PLACES, Drawn, build, feeds
 
-from onnx_fa.comparisons import Check
-from onnx_fa.output_checks import AT_FAULT, TIES, OutputChecks, Results, SiteOutput
-from onnx_fa.rewriter import rewrite_in_place
-from onnx_fa.runners import OptimisedRunner, Runner
+from onnx_fa.forms.rewrite import rewrite_in_place
+from onnx_fa.verifier.comparisons import Check
+from onnx_fa.verifier.output_checks import AT_FAULT, TIES, OutputChecks, Results, SiteOutput
+from onnx_fa.verifier.runners import OptimisedRunner, Runner
 
 ALLOWED = 1e-4
 Change = Callable[[dict[str, Any]], dict[str, Any]]

@@ -30,11 +30,11 @@ def test_wheel_holds_the_package_and_nothing_at_the_top(wheel: Path) -> None:
         "py.typed",
         "patterns/softmax.py",
         "models/build.py",
-        "tuning/data/cpu-avx512.json",
-        "backend/compile.py",
+        "kernels/tiles/data/cpu-avx512.json",
+        "iree/compile.py",
         "models/zoo.toml",
         "models/zoo-baseline.json",
-        "pages/base.html",
+        "explainer/pages/base.html",
     ):
         assert f"onnx_fa/{need}" in names
 
@@ -48,7 +48,7 @@ def test_installed_command_works_from_any_folder(wheel: Path, tmp_path: Path) ->
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)]
     subprocess.run(install, check=True, timeout=300)
     (site / "dependencies.pth").write_text(f"{own}\n")
-    code = "import onnx_fa, onnx_fa.patterns, onnx_fa.cli; print(onnx_fa.__file__); print(onnx_fa.patterns.__file__)"
+    code = "import onnx_fa, onnx_fa.patterns, onnx_fa.cli.command; print(onnx_fa.__file__); print(onnx_fa.patterns.__file__)"
     python = home / "bin" / "python"
     done = subprocess.run([python, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail  # type: ignore[imp
 from ort_run import run
 from quantised_graphs import PLACES, Drawn, build, draw, feeds
 
-from onnx_fa.rewriter import FORMS, Form, rewrite
+from onnx_fa.forms.rewrite import FORMS, Form, rewrite
 
 GRAPHS = 24
 CHOSEN = {

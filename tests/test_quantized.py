@@ -17,17 +17,17 @@ from onnx.reference import ReferenceEvaluator
 from spellings_ops import OUT, QKV, SCALE, Input, model, plain
 from test_match_ops import run
 
-from onnx_fa import io
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.importer import settle_kernels
-from onnx_fa.backend.legalize import legalize
-from onnx_fa.backend.transform_spec import spec_for_model
-from onnx_fa.emit.plain import input_names, plain_model
-from onnx_fa.emit.vector import emit_vector
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.reference import attention
-from onnx_fa.rewriter import explain, rewrite, rewrite_in_place
-from onnx_fa.spec import AttentionSpec, Quantized
+from onnx_fa.forms.plain import input_names, plain_model
+from onnx_fa.forms.rewrite import explain, rewrite, rewrite_in_place
+from onnx_fa.graph import io
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.importer import settle_kernels
+from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.stock_road import spec_for_model
+from onnx_fa.kernels.cpu.vector import emit_vector
+from onnx_fa.spec.attention import AttentionSpec, Quantized
+from onnx_fa.spec.reference import attention
 from tests import fuzz
 from tests.cases import BY_NAME, Case, draw_operands, select
 from tests.kernel_harness import HOST, Kernels, mismatch

@@ -29,7 +29,7 @@ from ort_run import session
 from spelling_table import AXES, Entry, entries, of_spelling
 from spellings import Spelling
 
-from onnx_fa.rewriter import Form, rewrite
+from onnx_fa.forms.rewrite import Form, rewrite
 
 GRAPHS = int(os.environ.get("ONNX_FA_GRAPHS", "0"))
 SEED = int(os.environ.get("ONNX_FA_SEED", "0"))

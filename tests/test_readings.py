@@ -7,7 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx_fa.rewriter import rewrite
+from onnx_fa.forms.rewrite import rewrite
 from tests.campaign.draw import draw
 from tests.campaign.inputs import Engine, Inputs
 from tests.campaign.noise import distance

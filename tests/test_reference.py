@@ -12,8 +12,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnx_fa.reference import attention
-from onnx_fa.spec import (
+from onnx_fa.spec.attention import (
     GRIDS,
     NEG_INF,
     AddMask,
@@ -25,6 +24,7 @@ from onnx_fa.spec import (
     Softcap,
     with_shapes,
 )
+from onnx_fa.spec.reference import attention
 from tests.cases import CASES, Case, draw_operands
 
 _SMALL = [c for c in CASES if not c.tags & {"bench", "head_dim"} and not c.spec.quantized and c.spec.gathered is None]

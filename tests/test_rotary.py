@@ -12,9 +12,9 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from ort_run import run
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
 from onnx_fa.errors import ModelError
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
 
 HEADS, LENGTH, WIDTH, ROWS = 3, 5, 16, 32
 Feeds = dict[str, np.ndarray]

@@ -17,16 +17,16 @@ from onnx import helper as h
 from spellings_ops import OUT, QKV, SCALE, model, plain
 from test_match_ops import run
 
-from onnx_fa.accuracy import expect
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.plain import input_names, plain_model
-from onnx_fa.emit.vector import emit_vector
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.reference import attention
-from onnx_fa.rewriter import explain, rewrite
-from onnx_fa.spec import AttentionSpec, Rounding
-from onnx_fa.target import parse_target
-from onnx_fa.ties import slack
+from onnx_fa.forms.plain import input_names, plain_model
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.cpu.vector import emit_vector
+from onnx_fa.spec.accuracy import expect
+from onnx_fa.spec.attention import AttentionSpec, Rounding
+from onnx_fa.spec.reference import attention
+from onnx_fa.spec.rounding_bounds import slack
+from onnx_fa.spec.target import parse_target
 from tests.cases import BY_NAME, Case, draw_operands, select
 from tests.kernel_harness import HOST
 

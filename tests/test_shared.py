@@ -13,12 +13,12 @@ from onnx import TensorProto as T
 from ort_run import assert_same, run
 from spellings_score import Site, feeds
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
-from onnx_fa.cases import FLOAT_MIN
-from onnx_fa.rewriter import FORMS, explain, rewrite
-from onnx_fa.spec import AddMask
-from onnx_fa.target import parse_target
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.attention import AddMask
+from onnx_fa.spec.cases import FLOAT_MIN
+from onnx_fa.spec.target import parse_target
 
 B, H, SQ, SKV, D, DV = 2, 3, 5, 7, 8, 6
 ROWS = [B, H, SQ]

@@ -12,10 +12,10 @@ from onnx import TensorProto as T
 from ort_run import TOLERANCE, assert_same, run
 from spellings_layout import B, D, E, H, Layout, N, S, feeds, qkv
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
-from onnx_fa.rewriter import explain, rewrite
-from onnx_fa.target import parse_target
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import parse_target
 
 Outputs = dict[str, tuple[list[int | str], int]]
 WHOLE: list[int | str] = [B, H, S, N]

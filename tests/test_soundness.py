@@ -12,8 +12,8 @@ from onnx import helper as h
 from ort_run import assert_same, run
 from spellings import Graph
 
-from onnx_fa.rewriter import Form, explain, rewrite
-from onnx_fa.spec import Causal
+from onnx_fa.forms.rewrite import Form, explain, rewrite
+from onnx_fa.spec.attention import Causal
 
 B, H, S, L, D = 2, 3, 6, 8, 4
 LOWEST = float(np.finfo(np.float32).min)

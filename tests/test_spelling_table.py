@@ -7,7 +7,7 @@ import pytest
 from spelling_table import Entry, entries
 from test_random_attention import Case, check
 
-from onnx_fa.rewriter import FORMS, rewrite
+from onnx_fa.forms.rewrite import FORMS, rewrite
 
 ROWS = entries()
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.emit.combine import splits_of
-from onnx_fa.emit.few import emit_few
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.plain import plain_model
-from onnx_fa.emit.vector import VectorConfig, emit_vector
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, TensorArg
+from onnx_fa.forms.plain import plain_model
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.cpu.combine import splits_of
+from onnx_fa.kernels.cpu.few import emit_few
+from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, TensorArg
 from tests import fuzz
 from tests.cases import FLOAT_MIN, draw_operands
 from tests.kernel_harness import HOST, Kernels, mismatch

@@ -20,14 +20,14 @@ from iree.compiler.tools.import_onnx.__main__ import main as import_main
 from iree.compiler.tools.import_onnx.__main__ import parse_arguments
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_fa.backend.transform_spec import SpecSite, emit_transform_spec, spec_flags, spec_for_model
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.io import load, to_proto
-from onnx_fa.rewriter import rewrite_in_place
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
-from onnx_fa.target import Target, parse_target
+from onnx_fa.forms.rewrite import rewrite_in_place
+from onnx_fa.graph.io import load, to_proto
+from onnx_fa.iree.stock_road import SpecSite, emit_transform_spec, spec_flags, spec_for_model
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.spec.target import Target, parse_target
 
 TARGET = parse_target("cpu-host")
 LIMITS = "ulimit -v 8000000; exec timeout 120 "

@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from ort_run import run
 
-from onnx_fa.graph_view import GraphView
-from onnx_fa.io import load
+from onnx_fa.graph.io import load
+from onnx_fa.graph.view import GraphView
 
 
 def view_of(

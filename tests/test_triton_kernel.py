@@ -15,26 +15,26 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnx_fa.backend.alone import module_text
-from onnx_fa.backend.compile import compile_model, iree_compile
-from onnx_fa.backend.inspect import inspect_phases
-from onnx_fa.benchmark import stock_import
-from onnx_fa.cases import case, document, prefix
-from onnx_fa.cli import main
-from onnx_fa.emit import triton
-from onnx_fa.emit.fold import fold_queries
-from onnx_fa.emit.kernel import emit_kernel, kernel_name
-from onnx_fa.emit.plain import plain_model
-from onnx_fa.emit.triton import ptx
-from onnx_fa.emit.triton.config import TritonConfig
-from onnx_fa.emit.triton.module import program_of
-from onnx_fa.emit.triton.overlapped import can_overlap
-from onnx_fa.emit.triton.source import AttentionSource
-from onnx_fa.emit.triton.specialised import can_specialise
-from onnx_fa.emit.triton.tiles import default_config, smaller, splits, tf32_tiles, tuned
+from onnx_fa.benchmark.models import stock_import
+from onnx_fa.cli.command import main
 from onnx_fa.errors import TargetError, UnsupportedError
-from onnx_fa.spec import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap, TensorArg
-from onnx_fa.target import parse_target
+from onnx_fa.forms.plain import plain_model
+from onnx_fa.iree.alone import module_text
+from onnx_fa.iree.compile import compile_model, iree_compile
+from onnx_fa.iree.inspect import inspect_phases
+from onnx_fa.kernels import triton
+from onnx_fa.kernels.choose import emit_kernel, kernel_name
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton import ptx
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.module import program_of
+from onnx_fa.kernels.triton.overlapped import can_overlap
+from onnx_fa.kernels.triton.source import AttentionSource
+from onnx_fa.kernels.triton.specialised import can_specialise
+from onnx_fa.kernels.triton.tiles import default_config, smaller, splits, tf32_tiles, tuned
+from onnx_fa.spec.attention import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec.cases import case, document, prefix
+from onnx_fa.spec.target import parse_target
 from tests.cases import BY_NAME, CASES
 
 ROOT = Path(__file__).parent.parent

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from onnx_fa.accuracy import expect
-from onnx_fa.cases import case, draw_operands
-from onnx_fa.emit.kernel_text import Kernel
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec import AttentionSpec, Causal
-from onnx_fa.target import Target, parse_target
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.tiles.database import Tiles, database_name, parse
+from onnx_fa.spec.accuracy import expect
+from onnx_fa.spec.attention import AttentionSpec, Causal
+from onnx_fa.spec.cases import case, draw_operands
+from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tuning import search
-from onnx_fa.tuning.database import Tiles, database_name, parse
+from onnx_fa.tuning.command import tune
 from onnx_fa.tuning.search import Journal, Search, Settings, journal_head
 from onnx_fa.tuning.spaces import space
-from onnx_fa.tuning.tune import tune
 from tests import tiny
 from tests.cli_process import run_main
 
@@ -34,7 +34,7 @@ TINY = case("tiny", batch=(1,), Hq=1, Hkv=1, Sq=40, Skv=33, D=8, Dv=8, masks=(Ca
 
 
 def cli(*args: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = run_main("onnx_fa.cli", ("tune", *args), cwd, timeout_s=240)
+    done = run_main("onnx_fa.cli.command", ("tune", *args), cwd, timeout_s=240)
     assert done.returncode == code, done.stderr
     return done
 

@@ -12,21 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_fa.backend.limits import Limits
-from onnx_fa.backend.run import Gpu, Samples
-from onnx_fa.cases import case
-from onnx_fa.emit.fold import fold_queries
-from onnx_fa.emit.triton.config import ARCHITECTURES, SHARED_BYTES, TritonConfig, code_for
-from onnx_fa.emit.triton.tiles import can_run, config_of, fitting, tuned
 from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
-from onnx_fa.reference import attention
-from onnx_fa.spec import AttentionSpec, Causal
-from onnx_fa.target import parse_target
-from onnx_fa.tuning import search, tune
-from onnx_fa.tuning.database import FOLDER_ENV, Choice, Database, Entry, family, parse
+from onnx_fa.iree.run import Gpu, Samples
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry, family, parse
+from onnx_fa.kernels.triton.config import ARCHITECTURES, SHARED_BYTES, TritonConfig, code_for
+from onnx_fa.kernels.triton.tiles import can_run, config_of, fitting, tuned
+from onnx_fa.processes import Limits
+from onnx_fa.spec.attention import AttentionSpec, Causal
+from onnx_fa.spec.cases import case
+from onnx_fa.spec.reference import attention
+from onnx_fa.spec.target import parse_target
+from onnx_fa.tuning import command as tune
+from onnx_fa.tuning import search
+from onnx_fa.tuning.command import table_cases
 from onnx_fa.tuning.search import Settings, launches
 from onnx_fa.tuning.spaces import space
-from onnx_fa.tuning.tune import table_cases
 
 CUDA = parse_target("cuda")
 HOPPER = Gpu("a GPU", 90)

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.triton.config import TritonConfig
-from onnx_fa.emit.triton.tiles import WORKGROUPS
-from onnx_fa.emit.vector import VectorConfig, tuned
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
-from onnx_fa.target import TARGET_NAMES, parse_target
-from onnx_fa.tuning.database import (
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.cpu.vector import VectorConfig, tuned
+from onnx_fa.kernels.tiles.database import (
     FOLDER_ENV,
     Choice,
     Database,
@@ -30,6 +26,10 @@ from onnx_fa.tuning.database import (
     pick,
     read_database,
 )
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.tiles import WORKGROUPS
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
+from onnx_fa.spec.target import TARGET_NAMES, parse_target
 
 FILES = sorted(package_path("x").parent.glob("*.json"))
 AVX512 = parse_target("cpu-avx512")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from onnx_fa.backend.alone import entry_text
-from onnx_fa.emit.kernel import emit_kernel
+from onnx_fa.iree.alone import entry_text
+from onnx_fa.kernels.choose import emit_kernel
 from tests import variant_table
 from tests.cases import BY_NAME, select
 from tests.kernel_harness import HOST

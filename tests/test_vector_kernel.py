@@ -17,15 +17,15 @@ from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser, pattern_for_opts
 
-from onnx_fa.backend.alone import entry_text as entry
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tuned
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.expr import SCORE, K, Q, ScoreExpr
-from onnx_fa.reference import attention
-from onnx_fa.spec import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, TensorArg
-from onnx_fa.target import TARGET_NAMES, Target, parse_target
-from onnx_fa.tuning.database import database_name, read_database
+from onnx_fa.iree.alone import entry_text as entry
+from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tuned
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.tiles.database import database_name, read_database
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, TensorArg
+from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.spec.reference import attention
+from onnx_fa.spec.target import TARGET_NAMES, Target, parse_target
 from tests.cases import BY_NAME, CAUSAL, DISTANCE, FLOAT_MIN, T0, Case, added, draw_operands, select, term, where
 from tests.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
 

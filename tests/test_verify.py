@@ -14,18 +14,18 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, numpy_helper
 
-import onnx_fa.backend.run
-import onnx_fa.emit.kernel
-from onnx_fa import io
-from onnx_fa.cli import main
+import onnx_fa.iree.run
+import onnx_fa.kernels.choose
+from onnx_fa.cli.command import main
 from onnx_fa.errors import MismatchError, ModelError, RunError
-from onnx_fa.inputs import input_shapes, random_inputs, symbols
-from onnx_fa.rewriter import rewrite_in_place
-from onnx_fa.verifier import VerifyReport, _narrowest, norm_error, verify
+from onnx_fa.forms.rewrite import rewrite_in_place
+from onnx_fa.graph import io
+from onnx_fa.verifier.inputs import input_shapes, random_inputs, symbols
+from onnx_fa.verifier.verifier import VerifyReport, _narrowest, norm_error, verify
 from tests import tiny
 
 # By import_module, because `onnx_fa.verify` may also be the function of that name.
-verify_module = importlib.import_module("onnx_fa.verifier")
+verify_module = importlib.import_module("onnx_fa.verifier.verifier")
 
 
 def kinds(report: VerifyReport) -> set[str]:
@@ -84,13 +84,13 @@ def test_kinds_of_model(tmp_path: Path) -> None:
 def test_sees_a_wrong_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = onnx_fa.backend.run.load_module
+    right = onnx_fa.iree.run.load_module
 
     def wrong(*args: Any) -> Any:
         call = right(*args)
         return lambda *arrays: [out * np.float32(1.001) for out in call(*arrays)]
 
-    monkeypatch.setattr(onnx_fa.backend.run, "load_module", wrong)
+    monkeypatch.setattr(onnx_fa.iree.run, "load_module", wrong)
     path = tiny.attention(tmp_path / "a.onnx")
     report = verify(path, seeds=1)
     bad = {c.what for c in report.checks if c.ok is False}
@@ -105,7 +105,7 @@ def test_sees_a_wrong_module(
 @pytest.mark.parametrize(("lossy", "share"), [("tf32", 2.0**-10), ("tf32", 2.0**-5), ("", 2.0**-10)])
 def test_tf32_has_a_row_of_its_own(lossy: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands that lose so large a share of themselves pass where tf32 was asked for, if it is no more than tf32 loses."""
-    right, emit = onnx_fa.backend.run.load_module, onnx_fa.emit.kernel.emit_kernel
+    right, emit = onnx_fa.iree.run.load_module, onnx_fa.kernels.choose.emit_kernel
 
     def coarse(*args: Any) -> Any:
         call = right(*args)
@@ -116,8 +116,8 @@ def test_tf32_has_a_row_of_its_own(lossy: str, share: float, tmp_path: Path, mon
 
         return lambda *arrays: call(*map(cut, arrays))
 
-    monkeypatch.setattr(onnx_fa.backend.run, "load_module", coarse)
-    importer = importlib.import_module("onnx_fa.backend.importer")
+    monkeypatch.setattr(onnx_fa.iree.run, "load_module", coarse)
+    importer = importlib.import_module("onnx_fa.iree.importer")
     monkeypatch.setattr(importer, "emit_kernel", lambda *a, **k: dataclasses.replace(emit(*a, **k), lossy=lossy))
     report = verify(tiny.attention(tmp_path / "a.onnx", s=37, mask=False), seeds=1)
     bad = {c.what for c in report.checks if c.ok is False and c.inputs.startswith("seed")}
@@ -127,7 +127,7 @@ def test_tf32_has_a_row_of_its_own(lossy: str, share: float, tmp_path: Path, mon
 
 
 def test_sees_nan_at_other_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = onnx_fa.backend.run.load_module
+    right = onnx_fa.iree.run.load_module
 
     def wrong(*args: Any) -> Any:
         def call(*arrays: Any) -> list[Any]:
@@ -138,7 +138,7 @@ def test_sees_nan_at_other_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         return call
 
-    monkeypatch.setattr(onnx_fa.backend.run, "load_module", wrong)
+    monkeypatch.setattr(onnx_fa.iree.run, "load_module", wrong)
     report = verify(tiny.attention(tmp_path / "a.onnx", mask=False), seeds=1)
     with pytest.raises(MismatchError, match="NaN"):
         report.check()
@@ -190,7 +190,7 @@ def test_inputs_are_seeded_and_share_dims(tmp_path: Path) -> None:
 
 
 def test_failing_run_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = onnx_fa.backend.run.load_module
+    right = onnx_fa.iree.run.load_module
 
     def wrong(vmfb: Path, *args: Any) -> Any:
         def call(*arrays: Any) -> list[Any]:
@@ -198,7 +198,7 @@ def test_failing_run_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         return call if vmfb.name == "model.vmfb" else right(vmfb, *args)
 
-    monkeypatch.setattr(onnx_fa.backend.run, "load_module", wrong)
+    monkeypatch.setattr(onnx_fa.iree.run, "load_module", wrong)
     report = verify(tiny.attention(tmp_path / "a.onnx", mask=False), seeds=1)
     assert {c.what: c.note for c in report.checks if c.ok is False} == {"IREE: run": "device lost"}
     with pytest.raises(MismatchError, match="device lost"):

@@ -13,14 +13,14 @@ from onnx import TensorProto as T
 from ort_run import TOLERANCE, assert_same, run
 from spellings_layout import B, D, E, H, Layout, N, S, feeds, qkv
 
-from onnx_fa.backend.compile import compile_model
-from onnx_fa.backend.run import load_module
-from onnx_fa.cases import draw_operands
-from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.rewriter import explain, rewrite
-from onnx_fa.spec import AttentionSpec, BoolMask, Causal, TensorArg
-from onnx_fa.target import parse_target
+from onnx_fa.forms.rewrite import explain, rewrite
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.spec.attention import AttentionSpec, BoolMask, Causal, TensorArg
+from onnx_fa.spec.cases import draw_operands
+from onnx_fa.spec.target import parse_target
 
 LARGE_SCORE_TOLERANCE = 2e-4
 

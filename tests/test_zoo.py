@@ -20,15 +20,15 @@ import pytest
 import onnx_fa.models.export as exporting
 import onnx_fa.zoo.run as running
 import tests.tiny as tiny
-from onnx_fa.backend import importer
-from onnx_fa.cli import main
-from onnx_fa.emit import decomposed
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.score import modify
+from onnx_fa.cli.command import main
 from onnx_fa.errors import OnnxFaError, UnsupportedError
+from onnx_fa.forms import decomposed
+from onnx_fa.forms.score import modify
+from onnx_fa.iree import importer
+from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.models.families import FAMILIES
 from onnx_fa.models.variants import VARIANTS
-from onnx_fa.target import parse_target
+from onnx_fa.spec.target import parse_target
 from onnx_fa.zoo import compare as comparing
 from onnx_fa.zoo.entries import Entry, chosen, default_file, key, load
 from onnx_fa.zoo.report import junit, markdown, row, sparkline, write_reports

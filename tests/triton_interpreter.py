@@ -17,12 +17,12 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
-from onnx_fa.accuracy import compare
-from onnx_fa.emit.fold import fold_queries
-from onnx_fa.emit.triton.config import TritonConfig
-from onnx_fa.emit.triton.ptx import load_function
-from onnx_fa.emit.triton.source import AttentionSource, Program, combine_program, combines_itself
-from onnx_fa.spec import AttentionSpec
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.ptx import load_function
+from onnx_fa.kernels.triton.source import AttentionSource, Program, combine_program, combines_itself
+from onnx_fa.spec.accuracy import compare
+from onnx_fa.spec.attention import AttentionSpec
 from tests.cases import BY_NAME, draw_operands
 
 TYPES = {"f32": torch.float32, "f16": torch.float16}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onnx_fa.emit.kernel import emit_kernel
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.target import parse_target
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.spec.target import parse_target
 from tests.cases import BY_NAME
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "variants.md"

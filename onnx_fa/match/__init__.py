@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import DTYPES, GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY, build_match
 from onnx_fa.match.low_scores import check_whole_rows
+from onnx_fa.match.misses import Miss
 from onnx_fa.match.nans import check_nan
 from onnx_fa.match.operands import (
     Site,
@@ -24,8 +26,8 @@ from onnx_fa.match.operands import (
     placed_steps,
     plan_site,
 )
-from onnx_fa.match.shared import merged, with_probabilities, with_statistics
-from onnx_fa.match.sums import summed
+from onnx_fa.match.several_outputs import merged, with_probabilities, with_statistics
+from onnx_fa.match.summed_products import summed
 from onnx_fa.match.types import (
     AddTerm,
     After,
@@ -71,9 +73,7 @@ from onnx_fa.match.walk import (
     walk_tail,
 )
 from onnx_fa.match.wraps import of_type
-from onnx_fa.ops import op_of
-from onnx_fa.report import Miss
-from onnx_fa.spec import never_empty
+from onnx_fa.spec.attention import never_empty
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
-from onnx_fa.graph_view import DTYPES, Array, GraphView
+from onnx_fa.graph.view import DTYPES, Array, GraphView
 from onnx_fa.match.types import (
     AddTerm,
     Call,
@@ -32,7 +31,7 @@ from onnx_fa.match.types import (
     Step,
     Term,
 )
-from onnx_fa.spec import (
+from onnx_fa.spec.attention import (
     AddMask,
     AttentionSpec,
     BoolMask,
@@ -48,6 +47,7 @@ from onnx_fa.spec import (
     TensorArg,
     term_tensors,
 )
+from onnx_fa.spec.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
 
 
 def build_match(

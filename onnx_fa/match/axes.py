@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from onnx_fa.match.types import Call, Const, Expr, NoMatch
-from onnx_fa.spec import Dim
+from onnx_fa.spec.attention import Dim
 
 
 class Sized(Protocol):

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.expr import SCORE, ScoreExpr, leaves
-from onnx_fa.graph_view import Array, GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import Array, GraphView
 from onnx_fa.match.types import Call, Const, Expr, NoMatch
-from onnx_fa.ops import op_of
-from onnx_fa.spec import (
+from onnx_fa.spec.attention import (
     LOWEST_STAT,
     AddMask,
     AttentionSpec,
@@ -28,6 +27,7 @@ from onnx_fa.spec import (
     TensorArg,
     term_tensors,
 )
+from onnx_fa.spec.expr import SCORE, ScoreExpr, leaves
 
 LOWEST = -3.4028234663852886e38
 _VANISHES = 1e30

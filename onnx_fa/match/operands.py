@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView, axes_of
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.symbolic import known, placed_axes
+from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match.axes import (
     Atom,
     Axis,
@@ -39,9 +41,7 @@ from onnx_fa.match.types import (
     Step,
     Weighting,
 )
-from onnx_fa.ops import op_of
-from onnx_fa.spec import Dim
-from onnx_fa.symbolic import known, placed_axes
+from onnx_fa.spec.attention import Dim
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
-from onnx_fa.ops import op_of
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
 
 _SHOWING = frozenset(
     "Identity Cast Transpose Reshape Squeeze Unsqueeze Flatten Concat Slice Gather Split ReduceMean ReduceSum ReduceMax".split()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import onnx_ir as ir
 
-from onnx_fa.expr import ScoreExpr
-from onnx_fa.graph_view import Array, GraphView
-from onnx_fa.spec import AttentionSpec, Dim, DType, MaskTerm, Quantized, Rounding
+from onnx_fa.graph.view import Array, GraphView
+from onnx_fa.spec.attention import AttentionSpec, Dim, DType, MaskTerm, Quantized, Rounding
+from onnx_fa.spec.expr import ScoreExpr
 
 if TYPE_CHECKING:
     from onnx_fa.match.axes import Axis, Group, Sources

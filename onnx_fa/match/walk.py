@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from onnx_fa.graph_view import GraphView
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.symbolic import known
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match.shown import only_shows
 from onnx_fa.match.types import (
     AddTerm,
@@ -30,9 +32,7 @@ from onnx_fa.match.types import (
     Weighting,
     values_of,
 )
-from onnx_fa.ops import op_of
-from onnx_fa.spec import Rounding
-from onnx_fa.symbolic import known
+from onnx_fa.spec.attention import Rounding
 
 _MAX_LAYERS = 32
 _MAX_SOLUTIONS = 8

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph_view import DTYPES, FLOATS, GraphView
+from onnx_fa.graph.view import DTYPES, FLOATS, GraphView
 from onnx_fa.match.assemble import NUMPY
 from onnx_fa.match.types import Call, Const, Expr, NoMatch
 

@@ -25,19 +25,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.accuracy import Expected, expect
-from onnx_fa.backend.alone import FUNCTION, compile_alone
-from onnx_fa.backend.limits import Limits
-from onnx_fa.backend.run import Gpu, benchmark_module, run_module
-from onnx_fa.cases import DTYPES, Case, draw_operands
-from onnx_fa.emit.kernel import emit_kernel
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.triton.config import code_for
 from onnx_fa.errors import CompileError, OnnxFaError, RunError, UnsupportedError
+from onnx_fa.iree.alone import FUNCTION, compile_alone
+from onnx_fa.iree.run import Gpu, benchmark_module, run_module
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.tiles.database import Choice, Entry, Refused, Tiles, family
+from onnx_fa.kernels.triton.config import code_for
 from onnx_fa.machine import machine_facts
-from onnx_fa.spec import AttentionSpec
-from onnx_fa.target import Target
-from onnx_fa.tuning.database import Choice, Entry, Refused, Tiles, family
+from onnx_fa.processes import Limits
+from onnx_fa.spec.accuracy import Expected, expect
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.cases import DTYPES, Case, draw_operands
+from onnx_fa.spec.target import Target
 from onnx_fa.tuning.spaces import OPTIONS, Space, space
 
 Note = Callable[[str], None]

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from onnx_fa.backend.limits import DEFAULT, Limits
-from onnx_fa.emit import gpu, vector
-from onnx_fa.emit.few import emit_few, few_queries, tuned_few
-from onnx_fa.emit.few_body import FewConfig
-from onnx_fa.emit.fold import fold_queries
-from onnx_fa.emit.gpu_body import GpuConfig
-from onnx_fa.emit.kernel_text import Kernel
-from onnx_fa.emit.triton import emit_exactly
-from onnx_fa.emit.triton import tiles as triton_tiles
-from onnx_fa.emit.triton.config import FEW
-from onnx_fa.emit.vector import VectorConfig, emit_vector
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec import AttentionSpec, Causal
-from onnx_fa.target import Target
-from onnx_fa.tuning.database import Tiles, queries_computed
+from onnx_fa.kernels.cpu import vector
+from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
+from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
+from onnx_fa.kernels.iree_gpu import gpu
+from onnx_fa.kernels.iree_gpu.body import GpuConfig
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.tiles.database import Tiles, queries_computed
+from onnx_fa.kernels.triton import emit_exactly
+from onnx_fa.kernels.triton import tiles as triton_tiles
+from onnx_fa.kernels.triton.config import FEW
+from onnx_fa.processes import DEFAULT, Limits
+from onnx_fa.spec.attention import AttentionSpec, Causal
+from onnx_fa.spec.target import Target
 
 OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--iree-llvmcpu-loop-unrolling=false",),

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.printable import printable
-from onnx_fa.target import TARGET_NAMES, parse_target
+from onnx_fa.spec.target import TARGET_NAMES, parse_target
 
 OUTPUT = "zoo-results"
 BASELINE = "zoo-baseline.json"
@@ -94,7 +94,7 @@ def _zoo(args: argparse.Namespace) -> Path:
 
 
 def list_(args: argparse.Namespace) -> None:
-    from onnx_fa.table import text_table
+    from onnx_fa.tables import text_table
 
     rows = []
     for e in _entries(args):
@@ -115,7 +115,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from onnx_fa.table import text_table
+    from onnx_fa.tables import text_table
     from onnx_fa.zoo import compare as comparing
     from onnx_fa.zoo.report import HEAD, table, write_reports
     from onnx_fa.zoo.steps import STEPS

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import read_text
 from onnx_fa.machine import PACKAGES
-from onnx_fa.target import parse_target
+from onnx_fa.spec.target import parse_target
 
 Source = Literal["family", "variant", "model", "package", "path", "url"]
 SOURCES: tuple[Source, ...] = ("family", "variant", "model", "package", "path", "url")

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from onnx_fa.explain_page import template
+from onnx_fa.explainer.page import template
 from onnx_fa.files import write_whole
-from onnx_fa.table import markdown_table
+from onnx_fa.tables import markdown_table
 from onnx_fa.zoo.compare import Comparison
 from onnx_fa.zoo.steps import Json
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx_fa.backend import limits
-from onnx_fa.backend.inspect import OUTSIDE
-from onnx_fa.benchmark import package_environment
+from onnx_fa import processes as limits
+from onnx_fa.benchmark.models import package_environment
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import write_whole, writing
+from onnx_fa.iree.inspect import OUTSIDE
 from onnx_fa.machine import machine_facts
 from onnx_fa.zoo.entries import Entry, key
 from onnx_fa.zoo.steps import NEEDS, STEPS, Json

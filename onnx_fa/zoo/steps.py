@@ -20,7 +20,7 @@ import numpy as np
 
 from onnx_fa.errors import MissingDependencyError, ModelError, OnnxFaError
 from onnx_fa.files import write_whole
-from onnx_fa.target import Target, parse_target
+from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.zoo.entries import Entry
 
 Json = dict[str, Any]
@@ -75,7 +75,7 @@ def export(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
         raise ModelError(f"{path}: its sha256 is {digest}, the zoo says {entry.sha256}")
     if entry.quantize:
         path = _quantised(entry, path, folder)
-    from onnx_fa import io
+    from onnx_fa.graph import io
 
     nodes = sum(1 for _ in io.load(path).graph.all_nodes())
     return {"model": str(path.resolve()), "bytes": path.stat().st_size, "nodes": nodes}
@@ -131,7 +131,7 @@ def _quantised(entry: Entry, path: Path, folder: Path) -> Path:
 
 def explain(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
     """The sites with their passes, what was left alone, and the pictures for the page."""
-    from onnx_fa.explain_page import pictures, template
+    from onnx_fa.explainer.page import pictures, template
 
     report, sites = pictures(_model(folder))
     macro: Any = template("site.html").module  # its stubs do not know the macros of a template
@@ -146,8 +146,8 @@ def explain(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
 
 def rewrite(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
     """The decomposed form, held to ONNX's rules, and its own rewrite, which must change nothing."""
-    from onnx_fa import io
-    from onnx_fa.rewriter import rewrite_in_place
+    from onnx_fa.forms.rewrite import rewrite_in_place
+    from onnx_fa.graph import io
 
     model = io.load(_model(folder))
     report = rewrite_in_place(model, "decomposed")[0]
@@ -160,7 +160,7 @@ def rewrite(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
 
 def compile_(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """The direct road, inspected."""
-    from onnx_fa.backend.compile import compile_model
+    from onnx_fa.iree.compile import compile_model
 
     vmfb = folder / "model.vmfb"
     done = compile_model(_model(folder), vmfb, target, timeout_s=settings["timeout_s"] * 0.9, memory_bytes=6 << 30)
@@ -177,12 +177,12 @@ def compile_(entry: Entry, target: Target, folder: Path, settings: Json) -> Json
 
 def stock(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """The stock road: the rewritten model through unmodified IREE tools with the transform spec; which kernels arrived."""
-    from onnx_fa import io
-    from onnx_fa.backend.compile import MODEL_FLAGS, iree_compile, merge_flags
-    from onnx_fa.backend.inspect import inspect_vmfb
-    from onnx_fa.backend.transform_spec import spec_flags, spec_for_model
-    from onnx_fa.benchmark import stock_import
-    from onnx_fa.rewriter import rewrite_in_place
+    from onnx_fa.benchmark.models import stock_import
+    from onnx_fa.forms.rewrite import rewrite_in_place
+    from onnx_fa.graph import io
+    from onnx_fa.iree.compile import MODEL_FLAGS, iree_compile, merge_flags
+    from onnx_fa.iree.inspect import inspect_vmfb
+    from onnx_fa.iree.stock_road import spec_flags, spec_for_model
 
     model = io.load(_model(folder))
     _, sites = rewrite_in_place(model, "decomposed")
@@ -204,7 +204,7 @@ def stock(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
 
 def verify(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """Original against rewritten against compiled against float64; on given inputs too, where the entry has some."""
-    from onnx_fa.verifier import verify as compare
+    from onnx_fa.verifier.verifier import verify as compare
 
     report = compare(_model(folder), target, seeds=SEEDS, dims=dict(entry.dims), module=folder / "model.vmfb")
     checks = [c.to_dict() for c in report.checks]
@@ -227,9 +227,9 @@ def verify(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
 
 def _on_given(folder: Path, target: Target) -> list[Json]:
     """The compiled module on the entry's own inputs against onnxruntime; and for sentences, that the two alike stay the nearest."""
-    from onnx_fa.backend.run import load_module
+    from onnx_fa.iree.run import load_module
     from onnx_fa.ort_session import ort_session
-    from onnx_fa.verifier import MODEL_TOLERANCE
+    from onnx_fa.verifier.verifier import MODEL_TOLERANCE
 
     with np.load(folder / "inputs.npz") as archive:
         arrays = {n: archive[n] for n in archive.files}
@@ -254,8 +254,8 @@ def _on_given(folder: Path, target: Target) -> list[Json]:
 
 def bench(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """onnx_fa against stock IREE and onnxruntime, interleaved; ratios per round."""
-    from onnx_fa.benchmark import ORT, OURS, STOCK
-    from onnx_fa.benchmark import bench as measure
+    from onnx_fa.benchmark.models import ORT, OURS, STOCK
+    from onnx_fa.benchmark.models import bench as measure
 
     result = measure(
         _model(folder),

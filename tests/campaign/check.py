@@ -13,8 +13,8 @@ from onnx import numpy_helper as nh
 from time_limit import Endless, time_limit
 
 from onnx_fa.errors import ModelError
-from onnx_fa.report import RewriteReport
-from onnx_fa.rewriter import Form, rewrite
+from onnx_fa.forms.report import RewriteReport
+from onnx_fa.forms.rewrite import Form, rewrite
 
 from .changes import PRODUCTS, SOFTMAX
 from .draw import Drawn

@@ -1,0 +1,246 @@
+"""The `blocked` form: a Loop over K/V blocks with running maximum, sum and rescaling (online softmax, Milakov and Gimelshein
+2018; FlashAttention, Dao et al. 2022), in standard ops. Memory is O(Sq x block) on any runtime."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.forms.decomposed import canonical_operands, finish, leave
+from onnx_fa.forms.integers import rounded
+from onnx_fa.forms.score import Integer, Positions, cast, compute_type, modify, narrowest, weighted
+from onnx_fa.graph.builder import OnnxBuilder
+from onnx_fa.graph.casts import without_round_trip
+from onnx_fa.graph.ops import op_of
+from onnx_fa.match import NUMPY
+from onnx_fa.patterns.blocked import SPEC_KEY
+from onnx_fa.spec.attention import AttentionSpec
+
+MOST_UNROLLED = 64
+"""Blocks up to which the form is written without a Loop."""
+_SCORE_ELEMENTS = 1 << 24
+"""Aim for one block of scores: 64 MiB of f32; a runtime holds a handful of such buffers at a time."""
+
+
+def block_size(spec: AttentionSpec) -> int:
+    """Keys per block: a power of two from 64 to 512, so that a block of scores stays near `_SCORE_ELEMENTS`."""
+    rows = math.prod(d if isinstance(d, int) else 1 for d in (*spec.batch, spec.Hq, spec.Sq))
+    fit = max(1, _SCORE_ELEMENTS // max(rows, 1))
+    return min(512, max(64, 1 << (fit.bit_length() - 1)))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One block of keys in the body of a loop: its scores, a slice of an operand's keys, and what the loop carries."""
+
+    b: OnnxBuilder
+    score: ir.Value
+    tensors: list[ir.Value]
+    """Those of the mask terms and the weights, of these keys."""
+    columns: Callable[[ir.Value, int], ir.Value]
+    carried: list[ir.Value]
+
+
+def emit_unrolled(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """The form without a Loop, whose states lose their shapes on the way into a compiler. Raises UnsupportedError also where the
+    number of keys is known only at run time, or takes more than MOST_UNROLLED blocks."""
+    size = block_size(spec)
+    if not isinstance(spec.Skv, int) or spec.Skv > MOST_UNROLLED * size:
+        raise UnsupportedError(f"{spec.Skv} keys are not {MOST_UNROLLED} blocks of {size} at the most")
+    return emit(b, spec, operands, unrolled=True)
+
+
+def emit(
+    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], *, unrolled: bool = False
+) -> list[ir.Value]:
+    """A Loop whose body handles one block of keys; the last block may be shorter. Where probabilities are rounded, they must be
+    normalised first: one Loop finds maximum and sum, a second one multiplies V. Returns the site's output, alone: raises
+    UnsupportedError for a spec with row statistics."""
+    if spec.stats:
+        raise UnsupportedError("row statistics as further outputs")
+    inner, q, kt, v, masks, sink = canonical_operands(b, spec, [without_round_trip(x) for x in operands])
+    kind = np.dtype(NUMPY[compute_type(spec)])
+    rows = _row_shape(b, inner, q)
+    minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
+    # A sink is a key that has been seen already: its logit is the first maximum, its exponential 1.
+    unit = b.const(np.asarray(1, kind))
+    starts = {
+        "max": b.op("Expand", minus_inf if sink is None else sink, rows(1)),
+        "sum": b.op("Expand", nought if sink is None else unit, rows(1)),
+        "acc": b.op("Expand", nought, rows(spec.Dv)),
+    }
+
+    def finite(body: OnnxBuilder, m: ir.Value) -> ir.Value:
+        """A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN."""
+        return body.op("Where", body.op("Equal", m, minus_inf), nought, m)
+
+    def online(step: _Step) -> list[ir.Value]:
+        """Maximum and sum, and the output if it is carried, with one more block."""
+        body, (m, total, *acc) = step.b, step.carried
+        m_new = body.op("Max", m, body.reduce_max(step.score))
+        safe = finite(body, m_new)
+        alpha = body.op("Exp", body.op("Sub", m, safe))
+        p = body.op("Exp", body.op("Sub", step.score, safe))
+        new = [m_new, body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))]
+        for x in acc:
+            pv = body.op("MatMul", weighted(body, inner, p, step.tensors), step.columns(v, -2))
+            new.append(body.op("Add", body.op("Mul", x, alpha), pv))
+        return new
+
+    def loop(names: Sequence[str], step: Callable[[_Step], list[ir.Value]]) -> list[ir.Value]:
+        over = _unrolled if unrolled else _loop
+        return over(b, spec, (inner, q, kt, masks), {n: starts[n] for n in names}, step)
+
+    if spec.rounding is None:
+        _, total, acc = loop(("max", "sum", "acc"), online)
+        _remember(b, spec)
+        if isinstance(spec.Skv, str):  # without any keys the output is 0, and not 0 / 0
+            none = b.op("Equal", b.dim(kt, -1), b.const(np.asarray(0, np.int64)))
+            total = b.op("Add", total, cast(b, none, compute_type(spec)))
+        return [finish(b, spec, acc, total)]
+    rounding = spec.rounding
+    m, total = loop(("max", "sum"), online)
+    safe = finite(b, m)
+    # A row without keys is NaN before it is rounded, as 0 * (1 / 0), where the spec says that it is NaN.
+    share = b.op("Div", unit, total)
+    if spec.empty_row != "nan":
+        share = b.op("Where", b.op("Equal", total, nought), nought, share)
+
+    def weigh(step: _Step) -> list[ir.Value]:
+        p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, safe)), share)
+        if spec.empty_row == "guarded":
+            p = step.b.op("Where", step.b.op("IsNaN", p), nought, p)
+        pv = step.b.op("MatMul", rounded(step.b, rounding, p), step.columns(v, -2))
+        return [step.b.op("Add", step.carried[0], pv)]
+
+    (acc,) = loop(("acc",), weigh)
+    _remember(b, spec)
+    return [leave(b, spec, acc)]
+
+
+def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:
+    """The Loop just made, if one was, is known by its spec."""
+    if op_of(b.nodes[-1]) == "Loop":
+        b.nodes[-1].metadata_props[SPEC_KEY] = json.dumps(spec.to_dict())
+
+
+Scored = tuple[AttentionSpec, ir.Value, ir.Value, list[ir.Value]]
+"""The spec of the inner computation, q, k^T and the mask tensors."""
+
+
+class _Keys:
+    """What the scores of any block of keys are made of. `kind` is the type of positions; other than int64 it is for a spec whose
+    lengths are known."""
+
+    def __init__(self, b: OnnxBuilder, spec: AttentionSpec, scored: Scored, kind: Integer = np.int64) -> None:
+        self.b, self.scored, self.kind = b, scored, kind
+        _, q, kt, _ = scored
+        zero, self.one = (b.const(np.asarray(i, kind)) for i in (0, 1))
+        self.skv = b.const(np.asarray(spec.Skv, kind)) if isinstance(spec.Skv, int) else b.dim(kt, -1)
+        self.sq = b.const(np.asarray(spec.Sq, kind)) if isinstance(spec.Sq, int) else b.dim(q, -2)
+        self.query = b.unsqueeze(b.op("Range", zero, self.sq, self.one), 1)
+
+    def block(
+        self,
+        body: OnnxBuilder,
+        bounds: tuple[ir.Value, ir.Value],
+        carried: list[ir.Value],
+        numbers: tuple[ir.Value, ir.Value] | None = None,
+    ) -> _Step:
+        """The keys between two `bounds` of int64, which `numbers` are in the type of positions."""
+        inner, q, kt, masks = self.scored
+        start, end = bounds
+        first, last = body.unsqueeze(start, 0), body.unsqueeze(end, 0)
+
+        def columns(x: ir.Value, axis: int) -> ir.Value:
+            return body.op("Slice", x, first, last, body.ints(axis))
+
+        def positions() -> Positions:
+            return Positions(self.query, body.op("Range", *(numbers or bounds), self.one), self.sq, self.skv, self.kind)
+
+        score = body.op("MatMul", q, columns(kt, -1))
+        tensors = [
+            columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t
+            for t, arg in zip(masks, inner.tensors, strict=True)
+        ]
+        return _Step(body, modify(body, inner, score, tensors, positions), tensors, columns, carried)
+
+
+def _unrolled(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    scored: Scored,
+    starts: dict[str, ir.Value],
+    step: Callable[[_Step], list[ir.Value]],
+) -> list[ir.Value]:
+    """The same as `_loop`, one block after the other, of a known number of keys."""
+    assert isinstance(spec.Skv, int)
+    kind = narrowest(spec)
+    keys, states, size = _Keys(b, spec, scored, kind), list(starts.values()), block_size(spec)
+
+    def scalar(value: int, of: Integer) -> ir.Value:
+        return b.const(np.asarray(value, of))
+
+    for first in range(0, spec.Skv, size):
+        last = min(first + size, spec.Skv)
+        bounds, numbers = ((scalar(first, of), scalar(last, of)) for of in (np.int64, kind))
+        states = step(keys.block(b, bounds, states, numbers))
+    return states
+
+
+def _loop(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    scored: Scored,
+    starts: dict[str, ir.Value],
+    step: Callable[[_Step], list[ir.Value]],
+) -> list[ir.Value]:
+    """A Loop over blocks of keys that carries `starts`, by name, and makes them anew by `step`; what they are in the end."""
+    dtype = ir.DataType.from_numpy(np.dtype(NUMPY[compute_type(spec)]))
+    block = block_size(spec)
+    keys, size = _Keys(b, spec, scored), b.const(np.asarray(block, np.int64))
+    skv = keys.skv
+    trips = b.op("Div", b.op("Add", skv, b.const(np.asarray(block - 1, np.int64))), size)
+
+    body = b.nested()
+    trip, cond, *carried = (ir.Value(name=b.name(n)) for n in ("i", "go", *starts))
+    trip.type, cond.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
+    trip.shape = cond.shape = ir.Shape([])
+    for state in carried:
+        state.type = ir.TensorType(dtype)
+    start = body.op("Mul", trip, size)
+    end = body.op("Add", start, size)
+    # Min of integers came with opset 12.
+    end = body.op("Min", end, skv) if b.opset >= 12 else body.op("Where", body.op("Less", end, skv), end, skv)
+    new = step(keys.block(body, (start, end), carried))
+    go = body.op("Identity", cond)
+    for value, like in ((go, cond), *zip(new, carried, strict=True)):
+        value.type, value.shape = like.type, like.shape
+    graph = ir.Graph([trip, cond, *carried], [go, *new], nodes=body.nodes, name=b.name("blocks"))
+    outs = [ir.Value(name=b.name(f"{n}_out"), type=ir.TensorType(dtype)) for n in starts]
+    loop = ir.Node(
+        "",
+        "Loop",
+        [trips, b.const(np.asarray(True)), *starts.values()],
+        [ir.AttrGraph("body", graph)],
+        outputs=outs,
+        name=b.name("Loop"),
+    )
+    b.nodes.append(loop)
+    return outs
+
+
+def _row_shape(b: OnnxBuilder, spec: AttentionSpec, q: ir.Value) -> Callable[[int], ir.Value]:
+    """A function width -> shape tensor (*B, Hq, Sq, width)."""
+    dims = (*spec.batch, spec.Hq, spec.Sq)
+    known = [d for d in dims if isinstance(d, int)]
+    if len(known) == len(dims):
+        return lambda width: b.ints(*known, width)
+    shape = b.op("Slice", b.op("Shape", q), b.ints(0), b.ints(len(dims)))
+    return lambda width: b.op("Concat", shape, b.ints(width), axis=0)

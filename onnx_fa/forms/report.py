@@ -1,0 +1,64 @@
+"""What a rewrite found and did: the content of `--report` JSON (schema: docs/report.schema.json)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from onnx_fa.match.misses import Miss
+from onnx_fa.spec.attention import AttentionSpec
+
+if TYPE_CHECKING:
+    from onnx_fa.forms.site_passes import SitePasses
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One attention. `op` is the spelling it was found in; the five fields from `fused` on are None before an artifact was
+    inspected, `passes` unless they were counted (explain)."""
+
+    name: str
+    op: str
+    form: str
+    spec: AttentionSpec
+    fused: bool | None = None
+    dispatches: int | None = None
+    largest_buffer_bytes: int | None = None
+    tiles: dict[str, Any] | None = None
+    tuning: str | None = None
+    passes: SitePasses | None = None
+    lossy: str = ""
+    """What was asked for that changes results, such as "int8 QK", "tf32" or "bf16 dot"."""
+
+    beside: str = ""
+    """What standard ops compute beside the site, in words: probabilities that are an output of the model."""
+
+    @property
+    def variant(self) -> str:
+        return self.spec.variant
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "op": self.op,
+            "form": self.form,
+            "variant": self.variant,
+            "spec": self.spec.to_dict(),
+            "fused": self.fused,
+            "dispatches": self.dispatches,
+            "largest_buffer_bytes": self.largest_buffer_bytes,
+            "tiles": self.tiles,
+            "tuning": self.tuning,
+            "passes": self.passes and self.passes.to_dict(),
+            "lossy": self.lossy,
+            "beside": self.beside,
+        }
+
+
+@dataclass(frozen=True)
+class RewriteReport:
+    sites: tuple[SiteReport, ...] = field(default=())
+    misses: tuple[Miss, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"sites": [s.to_dict() for s in self.sites], "misses": [m.to_dict() for m in self.misses]}

@@ -1,0 +1,199 @@
+"""Score modifications and mask terms as standard ONNX ops, shared by the decomposed and the blocked form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.graph.builder import OnnxBuilder
+from onnx_fa.match import NUMPY
+from onnx_fa.spec.attention import (
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Elementwise,
+    Offset,
+    SlidingWindow,
+    TensorArg,
+)
+from onnx_fa.spec.expr import Kind, ScoreExpr, kind_of
+
+Integer = type[np.int32] | type[np.int64]
+"""The type of positions."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Integer tensors of one type: query positions (Sq, 1) and key positions (block), and Sq, Skv as scalars."""
+
+    query: ir.Value
+    key: ir.Value
+    sq: ir.Value
+    skv: ir.Value
+    kind: Integer = np.int64
+
+
+_FAR = 1 << 29
+"""Sums of four such numbers, lengths and shifts of them, are int32."""
+
+
+def narrowest(spec: AttentionSpec) -> Integer:
+    """The type of positions for a compiler whose target may have no vectors of int64: int32 where no number can wrap around."""
+    reach = [d for d in (spec.Sq, spec.Skv) if isinstance(d, int)]
+    if len(reach) < 2:
+        return np.int64
+    for mask in spec.masks:
+        if isinstance(mask, Elementwise):
+            return np.int64  # its numbers may be of any size
+        if isinstance(mask, (Causal, SlidingWindow)):
+            by = (0,) if isinstance(mask, Causal) else (mask.left or 0, mask.right or 0)
+            reach += [abs(x) + (0 if mask.offset == "end" else abs(mask.offset)) for x in by]
+    return np.int32 if max(reach) < _FAR else np.int64
+
+
+def compute_type(spec: AttentionSpec) -> str:
+    """Half types are computed in f32: a deferred division would overflow f16, and sums would lose bits."""
+    return "f32" if spec.dtype in ("f16", "bf16") else spec.dtype
+
+
+def cast(b: OnnxBuilder, x: ir.Value, to: str) -> ir.Value:
+    return b.op("Cast", x, to=int(ir.DataType.from_numpy(np.dtype(NUMPY[to]))))
+
+
+def modify(
+    b: OnnxBuilder,
+    spec: AttentionSpec,
+    score: ir.Value,
+    tensors: Sequence[ir.Value],
+    positions: Callable[[], Positions],
+) -> ir.Value:
+    """Applies the spec's modifications and masks to `score`. `tensors` are the mask operands, already fitting the score."""
+    kind = NUMPY[compute_type(spec)]
+    rest = iter(tensors)
+    positions = cache(positions)  # made once, however many terms ask
+    for mod in spec.mods:
+        cap = b.const(np.asarray(mod.cap, kind))
+        score = b.op("Mul", b.op("Tanh", b.op("Div", score, cap)), cap)
+    for mask in spec.masks:
+        match mask:
+            case AddMask():
+                value = next(rest)
+                if mask.dtype != compute_type(spec):
+                    value = cast(b, value, compute_type(spec))
+                if mask.factor != 1.0:
+                    value = b.op("Mul", value, b.const(np.asarray(mask.factor, kind)))
+                score = b.op("Add", score, value)
+            case BoolMask():
+                score = b.op("Where", next(rest), score, _fill(b, mask.fill, kind))
+            case Causal():
+                p = positions()
+                keep = b.less_equal(p.key, _shift(b, p, mask.offset, 0))
+                score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
+            case SlidingWindow():
+                p = positions()
+                bounds = []
+                if mask.right is not None:
+                    bounds.append(b.less_equal(p.key, _shift(b, p, mask.offset, mask.right)))
+                if mask.left is not None:
+                    bounds.append(b.less_equal(_shift(b, p, mask.offset, -mask.left), p.key))
+                keep = b.op("And", *bounds) if len(bounds) == 2 else bounds[0]
+                score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
+            case Elementwise():
+                read = [(next(rest), t) for t in mask.tensors]
+                score = _expression(b, mask.expr, score, read, positions, compute_type(spec))
+    return score
+
+
+def weighted(b: OnnxBuilder, spec: AttentionSpec, p: ir.Value, tensors: Sequence[ir.Value]) -> ir.Value:
+    """Probabilities, or exponentials, times the spec's weights, the last of `tensors`."""
+    if spec.weights is None:
+        return p
+    value = tensors[-1]
+    if spec.weights.dtype == "bool":
+        return b.op("Where", value, p, b.const(np.asarray(0, NUMPY[compute_type(spec)])))
+    return b.op("Mul", p, value if spec.weights.dtype == compute_type(spec) else cast(b, value, compute_type(spec)))
+
+
+def _expression(
+    b: OnnxBuilder,
+    expr: ScoreExpr,
+    score: ir.Value,
+    tensors: Sequence[tuple[ir.Value, TensorArg]],
+    positions: Callable[[], Positions],
+    compute: str,
+) -> ir.Value:
+    """A score expression as ONNX ops. A part that occurs twice is computed once."""
+    made: dict[ScoreExpr, ir.Value] = {}
+    numpy = {"ToFloat": np.dtype(NUMPY[compute]), "ToInt": np.dtype(np.int64), "ToBool": np.dtype(bool)}
+    constants = {"f": np.dtype(NUMPY[compute]), "i": np.dtype(np.int64), "b": np.dtype(bool)}
+
+    def to(x: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
+        return b.op("Cast", x, to=int(ir.DataType.from_numpy(dtype)))
+
+    def make(e: ScoreExpr) -> ir.Value:
+        head = e[0]
+        if head == "score":
+            return score
+        if head == "tensor":
+            value, arg = tensors[e[1]]
+            if arg.dtype in ("bool", "i64", compute):
+                return value
+            return to(value, numpy["ToFloat" if arg.kind == "float" else "ToInt"])
+        if head in constants:
+            return b.const(np.asarray(e[1], constants[head]))
+        if head in ("q", "k", "Sq", "Skv"):
+            p = positions()
+            return {"q": p.query, "k": p.key, "Sq": p.sq, "Skv": p.skv}[head]
+        args = [visit(a) for a in e[1:]]
+        if head in ("Where", "Relu", "Max", "Min") and (other := _as_others(b, head, kinds(e), args)) is not None:
+            return other
+        if head in numpy:
+            return to(args[0], numpy[head])
+        if head == "LessOrEqual":
+            return b.less_equal(*args)
+        if head == "GreaterOrEqual":
+            return b.less_equal(args[1], args[0])
+        return b.op(head, *args)
+
+    def kinds(e: ScoreExpr) -> Kind:
+        return kind_of(e, [arg.kind for _, arg in tensors])
+
+    def visit(e: ScoreExpr) -> ir.Value:
+        if e not in made:
+            made[e] = make(e)
+        return made[e]
+
+    return visit(expr)
+
+
+def _as_others(b: OnnxBuilder, op: str, kind: Kind, args: Sequence[ir.Value]) -> ir.Value | None:
+    """The op by others, where onnxruntime has no kernel of it for the kind; None where it has."""
+    if op == "Where" and kind == "bool":
+        test, yes, no = args
+        return b.op("Or", b.op("And", test, yes), b.op("And", b.op("Not", test), no))
+    if kind != "int" or op == "Where" or (op != "Relu" and b.opset >= 12):
+        return None
+    x, y = args if op != "Relu" else (args[0], b.const(np.asarray(0, np.int64)))
+    less = b.op("Less", x, y)
+    return b.op("Where", less, *((x, y) if op == "Min" else (y, x)))
+
+
+def _fill(b: OnnxBuilder, fill: float, kind: type) -> ir.Value:
+    lowest = -3.4028234663852886e38
+    return b.const(np.asarray(fill if fill < lowest else max(fill, lowest), kind))
+
+
+def _shift(b: OnnxBuilder, p: Positions, offset: Offset, by: int) -> ir.Value:
+    """Query positions moved by the offset and `by`."""
+    query = p.query
+    if offset == "end":
+        query = b.op("Add", query, b.op("Sub", p.skv, p.sq))
+    elif offset:
+        by += offset
+    return b.op("Add", query, b.const(np.asarray(by, p.kind))) if by else query

@@ -1,0 +1,153 @@
+"""What is done to a model in memory before matching: nothing that a reader of the result could see.
+
+Only types and shapes are filled in. Constants are folded lazily while matching (`GraphView.const`), so that no part of the graph
+outside a site is ever rewritten.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from onnx_fa.errors import ModelError
+from onnx_fa.graph.bounded import may_follow
+from onnx_fa.graph.declared import correct_outputs
+from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them.
+
+    What the content of an initializer says is used only where the caller of the model cannot give another one. A declared shape of
+    an output that contradicts the node which makes it is corrected, and what follows from it is inferred anew.
+    """
+    given = {o: o.shape.copy() if o.shape is not None else None for o in model.graph.outputs}
+    _fill(model)
+    if correct_outputs(model, given):
+        _fill(model)
+
+
+def _fill(model: ir.Model) -> None:
+    fixed = {*model.graph.inputs, *model.graph.outputs}
+    complete = True
+    dropped: dict[ir.Value, ir.Shape] = {}
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if value in fixed:
+                continue
+            if value.shape is not None and any(not isinstance(d, int) and d.value is None for d in value.shape):
+                dropped[value], value.shape = value.shape, None
+            complete &= value.shape is not None and value.dtype is not None
+    if complete:
+        return
+    attention = {v: v.shape for n in model.graph.all_nodes() if op_of(n) == "Attention" for v in n.outputs}
+    _infer(model)
+    if _fill_types(model):
+        _infer(model)  # goes on where it stopped
+    for value, shape in attention.items():
+        # ONNX's inference of the scores' shape takes lengths that it does not know for 0.
+        if value.shape is not None and 0 in value.shape.dims and (shape is None or 0 not in shape.dims):
+            value.shape = shape
+    for value, shape in dropped.items():
+        value.shape = value.shape or shape  # a rank is better than nothing
+
+
+_MOST_POSITIONS = 1 << 31
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+}
+_SAME_VALUE = frozenset(["Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"])
+_DEEPEST = 16
+
+
+def _number(value: ir.Value | None, depth: int = 0) -> float | None:
+    """A number that constants decide, through a little arithmetic."""
+    if value is None or depth > _DEEPEST:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is not None:
+        return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 and tensor.dtype != ir.DataType.STRING else None
+    node = value.producer()
+    if node is None or not node.inputs:
+        return None
+    if op_of(node) in _SAME_VALUE:
+        return _number(node.inputs[0], depth + 1)
+    if op_of(node) in _ARITHMETIC and len(node.inputs) == 2:
+        left, right = (_number(i, depth + 1) for i in node.inputs)
+        return None if left is None or right is None else _ARITHMETIC[op_of(node)](left, right)
+    return None
+
+
+def _check_ranges(model: ir.Model) -> None:
+    """Raises ModelError for a Range of more numbers than any length has."""
+    for node in model.graph.all_nodes():
+        if op_of(node) != "Range" or len(node.inputs) != 3:
+            continue
+        start, limit, delta = (_number(i) for i in node.inputs)
+        if start is None or limit is None or not delta:
+            continue
+        if (limit - start) / delta > _MOST_POSITIONS:
+            label = node.name or node.op_type
+            raise ModelError(
+                f"node {label!r} makes {(limit - start) / delta:.3g} numbers, more than any length; repair the export"
+            )
+
+
+def _infer(model: ir.Model) -> None:
+    _check_ranges(model)
+    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
+    # From IR version 4 on, an initializer that is an input too is only a default: a Reshape to it has no known shape.
+    initializers = model.graph.initializers
+    defaults = {k: v for k, v in initializers.items() if v.is_graph_input() and (model.ir_version or 4) >= 4}
+    try:
+        for name in defaults:
+            del initializers[name]
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+        made = [out for node in model.graph.all_nodes() for out in node.outputs]
+        if all(v.dtype is not None and v.shape is not None and v.shape.is_static() for v in made):
+            return  # nothing is left to find
+        shapes = (v.shape.dims for v in (*model.graph.inputs, *initializers.values(), *made) if v.shape is not None)
+        if may_follow(shapes):
+            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    finally:
+        for name, value in defaults.items():
+            initializers[name] = value
+        logger.setLevel(level)
+
+
+_SAME_TYPE = frozenset(
+    "Identity Softmax LogSoftmax LayerNormalization RMSNormalization Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu Gelu "
+    "Dropout Clip Add Sub Mul Div Pow Max Min MatMul Gemm Einsum Transpose Reshape Expand Squeeze Unsqueeze Slice Gather Concat "
+    "Split Tile Pad Flatten ReduceMax ReduceSum ReduceMean ReduceMin".split()
+) | {*FUSED_MATMULS, f"{CONTRIB}.Gelu"}
+_BOOLEAN = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
+
+
+def _fill_types(model: ir.Model) -> bool:
+    """Element types behind ops that ONNX's inference does not know (onnxruntime's matmuls), which is where it stops. Returns
+    whether there were any."""
+    filled = False
+    for node in model.graph.all_nodes():
+        if not node.inputs:
+            continue
+        like = node.inputs[1] if op_of(node) == "Where" else node.inputs[0]
+        dtype: ir.DataType | None = None
+        if op_of(node) in _SAME_TYPE or op_of(node) == "Where":
+            dtype = like.dtype if like is not None else None
+        elif op_of(node) in _BOOLEAN:
+            dtype = ir.DataType.BOOL
+        elif op_of(node) == "Cast":
+            dtype = ir.DataType(node.attributes["to"].as_int())
+        for out in node.outputs[: None if op_of(node) == "Split" else 1]:
+            if out.dtype is None and dtype is not None:
+                out.type = ir.TensorType(dtype)
+                filled = True
+    return filled

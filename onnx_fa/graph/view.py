@@ -1,0 +1,293 @@
+"""Read-only questions about a graph while matching: constants, shapes, producers, uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from onnx_fa.graph.bounded import MOST_FOLDED, result_elements
+from onnx_fa.graph.ops import STANDARD, attr_int, op_of
+from onnx_fa.graph.symbolic import SymbolicShapes, node_axes, recorded, settled
+from onnx_fa.spec.attention import Dim, DType
+
+Array = npt.NDArray[np.generic]
+
+DTYPES: dict[ir.DataType, DType] = {
+    ir.DataType.FLOAT: "f32",
+    ir.DataType.FLOAT16: "f16",
+    ir.DataType.BFLOAT16: "bf16",
+    ir.DataType.DOUBLE: "f64",
+}
+FLOATS = frozenset(DTYPES)
+
+# Deterministic ops cheap enough to evaluate when all their inputs are constants.
+_FOLDABLE = frozenset(
+    [
+        "Identity",
+        "Cast",
+        "CastLike",
+        "Concat",
+        "Gather",
+        "Unsqueeze",
+        "Squeeze",
+        "Reshape",
+        "Transpose",
+        "Expand",
+        "Slice",
+        "Mul",
+        "Div",
+        "Add",
+        "Sub",
+        "Neg",
+        "Pow",
+        "Sqrt",
+        "Reciprocal",
+        "Range",
+        "Trilu",
+        "ConstantOfShape",
+        "Where",
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+        "And",
+        "Or",
+        "Not",
+        "Max",
+        "Min",
+        "ReduceProd",
+        "Tile",
+        "IsInf",
+        "IsNaN",
+        "Mod",
+        "CumSum",
+        "GatherND",
+        "Flatten",
+        "EyeLike",
+        "ScatterND",
+    ]
+)
+# Ops that the reference evaluator goes through one index at a time, of those that the second input holds.
+_LOOPS = frozenset(["GatherND", "ScatterND"])
+_MOST_STEPS = 1 << 20
+
+
+class GraphView:
+    """Memoised facts about one model's values. Not valid any more once the graph has been changed."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.opset = default_opset(model)
+        self._consts: dict[ir.Value, Array | None] = {}
+        self._symbolic: SymbolicShapes | None = None
+        self._building = False
+        self._order: dict[ir.Node, int] = {}
+        self._depends: dict[ir.Node, dict[ir.Node, bool]] = {}
+
+    def const(self, value: ir.Value | None) -> Array | None:
+        """The value's content when it is known before run time (initializers, constants, and small arithmetic on them)."""
+        if value is None:
+            return None
+        stack, opened = [value], set[ir.Value]()
+        while stack:
+            top = stack[-1]
+            if top in self._consts:
+                stack.pop()
+                continue
+            # What is open already lies on a cycle, or is asked for by the shapes that its own evaluation asked for.
+            above = [] if top in opened else [i for i in self._folded_from(top) if i not in self._consts]
+            opened.add(top)
+            if above:
+                stack += above
+                continue
+            self._consts[top] = None
+            self._consts[top] = self._evaluate(top)
+        return self._consts[value]
+
+    def _folded_from(self, value: ir.Value) -> list[ir.Value]:
+        """The values that have to be known for this one to be."""
+        node = self._folded(value)
+        return [] if node is None else [i for i in node.inputs if i is not None]
+
+    def _folded(self, value: ir.Value) -> ir.Node | None:
+        """The node that makes the value, if it is one that is evaluated."""
+        node = self.producer(value)
+        if node is None or op_of(node) not in _FOLDABLE or len(node.outputs) != 1:
+            return None
+        if value.is_graph_input() or value.const_value is not None:
+            return None
+        shape = self.shape(value)
+        return None if shape is not None and math.prod(d for d in shape if isinstance(d, int)) > MOST_FOLDED else node
+
+    def _evaluate(self, value: ir.Value) -> Array | None:
+        if value.is_graph_input():
+            return None  # an initialized input may be overridden by the caller
+        if value.const_value is not None:
+            if value.const_value.size > MOST_FOLDED:
+                return None
+            # A copy: a view would keep the file of external data mapped, and it could not be closed.
+            array = value.const_value.numpy()
+            return array.copy() if isinstance(value.const_value, ir.ExternalTensor) else array
+        node = value.producer()
+        if node is None or node.domain not in STANDARD:
+            return None
+        if op_of(node) == "Constant":
+            tensor = ir.convenience.get_const_tensor(value)
+            return None if tensor is None else tensor.numpy()
+        if op_of(node) in ("Shape", "Size"):
+            return self._shape_of(node)
+        if self._folded(value) is None:
+            return None
+        inputs = [self._consts.get(i) if i is not None else None for i in node.inputs]
+        if op_of(node) == "Gather" and inputs[0] is None and inputs[1] is not None:
+            return self._some_dims(node, inputs[1])
+        if any(a is None for a, i in zip(inputs, node.inputs, strict=True) if i is not None):
+            return None
+        feeds = {str(i.name): a for i, a in zip(node.inputs, inputs, strict=True) if i is not None and a is not None}
+        return _run_node(node, feeds, self.opset)
+
+    def _shape_of(self, node: ir.Node) -> Array | None:
+        shape = self.shape(node.inputs[0])
+        if shape is None:
+            return None
+        if op_of(node) == "Shape":
+            start, end = attr_int(node, "start", 0), attr_int(node, "end", len(shape))
+            shape = shape[slice(start, end)]
+        dims = [d for d in shape if isinstance(d, int)]
+        if len(dims) != len(shape):
+            return None
+        return np.asarray(dims if op_of(node) == "Shape" else math.prod(dims), np.int64)
+
+    def _some_dims(self, gather: ir.Node, index: Array) -> Array | None:
+        """Static dims picked from a shape that has symbols too."""
+        shape_of = gather.inputs[0].producer() if gather.inputs[0] is not None else None
+        if shape_of is None or op_of(shape_of) != "Shape":
+            return None
+        shape = self.shape(shape_of.inputs[0])
+        if shape is None:
+            return None
+        shape = shape[slice(attr_int(shape_of, "start", 0), attr_int(shape_of, "end", len(shape)))]
+        if not all(-len(shape) <= int(i) < len(shape) for i in index.reshape(-1)):
+            return None
+        dims = [shape[int(i)] for i in index.reshape(-1)]
+        sizes = [d for d in dims if isinstance(d, int)]
+        return np.asarray(sizes, np.int64).reshape(index.shape) if len(sizes) == len(dims) else None
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """The one element of a constant, whatever its rank."""
+        array = self.const(value)
+        return float(array.reshape(()).astype(np.float64)) if array is not None and array.size == 1 else None
+
+    def shape(self, value: ir.Value | None) -> tuple[Dim | None, ...] | None:
+        """Dims as ints, symbol names, or None where nothing is known; None when not even the rank is known."""
+        if value is None:
+            return None
+        shape = recorded(value)
+        if settled(value, shape):
+            return shape
+        if self._symbolic is None and not self._building:
+            self._building = True  # it asks for constants, which ask for shapes
+            self._symbolic = SymbolicShapes(self.model, self.const)
+            self._consts = {v: a for v, a in self._consts.items() if a is not None}  # some may be known now
+        return shape if self._symbolic is None else self._symbolic.shape(value)
+
+    def dims(self, value: ir.Value) -> tuple[Dim | None, ...] | None:
+        """The elements of a small integer tensor that is computed from shapes, as dims; None when it is something else."""
+        if self._symbolic is None and not self._building:
+            self._building = True
+            self._symbolic = SymbolicShapes(self.model, self.const)
+            self._consts = {v: a for v, a in self._consts.items() if a is not None}
+        return None if self._symbolic is None else self._symbolic.elements(value)
+
+    def producer(self, value: ir.Value | None, *op_types: str) -> ir.Node | None:
+        """The node that makes `value`, if it is one of the standard ops named (any standard op when none is)."""
+        node = value.producer() if value is not None else None
+        if node is None or node.domain not in STANDARD or (op_types and op_of(node) not in op_types):
+            return None
+        return node
+
+    def users(self, value: ir.Value) -> list[ir.Node]:
+        """The distinct nodes that read `value`, in the order they were added."""
+        return list(dict.fromkeys(use.node for use in value.uses()))
+
+    def depends(self, value: ir.Value, on: ir.Node) -> bool:
+        """Whether `value` is computed from what `on` makes, not only from its shape (captures of subgraphs are not followed)."""
+        if not self._order:
+            self._order = {n: i for i, n in enumerate(self.model.graph.all_nodes())}
+        first = self._order.get(on, -1)
+        known = self._depends.setdefault(on, {on: True})
+        start = value.producer()
+        stack = [start] if start is not None else []
+        entered: set[ir.Node] = (
+            set()
+        )  # those of them that are not known yet lead to the node at hand: a way back is a cycle
+        while stack:
+            node = stack[-1]
+            if node in known:
+                stack.pop()
+                continue
+            entered.add(node)
+            if self._order.get(node, -1) < first or self.producer(node.outputs[0], "Shape", "Size") is not None:
+                known[node] = False  # nodes are in topological order
+                continue
+            sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
+            todo = [p for p in sources if p not in known and p not in entered]
+            if todo and not any(known.get(p) for p in sources):
+                stack += todo
+            else:
+                known[node] = any(known.get(p) for p in sources)
+        return start is not None and known[start]
+
+    def is_axis(self, value: ir.Value, axis: int, want: int) -> bool:
+        """Whether `axis` of `value` is its axis `want`, which counts from the end (-1 is the last one). Unknown ranks answer False
+        unless `axis` counts from the end too."""
+        shape = self.shape(value)
+        return axis == want or (shape is not None and axis == len(shape) + want)
+
+    def last_axis(self, node: ir.Node, value: ir.Value, axis: int) -> bool:
+        """Whether `axis` of `value` is its last one; unknown ranks answer False unless it is -1."""
+        return self.is_axis(value, axis, -1)
+
+
+def outer_reads(node: ir.Node) -> Iterable[ir.Value]:
+    """What the graphs inside a node (If, Loop, Scan) read from outside."""
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            inner = attr.as_graph()
+            own = {o for n in inner.all_nodes() for o in n.outputs} | set(inner.inputs)
+            yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
+
+
+def default_opset(model: ir.Model) -> int:
+    imports = model.opset_imports
+    return imports.get("", imports.get("ai.onnx", 1))
+
+
+def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:
+    """`symbolic.node_axes` with the view's constants."""
+    return node_axes(node, view.const)
+
+
+def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | None:
+    inputs = [ir.Value(name=i.name) if i is not None else None for i in node.inputs]
+    out = ir.Value(name="out")
+    clone = ir.Node("", op_of(node), inputs, list(node.attributes.values()), outputs=[out])
+    graph_inputs = list({i.name: i for i in inputs if i is not None}.values())
+    graph = ir.Graph(graph_inputs, [out], nodes=[clone], opset_imports={"": opset}, name="fold")
+    arrays = [feeds[str(i.name)] if i is not None else None for i in inputs]
+    model = ir.to_proto(ir.Model(graph, ir_version=10))
+    size = result_elements(model.graph.node[0], arrays, opset)
+    steps = math.prod(arrays[1].shape[:-1]) if op_of(node) in _LOOPS and arrays[1] is not None else 1
+    if size is None or size > MOST_FOLDED or steps > _MOST_STEPS:
+        return None
+    try:
+        (result,) = ReferenceEvaluator(model).run(None, feeds)
+    except Exception:  # the evaluator raises anything on ill-typed constants: then it is not a constant we know
+        return None
+    return np.asarray(result)

@@ -1,0 +1,61 @@
+"""One kernel as a module of its own: for checking and timing it without a model around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnx_fa.iree.compile import iree_compile, merge_flags
+from onnx_fa.kernels.cpu.dequantize import stored_shape
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
+from onnx_fa.spec.target import Target
+
+FUNCTION = "site"
+"""The function that the module exports: the spec's operands to its output."""
+TIMEOUT_S = 120.0
+"""A kernel that compiles at all takes seconds."""
+
+
+def module_text(kernel: Kernel) -> str:
+    """The kernel and a public function that calls it."""
+    return kernel.text + entry_text(kernel, FUNCTION)
+
+
+def entry_text(kernel: Kernel, function: str) -> str:
+    """A public function that calls a kernel. 4-bit integers come to it two to a byte."""
+    spec, t = kernel.spec, Text()
+    shapes, dtypes = spec.operand_shapes, spec.operand_dtypes
+    types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, dtypes, strict=True)]
+    params, values = [], []
+    for i, (shape, dtype, type_) in enumerate(zip(shapes, dtypes, types, strict=True)):
+        if dtype not in ("i4", "u4"):
+            params.append(f"%a{i}: {type_}")
+            values.append(f"%a{i}")
+            continue
+        seen = tensor_type(stored_shape(shape, dtype), "i8")
+        params.append(f"%a{i}: {seen}")
+        dims = [t.let(f"tensor.dim %a{i}, {t.index(n)} : {seen}") for n, d in enumerate(shape) if isinstance(d, str)]
+        tied = f"{{{', '.join(dims)}}}" if dims else ""
+        values.append(t.let(f"flow.tensor.bitcast %a{i} : {seen}{tied} -> {type_}{tied}"))
+    outs = ", ".join(tensor_type(s, element_type(d)) for s, d in spec.results)
+    made = t.several(
+        f"util.call @{kernel.name}({', '.join(values)}) : ({', '.join(types)}) -> ({outs})", len(spec.results)
+    )
+    body = "\n".join([*t.render(), f"return {', '.join(made)} : {outs}"])
+    return f"\nfunc.func @{function}({', '.join(params)}) -> ({outs}) {{\n{body}\n}}\n"
+
+
+def compile_alone(
+    kernel: Kernel,
+    output: Path,
+    target: Target,
+    *,
+    flags: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int = 8 << 30,
+) -> None:
+    """Compiles the kernel to `output`, a .vmfb; `flags` win over the kernel's. Raises CompileError."""
+    options = merge_flags(kernel.flags, flags)
+    text = module_text(kernel)
+    iree_compile(text, output, target, flags=options, timeout_s=timeout_s, memory_bytes=memory_bytes)

@@ -1,0 +1,283 @@
+"""iree-compile with limits, and the road from a model to a .vmfb."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_fa import processes as limits
+from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
+from onnx_fa.files import write_whole, writing
+from onnx_fa.forms.report import RewriteReport, SiteReport
+from onnx_fa.graph.io import ModelLike, save, to_proto
+from onnx_fa.iree.inspect import Inspection, inspect_phases
+from onnx_fa.iree.kernels import plan_kernels
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.match.misses import Miss
+from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.staging import staging_folder
+
+COMPILER_ENV = "ONNX_FA_IREE_COMPILE"
+"""Environment variable: another iree-compile than the installed wheel's."""
+
+MODEL_FLAGS: dict[str, tuple[str, ...]] = {
+    "llvm-cpu": (
+        # Matmuls in packed layout: more than twice as fast, and weights are packed at compile time.
+        "--iree-opt-data-tiling",
+        # Kernels keep their blocks on the worker's stack, 128 KiB in the runtime; the compiler's own limit is 32 KiB.
+        "--iree-llvmcpu-stack-allocation-limit=131072",
+        # Register tiles of kernels are wider than what the compiler lets vectors be by default.
+        "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192",
+    )
+}
+"""Flags for a whole model, by backend."""
+
+KEEP_F64 = ("--iree-input-demote-f64-to-f32=false",)
+"""For a model that has f64: by default IREE computes it in f32, and takes the caller's buffers for f32 as well."""
+_F64 = re.compile(r"[,x<]f64\b")
+
+
+def find_compiler() -> Path:
+    """The iree-compile program itself (not its Python wrapper). Raises MissingDependencyError."""
+    override = os.environ.get(COMPILER_ENV)
+    if override:
+        return Path(override)
+    try:
+        from iree.compiler.tools import binaries
+    except ImportError as e:
+        raise MissingDependencyError("iree-compile is not installed: pip install iree-base-compiler") from e
+    return Path(binaries.find_tool("iree-compile"))
+
+
+def iree_compile(
+    source: str | os.PathLike[str],
+    output: Path,
+    target: Target,
+    *,
+    flags: Sequence[str] = (),
+    phase: str | None = None,
+    timeout_s: float = 600,
+    memory_bytes: int = 8 << 30,
+    log: Path | None = None,
+) -> None:
+    """Compiles MLIR (a path, or text with a newline in it) for `target` to `output`: a .vmfb, or the IR of `phase`.
+
+    `phase` is a name that iree-compile's --compile-to takes ("input", "flow", "stream", ...). `flags` come after the
+    target's own. Raises CompileError, of one line, when iree-compile fails, hangs or needs too much memory; its command
+    and stderr are then in `log` (`<output>.log`). `output` is written whole or not at all.
+    """
+    output = Path(output)
+    compiler = find_compiler()
+    with writing(output), staging_folder(output.parent) as tmp:
+        staged = tmp / "out"
+        is_text = isinstance(source, str) and "\n" in source
+        path = tmp / "in.mlir" if is_text else Path(source)
+        if is_text:
+            path.write_text(str(source))
+        options = [*target.flags, *flags, *([f"--compile-to={phase}"] if phase else [])]
+        command = [str(compiler), str(path), *options, "-o", str(staged)]
+        try:
+            done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes)
+        except OSError as e:
+            raise CompileError(f"{compiler}: cannot be run: {e.strerror}") from e
+        if done.ending == "ok" and staged.exists():
+            os.replace(staged, output)
+            return
+        what = done.describe(timeout_s, memory_bytes) if done.ending != "ok" else "wrote no output"
+        log = log or output.with_name(output.name + ".log")
+        try:
+            kept = log.with_suffix(".failed.mlir") if is_text else path
+            if is_text:
+                os.replace(path, kept)
+            shown = shlex.join([str(compiler), str(kept), *options, "-o", str(output)])
+            write_whole(log, f"$ {shown}\n# {done.describe(timeout_s, memory_bytes)}\n{done.stdout}{done.stderr}")
+            told = f"command and messages are in {log}"
+        except (OSError, OnnxFaError) as e:
+            told = f"its messages are lost: {e}"
+    raise CompileError(f"iree-compile {what}{_first_error(done.stderr)}; {told}")
+
+
+def _first_error(stderr: str) -> str:
+    for line in stderr.splitlines():
+        if "error:" in line:
+            return f" ({line.partition('error:')[2].strip()[:160]})"
+    return ""
+
+
+@dataclass(frozen=True)
+class ImportedModule:
+    """MLIR `text` for iree-compile. `kernels` maps a site's name to its kernel (sites with equal specs share one);
+    `flags` are what the kernels need. `model` is the ONNX model that was imported."""
+
+    text: str
+    sites: tuple[SiteReport, ...]
+    misses: tuple[Miss, ...]
+    kernels: dict[str, Kernel]
+    flags: tuple[str, ...]
+    model: ir.Model
+
+    @property
+    def report(self) -> RewriteReport:
+        return RewriteReport(self.sites, self.misses)
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What became of a model. `sites` are inspected; `inspection` is everything that the compiler's output showed; `refused` has
+    kernels that did not compile even alone, by name, and why."""
+
+    output: Path
+    sites: tuple[SiteReport, ...]
+    misses: tuple[Miss, ...]
+    command: tuple[str, ...]
+    seconds: float
+    vmfb_bytes: int
+    inspection: Inspection
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def report(self) -> RewriteReport:
+        return RewriteReport(self.sites, self.misses)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.report.to_dict(),
+            "command": list(self.command),
+            "seconds": self.seconds,
+            "vmfb_bytes": self.vmfb_bytes,
+        }
+
+
+def import_model(
+    model: ModelLike, target: Target | str = "cpu-host", refused: Mapping[str, str] | None = None
+) -> ImportedModule:
+    """`model` as MLIR with a kernel in the place of every attention that one can express, but for those that the compiler has
+    `refused`: name and reason.
+
+    A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
+    """
+    from onnx_fa.iree.importer import import_mlir  # it needs the compiler, which timing does not
+
+    target = parse_target(target) if isinstance(target, str) else target
+    planned = plan_kernels(model, target, refused)
+    text = import_mlir(to_proto(planned.model), planned.kernels)
+    own = KEEP_F64 if _F64.search(text) else ()
+    flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
+    return ImportedModule(text, planned.sites, planned.misses, planned.kernels, flags, planned.model)
+
+
+def compile_model(
+    model: ModelLike,
+    output: str | os.PathLike[str],
+    target: Target | str = "cpu-host",
+    *,
+    keep_intermediates: Path | None = None,
+    flags: Sequence[str] = (),
+    timeout_s: float = 1800,
+    memory_bytes: int = 12 << 30,
+) -> CompileReport:
+    """Compiles `model` to `output` (.vmfb) and inspects the result. `flags` come last, so they win.
+
+    `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
+    after each phase (weights elided). Raises ModelError and CompileError.
+    """
+    output = Path(output)
+    target = parse_target(target) if isinstance(target, str) else target
+    start = time.monotonic()
+    imported, refused = import_model(model, target), dict[str, str]()
+    options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
+    with writing(output), staging_folder(output.parent) as tmp:
+        if keep_intermediates:
+            keep_intermediates.mkdir(parents=True, exist_ok=True)
+        staged, log = tmp / output.name, output.with_name(output.name + ".log")
+        phases = keep_intermediates / "phases" if keep_intermediates else tmp / "phases"
+        phases.mkdir(exist_ok=True)
+        if keep_intermediates:
+            save(imported.model, keep_intermediates / "site.onnx")
+            (keep_intermediates / "imported.mlir").write_text(imported.text)
+        dump = (
+            f"--dump-compilation-phases-to={phases}",
+            f"--iree-hal-dump-executable-intermediates-to={phases}",
+            *_ELIDE,
+        )
+        compile_text = partial(
+            iree_compile, output=staged, target=target, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log
+        )
+        try:
+            compile_text(imported.text, flags=(*options, *dump))
+        except CompileError as e:
+            if _PACKED_BOOL in str(e) and not any(f.startswith(_TILING) for f in flags):
+                options = merge_flags(options, (f"{_TILING}=false",))
+            elif refused := _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes):
+                imported = import_model(model, target, refused)
+                options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
+                if keep_intermediates:
+                    (keep_intermediates / "imported.mlir").write_text(imported.text)
+            else:
+                raise
+            for stale in (*phases.iterdir(), log, log.with_suffix(".failed.mlir")):
+                stale.unlink(missing_ok=True)
+            compile_text(imported.text, flags=(*options, *dump))
+        inspection = inspect_phases(phases, imported.kernels, imported.sites)
+        for name, stack in () if target.is_gpu else inspection.stacks.items():
+            if stack is not None and stack > STACK_BYTES:
+                raise CompileError(
+                    f"dispatch {name} needs {stack} bytes of stack, more than a worker of the IREE runtime has: "
+                    "a call would end without a message; compile with other --iree-llvmcpu flags"
+                )
+        os.replace(staged, output)
+    sites = tuple(inspection.fill(s) for s in imported.sites)
+    command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
+    size = output.stat().st_size
+    return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection, refused)
+
+
+def _refused(
+    kernels: Mapping[str, Kernel],
+    target: Target,
+    flags: Sequence[str],
+    folder: Path,
+    timeout_s: float,
+    memory_bytes: int,
+) -> dict[str, str]:
+    """The kernels, by their own names, that do not compile even alone, and why. The limits are the model's; a kernel gets no more
+    than TIMEOUT_S."""
+    from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
+
+    found = {}
+    for kernel in {k.name: k for k in kernels.values()}.values():
+        try:
+            output = folder / f"{kernel.name}.vmfb"
+            seconds = min(timeout_s, TIMEOUT_S)
+            compile_alone(kernel, output, target, flags=flags, timeout_s=seconds, memory_bytes=memory_bytes)
+        except CompileError as e:
+            found[kernel.name] = str(e).partition("; command and messages")[0]
+    return found
+
+
+STACK_BYTES = 131072 - 4096
+"""What a workgroup may keep on a runtime worker's stack (--task_worker_stack_size), less some for calls and spills."""
+
+_TILING = "--iree-opt-data-tiling"
+_PACKED_BOOL = "expected padding_value has 'i8' but got: 'i1'"
+"""The compiler's error where a boolean tensor is read behind a matmul in packed layout (docs/iree-bugs.md): packing is left out."""
+
+_ELIDE = ("--mlir-elide-resource-strings-if-larger=64", "--mlir-elide-elementsattrs-if-larger=64")
+"""Keeps weights out of dumped IR; they are in the module all the same."""
+
+
+def merge_flags(*groups: Sequence[str]) -> tuple[str, ...]:
+    """All flags, the last value of each name: iree-compile refuses a repeated option."""
+    merged: dict[str, str] = {}
+    for flag in (f for group in groups for f in group):
+        merged[flag.partition("=")[0]] = flag
+    return tuple(merged.values())

@@ -1,0 +1,334 @@
+"""ONNX to the MLIR that iree-compile takes, with a kernel in the place of every AttentionSite node.
+
+Everything but the sites is done by the importer of the installed iree.compiler, so the result is what iree-import-onnx
+writes: the same function name, the same operators, weights as resources at the end of the text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_fa.errors import MissingDependencyError, ModelError, UnsupportedError
+from onnx_fa.forms import blocked, decomposed
+from onnx_fa.forms.integers import dequantized
+from onnx_fa.forms.report import RewriteReport, SiteReport
+from onnx_fa.forms.score import narrowest
+from onnx_fa.graph.bounded import infer_followed
+from onnx_fa.graph.builder import OnnxBuilder
+from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
+from onnx_fa.graph.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.mlir.text import element_type
+from onnx_fa.match.misses import Miss
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.target import Target
+
+try:
+    from iree.compiler import ir as mlir
+    from iree.compiler.extras import onnx_importer as stock
+except ImportError as _error:
+    raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
+
+_INFERENCE_ROUNDS = 8
+_INFERENCE_BYTES = 1 << 12
+"""Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
+
+
+def site_spec(node: onnx.NodeProto) -> AttentionSpec:
+    """The spec in an AttentionSite node."""
+    text = next(a.s for a in node.attribute if a.name == SPEC_ATTRIBUTE)
+    return AttentionSpec.from_dict(json.loads(text))
+
+
+def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
+    """MLIR text of `model`, whose AttentionSite nodes call the kernel that `kernels` holds under the node's name.
+
+    The model is legalized for IREE on the way. Raises ModelError naming the node for an operator of a domain that IREE
+    does not know, and for what the importer cannot express.
+    """
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    infer_types(typed)
+    proto = legalize(typed)
+    for node in _all_nodes(proto.graph):
+        if node.domain not in (*STANDARD, CONTRIB) and (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+            raise ModelError(
+                f"node {node.name!r}: operator {node.op_type} of domain {node.domain!r} has no definition in the model "
+                "and is unknown to IREE; export it as standard operators or as a model-local function"
+            )
+        if node.domain == CONTRIB and ("Attention" in op_of(node) or op_of(node).endswith(".RotaryEmbedding")):
+            raise ModelError(
+                f"node {node.name!r}: {node.op_type} of com.microsoft could not be written in standard operators "
+                "(explain says why), and IREE's own import of it is not to be relied on"
+            )
+    infer_types(proto)
+    info = stock.ModelInfo(proto)
+    module = info.create_module(mlir.Context()).operation
+    importer = _SiteImporter.define(info.main_graph, module, kernels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # outputs nobody reads may have no type
+        try:
+            importer.import_all()
+        except stock.OnnxImportError as e:
+            raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
+    with _declared(module, kernels):
+        try:
+            module.verify()
+        except mlir.MLIRError as e:
+            raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
+    text: str = module.get_asm(assume_verified=True)
+    used = {k.name: k.text for k in kernels.values()}
+    # Kernels come first: IREE lowers no store to a global that is defined behind the function that stores (docs/iree-bugs.md).
+    start = re.search(r"^module.*\{\n", text, re.M)
+    assert start is not None
+    return text[: start.end()] + "\n".join(used.values()) + "\n" + text[start.end() :]
+
+
+@contextlib.contextmanager
+def _declared(module: Any, kernels: Mapping[str, Kernel]) -> Iterator[None]:
+    """Declares the kernels' functions for the time of a verification; their text joins the module later."""
+    declarations = []
+    with module.context, mlir.Location.unknown(), mlir.InsertionPoint(module.regions[0].blocks[0]):
+        for kernel in {k.name: k for k in kernels.values()}.values():
+            spec = kernel.spec
+            types = zip(spec.operand_shapes, spec.operand_dtypes, strict=True)
+            args = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in types)
+            results = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in spec.results)
+            declarations.append(mlir.Operation.parse(f"util.func private @{kernel.name}({args}) -> ({results})"))
+            mlir.InsertionPoint(module.regions[0].blocks[0]).insert(declarations[-1])
+    try:
+        yield
+    finally:
+        for declaration in declarations:
+            declaration.operation.erase()
+
+
+def settle_kernels(
+    model: ir.Model, report: RewriteReport, target: Target, refused: Mapping[str, str] | None = None
+) -> tuple[dict[str, Kernel], tuple[SiteReport, ...], tuple[Miss, ...]]:
+    """A kernel for every AttentionSite node of `model`, by node name.
+
+    Where no kernel can express a site, its node is replaced (in place) by standard ops, and the site becomes a miss that says which
+    (`_unfused`). `refused` has kernels that the compiler does not take, by name, and why. K and V kept as integers or gathered,
+    which no kernel reads, become plain in front of the site, whose report then says so.
+    """
+    kernels: dict[str, Kernel] = {}
+    made: dict[AttentionSpec, Kernel] = {}
+    lost: dict[str, str] = {}
+    plain: dict[str, AttentionSpec] = {}
+    taken = {str(v.name) for n in model.graph.all_nodes() for v in n.outputs} | set(model.graph.initializers)
+    consts: dict[tuple[str, ...], ir.Value] = {}
+    for node in list(model.graph):
+        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+            continue
+        name = str(node.name)
+        spec = AttentionSpec.from_dict(json.loads(node.attributes[SPEC_ATTRIBUTE].as_string()))
+        try:
+            try:
+                kernels[name] = _made(made, spec, target, refused)
+            except UnsupportedError:
+                if spec == spec.plain:
+                    raise
+                kernels[name] = _made(made, spec.plain, target, refused)
+                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/plain", taken, consts)
+                given = [v for v in node.inputs if v is not None]
+                plain[name], operands = dequantized(builder, spec, given, by_op=True)
+                model.graph.insert_before(node, builder.nodes)
+                node.resize_inputs(len(operands))
+                for i, x in enumerate(operands):
+                    node.replace_input_with(i, x)
+                node.attributes[SPEC_ATTRIBUTE] = ir.AttrString(SPEC_ATTRIBUTE, json.dumps(plain[name].to_dict()))
+        except UnsupportedError as e:
+            builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
+            made_of, how = _unfused(builder, spec, [v for v in node.inputs if v is not None], target)
+            lost[name] = f"{e}; {how}"
+            model.graph.insert_before(node, builder.nodes)
+            for old, out in zip(node.outputs, made_of, strict=True):
+                out.type, out.shape = old.type, old.shape
+                ir.convenience.replace_all_uses_with(old, out, replace_graph_outputs=True)
+                kept, old.name = old.name, f"{old.name}/replaced"
+                out.name = kept
+            model.graph.remove(node, safe=True)
+    sites = tuple(
+        replace(s, spec=plain.get(s.name, s.spec), lossy=kernels[s.name].lossy if s.name in kernels else s.lossy)
+        for s in report.sites
+        if s.name not in lost
+    )
+    misses = tuple(Miss(s.name, s.op, lost[s.name]) for s in report.sites if s.name in lost)
+    return kernels, sites, report.misses + misses
+
+
+def _unfused(
+    b: OnnxBuilder, spec: AttentionSpec, operands: list[ir.Value], target: Target
+) -> tuple[list[ir.Value], str]:
+    """A site in standard ops, and which: on GPUs, whose memory is short, by blocks of keys where that can be written."""
+    if target.is_gpu and spec == spec.plain:
+        try:
+            made = blocked.emit_unrolled(b, spec, operands)
+        except UnsupportedError:
+            pass  # the reason that counts is the kernels'
+        else:
+            return made, f"it is left in blocks of {blocked.block_size(spec)} keys, which are not fused"
+    kind = narrowest(spec) if target.is_gpu else np.int64
+    return decomposed.emit(b, spec, operands, kind=kind), "it is left in the decomposed form, with a buffer of Sq x Skv"
+
+
+def _made(
+    made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target, refused: Mapping[str, str] | None
+) -> Kernel:
+    """The kernel of a spec, made once."""
+    if spec not in made:
+        made[spec] = emit_kernel(spec, target)
+    if reason := (refused or {}).get(made[spec].name):
+        raise UnsupportedError(f"the compiler refuses the kernel: {reason}")
+    return made[spec]
+
+
+def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        for attr in node.attribute:
+            if attr.type == onnx.AttributeProto.GRAPH:
+                nodes += _all_nodes(attr.g)
+    return nodes
+
+
+def infer_types(model: onnx.ModelProto) -> None:
+    """Shape inference in place. Large weights stay out of it, so models beyond protobuf's 2 GiB work too."""
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    graph = light.graph
+    graph.name = model.graph.name
+    for name in ("node", "input", "output", "value_info"):
+        getattr(graph, name).extend(getattr(model.graph, name))
+    known = {v.name for v in graph.value_info}
+    for node in graph.node:
+        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
+            for name, (shape, dtype) in zip(node.output, site_spec(node).results, strict=True):
+                if name not in known:
+                    kind = {"f64": 11, "f32": 1, "f16": 10, "bf16": 16}[dtype]
+                    graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() <= _INFERENCE_BYTES:
+            graph.initializer.append(tensor)
+        else:
+            graph.initializer.add(
+                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
+            )
+    for _ in range(_INFERENCE_ROUNDS):
+        inferred = infer_followed(light)
+        del graph.value_info[:]
+        graph.value_info.extend(inferred.graph.value_info)
+        if not _refine_slices(graph):
+            break
+    for name in ("value_info", "output", "node"):
+        del getattr(model.graph, name)[:]
+        getattr(model.graph, name).extend(getattr(inferred.graph, name))
+
+
+def _refine_slices(graph: onnx.GraphProto) -> bool:
+    """Sets dims that a Slice with computed bounds leaves alone; shape inference forgets them. True if there was one."""
+    shapes = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    constants = {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+    found = False
+    for node in graph.node:
+        if op_of(node) != "Slice" or len(node.input) < 4 or node.input[3] not in constants:
+            continue
+        source, result = shapes.get(node.input[0]), shapes.get(node.output[0])
+        if node.input[0] in constants:
+            dims: list[int | None] = list(constants[node.input[0]].dims)
+        elif source is not None and source.HasField("shape"):
+            dims = [d.dim_value if d.HasField("dim_value") else None for d in source.shape.dim]
+        else:
+            continue
+        if result is None or len(result.shape.dim) != len(dims):
+            continue
+        sliced = {int(a) % len(dims) for a in onnx.numpy_helper.to_array(constants[node.input[3]]).ravel()}
+        for i, (dim, known) in enumerate(zip(result.shape.dim, dims, strict=True)):
+            if i not in sliced and known is not None and not dim.HasField("dim_value"):
+                dim.dim_value = known
+                found = True
+    return found
+
+
+class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
+    """The stock importer plus one operator. `kernels` maps the name of an AttentionSite node to its kernel."""
+
+    __slots__ = ["kernels"]
+    kernels: Mapping[str, Kernel]
+
+    @classmethod
+    def define(cls, graph: Any, module: Any, kernels: Mapping[str, Kernel]) -> _SiteImporter:
+        base = stock.NodeImporter.define_function(graph, module)
+        # define_function makes a NodeImporter whatever class it is called on.
+        self = cls(
+            graph,
+            parent_op=base._p,
+            block=base._b,
+            context_cache=base._cc,
+            module_op=base._m,
+            module_cache=base._mc,
+        )
+        self._nv_map = base._nv_map
+        self.kernels = kernels
+        return self
+
+    def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
+        if node.domain != DOMAIN:
+            return False
+        kernel = self.kernels[node.name]
+        spec = kernel.spec
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            operands = []
+            for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
+                value = self._nv_map[name]
+                have = _builtin(value.type, element_type(dtype))
+                want = _tensor(shape, dtype)
+                operands.append(_cast(_op("torch_c.to_builtin_tensor", value, have), want))
+            results = mlir.Operation.create(
+                "util.call",
+                results=[_tensor(shape, dtype) for shape, dtype in spec.results],
+                operands=operands,
+                attributes={"callee": mlir.FlatSymbolRefAttr.get(kernel.name)},
+            ).results
+            for name, result, (_, dtype) in zip(node.output, results, spec.results, strict=True):
+                torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
+                cast = _cast(result, _builtin(torch_type, element_type(dtype)))
+                self._nv_map[name] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+        return True
+
+
+def _op(name: str, operand: Any, result: Any) -> Any:
+    return mlir.Operation.create(name, results=[result], operands=[operand]).result
+
+
+def _cast(value: Any, want: Any) -> Any:
+    return value if value.type == want else _op("tensor.cast", value, want)
+
+
+def _tensor(shape: tuple[int | str, ...], dtype: str) -> Any:
+    dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
+    return mlir.Type.parse(f"tensor<{dims}{element_type(dtype)}>")
+
+
+def _builtin(torch_type: Any, element: str) -> Any:
+    """The builtin tensor type for a `!torch.vtensor<[1,?],f32>`."""
+    dims = str(torch_type).partition("[")[2].partition("]")[0]
+    return mlir.Type.parse("tensor<" + "".join(f"{d}x" for d in dims.split(",") if d) + element + ">")

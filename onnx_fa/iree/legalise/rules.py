@@ -1,0 +1,356 @@
+"""ONNX to ONNX, for IREE only: what it refuses, miscompiles or makes slow code of, written so that it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import helper, numpy_helper
+
+from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
+from onnx_fa.patterns.blocked import SPEC_KEY
+
+EXPAND = (
+    # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
+    "AffineGrid",
+    "Attention",
+    "CausalConvWithState",
+    "LinearAttention",
+    "RMSNormalization",
+    "RotaryEmbedding",
+    "SwiGLU",
+    "Swish",
+)
+"""Operators that are replaced by their ONNX function body where `legalize` has no better spelling."""
+
+
+def legalize(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with equal results that IREE can import; the model passed is not changed.
+
+    Model-local functions are inlined and operators that IREE refuses become smaller ones. The types of values are
+    taken from `value_info`: infer shapes before.
+    """
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    if out.functions:
+        out = onnx.inliner.inline_local_functions(out)
+    _rewrite(out)
+    if {op_of(n) for n in out.graph.node} & set(EXPAND):
+        out = onnx.inliner.inline_selected_functions(out, [("", name) for name in EXPAND], inline_schema_functions=True)
+    return out
+
+
+class _Graph:
+    """Types, constants and fresh names of one graph while its nodes are rewritten."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        graph = model.graph
+        self.graph = graph
+        self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+        self.types: dict[str, tuple[int, list[int | str | None] | None]] = {}
+        for v in (*graph.input, *graph.value_info, *graph.output):
+            t = v.type.tensor_type
+            shape: list[int | str | None] | None = None
+            if t.HasField("shape"):
+                shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in t.shape.dim]
+            self.types[v.name] = (t.elem_type, shape)
+        self.constants = {t.name: t for t in graph.initializer}
+        for node in graph.node:
+            if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
+                self.constants[node.output[0]] = node.attribute[0].t
+        for t in graph.initializer:
+            self.types[t.name] = (t.data_type, list(t.dims))
+        self.names = set(self.types) | {o for n in graph.node for o in n.output}
+        self.nodes: list[onnx.NodeProto] = []
+
+    def fresh(self, hint: str) -> str:
+        name, n = hint, 1
+        while name in self.names:
+            n += 1
+            name = f"{hint}_{n}"
+        self.names.add(name)
+        return name
+
+    def add(self, op: str, inputs: Sequence[str], hint: str, *, out: str | None = None, **attrs: Any) -> str:
+        name = out or self.fresh(hint)
+        self.nodes.append(helper.make_node(op, list(inputs), [name], name=f"{hint}/{op}", **attrs))
+        return name
+
+    def const(self, array: Any, hint: str) -> str:
+        name = self.fresh(hint)
+        tensor = numpy_helper.from_array(np.asarray(array), name)
+        self.graph.initializer.append(tensor)
+        self.constants[name] = tensor
+        return name
+
+    def shape(self, name: str) -> list[int | str | None] | None:
+        return self.types.get(name, (0, None))[1]
+
+
+_Handler = Callable[[_Graph, onnx.NodeProto], bool]
+
+
+def _rewrite(model: onnx.ModelProto) -> None:
+    g = _Graph(model)
+    for node in model.graph.node:
+        handler = _HANDLERS.get(op_of(node))
+        if handler is None or not handler(g, node):
+            g.nodes.append(node)
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in g.nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def _attr(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
+def _rms_norm(g: _Graph, node: onnx.NodeProto) -> bool:
+    """x / sqrt(mean(x^2) + eps) * scale. The function body computes its axes at run time, which IREE refuses."""
+    x, scale = node.input
+    kind, shape = g.types.get(x, (0, None))
+    axis = _attr(node, "axis", -1)
+    if axis < 0 or shape is not None:
+        axes = list(range(axis, 0)) if axis < 0 else list(range(axis, len(shape or [])))
+    else:
+        return False
+    stash = _attr(node, "stash_type", 1)
+    if not kind:
+        return False
+    hint = node.name or "RMSNormalization"
+    wide = x if kind == stash else g.add("Cast", [x], hint, to=stash)
+    mean = g.add("ReduceMean", [g.add("Mul", [wide, wide], hint), g.const(np.array(axes, np.int64), hint)], hint)
+    eps = numpy_helper.to_array(helper.make_tensor("eps", stash, [], [_attr(node, "epsilon", 1e-5)]))
+    root = g.add("Sqrt", [g.add("Add", [mean, g.const(eps, hint)], hint)], hint)
+    normal = g.add("Div", [wide, root], hint)
+    if kind != stash:
+        normal = g.add("Cast", [normal], hint, to=kind)
+    g.add("Mul", [normal, scale], hint, out=node.output[0])
+    return True
+
+
+def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
+    """RotaryEmbedding in the layout that it comes in, without the transposes of its function body."""
+    x, cos, sin, ids = [*node.input, ""][:4]
+    cache, shape = g.shape(cos), g.shape(x)
+    half = cache[-1] if cache else None
+    if not isinstance(half, int) or shape is None or not half:
+        return False
+    hint = node.name or "RotaryEmbedding"
+    rotated = 2 * half
+    flat = len(shape) == 3
+    heads = _attr(node, "num_heads", 0)
+    head_dim = shape[-1] // heads if flat and heads and isinstance(shape[-1], int) else shape[-1]
+    if not isinstance(head_dim, int):
+        return False
+
+    def ints(*values: int) -> str:
+        return g.const(np.array(values, np.int64), hint)
+
+    def part(value: str, start: int, end: int) -> str:
+        return g.add("Slice", [value, ints(start), ints(end), ints(-1)], hint)
+
+    if flat:  # (B, S, H * D): heads are axis 2
+        x = g.add("Reshape", [x, ints(0, 0, heads, head_dim)], hint)
+    tables = []
+    for table in (cos, sin):
+        rows = g.add("Gather", [table, ids], hint, axis=0) if ids else table
+        tables.append(g.add("Unsqueeze", [rows, ints(2 if flat else 1)], hint))
+    turning = x if head_dim == rotated else part(x, 0, rotated)
+    if _attr(node, "interleaved", 0):
+        pairs = g.add("Reshape", [turning, ints(0, 0, 0, half, 2)], hint)
+        a, b = (g.add("Gather", [pairs, g.const(np.array(k, np.int64), hint)], hint, axis=4) for k in (0, 1))
+    else:
+        a, b = part(turning, 0, half), part(turning, half, rotated)
+    real = g.add("Sub", [g.add("Mul", [a, tables[0]], hint), g.add("Mul", [b, tables[1]], hint)], hint)
+    imag = g.add("Add", [g.add("Mul", [a, tables[1]], hint), g.add("Mul", [b, tables[0]], hint)], hint)
+    if _attr(node, "interleaved", 0):
+        last = [g.add("Unsqueeze", [v, ints(-1)], hint) for v in (real, imag)]
+        parts = [g.add("Reshape", [g.add("Concat", last, hint, axis=-1), ints(0, 0, 0, rotated)], hint)]
+    else:
+        parts = [real, imag]
+    if head_dim != rotated:
+        parts.append(part(x, rotated, head_dim))
+    final = None if flat else node.output[0]
+    joined = parts[0] if len(parts) == 1 else g.add("Concat", parts, hint, out=final, axis=-1)
+    if flat:
+        g.add("Reshape", [joined, ints(0, 0, heads * head_dim)], hint, out=node.output[0])
+    elif joined != node.output[0]:
+        g.add("Identity", [joined], hint, out=node.output[0])
+    return True
+
+
+def _contrib_rotary(g: _Graph, node: onnx.NodeProto) -> bool:
+    """onnxruntime's RotaryEmbedding. IREE reads heads that lie behind the sequence in the wrong order, and refuses the other forms.
+
+    Raises ModelError where the shapes of its inputs are unknown.
+    """
+    x, ids, cos, sin = node.input[:4]
+    shape, cache, at = g.shape(x), g.shape(cos), g.shape(ids)
+    half = cache[-1] if cache else None
+    heads = _attr(node, "num_heads", 0)
+    width = shape[-1] if shape else None
+    usable = isinstance(half, int) and isinstance(width, int) and shape is not None and at is not None
+    if not usable or _attr(node, "scale", 1.0) != 1.0:
+        raise ModelError(
+            f"node {node.name!r}: RotaryEmbedding of com.microsoft with unknown shapes or a scale is not supported"
+        )
+    assert isinstance(half, int) and isinstance(width, int) and shape is not None and at is not None
+    hint = node.name or "RotaryEmbedding"
+    if len(at) == 1:  # the position of the first row of every sequence
+        axis = g.const(np.array(1 if len(shape) == 3 else 2, np.int64), hint)
+        length = g.add("Gather", [g.add("Shape", [x], hint), axis], hint, axis=0)
+        zero, one = (g.const(np.array(i, np.int64), hint) for i in (0, 1))
+        row = g.add("Add", [g.add("Range", [zero, length, one], hint), ids], hint)
+        ids = g.add("Unsqueeze", [row, g.const(np.array([0], np.int64), hint)], hint)
+    made = helper.make_node(
+        "RotaryEmbedding",
+        [x, cos, sin, ids],
+        list(node.output),
+        name=hint,
+        interleaved=_attr(node, "interleaved", 0),
+        num_heads=heads or (width // (2 * half) if len(shape) == 3 else 0),
+    )
+    return _rotary(g, made)
+
+
+def _reshape(g: _Graph, node: onnx.NodeProto) -> bool:
+    """A Reshape to [-1, tail] that merges two or more dynamic dims.
+
+    IREE casts all but one of them to 1 (silently wrong, or a run-time failure) unless the input ends in the same tail.
+    In two steps it is right: the static dims first, or all of it flat where dynamic dims do not lead.
+    """
+    shape, target = g.shape(node.input[0]), g.constants.get(node.input[1])
+    if shape is None or target is None or _attr(node, "allowzero", 0):
+        return False
+    want = [int(i) for i in numpy_helper.to_array(target).ravel()]
+    dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
+    tail = want[1:]
+    if len(dynamic) < 2 or not tail or want[0] != -1 or 0 in tail or shape[-len(tail) :] == tail:
+        return False
+    hint = node.name or "Reshape"
+    lead = len(dynamic)
+    if dynamic == list(range(lead)) and math.prod(d for d in shape if isinstance(d, int)) == math.prod(tail):
+        first = [0] * lead + tail
+    else:
+        first = [-1]
+    middle = g.add("Reshape", [node.input[0], g.const(np.array(first, np.int64), hint)], hint)
+    g.add("Reshape", [middle, node.input[1]], hint, out=node.output[0])
+    return True
+
+
+def _patches(g: _Graph, node: onnx.NodeProto) -> bool:
+    """A 2-D Conv whose patches do not overlap (stride = kernel, no padding) as one matmul: how a ViT embeds its image.
+
+    IREE's direct convolution takes about eight times as long, and a matmul's constant weight is packed at compile time.
+    """
+    shape, weight = g.shape(node.input[0]), g.constants.get(node.input[1])
+    if shape is None or len(shape) != 4 or weight is None or weight.data_location == onnx.TensorProto.EXTERNAL:
+        return False
+    kernel = list(weight.dims)[2:]
+    plain = (
+        _attr(node, "strides", [1, 1]) == kernel
+        and not any(_attr(node, "pads", [0]))
+        and _attr(node, "auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
+        and all(d == 1 for d in _attr(node, "dilations", [1]))
+        and _attr(node, "group", 1) == 1
+    )
+    channels, height, width = shape[1:]
+    if not plain or not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
+        return False
+    kh, kw = kernel
+    if height % kh or width % kw:
+        return False
+    h, w, out = height // kh, width // kw, weight.dims[0]
+    hint = node.name or "Conv"
+
+    def reshape(value: str, *dims: int, to: str | None = None) -> str:
+        return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint, out=to)
+
+    rows = g.add("Transpose", [reshape(node.input[0], 0, channels, h, kh, w, kw)], hint, perm=[0, 2, 4, 1, 3, 5])
+    matrix = np.ascontiguousarray(numpy_helper.to_array(weight).reshape(out, -1).T)
+    result = g.add("MatMul", [reshape(rows, 0, h * w, channels * kh * kw), g.const(matrix, hint)], hint)
+    if len(node.input) > 2 and node.input[2]:
+        result = g.add("Add", [result, node.input[2]], hint)
+    reshape(g.add("Transpose", [result], hint, perm=[0, 2, 1]), 0, out, h, w, to=node.output[0])
+    return True
+
+
+def _flat_rows(g: _Graph, node: onnx.NodeProto) -> bool:
+    """A MatMul of four or more dims by a matrix, as one of rows.
+
+    In packed layout IREE copies the matrix for every batch first (17 of 22 ms of SAM's encoder).
+    """
+    left, right = g.shape(node.input[0]), g.shape(node.input[1])
+    if left is None or right is None or len(left) < 4 or len(right) != 2:
+        return False
+    *rows, depth = left
+    width = right[1]
+    if (
+        not (isinstance(depth, int) and isinstance(width, int))
+        or 0 in left
+        or sum(not isinstance(d, int) for d in rows) > 1
+    ):
+        return False
+    hint = node.name or "MatMul"
+    flat = g.add("Reshape", [node.input[0], g.const(np.array([-1, depth], np.int64), hint)], hint)
+    product = g.add("MatMul", [flat, node.input[1]], hint)
+    back = [d if isinstance(d, int) else -1 for d in (*rows, width)]
+    g.add("Reshape", [product, g.const(np.array(back, np.int64), hint)], hint, out=node.output[0])
+    return True
+
+
+def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
+    """A Loop without a first condition: IREE wants one. Raises ModelError for that of the blocked form, which ends the compiler
+    by a segmentation fault."""
+    if any(p.key == SPEC_KEY for p in node.metadata_props):
+        raise ModelError(
+            f"{node.name or 'Loop'}: attention in the blocked form, which IREE's compiler does not survive "
+            "(docs/iree-bugs.md): compile the model that it was made from"
+        )
+    if len(node.input) < 2 or node.input[1]:
+        return False
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[1] = g.const(np.array(True), node.name or "Loop")
+    g.nodes.append(made)
+    return True
+
+
+def _dequantize_blocks(g: _Graph, node: onnx.NodeProto) -> bool:
+    """One scale for every block of neighbours, which IREE refuses, as Cast, Sub and Mul: only the product rounds, as in the op."""
+    block = _attr(node, "block_size", 0)
+    shape = g.shape(node.input[0])
+    if not block or shape is None or any(e.name == "output_dtype" for e in node.attribute):
+        return False
+    axis = _attr(node, "axis", 1) % len(shape)
+    width, (kind, scale_shape) = shape[axis], g.types.get(node.input[1], (0, None))
+    if not isinstance(width, int) or width % block or not kind or scale_shape is None:
+        return False
+    hint = node.name or "DequantizeLinear"
+    parts = list(node.input[1:])
+    if 1 < block < width:
+        indices = g.const(np.repeat(np.arange(width // block), block), hint)
+        parts = [g.add("Gather", [p, indices], f"{hint}/{i}", axis=axis) for i, p in enumerate(parts)]
+    number = g.add("Cast", [node.input[0]], hint, to=kind)
+    if len(parts) > 1:
+        number = g.add("Sub", [number, g.add("Cast", [parts[1]], f"{hint}/zero", to=kind)], hint)
+    g.add("Mul", [number, parts[0]], hint, out=node.output[0])
+    return True
+
+
+_HANDLERS: dict[str, _Handler] = {
+    "Loop": _loop,
+    "MatMul": _flat_rows,
+    "Conv": _patches,
+    "DequantizeLinear": _dequantize_blocks,
+    "RMSNormalization": _rms_norm,
+    "RotaryEmbedding": _rotary,
+    "Reshape": _reshape,
+    f"{CONTRIB}.RotaryEmbedding": _contrib_rotary,
+}

@@ -1,0 +1,218 @@
+"""Running compiled modules: in this process, and in a child for times and peak memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_fa import processes as limits
+from onnx_fa.errors import MissingDependencyError, RunError, TargetError, one_line
+
+Array = NDArray[Any]
+
+
+def _runtime() -> Any:
+    try:
+        import iree.runtime as rt
+    except ImportError as e:
+        raise MissingDependencyError("the IREE runtime is not installed: pip install iree-base-runtime") from e
+    return rt
+
+
+def require_device(device: str) -> None:
+    """Raises TargetError where IREE's runtime finds no such device here. `device` is a driver, with or without a device of it:
+    "cuda", "hip", "vulkan://0"."""
+    rt, driver = _runtime(), device.partition(":")[0]
+    if driver not in (known := rt.query_available_drivers()):
+        raise TargetError(f"device {device}: IREE's runtime has no driver {driver!r} here, only {', '.join(known)}")
+    try:
+        found = rt.get_driver(driver).query_available_devices()
+    except (RuntimeError, ValueError) as e:
+        raise TargetError(f"device {device}: not present on this machine: {one_line(e)}") from e
+    if not found:
+        raise TargetError(f"device {device}: not present on this machine: the driver finds none")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device as IREE's runtime sees it; `name` with the version of NVIDIA's driver. `capability` is CUDA's, times ten (90), 0 of
+    others."""
+
+    name: str
+    capability: int
+
+
+def find_gpu(device: str) -> Gpu:
+    """The first device of a driver. Raises TargetError where there is none."""
+    require_device(device)
+    driver = _runtime().get_driver(device.partition(":")[0])
+    found = driver.query_available_devices()[0]
+    facts = re.search(r"gpu-compute-capability: (\d+)\.(\d)", driver.dump_device_info(found["device_id"]))
+    driver_version = Path("/sys/module/nvidia/version")
+    version = f", driver {driver_version.read_text().strip()}" if driver_version.is_file() and facts else ""
+    return Gpu(found["name"] + version, 10 * int(facts[1]) + int(facts[2]) if facts else 0)
+
+
+def load_module(
+    vmfb: Path | bytes, device: str = "local-task", function: str | None = None
+) -> Callable[..., list[Array]]:
+    """A callable that takes NumPy arrays in the function's argument order and returns its results as a list.
+
+    `function` is needed only when the module exports more than one. Raises RunError when the module cannot be loaded or
+    a call fails.
+    """
+    rt = _runtime()
+    try:
+        data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
+        config = rt.Config(device)
+        context = rt.SystemContext(config=config)
+        module = rt.VmModule.copy_buffer(context.instance, data)
+        context.add_vm_module(module)
+    except OSError as e:
+        raise RunError(f"{vmfb!r}: cannot be read: {e.strerror}") from e
+    except Exception as e:  # the bindings raise whatever their C++ throws
+        raise RunError(f"the module cannot be loaded on {device}: {one_line(e)}") from e
+    names = [n for n in module.function_names if not n.startswith("__")]
+    if function is None:
+        public = [n for n in names if not n.endswith("$async")]
+        if len(public) != 1:
+            raise RunError(f"the module exports {', '.join(public) or 'no function'}: say which to call")
+        function = public[0]
+    elif function not in names:
+        raise RunError(f"the module has no function {function!r}, only {', '.join(names)}")
+    invoke = context.modules[module.name][function]
+
+    def call(*arrays: Array) -> list[Array]:
+        try:
+            result = invoke(*arrays)
+            results = result if isinstance(result, (list, tuple)) else [result]
+            return [np.asarray(r.to_host()) for r in results]
+        except Exception as e:  # the bindings raise whatever their C++ throws, and KeyError for types that NumPy lacks
+            raise RunError(f"{function}: {one_line(e)}") from e
+
+    return call
+
+
+def tool_path(name: str) -> str:
+    """Path of a program of the runtime wheel itself, not its Python wrapper: the wrapper would be measured too."""
+    try:
+        from iree import _runtime_libs
+    except ImportError as e:
+        raise MissingDependencyError("the IREE runtime is not installed: pip install iree-base-runtime") from e
+    return str(Path(next(iter(_runtime_libs.__path__))) / name)
+
+
+BUFFERS_KEPT = {"cuda": ("--device_allocator=caching", "--cuda_async_allocations=false")}
+"""Flags by driver, with which the runtime keeps freed buffers for the next call: on CUDA, taking large ones anew costs more than
+small kernels do."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Raw wall-clock times of one call each, in milliseconds, and the child's peak resident size."""
+
+    ms: tuple[float, ...]
+    peak_bytes: int
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.ms))
+
+
+def _module_flags(
+    folder: Path, vmfb: Path, inputs: Sequence[Array | Path], function: str, device: str, threads: int | None
+) -> list[str]:
+    flags = [f"--module={vmfb}", f"--device={device}", f"--function={function}"]
+    if threads is not None:
+        flags.append(f"--task_topology_max_group_count={threads}")
+    for i, array in enumerate(inputs):
+        path = array if isinstance(array, Path) else folder / f"{i}.npy"
+        if not isinstance(array, Path):
+            np.save(path, array)
+        flags.append(f"--input=@{path}")
+    return flags
+
+
+def benchmark_module(
+    vmfb: Path,
+    inputs: Sequence[Array | Path],
+    *,
+    function: str = "main_graph",
+    device: str = "local-task",
+    repetitions: int = 10,
+    threads: int | None = None,
+    each: int = 1,
+    untimed: int = 1,
+    extra: Sequence[str] = (),
+    timeout_s: float = 600,
+    memory_bytes: int = 16 << 30,
+) -> Samples:
+    """Times `repetitions` calls with iree-benchmark-module, after `untimed` others; a sample may be the mean of `each` calls in a
+    row. Inputs are arrays or .npy files. Raises RunError."""
+    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
+        out = Path(tmp) / "out.json"
+        command = [
+            tool_path("iree-benchmark-module"),
+            *_module_flags(Path(tmp), vmfb, inputs, function, device, threads),
+            f"--benchmark_repetitions={repetitions + untimed}",
+            f"--benchmark_min_time={each}x",
+            f"--benchmark_out={out}",
+            "--benchmark_out_format=json",
+            *BUFFERS_KEPT.get(device.partition(":")[0], ()),
+            *extra,
+        ]
+        done = _run(command, timeout_s, memory_bytes, timed=True)
+        rows = json.loads(out.read_text())["benchmarks"]
+    to_ms = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+    samples = [r["real_time"] * to_ms[r["time_unit"]] for r in rows if r.get("run_type") == "iteration"]
+    return Samples(tuple(samples[untimed:]), done.peak_bytes)
+
+
+def run_module(
+    vmfb: Path,
+    inputs: Sequence[Array | Path],
+    outputs: int,
+    *,
+    function: str = "main_graph",
+    device: str = "local-task",
+    threads: int | None = None,
+    as_numbers: np.dtype[Any] | None = None,
+    timeout_s: float = 600,
+    memory_bytes: int = 16 << 30,
+) -> tuple[list[Array], int]:
+    """One call in a child process: its `outputs` results and its peak resident size in bytes; on a GPU, the most bytes it had
+    there. With `as_numbers` the results are of that type and flat: .npy has no bf16. Raises RunError."""
+    on_host = device.startswith("local")
+    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
+        flags = _module_flags(Path(tmp), vmfb, inputs, function, device, threads)
+        results = [Path(tmp) / f"out{i}.{'bin' if as_numbers else 'npy'}" for i in range(outputs)]
+        command = [tool_path("iree-run-module"), *flags, *(f"--output=@{r}" for r in results)]
+        done = _run([*command, *([] if on_host else ["--print_statistics"])], timeout_s, memory_bytes)
+        arrays = [np.fromfile(r, as_numbers) if as_numbers else np.load(r) for r in results]
+        if on_host:
+            return arrays, done.peak_bytes
+        peak = re.search(r"DEVICE_LOCAL: +(\d+)B peak", done.stderr + done.stdout)
+        if peak is None:
+            raise RunError(f"{os.path.basename(command[0])} says nothing of the memory on {device}")
+        return arrays, int(peak[1])
+
+
+def _run(command: list[str], timeout_s: float, memory_bytes: int, timed: bool = False) -> limits.Finished:
+    name = os.path.basename(command[0])
+    try:
+        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes, timed=timed)
+    except OSError as e:
+        raise RunError(f"{command[0]}: cannot be run: {e.strerror}") from e
+    if done.ending != "ok":
+        last = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RunError(f"{name} {done.describe(timeout_s, memory_bytes)}: {last[0][:300] if last else 'no message'}")
+    return done

@@ -1,0 +1,185 @@
+"""The body of the vector kernel with products of bf16 (AVX512_BF16), each of which takes two head dims or keys in a lane.
+
+    S^T[k, q] += K[k, 2 d] Q[q, 2 d] + K[k, 2 d + 1] Q[q, 2 d + 1]
+
+Q^T, blocks of K and V, and the probabilities are kept as pairs of bf16: the lower half of an f32's place holds the even head dim
+(of Q and K) or key (of P and V). Products are exact and sums f32; what is not bf16 is rounded to it, and probabilities always are.
+Scores, maxima and sums are f32 as in vector_body.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.state import Block, Slab
+from onnx_fa.kernels.cpu.tiles import VectorConfig
+from onnx_fa.kernels.cpu.vector_body import VectorBody
+from onnx_fa.spec.attention import AttentionSpec
+
+
+def check_dot(spec: AttentionSpec) -> None:
+    """Raises UnsupportedError for what has no products of bf16."""
+    if spec.quantized or spec.rounding is not None:
+        raise UnsupportedError("products of bf16: K, V or probabilities are integers")
+    if spec.D % 2 or spec.D < 8 or spec.Dv < 4:
+        raise UnsupportedError(f"products of bf16: head dims {spec.D} and {spec.Dv} do not fill pairs of lanes")
+
+
+class DotBody(VectorBody):
+    """Arguments as in VectorBody; at most D / 2 and Dv lanes. Raises UnsupportedError for what `check_dot` refuses, and for tiles
+    of an odd number of keys."""
+
+    PER_STEP = 2
+
+    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+        check_dot(spec)
+        if config.RI % 2 or min(spec.D // 2, spec.Dv) < config.W:
+            raise UnsupportedError(f"products of bf16: tiles {config} do not fit head dims {spec.D} and {spec.Dv}")
+        super().__init__(spec, config, splits)
+        self.halves = f"vector<{2 * config.W}xbf16>"
+
+    @property
+    def copied_width(self) -> int:
+        return max(self.spec.D // 2, self.spec.Dv)
+
+    # Pairs.
+
+    def rounded(self, low: str, high: str) -> str:
+        """Two vectors of f32, one after the other, as bf16."""
+        op = f'llvm.call_intrinsic "llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * self.t.width}"({high}, {low})'
+        return self.t.let(f"{op} : ({self.t.vec}, {self.t.vec}) -> {self.halves}")
+
+    def as_pairs(self, halves: str) -> str:
+        """Neighbours as pairs."""
+        return self.t.let(f"vector.bitcast {halves} : {self.halves} to {self.t.vec}")
+
+    def interleaved(self, halves: str) -> str:
+        """Pairs of the numbers at the same place of the two halves of a vector."""
+        return self.shuffled(halves, halves, self.halves)
+
+    def shuffled(self, low: str, high: str, type_: str) -> str:
+        """Pairs of numbers i and W + i, for i below W, of two vectors of a type, one behind the other."""
+        order = [i + part for i in range(self.t.width) for part in (0, self.t.width)]
+        return self.as_pairs(self.t.let(f"vector.shuffle {low}, {high} {order} : {type_}, {type_}"))
+
+    def neighbours(self, slab: Slab, row: str, pair: str) -> str:
+        """W pairs of neighbours in a row."""
+        t, at = self.t, self.t.arith("muli", pair, self.t.index(2))
+        if slab.element != "bf16":
+            low, high = (self.read_f32(slab, row, t.shifted(at, n)) for n in (0, t.width))
+            return self.as_pairs(self.rounded(low, high))
+        zero = t.constant("0.0", "bf16")
+        read = f"vector.transfer_read {slab.value}[{row}, {at}], {zero} {{in_bounds = [true]}}"
+        return self.as_pairs(t.let(f"{read} : {slab.type}, {self.halves}"))
+
+    def one_pair(self, slab: Slab, low: tuple[str, str], high: tuple[str, str]) -> str:
+        """Two numbers of a slab as a scalar pair."""
+        t, bits = self.t, []
+        for at in (low, high):
+            x = self.extract(slab, *at)
+            half = t.let(f"arith.truncf {x} : f32 to bf16")
+            short = t.let(f"arith.bitcast {half} : bf16 to i16")
+            bits.append(t.let(f"arith.extui {short} : i16 to i32"))
+        upper = t.arith("shli", bits[1], t.constant("16", "i32"), "i32")
+        return t.let(f"arith.bitcast {t.arith('ori', bits[0], upper, 'i32')} : i32 to f32")
+
+    # Operands.
+
+    def transposed_queries(self) -> str:
+        """Pairs of Q^T, D/2 x BM, without the scale, which would have to be rounded: see `raw_score`."""
+        t, w, pairs = self.t, self.t.width, self.spec.D // 2
+        empty = t.let(f"tensor.empty() : {self.qT_type}")
+
+        def by_one(d: str, row: str, out: str) -> str:
+            even, odd = self.two(d)
+            for lane in range(w):
+                column = t.shifted(row, lane)
+                query = self.query_row(column)
+                x = self.one_pair(self.q, (query, even), (query, odd))
+                out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.qT_type}")
+            return out
+
+        def body(row: str, d: str, out: str) -> str:
+            rows = [self.neighbours(self.q, self.query_row(t.shifted(row, i)), d) for i in range(w)]
+            for i, x in enumerate(t.transpose(rows)):
+                out = t.write(x, out, self.qT_type, t.shifted(d, i), row)
+            return out
+
+        if self.q.swapped:
+            return self.over_rows(pairs, empty, self.qT_type, by_one)
+        return self.over_tiles(pairs, empty, self.qT_type, body)
+
+    def two(self, pair: str) -> tuple[str, str]:
+        """The two places of a pair."""
+        even = self.t.arith("muli", pair, self.t.index(2))
+        return even, self.t.shifted(even, 1)
+
+    def copied_keys(self, tile: str, block: Block) -> str:
+        """A row per key, of pairs of head dims."""
+
+        def pairs(i: str) -> Callable[[str], str]:
+            key = self.row(block, i).stored
+
+            def pair(d: str) -> str:
+                even, odd = self.two(d)
+                return self.one_pair(self.k, (key, even), (key, odd))
+
+            return pair if self.k.swapped else lambda d: self.neighbours(self.k, key, d)
+
+        return self.copied(tile, block.rows, self.spec.D // 2, pairs, self.k.swapped)
+
+    def copied_values(self, tile: str, block: Block) -> str:
+        """A row per two keys, of pairs of these; past the last key zeros, for 0 times an infinite value is NaN."""
+        t, v = self.t, self.v
+
+        def pairs(i: str) -> Callable[[str], str]:
+            rows = [self.row(block, x) for x in self.two(i)]
+            even, odd = (row.stored for row in rows)
+            known = self.halves_of_keys(rows[0].key, rows[1].key) if self.passes_last_key(block) else None
+
+            def pair(d: str) -> str:
+                return self.kept(self.one_pair(v, (even, d), (odd, d)), known, "f32", "i32")
+
+            def vector(d: str) -> str:
+                if v.element != "bf16":
+                    found = self.interleaved(self.rounded(*(self.read_f32(v, row, d) for row in (even, odd))))
+                else:
+                    low, high = (t.read(v.value, v.type, row, d, element="bf16") for row in (even, odd))
+                    found = self.shuffled(low, high, t.type("bf16"))
+                return self.kept(found, known and t.broadcast(known, "i32"), t.vec, t.ivec)
+
+            return pair if v.swapped else vector
+
+        return self.copied(tile, self.in_steps(block.rows), self.spec.Dv, pairs, v.swapped)
+
+    def halves_of_keys(self, even: str, odd: str) -> str:
+        """The bits of a pair's halves whose keys there are, as i32."""
+        t = self.t
+        found = t.constant("0", "i32")
+        for key, bits in ((even, 0xFFFF), (odd, -1)):
+            inside = t.arith("cmpi slt,", key, self.skv)
+            found = t.let(f"arith.select {inside}, {t.constant(str(bits), 'i32')}, {found} : i32")
+        return found
+
+    def kept(self, pair: str, bits: str | None, floats: str, integers: str) -> str:
+        """A pair of bf16, or a vector of pairs, of whose bits only those stay; None for all."""
+        if bits is None:
+            return pair
+        t = self.t
+        whole = t.let(f"arith.bitcast {pair} : {floats} to {integers}")
+        return t.let(f"arith.bitcast {t.arith('andi', whole, bits, integers)} : {integers} to {floats}")
+
+    # One block of keys.
+
+    def product(self, scalar: str, vector: str, acc: str) -> str:
+        t = self.t
+        a, b = (t.let(f"vector.bitcast {x} : {t.vec} to {self.halves}") for x in (scalar, vector))
+        op = f'llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.{32 * t.width}"({acc}, {a}, {b})'
+        return t.let(f"{op} : ({t.vec}, {self.halves}, {self.halves}) -> {t.vec}")
+
+    def raw_score(self, x: str) -> str:
+        return self.t.vop("arith.mulf", x, self.t.splat(self.query_factor))
+
+    def one_step(self, weights: list[str]) -> str:
+        return self.interleaved(self.rounded(*weights))

@@ -1,0 +1,85 @@
+"""Attention of a few queries for llvm-cpu (see few_body.py): what it carries, its tiles."""
+
+from __future__ import annotations
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.combine import splits_of
+from onnx_fa.kernels.cpu.few_body import FewBody, FewConfig
+from onnx_fa.kernels.cpu.two_sweeps import FewInTwoSweeps
+from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.plan.score import IndexMask, window
+from onnx_fa.kernels.tiles.database import Pick, Tiles, pick
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.target import Target
+
+MOST_QUERIES = 8
+"""From here on, queries along the lanes use the registers better."""
+
+
+def few_queries(spec: AttentionSpec) -> int:
+    """How many queries each key/value head has, those of all query heads that share it. Raises UnsupportedError where they are
+    too many, or where an operand is stored head dim first."""
+    folded = fold_queries(spec)
+    if not isinstance(folded.Sq, int) or folded.Sq > MOST_QUERIES:
+        raise UnsupportedError(f"few kernel: {folded.Sq} queries per key/value head, more than {MOST_QUERIES}")
+    length, width = spec.rank - 2, spec.rank - 1
+    for name, layout in zip("qkvo", (folded.q_layout, folded.k_layout, folded.v_layout, folded.o_layout), strict=True):
+        if layout.index(width) < layout.index(length):
+            raise UnsupportedError(f"few kernel: {name} has its head dim before its length")
+    return folded.Sq
+
+
+def few_stack_bytes(spec: AttentionSpec, config: FewConfig) -> int:
+    """Bytes of the tiles that one workgroup keeps on its stack."""
+    return 4 * config.BM * (spec.D + spec.Dv + 2 * config.W + config.BK)
+
+
+def _keys_read(spec: AttentionSpec, block: int) -> float:
+    """How many keys a window reads, whose first block begins at a multiple of `block`; 1 without a window."""
+    sides = [window(m) for m in spec.masks if isinstance(m, IndexMask)]
+    lefts, rights = ([x for x in side if x is not None] for side in zip(*sides, strict=True)) if sides else ([], [])
+    return min(lefts) + min(rights) + 1 + block / 2 if lefts and rights else 1.0
+
+
+def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
+    """Measured tiles for the target. Raises UnsupportedError where none fit."""
+    queries, lanes = few_queries(spec), target.lanes
+    while lanes > 4 and lanes > min(spec.D, spec.Dv):
+        lanes //= 2
+
+    def config(t: Tiles) -> FewConfig:
+        return FewConfig(t["W"], queries, t["BK"], t["W"], t["RN"], t["U"])
+
+    def fits(t: Tiles) -> bool:
+        return t["W"] == lanes and few_stack_bytes(spec, config(t)) <= STACK_BYTES
+
+    found = pick(target, "few", spec, fits, lambda t: _keys_read(spec, t["BK"]))
+    if found is None:
+        raise UnsupportedError(f"few kernel: no tiles of {lanes} lanes that fit {STACK_BYTES} bytes of stack")
+    return config(found.choice.tiles), found
+
+
+def emit_few(
+    spec: AttentionSpec, target: Target, name: str, config: FewConfig | None = None, splits: int | None = None
+) -> Kernel:
+    """The kernel of one site with few queries; `splits` as in emit_vector. Raises UnsupportedError where spec or tiles do not
+    fit."""
+    check_vector(spec, target)
+    queries, found = few_queries(spec), None
+    if config is None:
+        config, found = tuned_few(spec, target)
+    if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
+        raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
+    folded = fold_queries(spec)
+    kind = FewBody if spec.rounding is None else FewInTwoSweeps
+    body = kind(folded, config, splits_of(folded, queries) if splits is None else splits)
+    for integers, width in ((body.k_integers, spec.D), (body.v_integers, spec.Dv)):
+        if integers is not None and not integers.in_vectors(width):
+            raise UnsupportedError(
+                f"few kernel: {config.W} lanes do not fit {width} head dims of integers, or a scale's groups"
+            )
+    text = dispatch_text(spec, body, name)
+    flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
+    return Kernel(name, text, "few", spec, shown(config, body), flags, found.reason if found else "")

@@ -1,0 +1,292 @@
+"""From a product of q and k to what the softmax sees: softcaps, masks and score functions, for vectors of queries."""
+
+from __future__ import annotations
+
+import math
+
+from onnx_fa.kernels.cpu.operands import VectorOperands
+from onnx_fa.kernels.cpu.state import Block, Row, Slab
+from onnx_fa.kernels.cpu.tiles import VectorConfig
+from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
+from onnx_fa.kernels.mlir.text import I32, tensor_type
+from onnx_fa.kernels.plan.bounds import Range
+from onnx_fa.kernels.plan.score import (
+    LOG2E,
+    ExprStep,
+    IndexMask,
+    IndexStep,
+    kind,
+    row_parts,
+    score_plan,
+    tile_parts,
+    uses,
+    varies,
+    window,
+)
+from onnx_fa.kernels.plan.skipping import skipping
+from onnx_fa.spec.attention import AttentionSpec, TensorArg
+from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves
+
+
+class MaskedScores(VectorOperands):
+    """Adds what is known of the mask terms before the first key, and computes the rest of them for a key."""
+
+    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+        super().__init__(spec, config, splits)
+        self.plan = score_plan(spec)
+        self.parts = tile_parts(self.plan, spec.tensors)
+        self.skips = skipping(spec)
+        self.clear_plan = self.plan.without(self.skips.kept)
+        self.clear_parts = set(tile_parts(self.clear_plan, spec.tensors))
+        self.tile_type = tensor_type((config.BK, config.BM), "f32")
+
+        self.vector = ExprVectors(self.t, IntBounds(spec.Sq, spec.Skv, spec.tensors), spec.tensors)
+        by_position = any(Q in leaves(e) for e in self.plan.expressions)
+        by_position = by_position or any(isinstance(m, IndexMask) for m in spec.masks)
+        self.positions = self.query_positions() if by_position else []
+        tensor_rows = {i: self.row_vectors(x, self.masks[i]) for i, x in enumerate(spec.tensors) if not varies(x)[1]}
+        conditions = (*self.skips.low, *self.skips.kept.values())
+        self.row_ranges = {
+            i: self.row_range(tensor_rows[i])
+            for i in sorted({leaf[1] for e in conditions for leaf in leaves(e) if leaf[0] == "tensor"})
+            if i in tensor_rows
+        }
+        parts = row_parts(self.plan, spec.tensors)
+        self.row_values = [
+            self.row_parts(parts, j, {i: x[j] for i, x in tensor_rows.items()}) for j in range(self.vectors)
+        ]
+        self.sink = [
+            self.vector.in_log2(x.value)
+            for x in (self.row_vectors(spec.sink, self.masks[-1]) if spec.sink is not None else [])
+        ]
+
+    def query_positions(self) -> list[str]:
+        """The index of each lane's query, as i32 vectors."""
+        t = self.t
+        lanes = t.let(f"vector.step : vector<{t.width}xindex>")
+        lanes = t.let(f"arith.index_cast {lanes} : vector<{t.width}xindex> to {t.ivec}")
+        last = t.broadcast(self.i32(t.arith("subi", self.sq, t.index(1))), I32)
+        out = []
+        for j in range(self.vectors):
+            position = t.arith("addi", t.broadcast(self.i32(t.shifted(self.m0, j * t.width)), I32), lanes, t.ivec)
+            out.append(t.arith("minsi", position, last, t.ivec) if self.few_queries else position)
+        return out
+
+    @property
+    def unit(self) -> float:
+        """What a score is multiplied by before the mask terms see it."""
+        return 1.0 if self.plan.natural else LOG2E
+
+    def to_vector(self, value: str, element: str) -> Vector:
+        """A vector of a tensor's elements, as expressions take them."""
+        if element == "i8":
+            zero = self.t.constant("dense<0>", f"vector<{self.t.width}xi8>")
+            return Vector(self.t.let(f"arith.cmpi ne, {value}, {zero} : vector<{self.t.width}xi8>"), "i1")
+        if element in ("i32", "i64"):
+            return Vector(value, element)
+        return Vector(self.to_f32(value, element, f"{self.t.width}x"), "f32")
+
+    def splat_of(self, slab: Slab, *indices: str) -> Vector:
+        """One element of a tensor in every lane."""
+        value = self.t.let(f"tensor.extract {slab.value}[{', '.join(indices)}] : {slab.type}")
+        return self.to_vector(self.t.broadcast(value, slab.element), slab.element)
+
+    def row_vectors(self, tensor: TensorArg, slab: Slab) -> list[Vector]:
+        """A tensor that does not vary along the keys, per vector of queries."""
+        t = self.t
+        if not varies(tensor)[0]:
+            return [self.splat_of(slab, t.index(0))] * self.vectors
+        row_type = tensor_type((self.config.BM,), slab.element)
+
+        def body(row: str, carried: list[str]) -> list[str]:
+            value = t.let(f"tensor.extract {slab.value}[{self.query(row)}] : {slab.type}")
+            return [t.let(f"tensor.insert {value} into {carried[0]}[{row}] : {row_type}")]
+
+        empty = t.let(f"tensor.empty() : {row_type}")
+        rows = t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(empty, row_type)], body)[0]
+        vectors = [t.read(rows, row_type, self.lane(j), element=slab.element) for j in range(self.vectors)]
+        return [self.to_vector(x, slab.element) for x in vectors]
+
+    def row_parts(self, parts: list[ScoreExpr], j: int, tensors: dict[int, Vector]) -> dict[ScoreExpr, Vector]:
+        """What of the mask terms does not change with the key, for one vector of queries."""
+
+        def known(expr: ScoreExpr) -> Vector | None:
+            if expr == Q:
+                return Vector(self.positions[j], "i32")
+            return tensors[expr[1]] if expr[0] == "tensor" else self.length(expr)
+
+        memo: dict[ScoreExpr, Vector] = {}
+        return {part: self.vector.emit(part, known, memo) for part in parts}
+
+    def row_range(self, vectors: list[Vector]) -> Range:
+        """The least and the largest of integers or booleans over the workgroup's queries."""
+        if vectors[0].element == "i1":
+            vectors = [self.as_i32(v) for v in vectors]
+        low, high = vectors[0].value, vectors[0].value
+        for v in vectors[1:]:
+            low, high = (self.t.arith(op, x, v.value, v_type) for op, x, v_type in self.extremes(low, high, v.element))
+        return self.least_and_largest(low, high, vectors[0].element)
+
+    def as_i32(self, x: Vector) -> Vector:
+        return Vector(self.t.let(f"arith.extui {x.value} : {self.t.bvec} to {self.t.ivec}"), "i32")
+
+    def extremes(self, low: str, high: str, element: str) -> list[tuple[str, str, str]]:
+        """(operation, value, type) for the next least and the next largest."""
+        return [("minsi", low, self.t.type(element)), ("maxsi", high, self.t.type(element))]
+
+    def least_and_largest(self, low: str, high: str, element: str) -> Range:
+        """The ends of vectors of least and of largest, as indices."""
+        t, found = self.t, []
+        for op, x, type_ in self.extremes(low, high, element):
+            x = t.let(f"vector.reduction <{op}>, {x} : {type_} into {element}")
+            found.append(t.let(f"arith.index_cast {x} : {element} to index"))
+        return found[0], found[1]
+
+    def key_range(self, i: int, k0: str, rows: str) -> Range:
+        """The least and the largest of a tensor of integers or booleans that varies along the keys alone, over a block."""
+        t, slab = self.t, self.masks[i]
+        first = t.let(f"tensor.extract {slab.value}[{k0}] : {slab.type}")  # stands for what lies past the last key
+
+        def value(at: str) -> Vector:
+            x = t.let(
+                f"vector.transfer_read {slab.value}[{at}], {first} {{in_bounds = [false]}} : {slab.type}, "
+                f"{t.type(slab.element)}"
+            )
+            x_ = self.to_vector(x, slab.element)
+            return self.as_i32(x_) if x_.element == "i1" else x_
+
+        start = value(k0)
+
+        def body(at: str, carried: list[str]) -> list[str]:
+            x = value(t.arith("addi", k0, at))
+            return [t.arith(op, y, x.value, type_) for op, y, type_ in self.extremes(carried[0], carried[1], x.element)]
+
+        carried = [(start.value, t.type(start.element))] * 2
+        low, high = t.loop((t.index(0), rows, t.index(t.width)), carried, body)
+        return self.least_and_largest(low, high, start.element)
+
+    def length(self, expr: ScoreExpr) -> Vector | None:
+        if expr[0] not in ("Sq", "Skv"):
+            return None
+        return Vector(self.t.broadcast(self.i32(self.sq if expr[0] == "Sq" else self.skv), I32), "i32")
+
+    def mask_tile(self, part: ScoreExpr, tiles: list[str], block: Block) -> list[str]:
+        """A block of what is made from one Sq x Skv tensor, transposed into one tile, or two for the halves of integers."""
+        t, w = self.t, self.t.width
+        slab = self.masks[next(leaf[1] for leaf in leaves(part) if leaf[0] == "tensor")]
+        carried_types = [self.tile_type] * len(tiles)
+
+        def read(row: str, column: str) -> list[str]:
+            x = t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=not block.edge)
+            tensor = self.to_vector(x, slab.element)
+            value = self.vector.emit(part, lambda e: tensor if e[0] == "tensor" else None, {})
+            return self.as_floats(value)
+
+        def queries(row: str, carried: list[str]) -> list[str]:
+            at = [self.query(t.shifted(row, i)) for i in range(w)]
+
+            def keys(key: str, inner: list[str]) -> list[str]:
+                column = t.arith("addi", block.k0, key)
+                rows = [read(x, column) for x in at]
+                out = list(inner)
+                for tile in range(len(out)):
+                    for i, x in enumerate(t.transpose([r[tile] for r in rows])):
+                        out[tile] = t.write(x, out[tile], self.tile_type, t.shifted(key, i), row)
+                return out
+
+            bounds = (t.index(0), block.rows, t.index(w))
+            return t.loop(bounds, list(zip(carried, carried_types, strict=True)), keys)
+
+        # Rows of the tensor are read a block's length at a time: far less pages and streams at once than key by key.
+        bounds = (t.index(0), t.index(self.config.BM), t.index(w))
+        return t.loop(bounds, list(zip(tiles, carried_types, strict=True)), queries)
+
+    def as_floats(self, x: Vector) -> list[str]:
+        """A vector as f32 vectors that can be moved about: integers by their bits, the low half first."""
+        t = self.t
+        if x.element == "f32":
+            return [x.value]
+        if x.element == "i1":
+            return [t.select(x.value, t.splat(1.0), t.splat(0.0))]
+        wide = f"vector<{t.width}xi64>"
+        value = x.value if x.element == "i64" else t.let(f"arith.extsi {x.value} : {t.ivec} to {wide}")
+        high = t.arith("shrui", value, t.constant("dense<32>", wide), wide)
+        halves = [t.let(f"arith.trunci {h} : {wide} to {t.ivec}") for h in (value, high)]
+        return [t.let(f"arith.bitcast {h} : {t.ivec} to {t.vec}") for h in halves]
+
+    def from_floats(self, part: ScoreExpr, values: list[str]) -> Vector:
+        """The inverse of `as_floats`."""
+        t, element = self.t, kind(part, self.spec.tensors)
+        if element == "float":
+            return Vector(values[0], "f32")
+        if element == "bool":
+            return Vector(t.compare("one", values[0], t.splat(0.0)), "i1")
+        wide = f"vector<{t.width}xi64>"
+        bits = [t.let(f"arith.bitcast {v} : {t.vec} to {t.ivec}") for v in values]
+        low, high = (t.let(f"arith.extui {b} : {t.ivec} to {wide}") for b in bits)
+        high = t.arith("shli", high, t.constant("dense<32>", wide), wide)
+        return Vector(t.arith("ori", low, high, wide), "i64")
+
+    def expression(self, expr: ScoreExpr, score: str, row: Row, j: int, tiles: dict[ScoreExpr, list[str]]) -> str:
+        """A step of the plan for one vector of queries and one key."""
+        t, tensors = self.t, self.spec.tensors
+
+        def by_key(e: ScoreExpr) -> Vector | None:
+            if e == K:
+                return Vector(t.broadcast(self.i32(row.key), I32), "i32")
+            if e in self.row_values[j]:
+                return self.row_values[j][e]  # the same in every lane, as nothing here varies along the queries
+            return self.splat_of(self.masks[e[1]], row.read) if e[0] == "tensor" else None
+
+        def known(e: ScoreExpr) -> Vector | None:
+            if e == SCORE:
+                return Vector(score, "f32")
+            if e in self.row_values[j]:
+                return self.row_values[j][e]
+            if e in tiles:
+                return self.from_floats(e, [t.read(x, self.tile_type, row.at, self.lane(j)) for x in tiles[e]])
+            if uses(e, tensors) == {"k"}:
+                return self.vector.emit(e, by_key, row.known)
+            return None
+
+        return self.vector.emit(expr, known, {}).value
+
+    def offset(self, mask: IndexMask) -> str:
+        return self.t.arith("subi", self.skv, self.sq) if mask.offset == "end" else self.t.index(mask.offset)
+
+    def index_mask(self, step: IndexStep, score: str, key: str, j: int) -> str:
+        """key - offset - right <= query <= key - offset + left"""
+        t, mask = self.t, step.mask
+        at = self.i32(t.arith("subi", key, self.offset(mask)))
+        left, right = window(mask)
+        bounds = [("sle", -right)] if right is not None else []
+        bounds += [("sge", left)] if left is not None else []
+        for predicate, by in bounds:
+            limit = t.broadcast(t.arith("addi", at, t.constant(str(by), I32), I32), I32)
+            keep = t.let(f"arith.cmpi {predicate}, {limit}, {self.positions[j]} : {t.ivec}")
+            score = t.select(keep, score, t.splat(step.fill))
+        return score
+
+    def steps(self, block: Block) -> tuple[IndexStep | ExprStep, ...]:
+        return (self.clear_plan if block.clear else self.plan).steps
+
+    def capped(self, s: str) -> str:
+        """The product of q and k, scaled as `query_factor` says, after the softcaps."""
+        t, mods = self.t, self.spec.mods
+        for mod, following in zip(mods, (*mods[1:], None), strict=False):
+            s = t.vop("math.tanh", s)
+            s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * self.unit))
+        return s
+
+    def score(self, raw: str, row: Row, j: int, block: Block, tiles: dict[ScoreExpr, list[str]]) -> str:
+        """What the softmax sees, in units of log2, for one vector of queries and one key."""
+        t, s = self.t, self.capped(raw)
+        for step in self.steps(block):
+            if not isinstance(step, IndexStep):
+                s = self.expression(step.expr, s, row, j, tiles)
+            elif block.edge:
+                s = self.index_mask(step, s, row.key, j)
+        if block.edge and self.ragged_keys:
+            inside = t.broadcast(t.arith("cmpi slt,", row.key, self.skv), "i1")
+            s = t.select(inside, s, t.splat(-math.inf))
+        return s

@@ -1,0 +1,228 @@
+"""What a workgroup of a vector kernel reads and writes: its part of q, k, v, the masks and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.combine import can_split
+from onnx_fa.kernels.cpu.dequantize import Integers, Scales, stored_shape
+from onnx_fa.kernels.cpu.state import Cut, Slab
+from onnx_fa.kernels.cpu.tiles import VectorConfig, operand_shapes, operand_types
+from onnx_fa.kernels.mlir.text import tensor_type
+from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.spec.attention import AttentionSpec, Dim, Quantized, TensorArg
+
+
+class VectorOperands:
+    """Loads the slabs of one workgroup. Arguments: those of `operand_names`, `dims` for the symbols, `outputs`.
+
+    Raises UnsupportedError for splits of keys that cannot be split."""
+
+    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+        if splits > 1 and not can_split(spec):
+            raise UnsupportedError("the keys of row statistics, or of a dynamic batch, Hq or Sq, are not split")
+        self.spec, self.config, self.splits = spec, config, splits
+        self.t = t = Lanes(config.W)
+        self.vectors = self.row_vector_count
+        self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
+        self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
+        self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)
+        self.row_type = tensor_type((config.BM,), "f32")
+
+        self.sq, self.skv = self.dim(spec.Sq), self.dim(spec.Skv)
+        wx = t.let("flow.dispatch.workgroup.id[0] : index")
+        rest = t.let("flow.dispatch.workgroup.id[1] : index")
+        self.lead: list[str] = []
+        for d in reversed((*spec.batch, spec.Hq)):
+            self.lead.insert(0, t.arith("remui", rest, self.dim(d)))
+            rest = t.arith("divui", rest, self.dim(d))
+        self.key_limits = (t.index(0), self.skv)
+        if splits > 1:
+            self.split = t.let("flow.dispatch.workgroup.id[2] : index")
+            self.key_limits = self.split_limits()
+        bm = t.index(config.BM)
+        self.m0 = t.arith("muli", wx, bm)
+        if not (isinstance(spec.Sq, int) and spec.Sq % config.BM == 0):
+            # The last workgroup moves back to end at the last query; rows shared with its neighbour come out the same.
+            back = t.arith("maxsi", t.arith("subi", self.sq, bm), t.index(0))
+            self.m0 = t.arith("minsi", self.m0, back)
+        self.rows = t.arith("minsi", t.arith("subi", self.sq, self.m0), bm) if self.few_queries else bm
+        self.last_row = t.arith("subi", self.rows, t.index(1))
+
+        shapes, types = operand_shapes(spec), operand_types(spec)
+        kv_head = t.arith("divui", self.lead[-1], t.index(spec.group)) if spec.group > 1 else self.lead[-1]
+        kv_lead = [*self.lead[:-1], kv_head]
+        queries = Cut(self.m0, self.rows, "rows") if self.few_queries else Cut(self.m0, str(config.BM), config.BM)
+        keys = self.whole(spec.Skv)
+        self.index: Slab | None = None
+        self.first_row = ""
+        if spec.gathered is not None:
+            keys, lead = self.whole(spec.gathered.rows), [Cut(x, "1", None) for x in self.lead[:-1]]
+            self.index = self.load("%rows", shapes[-1], types[-1], [*lead, self.whole(spec.Skv)])
+            kv_lead = [*[t.index(0)] * len(spec.batch), kv_head]
+            if spec.gathered.head_rows:
+                kv_lead[-1] = t.index(0)
+                self.first_row = t.arith("muli", kv_head, t.index(spec.gathered.head_rows))
+        self.q = self.load(
+            "%q", shapes[0], types[0], self.cuts(self.lead, queries, spec.D, spec.q_layout), spec.q_layout
+        )
+        widths = [stored_shape((w,), d)[0] for w, d in zip((spec.D, spec.Dv), spec.operand_dtypes[1:3], strict=True)]
+        self.k = self.load("%k", shapes[1], types[1], self.cuts(kv_lead, keys, widths[0], spec.k_layout), spec.k_layout)
+        self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
+        self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
+        self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
+        self.stats: list[Slab] = []
+        if splits > 1:
+            lead = [Cut(x, "1", None) for x in (self.split, *self.lead)]
+            cuts = [[*lead, queries, self.whole(spec.Dv)], [*lead, queries], [*lead, queries]]
+            self.out, self.part_best, self.part_total = (
+                self.load(name, shape, element, c, access="writeonly")
+                for (name, shape, element), c in zip(self.outputs, cuts, strict=True)
+            )
+        else:
+            out_cuts = self.cuts(self.lead, queries, spec.Dv, spec.o_layout)
+            self.out = self.load("%out", spec.out_shape, spec.dtype, out_cuts, spec.o_layout, "writeonly")
+            row_cuts = [*(Cut(x, "1", None) for x in self.lead), queries]
+            self.stats = [
+                self.load(name, shape, element, row_cuts, access="writeonly")
+                for name, shape, element in self.outputs[1:]
+            ]
+        tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
+        names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
+        self.masks = [
+            self.load(name, x.shape, element, self.mask_cuts(x))
+            for name, x, element in zip(names, tensors, types[3:], strict=False)
+        ]
+
+    def split_limits(self) -> tuple[str, str]:
+        """The keys of this workgroup's split: whole blocks, but for the end; none where there are fewer blocks than splits."""
+        t, bk = self.t, self.t.index(self.config.BK)
+        blocks = t.arith("ceildivui", t.arith("ceildivui", self.skv, bk), t.index(self.splits))
+        keys = t.arith("muli", blocks, bk)
+        low = t.arith("muli", self.split, keys)
+        return low, t.arith("maxsi", low, t.arith("minsi", t.arith("addi", low, keys), self.skv))
+
+    @property
+    def outputs(self) -> list[tuple[str, tuple[Dim, ...], str]]:
+        """(argument, shape, element type) of what the dispatch writes: the results, or for each split of the keys O, not divided by
+        the sum, the maximum and the sum."""
+        spec = self.spec
+        if self.splits == 1:
+            return [(f"%stat{i - 1}" if i else "%out", *result) for i, result in enumerate(spec.results)]
+        rows = (self.splits, *spec.batch, spec.Hq, spec.Sq)
+        return [("%out", (*rows, spec.Dv), "f32"), ("%best", rows, "f32"), ("%total", rows, "f32")]
+
+    @property
+    def row_vector_count(self) -> int:
+        """How many vectors hold a number per query."""
+        return self.config.BM // self.config.W
+
+    def dim(self, d: Dim) -> str:
+        return self.t.index(d) if isinstance(d, int) else self.dims[d]
+
+    def tied(self, shape: Sequence[Dim]) -> str:
+        """{%dims} of a shape's symbols, as types of dynamic shape are followed by."""
+        dynamic = [self.dims[d] for d in shape if isinstance(d, str)]
+        return f"{{{', '.join(dynamic)}}}" if dynamic else ""
+
+    def binding(self, access: str, shape: Sequence[Dim], element: str) -> str:
+        return f"!iree_tensor_ext.dispatch.tensor<{access}:{tensor_type(shape, element)}>{self.tied(shape)}"
+
+    def whole(self, d: Dim) -> Cut:
+        return Cut(self.t.index(0), str(d) if isinstance(d, int) else self.dims[d], d)
+
+    def integers(
+        self, name: str, quant: Quantized | None, slab: Slab, lead: list[str], layout: tuple[int, ...], width: int
+    ) -> Integers | None:
+        """K or V as integers with their scales, if that is what they are."""
+        if quant is None:
+            return None
+        rank = self.spec.rank
+        shape = (1,) * (rank - len(quant.shape)) + quant.shape
+
+        def scales(arg: str, element: str) -> Scales:
+            cuts = []
+            for axis, d in zip(layout, shape, strict=True):
+                if axis < rank - 2:
+                    cuts.append(Cut(self.t.index(0) if d == 1 else lead[axis], "1", None))
+                else:
+                    cuts.append(Cut(self.t.index(0), "1", None) if d == 1 else self.whole(d))
+            part = self.load(arg, quant.shape, element, cuts[rank - len(quant.shape) :])
+            groups = shape[layout.index(rank - 1)]
+            assert isinstance(groups, int)
+            rows = shape[layout.index(rank - 2)] != 1
+            swapped = slab.swapped and rows and groups > 1
+            return Scales(part.value, part.type, element, rows, 0 if groups == 1 else width // groups, swapped)
+
+        zero = scales(f"{name}_zero", "i8") if quant.zero_point else None
+        scale = scales(f"{name}_scale", self.spec.dtype)
+        return Integers(self.t, quant, slab.value, slab.type, slab.swapped, scale, zero)
+
+    def cuts(self, lead: list[str], rows: Cut, width: Dim, layout: tuple[int, ...]) -> list[Cut]:
+        """One head of q, k, v or out."""
+        canonical = [*(Cut(x, "1", None) for x in lead), rows, self.whole(width)]
+        return [canonical[axis] for axis in layout]
+
+    def mask_cuts(self, mask: TensorArg) -> list[Cut]:
+        """One head of a mask, along the axes that it has."""
+        lead = self.lead[max(0, self.spec.rank - len(mask.shape)) :]
+        cuts = [Cut(self.t.index(0) if d == 1 else x, "1", None) for d, x in zip(mask.shape[:-2], lead, strict=False)]
+        for d in mask.shape[-2:]:
+            cuts.append(Cut(self.t.index(0), "1", None) if d == 1 else self.whole(d))
+        return cuts
+
+    def load(
+        self,
+        arg: str,
+        shape: Sequence[Dim],
+        element: str,
+        cuts: list[Cut],
+        layout: tuple[int, ...] = (),
+        access: str = "readonly",
+    ) -> Slab:
+        offsets, sizes = ", ".join(c.offset for c in cuts), ", ".join(c.size for c in cuts)
+        place = f"offsets = [{offsets}], sizes = [{sizes}], strides = [{', '.join('1' * len(cuts))}]"
+        type_ = tensor_type([c.dim for c in cuts if c.dim is not None] or [1], element)
+        binding = self.binding(access, shape, element)
+        value = self.t.let(f"iree_tensor_ext.dispatch.tensor.load {arg}, {place} : {binding} -> {type_}")
+        swapped = bool(layout) and layout.index(self.spec.rank - 1) < layout.index(self.spec.rank - 2)
+        return Slab(value, type_, element, place, swapped)
+
+    def row_of(self, key: str) -> str:
+        """Where a key's numbers stand in K and V."""
+        if self.index is None:
+            return key
+        x = self.t.let(f"tensor.extract {self.index.value}[{key}] : {self.index.type}")
+        row = self.t.let(f"arith.index_cast {x} : {self.index.element} to index")
+        return self.t.arith("addi", row, self.first_row) if self.first_row else row
+
+    def query_row(self, row: str) -> str:
+        """Rows past the last query stand for the last query, which is then computed several times over."""
+        return self.t.arith("minsi", row, self.last_row) if self.few_queries else row
+
+    def query(self, row: str) -> str:
+        return self.t.arith("addi", self.m0, self.query_row(row))
+
+    def i32(self, index: str) -> str:
+        return self.t.let(f"arith.index_cast {index} : index to i32")
+
+    def lane(self, j: int) -> str:
+        return self.t.index(j * self.t.width)
+
+    def to_f32(self, value: str, element: str, lanes: str = "") -> str:
+        """A scalar (or a vector, with `lanes` such as "16x") of that element type as f32."""
+        if element == "f32":
+            return value
+        types = [f"vector<{lanes}{e}>" if lanes else e for e in (element, "f32")]
+        return self.t.let(f"arith.{'uitofp' if element == 'i8' else 'extf'} {value} : {types[0]} to {types[1]}")
+
+    def read_f32(self, slab: Slab, row: str, column: str, in_bounds: bool = True) -> str:
+        """W neighbours of a slab's row."""
+        x = self.t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=in_bounds)
+        return self.to_f32(x, slab.element, f"{self.t.width}x")
+
+    def extract(self, slab: Slab, *indices: str) -> str:
+        at = indices[::-1] if slab.swapped else indices
+        value = self.t.let(f"tensor.extract {slab.value}[{', '.join(at)}] : {slab.type}")
+        return self.to_f32(value, slab.element)

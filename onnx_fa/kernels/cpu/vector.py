@@ -1,0 +1,209 @@
+"""Attention for llvm-cpu as one dispatch of vector code (see vector_body.py): what it carries, its tiles, its entry."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import asdict
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.bf16_body import DotBody, check_dot
+from onnx_fa.kernels.cpu.combine import combine_call, combine_executable, splits_of
+from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles, operand_names, operand_shapes, operand_types, widens
+from onnx_fa.kernels.cpu.two_sweeps import TwoSweeps
+from onnx_fa.kernels.cpu.vector_body import VectorBody
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, element_type, executable, tensor_type
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed
+from onnx_fa.spec.attention import AddMask, AttentionSpec, Dim, Elementwise
+from onnx_fa.spec.target import Target
+
+__all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes", "tuned"]
+
+STACK_BYTES = 100 * 1024
+"""What the tiles of one workgroup may take: the runtime gives a worker 128 KiB, and past them the process dies."""
+FLAGS = (
+    "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192",
+    "--iree-llvmcpu-stack-allocation-limit=131072",
+)
+
+
+def stack_bytes(spec: AttentionSpec, config: VectorConfig, dots: bool = False) -> int:
+    """Bytes of the tiles that one workgroup keeps on its stack; `dots`: with products of bf16."""
+    depth = spec.D // 2 if dots else spec.D
+    floats = (depth + spec.Dv + config.BK * (1 + mask_tiles(spec)) + 3 + 2 * len(spec.tensors)) * config.BM
+    if dots or widens(spec):
+        floats += config.BK * max(depth, spec.Dv)
+    return 4 * floats
+
+
+def multiplies_bf16(spec: AttentionSpec, target: Target) -> bool:
+    """Whether products of bf16 were asked for, and the spec has them."""
+    if target.bf16_dot:
+        with contextlib.suppress(UnsupportedError):
+            check_dot(spec)
+            return True
+    return False
+
+
+def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
+    """The tiles of `tuned`."""
+    return tuned(spec, target)[0]
+
+
+def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
+    """Measured tiles for the target, preferring few rows beyond Sq, and where they are from. Raises UnsupportedError where none
+    fit."""
+    folded, lanes, dots = fold_queries(spec), target.lanes, multiplies_bf16(spec, target)
+    depth = spec.D // 2 if dots else spec.D
+    while lanes > 4 and (lanes > min(depth, spec.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
+        lanes //= 2  # narrow head dims are transposed in narrow vectors
+    for keys in (1, 2, 4):
+
+        def config(t: Tiles, keys: int = keys) -> VectorConfig:
+            return VectorConfig(t["W"], t["BM"], t["BK"] // keys, t["RI"], min(t["RN"], spec.Dv), t["U"])
+
+        def fits(t: Tiles, keys: int = keys) -> bool:
+            if t["W"] != lanes or (t["BK"] // keys) % t["RI"] or (mask_tiles(folded) and (t["BK"] // keys) % lanes):
+                return False
+            return stack_bytes(folded, config(t, keys), dots) <= STACK_BYTES
+
+        found = pick(target, "vector", spec, fits, lambda t: queries_computed(folded.Sq, t["BM"]))
+        if found:
+            return config(found.choice.tiles), found
+    raise UnsupportedError(f"vector kernel: D={spec.D} and Dv={spec.Dv} need more than {STACK_BYTES} bytes of stack")
+
+
+def check_vector(spec: AttentionSpec, target: Target) -> None:
+    """Raises UnsupportedError, with the reason, for what this kernel cannot carry."""
+    if target.backend != "llvm-cpu":
+        raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
+    if "f64" in spec.operand_dtypes:
+        raise UnsupportedError("vector kernel: f64 operands")
+    for quant, width, layout in ((spec.k_quant, spec.D, spec.k_layout), (spec.v_quant, spec.Dv, spec.v_layout)):
+        if quant is not None and quant.dtype in ("i4", "u4") and (width % 2 or layout[-1] != spec.rank - 1):
+            raise UnsupportedError(f"vector kernel: {quant.dtype} in bytes that hold two rows")
+    layouts = (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout)
+    for name, shape, layout in zip("qkvo", spec.canonical_shapes, layouts, strict=True):
+        behind = layout[layout.index(spec.rank - 2) :]
+        if shape[-1] == 1 and any(isinstance(d, str) for d in shape) and any(a < spec.rank - 2 for a in behind):
+            # Which of the unit dims of a slice is the head dim is then guessed, and a copy of unknown size made.
+            raise UnsupportedError(
+                f"vector kernel: {name} of dynamic shape with a head dim of 1 and other dims behind its length"
+            )
+    for mask in spec.masks:
+        if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
+            raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
+
+
+def emit_vector(
+    spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None, splits: int | None = None
+) -> Kernel:
+    """The kernel of one site as a dispatch of vector code. With `splits` of the keys (None: as many as pay) a small second dispatch
+    combines what they found. Raises UnsupportedError where spec or tiles do not fit."""
+    check_vector(spec, target)
+    site, spec = spec, fold_queries(spec)
+    found = None
+    if config is None:
+        config, found = tuned(site, target)
+    if config.BK % config.W and mask_tiles(spec):
+        raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.W} lanes")
+    dots = multiplies_bf16(spec, target)
+    if (needed := stack_bytes(spec, config, dots)) > STACK_BYTES:
+        raise UnsupportedError(f"vector kernel: tiles need {needed} of {STACK_BYTES} bytes of stack")
+    kind = DotBody if dots else VectorBody if spec.rounding is None else TwoSweeps
+    body = kind(spec, config, splits_of(spec, config.BM) if splits is None else splits)
+    text = dispatch_text(site, body, name)
+    flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
+    lossy = target.lossy if dots else ""
+    return Kernel(name, text, "vector", site, shown(config, body), flags, found.reason if found else "", lossy)
+
+
+def shown(config: VectorConfig, body: VectorBody) -> dict[str, int | str]:
+    """The tiles, for reports."""
+    return {**asdict(config), **({"splits": body.splits} if body.splits > 1 else {})}
+
+
+def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
+    """The dispatch of a body and the function that calls it with a site's operands."""
+    symbol = f"{name}_attention"
+    lines = [*_executable(body, symbol), *_entry(site, body, name, symbol)]
+    if body.splits > 1:
+        lines += combine_executable(body.spec, body.splits, body.config.W, f"{name}_combine")
+    return "\n".join(lines) + "\n"
+
+
+def _executable(body: VectorBody, symbol: str) -> list[str]:
+    spec = body.spec
+    bindings = [
+        *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
+        *((*output, "writeonly") for output in body.outputs),
+    ]
+    args, ties = [], []
+    for arg, shape, element, access in bindings:
+        type_ = f"!iree_tensor_ext.dispatch.tensor<{access}:{tensor_type(shape, element)}>"
+        tied = body.tied(shape)
+        args.append(f"{arg}_: {type_}" if tied else f"{arg}: {type_}")
+        if tied:
+            ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
+    first_output = len(args) - len(body.outputs)
+    args[first_output:first_output] = [f"{d}: index" for d in body.dims.values()]
+    counts = [f"%z = arith.constant {body.splits} : index"]
+    return executable(symbol, ["%x", "%y"], counts, args, [*ties, *body.render()], CPU_TRANSLATION)
+
+
+def _reshaped(t: Text, body: VectorBody, value: str, old: tuple[Dim, ...], new: tuple[Dim, ...], element: str) -> str:
+    if old == new:
+        return value
+    types = (f"{tensor_type(s, element)}{body.tied(s)}" for s in (old, new))
+    return t.let(f"flow.tensor.reshape {value} : {' -> '.join(types)}")
+
+
+def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> list[str]:
+    """The function that a program calls: sizes, the number of workgroups, the dispatch. Operands of the site become those
+    of the body by reshapes."""
+    spec, t, names, shapes = body.spec, Text(), operand_names(body.spec), site.operand_shapes
+    types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
+    for symbolic, value in body.dims.items():
+        i = next(i for i, s in enumerate(shapes) if symbolic in s)
+        t.do(f"{value} = tensor.dim {names[i]}, {t.index(shapes[i].index(symbolic))} : {types[i]}")
+    if isinstance(spec.Sq, int):
+        blocks = t.index(-(-spec.Sq // body.config.BM))
+    else:
+        blocks = t.arith("ceildivui", body.dims[spec.Sq], t.index(body.config.BM))
+    heads = t.index(math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)))
+    for d in (*spec.batch, spec.Hq):
+        if isinstance(d, str):
+            heads = t.arith("muli", heads, body.dims[d])
+    values, passed = [], []
+    seen_shapes = zip(operand_shapes(site), operand_shapes(spec), strict=True)
+    for value, type_, (own, shape), element in zip(names, types, seen_shapes, operand_types(spec), strict=True):
+        seen = tensor_type(own, element)
+        if seen != type_:
+            value = t.let(f"flow.tensor.bitcast {value} : {type_}{body.tied(own)} -> {seen}{body.tied(own)}")
+        values.append(_reshaped(t, body, value, own, shape, element))
+        passed.append(f"{tensor_type(shape, element)}{body.tied(shape)}")
+    values += body.dims.values()
+    passed += [INDEX] * len(body.dims)
+    call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
+    tied = [tensor_type(shape, element) + body.tied(shape) for _, shape, element in body.outputs]
+    made = t.several(f"{call} -> {_result_types(tied)}", len(tied))
+    if body.splits > 1:
+        made = [combine_call(t, spec, f"{name}_combine", made, tied)]
+    wanted = [tensor_type(s, d) for s, d in site.results]
+    results = [
+        _reshaped(t, body, x, old, new, d)
+        for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)
+    ]
+    params = ", ".join(f"{n}: {t_}" for n, t_ in zip(names, types, strict=True))
+    return [
+        f"util.func private @{name}({params}) -> {_result_types(wanted)} {{",
+        *t.render(),
+        f"util.return {', '.join(results)} : {', '.join(wanted)}",
+        "}",
+    ]
+
+
+def _result_types(types: list[str]) -> str:
+    return types[0] if len(types) == 1 else f"({', '.join(types)})"

@@ -1,0 +1,46 @@
+"""A kernel: the MLIR text that stands for one site on one target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.spec.attention import AttentionSpec
+
+Body = Literal["vector", "few", "gpu", "triton"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`text` holds top-level MLIR ops (no enclosing module): a `util.func private @{name}` that takes the spec's operands as
+    builtin tensors, in the spec's order, stored shapes (`?` for symbols) and element types (i1 for booleans), and returns the
+    output tensor; and whatever executables it dispatches. Every dispatch that belongs to the site has `name` in its symbol, so
+    that a compiled artifact can be inspected per site. `config` is what was chosen, for reports; `flags` are the iree-compile
+    flags without which the text does not compile, or that its tiles were measured with. `tuning` says
+    where the tiles are from, in words; "" where they were given. `lossy` names what makes it less exact than its operands, such as
+    "tf32" or "bf16 dot" (asked for)."""
+
+    name: str
+    text: str = field(repr=False)
+    body: Body
+    spec: AttentionSpec
+    config: dict[str, int | str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    tuning: str = ""
+    lossy: str = ""
+
+
+def check_plain(spec: AttentionSpec) -> None:
+    """Raises UnsupportedError for what only the vector bodies carry: row statistics, K and V otherwise than as numbers, one row for
+    every key, and probabilities that are rounded or multiplied by a tensor."""
+    if spec.stats:
+        raise UnsupportedError(f"row statistics ({', '.join(spec.stats)}) as outputs")
+    if spec.weights is not None:
+        raise UnsupportedError("probabilities that are multiplied by a tensor before they multiply V")
+    if spec.quantized:
+        raise UnsupportedError("K or V kept as integers")
+    if spec.gathered is not None:
+        raise UnsupportedError("K or V gathered from a pool")
+    if spec.rounding is not None:
+        raise UnsupportedError("probabilities that are rounded need a second sweep over the keys")

@@ -1,0 +1,227 @@
+"""What a kernel does to each score, as steps on vectors: every mask term but the index masks becomes one expression.
+
+Expressions are those of expr.py over the spec's tensors, numbered through all terms, with one more op: ("Log2", x) is x in
+units of log2, which the softmax works in; finite values below MASK_FLOOR are raised to it first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from onnx_fa.spec.attention import (
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Elementwise,
+    MaskTerm,
+    SlidingWindow,
+    TensorArg,
+)
+from onnx_fa.spec.expr import LEAVES, OPS, SCORE, Kind, ScoreExpr, leaves, substitute
+
+LOG2 = "Log2"
+LOG2E = math.log2(math.e)
+MASK_FLOOR = -1.0e37
+"""Finite masks and fills are raised to this, so that log2(e) times them, and sums of a few of them, stay finite."""
+
+IndexMask = Causal | SlidingWindow
+
+
+def fill_log2(fill: float) -> float:
+    """A mask's fill in units of log2, clamped where it is finite."""
+    return fill if math.isinf(fill) else max(fill, MASK_FLOOR) * LOG2E
+
+
+def window(mask: IndexMask) -> tuple[int | None, int | None]:
+    """(left, right): a query at key position p keeps the keys p - left .. p + right; None is no bound."""
+    return (None, 0) if isinstance(mask, Causal) else (mask.left, mask.right)
+
+
+@dataclass(frozen=True)
+class IndexStep:
+    """An index mask, and what it puts in place of a score, in the units of that step."""
+
+    mask: IndexMask
+    fill: float
+
+
+@dataclass(frozen=True)
+class ExprStep:
+    """The score becomes `expr`."""
+
+    expr: ScoreExpr
+
+
+@dataclass(frozen=True)
+class ScorePlan:
+    """`natural`: whether the first step sees scores as they are, and not in units of log2; the last always gives those."""
+
+    steps: tuple[IndexStep | ExprStep, ...]
+    natural: bool
+    weights: ScoreExpr | None = None
+    """What a probability becomes before it multiplies V, as an expression of itself in the score's place."""
+
+    def without(self, terms: Collection[int]) -> ScorePlan:
+        """The plan where the terms of those numbers leave the score as it is."""
+        steps: list[IndexStep | ExprStep] = []
+        for i, step in enumerate(self.steps):
+            if i not in terms:
+                steps.append(step)
+            elif isinstance(step, ExprStep) and step.expr[0] == LOG2:
+                steps.append(ExprStep((LOG2, SCORE)))
+        return ScorePlan(tuple(steps), self.natural, self.weights)
+
+    @property
+    def expressions(self) -> tuple[ScoreExpr, ...]:
+        weights = (self.weights,) if self.weights is not None else ()
+        return (*(s.expr for s in self.steps if isinstance(s, ExprStep)), *weights)
+
+
+def varies(tensor: TensorArg) -> tuple[bool, bool]:
+    """Whether a tensor varies along the queries, and along the keys."""
+    shape = (1, 1, *tensor.shape)[-2:]
+    return shape[0] != 1, shape[1] != 1
+
+
+def free(expr: ScoreExpr) -> bool:
+    """Whether `expr` does not read the score."""
+    return SCORE not in leaves(expr)
+
+
+@cache
+def uses(expr: ScoreExpr, tensors: tuple[TensorArg, ...]) -> frozenset[str]:
+    """What changes the value of `expr` within a head: some of "score", "q" and "k"."""
+    if expr[0] == "tensor":
+        rows, keys = varies(tensors[expr[1]])
+        return frozenset(["q"] * rows + ["k"] * keys)
+    if expr[0] in LEAVES:
+        return frozenset({expr[0]} & {"score", "q", "k"})
+    return frozenset().union(*(uses(a, tensors) for a in expr[1:]))
+
+
+def kind(expr: ScoreExpr, tensors: Sequence[TensorArg]) -> Kind:
+    """The kind of a well-formed expression, which may hold Log2."""
+    while True:
+        if expr[0] == "tensor":
+            return tensors[expr[1]].kind
+        found = LEAVES[expr[0]] if expr[0] in LEAVES else "float" if expr[0] == LOG2 else OPS[expr[0]].result
+        if found is not None:
+            return found
+        expr = expr[-1]
+
+
+def _is_linear(expr: ScoreExpr) -> bool:
+    """Whether `expr` only adds to the score or puts something in its place, which can be done in units of log2."""
+    match expr:
+        case ("score",):
+            return True
+        case ("Where", condition, a, b):
+            return free(expr) or (free(condition) and _is_linear(a) and _is_linear(b))
+        case ("Add", a, b):
+            return free(expr) or (_is_linear(a) and free(b)) or (free(a) and _is_linear(b))
+        case ("Sub", a, b):
+            return free(expr) or (_is_linear(a) and free(b))
+    return free(expr)
+
+
+def _in_log2(expr: ScoreExpr) -> ScoreExpr:
+    """A linear expression, of a score in units of log2."""
+    match expr:
+        case ("score",):
+            return expr
+        case ("f", value):
+            return ("f", fill_log2(value))
+        case ("Where", condition, a, b):
+            return ("Where", condition, _in_log2(a), _in_log2(b))
+        case ("Add", a, b) if not free(expr):
+            return ("Add", _in_log2(a), _in_log2(b))
+        case ("Sub", a, b) if not free(expr):
+            return ("Add", _in_log2(a), _in_log2(("Neg", b)))
+    return (LOG2, expr)
+
+
+def numbered(spec: AttentionSpec) -> Iterator[tuple[MaskTerm, ScoreExpr | None]]:
+    """Every mask term with its expression over `spec.tensors`; None for index masks."""
+    at = 0
+    for term in spec.masks:
+        match term:
+            case Causal() | SlidingWindow():
+                yield term, None
+            case BoolMask():
+                yield term, ("Where", ("tensor", at), SCORE, ("f", term.fill))
+                at += 1
+            case AddMask():
+                added: ScoreExpr = ("tensor", at)
+                yield term, ("Add", SCORE, added if term.factor == 1.0 else ("Mul", added, ("f", term.factor)))
+                at += 1
+            case Elementwise():
+                base = at
+
+                def shifted(leaf: ScoreExpr, base: int = base) -> ScoreExpr:
+                    return ("tensor", base + leaf[1]) if leaf[0] == "tensor" else leaf
+
+                yield term, substitute(term.expr, shifted)
+                at += len(term.tensors)
+
+
+def score_plan(spec: AttentionSpec) -> ScorePlan:
+    """The steps of a spec's mask terms, in order. Everything up to the last term that is more than a sum or a choice sees
+    scores as they are."""
+    terms = list(numbered(spec))
+    natural = max((i + 1 for i, (_, e) in enumerate(terms) if e is not None and not _is_linear(e)), default=0)
+    steps: list[IndexStep | ExprStep] = []
+    for i, (term, expr) in enumerate(terms):
+        if expr is not None:
+            if i + 1 == natural:
+                expr = (LOG2, expr)
+            elif i >= natural:
+                expr = _in_log2(expr)
+            steps.append(ExprStep(expr))
+        elif isinstance(term, (Causal, SlidingWindow)):
+            fill = max(term.fill, MASK_FLOOR) if math.isfinite(term.fill) else term.fill
+            steps.append(IndexStep(term, fill if i < natural else fill_log2(term.fill)))
+    weights: ScoreExpr | None = None
+    if spec.weights is not None:
+        read: ScoreExpr = ("tensor", len(spec.tensors) - 1)
+        weights = ("Where", read, SCORE, ("f", 0.0)) if spec.weights.dtype == "bool" else ("Mul", SCORE, read)
+    return ScorePlan(tuple(steps), natural > 0, weights)
+
+
+def row_parts(plan: ScorePlan, tensors: tuple[TensorArg, ...]) -> list[ScoreExpr]:
+    """The largest subexpressions that do not change with the key (constants, which cost nothing, left out)."""
+    return _largest(plan, lambda e: uses(e, tensors) <= {"q"} and e[0] not in ("f", "i", "b"))
+
+
+def tile_parts(plan: ScorePlan, tensors: tuple[TensorArg, ...]) -> list[ScoreExpr]:
+    """The largest subexpressions of constants and one tensor that varies along queries and keys."""
+
+    def fits(expr: ScoreExpr) -> bool:
+        read = set(leaves(expr))
+        full = {e for e in read if e[0] == "tensor" and varies(tensors[e[1]]) == (True, True)}
+        return len(full) == 1 and all(e in full or e[0] in ("f", "i", "b") for e in read)
+
+    return _largest(plan, fits)
+
+
+def _largest(plan: ScorePlan, fits: Callable[[ScoreExpr], bool]) -> list[ScoreExpr]:
+    found: dict[ScoreExpr, None] = {}
+
+    def visit(expr: ScoreExpr) -> None:
+        if fits(expr):
+            found[expr] = None
+        elif expr[0] not in LEAVES:
+            for argument in expr[1:]:
+                visit(argument)
+
+    for expr in plan.expressions:
+        visit(expr)
+    return list(found)
+
+
+def tile_slots(part: ScoreExpr, tensors: Sequence[TensorArg]) -> int:
+    """The f32 tiles that hold a tile part: whole 64-bit integers take two."""
+    return 2 if kind(part, tensors) == "int" else 1

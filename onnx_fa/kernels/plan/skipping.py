@@ -1,0 +1,179 @@
+"""Which blocks of keys a kernel with an explicit loop may leave out, and when it must go back for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnx_fa.kernels.plan.score import IndexMask, fill_log2, free, numbered, varies, window
+from onnx_fa.spec.attention import AttentionSpec, BoolMask, Elementwise
+from onnx_fa.spec.expr import ScoreExpr, leaves
+
+_HUGE = -1e30
+_EXP2_RANGE = 130.0  # a score so far below its row's maximum, in units of log2, has probability 0 in f32
+
+
+def never_empty(spec: AttentionSpec) -> bool:
+    """Whether every query surely keeps a key: index masks alone, at known places, that leave one in every row."""
+    if spec.tensors or any(isinstance(m, Elementwise) for m in spec.masks):
+        return False
+    low, high = -math.inf, math.inf
+    for mask in spec.masks:
+        if not isinstance(mask, IndexMask):
+            continue
+        if mask.offset != "end":
+            offset = mask.offset
+        elif isinstance(spec.Sq, int) and isinstance(spec.Skv, int):
+            offset = spec.Skv - spec.Sq
+        elif spec.Sq == spec.Skv:
+            offset = 0
+        else:
+            return False
+        left, right = window(mask)
+        low = max(low, offset - left) if left is not None else low
+        high = min(high, offset + right) if right is not None else high
+    if low > high or high < 0:
+        return False
+    if low == -math.inf:
+        return True
+    if isinstance(spec.Sq, int) and isinstance(spec.Skv, int):
+        return spec.Sq - 1 + low <= spec.Skv - 1
+    return spec.Sq == spec.Skv and low <= 0
+
+
+@dataclass(frozen=True)
+class Skipping:
+    """`terms`: places in spec.masks of the index masks whose blocks may be left out. `low`: conditions (over the spec's
+    tensors, numbered through all terms); a block may be left out where one of them holds for all its positions.
+    `threshold`: a row whose maximum (in units of log2) ends at or below it needs those blocks after all; None: no row can.
+    `kept`: by place in spec.masks, conditions under which a term leaves the score as it is."""
+
+    terms: frozenset[int]
+    low: tuple[ScoreExpr, ...]
+    threshold: float | None
+    kept: dict[int, ScoreExpr]
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """What later terms make of a masked score: the finite fills they may put in its place, and whether they add to it."""
+
+    fills: tuple[float, ...] = ()
+    adds: bool = False
+
+    def __or__(self, other: _Passage) -> _Passage:
+        return _Passage(self.fills + other.fills, self.adds or other.adds)
+
+
+def _passage(expr: ScoreExpr) -> _Passage | None:
+    """What `expr` makes of a masked score; None where that could be anything."""
+    match expr:
+        case ("score",):
+            return _Passage()
+        case ("f", value):
+            return _Passage((value,) if math.isfinite(value) else ()) if value < math.inf else None
+        case ("Where", _, a, b):
+            first, second = _passage(a), _passage(b)
+            return first | second if first and second else None
+        case ("Add", a, b) if free(b):
+            kept = _passage(a)
+        case ("Add", b, a) if free(b):
+            kept = _passage(a)
+        case ("Sub", a, b) if free(b):
+            kept = _passage(a)
+        case _:
+            return None
+    return kept | _Passage(adds=True) if kept else None
+
+
+def _either(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
+    if ("b", True) in (a, b):
+        return ("b", True)
+    return b if a == ("b", False) else a if b == ("b", False) else ("Or", a, b)
+
+
+def _both(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
+    if ("b", False) in (a, b):
+        return ("b", False)
+    return b if a == ("b", True) else a if b == ("b", True) else ("And", a, b)
+
+
+def _low(expr: ScoreExpr, fills: list[float]) -> ScoreExpr:
+    """A condition under which `expr` is -inf or one of the very low fills that are added to `fills`."""
+    match expr:
+        case ("f", value) if value <= _HUGE:
+            fills += [value] if math.isfinite(value) else []
+            return ("b", True)
+        case ("Where", condition, a, b) if free(condition):
+            first, second = _low(a, fills), _low(b, fills)
+            chosen = _either(_both(condition, first), _both(("Not", condition), second))
+            return _either(chosen, _both(first, second))
+        case ("Add", a, b):
+            return _either(_low(a, fills), _low(b, fills))
+        case ("Sub", a, b):
+            return _low(a, fills)
+    return ("b", False)
+
+
+def _kept(expr: ScoreExpr) -> ScoreExpr:
+    """A condition under which `expr` is the score."""
+    match expr:
+        case ("score",):
+            return ("b", True)
+        case ("Where", condition, a, b) if free(condition):
+            return _either(_both(condition, _kept(a)), _both(("Not", condition), _kept(b)))
+    return ("b", False)
+
+
+def provable(condition: ScoreExpr, spec: AttentionSpec) -> bool:
+    """Whether a block's own values can tell that a condition holds throughout: it reads no floats, and no tensor that varies
+    along both queries and keys."""
+    tensors = [spec.tensors[leaf[1]] for leaf in leaves(condition) if leaf[0] == "tensor"]
+    return all(t.kind != "float" and varies(t) != (True, True) for t in tensors)
+
+
+def skipping(spec: AttentionSpec) -> Skipping:
+    """A key outside an index mask, or one that an expression masks, may go unvisited where its probability is 0 in every
+    row.
+
+    With a fill of -inf that is so unless a later mask puts a finite fill in its place. With a finite fill it is so in
+    each row whose maximum is far above the fill, which is known once the other keys are done.
+    """
+    terms: set[int] = set()
+    conditions: list[ScoreExpr] = []
+    fills: list[float] = []
+    certain = never_empty(spec)
+    exprs = [e for _, e in numbered(spec)]
+    for i, (mask, expr) in enumerate(numbered(spec)):
+        passed: _Passage | None = _Passage()
+        for term, later in zip(spec.masks[i + 1 :], exprs[i + 1 :], strict=True):
+            if isinstance(term, IndexMask):
+                then: _Passage | None = _Passage((term.fill,) if math.isfinite(term.fill) else ())
+            else:
+                then = _passage(later) if later is not None else None
+            passed = passed | then if passed and then else None
+        if passed is None:
+            continue
+        condition: ScoreExpr = ("b", False)
+        own: list[float] = []
+        if isinstance(mask, IndexMask):
+            own = [mask.fill] if math.isfinite(mask.fill) else []
+        elif isinstance(mask, (Elementwise, BoolMask)) and expr is not None:
+            condition = _low(expr, own)
+            if condition[0] == "b" or not provable(condition, spec):
+                continue
+        else:
+            continue
+        reached = [*own, *passed.fills]
+        if passed.adds and any(f > _HUGE for f in reached):
+            continue  # what is added after the fill could lift it
+        if isinstance(mask, IndexMask):
+            terms.add(i)
+        else:
+            conditions.append(condition)
+        if not (certain and all(f <= _HUGE for f in reached)):
+            fills += [fill_log2(f) for f in reached]
+    kept = {i: _kept(e) for i, e in enumerate(exprs) if e is not None}
+    kept = {i: c for i, c in kept.items() if c != ("b", False) and provable(c, spec)}
+    threshold = max(fills) + _EXP2_RANGE if fills else None
+    return Skipping(frozenset(terms), tuple(conditions), threshold, kept)

@@ -1,0 +1,301 @@
+"""Measured tiles, by target and family of attentions: `data/<target>.json`, written by `onnx-fa tune`.
+
+An entry holds what was tried on one case, the fastest first. A kernel takes the nearest entry of its family that has tiles which
+fit it, and says which and why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Dim, Elementwise, MaskTerm, SlidingWindow
+from onnx_fa.spec.target import Target
+
+FORMAT = 1
+"""Of the files; another number is refused."""
+FOLDER_ENV = "ONNX_FA_TUNING"
+"""Environment variable: a folder whose <target>.json stands in for the package's own."""
+
+Tiles = Mapping[str, int]
+
+MASKS = ("none", "causal", "window", "tensor", "computed")
+"""What a mask costs a kernel, lightest first; an attention with several counts as the last of them."""
+QUERIES = ("one", "few", "many", "dynamic")
+"""Sq: 1, up to 63, from 64 on, known only at run time."""
+KEYS = ("short", "medium", "long", "dynamic")
+"""Skv: below 1024, below 8192, from there on, known only at run time."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What decides which tiles are fast. `body` is the kernel's (see kernels/choose.py), `group` the query heads per K/V head."""
+
+    body: str
+    dtype: str
+    D: int
+    Dv: int
+    Sq: str
+    Skv: str
+    mask: str
+    group: int
+
+    def __str__(self) -> str:
+        heads = f" group {self.group}" if self.group > 1 else ""
+        dims = f"D{self.D}" if self.Dv == self.D else f"D{self.D} Dv{self.Dv}"
+        return f"{self.body} {self.dtype} {dims} {self.Sq} queries, {self.Skv} keys, mask {self.mask}{heads}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One set of tiles. `cost` is the time per query, those of padding included, relative to the fastest of its entry; `flags` are
+    iree-compile flags that it was measured with; `samples_ms` are all timed calls, (round, ms)."""
+
+    tiles: Tiles
+    cost: float
+    flags: tuple[str, ...] = ()
+    samples_ms: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Tiles that did not compile, ran out of time or memory, or gave wrong numbers."""
+
+    tiles: Tiles
+    reason: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was measured on one case. `case` says what, `measured` where, when, with which versions and how."""
+
+    family: Family
+    case: str
+    measured: Mapping[str, Any]
+    choices: tuple[Choice, ...]
+    refused: tuple[Refused, ...] = ()
+
+
+@dataclass(frozen=True)
+class Database:
+    """All entries of a target. `target` is the name of the file, see `database_name`."""
+
+    target: str
+    entries: tuple[Entry, ...] = ()
+
+    def with_entries(self, new: tuple[Entry, ...]) -> Database:
+        """New entries take the place of old ones of their family, whose tiles of other vector widths they keep: narrow head dims
+        need narrow vectors, which a search for wide ones does not try."""
+        old = {e.family: e for e in self.entries}
+        joined = []
+        for e in new:
+            widths = {c.tiles.get("W") for c in e.choices}
+            known = old.pop(e.family).choices if e.family in old else ()
+            joined.append(replace(e, choices=(*e.choices, *(c for c in known if c.tiles.get("W") not in widths))))
+        return Database(self.target, (*joined, *old.values()))
+
+    def to_json(self) -> str:
+        """One choice per line."""
+        lines = []
+        for e in self.entries:
+            head = {"family": asdict(e.family), "case": e.case, "measured": dict(e.measured)}
+            parts = [f'   "{k}": {json.dumps(v)}' for k, v in head.items()]
+            for key, items in (("choices", e.choices), ("refused", e.refused)):
+                rows = ",\n".join(f"    {json.dumps(asdict(x))}" for x in items)
+                parts.append(f'   "{key}": [\n{rows}\n   ]' if rows else f'   "{key}": []')
+            lines.append("  {\n" + ",\n".join(parts) + "\n  }")
+        entries = ",\n".join(lines)
+        return f'{{\n "format": {FORMAT},\n "target": {json.dumps(self.target)},\n "entries": [\n{entries}\n ]\n}}\n'
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What a lookup found. `reason` says in words which entry it is and how it differs from what was asked."""
+
+    entry: Entry
+    choice: Choice
+    reason: str = field(compare=False)
+
+
+def family(spec: AttentionSpec, body: str) -> Family:
+    """The family that a spec belongs to."""
+    sq, skv = spec.Sq, spec.Skv
+    queries = "dynamic" if isinstance(sq, str) else "one" if sq == 1 else "few" if sq < 64 else "many"
+    keys = "dynamic" if isinstance(skv, str) else "short" if skv < 1024 else "medium" if skv < 8192 else "long"
+    mask = max((_mask_kind(m) for m in spec.masks), key=MASKS.index, default="none")
+    kept = "".join(f" {n}:{x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None)
+    return Family(body, spec.dtype + kept, spec.D, spec.Dv, queries, keys, mask, spec.group)
+
+
+def _mask_kind(term: MaskTerm) -> str:
+    match term:
+        case Causal():
+            return "causal"
+        case SlidingWindow():
+            return "window"
+        case BoolMask() | AddMask():
+            return "tensor"
+        case Elementwise():
+            return "computed"
+
+
+def distance(want: Family, have: Family) -> float:
+    """How far an entry is from what is asked: an element type weighs as much as five steps in the number of keys, a doubled head
+    dim as four, one in the number of queries as three, integers for K or V as one. Infinite between bodies."""
+    if want.body != have.body:
+        return math.inf
+    dims = abs(math.log2(want.D / have.D)) + abs(math.log2(want.Dv / have.Dv))
+    return (
+        4 * (want.dtype.split()[0] != have.dtype.split()[0])
+        + (want.dtype != have.dtype)
+        + 2 * dims
+        + 3 * _steps(want.Sq, have.Sq, QUERIES)
+        + _steps(want.Skv, have.Skv, KEYS)
+        + 0.5 * abs(MASKS.index(want.mask) - MASKS.index(have.mask))
+        + 0.5 * abs(math.log2(want.group / have.group))
+    )
+
+
+def _steps(a: str, b: str, scale: tuple[str, ...]) -> float:
+    """Steps between two classes; half a step between a known and a dynamic length, which is most often a large one."""
+    if "dynamic" in (a, b):
+        known = a if b == "dynamic" else b
+        return 0.0 if a == b else 0.5 + (len(scale) - 2 - scale.index(known))
+    return abs(scale.index(a) - scale.index(b))
+
+
+def pick(
+    target: Target | str,
+    body: str,
+    spec: AttentionSpec,
+    fits: Callable[[Tiles], bool],
+    queries: Callable[[Tiles], float],
+    among: Callable[[Family], bool] = lambda family: True,
+) -> Pick | None:
+    """The tiles for a spec: of the nearest entry (`among` says of which families) that has any which `fits` accepts, those with the
+    least cost times `queries`, the number of queries computed with them, padding included. None where no entry has any. `target`
+    may be the name of a database."""
+    want, name = family(spec, body), target if isinstance(target, str) else database_name(target)
+    near = [
+        (distance(want, e.family), i, e)
+        for i, e in enumerate(read_database(name).entries)
+        if e.family.body == body and among(e.family)
+    ]
+    for _, _, entry in sorted(near, key=lambda n: n[:2]):
+        fitting = [c for c in entry.choices if fits(c.tiles)]
+        if fitting:
+            choice = min(fitting, key=lambda c: c.cost * queries(c.tiles))
+            return Pick(entry, choice, _words(want, entry, choice, fitting, name))
+    return None
+
+
+def _words(want: Family, entry: Entry, choice: Choice, fitting: list[Choice], name: str) -> str:
+    """Why this one, e.g. "cpu-avx512: vector f32 D64 ...; differs in mask (none, not causal)"."""
+    differs = [
+        f"{f.name} ({getattr(entry.family, f.name)}, not {getattr(want, f.name)})"
+        for f in fields(Family)
+        if getattr(entry.family, f.name) != getattr(want, f.name)
+    ]
+    words = f"{name}: {entry.family}; "
+    words += f"nearest, differs in {', '.join(differs)}" if differs else "the same family"
+    if choice is not min(fitting, key=lambda c: c.cost):
+        words += "; not its fastest tiles, which would compute more padding or leave processors idle"
+    elif len(fitting) < len(entry.choices) and choice is not min(entry.choices, key=lambda c: c.cost):
+        words += "; its fastest tiles do not fit"
+    return words
+
+
+def database_name(target: Target) -> str:
+    """The file that holds a target's tiles: by registers and lanes, so that cpu-host has those of its kind of processor. CUDA's
+    architectures share one, whose entries say which GPU they were measured on."""
+    if target.is_gpu:
+        return "cuda" if target.backend == "cuda" else target.name
+    return {(16, 32): "cpu-avx512", (4, 32): "cpu-neon"}.get((target.lanes, target.registers), "cpu-avx2")
+
+
+def triton_database(arch: int) -> str:
+    """The file that holds the tiles of Triton's kernels for sm_`arch`: they differ between architectures."""
+    return f"cuda-sm_{arch}"
+
+
+def package_path(name: str) -> Path:
+    """Where the package keeps a database."""
+    return Path(str(resources.files("onnx_fa.kernels.tiles").joinpath(f"data/{name}.json")))
+
+
+def read_database(name: str) -> Database:
+    """The database of that name; empty where there is none. Raises OnnxFaError for a file that is not one."""
+    return _read(name, os.environ.get(FOLDER_ENV, ""))
+
+
+@cache
+def _read(name: str, folder: str) -> Database:
+    own = Path(folder) / f"{name}.json"
+    if folder and own.is_file():
+        return parse(own.read_text(), str(own))
+    file = resources.files("onnx_fa.kernels.tiles").joinpath(f"data/{name}.json")
+    return parse(file.read_text(), f"{name}.json") if file.is_file() else Database(name)
+
+
+def parse(text: str, where: str) -> Database:
+    """The database in a file's text. Raises OnnxFaError, naming `where` and the entry, for anything that is not as it should be."""
+    try:
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, not {FORMAT}")
+        name, listed = str(data["target"]), list(data["entries"])
+    except (ValueError, KeyError, TypeError) as e:
+        raise OnnxFaError(f"{where}: not a tuning database: {_what(e)}") from e
+    entries = []
+    for n, item in enumerate(listed):
+        try:
+            entries.append(_entry(item))
+        except (ValueError, KeyError, TypeError) as e:
+            raise OnnxFaError(f"{where}: not a tuning database: entry {n}: {_what(e)}") from e
+    return Database(name, tuple(entries))
+
+
+def _what(error: Exception) -> str:
+    return f"no field {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _entry(item: Any) -> Entry:
+    families = Family(**item["family"])
+    for value, known in ((families.Sq, QUERIES), (families.Skv, KEYS), (families.mask, MASKS)):
+        if value not in known:
+            raise ValueError(f"{value!r} is not one of {', '.join(known)}")
+    if min(families.D, families.Dv, families.group) < 1:
+        raise ValueError("D, Dv and group must be positive")
+    choices = tuple(
+        Choice(
+            _tiles(c["tiles"]),
+            float(c["cost"]),
+            tuple(map(str, c["flags"])),
+            tuple((int(r), float(ms)) for r, ms in c["samples_ms"]),
+        )
+        for c in item["choices"]
+    )
+    if not all(0 < c.cost < math.inf for c in choices):
+        raise ValueError("a cost that is not above 0")
+    refused = tuple(Refused(_tiles(r["tiles"]), str(r["reason"]), tuple(r["flags"])) for r in item["refused"])
+    return Entry(families, str(item["case"]), dict(item["measured"]), choices, refused)
+
+
+def _tiles(item: Any) -> Tiles:
+    if not item or not all(isinstance(v, int) for v in item.values()):
+        raise ValueError(f"tiles {item} are not named whole numbers")
+    return dict(item)
+
+
+def queries_computed(Sq: Dim, block: int) -> float:
+    """Sq rounded up to whole blocks; 1 where Sq is known only at run time."""
+    return 1.0 if isinstance(Sq, str) else -(-Sq // block) * block

@@ -1,0 +1,249 @@
+"""The same attention for Hopper, with the pipeline written out (in Gluon, Triton's lower level): while the tensor cores multiply
+the probabilities of one block by V, the others compute the softmax of the next (Shah et al., "FlashAttention-3", section 3.2).
+K and V come by the copy engine, into rings of `stages` buffers.
+
+    S = Q K[0]^T;  P = softmax(S)
+    for each further block: start S = Q K[n]^T, start O += P V[n-1];  wait for S;  P = softmax(S);  wait for O;  O = O decay
+    O += P V[last]
+
+Blocks are walked from the last to the first: those on the right edge of a mask, those that no mask touches, those on the left edge.
+"""
+
+from __future__ import annotations
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.plan.skipping import skipping
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.source import AttentionSource, Operand, normalised
+from onnx_fa.spec.attention import AttentionSpec
+
+_HEADER = """from triton.experimental import gluon
+from triton.experimental.gluon import language as tl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait,
+)
+
+
+"""
+
+
+_ELEMENTS = {"f16": "tl.float16", "bf16": "tl.bfloat16"}
+
+
+def _copied(width: int, row: str, column: str) -> bool:
+    """Whether the copy engine can load the rows of a head: whole 16 bytes, side by side."""
+    return column == "1" and row.isdigit() and int(row) % 8 == 0 and width % 8 == 0
+
+
+def can_overlap(spec: AttentionSpec) -> bool:
+    """Whether the form is for a spec: of halves, with many queries, no need to go back for blocks that were left out, and K and V
+    stored with head dims innermost."""
+    if spec.dtype not in ("f16", "bf16") or (isinstance(spec.Sq, int) and spec.Sq <= 32):
+        return False
+    inner = all(x[-1] == spec.rank - 1 for x in (spec.q_layout, spec.k_layout, spec.v_layout))
+    return inner and spec.D % 8 == 0 and spec.Dv % 8 == 0 and skipping(spec).threshold is None
+
+
+class OverlappedSource(AttentionSource):
+    """Writes the source. Raises UnsupportedError for what only the plain form carries."""
+
+    header = _HEADER
+    decorator = "@gluon.jit"
+    blocks_layout = ", layout=tl.SliceLayout(1, s_layout)"
+    parts, part = 1, "0"
+
+    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
+        if not can_overlap(spec):
+            raise UnsupportedError(
+                "the overlapped form is for halves, many queries and heads that the copy engine loads"
+            )
+        super().__init__(spec, config, name)
+        self.height = config.BM // self.parts
+        if config.splits > 1 or 16 * config.warps > self.height or config.warps % 4:
+            raise UnsupportedError(f"the overlapped form has no such tiles: {config}")
+
+    def indices(self) -> None:
+        """Layouts, then indices along the axes of the score and of the output."""
+        t, config = self.t, self.config
+        t.do(
+            f"s_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(config.BN, 256)}, 16])"
+        )
+        t.do(
+            f"o_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(self.dvp, 256)}, 16])"
+        )
+        t.do("p_layout: tl.constexpr = tl.DotOperandLayout(0, o_layout, 2)")
+        t.do("m_layout: tl.constexpr = tl.SliceLayout(1, s_layout)")
+        t.do(f"om = tl.arange(0, {self.height}, layout=m_layout)")
+        t.do(f"on = tl.arange(0, {config.BN}, layout=tl.SliceLayout(0, s_layout))")
+        t.do(f"row = {self.m0} + om")
+
+    def load_queries(self) -> None:
+        """Q by the copy engine, too; the rows past the last query are zeros."""
+        self.element()
+        self.buffers()
+        self.sources()
+        self.fetch_queries("0", "q_buffer")
+
+    def element(self) -> None:
+        self.t.do(f"type: tl.constexpr = {_ELEMENTS[self.spec.dtype]}")
+
+    def buffers(self, parts: int = 1) -> None:
+        """Shared memory for the queries, in so many parts, and for the rings of K and V, with barriers for what has come, and where
+        there are parts, for what all of them have used."""
+        t, config = self.t, self.config
+        rows, ring = [self.height] if parts == 1 else [parts, self.height], [config.stages, config.BN]
+        for name, shape in (("q", [*rows, self.dp]), ("k", [*ring, self.dp]), ("v", [*ring, self.dvp])):
+            t.do(f"{name}_layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for({shape[-2:]}, type)")
+            t.do(f"{name}_buffer = tl.allocate_shared_memory(type, {shape}, {name}_layout)")
+        bars = {"bars": parts, "k_bars": config.stages, "v_bars": config.stages}
+        if parts > 1:
+            bars |= {"k_free": config.stages, "v_free": config.stages}
+        for name, many in bars.items():
+            t.do(f"{name} = mbarrier.allocate_mbarrier(batch={many})")
+        for name, many in bars.items():
+            for i in range(many):
+                t.do(f"mbarrier.init({name}.index({i}), count={parts if name.endswith('free') else 1})")
+        t.do("fence_async_shared()")
+        t.do("tl.barrier()")
+
+    def sources(self) -> None:
+        spec, config = self.spec, self.config
+        self.source("q", self.q_operand, self.sq, spec.D, f"[{self.height}, {self.dp}]")
+        self.source("k", self.k, self.skv, spec.D, f"[{config.BN}, {self.dp}]")
+        self.source("v", self.v, self.skv, spec.Dv, f"[{config.BN}, {self.dvp}]")
+
+    def fetch_queries(self, part: str, buffer: str) -> None:
+        self.t.do(f"mbarrier.expect(bars.index({part}), q_source.block_type.nbytes)")
+        start = self.m0 if part == "0" else f"{self.m0} + {part} * {self.height}"
+        self.t.do(f"tma.async_load(q_source, [{start}, 0], bars.index({part}), {buffer})")
+
+    def source(self, name: str, x: Operand, rows: str, width: int, block: str) -> None:
+        """What the copy engine knows of a head: rows and columns beyond it are zeros."""
+        if not _copied(width, x.row, x.column):
+            raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
+        self.t.do(
+            f"{name}_source = tma.make_tensor_descriptor({x.base}, shape=[{rows}, {width}], strides=[{x.row}, 1], "
+            f"block_shape={block}, layout={name}_layout)"
+        )
+
+    def start(self, lead: list[str]) -> None:
+        t = self.t
+        t.do(f"acc = tl.zeros([{self.height}, {self.dvp}], tl.float32, layout=o_layout)")
+        t.do(f"m = tl.full([{self.height}], {self.max_start}, tl.float32, layout=m_layout)")
+        t.do(f"l = tl.zeros([{self.height}], tl.float32, layout=m_layout)")
+        self.start_sink(lead)
+
+    def fetch(self, name: str, at: str) -> None:
+        """Starts the load of the block that is the `at`-th in the order of the walk."""
+        t, stages = self.t, self.config.stages
+        slot = t.let(f"({at}) % {stages}")
+        there = t.let(f"({at}) < total")
+        t.do(f"mbarrier.expect({name}_bars.index({slot}), {name}_source.block_type.nbytes, pred={there})")
+        t.do(
+            f"tma.async_load({name}_source, [(last - ({at})) * {self.config.BN}, 0], {name}_bars.index({slot}), "
+            f"{name}_buffer.index({slot}), pred={there})"
+        )
+
+    def wait(self, name: str, at: str) -> str:
+        """The buffer that holds the `at`-th block, once it is there."""
+        t, stages = self.t, self.config.stages
+        slot = t.let(f"({at}) % {stages}")
+        t.do(f"mbarrier.wait({name}_bars.index({slot}), (({at}) // {stages}) & 1)")
+        return t.let(f"{name}_buffer.index({slot})")
+
+    def walk(self, first: str, full_first: str, full_end: str, end: str) -> None:
+        """The blocks of keys from the last on, and how many of them are at the edges of masks."""
+        t = self.t
+        t.do(f"total = tl.maximum({end} - {first}, 0) + 0")
+        t.do(f"last = {end} - 1 + 0 * total")
+        t.do(f"right = tl.minimum(tl.maximum({end} - tl.maximum({full_end}, {full_first}), 0), total)")
+        t.do(f"left = tl.minimum(tl.maximum(tl.minimum({full_first}, {end}) - {first}, 0), total - right)")
+
+    def loops(self, first: str, full_first: str, full_end: str, end: str) -> None:
+        t, config = self.t, self.config
+        self.walk(first, full_first, full_end, end)
+        t.do(f"mbarrier.wait(bars.index({self.part}), 0)")
+        t.do("if total > 0:")
+        t.indent += 1
+        self.begin()
+        k = self.wait("k", "0")
+        t.do(f"zero = tl.zeros([{self.height}, {config.BN}], tl.float32, layout=s_layout)")
+        s = t.let(f"warpgroup_mma(q_buffer, {k}.permute((1, 0)), zero, use_acc=False)")
+        self.used("0")
+        p = self.softmax(s, t.let(f"last * {config.BN}"), edge=True, first=True)
+        t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
+        for low, high, edge in (
+            ("1", "right", True),
+            ("tl.maximum(right, 1)", "total - left", False),
+            ("tl.maximum(total - left, 1)", "total", True),
+        ):
+            if edge and not self.has_edges:
+                continue
+            t.do(f"for n in range({low}, {high}):")
+            t.indent += 1
+            self.step(edge)
+            t.indent -= 1
+        v = self.wait("v", "total - 1")
+        t.do(f"acc = warpgroup_mma(p, {v}, acc)")
+        t.indent -= 1
+
+    def step(self, edge: bool) -> None:
+        t, config = self.t, self.config
+        k = self.wait("k", "n")
+        s = t.let(f"warpgroup_mma(q_buffer, {k}.permute((1, 0)), zero, use_acc=False, is_async=True)")
+        v = self.wait("v", "n - 1")
+        o = t.let(f"warpgroup_mma(p, {v}, acc, is_async=True)")
+        done = t.let(f"warpgroup_mma_wait(1, deps=[{s}])")
+        self.scored()
+        p = self.softmax(done, t.let(f"(last - n) * {config.BN}"), edge=edge, first=False)
+        t.do(f"acc, _ = warpgroup_mma_wait(0, deps=[{o}, p])  # the products read p until then")
+        self.used("n")
+        t.do("acc = acc * tl.convert_layout(alpha, tl.SliceLayout(1, o_layout))[:, None]")
+        t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
+
+    def begin(self) -> None:
+        """Before the first block: the rings are filled."""
+        for i in range(self.config.stages):
+            self.fetch("k", str(i))
+            self.fetch("v", str(i))
+
+    def scored(self) -> None:
+        """After the scores of block n are there, which no longer needs its K."""
+
+    def used(self, n: str) -> None:
+        """After block n no longer needs its K, nor the one before it its V."""
+        t, stages = self.t, self.config.stages
+        t.do("tl.barrier()")
+        self.fetch("k", str(stages) if n == "0" else f"{n} + {stages}")
+        if n != "0":
+            self.fetch("v", f"{n} - 1 + {stages}")
+
+    def softmax(self, s: str, k0: str, *, edge: bool, first: bool) -> str:
+        """The probabilities of a block, and the row statistics with it."""
+        t = self.t
+        inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
+        new, p = self.probabilities(s, k0, inside, edge)
+        t.do(f"alpha = tl.exp2(m - {new})")
+        t.do(f"l = l * alpha + tl.sum({p}, 1)")
+        t.do(f"m = {new}")
+        return p
+
+    def broadcast(self, s: str) -> str:
+        return self.t.let(f"tl.zeros([{self.height}, {self.config.BN}], tl.float32, layout=s_layout) + {s}")
+
+    def finish(self, lead: list[str]) -> None:
+        t, spec, config = self.t, self.spec, self.config
+        t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
+        result = normalised(t, spec, "acc", "total_row", self.skv)
+        # Sixteen bytes per thread, side by side.
+        across = min(self.dvp // 8, 32)
+        t.do(
+            f"w_layout: tl.constexpr = tl.BlockedLayout([1, 8], [{32 // across}, {across}], [{config.warps}, 1], [1, 0])"
+        )
+        result = t.let(f"tl.convert_layout({result}.to(type), w_layout)")
+        t.do(f"om = tl.arange(0, {self.height}, layout=tl.SliceLayout(1, w_layout))")
+        t.do(f"ov = tl.arange(0, {self.dvp}, layout=tl.SliceLayout(0, w_layout))")
+        out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
+        start = t.let(self.moved(out, self.m0, spec.Sq))
+        self.rows = f"({self.m0} + om < {self.sq})[:, None]" if self.ragged_rows else ""
+        self.store(self.tile(start, out, "om", "ov"), result, "ov")

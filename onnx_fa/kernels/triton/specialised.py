@@ -1,0 +1,121 @@
+"""The overlapped form with warps of different kinds (Shah et al., "FlashAttention-3", section 3.1): two warpgroups have half of the
+queries each, and walk through the blocks of keys at their own pace, so that one's softmax meets the other's products; a warp loads
+K and V for both, which have its registers. A block in a ring is loaded again when both have used it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.plan.score import ExprStep, score_plan
+from onnx_fa.kernels.plan.skipping import skipping
+from onnx_fa.kernels.triton.overlapped import OverlappedSource, can_overlap
+from onnx_fa.kernels.triton.source import Program
+from onnx_fa.spec.attention import AttentionSpec
+
+_PARTS = 2
+_LOADING_WARPS = 1
+_REGISTERS = 240, 24
+"""Of a thread that computes, and of one that loads."""
+_SHARED = "q_buffer k_buffer v_buffer bars k_bars v_bars k_free v_free".split()
+_SOURCES = "q_source k_source v_source".split()
+
+
+def can_specialise(spec: AttentionSpec) -> bool:
+    """Whether the form is for a spec: what can be overlapped, and whose blocks follow from positions alone, as all warps must know
+    which to visit."""
+    masks = any(isinstance(s, ExprStep) and s.expr[0] == "Where" for s in score_plan(spec).steps)
+    return can_overlap(spec) and not masks and not skipping(spec).low
+
+
+class SpecialisedSource(OverlappedSource):
+    """Writes the source: the function of the warps that compute, that of the warp that loads, and the kernel, which starts them.
+    Raises UnsupportedError for what only the other forms carry."""
+
+    parts = _PARTS
+
+    def program(self) -> Program:
+        if not can_specialise(self.spec):
+            raise UnsupportedError("specialised warps are for attentions whose blocks of keys follow from positions")
+        names = [*(n for n, _ in self.pointers()), *self.names.values()]
+        rows, loads = _Rows(self.spec, self.config, self.name), _Loads(self.spec, self.config, self.name)
+        rows.body()
+        loads.body()
+        self.place()
+        self.element()
+        self.buffers(_PARTS)
+        self.sources()
+        shared = ", ".join([*_SHARED, *names])
+        listed = [f"({self.name}_rows_{i}, ({shared}))" for i in range(_PARTS)]
+        listed.append(f"({self.name}_loads, ({', '.join([*_SOURCES, *_SHARED, *names])}))")
+        workers = f"{[self.config.warps] * (_PARTS - 1) + [_LOADING_WARPS]}"
+        registers = f"{[_REGISTERS[0]] * (_PARTS - 1) + [_REGISTERS[1]]}"
+        self.t.do(f"tl.warp_specialize([{', '.join(listed)}], {workers}, {registers})")
+        kernel = self.written(self.pointers())
+        functions = [
+            self.header + _function(f"{self.name}_rows", ["part: tl.constexpr", *_SHARED, *names], rows.t.lines)
+        ]
+        for i in range(_PARTS):
+            call = f"    {self.name}_rows({i}, {shared})"
+            functions.append(_function(f"{self.name}_rows_{i}", [*_SHARED, *names], [call]))
+        functions.append(_function(f"{self.name}_loads", [*_SOURCES, *_SHARED, *names], loads.t.lines))
+        text = "\n\n".join([*functions, kernel.text.removeprefix(self.header)])
+        return Program(kernel.entry, text, kernel.pointers, kernel.constants)
+
+
+def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
+    return f"@gluon.jit\ndef {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"
+
+
+class _Rows(OverlappedSource):
+    """One of the parts: `part` is its number."""
+
+    parts, part = _PARTS, "part"
+
+    def indices(self) -> None:
+        super().indices()
+        self.t.do(f"row = row + part * {self.height}")
+
+    def load_queries(self) -> None:
+        self.element()
+        self.t.do("q_buffer = q_buffer.index(part)")
+
+    def ranges(self) -> tuple[str, str, str, str]:
+        """Those of all parts. From here on, the first query is the part's."""
+        found = super().ranges()
+        self.m0 = self.t.let(f"{self.m0} + part * {self.height}")
+        return found
+
+    def begin(self) -> None:
+        """The warp that loads does all that."""
+
+    def scored(self) -> None:
+        self.free("k", "n")
+
+    def used(self, n: str) -> None:
+        self.free(*(("k", "0") if n == "0" else ("v", f"{n} - 1")))
+
+    def free(self, name: str, at: str) -> None:
+        slot = self.t.let(f"({at}) % {self.config.stages}")
+        self.t.do(f"mbarrier.arrive({name}_free.index({slot}), count=1)")
+
+
+class _Loads(OverlappedSource):
+    """The warp that loads Q, K and V."""
+
+    parts = _PARTS
+
+    def body(self) -> None:
+        t, stages = self.t, self.config.stages
+        self.place()
+        self.walk(*self.ranges())
+        for i in range(_PARTS):
+            self.fetch_queries(str(i), f"q_buffer.index({i})")
+        t.do("for n in range(0, total):")
+        t.indent += 1
+        slot = t.let(f"n % {stages}")
+        for name in ("k", "v"):
+            t.do(f"mbarrier.wait({name}_free.index({slot}), ((n // {stages}) & 1) ^ 1)")
+            self.fetch(name, "n")
+        t.indent -= 1

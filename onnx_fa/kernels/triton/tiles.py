@@ -1,0 +1,181 @@
+"""Which tiles a Triton kernel gets: measured ones from the tuning database, else built-in ones that compile for any spec."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+from onnx_fa.kernels.plan.score import free, varies
+from onnx_fa.kernels.plan.skipping import skipping
+from onnx_fa.kernels.tiles.database import Tiles, pick, queries_computed, triton_database
+from onnx_fa.kernels.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
+from onnx_fa.kernels.triton.overlapped import can_overlap
+from onnx_fa.kernels.triton.specialised import can_specialise
+from onnx_fa.spec.attention import AttentionSpec, Elementwise
+from onnx_fa.spec.expr import SCORE, leaves
+
+PROCESSORS = 128
+"""About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
+OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024}
+"""Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the form."""
+WORKGROUPS = "workgroups"
+"""In tiles for a few queries: how many there should be, by splitting the keys; PROCESSORS where it is not said."""
+MOST_ACCUMULATORS = 192
+"""Of f32 per thread, which has 255 registers: scores of a block and outputs."""
+_SCANNED_AT_EASE = 1024
+_UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
+
+
+def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
+    """Tiles for a spec (already folded), and where they are from."""
+    tiles, reason = tuned_tiles(spec, arch)
+    return config_of(spec, tiles), reason
+
+
+def tuned_tiles(spec: AttentionSpec, arch: int) -> tuple[Tiles, str]:
+    """The same as the database has them: of entries with these head dims, in halves or in f32 as the spec is."""
+    width, single = max(padded(spec.D), padded(spec.Dv)), spec.dtype == "f32"
+    found = pick(
+        triton_database(arch),
+        "triton",
+        alike(spec),
+        fitting(spec),
+        lambda t: queries_computed(spec.Sq, t["BM"]),
+        lambda f: (f.dtype == "f32") == single and max(f.D, f.Dv) == width,
+    )
+    if found is None:
+        kind = "f32" if single else "halves"
+        return tiles_of(
+            default_config(spec, arch), spec
+        ), f"built in: nothing was measured in {kind} with head dims of {width}"
+    return found.choice.tiles, found.reason
+
+
+def config_of(spec: AttentionSpec, tiles: Tiles) -> TritonConfig:
+    """The configuration that a spec gets with tiles of the database. Raises ValueError where there is none such."""
+    own = {k: v for k, v in tiles.items() if k != WORKGROUPS}
+    return TritonConfig(**own, splits=splits(spec, tiles.get(WORKGROUPS, PROCESSORS)))
+
+
+def tiles_of(config: TritonConfig, spec: AttentionSpec) -> Tiles:
+    """A configuration whose keys are split as `splits` does, as the database has it."""
+    tiles = {k: v for k, v in dataclasses.asdict(config).items() if k != "splits"}
+    return {**tiles, WORKGROUPS: PROCESSORS} if splits(spec) > 1 else tiles
+
+
+def alike(spec: AttentionSpec) -> AttentionSpec:
+    """The spec (already folded) as its tiles are looked up: with head dims as tiles have them, without terms that only add."""
+    masks = tuple(m for m in spec.masks if not (isinstance(m, Elementwise) and _only_adds(m)))
+    return dataclasses.replace(spec, D=padded(spec.D), Dv=padded(spec.Dv), masks=masks)
+
+
+def fitting(spec: AttentionSpec) -> Callable[[Tiles], bool]:
+    """Which tiles are for a spec (already folded)."""
+    plain = not alike(spec).masks and not spec.mods
+    keys = spec.Skv if plain and isinstance(spec.Skv, int) else max(OVERLAP_KEYS.values())
+    carried = {0: True, 1: can_overlap(spec), 2: can_specialise(spec)}
+    forms = [f for f, least in OVERLAP_KEYS.items() if carried[f] and keys >= least]
+    least = 128 if scans_few_keys(spec) else FEW + 1
+
+    def fits(tiles: Tiles) -> bool:
+        return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and tiles["overlap"] in forms
+
+    return fits
+
+
+def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
+    """Whether tiles may fit an architecture, without compiling them: the buffers of K and V in its shared memory (with all but one
+    stage, as the last may be in registers), the accumulators in MOST_ACCUMULATORS registers, Hopper's form on Hopper."""
+    d, dv, size = padded(spec.D), padded(spec.Dv), 4 if spec.dtype == "f32" else 2
+    buffers = config.stages if config.overlap else config.stages - 1
+    shared = size * (buffers * config.BN * (d + dv) + (config.BM * d if config.overlap else 0))
+    part = config.BM // max(1, config.overlap)
+    accumulators = part * (config.BN + dv) / (32 * config.warps)
+    rows = 16 * config.warps <= part and config.warps % 4 == 0 and arch // 10 == 9 and config.splits == 1
+    return shared <= SHARED_BYTES[arch] and accumulators <= MOST_ACCUMULATORS and (rows or not config.overlap)
+
+
+def tf32_tiles(spec: AttentionSpec) -> tuple[TritonConfig, str] | None:
+    """Tiles for f32 through single products of tf32 on Hopper, which take less shared memory and time than three: measured on an
+    H200 for plain attention. None where nothing was."""
+    width = max(padded(spec.D), padded(spec.Dv))
+    if splits(spec) > 1 or is_few(spec) or width not in (64, 128):
+        return None
+    heads = [d for d in (*spec.batch, spec.Hq) if isinstance(d, int)]
+    groups = math.prod(heads) * -(-spec.Sq // 128) if isinstance(spec.Sq, int) else PROCESSORS
+    if width == 128:
+        config = TritonConfig(128, 64, 8, 2)
+    else:
+        config = TritonConfig(128, 64, 4, 2) if groups >= PROCESSORS else TritonConfig(64, 64, 4, 3)
+    return config, "measured for plain attention in tf32"
+
+
+def _only_adds(term: Elementwise) -> bool:
+    """Whether a term adds a bias that no tensor of scores' size holds: its tiles are those without it."""
+    whole = any(varies(x) == (True, True) for x in term.tensors)
+    return term.expr[0] == "Add" and SCORE in term.expr[1:] and any(map(free, term.expr[1:])) and not whole
+
+
+def scans_few_keys(spec: AttentionSpec) -> bool:
+    """Whether every workgroup reads a tensor of all keys to know its blocks, as with documents, and there are so few keys that this
+    counts: then few large workgroups are faster."""
+    read = {leaf[1] for e in skipping(spec).low for leaf in leaves(e) if leaf[0] == "tensor"}
+    few = isinstance(spec.Skv, int) and spec.Skv < _SCANNED_AT_EASE
+    return few and any(varies(spec.tensors[i])[1] for i in read) and not is_few(spec)
+
+
+def is_few(spec: AttentionSpec) -> bool:
+    return isinstance(spec.Sq, int) and spec.Sq <= FEW
+
+
+def splits(spec: AttentionSpec, workgroups: int = PROCESSORS) -> int:
+    """How many parts the keys are cut into: one where there are many queries, else as many as give so many workgroups, of 128 keys
+    at the least."""
+    if not isinstance(spec.Sq, int) or spec.Sq > 32:
+        return 1
+    heads = 1
+    for d in (*spec.batch, spec.Hq):
+        heads *= d if isinstance(d, int) else _UNKNOWN_HEADS
+    wanted = power_of_two(max(1, workgroups // heads))
+    keys = spec.Skv if isinstance(spec.Skv, int) else _UNKNOWN_KEYS
+    return min(wanted, power_of_two(max(1, keys // 128)), MOST_SPLITS)
+
+
+def default_config(spec: AttentionSpec, arch: int) -> TritonConfig:
+    """Tiles that were not measured for the spec."""
+    width = max(padded(spec.D), padded(spec.Dv))
+    parts = splits(spec)
+    rows = min(128, padded(spec.Sq)) if isinstance(spec.Sq, int) else 128
+    if spec.dtype == "f32":
+        small = {16: (64, 64), 32: (64, 64), 64: (64, 64), 128: (64, 32)}.get(width, (32, 16))
+        return TritonConfig(min(rows, small[0]), small[1], 4, 2, splits=parts)
+    if rows <= 32:
+        return TritonConfig(rows, 64, 4, 3, splits=parts)
+    if arch >= 90:
+        if width <= 128:
+            return TritonConfig(min(rows, 64), 64, 4, 3)
+        return TritonConfig(rows, 64, 8 if rows == 128 else 4, 2)
+    if width <= 64:
+        return TritonConfig(rows, 64, 4, 3)
+    return TritonConfig(min(rows, 128 if width == 128 else 64), 32, 8 if width == 128 and rows == 128 else 4, 2)
+
+
+def smaller(config: TritonConfig) -> Iterator[TritonConfig]:
+    """The tiles, then ever smaller ones, for where they do not fit."""
+    while True:
+        yield config
+        if config.overlap == 2:
+            config = dataclasses.replace(config, BM=config.BM // 2, overlap=1)
+        elif config.overlap:
+            config = dataclasses.replace(config, overlap=0)
+        elif config.stages > 2:
+            config = dataclasses.replace(config, stages=config.stages - 1)
+        elif config.BN > 16:
+            config = dataclasses.replace(config, BN=config.BN // 2)
+        elif config.BM > 16:
+            config = dataclasses.replace(config, BM=config.BM // 2, warps=max(4, config.warps // 2))
+        elif config.stages > 1:
+            config = dataclasses.replace(config, stages=1)
+        else:
+            return

@@ -1,0 +1,328 @@
+"""The table of attentions that tuner and benchmarks measure and tests try, and how operands are drawn.
+
+Tests add many small odd ones of their own to it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.spec.attention import (
+    NEG_INF,
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Dim,
+    Elementwise,
+    Quantized,
+    SlidingWindow,
+    Softcap,
+    TensorArg,
+    TensorMask,
+)
+from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves
+
+Array = npt.NDArray[Any]
+FLOAT_MIN = float(np.finfo(np.float32).min)
+
+DTYPES: dict[str, Any] = {
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "bool": np.bool_,
+    "i32": np.int32,
+    "i64": np.int64,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i4": ml_dtypes.int4,
+    "u4": ml_dtypes.uint4,
+}
+DOCUMENTS = 4
+"""Integer tensors are drawn as document ids: this many runs of equal numbers."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention. `sizes` are where a dynamic spec is tried: each a tuple of (symbol, size). Tag "table" puts it in the table
+    of benchmarks, "quick" in the short one, "tune" among what the tuner tries, "bench" keeps it out of tests that run everything.
+    `title` is for tables."""
+
+    name: str
+    spec: AttentionSpec
+    tags: frozenset[str] = frozenset()
+    sizes: tuple[tuple[tuple[str, int], ...], ...] = ((),)
+    title: str = ""
+
+    def bound(self) -> list[AttentionSpec]:
+        """The specs to run, symbols replaced."""
+        return [self.spec.bind(dict(s)) for s in self.sizes]
+
+
+def case(name: str, *tags: str, title: str = "", **changes: Any) -> Case:
+    """A case of B2 H2 S64 D32, f32, scale 1/sqrt(D), with fields of the spec changed."""
+    sizes = changes.pop("sizes", ((),))
+    base: dict[str, Any] = {"dtype": "f32", "Hq": 2, "Hkv": 2, "Sq": 64, "Skv": 64, "D": 32, "Dv": 32, "batch": (2,)}
+    base |= changes
+    base.setdefault("scale", base["D"] ** -0.5)
+    return Case(name, AttentionSpec(**base), frozenset(tags), sizes, title or name)
+
+
+def alibi(heads: int) -> Elementwise:
+    """The score plus a slope per head times the distance from query to key (Press et al., "Train Short, Test Long")."""
+    distance: ScoreExpr = ("ToFloat", ("Sub", K, Q))
+    expr: ScoreExpr = ("Add", SCORE, ("Mul", ("tensor", 0), distance))
+    return Elementwise(expr, (TensorArg((heads, 1, 1)),), "alibi")
+
+
+def prefix(length: int) -> Elementwise:
+    """Causal, but every query sees the first `length` keys."""
+    keep: ScoreExpr = ("Or", ("LessOrEqual", K, Q), ("Less", K, ("i", length)))
+    return Elementwise(("Where", keep, SCORE, ("f", NEG_INF)), (), "prefix")
+
+
+def document(B: int, S: int) -> Elementwise:
+    """Queries see the keys of their own document: two tensors of ids, (B, 1, S, 1) and (B, 1, 1, S)."""
+    keep: ScoreExpr = ("Equal", ("tensor", 0), ("tensor", 1))
+    tensors = (TensorArg((B, 1, S, 1), "i32"), TensorArg((B, 1, 1, S), "i32"))
+    return Elementwise(("Where", keep, SCORE, ("f", NEG_INF)), tensors, "document")
+
+
+def _cases() -> Iterator[Case]:
+    bench: dict[str, Any] = {"batch": (1,), "Hq": 8, "Hkv": 8, "D": 64, "Dv": 64}
+
+    def table(name: str, title: str, *tags: str, S: int = 0, **changes: Any) -> Case:
+        lengths = {"Sq": S, "Skv": S} if S else {}
+        return case(name, "bench", "table", *tags, title=title, **bench | lengths | changes)
+
+    h16: dict[str, Any] = {"Hq": 16, "Hkv": 16, "D": 128, "Dv": 128}
+    for causal in (False, True):
+        end, word = ("_causal", " causal") if causal else ("", "")
+        masks: dict[str, Any] = {"masks": (Causal(),)} if causal else {}
+        for s in (512, 1024, 2048, 4096, 8192):
+            quick = ["quick"] * (s == 512) + ["tune"] * (s == 1024)
+            yield table(f"bench_s{s}{end}", f"B1 H8 S{s} D64{word}", *quick, S=s, **masks)
+        for s, name in ((1024, "bench_d128"), (4096, "bench_d128_s4096")):
+            tags = ["tune"] * (s == 1024)
+            yield table(f"{name}{end}", f"B1 H16 S{s} D128{word}", *tags, S=s, **h16 | masks)
+    for s, name in ((4096, "bench_window"), (8192, "bench_window_s8192")):
+        tags = ["tune"] * (s == 4096)
+        yield table(name, f"B1 H8 S{s} D64 window 256", *tags, S=s, masks=(SlidingWindow(256, 0),))
+    s = 1024
+    yield table("bench_alibi", f"B1 H8 S{s} D64 ALiBi causal", "quick", "tune", S=s, masks=(alibi(8), Causal()))
+    yield table("bench_softcap", f"B1 H8 S{s} D64 softcap", S=s, mods=(Softcap(20.0),))
+    yield table("bench_prefix", f"B1 H8 S{s} D64 prefix 256", S=s, masks=(prefix(256),))
+    yield table("bench_document", f"B1 H8 S{s} D64 {DOCUMENTS} documents", S=s, masks=(document(1, s),))
+    yield table("bench_t5", f"B1 H8 S{s} D64 T5 bias", "tune", S=s, scale=1.0, masks=(AddMask((1, 8, s, s)),))
+    yield table("bench_gqa8", f"B1 H32:4 S{s} D64 GQA causal", S=s, Hq=32, Hkv=4, masks=(Causal(),))
+    evoformer = (AddMask((1, 128, 1, 1, 256)), AddMask((1, 1, 4, 256, 256)))
+    yield table(
+        "bench_evoformer",
+        "B1 N128 S256 H4 D32 Evoformer",
+        "tune",
+        S=256,
+        **{"batch": (1, 128), "Hq": 4, "Hkv": 4, "D": 32, "Dv": 32, "masks": evoformer},
+    )
+    decode: dict[str, Any] = {"Sq": 1, "Hq": 32, "D": 128, "Dv": 128}
+    for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
+        quick = ["quick", "tune"] * (skv == 2048)
+        yield table(
+            f"bench_decode{end}", f"B1 H32 Sq1 Skv{skv} D128 decode", "decode", *quick, Skv=skv, **decode | {"Hkv": 32}
+        )
+    for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
+        tags = ["tune"] * (skv == 8192)
+        yield table(
+            f"bench_decode_gqa{end}",
+            f"B1 H32:8 Sq1 Skv{skv} D128 decode",
+            "decode",
+            *tags,
+            Skv=skv,
+            **decode | {"Hkv": 8},
+        )
+    for hkv, heads in ((32, "H32"), (8, "H32:8")):
+        skv, token = 8192, Quantized("i8", (1, hkv, 8192, 1))
+        yield table(
+            f"bench_decode{'_gqa' if hkv == 8 else ''}_int8",
+            f"B1 {heads} Sq1 Skv{skv} D128 decode, K and V int8",
+            "decode",
+            Skv=skv,
+            **decode | {"Hkv": hkv, "k_quant": token, "v_quant": token},
+        )
+
+    # Not in the table of benchmarks: for the tuner.
+    s1024 = {"Sq": 1024, "Skv": 1024}
+    yield case("bench_gqa", "bench", **bench | s1024 | {"Hkv": 2, "masks": (Causal(),)})
+    yield case("bench_add_mask", "bench", **bench | s1024 | {"masks": (AddMask((1, 1, 1, 1024)),)})
+    yield case(
+        "bench_bert",
+        "bench",
+        **bench | {"Sq": 512, "Skv": 512, "Hq": 12, "Hkv": 12, "masks": (BoolMask((1, 1, 1, 512)),)},
+    )
+    yield case("bench_vit", "bench", **bench | {"Sq": 197, "Skv": 197, "Hq": 12, "Hkv": 12})
+    yield case("bench_dynamic", "bench", "dynamic", **bench | {"Sq": "s", "Skv": "s"}, sizes=((("s", 1024),),))
+    yield from _gpu_cases()
+
+
+def _gpu_cases() -> Iterator[Case]:
+    """What the tuner tries on GPUs: large enough to fill one, K and V of a decode too large for its cache."""
+
+    def gpu(name: str, H: int, S: int, D: int, B: int = 1, **changes: Any) -> Case:
+        base: dict[str, Any] = {"dtype": "f16", "Hq": H, "Hkv": H, "Sq": S, "Skv": S, "D": D, "Dv": D, "batch": (B,)}
+        return case(f"gpu_{name}", "bench", "tune_gpu", **base | changes)
+
+    causal: dict[str, Any] = {"masks": (Causal(),)}
+    yield gpu("s512", 32, 512, 64)
+    yield gpu("s2048", 32, 2048, 64)
+    yield gpu("causal", 16, 4096, 64, 4, **causal)
+    yield gpu("window", 16, 4096, 64, 4, masks=(SlidingWindow(256, 0),))
+    yield gpu("prefix", 16, 4096, 64, 4, masks=(prefix(256),))
+    yield gpu("s512_d128", 16, 512, 128, 8)
+    yield gpu("s4096_d128", 32, 4096, 128)
+    yield gpu("s4096_d128_causal", 32, 4096, 128, **causal)
+    yield gpu("gqa", 32, 2048, 128, 2, Hkv=8, **causal)
+    dynamic: dict[str, Any] = {"Sq": "s", "Skv": "s", "sizes": ((("s", 2048),),)}
+    yield gpu("dynamic", 32, 2048, 128, 2, **dynamic | causal)
+    pairs = AddMask((4, 256, 1, 1, 256), "f16"), AddMask((4, 1, 4, 256, 256), "f16")
+    yield gpu("evoformer", 4, 256, 64, batch=(4, 256), masks=pairs)
+    yield gpu("d32", 16, 4096, 32, 4)
+    yield gpu("d256", 16, 4096, 256)
+    yield gpu("decode", 32, 32768, 128, Hkv=8, Sq=1)
+    yield gpu("decode_d64", 32, 32768, 64, Hkv=16, Sq=1)
+    yield gpu("f32", 8, 2048, 64, dtype="f32")
+    yield gpu("f32_d128", 8, 2048, 128, dtype="f32")
+
+
+CASES: tuple[Case, ...] = tuple(_cases())
+BY_NAME = {c.name: c for c in CASES}
+
+
+def find(name: str) -> Case:
+    """The case of that name. Raises OnnxFaError naming all."""
+    if name not in BY_NAME:
+        raise OnnxFaError(f"no case {name!r}: the cases are {', '.join(BY_NAME)}")
+    return BY_NAME[name]
+
+
+def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) -> list[Array]:
+    """Operands of a spec without symbols: q, k, v ~ N(0, 1), on a grid where they are integers, masks that keep three of four
+    keys, numbers of other tensors ~ N(0, 1), other integers as document ids that start at 0, or as lengths where there is one for
+    all queries and keys.
+
+    `adversarial` draws queries, biases and sinks ten times as large, makes some rows lose every key (where a mask has rows or a
+    padding to do it with), gives additive masks finfo.min or -inf in place of small numbers, and mixes document ids.
+    """
+    if spec.symbols:
+        raise ValueError(f"symbols {spec.symbols} have no size")
+    rng = np.random.default_rng([seed, zlib.crc32(repr(spec).encode())])
+    operands: list[Array] = []
+    for i, (shape, dtype) in enumerate(zip(spec.operand_shapes[:3], spec.operand_dtypes[:3], strict=True)):
+        size = 10.0 if adversarial and i == 0 else 1.0
+        numbers = size * rng.standard_normal(_ints(shape))
+        operands.append(numbers.astype(DTYPES[dtype]) if dtype not in STEPS else _integers(numbers, dtype, adversarial))
+    for term in spec.masks:
+        if isinstance(term, TensorMask):
+            operands.append(_draw_mask(rng, spec, term, adversarial))
+        elif isinstance(term, Elementwise):
+            operands += [_draw_tensor(rng, spec, t, adversarial, _is_mask(term)) for t in term.tensors]
+    for further in (spec.weights, spec.sink):
+        if further is not None:
+            operands.append(_draw_tensor(rng, spec, further, adversarial))
+    for quant in spec.quantized:
+        shape, step = _ints(quant.shape), 1 / STEPS[quant.dtype]
+        operands.append(np.asarray(step * rng.uniform(0.5, 1.5, shape)).astype(DTYPES[spec.dtype]))
+        if quant.zero_point:
+            middle = _middle(quant.dtype)
+            operands.append(np.asarray(rng.integers(middle - 2, middle + 3, shape)).astype(_zero_type(quant.dtype)))
+    if spec.gathered is not None:
+        rows = int(spec.gathered.rows) - spec.gathered.head_rows * (int(spec.Hkv) - 1)
+        index = rng.integers(0, rows, _ints(spec.operand_shapes[-1]))
+        operands.append(index.astype(DTYPES[spec.gathered.dtype]))
+    return operands
+
+
+STEPS = {"i8": 40.0, "u8": 40.0, "i4": 2.5, "u4": 2.5}
+"""Integers to a standard deviation of what they stand for."""
+
+
+def _middle(dtype: str) -> int:
+    return {"u8": 128, "u4": 8}.get(dtype, 0)
+
+
+def _zero_type(dtype: str) -> Any:
+    return np.uint8 if dtype.startswith("u") else np.int8
+
+
+def _integers(numbers: Array, dtype: str, adversarial: bool) -> Array:
+    """Numbers of deviation 1 on the grid of an integer type; `adversarial` ones lie on its ends as often."""
+    bits = int(dtype[1:])
+    low, high = (0, (1 << bits) - 1) if dtype.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    steps = STEPS[dtype] * (4 if adversarial else 1)
+    whole: Array = np.clip(np.rint(steps * numbers) + _middle(dtype), low, high).astype(np.int32)
+    return whole.astype(DTYPES[dtype])
+
+
+def packed(x: Array) -> Array:
+    """4-bit integers two to a byte, the first in the low half, as kernels take them; other arrays as they are."""
+    if x.dtype not in (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)):
+        return x
+    nibbles = x.astype(np.int8).view(np.uint8) & 15
+    pairs: Array = np.asarray(nibbles[..., ::2] | (nibbles[..., 1::2] << 4), np.uint8).view(np.int8)
+    return pairs
+
+
+def _ints(shape: tuple[Dim, ...]) -> tuple[int, ...]:
+    return tuple(d for d in shape if isinstance(d, int))
+
+
+def _draw_mask(rng: np.random.Generator, spec: AttentionSpec, mask: TensorMask, adversarial: bool) -> Array:
+    shape = _ints(mask.shape)
+    keep = rng.random(shape) < 0.75
+    if keep.shape[-1] > 1 and keep.ndim > 1:
+        keep[..., 0] = True  # a row loses all keys only on purpose
+    if adversarial and keep.ndim > 1 and keep.size:
+        rows = keep.reshape(-1, keep.shape[-1])
+        rows[:: max(1, len(rows) // 5)] = False
+    if isinstance(mask, BoolMask):
+        return keep
+    low = FLOAT_MIN if spec.empty_row == "mean" else NEG_INF
+    if mask.dtype == "f16" and low == FLOAT_MIN:
+        low = float(np.finfo(np.float16).min)
+    values = rng.standard_normal(shape) if not adversarial else np.where(keep, 0.0, low)
+    if mask.factor != 1.0:
+        values = np.where(keep, 0.0, 1.0) if mask.factor < 0 else values
+    return np.asarray(values).astype(DTYPES[mask.dtype])
+
+
+def _is_mask(term: Elementwise) -> bool:
+    """Whether an expression makes a mask of its floats: it holds a constant that swallows any score."""
+    return any(leaf[0] == "f" and 1e4 <= abs(leaf[1]) < np.inf for leaf in leaves(term.expr))
+
+
+def _draw_tensor(
+    rng: np.random.Generator, spec: AttentionSpec, tensor: TensorArg, adversarial: bool, mask: bool = False
+) -> Array:
+    """A tensor of a score expression, or a sink."""
+    shape = _ints(tensor.shape)
+    if tensor.kind == "bool" or (tensor.kind == "float" and mask):
+        return np.asarray(rng.random(shape) < 0.75).astype(DTYPES[tensor.dtype])
+    if tensor.kind == "float":
+        size = 10.0 if adversarial else 1.0
+        return np.asarray(size * rng.standard_normal(shape)).astype(DTYPES[tensor.dtype])
+    if all(n == 1 for n in shape[-2:]):
+        assert isinstance(spec.Skv, int)
+        return rng.integers(0 if adversarial else 1, spec.Skv + 2, shape).astype(DTYPES[tensor.dtype])
+    axis = next((a for a in reversed(range(len(shape))) if shape[a] > 1), None)
+    if axis is None or adversarial:
+        return rng.integers(0, DOCUMENTS, shape).astype(DTYPES[tensor.dtype])
+    ids = np.arange(shape[axis]) * DOCUMENTS // shape[axis]
+    along = ids.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return np.broadcast_to(along, shape).astype(DTYPES[tensor.dtype])

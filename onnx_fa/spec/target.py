@@ -1,0 +1,138 @@
+"""Targets: what a kernel is emitted and compiled for, by name (`cpu-host`, `cuda-sm_80`, `rocm-gfx942`, ...)."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from onnx_fa.errors import TargetError
+
+Kernels = Literal["auto", "iree", "triton"]
+"""Who makes the kernels: IREE's own code generation, Triton, or whichever is there and faster (see kernels/providers.py)."""
+KERNELS: tuple[Kernels, ...] = get_args(Kernels)
+
+
+@dataclass(frozen=True)
+class Target:
+    """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
+    register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
+    attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results."""
+
+    name: str
+    backend: str
+    flags: tuple[str, ...]
+    device: str
+    lanes: int = 0
+    registers: int = 0
+    arch: str = ""
+    note: str = ""
+    kernels: Kernels = "auto"
+    tf32: bool = False
+    bf16_dot: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.backend != "llvm-cpu"
+
+    @property
+    def lossy(self) -> str:
+        """What was asked for that changes results, in words."""
+        return "tf32" if self.tf32 else "bf16 dot" if self.bf16_dot else ""
+
+
+_CPU = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+
+
+def _host_simd() -> tuple[int, int]:
+    """(f32 lanes, vector registers) of this machine, from /proc/cpuinfo."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return 4, 32
+    flags = _host_flags()
+    return (16, 32) if "avx512f" in flags else (8, 16) if "avx2" in flags else (4, 16)
+
+
+def _host_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+
+
+_AARCH64 = ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic")
+_CPUS = {
+    "cpu-host": ("--iree-llvmcpu-target-cpu=host",),
+    "cpu-avx512": ("--iree-llvmcpu-target-cpu=x86-64-v4",),
+    "cpu-avx2": ("--iree-llvmcpu-target-cpu=x86-64-v3",),
+    "cpu-neon": _AARCH64,
+}
+_SIMD = {"cpu-avx512": (16, 32), "cpu-avx2": (8, 16), "cpu-neon": (4, 32)}
+
+_CUDA = ("sm_80", "sm_86", "sm_89")
+"""What IREE 3.13 compiles for and has tensor-core instructions of. Its code is PTX, which newer GPUs run too."""
+_ROCM = ("gfx942", "gfx950", "gfx1100")
+TARGET_NAMES = (
+    *_CPUS,
+    "cuda",
+    *(f"cuda-{a}" for a in _CUDA),
+    *(f"rocm-{a}" for a in _ROCM),
+    "vulkan",
+    "metal",
+)
+
+
+_BF16_DOT = {"cpu-host": (), "cpu-avx512": ("--iree-llvmcpu-target-cpu-features=+avx512bf16",)}
+"""The flags that give a target AVX512_BF16."""
+
+
+def parse_target(name: str, kernels: Kernels = "auto", *, tf32: bool = False, bf16_dot: bool = False) -> Target:
+    """The target of that name. Raises TargetError naming the known ones, and where `tf32` or `bf16_dot` means nothing."""
+    target = replace(_parse(name, kernels), tf32=tf32)
+    if bf16_dot:
+        target = _with_bf16_dot(target)
+    if tf32 and target.backend != "cuda":
+        raise TargetError(f"--tf32: tf32 is CUDA's, the target {name} has none")
+    if tf32 and kernels == "iree":
+        raise TargetError(
+            "--tf32: IREE 3.13 has no tf32 instructions, only Triton's kernels have (--kernels auto or triton)"
+        )
+    return target
+
+
+def _with_bf16_dot(target: Target) -> Target:
+    if target.name not in _BF16_DOT:
+        raise TargetError(f"--bf16-dot: products of bf16 are AVX512_BF16's, the target {target.name} has none")
+    if target.name == "cpu-host" and "avx512_bf16" not in _host_flags():
+        raise TargetError("--bf16-dot: this processor has no AVX512_BF16 (cpu-avx512 compiles for one that has)")
+    return replace(target, bf16_dot=True, flags=(*target.flags, *_BF16_DOT[target.name]))
+
+
+def _parse(name: str, kernels: Kernels) -> Target:
+    if name in _CPUS:
+        return Target(
+            name, "llvm-cpu", _CPU + _CPUS[name], "local-task", *(_SIMD.get(name) or _host_simd()), kernels=kernels
+        )
+    family, _, arch = name.partition("-")
+    if family == "cuda" and (arch in ("", *_CUDA) or _newer(arch)):
+        note = ""
+        if arch not in _CUDA:
+            note = (
+                f"{name}: IREE's code is for {_CUDA[0]}, which newer GPUs run too; it has no target above {_CUDA[-1]}"
+            )
+            arch = _CUDA[0]  # sm_89 has less shared memory than what comes before and after it
+        flags: tuple[str, ...] = ("--iree-hal-target-device=cuda", f"--iree-cuda-target={arch}")
+        return Target(name, "cuda", flags, "cuda", arch=arch, note=note, kernels=kernels)
+    if family == "rocm" and arch in _ROCM:
+        flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={arch}")
+        return Target(name, "rocm", flags, "hip", arch=arch, kernels=kernels)
+    if name in ("vulkan", "metal"):
+        return Target(name, f"{name}-spirv", (f"--iree-hal-target-device={name}",), name, kernels=kernels)
+    raise TargetError(f"unknown target {name!r}: use one of {', '.join(TARGET_NAMES)}")
+
+
+def _newer(arch: str) -> bool:
+    """Whether a CUDA architecture is newer than all that IREE knows, as sm_90."""
+    found = re.fullmatch(r"sm_(\d+)a?", arch)
+    return found is not None and int(found[1]) > int(_CUDA[-1].removeprefix("sm_"))

@@ -1,0 +1,115 @@
+"""A model in onnxruntime, op by op or with its optimiser, as `verify` runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.errors import MissingDependencyError, RunError
+from onnx_fa.graph import io
+from onnx_fa.graph.ops import DEQUANTIZE, op_of
+from onnx_fa.ort_session import ort_session
+from onnx_fa.verifier.inputs import Array, graph_inputs
+
+_SECONDS = 300
+"""For loading a model in a process of its own."""
+
+
+class Runner:
+    """A model without onnxruntime's optimiser; with it where onnxruntime refuses the model otherwise, and in onnx's reference
+    evaluator where it refuses that too. Returns all outputs by name. Raises RunError where nothing takes the model."""
+
+    def __init__(self, model: ir.Model, path: Path) -> None:
+        self._names = [str(o.name) for o in model.graph.outputs]
+        self._inputs = [str(v.name) for v in graph_inputs(model)]
+        self.evaluated = False
+        self.refused = ""
+        io.save(model, path)
+        bf16 = any(v.dtype == ir.DataType.BFLOAT16 for v in (*model.graph.inputs, *model.graph.outputs))
+        if bf16:
+            self.refused = "bfloat16 inputs or outputs have no NumPy type there"
+        else:
+            self._runs, self.refused = _session(path, optimise=False)
+            if self._runs is None:
+                self._runs, _ = _session(path, optimise=True)
+        if bf16 or self._runs is None:
+            self._runs, self.evaluated = _evaluator(model, self.refused), True
+
+    def note(self, what: str) -> str:
+        if not self.refused:
+            return ""
+        where = "in onnx.reference" if self.evaluated else "with onnxruntime's optimiser only"
+        return f"{what} runs {where}, onnxruntime refuses it: {self.refused}"
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return _called(self._runs, self._names, self._inputs, arrays)
+
+
+class OptimisedRunner:
+    """The model of a file as its users run it, with onnxruntime's optimiser. `refused` says why onnxruntime does not load it."""
+
+    def __init__(self, model: ir.Model, path: Path) -> None:
+        self._names = [str(o.name) for o in model.graph.outputs]
+        self._inputs = [str(v.name) for v in graph_inputs(model)]
+        io.save(model, path)
+        self.refused = _ends_the_process(path) if _may_end_the_process(model) else ""
+        if not self.refused:
+            self._runs, self.refused = _session(path, optimise=True)
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        if self.refused:
+            raise RunError(f"onnxruntime's optimiser: {self.refused}")
+        return _called(self._runs, self._names, self._inputs, arrays)
+
+
+def rounds(model: ir.Model) -> bool:
+    """Whether the model quantises values at run time: a difference of 1e-7 then may become one of a whole step."""
+    return any("Quantize" in op_of(n) or "QLinear" in op_of(n) for n in model.graph.all_nodes())
+
+
+def _may_end_the_process(model: ir.Model) -> bool:
+    """Whether there is a DequantizeLinear, and a subgraph that may read what comes of it."""
+    subgraphs = any(a.type == ir.AttributeType.GRAPH for n in model.graph for a in n.attributes.values())
+    return subgraphs and any(op_of(n) in DEQUANTIZE for n in model.graph)
+
+
+def _ends_the_process(path: Path) -> str:
+    """What happens to a process that loads the model; "" where it lives (docs/onnxruntime-bugs.md, moved_into_a_loop)."""
+    load = "import sys, onnxruntime; onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
+    command = [sys.executable, "-c", load, str(path)]
+    done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+    return f"the process ends by signal {-done.returncode}" if done.returncode < 0 else ""
+
+
+def _session(path: Path, *, optimise: bool) -> tuple[Any, str]:
+    """(what runs the file, "") or (None, why not)."""
+    try:
+        return ort_session(path, optimise=optimise), ""
+    except MissingDependencyError:
+        raise
+    except Exception as e:  # onnxruntime's exceptions share no public base class
+        return None, " ".join(str(e).split())[:160]
+
+
+def _evaluator(model: ir.Model, refused: str) -> Any:
+    try:
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(io.to_proto(model))
+    except Exception as e:
+        raise RunError(f"neither onnxruntime ({refused}) nor onnx.reference ({e}) takes the model") from e
+
+
+def _called(runs: Any, names: list[str], inputs: list[str], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    try:
+        with np.errstate(all="ignore"):
+            results = runs.run(names, {n: arrays[n] for n in inputs})
+    except Exception as e:
+        raise RunError(f"the model cannot be run on the inputs made for it: {' '.join(str(e).split())[:300]}") from e
+    return dict(zip(names, map(np.asarray, results), strict=True))
