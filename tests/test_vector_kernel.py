@@ -6,6 +6,7 @@ import dataclasses
 import io
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,20 @@ from filecheck.parser import Parser, pattern_for_opts
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.alone import entry_text as entry
+from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.tiles.database import database_name, read_database
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, TensorArg
+from onnx_fa.spec.attention import (
+    NEG_INF,
+    AddMask,
+    AttentionSpec,
+    BoolMask,
+    Causal,
+    Elementwise,
+    SlidingWindow,
+    TensorArg,
+)
 from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
 from onnx_fa.spec.reference import attention
 from onnx_fa.spec.target import TARGET_NAMES, Target, parse_target
@@ -338,3 +349,15 @@ def _filecheck(checks: Path, text: str) -> None:
 def test_text(checks: str, spec: AttentionSpec) -> None:
     kernel = emit_vector(spec, parse_target("cpu-avx512"), "fa_site", VectorConfig(16, 32, 64, 2, 2, 1))
     _filecheck(Path(__file__).parent / "filecheck" / checks, kernel.text)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_compiler_is_not_shown_where_short_blocks_end(dtype: str) -> None:
+    """It would follow the bounds of every loop over such a block through arithmetic and selects, for every two accesses of a tile.
+    Loops over the blocks themselves hold no such accesses of their own: they may end where they end."""
+    window = SlidingWindow(left=20, right=5, offset="end", fill=NEG_INF)
+    spec = AttentionSpec(dtype, 2, 2, "s", "t", 32, 32, batch=(1,), masks=(window,))
+    text = emit_kernel(spec, HOST).text
+    ends = re.findall(r"scf\.for %x\d+ = %c\d+ to (%x\d+) step", text)
+    made_by = Counter(re.search(rf"^{end} = arith\.(\w+)", text, re.MULTILINE)[1] for end in ends)
+    assert set(made_by) == {"addi", "andi"} and made_by["addi"] == 1 and made_by["andi"] >= 3, made_by
