@@ -33,16 +33,31 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
             "--filter", action="append", default=[], metavar="NAME", help="entries with NAME in theirs, or a pattern"
         )
         sub.add_argument("--subset", action="store_true", help="the quick subset")
-        sub.add_argument("--target", default="cpu-host", metavar="NAME", help=f"one of {', '.join(TARGET_NAMES)}")
+        sub.add_argument(
+            "--target",
+            default="cpu-host",
+            metavar="NAME",
+            help=f"one of {', '.join(TARGET_NAMES)} (default: %(default)s)",
+        )
 
     def work(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
             "-o", "--output", default=OUTPUT, metavar="DIR", help=f"results and work files (default: {OUTPUT})"
         )
         sub.add_argument(
-            "--jobs", type=_positive, default=1, metavar="N", help="entries at a time (timing is never parallel)"
+            "--jobs",
+            type=_positive,
+            default=1,
+            metavar="N",
+            help="entries at a time, timing is never parallel (default: %(default)s)",
         )
-        sub.add_argument("--stretch", type=float, default=1.0, metavar="F", help="multiply all time limits by F")
+        sub.add_argument(
+            "--stretch",
+            type=float,
+            default=1.0,
+            metavar="F",
+            help="multiply all time limits by F (default: %(default)s)",
+        )
 
     sub = command("list", list_, "show the models and what is expected of each")
     choice(sub)
@@ -55,8 +70,8 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
     choice(sub)
     work(sub)
     sub.add_argument("--steps", metavar="A,B", help="only these steps, and what they need")
-    sub.add_argument("--rounds", type=_positive, default=5)
-    sub.add_argument("--threads", type=_positive, default=2)
+    sub.add_argument("--rounds", type=_positive, default=5, metavar="N", help="timed rounds (default: %(default)s)")
+    sub.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads (default: %(default)s)")
     baseline(sub)
     sub.add_argument("--update-baseline", action="store_true", help="write the results to the baseline")
 

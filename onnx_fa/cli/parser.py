@@ -1,0 +1,289 @@
+"""The parser: one small function per command adds its options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from onnx_fa.cli.bench import run_bench
+from onnx_fa.cli.compile import run_compile
+from onnx_fa.cli.explain import run_explain
+from onnx_fa.cli.import_ import run_import
+from onnx_fa.cli.inspect import run_inspect
+from onnx_fa.cli.options import (
+    add_dims,
+    add_iree_flags,
+    add_kernels,
+    add_lossy,
+    add_model,
+    add_report,
+    add_target,
+    parse_numbers,
+    parse_seconds,
+)
+from onnx_fa.cli.rewrite import run_rewrite
+from onnx_fa.cli.run import run_run
+from onnx_fa.cli.tune import run_tune
+from onnx_fa.cli.verify import run_verify
+from onnx_fa.spec.target import TARGET_NAMES
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: `run` takes the parsed arguments and returns the exit code, None for 0."""
+
+    name: str
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        """Usage errors in the same one line as all others."""
+        self.exit(2, f"onnx-fa: error: {message} (see `{self.prog} --help`)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line. Its results have `command`, the function to call, and `verbose`, from -1 up."""
+    parser = Parser(prog="onnx-fa", description="Turns every attention of an ONNX model into one fused IREE dispatch.")
+    parser.add_argument(
+        "--version", action="version", version=f"onnx-fa {_version()}", help="show the version and exit"
+    )
+    common = Parser(add_help=False)
+    common.add_argument("-v", "--verbose", action="count", default=0, help="more messages (-vv: all)")
+    common.add_argument("-q", "--quiet", action="store_const", const=-1, dest="verbose", help="results and errors only")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        sub = commands.add_parser(command.name, help=command.help, description=command.help, parents=[common])
+        sub.set_defaults(command=command.run)
+        command.add_options(sub)
+    from onnx_fa.zoo import command as zoo
+
+    zoo.add(commands.add_parser("zoo", help="run a collection of models, and compare with a baseline"), common)
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("onnx-fa")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "(not installed)"
+
+
+def _add_explain(sub: argparse.ArgumentParser) -> None:
+    add_model(sub)
+    add_report(sub, "the same")
+    sub.add_argument("--html", metavar="FILE", help="write a page with the graph around every site, before and after")
+
+
+def _add_rewrite(sub: argparse.ArgumentParser) -> None:
+    add_model(sub)
+    sub.add_argument("-o", "--output", required=True, metavar="FILE", help="the ONNX file to write")
+    sub.add_argument(
+        "--form",
+        choices=("decomposed", "attention", "blocked"),
+        default="decomposed",
+        help="standard ops in an order that compilers fuse, ONNX's Attention op, or a Loop over blocks of keys "
+        "(default: %(default)s)",
+    )
+    add_report(sub)
+    sub.add_argument(
+        "--int8-qk", action="store_true", help="multiply Q and K in int8 per token: changes results, and says how much"
+    )
+    sub.add_argument(
+        "--spec", metavar="FILE", help="also write a transform spec, for stock iree-compile (needs --target)"
+    )
+    add_target(sub, None, "what the kernels of --spec are for")
+
+
+def _add_import(sub: argparse.ArgumentParser) -> None:
+    add_model(sub)
+    sub.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="the MLIR file to write, or - for standard output"
+    )
+    add_report(sub)
+    add_target(sub)
+    add_kernels(sub)
+    add_lossy(sub)
+
+
+def _add_compile(sub: argparse.ArgumentParser) -> None:
+    add_model(sub)
+    sub.add_argument("-o", "--output", required=True, metavar="FILE", help="the module to write (.vmfb)")
+    add_report(sub)
+    sub.add_argument("--keep-intermediates", metavar="DIR", help="keep the MLIR of the way there")
+    sub.add_argument(
+        "--timeout",
+        type=parse_seconds,
+        default=1800,
+        metavar="S",
+        help="stop iree-compile after S seconds (default: %(default)s)",
+    )
+    add_iree_flags(sub)
+    add_target(sub)
+    add_kernels(sub)
+    add_lossy(sub)
+
+
+def _add_run(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("module", metavar="MODULE", help="what `onnx-fa compile` wrote (.vmfb)")
+    sub.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]VALUE",
+        help="FILE.npy, or like iree-run-module: 2x3xf32, 2x3xi64=7; once per input, in the model's order",
+    )
+    sub.add_argument(
+        "--random-inputs", metavar="MODEL", help="random inputs that fit this ONNX model (and names for --input)"
+    )
+    sub.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the random inputs, a number (default: %(default)s)"
+    )
+    sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
+    sub.add_argument("--device", metavar="NAME", help="as iree-run-module takes it (default: the target's)")
+    add_dims(sub)
+    add_target(sub, what="what the module was compiled for")
+
+
+def _add_inspect(sub: argparse.ArgumentParser) -> None:
+    add_model(sub, "an ONNX file, which is compiled, or a .vmfb")
+    add_report(sub)
+    add_iree_flags(sub)
+    add_target(sub)
+    add_kernels(sub)
+    add_lossy(sub)
+
+
+def _add_verify(sub: argparse.ArgumentParser) -> None:
+    add_model(sub)
+    sub.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="sets of random inputs to compare on (default: %(default)s)"
+    )
+    add_report(sub, "the table")
+    add_dims(sub)
+    add_iree_flags(sub)
+    add_target(sub)
+    add_kernels(sub)
+    add_lossy(sub)
+
+
+def _add_bench(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="an ONNX file; or --heads, --head-dim and --seq: attention alone, in all their combinations",
+    )
+    _add_sweep(sub)
+    sub.add_argument(
+        "-o",
+        "--output",
+        metavar="PREFIX",
+        help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./attention.bench)",
+    )
+    sub.add_argument(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="rounds in which each contestant is timed (default: 7 of a model, 4 of attention alone)",
+    )
+    sub.add_argument(
+        "--threads", type=int, default=2, metavar="N", help="threads of every contestant (default: %(default)s)"
+    )
+    sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
+    add_dims(sub)
+    sub.add_argument(
+        "--target",
+        metavar="NAME",
+        help=f"one of {', '.join(TARGET_NAMES)} (default: cpu-host, and for attention alone also cuda, if there is a device)",
+    )
+    add_kernels(sub)
+    add_lossy(sub)
+
+
+def _add_sweep(sub: argparse.ArgumentParser) -> None:
+    """Options of attention alone."""
+    for name, help_ in (
+        ("--heads", "of Q, K and V"),
+        ("--head-dim", "size of a head"),
+        ("--seq", "lengths, of queries as of keys"),
+    ):
+        sub.add_argument(name, type=parse_numbers, default=[], metavar="N,N", help=help_)
+    sub.add_argument("--batch", type=int, default=1, metavar="N", help="of attention alone (default: %(default)s)")
+    sub.add_argument("--causal", action="store_true", help="with a causal mask")
+    sub.add_argument("--dtype", choices=("f32", "f16"), help="of Q, K and V (default: f32 on CPUs, f16 on GPUs)")
+    sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted sweep")
+    sub.add_argument(
+        "--modules", metavar="DIR", help="of a sweep: keep compiled modules there, and use those that are there"
+    )
+    sub.add_argument(
+        "--build-only", action="store_true", help="fill --modules for a machine that has a device, but no compiler"
+    )
+
+
+def _add_tune(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", nargs="?", metavar="MODEL", help="tune for the attentions of this ONNX model")
+    sub.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="a case of onnx_fa/spec/cases.py; repeatable"
+    )
+    sub.add_argument("--out", metavar="FILE", help="the database to write (default: the package's own for the target)")
+    sub.add_argument("--body", default="", metavar="NAME", help="of the kernel (default: the one that compile takes)")
+    _add_tune_limits(sub)
+    sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
+    add_dims(sub)
+    add_target(sub)
+    add_kernels(sub)
+
+
+def _add_tune_limits(sub: argparse.ArgumentParser) -> None:
+    """How long, and with how much of the machine."""
+    for name, default, help_ in (
+        ("--rounds", 5, "rounds in which each candidate is timed"),
+        ("--calls", 5, "timed calls per round"),
+        ("--candidates", 16, "most sets of tiles tried per stage"),
+        ("--threads", 2, "threads of each call"),
+        ("--jobs", 1, "compile so many at once (timing is never parallel)"),
+    ):
+        sub.add_argument(name, type=int, default=default, metavar="N", help=f"{help_} (default: %(default)s)")
+    sub.add_argument(
+        "--timeout",
+        type=parse_seconds,
+        default=60,
+        metavar="S",
+        help="stop each compiler after S seconds (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--memory", type=float, default=4, metavar="GIB", help="memory limit of each compiler (default: %(default)s)"
+    )
+
+
+COMMANDS = (
+    Command("explain", "show every attention found, and every softmax left alone and why", _add_explain, run_explain),
+    Command("rewrite", "write the model with its attention in one canonical form", _add_rewrite, run_rewrite),
+    Command(
+        "import", "import to MLIR with kernels in place, as iree-import-onnx does without", _add_import, run_import
+    ),
+    Command("compile", "compile to an IREE module with every attention fused", _add_compile, run_compile),
+    Command("run", "run a compiled module", _add_run, run_run),
+    Command("inspect", "say per site whether it is fused, from the compiler's own output", _add_inspect, run_inspect),
+    Command(
+        "verify",
+        "compare original, rewritten and compiled model with each other and with float64",
+        _add_verify,
+        run_verify,
+    ),
+    Command(
+        "bench",
+        "time a model, or attention alone, against stock IREE, onnxruntime and PyTorch",
+        _add_bench,
+        run_bench,
+    ),
+    Command("tune", "measure tiles and compile options on this machine, for the tuning database", _add_tune, run_tune),
+)
+"""In the order in which --help shows them."""

@@ -1,0 +1,52 @@
+"""`onnx-fa rewrite`: the model with its attention in one canonical form."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from onnx_fa.cli.printing import note, write_json
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.files import check_writable, write_whole
+from onnx_fa.printable import printable
+from onnx_fa.spec.target import parse_target
+
+
+def run_rewrite(args: argparse.Namespace) -> None:
+    from onnx_fa.forms.rewrite import rewrite_in_place
+    from onnx_fa.graph import io
+
+    if args.spec and not args.target:
+        raise OnnxFaError("--spec needs --target: kernels are per target")
+    if args.spec and args.form != "decomposed":
+        raise OnnxFaError("--spec needs --form decomposed: that is the form it recognises")
+    target = parse_target(args.target) if args.target else None
+    for path in filter(None, (args.output, args.report, args.spec)):
+        check_writable(path)
+    model = io.load(args.model)
+    original = model.clone() if args.int8_qk else None
+    report, sites = rewrite_in_place(model, args.form, int8_qk=args.int8_qk)
+    text = ""
+    if args.spec and target:
+        from onnx_fa.iree.stock_road import spec_for_model
+
+        text = spec_for_model(
+            model,
+            sites,
+            target,
+            left_out=lambda s, e: print(
+                printable(f"not in the spec, compiles unfused: {s.name}: {e}"), file=sys.stderr
+            ),
+        )
+    io.save(model, args.output)
+    if args.spec:
+        write_whole(args.spec, text)
+    if args.report:
+        write_json(args.report, report.to_dict())
+    note(args, f"{args.output}: {len(report.sites)} sites in form {args.form}, {len(report.misses)} left alone")
+    if original is not None:
+        from onnx_fa.verifier.verifier import rewrite_error
+
+        lossy = sum(bool(s.lossy) for s in report.sites)
+        for name, error in rewrite_error(original, model).items():
+            print(printable(f"int8 QK in {lossy} sites: output {name} differs by {error:.2e} (2-norm, relative)"))
