@@ -47,6 +47,12 @@ class RunError(OnnxFaError):
     exit_code = 1
 
 
+class LeftAloneError(OnnxFaError):
+    """Something was left alone, and the caller asked that nothing be."""
+
+    exit_code = 1
+
+
 class MismatchError(OnnxFaError):
     """Two results that must agree do not."""
 

@@ -146,7 +146,7 @@ def test_run_inputs(tmp_path: Path) -> None:
 
 def test_quiet(tmp_path: Path, model: Path) -> None:
     assert cli("rewrite", model, "-o", "b.onnx", "-q", cwd=tmp_path).stderr == ""
-    assert "1 sites" in cli("rewrite", model, "-o", "b.onnx", cwd=tmp_path).stderr
+    assert "1 found, 1 in form decomposed" in cli("rewrite", model, "-o", "b.onnx", cwd=tmp_path).stderr
 
 
 def _not_onnx(folder: Path) -> Path:
@@ -317,6 +317,7 @@ def test_log_of_failed_inspect_is_kept(tmp_path: Path, model: Path) -> None:
 def test_bad_flag(tmp_path: Path, model: Path) -> None:
     line = error_line(cli("compile", model, "-o", "b.vmfb", "--iree-flag=--no-such-flag", cwd=tmp_path, code=1))
     assert "no-such-flag" in (tmp_path / "b.vmfb.log").read_text() and "b.vmfb.log" in line
+    assert "Unknown command line argument '--no-such-flag'" in line
 
 
 @pytest.mark.parametrize(

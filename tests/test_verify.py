@@ -20,7 +20,8 @@ from onnx_fa.cli.command import main
 from onnx_fa.errors import MismatchError, ModelError, RunError
 from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.graph import io
-from onnx_fa.verifier.inputs import input_shapes, random_inputs, symbols
+from onnx_fa.graph.free_dims import input_shapes, symbols
+from onnx_fa.verifier.inputs import random_inputs
 from onnx_fa.verifier.verifier import VerifyReport, _narrowest, norm_error, verify
 from tests import tiny
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from onnx_fa.cli.printing import note
 from onnx_fa.cli.targets import read_target, require_device
-from onnx_fa.errors import OnnxFaError
+from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from onnx_fa.files import check_writable
 from onnx_fa.printable import printable
 from onnx_fa.tables import text_table
 
 
-def run_bench(args: argparse.Namespace) -> int | None:
+def run_bench(args: argparse.Namespace) -> int:
+    """Exit code 1 where onnx_fa was wrong or did not run."""
+    from onnx_fa.benchmark.models import OURS
     from onnx_fa.benchmark.models import bench as measure
 
     if (args.rounds is not None and args.rounds < 1) or args.threads < 1 or args.batch < 1:
@@ -29,6 +32,7 @@ def run_bench(args: argparse.Namespace) -> int | None:
         raise OnnxFaError("--modules and --build-only are for --heads, --head-dim and --seq")
     args.target = args.target or "cpu-host"
     target = read_target(args, runs=True)
+    _check_plot(args)
     prefix = Path(args.output or f"{Path(args.model).stem}.bench")
     check_writable(f"{prefix}.csv")
     result = measure(
@@ -42,7 +46,15 @@ def run_bench(args: argparse.Namespace) -> int | None:
     written = result.write(prefix, plot=not args.no_plot)
     print(result.table())
     note(args, "wrote " + ", ".join(map(str, written)))
-    return None
+    return 1 if any(c.what == OURS and c.problem for c in result.contestants) else 0
+
+
+def _check_plot(args: argparse.Namespace) -> None:
+    """Raises MissingDependencyError where the plot could not be drawn: before anything is measured."""
+    if not args.no_plot and find_spec("matplotlib") is None:
+        raise MissingDependencyError(
+            "matplotlib, for the plot, is not installed: pip install 'onnx-fa[plot]', or give --no-plot"
+        )
 
 
 def _bench_sweep(args: argparse.Namespace) -> int:
@@ -74,6 +86,8 @@ def _bench_sweep(args: argparse.Namespace) -> int:
     plan = Plan(threads=args.threads)
     if args.rounds:
         plan = dataclasses.replace(plan, rounds=args.rounds, slow_rounds=min(args.rounds, plan.slow_rounds))
+    if not args.build_only:
+        _check_plot(args)
     modules = KeptModules(Path(args.modules)) if args.modules else None
     say = partial(note, args)
     if args.build_only and modules:

@@ -49,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _log_to_stderr(verbose: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter(logging.BASIC_FORMAT))
-    level = [logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG][min(verbose + 1, 3)]
-    logging.basicConfig(level=level, handlers=[handler])
+    own = [logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG][min(verbose + 1, 3)]
+    others = logging.ERROR if verbose < 0 else logging.WARNING  # their debugging is of no use to who runs this package
+    logging.basicConfig(level=others, handlers=[handler])
+    logging.getLogger("onnx_fa").setLevel(own)
 
 
 def _subject(args: argparse.Namespace) -> str:

@@ -3,35 +3,62 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from onnx_fa.cli.printing import note, print_lossy, write_json
+from onnx_fa.cli.outputs import check_outputs, write_json
+from onnx_fa.cli.phases import Phases
+from onnx_fa.cli.printing import check_strict, note, note_left_alone, print_lossy, tile_words
 from onnx_fa.cli.targets import read_target
-from onnx_fa.files import check_writable
+
+if TYPE_CHECKING:
+    from onnx_fa.iree.compile import CompileReport
 
 
 def run_compile(args: argparse.Namespace) -> None:
     from onnx_fa.iree.compile import compile_model
 
     target = read_target(args)
-    for path in filter(None, (args.output, args.report)):
-        check_writable(path)
+    check_outputs(args, files=[args.output], texts=[args.report])
     keep = Path(args.keep_intermediates) if args.keep_intermediates else None
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
+    phases = Phases(args)
     done = compile_model(
         args.model,
         Path(args.output),
         target,
         keep_intermediates=keep,
         flags=tuple(args.iree_flag),
+        dims=dict(args.dim),
         timeout_s=args.timeout,
+        progress=phases.begin,
     )
+    phases.end()
     if args.report:
         write_json(args.report, done.to_dict())
+    _note_details(args, done)
     fused = sum(s.fused is True for s in done.sites)
+    found = len(done.sites) + len(done.misses)
     note(
         args,
-        f"{args.output}: {len(done.sites)} sites, {fused} of them one fused dispatch, {len(done.misses)} left alone",
+        f"{args.output}: {found} found, {len(done.sites)} with a kernel, {fused} of them one fused dispatch, "
+        f"{len(done.misses)} left alone",
     )
+    note_left_alone(args, done.misses)
     print_lossy(args, target, done.sites)
+    check_strict(args, done.misses)
+
+
+def _note_details(args: argparse.Namespace, done: CompileReport) -> None:
+    """With -v the flags and each site's tiles, with -vv also the program's dispatches."""
+    if args.verbose > 0:
+        note(args, f"command: {shlex.join(done.command)}")
+        for site in done.sites:
+            note(args, f"{site.name}: {tile_words(site)}; {site.tuning}")
+    if args.verbose > 1:
+        for dispatch in done.inspection.dispatches:
+            note(args, f"dispatch {dispatch.export}: {', '.join(dispatch.results)}")
+        for name, stack in done.inspection.stacks.items():
+            note(args, f"executable {name}: {'?' if stack is None else stack} bytes of stack per workgroup")

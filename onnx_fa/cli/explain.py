@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnx_fa.cli.printing import print_beside, write_json
-from onnx_fa.files import check_writable, write_whole
+from onnx_fa.cli.outputs import check_outputs, print_result, write_json
+from onnx_fa.cli.printing import print_beside
+from onnx_fa.files import write_whole
 from onnx_fa.printable import printable
 from onnx_fa.tables import text_table
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 def run_explain(args: argparse.Namespace) -> None:
     from onnx_fa.forms.rewrite import explain as find
 
-    for path in filter(None, (args.report, args.html)):
-        check_writable(path)
+    check_outputs(args, texts=[args.report], files=[args.html])
     if args.html:
         from onnx_fa.explainer.page import page
 
@@ -54,13 +54,15 @@ def run_explain(args: argparse.Namespace) -> None:
         for s in report.sites
     ]
     if rows:
-        print(text_table(head, rows))
+        print_result(args, text_table(head, rows))
     for reason in dict.fromkeys(s.passes.reason for s in report.sites if s.passes and s.passes.reason):
-        print(printable(reason))
-    print_beside(report.sites)
-    print(f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
+        print_result(args, printable(reason))
+    print_beside(args, report.sites)
+    print_result(args, f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
     if report.misses:
-        print("\n" + text_table(("left alone", "op", "reason"), [(m.node, m.op, m.reason) for m in report.misses]))
+        print_result(
+            args, "\n" + text_table(("left alone", "op", "reason"), [(m.node, m.op, m.reason) for m in report.misses])
+        )
 
 
 def _spec_cells(spec: AttentionSpec) -> tuple[str, ...]:

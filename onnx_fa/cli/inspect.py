@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from onnx_fa.cli.printing import print_lossy, print_sites, write_json
+from onnx_fa.cli.outputs import check_outputs, print_result, write_json
+from onnx_fa.cli.printing import print_lossy, print_sites
 from onnx_fa.cli.targets import read_target
 from onnx_fa.errors import ModelError, OnnxFaError
-from onnx_fa.files import check_writable, scratch_folder
+from onnx_fa.files import scratch_folder
 from onnx_fa.printable import printable
 
 
 def run_inspect(args: argparse.Namespace) -> None:
-    if args.report:
-        check_writable(args.report)
+    check_outputs(args, texts=[args.report])
     path, target = Path(args.model), read_target(args)
     if path.suffix == ".vmfb":
         _inspect_vmfb(path, args.report)
@@ -26,13 +26,13 @@ def run_inspect(args: argparse.Namespace) -> None:
         done = compile_model(path, folder / "model.vmfb", target, flags=tuple(args.iree_flag))
     if args.report:
         write_json(args.report, done.to_dict())
-    print_sites(done.sites)
+    print_sites(args, done.sites)
     print_lossy(args, target, done.sites)
     for buffer in done.inspection.buffers:
-        print(printable(f"buffer of Sq x Skv size: {buffer}"))
+        print_result(args, printable(f"buffer of Sq x Skv size: {buffer}"))
     for miss in done.misses:
-        print(printable(f"left alone: {miss.node} ({miss.op}): {miss.reason}"))
-    print(f"{len(done.inspection.dispatches)} dispatches in all")
+        print_result(args, printable(f"left alone: {miss.node} ({miss.op}): {miss.reason}"))
+    print_result(args, f"{len(done.inspection.dispatches)} dispatches in all")
 
 
 def _inspect_vmfb(path: Path, report: str | None) -> None:

@@ -12,7 +12,15 @@ def add_model(sub: argparse.ArgumentParser, help_: str = "an ONNX file") -> None
 
 
 def add_report(sub: argparse.ArgumentParser, what: str = "sites and what was left alone") -> None:
-    sub.add_argument("--report", metavar="FILE", help=f"write {what} as JSON")
+    sub.add_argument("--report", metavar="FILE", help=f"write {what} as JSON; - is standard output")
+
+
+def add_strict(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if anything was left alone, also a softmax of no attention; outputs are written all the same",
+    )
 
 
 def add_target(

@@ -19,6 +19,7 @@ from onnx_fa.cli.options import (
     add_lossy,
     add_model,
     add_report,
+    add_strict,
     add_target,
     parse_numbers,
     parse_seconds,
@@ -53,7 +54,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"onnx-fa {_version()}", help="show the version and exit"
     )
     common = Parser(add_help=False)
-    common.add_argument("-v", "--verbose", action="count", default=0, help="more messages (-vv: all)")
+    common.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="phases with seconds, flags, tiles; -vv: dispatches too",
+    )
     common.add_argument("-q", "--quiet", action="store_const", const=-1, dest="verbose", help="results and errors only")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -99,6 +106,8 @@ def _add_rewrite(sub: argparse.ArgumentParser) -> None:
         "--spec", metavar="FILE", help="also write a transform spec, for stock iree-compile (needs --target)"
     )
     add_target(sub, None, "what the kernels of --spec are for")
+    add_strict(sub)
+    sub.add_argument("--force", action="store_true", help="overwrite MODEL itself where --output names it")
 
 
 def _add_import(sub: argparse.ArgumentParser) -> None:
@@ -110,6 +119,7 @@ def _add_import(sub: argparse.ArgumentParser) -> None:
     add_target(sub)
     add_kernels(sub)
     add_lossy(sub)
+    add_strict(sub)
 
 
 def _add_compile(sub: argparse.ArgumentParser) -> None:
@@ -128,6 +138,8 @@ def _add_compile(sub: argparse.ArgumentParser) -> None:
     add_target(sub)
     add_kernels(sub)
     add_lossy(sub)
+    add_dims(sub)
+    add_strict(sub)
 
 
 def _add_run(sub: argparse.ArgumentParser) -> None:

@@ -1,20 +1,24 @@
-"""What several commands print: sites, notes, reports."""
+"""What several commands print: sites, notes, what was left alone."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from onnx_fa.files import write_whole
+from onnx_fa.cli.outputs import print_result
+from onnx_fa.errors import LeftAloneError
 from onnx_fa.printable import printable, printable_lines
 from onnx_fa.spec.target import Target
 from onnx_fa.tables import text_table
 
 if TYPE_CHECKING:
     from onnx_fa.forms.report import SiteReport
+    from onnx_fa.match.misses import Miss
+
+_NODES_SHOWN = 3
+"""Names of nodes in one line, where there may be hundreds."""
 
 
 def note(args: argparse.Namespace, message: str) -> None:
@@ -23,13 +27,30 @@ def note(args: argparse.Namespace, message: str) -> None:
         print(printable_lines(message), file=sys.stderr, flush=True)
 
 
-def write_json(path: str, data: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+def note_left_alone(args: argparse.Namespace, misses: Sequence[Miss]) -> None:
+    """Why each was left alone: a line per reason, with the nodes that it holds for (with -v all of them)."""
+    nodes: dict[str, list[str]] = {}
+    for miss in misses:
+        nodes.setdefault(miss.reason, []).append(f"{miss.node} ({miss.op})")
+    for reason, names in nodes.items():
+        shown = names if args.verbose > 0 else names[:_NODES_SHOWN]
+        more = f" and {len(names) - len(shown)} more" * (len(names) > len(shown))
+        note(args, printable(f"left alone: {', '.join(shown)}{more}: {reason}"))
 
 
-def print_sites(sites: Sequence[SiteReport]) -> None:
+def check_strict(args: argparse.Namespace, misses: Sequence[Miss]) -> None:
+    """Raises LeftAloneError with --strict where anything was left alone."""
+    if args.strict and misses:
+        first = misses[0]
+        raise LeftAloneError(
+            f"--strict: {len(misses)} left alone, the first: {first.node} ({first.op}): {first.reason}"
+        )
+
+
+def print_sites(args: argparse.Namespace, sites: Sequence[SiteReport]) -> None:
     def cell(value: object) -> str:
-        return "?" if value is None else {True: "yes", False: "NO"}[value] if isinstance(value, bool) else str(value)
+        words: dict[object, str] = {None: "?", True: "yes", False: "NO"}
+        return words[value] if value is None or isinstance(value, bool) else str(value)
 
     rows = [
         (
@@ -38,27 +59,32 @@ def print_sites(sites: Sequence[SiteReport]) -> None:
             cell(s.fused),
             cell(s.dispatches),
             cell(s.largest_buffer_bytes),
-            " ".join(f"{k}={v}" for k, v in (s.tiles or {}).items()) or "?",
+            tile_words(s),
         )
         for s in sites
     ]
-    print(
+    print_result(
+        args,
         text_table(("site", "variant", "fused", "dispatches", "largest buffer", "tiles"), rows)
         if rows
-        else "no attention sites"
+        else "no attention sites",
     )
     by_tuning: dict[str, list[str]] = {}
     for s in sites:
         by_tuning.setdefault(s.tuning or "?", []).append(s.name)
     for tuning, names in by_tuning.items():
-        print(printable(f"tiles of {', '.join(names)}: {tuning}"))
-    print_beside(sites)
+        print_result(args, printable(f"tiles of {', '.join(names)}: {tuning}"))
+    print_beside(args, sites)
 
 
-def print_beside(sites: Sequence[SiteReport]) -> None:
+def tile_words(site: SiteReport) -> str:
+    return " ".join(f"{k}={v}" for k, v in (site.tiles or {}).items()) or "?"
+
+
+def print_beside(args: argparse.Namespace, sites: Sequence[SiteReport]) -> None:
     for s in sites:
         if s.beside:
-            print(printable(f"{s.name}: {s.beside}"))
+            print_result(args, printable(f"{s.name}: {s.beside}"))
 
 
 def print_lossy(args: argparse.Namespace, target: Target, sites: Sequence[SiteReport]) -> None:

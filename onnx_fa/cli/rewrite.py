@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from onnx_fa.cli.printing import note, write_json
+from onnx_fa.cli.outputs import check_outputs, write_json
+from onnx_fa.cli.printing import check_strict, note, note_left_alone
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.files import check_writable, write_whole
+from onnx_fa.files import write_whole
 from onnx_fa.printable import printable
 from onnx_fa.spec.target import parse_target
 
@@ -21,8 +22,7 @@ def run_rewrite(args: argparse.Namespace) -> None:
     if args.spec and args.form != "decomposed":
         raise OnnxFaError("--spec needs --form decomposed: that is the form it recognises")
     target = parse_target(args.target) if args.target else None
-    for path in filter(None, (args.output, args.report, args.spec)):
-        check_writable(path)
+    check_outputs(args, files=[args.output, args.spec], texts=[args.report])
     model = io.load(args.model)
     original = model.clone() if args.int8_qk else None
     report, sites = rewrite_in_place(model, args.form, int8_qk=args.int8_qk)
@@ -43,10 +43,13 @@ def run_rewrite(args: argparse.Namespace) -> None:
         write_whole(args.spec, text)
     if args.report:
         write_json(args.report, report.to_dict())
-    note(args, f"{args.output}: {len(report.sites)} sites in form {args.form}, {len(report.misses)} left alone")
+    sites_and_misses = f"{len(report.sites)} in form {args.form}, {len(report.misses)} left alone"
+    note(args, f"{args.output}: {len(report.sites) + len(report.misses)} found, {sites_and_misses}")
+    note_left_alone(args, report.misses)
     if original is not None:
         from onnx_fa.verifier.verifier import rewrite_error
 
         lossy = sum(bool(s.lossy) for s in report.sites)
         for name, error in rewrite_error(original, model).items():
             print(printable(f"int8 QK in {lossy} sites: output {name} differs by {error:.2e} (2-norm, relative)"))
+    check_strict(args, report.misses)

@@ -11,6 +11,7 @@ from onnx_fa.errors import OnnxFaError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import onnx_ir as ir
 
 _ELEMENTS = {
     **{f"{k}{n}": f"{w}{n}" for k, w in (("i", "int"), ("si", "int"), ("ui", "uint")) for n in (8, 16, 32, 64)},
@@ -19,31 +20,46 @@ _ELEMENTS = {
 
 
 def read_inputs(args: argparse.Namespace) -> list[npt.NDArray[np.generic]]:
+    """The arrays in the module's order. Raises OnnxFaError for what is no input, and for one that does not fit the model of
+    --random-inputs."""
     named: dict[str, npt.NDArray[np.generic]] = {}
+    declared: dict[str, ir.Value] = {}
     if args.random_inputs:
         from onnx_fa.graph import io
+        from onnx_fa.graph.free_dims import graph_inputs
         from onnx_fa.verifier.inputs import random_inputs
 
-        named = random_inputs(io.load(args.random_inputs), seed=args.seed, dims=dict(args.dim))
+        model = io.load(args.random_inputs)
+        declared = {str(value.name): value for value in graph_inputs(model)}
+        named = random_inputs(model, seed=args.seed, dims=dict(args.dim))
     positional: list[npt.NDArray[np.generic]] = []
     for text in args.input:
         name, _, rest = text.partition("=")
         if name in named:
             named[name] = parse_input(rest)
+            _check_fits(named[name], declared[name])
         elif rest and (rest.endswith(".npy") or "x" in rest) and not Path(text).exists():
-            raise OnnxFaError(
-                f"--input {text}: "
-                + (
-                    f"the model's inputs are {', '.join(named)}"
-                    if named
-                    else "names need --random-inputs MODEL; give values in order"
-                )
-            )
+            known = f"the model's inputs are {', '.join(named)}"
+            unknown = "names need --random-inputs MODEL; give values in order"
+            raise OnnxFaError(f"--input {text}: {known if named else unknown}")
         else:
             positional.append(parse_input(text))
     if named and positional:
         raise OnnxFaError("--input without a name cannot be mixed with --random-inputs")
     return [*named.values(), *positional]
+
+
+def _check_fits(array: npt.NDArray[np.generic], declared: ir.Value) -> None:
+    """Raises OnnxFaError for an array of another type, rank or fixed size than the model's input."""
+    dims = list(declared.shape or ())
+    fits = declared.shape is None or (
+        len(dims) == array.ndim
+        and all(size == dim for size, dim in zip(array.shape, dims, strict=True) if isinstance(dim, int))
+    )
+    if not fits or (declared.dtype is not None and declared.dtype.numpy() != array.dtype):
+        given = "x".join(map(str, (*array.shape, array.dtype)))
+        wanted = "x".join(map(str, (*dims, declared.dtype.numpy() if declared.dtype is not None else "?")))
+        raise OnnxFaError(f"--input {declared.name}: {given} does not fit the model's input, which is {wanted}")
 
 
 def parse_input(text: str) -> npt.NDArray[np.generic]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from onnx_fa.cli.printing import note, write_json
+from onnx_fa.cli.outputs import check_outputs, print_result, write_json
+from onnx_fa.cli.printing import note
 from onnx_fa.cli.targets import read_target
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.files import check_writable
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -16,8 +16,7 @@ def run_verify(args: argparse.Namespace) -> int:
     if args.seeds < 1:
         raise OnnxFaError("--seeds must be at least 1")
     target = read_target(args, runs=True)
-    if args.report:
-        check_writable(args.report)
+    check_outputs(args, texts=[args.report])
     report = check(
         args.model,
         target,
@@ -28,6 +27,6 @@ def run_verify(args: argparse.Namespace) -> int:
     )
     if args.report:
         write_json(args.report, report.to_dict())
-    print(report.table())
+    print_result(args, report.table())
     report.check()
     return 0

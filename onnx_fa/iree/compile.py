@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from onnx_fa import processes as limits
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
 from onnx_fa.files import write_whole, writing
 from onnx_fa.forms.report import RewriteReport, SiteReport
+from onnx_fa.graph.free_dims import fix_dims
 from onnx_fa.graph.io import ModelLike, save, to_proto
 from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernels import plan_kernels
@@ -106,11 +107,16 @@ def iree_compile(
     raise CompileError(f"iree-compile {what}{_first_error(done.stderr)}; {told}")
 
 
+_OPTION_REFUSED = re.compile(r"Unknown command line argument|[Ff]or the -\S+ option|option: ")
+
+
 def _first_error(stderr: str) -> str:
     for line in stderr.splitlines():
         if "error:" in line:
             return f" ({line.partition('error:')[2].strip()[:160]})"
-    return ""
+    # What it says of options that it does not know or cannot read has no such word.
+    option = next((line for line in stderr.splitlines() if _OPTION_REFUSED.search(line)), "")
+    return f" ({option.strip()[:160]})" if option else ""
 
 
 @dataclass(frozen=True)
@@ -182,10 +188,13 @@ def compile_model(
     *,
     keep_intermediates: Path | None = None,
     flags: Sequence[str] = (),
+    dims: Mapping[str, int] | None = None,
     timeout_s: float = 1800,
     memory_bytes: int = 12 << 30,
+    progress: Callable[[str], None] = lambda phase: None,
 ) -> CompileReport:
-    """Compiles `model` to `output` (.vmfb) and inspects the result. `flags` come last, so they win.
+    """Compiles `model` to `output` (.vmfb) and inspects the result. `flags` come last, so they win. `dims` gives symbolic dims of
+    the inputs a size; `progress` hears of each phase as it begins.
 
     `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
     after each phase (weights elided). Raises ModelError and CompileError.
@@ -193,7 +202,9 @@ def compile_model(
     output = Path(output)
     target = parse_target(target) if isinstance(target, str) else target
     start = time.monotonic()
-    imported, refused = import_model(model, target), dict[str, str]()
+    progress("finding attention, importing the model with kernels in place")
+    given = fix_dims(model, dims) if dims else model
+    imported, refused = import_model(given, target), dict[str, str]()
     options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
     with writing(output), staging_folder(output.parent) as tmp:
         if keep_intermediates:
@@ -212,13 +223,14 @@ def compile_model(
         compile_text = partial(
             iree_compile, output=staged, target=target, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log
         )
+        progress("iree-compile")
         try:
             compile_text(imported.text, flags=(*options, *dump))
         except CompileError as e:
             if _PACKED_BOOL in str(e) and not any(f.startswith(_TILING) for f in flags):
                 options = merge_flags(options, (f"{_TILING}=false",))
             elif refused := _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes):
-                imported = import_model(model, target, refused)
+                imported = import_model(given, target, refused)
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:
                     (keep_intermediates / "imported.mlir").write_text(imported.text)
@@ -226,19 +238,39 @@ def compile_model(
                 raise
             for stale in (*phases.iterdir(), log, log.with_suffix(".failed.mlir")):
                 stale.unlink(missing_ok=True)
+            progress("iree-compile, once more")
             compile_text(imported.text, flags=(*options, *dump))
+        progress("inspecting what the compiler made")
         inspection = inspect_phases(phases, imported.kernels, imported.sites)
-        for name, stack in () if target.is_gpu else inspection.stacks.items():
-            if stack is not None and stack > STACK_BYTES:
-                raise CompileError(
-                    f"dispatch {name} needs {stack} bytes of stack, more than a worker of the IREE runtime has: "
-                    "a call would end without a message; compile with other --iree-llvmcpu flags"
-                )
+        if not target.is_gpu:
+            _check_stacks(inspection)
         os.replace(staged, output)
+        _remove_stale(log)
     sites = tuple(inspection.fill(s) for s in imported.sites)
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
     return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection, refused)
+
+
+def _check_stacks(inspection: Inspection) -> None:
+    """Raises CompileError for a dispatch that no worker of the IREE runtime could run."""
+    for name, stack in inspection.stacks.items():
+        if stack is not None and stack > STACK_BYTES:
+            raise CompileError(
+                f"dispatch {name} needs {stack} bytes of stack, more than a worker of the IREE runtime has: "
+                "a call would end without a message; compile with other --iree-llvmcpu flags"
+            )
+
+
+def _remove_stale(log: Path) -> None:
+    """Removes what `iree_compile` left beside a module when it failed: the log, and the MLIR that the log names."""
+    try:
+        written_here = log.read_text(errors="replace").startswith("$ ")
+    except FileNotFoundError:
+        return
+    if written_here:
+        log.unlink()
+        log.with_suffix(".failed.mlir").unlink(missing_ok=True)
 
 
 def _refused(

@@ -62,6 +62,15 @@ def find_gpu(device: str) -> Gpu:
     return Gpu(found["name"] + version, 10 * int(facts[1]) + int(facts[2]) if facts else 0)
 
 
+def run(module: str | os.PathLike[str], *inputs: Array, device: str = "local-task") -> list[Array]:
+    """One call of a compiled module (.vmfb) with NumPy arrays in the model's order: its results.
+
+    `device` is a driver of IREE's runtime: "local-task" for CPUs, "cuda", "hip", ... Who calls more than once uses `load_module`.
+    Raises RunError for a file that is no module, and for inputs of another number, shape or type than the module's.
+    """
+    return load_module(Path(module), device)(*inputs)
+
+
 def load_module(
     vmfb: Path | bytes, device: str = "local-task", function: str | None = None
 ) -> Callable[..., list[Array]]:
@@ -71,14 +80,17 @@ def load_module(
     a call fails.
     """
     rt = _runtime()
+    name = "the module" if isinstance(vmfb, bytes) else str(vmfb)
     try:
         data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
         config = rt.Config(device)
         context = rt.SystemContext(config=config)
-        module = rt.VmModule.copy_buffer(context.instance, data)
+        module = _read_module(rt, context, data, name)
         context.add_vm_module(module)
+    except RunError:
+        raise
     except OSError as e:
-        raise RunError(f"{vmfb!r}: cannot be read: {e.strerror}") from e
+        raise RunError(f"{name}: cannot be read: {e.strerror}") from e
     except Exception as e:  # the bindings raise whatever their C++ throws
         raise RunError(f"the module cannot be loaded on {device}: {one_line(e)}") from e
     names = [n for n in module.function_names if not n.startswith("__")]
@@ -97,9 +109,38 @@ def load_module(
             results = result if isinstance(result, (list, tuple)) else [result]
             return [np.asarray(r.to_host()) for r in results]
         except Exception as e:  # the bindings raise whatever their C++ throws, and KeyError for types that NumPy lacks
-            raise RunError(f"{function}: {one_line(e)}") from e
+            raise RunError(f"{function}: {_call_problem(e, arrays)}") from e
 
     return call
+
+
+def _read_module(rt: Any, context: Any, data: bytes, name: str) -> Any:
+    """Raises RunError for data that are no module."""
+    try:
+        return rt.VmModule.copy_buffer(context.instance, data)
+    except ValueError as e:
+        reason = (
+            "" if "/archive.c:" in str(e) else f": {one_line(e)}"
+        )  # of what it cannot read the runtime tells only offsets
+        raise RunError(f"{name}: not an IREE module, or a truncated one (`onnx-fa compile` writes one){reason}") from e
+
+
+_COUNT = re.compile(r"expected (\d+) arguments but passed (\d+)")
+_SHAPE = re.compile(r"expected shape `([^`]*)`, actual shape `([^`]*)`")
+_TYPE = re.compile(r"element type mismatch; expected (\w+) \S+ but have (\w+)")
+
+
+def _call_problem(error: Exception, arrays: Sequence[Array]) -> str:
+    """Why a call failed: in own words where the inputs do not fit, which the runtime says without their shapes."""
+    text = str(error)
+    given = "; given: " + (", ".join("x".join(map(str, (*a.shape, a.dtype))) for a in arrays) or "none")
+    if found := _COUNT.search(text):
+        return f"the module takes {found[1]} inputs, not {found[2]}{given}"
+    if found := _SHAPE.search(text):
+        return f"an input has the shape {found[2] or 'of a scalar'}, and the module takes {found[1]} there{given}"
+    if found := _TYPE.search(text):
+        return f"an input is of type {found[2]}, and the module takes {found[1]} there{given}"
+    return one_line(error)
 
 
 def tool_path(name: str) -> str:

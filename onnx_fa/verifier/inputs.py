@@ -6,9 +6,7 @@ A `Variant` makes the same inputs adversarial: large scores, long padding, rows 
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, get_args
 
 import ml_dtypes
@@ -17,6 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.free_dims import ODD_LENGTH, graph_inputs, input_shapes
 from onnx_fa.graph.ops import op_of
 
 Array = npt.NDArray[np.generic]
@@ -25,10 +24,7 @@ Variant = Literal["normal", "large", "padded", "empty"]
 times as big. padded: masks that keep few keys. empty: as padded, and the first batch row keeps none."""
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
-ODD_LENGTH = 37
-"""The default size of a symbolic length: no tile or vector size divides it."""
 
-_BATCH_WORDS = ("batch", "bsz", "bs", "n_batch")
 # Nodes that hand an integer on (reshaped or cast) on its way to a table look-up or a mask.
 _PASSING = frozenset(
     [
@@ -52,47 +48,6 @@ _PASSING = frozenset(
 )
 _INT_TYPES = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT8}
 _FLOAT_TYPES = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
-
-
-def graph_inputs(model: ir.Model) -> list[ir.Value]:
-    """The inputs that a caller must give: those that no initializer fills."""
-    return [v for v in model.graph.inputs if v.name not in model.graph.initializers]
-
-
-def symbols(model: ir.Model) -> tuple[str, ...]:
-    """The names of the free dims of the inputs, in order of appearance; an unnamed dim is `<input>.<axis>`."""
-    names: dict[str, None] = {}
-    for value in graph_inputs(model):
-        for symbol in filter(lambda d: isinstance(d, str), _dims(value)):
-            tree = _parse(str(symbol))
-            found = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)] if tree else [str(symbol)]
-            names.update(dict.fromkeys(found))
-    return tuple(names)
-
-
-def input_shapes(
-    model: ir.Model, dims: Mapping[str, int] | None = None, default: int = ODD_LENGTH
-) -> dict[str, tuple[int, ...]]:
-    """Concrete shapes of the inputs. Symbols not in `dims` get `default`, batch sizes 2.
-
-    Raises ModelError when an input has no shape, or `dims` names an unknown symbol or a size below 0.
-    """
-    known, given = symbols(model), dict(dims or {})
-    for name, size in given.items():
-        if name not in known:
-            raise ModelError(
-                f"--dim {name}: the model has no such dim; its free dims are: {', '.join(known) or 'none'}"
-            )
-        if size < 0:
-            raise ModelError(f"--dim {name}={size}: a size cannot be negative")
-    sizes = {s: given.get(s, 2 if s.lower().startswith(_BATCH_WORDS) else default) for s in known}
-    return {str(v.name): tuple(_size(d, sizes, v) for d in _dims(v)) for v in graph_inputs(model)}
 
 
 def random_inputs(
@@ -119,56 +74,6 @@ def has_float_input(model: ir.Model) -> bool:
 
 def has_mask_input(model: ir.Model) -> bool:
     return any(_is_mask(v) for v in graph_inputs(model))
-
-
-def _dims(value: ir.Value) -> list[int | str]:
-    if value.shape is None:
-        raise ModelError(
-            f"input {value.name!r} has no shape, so no random array can be made for it: give it with --input"
-        )
-    dims: list[int | str] = []
-    for axis, dim in enumerate(value.shape):
-        if isinstance(dim, int):
-            dims.append(dim)
-        else:
-            dims.append(str(dim.value) if dim.value is not None else f"{value.name}.{axis}")
-    return dims
-
-
-def _parse(symbol: str) -> ast.expr | None:
-    """The expression that an exporter wrote as a dim ("past + seq"), or None for a plain name."""
-    try:
-        tree = ast.parse(symbol, mode="eval").body
-    except SyntaxError:
-        return None
-    parts = [n for n in ast.walk(tree) if not isinstance(n, (ast.operator, ast.expr_context))]
-    plain = all(
-        isinstance(n, ast.Name)
-        or (isinstance(n, ast.Constant) and isinstance(n.value, int))
-        or (isinstance(n, ast.BinOp) and type(n.op) in _OPERATORS)
-        for n in parts
-    )
-    return tree if plain else None
-
-
-def _size(dim: int | str, sizes: Mapping[str, int], value: ir.Value) -> int:
-    def evaluate(tree: ast.expr) -> int:
-        match tree:
-            case ast.Name(id=name):
-                return sizes[name]
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATORS[type(op)](evaluate(left), evaluate(right))
-        raise ModelError(f"input {value.name!r}: dim {dim!r} cannot be computed")
-
-    if isinstance(dim, int):
-        return dim
-    tree = _parse(dim)
-    size = evaluate(tree) if tree else sizes[dim]
-    if size < 0:
-        raise ModelError(f"input {value.name!r}: dim {dim!r} comes out as {size}; choose other sizes with --dim")
-    return size
 
 
 def _fill(value: ir.Value, shape: tuple[int, ...], rng: np.random.Generator, variant: Variant, most: int) -> Array:

@@ -13,9 +13,10 @@ import onnx_ir as ir
 
 from onnx_fa.errors import MissingDependencyError, RunError
 from onnx_fa.graph import io
+from onnx_fa.graph.free_dims import graph_inputs
 from onnx_fa.graph.ops import DEQUANTIZE, op_of
 from onnx_fa.ort_session import ort_session
-from onnx_fa.verifier.inputs import Array, graph_inputs
+from onnx_fa.verifier.inputs import Array
 
 _SECONDS = 300
 """For loading a model in a process of its own."""

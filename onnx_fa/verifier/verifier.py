@@ -24,6 +24,7 @@ from onnx_fa.files import scratch_folder
 from onnx_fa.forms.report import SiteReport
 from onnx_fa.forms.rewrite import Site, rewrite_in_place
 from onnx_fa.graph import io
+from onnx_fa.graph.free_dims import symbols
 from onnx_fa.iree.kernels import Planned, operands_of, plan_kernels
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
 from onnx_fa.spec.attention import AttentionSpec
@@ -34,7 +35,7 @@ from onnx_fa.spec.rounding_bounds import slack
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tables import text_table
 from onnx_fa.verifier.comparisons import Check, norm_error
-from onnx_fa.verifier.inputs import VARIANTS, Array, Variant, has_float_input, has_mask_input, random_inputs, symbols
+from onnx_fa.verifier.inputs import VARIANTS, Array, Variant, has_float_input, has_mask_input, random_inputs
 from onnx_fa.verifier.output_checks import AT_FAULT, OutputChecks, Results, SiteOutput
 from onnx_fa.verifier.runners import Runner
 

@@ -1,0 +1,50 @@
+"""What a command writes: where it may, and the JSON of --report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.files import check_writable, write_whole
+
+STDOUT = "-"
+"""As a file's name: standard output."""
+
+
+def check_outputs(
+    args: argparse.Namespace, *, files: Sequence[str | None] = (), texts: Sequence[str | None] = ()
+) -> None:
+    """Before the work: raises OnnxFaError for a path that cannot be written, that is the model which the command reads (unless
+    --force is given), or for two results on standard output. Only `texts` may be "-", which is that; None is no output."""
+    if STDOUT in files:
+        raise OnnxFaError("-: this cannot go to standard output: give a file")
+    if list(texts).count(STDOUT) > 1:
+        raise OnnxFaError("-: only one result can go to standard output")
+    for path in (p for p in (*files, *texts) if p and p != STDOUT):
+        check_writable(path)
+        if not getattr(args, "force", False) and _same_file(path, args.model):
+            force = ", or --force to overwrite it" * hasattr(args, "force")
+            raise OnnxFaError(f"{path}: is the model that is read: give another file{force}")
+
+
+def _same_file(path: str, model: str) -> bool:
+    return os.path.exists(path) and os.path.exists(model) and os.path.samefile(path, model)
+
+
+def write_json(path: str, data: dict[str, Any]) -> None:
+    """The JSON of --report; "-" is standard output."""
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    if path == STDOUT:
+        sys.stdout.write(text)
+    else:
+        write_whole(path, text)
+
+
+def print_result(args: argparse.Namespace, text: str) -> None:
+    """A command's result for people: on standard output, but on standard error where --report has taken that for its JSON."""
+    print(text, file=sys.stderr if args.report == STDOUT else sys.stdout)
