@@ -37,9 +37,26 @@ def _elu(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
     return ("Where", ("Less", x, _f(0)), below, x)
 
 
+def _celu(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    alpha = attr_float(node, "alpha", 1.0)
+    below = ("Mul", ("Sub", ("Exp", ("Div", ("Min", x, _f(0)), _f(alpha))), _f(1)), _f(alpha))
+    return ("Where", ("Less", x, _f(0)), below, x)
+
+
 def _hard_sigmoid(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
     line = ("Add", ("Mul", x, _f(attr_float(node, "alpha", 0.2))), _f(attr_float(node, "beta", 0.5)))
     return ("Max", _f(0), ("Min", _f(1), line))
+
+
+def _hard_swish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    line = ("Add", ("Mul", x, _f(1 / 6)), _f(0.5))
+    return ("Mul", x, ("Max", _f(0), ("Min", _f(1), line)))
+
+
+def _shrink(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
+    threshold, bias = attr_float(node, "lambd", 0.5), attr_float(node, "bias", 0.0)
+    above = ("Where", ("Greater", x, _f(threshold)), ("Sub", x, _f(bias)), _f(0))
+    return ("Where", ("Less", x, _f(-threshold)), ("Add", x, _f(bias)), above)
 
 
 def _softsign(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
@@ -68,7 +85,10 @@ def _swish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
 _COMPOSED: dict[str, Callable[[ir.Node, ScoreExpr], ScoreExpr | None]] = {
     "LeakyRelu": _leaky,
     "Elu": _elu,
+    "Celu": _celu,
     "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Shrink": _shrink,
     "Softsign": _softsign,
     "Mish": _mish,
     "Gelu": _gelu,
