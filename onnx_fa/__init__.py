@@ -55,7 +55,9 @@ _HOME = {
 
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "patterns").is_dir():
-    # In a checkout, patterns/ and models/ lie beside the package; installed, they lie inside it.
+    # In a checkout, patterns/ and models/ lie beside the package; installed, they lie inside it. An editable install maps both
+    # names, but to the checkout that was installed: a second checkout on the path (a git worktree, a bisection) would run its own
+    # onnx_fa/ on the patterns of the first. So each checkout looks beside itself.
     __path__.append(str(_checkout))
 
 

@@ -1,39 +1,26 @@
-"""The ordered tables of patterns: one file per layer that can be peeled off an attention."""
+"""The ordered tables of patterns: one file per layer that can be peeled off an attention, in folders by what they read.
+
+In: a node or value of a graph. Out: what it is a layer of (`onnx_fa.match.types`), or nothing where this file knows no such thing.
+"""
 
 from onnx_fa.match import Patterns
-from onnx_fa.patterns import (
-    blocked,
-    cache,
-    contrib,
-    elementwise,
-    flex,
-    guard,
-    leftover,
-    mask,
-    operand,
-    passthrough,
-    probability,
-    product,
-    quant,
-    regroup,
-    scale,
-    sink,
-    softcap,
-    softmax,
-    standard,
-    unnormalised,
-)
+from onnx_fa.patterns.masks import layers as masks
+from onnx_fa.patterns.operands import cache, operand, product
+from onnx_fa.patterns.ops import blocked, contrib, flex, standard
+from onnx_fa.patterns.quant import rounding
+from onnx_fa.patterns.score import elementwise, passthrough, regroup, scale, softcap
+from onnx_fa.patterns.softmax import guard, leftover, probability, sink, spellings, unnormalised
 
 PATTERNS = Patterns(
-    anchors=(unnormalised.mixed_scores, softmax.anchor, unnormalised.anchor, leftover.anchor),
-    ops=(standard.attention, contrib.contrib, flex.flex_attention, quant.integer_softmax, blocked.blocked),
+    anchors=(unnormalised.mixed_scores, spellings.anchor, unnormalised.anchor, leftover.anchor),
+    ops=(standard.attention, contrib.contrib, flex.flex_attention, rounding.integer_softmax, blocked.blocked),
     score=(
         passthrough.on_score,
         regroup.on_score,
         softcap.softcap,
         scale.scale,
-        mask.add,
-        mask.where,
+        masks.add,
+        masks.where,
         elementwise.elementwise,
     ),
     after=(
@@ -44,7 +31,7 @@ PATTERNS = Patterns(
         guard.guard,
         probability.cut_sink,
         probability.factor,
-        quant.rounded_probabilities,
+        rounding.rounded_probabilities,
     ),
     tail=(sink.gate,),
     product=product.product,
@@ -52,5 +39,5 @@ PATTERNS = Patterns(
     joined_values=cache.joined_values,
     operand=operand.readings,
     place=operand.place,
-    mask=mask.terms,
+    mask=masks.terms,
 )

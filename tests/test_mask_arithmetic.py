@@ -17,7 +17,7 @@ from test_soundness import Site, assert_equal
 from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.forms.score import modify
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.patterns.index_algebra import FALSE, INT64, TRUE, Algebra, TooComplex, integer
+from onnx_fa.patterns.masks.algebra import FALSE, INT64, TRUE, Algebra, TooComplex, integer
 from onnx_fa.spec.attention import AttentionSpec, ElementType, Elementwise, TensorArg
 from onnx_fa.spec.expr import OPS, Kind, ScoreExpr, evaluate, kind_of
 

@@ -19,7 +19,7 @@ from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.casts import without_round_trip
 from onnx_fa.graph.ops import op_of
 from onnx_fa.match import NUMPY
-from onnx_fa.patterns.blocked import SPEC_KEY
+from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.attention import AttentionSpec
 
 MOST_UNROLLED = 64

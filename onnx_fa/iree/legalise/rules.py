@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
-from onnx_fa.patterns.blocked import SPEC_KEY
+from onnx_fa.patterns.ops.blocked import SPEC_KEY
 
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.

@@ -13,7 +13,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.symbolic import placed_axes
 from onnx_fa.graph.view import DTYPES, FLOATS, GraphView
 from onnx_fa.match import NUMPY, Call, Const, Expr, NoMatch, Term
-from onnx_fa.patterns.index_algebra import (
+from onnx_fa.patterns.masks.algebra import (
     FALSE,
     TRUE,
     Linear,
@@ -25,7 +25,7 @@ from onnx_fa.patterns.index_algebra import (
     parts,
     reads,
 )
-from onnx_fa.patterns.index_expr import Leaf, Tracer, Untraceable, kind_of_value
+from onnx_fa.patterns.masks.tracer import Leaf, Tracer, Untraceable, kind_of_value
 from onnx_fa.spec.attention import (
     AddMask,
     BoolMask,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import attr_float, op_of, typed_attr
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Map, NoMatch, Peel
-from onnx_fa.patterns.quant import rounding
+from onnx_fa.patterns.quant.rounding import rounding
 from onnx_fa.spec.attention import GRIDS
 from onnx_fa.spec.expr import OPS, SCORE, Kind, ScoreExpr, is_small, kind_of
 

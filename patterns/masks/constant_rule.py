@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.graph.view import Array
-from onnx_fa.patterns.index_algebra import TRUE, Algebra, boolean, integer, number, parts
+from onnx_fa.patterns.masks.algebra import TRUE, Algebra, boolean, integer, number, parts
 from onnx_fa.spec.expr import Kind, ScoreExpr
 
 Table = Callable[[Array, ScoreExpr], ScoreExpr]

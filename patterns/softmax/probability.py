@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import After, Anchor, Call, NoMatch, Select, reciprocal_of
-from onnx_fa.patterns import rows
+from onnx_fa.patterns.softmax import rows
 
 _ALL = 1 << 31
 """An end of a Slice from which on it means "to the end"."""

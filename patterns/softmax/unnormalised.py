@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, NoMatch
-from onnx_fa.patterns import rows
+from onnx_fa.patterns.softmax import rows
 from onnx_fa.spec.attention import Dim
 
 _NAMES = {

@@ -17,7 +17,7 @@ from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.symbolic import placed_axis
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
-from onnx_fa.patterns import rows
+from onnx_fa.patterns.softmax import rows
 
 _FLOOR = -1.7e38
 """A bound on the row maximum that no row with a key reaches."""

@@ -24,10 +24,10 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
-from onnx_fa.patterns.exprs import NEG_INF, inverse_root, same
-from onnx_fa.patterns.index_algebra import Algebra
-from onnx_fa.patterns.mask import terms as mask_terms
-from onnx_fa.patterns.operand import read_operand
+from onnx_fa.patterns.masks.algebra import Algebra
+from onnx_fa.patterns.masks.layers import terms as mask_terms
+from onnx_fa.patterns.operands.operand import read_operand
+from onnx_fa.patterns.ops.exprs import NEG_INF, inverse_root, same
 from onnx_fa.spec.attention import Causal, Dim
 from onnx_fa.spec.expr import OPS, SCORE, K, Kind, Q, ScoreExpr, is_small, kind_of
 

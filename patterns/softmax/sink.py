@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Anchor, NoMatch, Tail
-from onnx_fa.patterns import rows
+from onnx_fa.patterns.softmax import rows
 
 
 def gate(view: GraphView, anchor: Anchor, output: ir.Value) -> Tail | None:

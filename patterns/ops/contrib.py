@@ -31,7 +31,8 @@ from onnx_fa.match import (
     Term,
     build_match,
 )
-from onnx_fa.patterns.exprs import (
+from onnx_fa.patterns.masks.layers import terms as mask_terms
+from onnx_fa.patterns.ops.exprs import (
     HEADS_BEHIND,
     canonical,
     cast,
@@ -49,8 +50,7 @@ from onnx_fa.patterns.exprs import (
     same,
     window,
 )
-from onnx_fa.patterns.mask import terms as mask_terms
-from onnx_fa.patterns.standard import Past, append, padded_mask
+from onnx_fa.patterns.ops.standard import Past, append, padded_mask
 from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Elementwise, TensorArg
 from onnx_fa.spec.expr import SCORE, K, ScoreExpr
 

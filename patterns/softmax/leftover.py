@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import CONTRIB, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Anchor, NoMatch
-from onnx_fa.patterns import rows
+from onnx_fa.patterns.softmax import rows
 
 _MOVES = frozenset("Identity Cast Dropout Reshape Transpose Unsqueeze Squeeze Expand Slice".split())
 _THIN = _MOVES | frozenset("Mul Div Add Sub Neg Abs Max Min Clip Relu Where Sum Tanh Sigmoid Floor".split())

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, After, Anchor, Call, Const, Expr, NoMatch, Select
-from onnx_fa.patterns import rows
+from onnx_fa.patterns.softmax import rows
 
 Test = Literal["nan", "number", "never"]
 """What is asked of a probability, which is a number from 0 to 1 or NaN."""

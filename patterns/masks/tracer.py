@@ -22,8 +22,7 @@ from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.symbolic import placed_axis
 from onnx_fa.graph.view import FLOATS, Array, GraphView, axes_of
 from onnx_fa.match import Call, Const, Expr
-from onnx_fa.patterns.constant_rule import rule_of
-from onnx_fa.patterns.index_algebra import (
+from onnx_fa.patterns.masks.algebra import (
     FALSE,
     INT64,
     TRUE,
@@ -36,6 +35,7 @@ from onnx_fa.patterns.index_algebra import (
     parts,
     reads,
 )
+from onnx_fa.patterns.masks.constant_rule import rule_of
 from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import OPS, Kind, ScoreExpr
 

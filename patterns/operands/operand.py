@@ -32,7 +32,7 @@ from onnx_fa.match.axes import (
     regrouped,
     size_of,
 )
-from onnx_fa.patterns.quant import Dequantized, dequantized
+from onnx_fa.patterns.quant.dequantized import Dequantized, dequantized
 from onnx_fa.spec.attention import Dim, Quantized
 
 

@@ -27,7 +27,9 @@ from onnx_fa.match import (
     build_match,
     common_reading,
 )
-from onnx_fa.patterns.exprs import (
+from onnx_fa.patterns.masks.layers import terms as mask_terms
+from onnx_fa.patterns.operands.operand import read_operand
+from onnx_fa.patterns.ops.exprs import (
     HEADS_BEHIND,
     canonical,
     cast,
@@ -45,8 +47,6 @@ from onnx_fa.patterns.exprs import (
     same,
     window,
 )
-from onnx_fa.patterns.mask import terms as mask_terms
-from onnx_fa.patterns.operand import read_operand
 from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Offset, TensorArg
 from onnx_fa.spec.expr import K, ScoreExpr
 

@@ -11,7 +11,7 @@ from onnx_fa.graph.ops import FUSED_MATMULS, attr_float, attr_int, op_of
 from onnx_fa.graph.symbolic import Shape
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Product
-from onnx_fa.patterns.einsum import einsum_letters
+from onnx_fa.patterns.operands.einsum import einsum_letters
 
 
 def product(view: GraphView, value: ir.Value) -> Product | None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_fa.graph.symbolic import added, node_axis, placed_axis
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Cap, Expr, Nothing, Product, Scale, Step
-from onnx_fa.patterns.passthrough import is_noop
+from onnx_fa.patterns.score.passthrough import is_noop
 from onnx_fa.spec.attention import Dim
 
 Reading = tuple[tuple[Step, ...], Product]

@@ -1,6 +1,6 @@
 """Score layers for masks: Add and Sub of a tensor, Where with a fill; and what such a tensor means.
 
-A mask is read backwards (index_expr.py) and what comes out is named (mask_terms.py), so that as little of it as possible has to
+A mask is read backwards (tracer.py) and what comes out is named (terms.py), so that as little of it as possible has to
 exist as a tensor.
 """
 
@@ -13,9 +13,9 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import AddTerm, Map, NoMatch, Peel, Select, Term
-from onnx_fa.patterns.index_algebra import TooComplex
-from onnx_fa.patterns.index_expr import Tracer, Untraceable
-from onnx_fa.patterns.mask_terms import Reader, added, kept, mapped
+from onnx_fa.patterns.masks.algebra import TooComplex
+from onnx_fa.patterns.masks.terms import Reader, added, kept, mapped
+from onnx_fa.patterns.masks.tracer import Tracer, Untraceable
 from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import SCORE
 
