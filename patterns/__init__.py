@@ -5,7 +5,7 @@ In: a node or value of a graph. Out: what it is a layer of (`onnx_fa.match.types
 
 from onnx_fa.match import Patterns
 from onnx_fa.patterns.masks import layers as masks
-from onnx_fa.patterns.operands import cache, operand, product
+from onnx_fa.patterns.operands import cache, operand, place, product
 from onnx_fa.patterns.ops import blocked, contrib, flex, standard
 from onnx_fa.patterns.quant import rounding
 from onnx_fa.patterns.score import elementwise, passthrough, regroup, scale, softcap
@@ -38,6 +38,6 @@ PATTERNS = Patterns(
     joined_score=cache.joined_score,
     joined_values=cache.joined_values,
     operand=operand.readings,
-    place=operand.place,
+    place=place.place,
     mask=masks.terms,
 )

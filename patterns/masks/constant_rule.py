@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.graph.view import Array
-from onnx_fa.patterns.masks.algebra import TRUE, Algebra, boolean, integer, number, parts
+from onnx_fa.patterns.masks.algebra import Algebra
+from onnx_fa.patterns.masks.apply import apply_op
+from onnx_fa.patterns.masks.expressions import TRUE, boolean, integer, number, parts
 from onnx_fa.spec.expr import Kind, ScoreExpr
 
 Table = Callable[[Array, ScoreExpr], ScoreExpr]
@@ -76,7 +78,7 @@ def _affine(algebra: Algebra, array: Array, axes: list[ScoreExpr]) -> ScoreExpr 
         total = integer(start)
         for x, f in zip(axes, factors, strict=True):
             total = algebra.add(total, algebra.multiply(x, f))
-        return algebra.apply("Abs", (total,), "int", np.dtype(np.int64)) if distance else total
+        return apply_op(algebra, "Abs", (total,), "int", np.dtype(np.int64)) if distance else total
     return None
 
 
@@ -201,7 +203,7 @@ def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Ta
     distance: ScoreExpr = algebra.add(axes[-1], axes[-2], -1)
     for values, e in (
         (relative, distance),
-        (np.abs(relative), algebra.apply("Abs", (distance,), "int", np.dtype(np.int64))),
+        (np.abs(relative), apply_op(algebra, "Abs", (distance,), "int", np.dtype(np.int64))),
     ):
         at = np.argwhere(seen & (np.abs(relative) == 1))
         if at.size == 0 or e is None:

@@ -1,7 +1,7 @@
 """Score layers for masks: Add and Sub of a tensor, Where with a fill; and what such a tensor means.
 
-A mask is read backwards (tracer.py) and what comes out is named (terms.py), so that as little of it as possible has to
-exist as a tensor.
+A mask is read backwards (tracer.py) and what comes out is named (conditions.py, biases.py), so that as
+little of it as possible has to exist as a tensor.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import AddTerm, Map, NoMatch, Peel, Select, Term
-from onnx_fa.patterns.masks.algebra import TooComplex
-from onnx_fa.patterns.masks.terms import Reader, added, kept, mapped
-from onnx_fa.patterns.masks.tracer import Tracer, Untraceable
+from onnx_fa.patterns.masks.biases import add_bias_terms
+from onnx_fa.patterns.masks.conditions import keep_where_true
+from onnx_fa.patterns.masks.elements import Untraceable
+from onnx_fa.patterns.masks.elementwise import map_score
+from onnx_fa.patterns.masks.expressions import TooComplex
+from onnx_fa.patterns.masks.reader import Reader
+from onnx_fa.patterns.masks.tracer import Tracer
 from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import SCORE
 
@@ -95,10 +99,10 @@ def _terms(reader: Reader, step: AddTerm | Select | Map, before: Sequence[Term])
     match step:
         case Select(keep, inverted, fill):
             cond = reader.read(keep, "bool")
-            return kept(reader, reader.algebra.negate(cond) if inverted else cond, fill)
+            return keep_where_true(reader, reader.algebra.negate(cond) if inverted else cond, fill)
         case AddTerm(value, factor):
-            return added(reader, reader.read(value, "float"), factor, before)
+            return add_bias_terms(reader, reader.read(value, "float"), factor, before)
         case Map(expr, values, label):
             whole = SCORE not in reader.leaves_of(expr)
             read = [reader.whole(v) if whole else reader.read(v) for v in values]
-            return [mapped(reader, expr, read, label)]
+            return [map_score(reader, expr, read, label)]

@@ -83,13 +83,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     operands = _heads(view, node, (q, k, v), label, past_k is not None)
     past = Past()
     if past_k is not None and past_v is not None:
-        shapes = [view.shape(x) or (None,) * 4 for x in (past_k, past_v)]
-        if any(len(s) != 4 for s in shapes):
-            raise NoMatch("past_key and past_value must have four dims")
-        length = same("the lengths of past_key and past_value", shapes[0][2], shapes[1][2])
-        made = [view.shape(x) for x in node.outputs[1:3] if is_read(x)]
-        total = same("the lengths of the present outputs", *(s[2] for s in made if s is not None and len(s) == 4))
-        operands, past = append(operands, past_k, past_v, length, total, label)
+        operands, past = _append_past(view, node, operands, past_k, past_v, label)
     row: tuple[Expr, TensorArg] | None = None
     if lengths is not None:
         row = per_row(lengths, operands.batch[0])
@@ -98,10 +92,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     presents = [
         (out, canonical(choice)) for i, choice in ((1, operands.k), (2, operands.v)) if (out := output(node, i))
     ]
-    mode = attr_int(node, "qk_matmul_output_mode", 0)
-    scores = output(node, 3)
-    if scores is not None and not 0 <= mode < len(_STAGES):
-        raise NoMatch(f"qk_matmul_output_mode {mode}")
+    scores = _asked_scores(node)
     steps: list[Step] = [Scale(attr_float(node, "scale", inverse_root(operands.D)))]
     cap = attr_float(node, "softcap", 0.0)
     if cap > 0:
@@ -113,20 +104,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
             extra.append(step)
         else:
             steps.append(step)
-    causal = attr_int(node, "is_causal", 0)
-    if causal not in (0, 1):
-        raise NoMatch(f"is_causal {causal}")
-    if causal:
-        if past.expr is None:
-            extra.append(Term(Causal(past.fixed)))
-        else:
-            extra.append(window(None, 0, 0, past.expr, past.read))
-    left, right = attr_int(node, "left_window_size", -1), attr_int(node, "right_window_size", -1)
-    if min(left, right) < -1:
-        raise NoMatch("a window size below -1")
-    if left >= 0 or right >= 0:
-        bounds = (left if left >= 0 else None, right if right >= 0 else None)
-        extra.append(window(*bounds, past.fixed, past.expr, past.read))
+    extra += _bound_keys(node, past)
     if row is not None:
         extra.append(keep_where(("Less", K, ("tensor", 0)), (row,), "lengths"))
     match = build_match(
@@ -144,7 +122,50 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         presents=tuple(presents),
         form="attention",
     )
-    return match if scores is None else replace(match, scores=(scores, _STAGES[mode]))
+    return match if scores is None else replace(match, scores=scores)
+
+
+def _asked_scores(node: ir.Node) -> tuple[ir.Value, ScoreStage] | None:
+    """The output that holds the scores, and at which stage; None where nobody reads it."""
+    mode, scores = attr_int(node, "qk_matmul_output_mode", 0), output(node, 3)
+    if scores is None:
+        return None
+    if not 0 <= mode < len(_STAGES):
+        raise NoMatch(f"qk_matmul_output_mode {mode}")
+    return scores, _STAGES[mode]
+
+
+def _append_past(
+    view: GraphView, node: ir.Node, operands: Operands, past_k: ir.Value, past_v: ir.Value, label: str
+) -> tuple[Operands, Past]:
+    """K and V behind the past (B, Hkv, P, D or Dv), and how many keys that puts before query 0."""
+    shapes = [view.shape(x) or (None,) * 4 for x in (past_k, past_v)]
+    if any(len(s) != 4 for s in shapes):
+        raise NoMatch("past_key and past_value must have four dims")
+    length = same("the lengths of past_key and past_value", shapes[0][2], shapes[1][2])
+    made = [view.shape(x) for x in node.outputs[1:3] if is_read(x)]
+    total = same("the lengths of the present outputs", *(s[2] for s in made if s is not None and len(s) == 4))
+    return append(operands, past_k, past_v, length, total, label)
+
+
+def _bound_keys(node: ir.Node, past: Past) -> list[Term]:
+    """The keys that a query sees by its position: is_causal and the window. Raises NoMatch for values that are not defined."""
+    terms: list[Term] = []
+    causal = attr_int(node, "is_causal", 0)
+    if causal not in (0, 1):
+        raise NoMatch(f"is_causal {causal}")
+    if causal:
+        if past.expr is None:
+            terms.append(Term(Causal(past.fixed)))
+        else:
+            terms.append(window(None, 0, 0, past.expr, past.read))
+    left, right = attr_int(node, "left_window_size", -1), attr_int(node, "right_window_size", -1)
+    if min(left, right) < -1:
+        raise NoMatch("a window size below -1")
+    if left >= 0 or right >= 0:
+        bounds = (left if left >= 0 else None, right if right >= 0 else None)
+        terms.append(window(*bounds, past.fixed, past.expr, past.read))
+    return terms
 
 
 def _check_precision(node: ir.Node, dtype: str | None) -> None:

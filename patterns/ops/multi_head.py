@@ -1,0 +1,166 @@
+"""MultiHeadAttention and Attention of onnxruntime: heads side by side in the last dim, projections and a past."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.graph.ops import attr_float, attr_int, typed_attr
+from onnx_fa.graph.view import DTYPES, GraphView
+from onnx_fa.match import AddTerm, Const, Expr, Match, NoMatch, OperandChoice, Operands, Scale, Step, Term
+from onnx_fa.patterns.ops.contrib_match import check_bias, match_op, read_padding_mask
+from onnx_fa.patterns.ops.exprs import (
+    HEADS_BEHIND,
+    canonical,
+    columns,
+    concat,
+    ints,
+    inverse_root,
+    op,
+    output,
+    present,
+    reshape,
+    same,
+    window,
+)
+from onnx_fa.patterns.ops.standard import Past, append
+from onnx_fa.spec.attention import Causal, Dim
+
+
+def match_multi_head(view: GraphView, node: ir.Node, label: str) -> Match:
+    q, k, v, bias, padding, extra, past_k, past_v, past_length, indirection = (present(node, i) for i in range(10))
+    if q is None or k is None or v is None:
+        raise NoMatch("packed QKV")
+    if past_length is not None or indirection is not None:
+        raise NoMatch("a cache buffer that is shared between steps, or beams")
+    if output(node, 3) is not None:
+        raise NoMatch("the scores are an output that somebody reads")
+    o = split_heads(view, node, q, k, v, bias, label)
+    return _match_with_past(view, node, label, o, padding, extra, (past_k, past_v), q.dtype)
+
+
+def split_heads(
+    view: GraphView, node: ir.Node, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value | None, label: str
+) -> Operands:
+    """Q (B, S, H * D), K and V (B, L, H * D) or (B, H, L, D), with the bias of their projections."""
+    heads = attr_int(node, "num_heads", 0)
+    qs, ks, vs = (view.shape(x) for x in (q, k, v))
+    if qs is None or ks is None or vs is None or heads < 1:
+        raise NoMatch("the rank of Q, K or V is unknown")
+    if len(qs) != 3 or len(ks) not in (3, 4) or len(ks) != len(vs):
+        raise NoMatch("packed QKV or KV")
+    b = same("the batch dims", qs[0], ks[0], vs[0]) or f"{label}_b"
+    sq = qs[1] if qs[1] is not None else f"{label}_sq"
+    cross = len(ks) == 4
+    if cross and bias is not None:
+        raise NoMatch("a projection's bias with K and V that are projected already")
+    length = 2 if cross else 1
+    skv = same("the lengths of K and V", ks[length], vs[length]) or f"{label}_skv"
+    width, width_v = qs[2], vs[3] if cross else vs[2]
+    if not isinstance(width, int) or not isinstance(width_v, int):
+        raise NoMatch("the widths of Q and V are not static")
+    d, dv = width // heads, width_v if cross else width_v // heads
+    hd, hv = heads * d, heads * dv
+    parts: list[Expr] = [q, k, v]
+    if bias is not None:
+        check_bias(view, bias, 2 * hd + hv)
+        ends = (0, hd, 2 * hd, 2 * hd + hv)
+        parts = [op("Add", x, columns(bias, ends[i], ends[i + 1])) for i, x in enumerate(parts)]
+    straight = (0, 1, 2, 3)
+    choices = [OperandChoice(reshape(parts[0], 0, 0, heads, d), HEADS_BEHIND, 1.0, heads)]
+    for part, w in zip(parts[1:], (d, dv), strict=True):
+        if cross:
+            choices.append(OperandChoice(part, straight, 1.0, heads))
+        else:
+            choices.append(OperandChoice(reshape(part, 0, 0, heads, w), HEADS_BEHIND, 1.0, heads))
+    return Operands(choices[0], choices[1], choices[2], (b,), heads, heads, sq, skv, d, dv)
+
+
+def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
+    """Attention: the projections of Q, K and V are part of the op."""
+    x, weights, bias, mask, past, extra, past_length = (present(node, i) for i in range(7))
+    if x is None or weights is None:
+        raise NoMatch("Attention without its input or weights")
+    if past_length is not None or attr_int(node, "past_present_share_buffer", 0):
+        raise NoMatch("a cache buffer that is shared between steps")
+    if attr_int(node, "do_rotary", 0):
+        raise NoMatch("rotary embedding inside the op, which only the CUDA provider computes")
+    heads = attr_int(node, "num_heads", 0)
+    xs, ws = view.shape(x), view.shape(weights)
+    if xs is None or ws is None or len(xs) != 3 or len(ws) != 2 or not isinstance(ws[1], int) or heads < 1:
+        raise NoMatch("the shape of the input or of the weights is unknown")
+    sizes = typed_attr(node, "qkv_hidden_sizes", ir.AttributeType.INTS)
+    wide = tuple(sizes.as_ints()) if sizes is not None else (ws[1] // 3,) * 3
+    if len(wide) != 3 or wide[0] != wide[1] or sum(wide) != ws[1] or any(w % heads for w in wide):
+        raise NoMatch("hidden sizes that do not divide into heads")
+    projected: Expr = op("MatMul", x, weights)
+    if bias is not None:
+        check_bias(view, bias, ws[1])
+        projected = op("Add", projected, bias)
+    choices, start = [], 0
+    for w in wide:
+        part = columns(projected, start, start + w)
+        choices.append(OperandChoice(reshape(part, 0, 0, heads, w // heads), HEADS_BEHIND, 1.0, heads))
+        start += w
+    b = xs[0] if xs[0] is not None else f"{label}_b"
+    s = xs[1] if xs[1] is not None else f"{label}_s"
+    o = Operands(choices[0], choices[1], choices[2], (b,), heads, heads, s, s, wide[0] // heads, wide[2] // heads)
+    pasts: tuple[Expr | None, Expr | None] = (None, None)
+    length: Dim | None = None
+    if past is not None:
+        dims = view.shape(past)
+        if dims is None or len(dims) != 5:
+            raise NoMatch("a past that does not have five dims")
+        length = dims[3]
+        pasts = (op("Gather", past, Const(np.asarray(0)), axis=0), op("Gather", past, Const(np.asarray(1)), axis=0))
+    return _match_with_past(view, node, label, o, mask, extra, pasts, x.dtype, past_length=length, stacked=True)
+
+
+def _match_with_past(
+    view: GraphView,
+    node: ir.Node,
+    label: str,
+    o: Operands,
+    mask: ir.Value | None,
+    extra: ir.Value | None,
+    pasts: tuple[Expr | None, Expr | None],
+    dtype: ir.DataType | None,
+    *,
+    past_length: Dim | None = None,
+    stacked: bool = False,
+) -> Match:
+    """The match of MultiHeadAttention or Attention, from operands with heads. `stacked`: one present output, K above V."""
+    name = DTYPES.get(dtype or ir.DataType.UNDEFINED)
+    past_k, past_v = pasts
+    past = Past()
+    queries, keys = o.Sq, o.Skv
+    if (past_k is None) != (past_v is None):
+        raise NoMatch("past_key and past_value must come together")
+    if past_k is not None and past_v is not None:
+        if past_length is None and isinstance(past_k, ir.Value) and isinstance(past_v, ir.Value):
+            shapes = [view.shape(x) for x in (past_k, past_v)]
+            past_length = same("the lengths of the past", *(s[2] if s and len(s) == 4 else None for s in shapes))
+        axis = 3 if stacked else 2
+        made = [view.shape(x) for x in node.outputs[1:2] if x is not None]
+        total = next((s[axis] for s in made if s is not None and len(s) > axis), None)
+        o, past = append(o, past_k, past_v, past_length, total, label)
+    k, v = canonical(o.k), canonical(o.v)
+    presents: list[tuple[ir.Value, Expr]] = []
+    if stacked:
+        if out := output(node, 1):
+            presents.append((out, concat(0, *(op("Unsqueeze", x, ints(0)) for x in (k, v)))))
+    else:
+        presents += [(out, x) for i, x in ((1, k), (2, v)) if (out := output(node, i))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(o.D))]
+    terms: list[Term] = []
+    if extra is not None:
+        steps.append(AddTerm(extra))
+    if mask is not None:
+        terms.append(read_padding_mask(view, mask, o, attr_float(node, "mask_filter_value", -10000.0)))
+    if attr_int(node, "unidirectional", 0):
+        if queries != keys:
+            raise NoMatch(
+                "unidirectional with other keys than queries: the CPU provider shows all of them to the last query"
+            )
+        terms.append(Term(Causal(past.fixed)) if past.expr is None else window(None, 0, 0, past.expr, past.read))
+    return match_op(view, node, label, o, steps, terms, presents, name)
