@@ -115,63 +115,74 @@ def _transformer(model: Model, attn: Attn) -> nn.Module:
     except ImportError as error:
         raise MissingDependencyError("the model zoo needs transformers: pip install 'onnx-fa[torch]'") from error
 
-    spread = model.hidden**-0.5
-    config: Any
-    match model.family:
-        case "bert":
-            config = transformers.BertConfig(
-                vocab_size=model.vocab,
-                hidden_size=model.hidden,
-                num_hidden_layers=model.layers,
-                num_attention_heads=model.heads,
-                intermediate_size=model.intermediate,
-                max_position_embeddings=model.S,
-                initializer_range=spread,
-                **_attention(attn),
-            )
-            return _Transformer(
-                transformers.BertModel(config, add_pooling_layer=False), ("input_ids", "attention_mask")
-            )
-        case "gpt":
-            config = transformers.GPT2Config(
-                vocab_size=model.vocab,
-                n_positions=model.S,
-                n_embd=model.hidden,
-                n_layer=model.layers,
-                n_head=model.heads,
-                n_inner=model.intermediate,
-                initializer_range=spread,
-                use_cache=False,
-                **_attention(attn),
-            )
-            return _Transformer(transformers.GPT2Model(config), ("input_ids",), use_cache=False)
-        case "llama":
-            config = transformers.LlamaConfig(
-                vocab_size=model.vocab,
-                hidden_size=model.hidden,
-                intermediate_size=model.intermediate,
-                num_hidden_layers=model.layers,
-                num_attention_heads=model.heads,
-                num_key_value_heads=model.kv_heads,
-                max_position_embeddings=model.S,
-                initializer_range=spread,
-                use_cache=False,
-                **_attention(attn),
-            )
-            return _Transformer(transformers.LlamaModel(config), ("input_ids",), use_cache=False)
-        case "vit":
-            config = transformers.ViTConfig(
-                hidden_size=model.hidden,
-                num_hidden_layers=model.layers,
-                num_attention_heads=model.heads,
-                intermediate_size=model.intermediate,
-                image_size=model.image,
-                patch_size=model.patch,
-                initializer_range=spread,
-                **_attention(attn),
-            )
-            return _Transformer(transformers.ViTModel(config, add_pooling_layer=False), ("pixel_values",))
-    raise OnnxFaError(f"the zoo has no family {model.family!r}")
+    build = _FAMILIES.get(model.family)
+    if build is None:
+        raise OnnxFaError(f"the zoo has no family {model.family!r}")
+    spread = {"initializer_range": model.hidden**-0.5}
+    return build(transformers, model, spread | _attention(attn))
+
+
+def _build_bert(transformers: Any, model: Model, options: dict[str, Any]) -> nn.Module:
+    config = transformers.BertConfig(
+        vocab_size=model.vocab,
+        hidden_size=model.hidden,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        intermediate_size=model.intermediate,
+        max_position_embeddings=model.S,
+        **options,
+    )
+    return _Transformer(transformers.BertModel(config, add_pooling_layer=False), ("input_ids", "attention_mask"))
+
+
+def _build_gpt(transformers: Any, model: Model, options: dict[str, Any]) -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=model.vocab,
+        n_positions=model.S,
+        n_embd=model.hidden,
+        n_layer=model.layers,
+        n_head=model.heads,
+        n_inner=model.intermediate,
+        use_cache=False,
+        **options,
+    )
+    return _Transformer(transformers.GPT2Model(config), ("input_ids",), use_cache=False)
+
+
+def _build_llama(transformers: Any, model: Model, options: dict[str, Any]) -> nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=model.vocab,
+        hidden_size=model.hidden,
+        intermediate_size=model.intermediate,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        max_position_embeddings=model.S,
+        use_cache=False,
+        **options,
+    )
+    return _Transformer(transformers.LlamaModel(config), ("input_ids",), use_cache=False)
+
+
+def _build_vit(transformers: Any, model: Model, options: dict[str, Any]) -> nn.Module:
+    config = transformers.ViTConfig(
+        hidden_size=model.hidden,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        intermediate_size=model.intermediate,
+        image_size=model.image,
+        patch_size=model.patch,
+        **options,
+    )
+    return _Transformer(transformers.ViTModel(config, add_pooling_layer=False), ("pixel_values",))
+
+
+_FAMILIES: dict[str, Callable[[Any, Model, dict[str, Any]], nn.Module]] = {
+    "bert": _build_bert,
+    "gpt": _build_gpt,
+    "llama": _build_llama,
+    "vit": _build_vit,
+}
 
 
 class _Attention(nn.Module):

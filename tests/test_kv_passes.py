@@ -14,7 +14,8 @@ import tests.tiny as tiny
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.passes.axis_probe import Operand, Part, ProbeError, probe
-from onnx_fa.passes.kv_passes import Keys, PassReport, count_passes
+from onnx_fa.passes.kv_passes import count_passes
+from onnx_fa.passes.report import Keys, PassReport
 
 HEAD = """<ir_version: 10, opset_import: ["": 18]>
 g (float[2,3,7,4] q, float[2,3,12,4] k, float[2,3,12,5] v) => (float[2,3,7,5] o)

@@ -16,16 +16,17 @@ from onnx_fa.forms import attention as standard
 from onnx_fa.forms import blocked, decomposed
 from onnx_fa.forms import int8_qk as int8
 from onnx_fa.forms.integers import dequantized, redirect_moves, written_out
+from onnx_fa.forms.realise import realise, release_inputs
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.forms.site_passes import site_passes
+from onnx_fa.forms.unchanged import is_same_value, nodes_between
 from onnx_fa.graph.builder import OnnxBuilder, names_in
-from onnx_fa.graph.casts import MOVES
 from onnx_fa.graph.dead_code import sweep
 from onnx_fa.graph.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match import NUMPY, Call, Const, Expr, Match, find_sites
+from onnx_fa.match import NUMPY, Expr, Match, find_sites
 from onnx_fa.match.misses import Miss
 from onnx_fa.match.prepare.distribute import distribute
 from onnx_fa.match.prepare.functions import inline_attention
@@ -42,6 +43,8 @@ _EMITTERS = {"decomposed": decomposed.emit, "attention": standard.emit, "blocked
 def rewrite(
     model: onnx.ModelProto, form: Form = ..., *, int8_qk: bool = ...
 ) -> tuple[onnx.ModelProto, RewriteReport]: ...
+
+
 @overload
 def rewrite(
     model: ModelLike, form: Form = ..., *, int8_qk: bool = ...
@@ -172,12 +175,12 @@ def rewrite_in_place(
                 continue
             if lossy:
                 spec, operands = int8.quantised(
-                    builder, match.spec, [_realise(builder, e, replaced) for e in match.operands]
+                    builder, match.spec, [realise(builder, e, replaced) for e in match.operands]
                 )
                 match = replace(match, spec=spec, operands=operands)
             sites.append(_replace(builder, match, form, name, replaced, dead))
         except UnsupportedError as e:
-            _let_go(builder.nodes)
+            release_inputs(builder.nodes)
             misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             continue
         written_outs += builder.written
@@ -211,10 +214,10 @@ def _replace(
     nobody reads any more. Raises UnsupportedError when the form cannot hold the spec or the model's opset lacks an op of it: the
     graph is as it was, and the builder's nodes are to be let go.
     """
-    operands = tuple(_realise(b, e, replaced) for e in match.operands)
+    operands = tuple(realise(b, e, replaced) for e in match.operands)
     if form != "site":
         operands = tuple(written_out(b, x) for x in operands)
-    presents = [(old, _realise(b, e, replaced)) for old, e in match.presents]
+    presents = [(old, realise(b, e, replaced)) for old, e in match.presents]
     before = behind = len(b.nodes)
     spec, numbers = match.spec, operands
     if form == "decomposed" and spec != spec.plain:
@@ -235,7 +238,7 @@ def _replace(
     def wrapped(source: int, wraps: Iterable[Callable[[Expr], Expr]]) -> ir.Value:
         value = outs[source]
         for wrap in wraps:
-            value = _realise(b, wrap(value), replaced)
+            value = realise(b, wrap(value), replaced)
         return value
 
     out = wrapped(0, match.wrap)
@@ -252,12 +255,12 @@ def _replace(
         for further in match.probabilities:
             value = shown
             for wrap in further.wrap:
-                value = _realise(b, wrap(value), replaced)
+                value = realise(b, wrap(value), replaced)
             presents.append((further.value, b.op("Identity", value) if value is shown and presents else value))
-    same = not match.wrap and not presents and match.spec == match.spec.plain and _same(out, old, set(operands))
+    same = not match.wrap and not presents and match.spec == match.spec.plain and is_same_value(out, old, set(operands))
     if form != "site" and same:
-        _let_go(b.nodes)
-        return Site(name, match.spec, operands, old, _between(old, set(operands)))
+        release_inputs(b.nodes)
+        return Site(name, match.spec, operands, old, nodes_between(old, set(operands)))
     b.check()
     producer = old.producer()
     assert producer is not None
@@ -280,46 +283,9 @@ def _replace(
     return Site(name, match.spec, operands, results[0][1], inner, plain)
 
 
-def _let_go(nodes: Iterable[ir.Node]) -> None:
-    """Frees what nodes that are not used after all read, in their subgraphs too."""
-    for node in nodes:
-        node.resize_inputs(0)
-        for attr in node.attributes.values():
-            if attr.type == ir.AttributeType.GRAPH:
-                _let_go(attr.as_graph().all_nodes())
-
-
 def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
     assert before.graph is not None
     before.graph.insert_before(before, nodes)
-
-
-def _realise(b: OnnxBuilder, expr: Expr, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
-    """The graph value of an operand expression; missing ops are added, those of an expression that occurs twice only once."""
-    if not isinstance(expr, Call):
-        return b.const(expr.array) if isinstance(expr, Const) else replaced.get(expr, expr)
-    if id(expr) not in b.made:
-        b.made[id(expr)] = (expr, _call(b, expr, replaced))
-    return b.made[id(expr)][1]
-
-
-def _call(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
-    out = _called(b, expr, replaced)
-    return written_out(b, out) if b.for_onnxruntime else out
-
-
-def _called(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) -> ir.Value:
-    if expr.op in ("Unsqueeze", "Squeeze") and b.opset < 13 and isinstance(expr.args[1], Const):
-        axes = tuple(int(a) for a in expr.args[1].array)
-        return b.op(expr.op, _realise(b, expr.args[0], replaced), axes=axes)
-    args = [_realise(b, a, replaced) for a in expr.args]
-    if b.for_onnxruntime and expr.op not in MOVES:  # what moves axes is written out as a whole
-        args = [written_out(b, a) for a in args]
-    out = b.op_of("", expr.op, args, dict(expr.attrs))
-    first = expr.args[0]
-    if expr.shape is not None and expr.op == "Expand" and isinstance(first, ir.Value) and first.type is not None:
-        out.shape, out.type = ir.Shape(expr.shape), first.type  # more than inference can tell
-    return out
 
 
 def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
@@ -348,68 +314,3 @@ def _unique_names(names: list[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         result.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return result
-
-
-def _same(new: ir.Value, old: ir.Value, stop: set[ir.Value]) -> bool:
-    """Whether two values are computed by the same ops from the same operands: then a rewrite would change nothing."""
-    todo, seen = [(new, old)], set[tuple[ir.Value, ir.Value]]()
-    while todo:
-        pair = todo.pop()
-        if pair[0] is pair[1] or pair in seen:
-            continue
-        seen.add(pair)
-        above = _same_if(*pair, stop)
-        if above is None:
-            return False
-        todo += above
-    return True
-
-
-def _same_if(new: ir.Value, old: ir.Value, stop: set[ir.Value]) -> list[tuple[ir.Value, ir.Value]] | None:
-    """The pairs of values that have to be the same for these to be; None where they are not."""
-    if new.const_value is not None and old.const_value is not None:
-        a, b = new.const_value, old.const_value
-        same = a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a.numpy(), b.numpy())
-        return [] if same else None
-    if new in stop or old in stop:
-        return None
-    x, y = new.producer(), old.producer()
-    if x is None or y is None or x.op_identifier() != y.op_identifier() or len(x.inputs) != len(y.inputs):
-        return None
-    if x.outputs.index(new) != y.outputs.index(old) or not _same_attributes(x, y):
-        return None
-    pairs = list(zip(x.inputs, y.inputs, strict=True))
-    if any((i is None) != (j is None) for i, j in pairs):
-        return None
-    return [(i, j) for i, j in pairs if i is not None and j is not None]
-
-
-def _same_attributes(x: ir.Node, y: ir.Node) -> bool:
-    def plain(node: ir.Node) -> dict[str, object]:
-        return {
-            k: tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value for k, a in node.attributes.items()
-        }
-
-    return plain(x) == plain(y)
-
-
-def _between(output: ir.Value, operands: set[ir.Value]) -> tuple[ir.Node, ...]:
-    """The nodes from the operands to the output, each behind those that it reads."""
-    found: dict[ir.Node, None] = {}
-    stack = [output]
-    opened: set[ir.Node] = set()
-    while stack:
-        value = stack[-1]
-        node = value.producer()
-        if value in operands or node is None or node in found:
-            stack.pop()
-        elif node in opened:
-            found[node] = None
-            stack.pop()
-        else:
-            opened.add(node)
-            stack += [i for i in reversed(node.inputs) if i is not None]
-    return tuple(found)
-
-
-__all__ = ["FORMS", "Form", "Site", "explain", "rewrite", "rewrite_in_place"]

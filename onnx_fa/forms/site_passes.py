@@ -21,7 +21,8 @@ from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.view import GraphView, outer_reads
 from onnx_fa.match import Const, Expr, Match, values_of
 from onnx_fa.passes.axis_probe import Operand, Part, ProbeError, probe
-from onnx_fa.passes.kv_passes import Keys, PassReport, count_passes, outcome
+from onnx_fa.passes.kv_passes import count_passes, outcome
+from onnx_fa.passes.report import Keys, PassReport
 from onnx_fa.spec.attention import AttentionSpec, Dim
 
 _SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)

@@ -6,20 +6,28 @@ the graph once, carrying dims (ints or symbols) and small integer tensors made o
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import Const, node_axes, node_axis, placed_axes
+from onnx_fa.graph.dims import (
+    Shape,
+    add_dims,
+    broadcast,
+    compare_dims,
+    divide_dims,
+    is_trusted,
+    known,
+    multiply_dims,
+    product_of,
+    recorded,
+    settled,
+    subtract_dims,
+)
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, attr_int, op_of
+from onnx_fa.graph.shape_rules import multiply_shapes, reshape_dims, slice_dim
 from onnx_fa.spec.attention import Dim
-
-Shape = tuple[Dim | None, ...]
-Const = Callable[[ir.Value | None], "npt.NDArray[np.generic] | None"]
 
 _SAME = frozenset(
     "Identity Cast Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Reciprocal Exp "
@@ -33,8 +41,6 @@ _BROADCAST = frozenset(
 _REDUCE = frozenset(
     "ReduceMax ReduceSum ReduceMin ReduceMean ReduceProd ReduceLogSumExp ReduceSumSquare ReduceL2".split()
 )
-
-
 _CONTRIB_SAME = frozenset(
     f"{CONTRIB}.{name}"
     for name in "Gelu FastGelu BiasGelu QuickGelu LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization "
@@ -43,54 +49,9 @@ _CONTRIB_SAME = frozenset(
 _INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
 _WHOLE = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE, None)
 """Types that hold every length."""
-_LONGEST_SYMBOL = 400
-"""Letters of a symbol for a sum or product. A dim that is doubled again and again would have a name of any length."""
-_ALL = (1 << 31) - 1
-"""An end of a Slice that no length reaches."""
 _MAX_VECTOR = 64
 _MAX_SHAPE = 4096
 """Elements of a constant that may be read as dims: sizes, ends, positions of dims."""
-
-
-def known(dim: Dim | None) -> bool:
-    """An int, or a symbol that someone named."""
-    return isinstance(dim, int) or (dim is not None and not dim.startswith("unk__"))
-
-
-def settled(value: ir.Value, shape: Shape | None) -> bool:
-    """Whether the recorded shape leaves nothing to find out. The symbols of what a node makes are only names that somebody gave:
-    another builder may call the same length by another name at every value, so that what the ops say comes first."""
-    return shape is not None and all(_trusted(value, d) for d in shape)
-
-
-def _trusted(value: ir.Value, dim: Dim | None) -> bool:
-    return isinstance(dim, int) or (known(dim) and value.producer() is None)
-
-
-def node_axes(node: ir.Node, const: Const) -> list[int] | None:
-    """Axes of a Reduce*, Squeeze or Unsqueeze in either spelling (attribute, or constant second input); None when unknown."""
-    if "axes" in node.attributes:
-        return list(node.attributes["axes"].as_ints())
-    array = const(node.inputs[1]) if len(node.inputs) > 1 else None
-    return None if array is None or array.dtype.kind not in "iu" else [int(a) for a in array.reshape(-1)]
-
-
-def placed_axis(axis: int, rank: int) -> int | None:
-    """The axis counted from the front. None where a tensor of this rank has no such axis, so that the model is not valid."""
-    return axis % rank if -rank <= axis < rank else None
-
-
-def node_axis(node: ir.Node, rank: int) -> int | None:
-    """The axis that a node names by an attribute, as `placed_axis`; the first one without that. Raises ModelError for an attribute
-    of another type."""
-    return placed_axis(attr_int(node, "axis", 0), rank)
-
-
-def placed_axes(axes: Sequence[int] | None, rank: int) -> set[int] | None:
-    """As `placed_axis`; None also where they are unknown or one is there twice."""
-    found = {placed_axis(a, rank) for a in axes or ()}
-    placed = {a for a in found if a is not None}
-    return placed if axes is not None and len(placed) == len(axes) else None
 
 
 class SymbolicShapes:
@@ -128,7 +89,7 @@ class SymbolicShapes:
             if have is not None and len(have) == len(found):
                 # Of two lengths that might differ it is not known which one a broadcast has, whatever somebody calls it.
                 pairs, told = zip(have, found, strict=True), op_of(node) in _BROADCAST
-                found = tuple(h if _trusted(out, h) or not (told or known(f)) else f for h, f in pairs)
+                found = tuple(h if is_trusted(out, h) or not (told or known(f)) else f for h, f in pairs)
             self._shapes[out] = found
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:
@@ -152,10 +113,10 @@ class SymbolicShapes:
         if kind in _SAME:
             return first
         if kind == "MatMul":
-            return _matmul(first, self._in(node, 1))
+            return multiply_shapes(first, self._in(node, 1))
         if kind == "Gemm":
             swaps = [bool(attr_int(node, name, 0)) for name in ("transA", "transB")]
-            return _matmul(first, self._in(node, 1), *swaps)
+            return multiply_shapes(first, self._in(node, 1), *swaps)
         if kind == "Einsum":
             return self._einsum(node)
         if kind == "Concat":
@@ -166,11 +127,11 @@ class SymbolicShapes:
             return self._padded(node, first)
         if kind == "Tile":
             times = self.elements(node.inputs[1])
-            return None if times is None else tuple(multiplied(d, t) for d, t in zip(first, times, strict=True))
+            return None if times is None else tuple(multiply_dims(d, t) for d, t in zip(first, times, strict=True))
         if kind == "Flatten":
             axis = attr_int(node, "axis", 1)
             axis += len(first) if axis < 0 else 0
-            return (_product_of(first[:axis]), _product_of(first[axis:]))
+            return (product_of(first[:axis]), product_of(first[axis:]))
         if kind == "GatherElements":
             return self._in(node, 1)
         if kind == "Transpose":
@@ -181,7 +142,7 @@ class SymbolicShapes:
             if to is None:
                 return None
             allow_zero = kind == "Reshape" and attr_int(node, "allowzero", 0)
-            return broadcast([first, to]) if kind == "Expand" else _reshape(first, to, bool(allow_zero))
+            return broadcast([first, to]) if kind == "Expand" else reshape_dims(first, to, bool(allow_zero))
         if kind in ("Unsqueeze", "Squeeze"):
             return self._units(node, first)
         if kind in _REDUCE:
@@ -198,7 +159,7 @@ class SymbolicShapes:
         if op_of(node) in FUSED_MATMULS:
             if attr_int(node, "transBatchA", 0) or attr_int(node, "transBatchB", 0):
                 return None
-            return _matmul(
+            return multiply_shapes(
                 first, self._in(node, 1), bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0))
             )
         return first if op_of(node) in _CONTRIB_SAME else None
@@ -224,8 +185,8 @@ class SymbolicShapes:
             dims = [s[i] for s in shapes if s is not None]
             total: Dim | None = 0
             for d in dims:
-                total = added(total, d)
-            named = [d for d in dims if known(d)]  # all equal, or the model is not valid
+                total = add_dims(total, d)
+            named = [d for d in dims if known(d)]  # all compare_dims, or the model is not valid
             result.append(total if i == axis else next((d for d in named if isinstance(d, int)), (named or dims)[0]))
         return tuple(result)
 
@@ -253,7 +214,7 @@ class SymbolicShapes:
                 return None
             start, end = (x[i] if x is not None else None for x in (starts, ends))
             step = steps[i] if steps is not None else (1 if len(node.inputs) < 5 or node.inputs[4] is None else None)
-            dims[axis] = _sliced(dims[axis], start, end, step)
+            dims[axis] = slice_dim(dims[axis], start, end, step)
         return tuple(dims)
 
     def _padded(self, node: ir.Node, first: Shape) -> Shape | None:
@@ -271,7 +232,7 @@ class SymbolicShapes:
         for i, axis in enumerate(axes):
             if not isinstance(axis, int):
                 return None
-            dims[axis] = added(dims[axis], added(pads[i], pads[i + len(axes)]))
+            dims[axis] = add_dims(dims[axis], add_dims(pads[i], pads[i + len(axes)]))
         return tuple(dims)
 
     def _split(self, node: ir.Node) -> list[Shape | None]:
@@ -361,7 +322,7 @@ class SymbolicShapes:
                 return None
             whole = any(v is not None and v.dtype in _INTEGERS for v in (*node.outputs, *node.inputs))
             rows = zip(*((p or ()) * (size if len(p or ()) == 1 else 1) for p in parts), strict=True)
-            return tuple(divided(d[0], d[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*d) for d in rows)
+            return tuple(divide_dims(d[0], d[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*d) for d in rows)
         if kind == "ConstantOfShape":
             length = self.elements(node.inputs[0])
             fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else None
@@ -370,7 +331,7 @@ class SymbolicShapes:
             return None if fill is None or fill.dtype.kind not in "iu" else (int(fill.reshape(-1)[0]),) * length[0]
         if kind == "ReduceProd":
             factors = self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
-            return None if factors is None else (_product_of(factors),)
+            return None if factors is None else (product_of(factors),)
         if kind == "Slice" and node.inputs[0] in self._vectors:
             bounds: list[tuple[Dim | None, ...] | None]
             if len(node.inputs) < 3:  # before opset 10
@@ -386,110 +347,6 @@ class SymbolicShapes:
         return None
 
 
-def recorded(value: ir.Value) -> Shape | None:
-    """What the model or ONNX's inference says."""
-    return None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
-
-
-def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """NumPy broadcasting; a dim is None where two symbols differ. An int above 1 wins: otherwise the op would fail."""
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(s)) + s for s in shapes]
-    result: list[Dim | None] = []
-    for dims in zip(*padded, strict=True):
-        wide = {d for d in dims if d != 1}
-        fixed = {d for d in wide if isinstance(d, int)}
-        result.append(next(iter(fixed)) if fixed else next(iter(wide)) if len(wide) == 1 else None if wide else 1)
-    return tuple(result)
-
-
-def _equal(a: Dim | None, b: Dim | None) -> Dim | None:
-    """1 or 0 where it is certain; a length is never negative."""
-    if isinstance(a, int) and isinstance(b, int):
-        return int(a == b)
-    number = a if isinstance(a, int) else b
-    return 0 if isinstance(number, int) and number < 0 else 1 if a is not None and a == b else None
-
-
-# Arithmetic on dims. A sum or product of symbols is a symbol again, spelled the same way wherever it is computed.
-
-
-def _term(dim: Dim) -> str:
-    return dim if isinstance(dim, str) and dim.isidentifier() else str(dim) if isinstance(dim, int) else f"({dim})"
-
-
-def _symbol(op: str, a: Dim, b: Dim) -> Dim | None:
-    symbol = op.join(sorted((_term(a), _term(b))))
-    return symbol if len(symbol) <= _LONGEST_SYMBOL else None
-
-
-def added(a: Dim | None, b: Dim | None) -> Dim | None:
-    if a is None or b is None:
-        return None
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if a == 0 or b == 0:
-        return b if a == 0 else a
-    return _symbol(" + ", a, b)
-
-
-def subtracted(a: Dim | None, b: Dim | None) -> Dim | None:
-    if isinstance(a, int) and isinstance(b, int):
-        return a - b
-    return a if b == 0 else None
-
-
-def multiplied(a: Dim | None, b: Dim | None) -> Dim | None:
-    if a is None or b is None:
-        return None
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
-    if a == 1 or b == 1:
-        return b if a == 1 else a
-    if a == 0 or b == 0:
-        return 0
-    return _symbol("*", a, b)
-
-
-def divided(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
-    """a / b; integers are cut off unless the division is one of floats."""
-    if isinstance(a, int) and isinstance(b, int) and b:
-        return a // b if not a % b else int(a / b) if whole else None
-    return a if b == 1 else None
-
-
-def _sliced(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim | None:
-    # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
-    if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step > 0:
-        return len(range(dim)[start:end:step])
-    if dim is not None and start == 0 and step == 1 and (end == dim or (isinstance(end, int) and end >= _ALL)):
-        return dim
-    if (start, end, step) == (0, 1, 1) and dim is not None:
-        return 1  # unless the axis is empty, and then so is what is made of it
-    return _cut(dim, start, end) if step == 1 else None
-
-
-_PLUS = re.compile(r"(?:(?P<n>\d+) \+ )?(?P<symbol>[A-Za-z_]\w*)(?: \+ (?P<m>\d+))?")
-
-
-def _cut(dim: Dim | None, start: Dim | None, end: Dim | None) -> Dim | None:
-    """The length of dim[start:end] where dim is "symbol + number" and no more than the number is cut off."""
-    found = _PLUS.fullmatch(dim) if isinstance(dim, str) else None
-    if found is None or not isinstance(start, int) or not isinstance(end, int) or start < 0:
-        return None
-    rest = int(found["n"] or 0) + int(found["m"] or 0) - start + (end if end < 0 else 0)
-    if 0 <= end < _ALL or rest < 0:
-        return None
-    return added(found["symbol"], rest)
-
-
-def _product_of(dims: Sequence[Dim | None]) -> Dim | None:
-    total: Dim | None = 1
-    for d in sorted(dims, key=lambda d: (isinstance(d, str), str(d))):
-        total = multiplied(total, d)
-    return total
-
-
 def _both(
     pick: Callable[[int, int], int],
 ) -> Callable[[Dim | None, Dim | None], Dim | None]:
@@ -500,39 +357,13 @@ def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
     return None if not isinstance(test, int) else yes if test else no
 
 
-def _matmul(a: Shape, b: Shape | None, swap_a: bool = False, swap_b: bool = False) -> Shape | None:
-    if b is None or len(a) < 2 or len(b) < 2:
-        return None
-    a, b = ((*x[:-2], x[-1], x[-2]) if swap else x for x, swap in ((a, swap_a), (b, swap_b)))
-    return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
-
-
-def _reshape(source: Shape, to: tuple[Dim | None, ...], allow_zero: bool) -> Shape:
-    """Dims after a Reshape, where 0 copies and -1 is what is left over, if that can be told."""
-    dims = [source[i] if d == 0 and not allow_zero and i < len(source) else d for i, d in enumerate(to)]
-    if -1 not in dims:
-        return tuple(dims)
-    rest: Counter[Dim | None] = Counter(d for d in source if d != 1)
-    rest.subtract(Counter(d for d in dims if d not in (1, -1)))
-    over = [d for d, n in rest.items() for _ in range(n)]
-    under = [d for d, n in rest.items() for _ in range(-n)]
-    ints, symbols = [d for d in over if isinstance(d, int)], [d for d in over if not isinstance(d, int)]
-    divisor = math.prod(d for d in under if isinstance(d, int))
-    left: Dim | None = None
-    told = None not in dims and None not in over
-    if told and all(isinstance(d, int) for d in under) and divisor and math.prod(ints) % divisor == 0:
-        left = _product_of([math.prod(ints) // divisor, *symbols])
-    dims[dims.index(-1)] = left
-    return tuple(dims)
-
-
 _ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {
-    "Equal": _equal,
+    "Equal": compare_dims,
     "Where": _where,
-    "Add": added,
-    "Sub": subtracted,
-    "Mul": multiplied,
-    "Div": divided,
+    "Add": add_dims,
+    "Sub": subtract_dims,
+    "Mul": multiply_dims,
+    "Div": divide_dims,
     "Min": _both(min),
     "Max": _both(max),
 }

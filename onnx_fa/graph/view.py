@@ -10,9 +10,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from onnx_fa.graph.axes import node_axes
 from onnx_fa.graph.bounded import MOST_FOLDED, result_elements
+from onnx_fa.graph.dims import recorded, settled
 from onnx_fa.graph.ops import STANDARD, attr_int, op_of
-from onnx_fa.graph.symbolic import SymbolicShapes, node_axes, recorded, settled
+from onnx_fa.graph.symbolic import SymbolicShapes
 from onnx_fa.spec.attention import Dim, DType
 
 Array = npt.NDArray[np.generic]

@@ -14,18 +14,14 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match.assemble import NUMPY, build_match
+from onnx_fa.match.assemble import NUMPY, Found, build_match
+from onnx_fa.match.division import one_if_zero, reciprocal_of, walk_tail
 from onnx_fa.match.low_scores import check_whole_rows
 from onnx_fa.match.misses import Miss
 from onnx_fa.match.nans import check_nan
-from onnx_fa.match.operands import (
-    Site,
-    common_reading,
-    placed_at_softmax,
-    placed_on_probabilities,
-    placed_steps,
-    plan_site,
-)
+from onnx_fa.match.operands import common_reading, plan_site
+from onnx_fa.match.placed import Site, place_at_softmax, place_on_probabilities, place_steps
+from onnx_fa.match.readers import reader_elsewhere
 from onnx_fa.match.several_outputs import merged, with_probabilities, with_statistics
 from onnx_fa.match.summed_products import summed
 from onnx_fa.match.types import (
@@ -63,15 +59,8 @@ from onnx_fa.match.types import (
     Weighting,
     values_of,
 )
-from onnx_fa.match.walk import (
-    apply_drops,
-    one_if_zero,
-    parse_score,
-    reader_elsewhere,
-    reciprocal_of,
-    walk_after,
-    walk_tail,
-)
+from onnx_fa.match.walk_down import apply_drops, walk_after
+from onnx_fa.match.walk_up import parse_score
 from onnx_fa.match.wraps import of_type
 from onnx_fa.spec.attention import never_empty
 
@@ -181,19 +170,21 @@ def _match_tail(
             match = build_match(
                 view,
                 patterns.mask,
-                name=label,
-                op=anchor.op,
-                dtype=dtype,
-                operands=site.operands,
-                steps=placed_steps(view, patterns, site, steps, dtype),
-                guard=guarded,
-                output=output,
-                anchor=anchor.node,
-                wrap=of_type(view, behind.wrap, dtype, anchor.node),
-                v_factors=[placed_on_probabilities(view, patterns, site, x) for x in behind.keys],
-                sink=placed_at_softmax(site, sink),
-                weights=None if weights is None else placed_on_probabilities(view, patterns, site, weights),
-                keeps=why is not None,
+                Found(
+                    name=label,
+                    op=anchor.op,
+                    dtype=dtype,
+                    operands=site.operands,
+                    steps=place_steps(view, patterns, site, steps, dtype),
+                    guard=guarded,
+                    output=output,
+                    anchor=anchor.node,
+                    wrap=of_type(view, behind.wrap, dtype, anchor.node),
+                    v_factors=[place_on_probabilities(view, patterns, site, x) for x in behind.keys],
+                    sink=place_at_softmax(site, sink),
+                    weights=None if weights is None else place_on_probabilities(view, patterns, site, weights),
+                    keeps=why is not None,
+                ),
             )
             if why is not None and match.spec.empty_row == "nan" and not never_empty(match.spec.masks):
                 raise why  # a dropped probability is zero even where its row is NaN
@@ -219,6 +210,7 @@ __all__ = [
     "Const",
     "Expr",
     "Factor",
+    "Found",
     "Further",
     "Guard",
     "Integers",

@@ -13,9 +13,9 @@ from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.assemble import NUMPY
 from onnx_fa.match.axes import leaves, moved
 from onnx_fa.match.low_scores import check_low_scores
-from onnx_fa.match.operands import Site
+from onnx_fa.match.placed import Site
+from onnx_fa.match.readers import reader_elsewhere
 from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, Select, values_of
-from onnx_fa.match.walk import reader_elsewhere
 from onnx_fa.spec.attention import Stat
 
 _OPS: dict[str, Stat] = {"ReduceLogSumExp": "lse", "ReduceMax": "max"}

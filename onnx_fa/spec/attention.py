@@ -15,200 +15,77 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from onnx_fa.spec.expr import Kind, ScoreExpr, kind_of, leaves
+from onnx_fa.spec.terms import (
+    GRIDS,
+    NEG_INF,
+    AddMask,
+    BoolMask,
+    Causal,
+    Dim,
+    DType,
+    ElementType,
+    Elementwise,
+    Gathered,
+    IntegerType,
+    MaskTerm,
+    Offset,
+    Quantized,
+    Rounding,
+    ScoreMod,
+    SlidingWindow,
+    Softcap,
+    TensorArg,
+    TensorMask,
+    inverse,
+    never_empty,
+    term_tensors,
+    with_shapes,
+)
 
-Dim = int | str
-DType = Literal["f64", "f32", "f16", "bf16"]
-ElementType = Literal["f64", "f32", "f16", "bf16", "bool", "i32", "i64"]
-IntegerType = Literal["i8", "u8", "i4", "u4"]
+__all__ = [
+    "GRIDS",
+    "LOWEST_STAT",
+    "NEG_INF",
+    "AddMask",
+    "AttentionSpec",
+    "BoolMask",
+    "Causal",
+    "DType",
+    "Dim",
+    "ElementType",
+    "Elementwise",
+    "EmptyRow",
+    "Gathered",
+    "IntegerType",
+    "MaskTerm",
+    "Offset",
+    "Quantized",
+    "Rounding",
+    "ScoreMod",
+    "SlidingWindow",
+    "Softcap",
+    "Stat",
+    "TensorArg",
+    "TensorMask",
+    "inverse",
+    "never_empty",
+    "term_tensors",
+    "with_shapes",
+]
+
 EmptyRow = Literal["nan", "zero", "guarded", "mean"]
 Stat = Literal["lse", "max"]
 """A further result, one number per query: the logarithm of the sum of the exponentials of its scores, or the largest score."""
-Offset = int | Literal["end"]
-"""Where the query block starts among the keys: query i stands at key position i + offset; "end" is Skv - Sq."""
-
-NEG_INF = -math.inf
 LOWEST_STAT = -1e37
 """Finite row statistics below this, which only masks make, are given as the lowest f32."""
-
-
-def inverse(layout: tuple[int, ...]) -> tuple[int, ...]:
-    """The permutation that undoes a layout: `stored.transpose(inverse(layout))` is canonical."""
-    return tuple(sorted(range(len(layout)), key=layout.__getitem__))
-
-
-@dataclass(frozen=True)
-class Softcap:
-    """score = cap * tanh(score / cap)"""
-
-    cap: float
-
-
-ScoreMod = Softcap
-
-
-@dataclass(frozen=True)
-class Causal:
-    """Keeps key j for query i iff j <= i + offset; other scores become `fill`."""
-
-    offset: Offset = 0
-    fill: float = NEG_INF
-
-
-@dataclass(frozen=True)
-class SlidingWindow:
-    """Keeps key j for query i iff i + offset - left <= j <= i + offset + right (None: no bound); others become `fill`."""
-
-    left: int | None = None
-    right: int | None = None
-    offset: Offset = 0
-    fill: float = NEG_INF
-
-
-@dataclass(frozen=True)
-class BoolMask:
-    """A boolean tensor, true keeps, false becomes `fill`. `shape` broadcasts (right-aligned) to (*B, Hq, Sq, Skv)."""
-
-    shape: tuple[Dim, ...]
-    fill: float = NEG_INF
-
-
-@dataclass(frozen=True)
-class AddMask:
-    """A float tensor times `factor`, added. `shape` broadcasts (right-aligned) to (*B, Hq, Sq, Skv)."""
-
-    shape: tuple[Dim, ...]
-    dtype: DType = "f32"
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class TensorArg:
-    """A tensor that a term reads. `shape` broadcasts (right-aligned) to (*B, Hq, Sq, Skv)."""
-
-    shape: tuple[Dim, ...]
-    dtype: ElementType = "f32"
-
-    @property
-    def kind(self) -> Kind:
-        """What it is in a score expression."""
-        return "bool" if self.dtype == "bool" else "int" if self.dtype in ("i32", "i64") else "float"
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """The score becomes `expr` of itself, its position and small tensors (see expr.py): any mask, bias or function that no
-    other term names. `label` is a word for people, such as "document", and means nothing."""
-
-    expr: ScoreExpr
-    tensors: tuple[TensorArg, ...] = ()
-    label: str = field(default="elementwise", compare=False)
-
-    def __post_init__(self) -> None:
-        if kind_of(self.expr, [t.kind for t in self.tensors]) != "float":
-            raise ValueError("the expression of a score is not a float")
-        read = {leaf[1] for leaf in leaves(self.expr) if leaf[0] == "tensor"}
-        if read != set(range(len(self.tensors))):
-            raise ValueError(f"an expression reads tensors {sorted(read)} of {len(self.tensors)}")
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """K or V kept as integers: (stored - zero point) * scale, rounded once to the spec's type, as ONNX's DequantizeLinear does.
-
-    `shape` is that of the scale, which has the spec's type, and of the zero point, which has 8 bits with or without a sign like the
-    integers. It broadcasts
-    (right-aligned) to the operand as stored; along the head dim it may also have one number for every so many neighbours.
-    """
-
-    dtype: IntegerType = "i8"
-    shape: tuple[Dim, ...] = ()
-    zero_point: bool = False
-
-
-GRIDS = {"u8": (0, 255), "i8": (-128, 127), "u16": (0, 65535), "i16": (-32768, 32767)}
-"""The ends of the integers that probabilities are rounded to."""
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What happens to the normalised probabilities before they multiply V: each becomes (n - zero_point) * scale with the integer
-    n = saturate(round_half_even(p / scale) + zero_point), as ONNX's QuantizeLinear and DequantizeLinear make it; NaN becomes 0.
-    Raises ValueError for a scale that is not positive and finite, or a zero point that is not of the type."""
-
-    scale: float
-    zero_point: int = 0
-    dtype: str = "u8"
-
-    def __post_init__(self) -> None:
-        if self.dtype not in GRIDS:
-            raise ValueError(f"probabilities are rounded to {', '.join(GRIDS)}, not to {self.dtype}")
-        low, high = GRIDS[self.dtype]
-        if not (0 < self.scale < math.inf and low <= self.zero_point <= high):
-            raise ValueError(
-                f"a rounding with scale {self.scale} and zero point {self.zero_point} of type {self.dtype}"
-            )
-
-    @property
-    def most(self) -> int:
-        """The largest number of steps from 0."""
-        return GRIDS[self.dtype][1] - self.zero_point
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Keys and values are rows of two pools, as in a paged cache: key j of a batch row is row index[..., j] of either.
-
-    `rows` is how many a pool has: k is then (1.., Hkv, rows, D), v (1.., Hkv, rows, Dv), before their layouts. The index has
-    the shape (*B, Skv), and numbers from 0 to rows - 1.
-
-    With `head_rows`, all heads have one pool, k is (1.., 1, rows, D), and head h of the Hkv reads row index[..., j] + h *
-    head_rows.
-    """
-
-    rows: Dim
-    dtype: Literal["i32", "i64"] = "i64"
-    head_rows: int = 0
-
-
-MaskTerm = Causal | SlidingWindow | BoolMask | AddMask | Elementwise
-TensorMask = BoolMask | AddMask
 _TERMS: dict[str, type] = {
     c.__name__: c
     for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise, Quantized, Gathered, Rounding)
 }
-
-
-def term_tensors(term: MaskTerm) -> tuple[TensorArg, ...]:
-    """The tensors that a mask term reads, in operand order."""
-    match term:
-        case BoolMask():
-            return (TensorArg(term.shape, "bool"),)
-        case AddMask():
-            return (TensorArg(term.shape, term.dtype),)
-        case Elementwise():
-            return term.tensors
-    return ()
-
-
-def with_shapes(term: MaskTerm, change: Callable[[tuple[Dim, ...]], tuple[Dim, ...]]) -> MaskTerm:
-    """The term with the shapes of its tensors changed."""
-    if isinstance(term, (BoolMask, AddMask)):
-        return dataclasses.replace(term, shape=change(term.shape))
-    if isinstance(term, Elementwise):
-        tensors = tuple(dataclasses.replace(t, shape=change(t.shape)) for t in term.tensors)
-        return dataclasses.replace(term, tensors=tensors)
-    return term
-
-
-def never_empty(masks: Iterable[MaskTerm]) -> bool:
-    """Whether every row certainly keeps a key, whatever the lengths and the mask tensors."""
-    infinite = [m for m in masks if isinstance(m, (AddMask, Elementwise)) or m.fill == -math.inf]
-    return all(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset >= 0 for m in infinite)
 
 
 @dataclass(frozen=True)

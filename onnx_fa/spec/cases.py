@@ -97,50 +97,63 @@ def document(B: int, S: int) -> Elementwise:
     return Elementwise(("Where", keep, SCORE, ("f", NEG_INF)), tensors, "document")
 
 
+_BENCH: dict[str, Any] = {"batch": (1,), "Hq": 8, "Hkv": 8, "D": 64, "Dv": 64}
+
+
 def _cases() -> Iterator[Case]:
-    bench: dict[str, Any] = {"batch": (1,), "Hq": 8, "Hkv": 8, "D": 64, "Dv": 64}
+    yield from _prefill_cases()
+    yield from _decode_cases()
+    yield from _tuner_cases()
+    yield from _gpu_cases()
 
-    def table(name: str, title: str, *tags: str, S: int = 0, **changes: Any) -> Case:
-        lengths = {"Sq": S, "Skv": S} if S else {}
-        return case(name, "bench", "table", *tags, title=title, **bench | lengths | changes)
 
+def _in_table(name: str, title: str, *tags: str, S: int = 0, **changes: Any) -> Case:
+    """A row of the table of benchmarks; S: as many queries as keys."""
+    lengths = {"Sq": S, "Skv": S} if S else {}
+    return case(name, "bench", "table", *tags, title=title, **_BENCH | lengths | changes)
+
+
+def _prefill_cases() -> Iterator[Case]:
     h16: dict[str, Any] = {"Hq": 16, "Hkv": 16, "D": 128, "Dv": 128}
     for causal in (False, True):
         end, word = ("_causal", " causal") if causal else ("", "")
         masks: dict[str, Any] = {"masks": (Causal(),)} if causal else {}
         for s in (512, 1024, 2048, 4096, 8192):
             quick = ["quick"] * (s == 512) + ["tune"] * (s == 1024)
-            yield table(f"bench_s{s}{end}", f"B1 H8 S{s} D64{word}", *quick, S=s, **masks)
+            yield _in_table(f"bench_s{s}{end}", f"B1 H8 S{s} D64{word}", *quick, S=s, **masks)
         for s, name in ((1024, "bench_d128"), (4096, "bench_d128_s4096")):
             tags = ["tune"] * (s == 1024)
-            yield table(f"{name}{end}", f"B1 H16 S{s} D128{word}", *tags, S=s, **h16 | masks)
+            yield _in_table(f"{name}{end}", f"B1 H16 S{s} D128{word}", *tags, S=s, **h16 | masks)
     for s, name in ((4096, "bench_window"), (8192, "bench_window_s8192")):
         tags = ["tune"] * (s == 4096)
-        yield table(name, f"B1 H8 S{s} D64 window 256", *tags, S=s, masks=(SlidingWindow(256, 0),))
+        yield _in_table(name, f"B1 H8 S{s} D64 window 256", *tags, S=s, masks=(SlidingWindow(256, 0),))
     s = 1024
-    yield table("bench_alibi", f"B1 H8 S{s} D64 ALiBi causal", "quick", "tune", S=s, masks=(alibi(8), Causal()))
-    yield table("bench_softcap", f"B1 H8 S{s} D64 softcap", S=s, mods=(Softcap(20.0),))
-    yield table("bench_prefix", f"B1 H8 S{s} D64 prefix 256", S=s, masks=(prefix(256),))
-    yield table("bench_document", f"B1 H8 S{s} D64 {DOCUMENTS} documents", S=s, masks=(document(1, s),))
-    yield table("bench_t5", f"B1 H8 S{s} D64 T5 bias", "tune", S=s, scale=1.0, masks=(AddMask((1, 8, s, s)),))
-    yield table("bench_gqa8", f"B1 H32:4 S{s} D64 GQA causal", S=s, Hq=32, Hkv=4, masks=(Causal(),))
+    yield _in_table("bench_alibi", f"B1 H8 S{s} D64 ALiBi causal", "quick", "tune", S=s, masks=(alibi(8), Causal()))
+    yield _in_table("bench_softcap", f"B1 H8 S{s} D64 softcap", S=s, mods=(Softcap(20.0),))
+    yield _in_table("bench_prefix", f"B1 H8 S{s} D64 prefix 256", S=s, masks=(prefix(256),))
+    yield _in_table("bench_document", f"B1 H8 S{s} D64 {DOCUMENTS} documents", S=s, masks=(document(1, s),))
+    yield _in_table("bench_t5", f"B1 H8 S{s} D64 T5 bias", "tune", S=s, scale=1.0, masks=(AddMask((1, 8, s, s)),))
+    yield _in_table("bench_gqa8", f"B1 H32:4 S{s} D64 GQA causal", S=s, Hq=32, Hkv=4, masks=(Causal(),))
     evoformer = (AddMask((1, 128, 1, 1, 256)), AddMask((1, 1, 4, 256, 256)))
-    yield table(
+    yield _in_table(
         "bench_evoformer",
         "B1 N128 S256 H4 D32 Evoformer",
         "tune",
         S=256,
         **{"batch": (1, 128), "Hq": 4, "Hkv": 4, "D": 32, "Dv": 32, "masks": evoformer},
     )
+
+
+def _decode_cases() -> Iterator[Case]:
     decode: dict[str, Any] = {"Sq": 1, "Hq": 32, "D": 128, "Dv": 128}
     for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
         quick = ["quick", "tune"] * (skv == 2048)
-        yield table(
+        yield _in_table(
             f"bench_decode{end}", f"B1 H32 Sq1 Skv{skv} D128 decode", "decode", *quick, Skv=skv, **decode | {"Hkv": 32}
         )
     for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
         tags = ["tune"] * (skv == 8192)
-        yield table(
+        yield _in_table(
             f"bench_decode_gqa{end}",
             f"B1 H32:8 Sq1 Skv{skv} D128 decode",
             "decode",
@@ -150,7 +163,7 @@ def _cases() -> Iterator[Case]:
         )
     for hkv, heads in ((32, "H32"), (8, "H32:8")):
         skv, token = 8192, Quantized("i8", (1, hkv, 8192, 1))
-        yield table(
+        yield _in_table(
             f"bench_decode{'_gqa' if hkv == 8 else ''}_int8",
             f"B1 {heads} Sq1 Skv{skv} D128 decode, K and V int8",
             "decode",
@@ -158,18 +171,19 @@ def _cases() -> Iterator[Case]:
             **decode | {"Hkv": hkv, "k_quant": token, "v_quant": token},
         )
 
-    # Not in the table of benchmarks: for the tuner.
+
+def _tuner_cases() -> Iterator[Case]:
+    """Not in the table of benchmarks: for the tuner."""
     s1024 = {"Sq": 1024, "Skv": 1024}
-    yield case("bench_gqa", "bench", **bench | s1024 | {"Hkv": 2, "masks": (Causal(),)})
-    yield case("bench_add_mask", "bench", **bench | s1024 | {"masks": (AddMask((1, 1, 1, 1024)),)})
+    yield case("bench_gqa", "bench", **_BENCH | s1024 | {"Hkv": 2, "masks": (Causal(),)})
+    yield case("bench_add_mask", "bench", **_BENCH | s1024 | {"masks": (AddMask((1, 1, 1, 1024)),)})
     yield case(
         "bench_bert",
         "bench",
-        **bench | {"Sq": 512, "Skv": 512, "Hq": 12, "Hkv": 12, "masks": (BoolMask((1, 1, 1, 512)),)},
+        **_BENCH | {"Sq": 512, "Skv": 512, "Hq": 12, "Hkv": 12, "masks": (BoolMask((1, 1, 1, 512)),)},
     )
-    yield case("bench_vit", "bench", **bench | {"Sq": 197, "Skv": 197, "Hq": 12, "Hkv": 12})
-    yield case("bench_dynamic", "bench", "dynamic", **bench | {"Sq": "s", "Skv": "s"}, sizes=((("s", 1024),),))
-    yield from _gpu_cases()
+    yield case("bench_vit", "bench", **_BENCH | {"Sq": 197, "Skv": 197, "Hq": 12, "Hkv": 12})
+    yield case("bench_dynamic", "bench", "dynamic", **_BENCH | {"Sq": "s", "Skv": "s"}, sizes=((("s", 1024),),))
 
 
 def _gpu_cases() -> Iterator[Case]:

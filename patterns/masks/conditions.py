@@ -10,6 +10,7 @@ from onnx_fa.patterns.masks.elementwise import make_elementwise, name_function
 from onnx_fa.patterns.masks.expressions import TRUE, flatten, number
 from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.patterns.masks.sums import Linear
+from onnx_fa.patterns.masks.swallowing import swallows_scores
 from onnx_fa.spec.attention import BoolMask, Causal, Offset, SlidingWindow
 from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
 
@@ -26,7 +27,7 @@ def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float) -> list[Term]:
         whole = _read_as_tensor(reader, keep)
         if whole is not None:
             conditions = [whole]
-    huge = fill <= reader.swallows
+    huge = swallows_scores(fill, reader.dtype)
     result: list[Term] = []
     for c in conditions:
         bound = _bound_by_difference(reader, c, fill) if huge else None

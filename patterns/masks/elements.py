@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph.symbolic import placed_axis
+from onnx_fa.graph.axes import placed_axis
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.patterns.masks.algebra import Algebra
 from onnx_fa.patterns.masks.expressions import integer

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph.symbolic import placed_axes
+from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import Call, Const, Expr, NoMatch
 from onnx_fa.patterns.masks.elements import Untraceable, kind_of_value
 from onnx_fa.patterns.masks.expressions import parts, reads
-from onnx_fa.patterns.masks.swallowing import SWALLOWING_F16_FILL, SWALLOWING_F32_FILL
 from onnx_fa.patterns.masks.tracer import Leaf, Tracer
 from onnx_fa.spec.attention import Dim, ElementType, TensorArg
 from onnx_fa.spec.expr import K, Kind, Q, ScoreExpr
@@ -31,7 +30,6 @@ class Reader(Tracer):
     def __init__(self, view: GraphView, shape: tuple[Dim, ...], dtype: str, *, traces: bool = True) -> None:
         super().__init__(view, shape, dtype)
         self.dtype, self.traces = dtype, traces
-        self.swallows = SWALLOWING_F16_FILL if dtype == "f16" else SWALLOWING_F32_FILL
         self._given: dict[int, tuple[Expr, tuple[Dim, ...], ElementType]] = {}
 
     @staticmethod

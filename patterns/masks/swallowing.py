@@ -23,6 +23,11 @@ MAX_ORDINARY_BIAS = 1e15
 """A bias below this leaves a score so small that a fill still swallows it."""
 
 
+def swallows_scores(fill: float, dtype: str) -> bool:
+    """Whether a fill is as low as a mask's: no score of that type counts beside it."""
+    return fill <= (SWALLOWING_F16_FILL if dtype == "f16" else SWALLOWING_F32_FILL)
+
+
 def may_swallow(reader: Reader, low: float, before: Sequence[Term]) -> bool:
     """Whether any score plus `low` is `low`. A finite one on a score that is already masked would sink to -inf instead."""
     if low == -math.inf:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnx_fa.graph.symbolic import added, node_axis, placed_axis
+from onnx_fa.graph.axes import node_axis, placed_axis
+from onnx_fa.graph.dims import add_dims
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Cap, Expr, Nothing, Product, Scale, Step
 from onnx_fa.patterns.score.passthrough import is_noop
@@ -68,7 +69,7 @@ def _joined(parts: Sequence[Product], side: int, letter: str) -> Product | None:
         return None
     length: Dim | None = 0
     for s in shapes:
-        length = added(length, s[axis])
+        length = add_dims(length, s[axis])
     shape = (*shapes[0][:axis], length, *shapes[0][axis + 1 :])
     value = Call("Concat", tuple(p.operands[side] for p in parts), (("axis", axis),))
     pair: tuple[Expr, Expr] = (first.operands[1 - side], value)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnx_fa.graph.dims import Shape
 from onnx_fa.graph.ops import FUSED_MATMULS, attr_float, attr_int, op_of
-from onnx_fa.graph.symbolic import Shape
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Product
 from onnx_fa.patterns.operands.einsum import einsum_letters

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import node_axis, placed_axes
 from onnx_fa.graph.ops import op_of
-from onnx_fa.graph.symbolic import node_axis, placed_axes
 from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match import OperandChoice
 from onnx_fa.match.axes import Atom, product, regroup, size_of

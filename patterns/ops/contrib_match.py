@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match import Const, Expr, Guard, Match, NoMatch, Operands, Step, Term, build_match
+from onnx_fa.match import Const, Expr, Found, Guard, Match, NoMatch, Operands, Step, Term, build_match
 from onnx_fa.patterns.masks.layers import terms as mask_terms
 from onnx_fa.patterns.ops.exprs import HEADS_BEHIND, cast, columns, ints, op, per_row, reshape
 from onnx_fa.spec.attention import AddMask, BoolMask, Dim, Elementwise, TensorArg
@@ -43,16 +43,18 @@ def match_op(
     return build_match(
         view,
         mask_terms,
-        name=label,
-        op=op_of(node),
-        dtype=dtype,
-        operands=replace(o, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)),
-        steps=steps,
-        extra_terms=terms,
-        guard=guard,
-        output=node.outputs[0],
-        anchor=node,
-        presents=tuple(presents),
+        Found(
+            name=label,
+            op=op_of(node),
+            dtype=dtype,
+            operands=replace(o, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)),
+            steps=steps,
+            extra_terms=terms,
+            guard=guard,
+            output=node.outputs[0],
+            anchor=node,
+            presents=tuple(presents),
+        ),
     )
 
 

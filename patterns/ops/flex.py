@@ -13,6 +13,7 @@ from onnx_fa.match import (
     Cap,
     Const,
     Expr,
+    Found,
     Map,
     Match,
     NoMatch,
@@ -75,15 +76,17 @@ def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     return build_match(
         view,
         mask_terms,
-        name=label,
-        op="FlexAttention",
-        dtype=dtype,
-        operands=Operands(q_read, k_read, v_read, (b,), hq, k_read.heads, sq, skv, d, dv),
-        steps=steps,
-        extra_terms=extra,
-        guard="",
-        output=node.outputs[0],
-        anchor=node,
+        Found(
+            name=label,
+            op="FlexAttention",
+            dtype=dtype,
+            operands=Operands(q_read, k_read, v_read, (b,), hq, k_read.heads, sq, skv, d, dv),
+            steps=steps,
+            extra_terms=extra,
+            guard="",
+            output=node.outputs[0],
+            anchor=node,
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from onnx_fa.match import (
     Cap,
     Const,
     Expr,
+    Found,
     Match,
     NoMatch,
     OperandChoice,
@@ -94,8 +95,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     ]
     scores = _asked_scores(node)
     steps: list[Step] = [Scale(attr_float(node, "scale", inverse_root(operands.D)))]
-    cap = attr_float(node, "softcap", 0.0)
-    if cap > 0:
+    if (cap := attr_float(node, "softcap", 0.0)) > 0:
         steps.append(Cap(cap))
     extra: list[Term] = []
     if mask is not None:
@@ -110,17 +110,19 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     match = build_match(
         view,
         mask_terms,
-        name=label,
-        op="Attention",
-        dtype=dtype,
-        operands=operands,
-        steps=steps,
-        extra_terms=extra,
-        guard="zero",  # the op defines the output of a fully masked row as zero
-        output=node.outputs[0],
-        anchor=node,
-        presents=tuple(presents),
-        form="attention",
+        Found(
+            name=label,
+            op="Attention",
+            dtype=dtype,
+            operands=operands,
+            steps=steps,
+            extra_terms=extra,
+            guard="zero",  # the op defines the output of a fully masked row as zero
+            output=node.outputs[0],
+            anchor=node,
+            presents=tuple(presents),
+            form="attention",
+        ),
     )
     return match if scores is None else replace(match, scores=scores)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.ops import attr_int, op_of
-from onnx_fa.graph.symbolic import placed_axes
 from onnx_fa.graph.view import FLOATS, GraphView, axes_of
 from onnx_fa.spec.attention import Dim
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import placed_axis
 from onnx_fa.graph.ops import attr_int, op_of
-from onnx_fa.graph.symbolic import placed_axis
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
 from onnx_fa.patterns.softmax import rows

@@ -14,11 +14,12 @@ from typing import TypeGuard
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import node_axis, placed_axis
 from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.dead_code import sweep
+from onnx_fa.graph.dims import Shape
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
-from onnx_fa.graph.symbolic import Shape, node_axis, placed_axis
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
 from onnx_fa.spec.attention import Dim

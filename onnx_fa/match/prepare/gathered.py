@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import node_axis
+from onnx_fa.graph.dims import multiply_dims
 from onnx_fa.graph.ops import attr_int
-from onnx_fa.graph.symbolic import multiplied, node_axis
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, Match
 from onnx_fa.spec.attention import Dim, Gathered
@@ -88,7 +89,7 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
         page, keys = before[at + 1], at + batch  # type: ignore[assignment]
         if not _merges(whole, shape, keys) or page < 1:
             return None
-    rows = multiplied(before[at], page)
+    rows = multiply_dims(before[at], page)
     if rows is None:
         return None
     value: Expr = pool
@@ -127,7 +128,7 @@ def _pool_by_heads(view: GraphView, operand: Expr, layout: tuple[int, ...], batc
         return None
     _, heads, page, width = before
     assert isinstance(heads, int) and isinstance(page, int)
-    rows = multiplied(before[0], heads * page)
+    rows = multiply_dims(before[0], heads * page)
     if rows is None or page < 1:
         return None
     value = Call("Reshape", (pool, Const(np.asarray([*[1] * (batch + 1), -1, width], np.int64))))

@@ -1,0 +1,151 @@
+"""Which dims of two products are which: the keys, the queries, the head dims of K and V, and equal ones by one name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_fa.graph.symbolic import known
+from onnx_fa.graph.view import GraphView
+from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, product
+from onnx_fa.match.frames import Frames
+from onnx_fa.match.types import NoMatch, Product, Weighting
+from onnx_fa.spec.attention import Dim
+
+
+def is_unit(p: Product, side: int, letter: str) -> bool:
+    return p.shapes[side][p.letters[side].index(letter)] == 1
+
+
+def name_atoms(p: Product, at: ir.Node) -> dict[str, Atom]:
+    """An atom for every letter that is not of size one. Raises NoMatch for batch dims that are not provably equal."""
+    atoms: dict[str, Atom] = {}
+    for letter in dict.fromkeys("".join(p.letters)):
+        dims = [p.shapes[i][p.letters[i].index(letter)] for i in (0, 1) if letter in p.letters[i]]
+        if letter in p.out and len(dims) == 2:
+            wide = [d for d in dims if d != 1]
+            if len(wide) == 2 and (wide[0] is None or wide[0] != wide[1]):
+                batch = [
+                    [s[i] for i, x in enumerate(t) if x in p.out[:-2]] for s, t in zip(p.shapes, p.letters, strict=True)
+                ]
+                raise NoMatch(f"the batch dims of Q {batch[0]} and K {batch[1]} are not provably equal", at)
+            dims = wide
+        size = best_name(dims, f"{at.name}_{letter}")
+        if size != 1:
+            atoms[letter] = Atom(letter, size)
+    return atoms
+
+
+def best_name(dims: Sequence[Dim | None], other: str) -> Dim:
+    """Of sizes that are equal, a number, or else the first that someone named; 1 for no sizes."""
+    if not dims:
+        return 1
+    some = [d for d in dims if d is not None]
+    numbers = [d for d in some if isinstance(d, int)]
+    named = [d for d in some if known(d)]
+    return (numbers or named or some or [other])[0]
+
+
+def find_side_of_keys(qk: Product, atoms: dict[str, Atom], keys: Sequence[Atom], at: ir.Node) -> int:
+    """Which operand of the product is K: the one that alone has the axis of the softmax."""
+    free = []
+    for side in (0, 1):
+        mine, other = (set(qk.letters[i]) for i in (side, 1 - side))
+        free.append(
+            {a for x in mine if x in atoms and (x not in other or is_unit(qk, 1 - side, x)) for a in atoms[x].leaves()}
+        )
+    if not keys:  # a single key: the operand that has nothing else of its own
+        return 1 if not free[1] or free[0] else 0
+    for side in (1, 0):
+        if set(keys) <= free[side]:
+            return side
+    raise NoMatch("the softmax is over another axis than the keys", at)
+
+
+def find_queries(frames: Frames, free: set[Atom], letters: Sequence[Atom]) -> list[Atom]:
+    """The queries: of Q's own dims the one next to the keys, else the last."""
+    second = set(leaves(frames.softmax[-2])) if len(frames.softmax) > 1 else set()
+    if not second:
+        return []  # a single query
+    own = [x for x in letters if x.leaves() and set(x.leaves()) <= free]
+    near = [x for x in own if second & set(x.leaves())]
+    best = (near or own)[-1:]
+    return [a for x in best for a in x.leaves()]
+
+
+def name_value_axes(
+    view: GraphView, weighting: Weighting, frames: Frames, keys: list[Atom]
+) -> tuple[list[Axis], list[Axis], list[Atom]]:
+    """The axes of V, of the product with V, and V's own atoms."""
+    pv, side = weighting.product, weighting.side
+    p_letters, v_letters = pv.letters[side], pv.letters[1 - side]
+    v_shape = pv.shapes[1 - side]
+    if len(frames.prob) != len(p_letters):
+        raise NoMatch("the rank of the probabilities is not that of the score", pv.node)
+    of: dict[str, Axis] = {x: leaves(a) for x, a in zip(p_letters, frames.prob, strict=True)}
+    contracted = [x for x in p_letters if x not in pv.out]
+    if [a for x in contracted for a in of[x]] != list(keys) or len(contracted) != 1:
+        raise NoMatch(
+            "the probabilities are not the left operand of the matmul with V, or it sums over another axis than the keys",
+            pv.node,
+        )
+    axes: list[Axis] = []
+    own: list[Atom] = []
+    for letter, dim in zip(v_letters, v_shape, strict=True):
+        if letter not in p_letters:
+            atom = Atom(letter, best_name([dim], f"{pv.node.name}_{letter}"))
+            own += [atom] if dim != 1 else []
+            of[letter] = [atom] if dim != 1 else []
+            axes.append(of[letter])
+        elif letter in contracted:
+            if (len(keys) == 1 and isinstance(dim, int)) or (len(keys) == 1 and not known(keys[0].size) and known(dim)):
+                assert dim is not None
+                keys[0].size = dim  # the product with V makes them equal
+            axes.append(of[letter])
+        elif dim == 1:
+            axes.append([])
+        elif not of[letter]:  # the probabilities broadcast: one more dim of V's own
+            own.append(Atom(letter, best_name([dim], f"{pv.node.name}_{letter}")))
+            of[letter] = own[-1:]
+            axes.append(of[letter])
+        else:
+            have = of[letter]
+            p_dim = pv.shapes[side][p_letters.index(letter)]
+            if dim is None or (not has_size(have, dim) and dim != p_dim):
+                batch = [
+                    [s[i] for i, x in enumerate(t) if x in pv.out[:-2]]
+                    for s, t in zip(pv.shapes, pv.letters, strict=True)
+                ]
+                raise NoMatch(
+                    f"the batch dims of the probabilities {batch[side]} and V {batch[1 - side]} are not provably equal",
+                    pv.node,
+                )
+            axes.append(have)
+    return axes, [of[x] for x in pv.out], own
+
+
+def merge_sizes(at: ir.Node, name: str, atoms: Sequence[Atom]) -> Dim:
+    number, symbols = product(atoms)
+    if not symbols:
+        return number
+    return next(iter(symbols)) if number == 1 and symbols.total() == 1 else f"{at.name}_{name}"
+
+
+def add_unit_groups(
+    groups: tuple[Group, ...], frames: Frames, grouped: bool, *operands: Sequence[Axis]
+) -> tuple[Group, ...]:
+    """The leading groups with unit dims among them, where the score has them and Q and K too."""
+    lead = [leaves(a) for a in frames.softmax[:-2]]
+    rank = len(frames.softmax)
+    if rank < 3 or any(len(o) != rank for o in operands) or len(lead) < len(groups):
+        return groups
+    real = [g for g in groups if g.atoms]
+    if [a for a in lead if a] != [list(g.atoms) for g in real]:
+        return groups
+    rest = iter(real)
+    spread = [next(rest) if axis else Group("", (), 1) for axis in lead]
+    if grouped and spread[-1] is not groups[-1]:
+        return groups  # K has no such dim: it must stay the head
+    sizes = [(g.atoms, g.size) for g in spread]
+    return (*(Group(f"b{i}", a, n) for i, (a, n) in enumerate(sizes[:-1])), Group("h", *sizes[-1]))

@@ -1,0 +1,166 @@
+"""Steps on a score become a scale, modifications and mask terms, each in the one way that it is written here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from onnx_fa.graph.view import GraphView
+from onnx_fa.match.types import (
+    AddTerm,
+    Cap,
+    Const,
+    Expr,
+    Factor,
+    Map,
+    MaskRule,
+    NoMatch,
+    Nothing,
+    Regroup,
+    Scale,
+    Select,
+    Step,
+    Term,
+)
+from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Elementwise, ScoreMod, SlidingWindow, Softcap
+from onnx_fa.spec.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
+
+_MAX_FILL = -1e4
+"""What masked scores must become at most."""
+_MAX_F32 = 3.4028234663852886e38
+"""Of the finite numbers of type f32."""
+
+
+def fold_steps(
+    view: GraphView, mask: MaskRule, steps: Sequence[Step], shape: tuple[Dim, ...], dtype: str, at: ir.Node
+) -> tuple[float, tuple[ScoreMod, ...], list[Term]]:
+    scale = 1.0
+    mods: list[ScoreMod] = []
+    terms: list[Term] = []
+    for step in _simplify_steps(view, steps):
+        match step:
+            case Nothing():
+                pass
+            case Regroup():
+                raise NoMatch("axes of the score are moved", step.node)
+            case Scale(factor):
+                if not math.isfinite(factor):
+                    raise NoMatch("a scale is not finite", at)
+                if mods or not all(_may_scale_before(t, factor) for t in terms):
+                    terms.append(Term(Elementwise(("Mul", SCORE, ("f", factor)), label="scale")))
+                else:
+                    scale *= factor
+                    terms = [_scale_term(t, factor) for t in terms]
+            case Cap(cap):
+                if not cap > 0:
+                    raise NoMatch("a softcap that is not positive", at)
+                if mods or terms:
+                    capped = ("Mul", ("Tanh", ("Div", SCORE, ("f", cap))), ("f", cap))
+                    terms.append(Term(Elementwise(capped, label="softcap")))
+                else:
+                    mods.append(Softcap(cap))
+            case Factor(value, divide):
+                factor_of = ("Div" if divide else "Mul", SCORE, ("tensor", 0))
+                terms += mask(view, Map(factor_of, (value,), "scale"), shape, dtype)
+            case AddTerm() | Select() | Map():
+                terms += mask(view, step, shape, dtype, terms)
+    return scale, tuple(mods), terms
+
+
+def _simplify_steps(view: GraphView, steps: Sequence[Step]) -> list[Step]:
+    """The steps that do something, each in the one way that it is written here, however the graph spelled it."""
+    rest: list[Step] = []
+    for step in steps:
+        if isinstance(step, AddTerm):
+            number = view.scalar(step.value) if isinstance(step.value, ir.Value) else None
+            if number is not None and math.isfinite(number):
+                step = Map(("Add", SCORE, ("f", number * step.factor)), label="add")
+        rest += _split_into_links(step) if isinstance(step, Map) else [] if isinstance(step, Nothing) else [step]
+    i = 0
+    while i + 1 < len(rest):  # c * tanh(x), wherever its factors stand, is a softcap c * tanh(c * x / c)
+        step, after = rest[i], rest[i + 1]
+        if isinstance(step, Map) and step.expr == ("Tanh", SCORE) and isinstance(after, Scale) and after.factor:
+            rest[i : i + 2] = [Scale(after.factor), Cap(abs(after.factor))]
+        i += 1
+    return rest
+
+
+def _split_into_links(step: Map) -> list[Step]:
+    """A function that reads the score once, as a chain of functions of one op each; factors as scales."""
+    expr = step.expr
+    if expr == SCORE:
+        return []
+    at = [i for i, a in enumerate(expr[1:], 1) if isinstance(a, tuple) and SCORE in leaves(a)]
+    if len(at) != 1 or sum(leaf == SCORE for leaf in leaves(expr)) != 1:
+        return [step]
+    inner, outer = expr[at[0]], (*expr[: at[0]], SCORE, *expr[at[0] + 1 :])
+    match outer:
+        case ("Neg", _):
+            link: Step = Scale(-1.0)
+        case ("Mul", ("f", factor), _) | ("Mul", _, ("f", factor)):
+            link = Scale(factor)
+        case ("Div", ("score",), ("f", factor)) if factor:
+            link = Scale(1.0 / factor)
+        case ("Add", _, ("f", 0.0)):
+            link = Nothing()
+        case _:
+            link = _part_of(step, outer)
+    kinds = [_kind_of_operand(v) for v in step.values]
+    try:
+        if inner != SCORE and kind_of(inner, kinds) != "float":
+            return [step]
+    except ValueError:
+        return [step]
+    return [*_split_into_links(_part_of(step, inner)), *([] if isinstance(link, Nothing) else [link])]
+
+
+def _part_of(step: Map, expr: ScoreExpr) -> Map:
+    """A part of a step's expression, with the tensors that it reads."""
+    read = sorted({leaf[1] for leaf in leaves(expr) if leaf[0] == "tensor"})
+    renumbered = substitute(expr, lambda leaf: ("tensor", read.index(leaf[1])) if leaf[0] == "tensor" else leaf)
+    return Map(renumbered, tuple(step.values[i] for i in read), step.label if expr == step.expr else "elementwise")
+
+
+def _kind_of_operand(value: Expr) -> Kind:
+    """What an operand is in a score expression, float where that is not known."""
+    dtype = value.dtype if isinstance(value, ir.Value) else None
+    if isinstance(value, Const):
+        dtype = ir.DataType.from_numpy(value.array.dtype)
+    if dtype == ir.DataType.BOOL:
+        return "bool"
+    return "int" if dtype in (ir.DataType.INT32, ir.DataType.INT64) else "float"
+
+
+def _may_scale_before(term: Term, factor: float) -> bool:
+    """Whether scaling the score before this term, and the term with it, is the same as scaling behind it."""
+    t = term.term
+    if isinstance(t, (BoolMask, Causal, SlidingWindow)) and t.fill != -math.inf:
+        # Else it would no longer be a mask, or become -inf, which a row without keys shows.
+        return factor > 0 and -_MAX_F32 <= t.fill * factor <= _MAX_FILL
+    return factor > 0 and not isinstance(t, Elementwise)
+
+
+_MAX_PRODUCT = {"f16": 1e3}
+"""A product of Q and K is below this before it is scaled, 1e30 in other types."""
+
+
+def tighten_causal(terms: list[Term], scale: float, dtype: str) -> list[Term]:
+    """A causal mask that always leaves key 0, and is alone, gives masked keys a probability of exactly zero whatever its fill,
+    unless the scale makes scores of the fill's size: then -inf says the same, and whole blocks may be skipped."""
+    if len(terms) == 1 and isinstance(terms[0].term, Causal):
+        mask = terms[0].term
+        is_beyond = mask.fill <= -_MAX_PRODUCT.get(dtype, 1e30) * abs(scale)
+        if isinstance(mask.offset, int) and mask.offset >= 0 and is_beyond:
+            return [Term(replace(mask, fill=-math.inf))]
+    return terms
+
+
+def _scale_term(term: Term, factor: float) -> Term:
+    t = term.term
+    if isinstance(t, AddMask):
+        return Term(replace(t, factor=t.factor * factor), term.operands)
+    assert not isinstance(t, Elementwise)
+    return Term(replace(t, fill=t.fill * factor), term.operands)

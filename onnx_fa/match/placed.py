@@ -1,0 +1,123 @@
+"""Tensors of steps, sinks and factors, as they broadcast to the canonical dims of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnx_fa.graph.view import GraphView
+from onnx_fa.match.axes import Axis, Group, Sources, leaves, run_time_size
+from onnx_fa.match.frames import Frames
+from onnx_fa.match.types import AddTerm, Call, Expr, Factor, Map, NoMatch, Operands, Patterns, Regroup, Select, Step
+
+
+@dataclass
+class Site:
+    """Everything about one site's dims."""
+
+    operands: Operands
+    groups: tuple[Group, ...]
+    """The score's canonical dims (b.., h, s, t)."""
+    sources: Sources
+    frames: Frames
+    plain: bool
+    """No step moves axes: whatever broadcasts to the score broadcasts to the canonical dims."""
+    keys_sure: bool
+    """K and V have provably equal lengths: then what broadcasts with the score has that many keys, or one."""
+
+
+def place_steps(
+    view: GraphView, patterns: Patterns, site: Site, steps: Sequence[Step], dtype: str | None
+) -> list[Step]:
+    """The steps without those that move axes, their tensors as they broadcast to the canonical dims."""
+    result: list[Step] = []
+    for step, axes in zip(steps, site.frames.steps, strict=True):
+        if isinstance(step, Regroup):
+            continue
+        if isinstance(step, Map) and _reads_position(step.expr) and not _is_aligned(site, axes, 2):
+            raise NoMatch("a score function reads positions of axes that are moved afterwards")
+        placed = _change_tensors(step, _make_fit(view, patterns, site, axes))
+        result.append(_expand_keys(view, patterns, site, axes, placed, dtype))
+    return result
+
+
+def _change_tensors(step: Step, change: Callable[[Expr], Expr]) -> Step:
+    match step:
+        case AddTerm() | Factor():
+            return replace(step, value=change(step.value))
+        case Select():
+            return replace(step, keep=change(step.keep))
+        case Map():
+            return replace(step, values=tuple(change(v) for v in step.values))
+    return step
+
+
+def _expand_keys(
+    view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis], step: Step, dtype: str | None
+) -> Step:
+    """The step with a mask expanded along the keys, where the length that the mask names is not known to be theirs.
+
+    It is that length or one: the product with V fixes how many keys the score has behind the mask, and K how many before it.
+    """
+    keys = site.groups[-1]
+    symbolic = site.keys_sure and isinstance(keys.size, str) and len(keys.atoms) == 1
+    if dtype is None or not symbolic or not _is_aligned(site, axes, 1) or not isinstance(step, (AddTerm, Select, Map)):
+        return step
+
+    def wide(value: Expr) -> Expr:
+        shape = view.shape(value) if isinstance(value, ir.Value) else None
+        if not shape or shape[-1] in (1, keys.size):
+            return value
+        count = run_time_size(list(keys.atoms), site.sources)
+        return Call("Expand", (value, count), shape=(*shape[:-1], keys.size))
+
+    expanded = _change_tensors(step, wide)
+    if expanded == step:
+        return step
+    try:
+        patterns.mask(view, step, tuple(g.size for g in site.groups), dtype)
+    except NoMatch:
+        return expanded
+    return step
+
+
+def place_at_softmax(site: Site, value: Expr | None) -> Expr | None:
+    """A tensor that broadcasts to the softmax's rows (…, 1), as it broadcasts to the canonical dims."""
+    if value is None or _is_aligned(site, site.frames.given, len(site.frames.given)):
+        return value
+    raise NoMatch("a sink on a softmax whose axes are moved")
+
+
+def place_on_probabilities(view: GraphView, patterns: Patterns, site: Site, value: Expr) -> Expr:
+    """A tensor that broadcasts to the softmax's result, as it broadcasts to the canonical dims."""
+    return _make_fit(view, patterns, site, site.frames.given)(value)
+
+
+def _make_fit(view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis]) -> Callable[[Expr], Expr]:
+    def fit(value: Expr) -> Expr:
+        shape = view.shape(value) if isinstance(value, ir.Value) else None
+        if site.plain:
+            return value
+        if shape is not None:
+            while shape and shape[0] == 1:
+                shape = shape[1:]
+            if _is_aligned(site, axes, len(shape)):
+                return value
+        return patterns.place(view, value, axes, site.groups, site.sources)
+
+    return fit
+
+
+def _is_aligned(site: Site, axes: Sequence[Axis], last: int) -> bool:
+    """Whether the last axes are the canonical ones."""
+    if last > len(axes) or last > len(site.groups):
+        return False
+    return all([leaves(axes[-i]) == list(site.groups[-i].atoms) for i in range(1, last + 1)])
+
+
+def _reads_position(expr: object) -> bool:
+    if not isinstance(expr, tuple):
+        return False
+    return expr[0] in ("q", "k") or any(_reads_position(x) for x in expr[1:])

@@ -1,0 +1,52 @@
+"""Who else reads the scores of a site: with such a reader they would be computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
+
+_MAX_NODES_AWAY = 100
+"""So many nodes away from the scores, they are taken to be used for something else."""
+
+
+def reader_elsewhere(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> ir.Node | None:
+    """A node that reads the scores, or what is made of them, for something else than the sites with these outputs or another
+    softmax. With such a reader the scores would be computed twice, and once as a whole."""
+    inside = {qk}
+    stack = [p for o in outputs if (p := o.producer()) is not None]
+    while stack:
+        node = stack.pop()
+        if node in inside:
+            continue
+        inside.add(node)
+        stack += [p for i in node.inputs if i is not None and view.depends(i, qk) and (p := i.producer()) is not None]
+    for node in inside:
+        for value in node.outputs:
+            if value in outputs:
+                continue
+            if value.is_graph_output():
+                return node
+            for user in view.users(value):
+                if user not in inside and _is_for_something_else(view, user):
+                    return user
+    return None
+
+
+def _is_for_something_else(view: GraphView, node: ir.Node) -> bool:
+    """Whether a node leads to a graph output, or far away, without another softmax between."""
+    seen, stack = {node}, [node]
+    while stack:
+        node = stack.pop()
+        if op_of(node) in ("Softmax", "LogSoftmax", "Exp"):
+            continue
+        for value in node.outputs:
+            if value.is_graph_output() or len(seen) > _MAX_NODES_AWAY:
+                return True
+            new = [u for u in view.users(value) if u not in seen]
+            seen.update(new)
+            stack += new
+    return False

@@ -1,0 +1,281 @@
+"""From the probabilities of a softmax down to every product with V: what is peeled off them, in which order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
+from onnx_fa.match.shown import only_shows
+from onnx_fa.match.types import (
+    AddTerm,
+    After,
+    Anchor,
+    Behind,
+    Expr,
+    Guard,
+    Map,
+    NoMatch,
+    Nothing,
+    Patterns,
+    Product,
+    Scale,
+    Select,
+    Step,
+    Weighting,
+)
+from onnx_fa.match.walk_up import _MAX_LAYERS
+from onnx_fa.spec.attention import Rounding
+
+
+@dataclass(frozen=True)
+class _Peeled:
+    """What was peeled off the probabilities so far."""
+
+    prob: ir.Value
+    guard: Guard = ""
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
+    keys: tuple[Expr, ...] = ()
+    steps: tuple[Step, ...] = ()
+    drops: tuple[Select, ...] = ()
+    cut: bool = False
+    regroups: tuple[ir.Node, ...] = ()
+    rounding: Rounding | None = None
+    weights: Expr | None = None
+    shown: tuple[ir.Value, ...] = ()
+
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        """What makes the probabilities others than those of the softmax."""
+        return self.guard, self.wrap, self.keys, self.steps, self.drops, self.cut, self.rounding
+
+
+def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behind]:
+    """From the probabilities to every product with V that reads them."""
+    return _walk_behind(view, anchor, patterns, _Peeled(anchor.prob), None)
+
+
+def _walk_behind(
+    view: GraphView, anchor: Anchor, patterns: Patterns, state: _Peeled, only: ir.Node | None, depth: int = 0
+) -> list[Behind]:
+    if depth > _MAX_LAYERS:
+        raise NoMatch(f"the probabilities branch more than {_MAX_LAYERS} times before the matmul with V", only)
+    while True:
+        prob = state.prob
+        users = [only] if only is not None else [u for u in view.users(prob) if u not in anchor.inside]
+        if only is None:
+            further = [u for u in users if not only_shows(view, prob, u)]
+            if prob.is_graph_output() or 0 < len(further) < len(users):
+                state, users = _showing(anchor, state, further), further
+        only = None
+        if not users:
+            raise NoMatch("the softmax result is not used")
+        after = next((a for layer in patterns.after if (a := layer(view, anchor, prob, users)) is not None), None)
+        if after is not None:
+            _check_deferred(anchor, after)
+            new = _add_layer(state, after)
+            if state.shown and new.meaning[:1] + new.meaning[3:] != state.meaning[:1] + state.meaning[3:]:
+                raise NoMatch("the probabilities are an output, and are changed before they multiply V", users[0])
+            state = new
+            continue
+        joined = patterns.joined_values(view, prob, users, patterns.product)
+        if joined is not None:
+            return [_before_product(anchor, state, joined)]
+        _name_combined(view, users)
+        if len(users) > 1:
+            return _walk_branches(view, anchor, patterns, state, users, depth + 1)
+        return [_at_product(view, anchor, patterns, state, users[0])]
+
+
+def _showing(anchor: Anchor, state: _Peeled, further: Sequence[ir.Node]) -> _Peeled:
+    """The state with probabilities that are an output too. Raises NoMatch where they are not what multiplies V."""
+    if not further:
+        raise NoMatch("the softmax result is a graph output")
+    if anchor.row_sum is not None or anchor.unscaled:
+        raise NoMatch("the exponentials are a graph output before they are divided by their sum")
+    if state.wrap or state.keys or state.weights is not None or state.rounding is not None:
+        raise NoMatch("the probabilities are a graph output after they are multiplied by a factor or rounded")
+    if state.regroups:
+        raise NoMatch("the probabilities are a graph output after their axes are moved", state.regroups[-1])
+    return replace(state, shown=(*state.shown, state.prob))
+
+
+def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
+    """Raises NoMatch for the weighted difference of two softmaxes that could not be parted (`distribute`)."""
+    for user in users:
+        for value in (user.outputs[0], *(u.outputs[0] for u in view.users(user.outputs[0]))):
+            node = view.producer(value, "Sub", "Add")
+            if node is not None and op_of(user) in ("Sub", "Add", "Mul") and all(_from_softmax(i) for i in node.inputs):
+                what = "the probabilities of two softmaxes are combined (differential attention)"
+                raise NoMatch(f"{what}, and not each of them is an attention by itself", node)
+
+
+def _from_softmax(value: ir.Value | None) -> bool:
+    """Whether a softmax makes the value, or one of the factors of a product of few."""
+    stack, seen = [value], {value}
+    while stack and len(seen) <= _MAX_LAYERS:
+        node = value.producer() if (value := stack.pop()) is not None else None
+        if node is not None and op_of(node) == "Softmax":
+            return True
+        above = [i for i in dict.fromkeys(node.inputs) if i not in seen] if node and op_of(node) == "Mul" else []
+        seen.update(above)
+        stack += above
+    return False
+
+
+def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _Peeled, node: ir.Node) -> Behind:
+    pv = patterns.product(view, node.outputs[0])
+    if pv is None:
+        raise NoMatch(f"the softmax result feeds {op_of(node)}, not a matmul with V", node)
+    return _before_product(anchor, state, pv)
+
+
+def _before_product(anchor: Anchor, state: _Peeled, pv: Product) -> Behind:
+    node = pv.node
+    sides = [i for i, x in enumerate(pv.operands) if x is state.prob]
+    if len(sides) != 1:
+        raise NoMatch("the probabilities are multiplied by themselves", node)
+    if anchor.column and not state.cut:
+        raise NoMatch("the column of the sink is not cut off before the matmul with V", node)
+    if anchor.unscaled and not state.steps:
+        raise NoMatch("exponentials are not divided by their sum", node)
+    weighting = Weighting(pv, sides[0], state.prob, state.regroups)
+    if state.wrap and not keeps_rows(weighting):
+        raise NoMatch("the axes move between a factor on the probabilities and the matmul with V", node)
+    return Behind(
+        weighting,
+        state.guard,
+        state.wrap,
+        state.keys,
+        state.steps,
+        state.drops,
+        state.rounding,
+        state.weights,
+        state.shown,
+    )
+
+
+def keeps_rows(weighting: Weighting) -> bool:
+    """Whether the product with V has the axes of the probabilities, but for that of the keys, where V's own stands."""
+    out, letters = weighting.product.out, weighting.product.letters[weighting.side]
+    if weighting.regroups or len(out) != len(letters):
+        return False
+    return all(x == y or (x not in out and y not in letters) for x, y in zip(letters, out, strict=True))
+
+
+def _walk_branches(
+    view: GraphView, anchor: Anchor, patterns: Patterns, state: _Peeled, users: list[ir.Node], depth: int
+) -> list[Behind]:
+    """Every reader must lead to a matmul with V of its own: then each is a site, and nothing else needs the probabilities."""
+    found: list[Behind] = []
+    for user in users:
+        try:
+            found += _walk_behind(view, anchor, patterns, state, user, depth)
+        except NoMatch as e:
+            others = ", ".join(u.name or u.op_type for u in users[:3])
+            why = f"the probabilities are read by several nodes ({others}), and not only to multiply V: {e.reason}"
+            raise NoMatch(why, e.node or user) from e
+    return found
+
+
+def _check_deferred(anchor: Anchor, after: After) -> None:
+    """Raises NoMatch for what happens to exponentials and not to the sum that the product with V is divided by later."""
+    if anchor.row_sum is None:
+        return
+    node = after.value.producer()
+    if after.step is not None:
+        raise NoMatch(
+            "exponentials are masked and divided by their sum, and the product with V by that of all keys", node
+        )
+    if after.guard and not anchor.floored:
+        raise NoMatch("exponentials are guarded against NaN, and the sum that divides the product with V is not", node)
+
+
+def _add_layer(state: _Peeled, after: After) -> _Peeled:
+    """The state behind one more layer. Raises NoMatch for layers whose order matters and cannot be kept."""
+    node = after.value.producer()
+    weighted = state.weights is not None
+    if weighted and (after.weights is not None or after.drop is not None):
+        raise NoMatch("the probabilities are multiplied by two tensors with values per query and key", node)
+    if after.weights is not None and (state.rounding is not None or state.drops):
+        raise NoMatch("the probabilities are changed before they are multiplied by values per query and key", node)
+    if after.guard == "guarded" and state.steps:
+        raise NoMatch("probabilities that are masked and divided anew may be NaN, which a guard turns into zero", node)
+    if after.guard and (state.wrap or state.keys or weighted):
+        raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", node)
+    if after.guard == "zero" and state.steps:
+        raise NoMatch("a guard for empty rows asks for the scores as they were before they were masked anew", node)
+    if after.step is not None and (state.wrap or state.keys or state.drops or weighted):
+        raise NoMatch("probabilities are changed before they are masked and divided anew", node)
+    if after.cut and state.cut:
+        raise NoMatch("the probabilities are sliced twice", node)
+    if after.rounding is not None and (state.wrap or state.keys or weighted or state.rounding is not None):
+        raise NoMatch("the probabilities are changed before they are rounded", node)
+    if state.rounding is not None and (after.guard or after.step is not None or after.drop is not None):
+        raise NoMatch("the probabilities are masked or guarded after they are rounded", node)
+    placed = after.cut or after.rows or after.keys or after.weights or after.step or after.drop or after.guard == "zero"
+    if placed and state.regroups:
+        raise NoMatch("the axes of the probabilities are moved before they are changed", node)
+    return replace(
+        state,
+        prob=after.value,
+        guard=_combine_guards(state.guard, after),
+        wrap=state.wrap if after.rows is None else (*state.wrap, after.rows),
+        keys=state.keys if after.keys is None else (*state.keys, after.keys),
+        steps=state.steps if after.step is None else (*state.steps, after.step),
+        drops=state.drops if after.drop is None else (*state.drops, after.drop),
+        cut=state.cut or after.cut,
+        regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
+        rounding=after.rounding or state.rounding,
+        weights=after.weights or state.weights,
+    )
+
+
+def _combine_guards(before: Guard, after: After) -> Guard:
+    """What is left of rows without keys behind one more layer."""
+    if after.step is not None:
+        return ""  # an empty row is 0 / 0 after a new division
+    return "guarded" if before == "guarded" else after.guard or before  # NaN of any kind stays zero
+
+
+def apply_drops(steps: Sequence[Step], behind: Behind, anchor: Anchor) -> tuple[list[Step], Guard]:
+    """The steps and the guard once probabilities of masked keys are also set to zero behind the softmax.
+
+    Behind the same mask on the score that is exact: a masked key's probability is zero already, unless its whole row is
+    masked, and then every probability of the row becomes zero. Raises NoMatch where the score has another mask.
+    """
+    if not behind.drops:
+        return list(steps), behind.guard
+    first = behind.drops[0]
+    if any((d.keep, d.inverted) != (first.keep, first.inverted) for d in behind.drops):
+        raise NoMatch("probabilities are set to zero by different masks", behind.weighting.product.node)
+    masks = [i for i, s in enumerate(steps) if isinstance(s, (Select, AddTerm, Map))]
+    mask = steps[masks[0]] if len(masks) == 1 else None
+    if not isinstance(mask, Select) or (mask.keep, mask.inverted) != (first.keep, first.inverted):
+        raise NoMatch(
+            "probabilities are set to zero by a mask that the score does not have as its only mask",
+            behind.weighting.product.node,
+        )
+    # Behind a softcap or the like the fill would not reach the softmax as it is.
+    after = steps[masks[0] + 1 :]
+    if any(not isinstance(s, (Scale, Nothing)) for s in after):
+        raise NoMatch("a score function stands between the mask and the softmax", behind.weighting.product.node)
+    factor = math.prod(s.factor for s in after if isinstance(s, Scale))
+    fill = mask.fill * factor if factor else 0.0
+    if not fill <= (-6e4 if anchor.score.dtype == ir.DataType.FLOAT16 else -1e37):
+        raise NoMatch(
+            f"masked scores become {fill:g}, so a masked key may have a probability", behind.weighting.product.node
+        )
+    lowest = -65504.0 if anchor.score.dtype == ir.DataType.FLOAT16 else -3.4028234663852886e38
+    if anchor.row_sum is not None and not anchor.floored and fill < lowest:
+        raise NoMatch(
+            "a row without keys is zero before the matmul with V, and its sum, which divides the product, is NaN",
+            behind.weighting.product.node,
+        )
+    new = list(steps)
+    new[masks[0]] = replace(mask, fill=math.copysign(math.inf, mask.fill))  # -inf once the factors have been applied
+    return new, behind.guard or "zero"
