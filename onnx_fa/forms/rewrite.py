@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Literal, overload
+from dataclasses import dataclass, field, replace
+from typing import overload
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms import attention as standard
-from onnx_fa.forms import blocked, decomposed
+from onnx_fa.forms import decomposed
 from onnx_fa.forms import int8_qk as int8
-from onnx_fa.forms.integers import dequantized, redirect_moves, written_out
+from onnx_fa.forms.integers import redirect_moves
 from onnx_fa.forms.realise import realise, release_inputs
+from onnx_fa.forms.replace import Form, Site, replace_site
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.forms.site_passes import site_passes
-from onnx_fa.forms.unchanged import is_same_value, nodes_between
 from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.dead_code import sweep
 from onnx_fa.graph.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.graph.normalise import infer_shapes
-from onnx_fa.graph.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match import NUMPY, Expr, Match, find_sites
+from onnx_fa.match import Match, find_sites
 from onnx_fa.match.misses import Miss
 from onnx_fa.match.prepare.distribute import distribute
 from onnx_fa.match.prepare.functions import inline_attention
 from onnx_fa.match.prepare.gathered import from_pools
 from onnx_fa.patterns import PATTERNS
-from onnx_fa.spec.attention import AttentionSpec
 
-Form = Literal["decomposed", "attention", "blocked", "site"]
+__all__ = ["FORMS", "PATTERNS", "Form", "Site", "explain", "find", "rewrite", "rewrite_in_place", "shown_words"]
+
 FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
-_EMITTERS = {"decomposed": decomposed.emit, "attention": standard.emit, "blocked": blocked.emit}
 
 
 @overload
@@ -115,20 +111,67 @@ def shown_words(match: Match) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Site:
-    """One rewritten site inside the model: what the stock road's pattern is made from.
+@dataclass
+class _Rewriting:
+    """A model while its sites are written, one after the other."""
 
-    `operands` are the values that the new nodes read, in the spec's order; `nodes` the new nodes of the site itself. `plain` is
-    what lies behind the dequantisation of K and V, where the form begins with one.
-    """
+    model: ir.Model
+    opset: int
+    form: Form
+    int8_qk: bool
+    misses: list[Miss]
+    taken: set[str]
+    """Names of values and nodes."""
+    reports: list[SiteReport] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = field(default_factory=dict)
+    """Constants that sites of a graph share."""
+    replaced: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    """What became of values: a site may read what another site made."""
+    dead: list[ir.Node] = field(default_factory=list)
+    """Swept last: another site may still read what lies inside this one."""
+    written_outs: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
 
-    name: str
-    spec: AttentionSpec
-    operands: tuple[ir.Value, ...]
-    output: ir.Value
-    nodes: tuple[ir.Node, ...]
-    plain: Site | None = None
+    def write_site(self, name: str, match: Match) -> None:
+        """Replaces one site, or says why it stays."""
+        form = self.form
+        written = match.anchor.metadata_props.get(decomposed.FORM_KEY)
+        stays = match.keep or form == match.form == "attention" or form == written
+        lossy = self.int8_qk and not match.keep and int8.fits(match.spec)
+        if stays and not lossy:
+            self.reports.append(SiteReport(name, match.op, written or match.form, match.spec))
+            return
+        producer = match.output.producer()
+        graph = producer.graph if producer is not None else None
+        assert isinstance(graph, ir.Graph)
+        builder = OnnxBuilder(graph, self.opset, name, self.taken, self.consts.setdefault(graph, {}))
+        builder.for_onnxruntime = form != "site"
+        try:
+            if form == "site" and graph is not self.model.graph:
+                replace_site(builder, match, "decomposed", name, self.replaced, self.dead)
+                why = "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"
+                self.misses.append(Miss(name, match.op, why))
+                return
+            if lossy:
+                operands = [realise(builder, e, self.replaced) for e in match.operands]
+                spec, rounded = int8.quantised(builder, match.spec, operands)
+                match = replace(match, spec=spec, operands=rounded)
+            self.sites.append(replace_site(builder, match, form, name, self.replaced, self.dead))
+        except UnsupportedError as e:
+            release_inputs(builder.nodes)
+            self.misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
+            return
+        self.written_outs += builder.written
+        loss = "int8 QK" if lossy else ""
+        self.reports.append(SiteReport(name, match.op, form, match.spec, lossy=loss, beside=shown_words(match)))
+
+    def sweep(self) -> None:
+        """Removes what nobody reads any more."""
+        sweep(self.dead)
+        left = [p for source, _ in self.written_outs if (p := source.producer()) is not None]
+        for graph in redirect_moves(self.written_outs, self.model.functions, self.taken):
+            graph.sort()
+        sweep(left)
 
 
 def rewrite_in_place(
@@ -138,7 +181,6 @@ def rewrite_in_place(
     statistics as further results, which not every target's kernels have."""
     view, matches, misses = find(model, form)
     plan: list[Match] = []
-    reports: list[SiteReport] = []
     for match in matches:
         refusal = _refusal(match, form, view.opset)
         if refusal is not None:
@@ -148,153 +190,21 @@ def rewrite_in_place(
             match = replace(match, spec=replace(match.spec, stats=(*match.spec.stats, "lse")))
         plan.append(from_pools(view, match) if form == "site" else match)
     names = _unique_names([m.name for m in plan])
-    taken = names_in(model)
+    rewriting = _Rewriting(model, view.opset, form, int8_qk, misses, names_in(model))
     unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept
-    consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = {}
-    replaced: dict[ir.Value, ir.Value] = {}  # a site may read what another site made
-    dead: list[ir.Node] = []  # swept last: another site may still read what lies inside this one
-    sites: list[Site] = []
-    written_outs: list[tuple[ir.Value, ir.Value]] = []
     for name, match in zip(names, plan, strict=True):
-        written = match.anchor.metadata_props.get(decomposed.FORM_KEY)
-        stays = match.keep or form == match.form == "attention" or form == written
-        producer = match.output.producer()
-        graph = producer.graph if producer is not None else None
-        lossy = int8_qk and not match.keep and int8.fits(match.spec)
-        if stays and not lossy:
-            reports.append(SiteReport(name, match.op, written or match.form, match.spec))
-            continue
-        assert isinstance(graph, ir.Graph)
-        builder = OnnxBuilder(graph, view.opset, name, taken, consts.setdefault(graph, {}))
-        builder.for_onnxruntime = form != "site"
-        try:
-            if form == "site" and graph is not model.graph:
-                _replace(builder, match, "decomposed", name, replaced, dead)
-                why = "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"
-                misses.append(Miss(name, match.op, why))
-                continue
-            if lossy:
-                spec, operands = int8.quantised(
-                    builder, match.spec, [realise(builder, e, replaced) for e in match.operands]
-                )
-                match = replace(match, spec=spec, operands=operands)
-            sites.append(_replace(builder, match, form, name, replaced, dead))
-        except UnsupportedError as e:
-            release_inputs(builder.nodes)
-            misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
-            continue
-        written_outs += builder.written
-        report = SiteReport(
-            name, match.op, form, match.spec, lossy="int8 QK" if lossy else "", beside=shown_words(match)
-        )
-        reports.append(report)
-    sweep(dead)
-    left = [p for source, _ in written_outs if (p := source.producer()) is not None]
-    for graph in redirect_moves(written_outs, model.functions, taken):
-        graph.sort()
-    sweep(left)
-    if form == "site" and sites:
+        rewriting.write_site(name, match)
+    rewriting.sweep()
+    if form == "site" and rewriting.sites:
         model.opset_imports[DOMAIN] = 1
         model.graph.opset_imports[DOMAIN] = 1
-    if form == "blocked" and sites and (model.ir_version or 4) < 4:
+    if form == "blocked" and rewriting.sites and (model.ir_version or 4) < 4:
         model.ir_version = 4  # before, onnxruntime knows no initializer that only a subgraph reads and that is no input
-    if consts:
-        for graph in consts:
+    if rewriting.consts:
+        for graph in rewriting.consts:
             _drop_unused_initializers(graph, keep=unused)
         infer_shapes(model)  # types and shapes of the new nodes
-    return RewriteReport(tuple(reports), tuple(misses)), sites
-
-
-def _replace(
-    b: OnnxBuilder, match: Match, form: Form, name: str, replaced: dict[ir.Value, ir.Value], dead: list[ir.Node]
-) -> Site:
-    """Puts the site's new nodes before the node that made its output, and redirects the readers.
-
-    `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
-    nobody reads any more. Raises UnsupportedError when the form cannot hold the spec or the model's opset lacks an op of it: the
-    graph is as it was, and the builder's nodes are to be let go.
-    """
-    operands = tuple(realise(b, e, replaced) for e in match.operands)
-    if form != "site":
-        operands = tuple(written_out(b, x) for x in operands)
-    presents = [(old, realise(b, e, replaced)) for old, e in match.presents]
-    before = behind = len(b.nodes)
-    spec, numbers = match.spec, operands
-    if form == "decomposed" and spec != spec.plain:
-        spec, numbers = dequantized(b, spec, operands)
-        behind = len(b.nodes)
-    if form == "site":
-        attrs = {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())}
-        outs = b.ops_of(DOMAIN, OP_TYPE, operands, attrs, len(match.spec.results))
-        node = b.nodes[-1]
-        node.name = name
-        for x, (shape, dtype) in zip(outs, match.spec.results, strict=True):
-            x.type, x.shape = ir.TensorType(ir.DataType.from_numpy(np.dtype(NUMPY[dtype]))), ir.Shape(shape)
-        outs[0].type = match.output.type
-    else:
-        outs = _EMITTERS[form](b, spec, numbers)
-    inner, core = tuple(b.nodes[before:]), tuple(b.nodes[behind:])
-
-    def wrapped(source: int, wraps: Iterable[Callable[[Expr], Expr]]) -> ir.Value:
-        value = outs[source]
-        for wrap in wraps:
-            value = realise(b, wrap(value), replaced)
-        return value
-
-    out = wrapped(0, match.wrap)
-    presents += [(f.value, wrapped(f.source, f.wrap)) for f in match.further]
-    old = match.output
-    if match.scores is not None:
-        presents.append((match.scores[0], decomposed.scores(b, spec, numbers, match.scores[1])))
-    if match.probabilities:
-        # A kernel's log-sum-exp, that is: onnxruntime's ReduceLogSumExp is -inf where a row begins with a masked key and the other
-        # scores are below -104.
-        told = form == "site" and "lse" in spec.stats and decomposed.told_by_lse(spec)
-        lse = outs[1 + spec.stats.index("lse")] if told else None
-        shown = decomposed.probabilities(b, spec, numbers, lse)
-        for further in match.probabilities:
-            value = shown
-            for wrap in further.wrap:
-                value = realise(b, wrap(value), replaced)
-            presents.append((further.value, b.op("Identity", value) if value is shown and presents else value))
-    same = not match.wrap and not presents and match.spec == match.spec.plain and is_same_value(out, old, set(operands))
-    if form != "site" and same:
-        release_inputs(b.nodes)
-        return Site(name, match.spec, operands, old, nodes_between(old, set(operands)))
-    b.check()
-    producer = old.producer()
-    assert producer is not None
-    made = {o for n in b.nodes for o in n.outputs}
-    # A result that is an existing value gets a node of its own, so that it can carry the old one's name.
-    results = [(was, new if new in made else b.op("Identity", new)) for was, new in ((old, out), *presents)]
-    # Further outputs may be read before whatever stands behind the replaced node.
-    _insert(match.anchor if presents else producer, b.nodes)
-    for was, new in results:
-        _take_over(b, was, new)
-        replaced[was] = new
-    shared = (*match.further, *match.probabilities)
-    if shared:  # what they are made from may stand behind the first of their readers
-        assert isinstance(b.graph, ir.Graph)
-        b.graph.sort()
-        dead += [p for f in shared if (p := f.value.producer()) is not None]
-    # What `written_out` has replaced has no readers, and onnxruntime's optimiser would move a DequantizeLinear through it still.
-    dead += [producer, *b.nodes]
-    plain = Site(name, spec, numbers, results[0][1], core) if spec is not match.spec else None
-    return Site(name, match.spec, operands, results[0][1], inner, plain)
-
-
-def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
-    assert before.graph is not None
-    before.graph.insert_before(before, nodes)
-
-
-def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
-    """`new` stands where `old` stood, with its name, type and shape, also as a graph output."""
-    name = old.name
-    new.type, new.shape = old.type or new.type, old.shape or new.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name = b.name("replaced")
-    new.name = name
+    return RewriteReport(tuple(rewriting.reports), tuple(misses)), rewriting.sites
 
 
 def _is_unused(value: ir.Value) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.graph.symbolic import known
+from onnx_fa.graph.dims import known
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, product
 from onnx_fa.match.frames import Frames

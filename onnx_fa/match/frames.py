@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.ops import op_of
-from onnx_fa.graph.symbolic import placed_axes
 from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match.axes import Axis, leaves, regroup, split_atom, spread_atom
 from onnx_fa.match.types import NoMatch, Regroup, Step, Weighting

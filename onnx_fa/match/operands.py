@@ -105,7 +105,8 @@ def _group_lead(
     # Heads are what only Q has, because K and V are shared by groups of them; else the last dim that both have.
     grouped = [a for a in lead if a not in in_k and isinstance(a.size, int)]
     shared = [a for a in lead if a in in_k and a in in_q]
-    head = (grouped or shared or [None])[-1]
+    candidates = grouped or shared
+    head = candidates[-1] if candidates else None
     batch = [a for a in lead if a is not head]
     groups: tuple[Group, ...] = (
         *(Group(f"b{i}", (a,), a.size) for i, a in enumerate(batch)),

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnx_fa.graph.dims import known
 from onnx_fa.graph.ops import op_of
-from onnx_fa.graph.symbolic import known
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.types import (
     AddTerm,

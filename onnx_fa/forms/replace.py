@@ -1,0 +1,179 @@
+"""One site of a graph replaced by its form: new nodes before the old ones, and readers redirected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.forms import attention as standard
+from onnx_fa.forms import blocked, decomposed
+from onnx_fa.forms.integers import dequantized, written_out
+from onnx_fa.forms.realise import realise, release_inputs
+from onnx_fa.forms.unchanged import is_same_value, nodes_between
+from onnx_fa.graph.builder import OnnxBuilder
+from onnx_fa.graph.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.match import NUMPY, Expr, Match
+from onnx_fa.spec.attention import AttentionSpec
+
+Form = Literal["decomposed", "attention", "blocked", "site"]
+_EMITTERS = {"decomposed": decomposed.emit, "attention": standard.emit, "blocked": blocked.emit}
+
+
+@dataclass(frozen=True)
+class Site:
+    """One rewritten site inside the model: what the stock road's pattern is made from.
+
+    `operands` are the values that the new nodes read, in the spec's order; `nodes` the new nodes of the site itself. `plain` is
+    what lies behind the dequantisation of K and V, where the form begins with one.
+    """
+
+    name: str
+    spec: AttentionSpec
+    operands: tuple[ir.Value, ...]
+    output: ir.Value
+    nodes: tuple[ir.Node, ...]
+    plain: Site | None = None
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a form has written of a site."""
+
+    outs: Sequence[ir.Value]
+    """The output and, where the form has them, row statistics."""
+    spec: AttentionSpec
+    """What the form was written of: without integers, where the form begins with their dequantisation."""
+    operands: tuple[ir.Value, ...]
+    """Those of `spec`."""
+    nodes: tuple[ir.Node, ...]
+    core: tuple[ir.Node, ...]
+    """The nodes behind the dequantisation."""
+
+
+def replace_site(
+    b: OnnxBuilder, match: Match, form: Form, name: str, replaced: dict[ir.Value, ir.Value], dead: list[ir.Node]
+) -> Site:
+    """Puts the site's new nodes before the node that made its output, and redirects the readers.
+
+    `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
+    nobody reads any more. Raises UnsupportedError when the form cannot hold the spec or the model's opset lacks an op of it: the
+    graph is as it was, and the builder's nodes are to be let go.
+    """
+    operands = tuple(realise(b, e, replaced) for e in match.operands)
+    if form != "site":
+        operands = tuple(written_out(b, x) for x in operands)
+    presents = [(old, realise(b, e, replaced)) for old, e in match.presents]
+    written = _write_form(b, match, form, name, operands)
+    out = _wrap(b, written.outs[0], match.wrap, replaced)
+    presents += [(f.value, _wrap(b, written.outs[f.source], f.wrap, replaced)) for f in match.further]
+    _write_scores(b, match, form, written, presents, replaced)
+    old, spec = match.output, match.spec
+    same = not match.wrap and not presents and spec == spec.plain and is_same_value(out, old, set(operands))
+    if form != "site" and same:
+        release_inputs(b.nodes)
+        return Site(name, spec, operands, old, nodes_between(old, set(operands)))
+    b.check()
+    made = {o for n in b.nodes for o in n.outputs}
+    # A result that is an existing value gets a node of its own, so that it can carry the old one's name.
+    results = [(was, new if new in made else b.op("Identity", new)) for was, new in ((old, out), *presents)]
+    _redirect_readers(b, match, results, replaced, dead)
+    result = results[0][1]
+    plain = Site(name, written.spec, written.operands, result, written.core) if written.spec is not spec else None
+    return Site(name, spec, operands, result, written.nodes, plain)
+
+
+def _write_form(b: OnnxBuilder, match: Match, form: Form, name: str, operands: tuple[ir.Value, ...]) -> _Written:
+    before = behind = len(b.nodes)
+    spec, numbers = match.spec, operands
+    if form == "decomposed" and spec != spec.plain:
+        spec, numbers = dequantized(b, spec, operands)
+        behind = len(b.nodes)
+    outs = _write_node(b, match, name, operands) if form == "site" else _EMITTERS[form](b, spec, numbers)
+    return _Written(outs, spec, numbers, tuple(b.nodes[before:]), tuple(b.nodes[behind:]))
+
+
+def _write_node(b: OnnxBuilder, match: Match, name: str, operands: tuple[ir.Value, ...]) -> Sequence[ir.Value]:
+    """The site as one node that carries its spec, for the kernel that will stand there."""
+    attrs = {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())}
+    outs = b.ops_of(DOMAIN, OP_TYPE, operands, attrs, len(match.spec.results))
+    node = b.nodes[-1]
+    node.name = name
+    for x, (shape, dtype) in zip(outs, match.spec.results, strict=True):
+        x.type, x.shape = ir.TensorType(ir.DataType.from_numpy(np.dtype(NUMPY[dtype]))), ir.Shape(shape)
+    outs[0].type = match.output.type
+    return outs
+
+
+def _wrap(
+    b: OnnxBuilder, value: ir.Value, wraps: Iterable[Callable[[Expr], Expr]], replaced: dict[ir.Value, ir.Value]
+) -> ir.Value:
+    for wrap in wraps:
+        value = realise(b, wrap(value), replaced)
+    return value
+
+
+def _write_scores(
+    b: OnnxBuilder,
+    match: Match,
+    form: Form,
+    written: _Written,
+    presents: list[tuple[ir.Value, ir.Value]],
+    replaced: dict[ir.Value, ir.Value],
+) -> None:
+    """Adds to `presents` the scores and the probabilities that are outputs too: they are computed a second time."""
+    spec = written.spec
+    if match.scores is not None:
+        presents.append((match.scores[0], decomposed.scores(b, spec, written.operands, match.scores[1])))
+    if not match.probabilities:
+        return
+    # A kernel's log-sum-exp, that is: onnxruntime's ReduceLogSumExp is -inf where a row begins with a masked key and the other
+    # scores are below -104.
+    told = form == "site" and "lse" in spec.stats and decomposed.told_by_lse(spec)
+    lse = written.outs[1 + spec.stats.index("lse")] if told else None
+    shown = decomposed.probabilities(b, spec, written.operands, lse)
+    for further in match.probabilities:
+        value = _wrap(b, shown, further.wrap, replaced)
+        presents.append((further.value, b.op("Identity", value) if value is shown and presents else value))
+
+
+def _redirect_readers(
+    b: OnnxBuilder,
+    match: Match,
+    results: Sequence[tuple[ir.Value, ir.Value]],
+    replaced: dict[ir.Value, ir.Value],
+    dead: list[ir.Node],
+) -> None:
+    """Inserts the new nodes; whoever read the first of a pair of `results` reads the second."""
+    producer = match.output.producer()
+    assert producer is not None
+    # Further outputs may be read before whatever stands behind the replaced node.
+    _insert(match.anchor if len(results) > 1 else producer, b.nodes)
+    for was, new in results:
+        _take_over(b, was, new)
+        replaced[was] = new
+    shared = (*match.further, *match.probabilities)
+    if shared:  # what they are made from may stand behind the first of their readers
+        assert isinstance(b.graph, ir.Graph)
+        b.graph.sort()
+        dead += [p for f in shared if (p := f.value.producer()) is not None]
+    # What `written_out` has replaced has no readers, and onnxruntime's optimiser would move a DequantizeLinear through it still.
+    dead += [producer, *b.nodes]
+
+
+def _insert(before: ir.Node, nodes: list[ir.Node]) -> None:
+    assert before.graph is not None
+    before.graph.insert_before(before, nodes)
+
+
+def _take_over(b: OnnxBuilder, old: ir.Value, new: ir.Value) -> None:
+    """`new` stands where `old` stood, with its name, type and shape, also as a graph output."""
+    name = old.name
+    new.type, new.shape = old.type or new.type, old.shape or new.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name = b.name("replaced")
+    new.name = name
