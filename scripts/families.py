@@ -1,4 +1,4 @@
-"""Exports every model family in every way, rewrites it, compares, and writes docs/families.md.
+"""Exports every model family in every way, rewrites it, compares, and writes docs/results/families.md.
 
 python scripts/families.py [processes]
 """
@@ -14,7 +14,7 @@ from onnx_fa.models import families
 from onnx_fa.models.family_check import CASES, EXPORTS, Outcome, evaluate_all
 from onnx_fa.tables import markdown_table
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "families.md"
 PACKAGES = ("torch", "transformers", "onnxscript", "onnxruntime")
 
 
@@ -28,7 +28,7 @@ def main(processes: int) -> int:
 
 
 def page(found: list[Outcome]) -> str:
-    """The whole of docs/families.md."""
+    """The whole of docs/results/families.md."""
     usable = [o for o in found if not o.failure]
     have, want = sum(o.sites for o in usable), sum(map(_sites, usable))
     versions = ", ".join(f"{p} {metadata.version(p)}" for p in PACKAGES)

@@ -1,6 +1,6 @@
-"""Runs every Attention node test of the onnx package and writes the table docs/node-tests.md.
+"""Runs every Attention node test of the onnx package and writes the table docs/results/node-tests.md.
 
-python scripts/node_tests.py [-o docs/node-tests.md]
+python scripts/node_tests.py [-o docs/results/node-tests.md]
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def row(case: NodeCase, folder: Path) -> tuple[str, str, str, str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "node-tests.md")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "results" / "node-tests.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         rows = [row(case, Path(tmp)) for _, case in sorted(cases().items())]

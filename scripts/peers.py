@@ -1,6 +1,7 @@
 """Which spellings of attention are found: by this package, by onnxscript's fusions and by ONNX Runtime's optimizers, in one run.
 
-    python scripts/peers.py [--csv benchmarks/spellings.csv] [--page docs/spellings.md] [--only GROUP] [--limit SECONDS] [--jobs N]
+    python scripts/peers.py [--csv benchmarks/spellings.csv] [--page docs/results/spellings.md] [--only GROUP] [--limit SECONDS]
+        [--jobs N]
 
 Every spelling of `tests/spelling_table.py` is offered to every contestant bare and, where its operands allow, inside a transformer
 block (projections before it, output projection and norm behind it; post-norm and pre-norm). A contestant has found it when an
@@ -351,7 +352,7 @@ def page(rows: list[tuple[Entry, dict[str, Answer]]]) -> str:
     ]
     return f"""# Spellings of attention, and who finds them
 
-Written by `scripts/peers.py`; details in [benchmarks/spellings.csv](../benchmarks/spellings.csv). {versions}.
+Written by `scripts/peers.py`; details in [benchmarks/spellings.csv](../../benchmarks/spellings.csv). {versions}.
 
 Every spelling is offered bare and, where its operands allow, inside a transformer block; the better answer counts for the others,
 the bare one for onnx_fa. onnxscript: `optimize_for_ort`, its SDPA fusion alone, and `onnx_fusions`; onnxruntime.transformers:
@@ -387,7 +388,7 @@ def _write(rows: list[tuple[Entry, dict[str, Answer]]], table: Path, text: Path)
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--csv", type=Path, default=ROOT / "benchmarks" / "spellings.csv")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "spellings.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "results" / "spellings.md")
     parser.add_argument("--only", default="", help="a group of spellings")
     parser.add_argument(
         "--limit", type=float, default=60.0, help="seconds without an answer before a contestant is ended"

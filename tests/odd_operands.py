@@ -91,7 +91,7 @@ def comparable(
     spec: AttentionSpec, operands: Sequence[Array], results: Sequence[Array], lossy: str = ""
 ) -> tuple[AttentionSpec, list[Array], list[Array]]:
     """What a kernel's results are compared as: a spec, its operands and the results, changed where infinities and NaN of the
-    reference say less than they seem (docs/variants.md). Results that are as the reference says stay as they are. `lossy` as in
+    reference say less than they seem (docs/reference/variants.md). Results that are as the reference says stay so. `lossy` as in
     Kernel."""
     made = [np.asarray(x) for x in results]
     with np.errstate(all="ignore"):

@@ -161,7 +161,7 @@ def check(seed: int) -> str:
             continue
         have = run(new, masks.feeds, optimise=False)[0]
         if not _equal(want, have):
-            # onnxruntime's Max and Min of int64 are not ONNX's (docs/onnxruntime-bugs.md, integer_max): then ONNX's own count.
+            # onnxruntime's Max and Min of int64 are not ONNX's (docs/developer/onnxruntime-bugs.md): then ONNX's own count.
             assert _has_bounds(model), f"{seed}, {form}"
             with np.errstate(all="ignore"):
                 defined = ReferenceEvaluator(model).run(None, masks.feeds)[0]

@@ -22,7 +22,7 @@ from tests.cases import CASES, Case
 from tests.cli_process import run_main
 
 ROOT = Path(__file__).resolve().parent.parent
-SCHEMA = json.loads((ROOT / "docs" / "report.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "docs" / "reference" / "report.schema.json").read_text())
 
 
 def cli(*args: object, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,5 @@
-"""Every onnxruntime bug that has a reproducer is still there. A test that fails here is good news: see docs/onnxruntime-bugs.md for
-the guard that can go."""
+"""Every onnxruntime bug that has a reproducer is still there. A test that fails here is good news:
+docs/developer/onnxruntime-bugs.md names the guard that can go."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from ort_run import Array, run, session
 
 FOLDER = Path(__file__).parent / "onnxruntime_bugs"
-PAGE = FOLDER.parents[1] / "docs" / "onnxruntime-bugs.md"
-REPAIRED = "this onnxruntime no longer has the bug: its guard (docs/onnxruntime-bugs.md) can go"
+PAGE = FOLDER.parents[1] / "docs" / "developer" / "onnxruntime-bugs.md"
+REPAIRED = "this onnxruntime no longer has the bug: its guard (docs/developer/onnxruntime-bugs.md) can go"
 X = np.array([[-3, 2, -1], [4, -5, 6]])
 
 

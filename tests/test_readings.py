@@ -1,4 +1,4 @@
-"""Differences in numbers that are not finite (docs/architecture.md), and that nothing else passes for one."""
+"""Differences in numbers that are not finite (docs/developer/architecture.md), and that nothing else passes for one."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_compiled(tmp_path: Path) -> None:
 
 
 def test_a_row_of_nan_stays_nan_whatever_is_dropped() -> None:
-    """The one difference that weights make (docs/architecture.md): a Where that drops every key of such a row makes it zero."""
+    """What weights change (docs/developer/architecture.md): a Where that drops every key of such a row makes it zero."""
     model = MODELS["drop"]()
     given = feeds(model)
     given["q"][0, 0, 0] = np.nan

@@ -1,4 +1,7 @@
-"""Which case shows which variant of attention, and what carries it: writes docs/variants.md (`python -m tests.variant_table`)."""
+"""Which case shows which variant of attention, and what carries it.
+
+`python -m tests.variant_table` writes docs/reference/variants.md.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.spec.target import parse_target
 from tests.cases import BY_NAME
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "variants.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "variants.md"
 TARGET = parse_target("cpu-avx512")
 
 VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -144,11 +147,11 @@ GRAPHS: dict[str, tuple[str, str]] = {
     ),
     "f32 through one product of tf32 (`--tf32`, CUDA)": (
         "tests/test_triton_kernel.py",
-        "only where asked for, with a tolerance of its own: gpu.md; `verify` prints the error",
+        "only where asked for, with a tolerance of its own: [GPUs](../guide/gpus.md); `verify` prints the error",
     ),
     "f32, f16 and bf16 through products of bf16 (`--bf16-dot`, AVX512_BF16)": (
         "tests/test_dot_body.py",
-        "only where asked for, with a tolerance of its own: performance.md; `verify` prints the error",
+        "only where asked for, with a tolerance of its own: [performance](../results/performance.md); `verify` prints the error",
     ),
     "f64": (
         "tests/test_kernel.py",
@@ -207,7 +210,7 @@ def _row(variant: str, names: tuple[str, ...]) -> str:
 
 
 def page() -> str:
-    """The text of docs/variants.md."""
+    """The text of docs/reference/variants.md."""
     lines = ["| variant | cases | body | dispatches |", "| --- | --- | --- | --- |"]
     for group, variants in VARIANTS.items():
         lines.append(f"| **{group}** | | | |")

@@ -149,7 +149,7 @@ class CaseResult:
 
 
 def expected_seconds(case: Case, plan: Plan) -> float:
-    """A guess of how long a case takes, from the machine of docs/performance.md: 150 GFLOP/s, stock IREE a third of it, 2 s to
+    """How long a case may take, from the machine of docs/results/performance.md: 150 GFLOP/s, stock IREE a third of it, 2 s to
     start torch."""
     spec = case.bound()[0]
     sizes = [d for d in (*spec.batch, spec.Hq, spec.Sq, spec.Skv) if isinstance(d, int)]

@@ -3,7 +3,7 @@ integers.
 
 Forms write DequantizeLinear only behind the QuantizeLinear of probabilities, and where it has a block_size. onnxruntime's optimiser
 moves any other through Transpose and Reshape, or makes an integer product of it, and what comes of that may be wrong, not load, not
-run, or end the process (docs/onnxruntime-bugs.md). The numbers are the same to the last bit: integers and their differences are
+run, or end the process (docs/developer/onnxruntime-bugs.md). The numbers are the same to the last bit: integers and differences are
 exact, only the product with the scale rounds.
 """
 

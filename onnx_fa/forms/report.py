@@ -1,4 +1,4 @@
-"""What a rewrite found and did: the content of `--report` JSON (schema: docs/report.schema.json)."""
+"""What a rewrite found and did: the content of `--report` JSON (schema: docs/reference/report.schema.json)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class OnnxBuilder:
         """A constant to multiply a tensor by whose last dim is `width`.
 
         A float64 stands there `width` times: onnxruntime's optimiser makes a float32 of one number next to a MatMul
-        (`docs/onnxruntime-bugs.md`).
+        (`docs/developer/onnxruntime-bugs.md`).
         """
         return self.const(np.full((width,) if kind is np.float64 else (), number, kind))
 

@@ -301,7 +301,7 @@ STACK_BYTES = 131072 - 4096
 
 _TILING = "--iree-opt-data-tiling"
 _PACKED_BOOL = "expected padding_value has 'i8' but got: 'i1'"
-"""The compiler's error where a boolean tensor is read behind a matmul in packed layout (docs/iree-bugs.md): packing is left out."""
+"""The compiler's error for a boolean that is read behind a matmul in packed layout (docs/developer/iree-bugs.md)."""
 
 _ELIDE = ("--mlir-elide-resource-strings-if-larger=64", "--mlir-elide-elementsattrs-if-larger=64")
 """Keeps weights out of dumped IR; they are in the module all the same."""

@@ -90,7 +90,7 @@ def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
             raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
     text: str = module.get_asm(assume_verified=True)
     used = {k.name: k.text for k in kernels.values()}
-    # Kernels come first: IREE lowers no store to a global that is defined behind the function that stores (docs/iree-bugs.md).
+    # Kernels come first: IREE lowers no store to a global that is defined behind the function (docs/developer/iree-bugs.md).
     start = re.search(r"^module.*\{\n", text, re.M)
     assert start is not None
     return text[: start.end()] + "\n".join(used.values()) + "\n" + text[start.end() :]

@@ -81,7 +81,7 @@ def _may_end_the_process(model: ir.Model) -> bool:
 
 
 def _ends_the_process(path: Path) -> str:
-    """What happens to a process that loads the model; "" where it lives (docs/onnxruntime-bugs.md, moved_into_a_loop)."""
+    """What happens to a process that loads the model; "" where it lives (docs/developer/onnxruntime-bugs.md, moved_into_a_loop)."""
     load = "import sys, onnxruntime; onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
     command = [sys.executable, "-c", load, str(path)]
     done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)

@@ -34,7 +34,7 @@ SENTENCES = (
 """What the model with real weights is given; the first two mean nearly the same."""
 SEEDS = 1
 STOCK_FLAGS = (("--iree-opt-data-tiling", "--iree-llvmcpu-stack-allocation-limit=131072"),)
-"""Stock IREE's best flags for whole models on CPU, as measured (docs/performance.md)."""
+"""Stock IREE's best flags for whole models on CPU, as measured (docs/results/performance.md)."""
 
 
 def main(argv: list[str]) -> int:

@@ -222,7 +222,7 @@ def _has_wide_attention(model: onnx.ModelProto) -> bool:
 
 def _odd_keepdims(model: onnx.ModelProto) -> bool:
     """Whether a reduction has a keepdims that ONNX does not define: onnxruntime's kernels drop the axis then, and its optimiser,
-    which moves a Transpose in front of the reduction, takes it for kept (docs/onnxruntime-bugs.md)."""
+    which moves a Transpose in front of the reduction, takes it for kept (docs/developer/onnxruntime-bugs.md)."""
     return any(a.name == "keepdims" and a.i not in (0, 1) for n in model.graph.node for a in n.attribute)
 
 
@@ -324,7 +324,7 @@ def _size(x: Array) -> float:
 
 def _rounded_behind_a_move(model: onnx.ModelProto) -> set[str]:
     """Outputs that onnxruntime's optimiser may return as a QuantizeLinear behind a move of theirs rounds them
-    (docs/onnxruntime-bugs.md)."""
+    (docs/developer/onnxruntime-bugs.md)."""
     behind = {n.input[0] for n in model.graph.node if n.op_type == "QuantizeLinear"}
     for node in reversed(model.graph.node):
         if node.op_type in MOVES and node.output[0] in behind:

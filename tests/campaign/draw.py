@@ -75,7 +75,7 @@ def _sketched(r: Random, kind: str) -> tuple[onnx.ModelProto, Feeds, str]:
     g.nodes.append(h.make_node("Identity", [out], ["o"], name="out"))
     outputs = {"o": (shapes["result"], g.float_type)}
     outputs |= {x: (shapes[what], g.float_type) for x, what in g.extra.items()}
-    # Without queries or batch rows at run time, and with a known number of keys, forms do not run: docs/testing.md.
+    # Without queries or batch rows at run time, and with a known number of keys, forms do not run: docs/developer/testing.md.
     return g.model(outputs), feeds_of, g.base + " nothing" * (0 in (g.B, g.S))
 
 

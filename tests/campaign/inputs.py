@@ -27,7 +27,7 @@ class Engine:
         if self.by_definition:
             self._run = ReferenceEvaluator(model).run
         else:
-            # This step makes a float32 of a float64 next to a product (docs/onnxruntime-bugs.md).
+            # This step makes a float32 of a float64 next to a product (docs/developer/onnxruntime-bugs.md).
             without = ("MatMulScaleFusion",) if T.DOUBLE in kinds_at_edges(model) else ()
             self._session = partial(session, model, optimise=optimise, without=without)
             self._run = self._session().run
@@ -37,7 +37,7 @@ class Engine:
             try:
                 made = self._run(None, inputs)
             except Exception as error:  # onnxruntime's exceptions share no base class
-                # Of no keys a reduction has another shape than its buffer, which a later value gets (docs/onnxruntime-bugs.md).
+                # Of no keys, a sum has another shape than its buffer, which a later value gets: docs/developer/onnxruntime-bugs.md.
                 if "attempting to re-use buffer" not in str(error) or all(x.size for x in inputs.values()):
                     raise
                 made = self._session(reuse=False).run(None, inputs)

@@ -1,6 +1,6 @@
 """The original as it would be if it made of numbers that are not finite what a rewritten model makes of them.
 
-docs/architecture.md says what these differences are. Every reading changes one op where its operands are NaN, infinite or lost, and
+docs/developer/architecture.md says what they are. Every reading changes one op where its operands are NaN, infinite or lost, and
 nowhere else: of ordinary numbers it makes what the original makes, so that the comparison loses nothing by it.
 """
 

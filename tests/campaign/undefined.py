@@ -1,5 +1,5 @@
 """Where an original has lost its numbers: exponentials without the row maximum that overflow or vanish, and probabilities that
-vanish before they are masked and divided by their new sum (docs/architecture.md).
+vanish before they are masked and divided by their new sum (docs/developer/architecture.md).
 
 What it makes of them is no result that a rewrite, which divides by the right sum, could be held to: NaN, or what a guard or a
 QuantizeLinear makes of NaN."""

@@ -311,7 +311,7 @@ def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
     if any(p.key == SPEC_KEY for p in node.metadata_props):
         raise ModelError(
             f"{node.name or 'Loop'}: attention in the blocked form, which IREE's compiler does not survive "
-            "(docs/iree-bugs.md): compile the model that it was made from"
+            "(docs/developer/iree-bugs.md): compile the model that it was made from"
         )
     if len(node.input) < 2 or node.input[1]:
         return False

@@ -107,7 +107,7 @@ class VectorBody(KeyWalk):
             return tile
 
         def copy(row: str, carried: list[str]) -> list[str]:
-            """One by one: of vectors that reach over the end, all but the first would be lost (docs/iree-bugs.md)."""
+            """One by one: of vectors that reach over the end, all but the first would be lost (docs/developer/iree-bugs.md)."""
             x = t.let(f"tensor.extract {tile}[{row}] : {type_}")
             return [t.let(f"tensor.insert {x} into {carried[0]}[{row}] : {slab.type}")]
 
