@@ -20,7 +20,7 @@ from onnx_fa.graph.casts import without_round_trip
 from onnx_fa.graph.ops import op_of
 from onnx_fa.match import NUMPY
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
-from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.attention import AttentionSpec, Rounding
 
 MOST_UNROLLED = 64
 """Blocks up to which the form is written without a Loop."""
@@ -75,53 +75,77 @@ def emit(
         "sum": b.op("Expand", nought if sink is None else unit, rows(1)),
         "acc": b.op("Expand", nought, rows(spec.Dv)),
     }
-
-    def finite(body: OnnxBuilder, m: ir.Value) -> ir.Value:
-        """A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN."""
-        return body.op("Where", body.op("Equal", m, minus_inf), nought, m)
-
-    def online(step: _Step) -> list[ir.Value]:
-        """Maximum and sum, and the output if it is carried, with one more block."""
-        body, (m, total, *acc) = step.b, step.carried
-        m_new = body.op("Max", m, body.reduce_max(step.score))
-        safe = finite(body, m_new)
-        alpha = body.op("Exp", body.op("Sub", m, safe))
-        p = body.op("Exp", body.op("Sub", step.score, safe))
-        new = [m_new, body.op("Add", body.op("Mul", total, alpha), body.reduce_sum(p))]
-        for x in acc:
-            pv = body.op("MatMul", weighted(body, inner, p, step.tensors), step.columns(v, -2))
-            new.append(body.op("Add", body.op("Mul", x, alpha), pv))
-        return new
+    online = _Online(inner, v, minus_inf, nought)
 
     def loop(names: Sequence[str], step: Callable[[_Step], list[ir.Value]]) -> list[ir.Value]:
         over = _unrolled if unrolled else _loop
         return over(b, spec, (inner, q, kt, masks), {n: starts[n] for n in names}, step)
 
     if spec.rounding is None:
-        _, total, acc = loop(("max", "sum", "acc"), online)
+        _, total, acc = loop(("max", "sum", "acc"), online.add_block)
         _remember(b, spec)
         if isinstance(spec.Skv, str):  # without any keys the output is 0, and not 0 / 0
             none = b.op("Equal", b.dim(kt, -1), b.const(np.asarray(0, np.int64)))
             total = b.op("Add", total, cast(b, none, compute_type(spec)))
         return [finish(b, spec, acc, total)]
-    rounding = spec.rounding
-    m, total = loop(("max", "sum"), online)
-    safe = finite(b, m)
+    row_max, total = loop(("max", "sum"), online.add_block)
+    safe = online.make_finite(b, row_max)
     # A row without keys is NaN before it is rounded, as 0 * (1 / 0), where the spec says that it is NaN.
     share = b.op("Div", unit, total)
     if spec.empty_row != "nan":
         share = b.op("Where", b.op("Equal", total, nought), nought, share)
-
-    def weigh(step: _Step) -> list[ir.Value]:
-        p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, safe)), share)
-        if spec.empty_row == "guarded":
-            p = step.b.op("Where", step.b.op("IsNaN", p), nought, p)
-        pv = step.b.op("MatMul", rounded(step.b, rounding, p), step.columns(v, -2))
-        return [step.b.op("Add", step.carried[0], pv)]
-
-    (acc,) = loop(("acc",), weigh)
+    (acc,) = loop(("acc",), _Rounded(spec, spec.rounding, v, nought, safe, share).add_block)
     _remember(b, spec)
     return [leave(b, spec, acc)]
+
+
+@dataclass(frozen=True)
+class _Online:
+    """Maximum and sum of the rows, and the output if it is carried, brought up to date block by block."""
+
+    spec: AttentionSpec
+    v: ir.Value
+    minus_inf: ir.Value
+    nought: ir.Value
+
+    def make_finite(self, b: OnnxBuilder, row_max: ir.Value) -> ir.Value:
+        """A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN."""
+        return b.op("Where", b.op("Equal", row_max, self.minus_inf), self.nought, row_max)
+
+    def add_block(self, step: _Step) -> list[ir.Value]:
+        """What is carried, with one more block."""
+        b, (row_max, total, *accs) = step.b, step.carried
+        new_max = b.op("Max", row_max, b.reduce_max(step.score))
+        safe = self.make_finite(b, new_max)
+        # What was summed with the old maximum taken out is rescaled to the new one.
+        alpha = b.op("Exp", b.op("Sub", row_max, safe))
+        p = b.op("Exp", b.op("Sub", step.score, safe))
+        new = [new_max, b.op("Add", b.op("Mul", total, alpha), b.reduce_sum(p))]
+        for acc in accs:
+            pv = b.op("MatMul", weighted(b, self.spec, p, step.tensors), step.columns(self.v, -2))
+            new.append(b.op("Add", b.op("Mul", acc, alpha), pv))
+        return new
+
+
+@dataclass(frozen=True)
+class _Rounded:
+    """Normalised probabilities, rounded, times V: the second walk over the keys, when maximum and sum are known."""
+
+    spec: AttentionSpec
+    rounding: Rounding
+    v: ir.Value
+    nought: ir.Value
+    row_max: ir.Value
+    share: ir.Value
+    """1 / sum of each row."""
+
+    def add_block(self, step: _Step) -> list[ir.Value]:
+        """The output with one more block."""
+        p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, self.row_max)), self.share)
+        if self.spec.empty_row == "guarded":
+            p = step.b.op("Where", step.b.op("IsNaN", p), self.nought, p)
+        pv = step.b.op("MatMul", rounded(step.b, self.rounding, p), step.columns(self.v, -2))
+        return [step.b.op("Add", step.carried[0], pv)]
 
 
 def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:
