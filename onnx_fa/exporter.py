@@ -10,7 +10,7 @@ import onnx
 
 from onnx_fa.errors import MissingDependencyError
 from onnx_fa.forms.report import RewriteReport
-from onnx_fa.forms.rewrite import Form, rewrite
+from onnx_fa.forms.rewrite import Form, check_form, rewrite
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +30,10 @@ def export(
     """`torch.onnx.export(module.eval(), args)`, then `rewrite` to `form`.
 
     `args` are the example inputs, whose shapes are the model's unless `dynamic_shapes` (as torch.onnx.export takes it)
-    says otherwise. Raises MissingDependencyError without torch (or onnxscript, which the dynamo exporter needs);
-    torch's own export errors pass through.
+    says otherwise. Raises ValueError for a form that is none, and MissingDependencyError without torch (or onnxscript, which
+    the dynamo exporter needs); torch's own export errors pass through.
     """
+    check_form(form)
     try:
         import torch
     except ImportError as e:

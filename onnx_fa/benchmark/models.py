@@ -93,6 +93,10 @@ class BenchResult:
     contestants: tuple[Contestant, ...]
     machine: dict[str, Any]
 
+    def __repr__(self) -> str:
+        times = (f"{c.what} " + ("-" if c.median_ms is None else f"{c.median_ms:.3g} ms") for c in self.contestants)
+        return f"BenchResult({self.model!r}, {', '.join(times)})"
+
     def best(self, what: str) -> Contestant | None:
         """The fastest contestant of that name, None when none of them ran."""
         ran = [c for c in self.contestants if c.what == what and c.samples]
@@ -358,7 +362,7 @@ class Worker:
         if done.ending != "ok":
             last = [line for line in done.stderr.splitlines() if line.strip()]
             what = done.describe(self.timeout_s, self.memory_bytes)
-            raise RunError(f"{self.kind} {what}: {last[-1][:200] if last else 'no message'}")
+            raise RunError(f"{self.kind} {what}: {_without_path(last, self.argument, 200)}")
         said = json.loads(done.stdout.splitlines()[-1])
         return WorkerRun([float(ms) for ms in said["ms"]], done.peak_bytes, said["extra_bytes"], str(said["how"]))
 
@@ -397,7 +401,12 @@ def stock_import(path: Path, folder: Path) -> Path | str:
     if done.ending == "ok" and output.exists():
         return output
     last = [line for line in done.stderr.splitlines() if line.strip()]
-    return f"iree-import-onnx {done.describe(300, 12 << 30)}: {last[-1][:160] if last else 'no message'}"
+    return f"iree-import-onnx {done.describe(300, 12 << 30)}: {_without_path(last, str(path), 160)}"
+
+
+def _without_path(lines: Sequence[str], path: str, length: int) -> str:
+    """The last line that a program wrote; for the file that it was given, which the user has never seen, it says "the model"."""
+    return lines[-1].replace(path, "the model")[:length] if lines else "no message"
 
 
 def function_of(vmfb: Path) -> str:

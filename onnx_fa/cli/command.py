@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from onnx_fa.cli.crash import crash_message
 from onnx_fa.cli.parser import make_parser
-from onnx_fa.errors import OnnxFaError
+from onnx_fa.errors import ModelError, OnnxFaError
 from onnx_fa.printable import PrintableFormatter, printable
 
 INTERRUPTED = 130
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.command(args) or 0
         sys.stdout.flush()
         return code
+    except ModelError as e:
+        return _fail(_with_model(str(e), args), e.exit_code)
     except OnnxFaError as e:
         return _fail(str(e), e.exit_code)
     except BrokenPipeError:
@@ -58,6 +60,12 @@ def _log_to_stderr(verbose: int) -> None:
 def _subject(args: argparse.Namespace) -> str:
     """The file that a command was given."""
     return str(getattr(args, "model", None) or getattr(args, "module", None) or "")
+
+
+def _with_model(message: str, args: argparse.Namespace) -> str:
+    """The message about a model, which begins with the file that the user gave where it does not name that."""
+    path = str(getattr(args, "model", None) or getattr(args, "random_inputs", None) or "")
+    return message if path in message else f"{path}: {message}"
 
 
 def _crash(error: Exception, subject: str) -> int:

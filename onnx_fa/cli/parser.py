@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import onnx_fa
 from onnx_fa.cli.bench import run_bench
 from onnx_fa.cli.compile import run_compile
 from onnx_fa.cli.explain import run_explain
@@ -51,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line. Its results have `command`, the function to call, and `verbose`, from -1 up."""
     parser = Parser(prog="onnx-fa", description="Turns every attention of an ONNX model into one fused IREE dispatch.")
     parser.add_argument(
-        "--version", action="version", version=f"onnx-fa {_version()}", help="show the version and exit"
+        "--version", action="version", version=f"onnx-fa {onnx_fa.__version__}", help="show the version and exit"
     )
     common = Parser(add_help=False)
     common.add_argument(
@@ -71,15 +72,6 @@ def make_parser() -> argparse.ArgumentParser:
 
     zoo.add(commands.add_parser("zoo", help="run a collection of models, and compare with a baseline"), common)
     return parser
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("onnx-fa")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "(not installed)"
 
 
 def _add_explain(sub: argparse.ArgumentParser) -> None:

@@ -33,6 +33,9 @@ class SiteReport:
     beside: str = ""
     """What standard ops compute beside the site, in words: probabilities that are an output of the model."""
 
+    def __repr__(self) -> str:
+        return f"SiteReport({self.name!r}, {self.variant}, {self.form}, fused={self.fused})"
+
     @property
     def variant(self) -> str:
         return self.spec.variant
@@ -59,6 +62,9 @@ class SiteReport:
 class RewriteReport:
     sites: tuple[SiteReport, ...] = field(default=())
     misses: tuple[Miss, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"RewriteReport(sites={len(self.sites)}, misses={len(self.misses)})"
 
     def to_dict(self) -> dict[str, Any]:
         return {"sites": [s.to_dict() for s in self.sites], "misses": [m.to_dict() for m in self.misses]}

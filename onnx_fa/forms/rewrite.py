@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import get_args, overload
 
 import onnx
 import onnx_ir as ir
@@ -30,7 +31,18 @@ from onnx_fa.match.prepare.functions import inline_attention
 from onnx_fa.match.prepare.gathered import from_pools
 from onnx_fa.patterns import PATTERNS
 
-__all__ = ["FORMS", "PATTERNS", "Form", "Site", "explain", "find", "rewrite", "rewrite_in_place", "shown_words"]
+__all__ = [
+    "FORMS",
+    "PATTERNS",
+    "Form",
+    "Site",
+    "check_form",
+    "explain",
+    "find",
+    "rewrite",
+    "rewrite_in_place",
+    "shown_words",
+]
 
 FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
 
@@ -43,8 +55,8 @@ def rewrite(
 
 @overload
 def rewrite(
-    model: ModelLike, form: Form = ..., *, int8_qk: bool = ...
-) -> tuple[ir.Model | onnx.ModelProto, RewriteReport]: ...
+    model: ir.Model | str | os.PathLike[str], form: Form = ..., *, int8_qk: bool = ...
+) -> tuple[ir.Model, RewriteReport]: ...
 
 
 def rewrite(
@@ -53,12 +65,23 @@ def rewrite(
     """Every recognised attention of `model` in `form`. The model passed is not changed. `int8_qk` rounds Q and K of every site to
     int8 per token (forms/int8_qk.py), which changes results; the report says so.
 
-    Returns a model of the kind passed (onnx_ir.Model for a path) and the report of sites and misses. Raises ModelError for an
-    unusable model. Sites that the form cannot express become misses with that reason.
+    Returns a model of the kind passed (onnx_ir.Model for a path; `onnx_fa.save` writes both kinds) and the report of sites and
+    misses. Raises ModelError for an unusable model, and ValueError for a form that is none. Sites that the form cannot express
+    become misses with that reason.
+
+        model, report = onnx_fa.rewrite("model.onnx", "attention")
+        onnx_fa.save(model, "model.fa.onnx")
     """
+    check_form(form)
     work = model.clone() if isinstance(model, ir.Model) else load(model)
     report = rewrite_in_place(work, form, int8_qk=int8_qk)[0]
     return same_kind(model, work), report
+
+
+def check_form(form: str) -> None:
+    """Raises ValueError, naming the forms, for a form that is none."""
+    if form not in get_args(Form):
+        raise ValueError(f"unknown form {form!r}: use one of {', '.join(FORMS)}")
 
 
 def explain(model: ModelLike, *, passes: bool = False) -> RewriteReport:

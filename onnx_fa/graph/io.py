@@ -128,13 +128,18 @@ def to_proto(model: ModelLike) -> onnx.ModelProto:
     return ir.to_proto(m)
 
 
-def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Writes the model, whole or not at all. Raises OnnxFaError when the place cannot be written.
+def save(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> None:
+    """Writes a model of either kind, whole or not at all. Raises OnnxFaError when the place cannot be written, and ModelError for a
+    ModelProto that `load` refuses.
+
+        model, report = onnx_fa.rewrite("model.onnx")
+        onnx_fa.save(model, "model.fa.onnx")
 
     External weights that lie in the target's folder stay in their file, which the new model refers to. Otherwise weights are
     copied, tensor by tensor, to `<name>.data` beside the model when it had external data or is too large for one protobuf.
     """
     target = Path(path)
+    model = load(model)
     tensors = [v.const_value for g in model.graphs() for v in g.initializers.values() if v.const_value is not None]
     external = [t for t in tensors if isinstance(t, ir.ExternalTensor)]
     beside = all(Path(t.base_dir).resolve() == target.parent.resolve() for t in external)

@@ -150,6 +150,11 @@ class CompileReport:
     inspection: Inspection
     refused: Mapping[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        fused = sum(site.fused is True for site in self.sites)
+        sites = f"{len(self.sites)} sites, {fused} fused, {len(self.misses)} left alone"
+        return f"CompileReport({str(self.output)!r}, {sites}, {self.seconds:.1f} s)"
+
     @property
     def report(self) -> RewriteReport:
         return RewriteReport(self.sites, self.misses)

@@ -95,7 +95,8 @@ def _session(path: Path, *, optimise: bool) -> tuple[Any, str]:
     except MissingDependencyError:
         raise
     except Exception as e:  # onnxruntime's exceptions share no public base class
-        return None, " ".join(str(e).split())[:160]
+        # The file is a copy that the user has never seen.
+        return None, " ".join(str(e).replace(str(path), "the model").split())[:160]
 
 
 def _evaluator(model: ir.Model, refused: str) -> Any:

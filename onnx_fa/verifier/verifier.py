@@ -73,6 +73,10 @@ class VerifyReport:
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        agree = sum(c.ok is not False for c in self.checks)
+        return f"VerifyReport({self.model!r}, {self.target}, {agree} of {len(self.checks)} comparisons agree)"
+
     @property
     def ok(self) -> bool:
         return all(c.ok is not False for c in self.checks)
