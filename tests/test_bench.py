@@ -94,6 +94,14 @@ def test_best_is_by_median_and_survives_the_csv(tmp_path: Path) -> None:
     assert plot.medians(plot.read_csv(tmp_path / "b.csv")) == {"m": {STOCK: 2.0, OURS: 1.0}}
 
 
+def test_a_contestant_has_one_colour_however_it_is_called() -> None:
+    own, called, kept = (plot.colour(f"onnx_fa{how}") for how in ("", ", call", ", call, buffers kept"))
+    assert own[0] == called[0] == kept[0] and own[1] > called[1] > kept[1] > 0.2
+    assert (
+        len({plot.colour(who)[0] for who in (OURS, STOCK, "onnxruntime", "torch SDPA", "cuDNN", "nobody known")}) == 6
+    )
+
+
 def test_plot_needs_only_the_csv(tmp_path: Path) -> None:
     _result().write(tmp_path / "b", plot=False)
     for end in ("json", "md"):

@@ -57,10 +57,30 @@ def medians(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 
 _COLUMNS = 4
+_COLOURS = {
+    "onnx_fa": "#d55e00",
+    "stock IREE": "#0072b2",
+    "onnxruntime": "#009e73",
+    "torch SDPA": "#56b4e9",
+    "torch eager": "#8c8c8c",
+    "torch.compile": "#cc79a7",
+    "blocked form": "#a89200",
+    "FlashAttention-2": "#e69f00",
+    "cuDNN": "#4d7f17",
+    "FlexAttention": "#882255",
+}
+_OTHER = "#444444"
+
+
+def colour(who: str) -> tuple[str, float]:
+    """A contestant's colour and how opaque it is, the same in every picture. What is behind a comma says how it was called, and
+    makes the colour paler: "onnx_fa, call"."""
+    name, *how = who.split(", ")
+    return _COLOURS.get(name, _OTHER), 1.0 - 0.3 * min(len(how), 2)
 
 
 def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
-    """Bars of the medians of every model; over each bar ms and, where the model has a baseline, the ratio to it.
+    """Bars of the medians of every model; beside each bar ms and, where the model has a baseline, the ratio to it.
 
     Raises MissingDependencyError without matplotlib, OnnxFaError for a CSV without samples.
     """
@@ -71,26 +91,39 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
     kinds = list(dict.fromkeys(k for by in table.values() for k in by if k != COPY))
     columns = min(len(table), _COLUMNS)
     rows = -(-len(table) // columns)
+    most = max(sum(k in by for k in kinds) for by in table.values())
     figure, axes = plt.subplots(
-        rows, columns, figsize=(1.2 + 3.2 * columns, 3.6 * rows), squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(0.6 + 4.2 * columns, 0.5 + (0.7 + 0.24 * most) * rows),
+        squeeze=False,
+        layout="constrained",
     )
     for ax in axes.flat[len(table) :]:
         ax.remove()
-    colors = {k: f"C{i}" for i, k in enumerate(kinds)}
     for ax, (model, by) in zip(axes.flat, table.items(), strict=False):
-        names = [k for k in kinds if k in by]
-        bars = ax.bar(range(len(names)), [by[k] for k in names], color=[colors[k] for k in names])
-        base = by.get(baseline)
-        for bar, k in zip(bars, names, strict=True):
-            text = f"{by[k]:.3g} ms" + (f"\n{by[k] / base:.2f}x" if base else "")
-            ax.annotate(text, (bar.get_x() + bar.get_width() / 2, by[k]), ha="center", va="bottom", fontsize=8)
-        ax.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
-        ax.set_title(model, fontsize=9)
-        ax.margins(y=0.2)
-        ax.spines[["top", "right"]].set_visible(False)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("ms per call, median")
+        _bars(ax, model, {k: by[k] for k in kinds if k in by}, baseline)
+    for ax in axes[-1, :]:
+        ax.set_xlabel("ms per call, median")
+    if any(baseline in by for by in table.values()):
+        figure.suptitle(f"1.00x is the time of {baseline}; less is faster", fontsize=9)
     save(figure, png_path)
+
+
+def _bars(ax: Any, model: str, times: dict[str, float], baseline: str) -> None:
+    """One model's bars, the first contestant on top."""
+    bars = ax.barh(range(len(times)), list(times.values()), color=[colour(who) for who in times])
+    base = times.get(baseline)
+    for bar, ms in zip(bars, times.values(), strict=True):
+        number = f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
+        text = f" {number} ms" + (f", {ms / base:.2f}x" if base else "")
+        ax.annotate(text, (ms, bar.get_y() + bar.get_height() / 2), ha="left", va="center", fontsize=8)
+    ax.set_yticks(range(len(times)), list(times), fontsize=8)
+    ax.invert_yaxis()
+    ax.set_title(model, fontsize=9)
+    ax.locator_params(axis="x", nbins=5)
+    ax.set_xlim(0, 1.55 * max(times.values()))
+    ax.spines[["top", "right"]].set_visible(False)
 
 
 def pyplot() -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from onnx_fa.benchmark.attention import METHOD, CaseResult, Plan, bench_attention, write_case_files
 from onnx_fa.benchmark.kept_modules import KeptModules
 from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH
-from onnx_fa.benchmark.plot import Row, medians, pyplot, read_csv, save
+from onnx_fa.benchmark.plot import Row, colour, medians, pyplot, read_csv, save
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec.attention import Causal
@@ -109,6 +109,8 @@ def plot(csv_path: Path, png_path: Path) -> None:
     """Lines over the length, a column per kind of attention: time, how many times onnx_fa's time each other takes, and memory
     beyond inputs and outputs. Of the CSV alone. Raises OnnxFaError, and MissingDependencyError without matplotlib."""
     plt = pyplot()
+    from matplotlib.ticker import LogLocator
+
     samples = read_csv(csv_path)
     times = medians(samples)
     kinds: dict[str, dict[int, str]] = {}
@@ -134,15 +136,23 @@ def plot(csv_path: Path, png_path: Path) -> None:
         for ax, (label, value) in zip(column, parts, strict=True):
             for who in names:
                 points = [(s, y) for s in lengths if (y := value(by_length[s], who)) is not None]
-                style: dict[str, Any] = (
-                    {"linewidth": 2.5, "color": "black"} if who == OURS else {"color": f"C{WHO.index(who)}"}
-                )
-                ax.plot(*zip(*points, strict=True), marker="o", markersize=4, label=who, **style) if points else None
+                width = 2.5 if who == OURS else 1.5
+                if points:
+                    ax.plot(
+                        *zip(*points, strict=True),
+                        marker="o",
+                        markersize=4,
+                        label=who,
+                        color=colour(who),
+                        linewidth=width,
+                    )
             ax.set_xscale("log", base=2)
             if label.startswith("times"):
                 ax.set_ylim(bottom=0)
             else:
                 ax.set_yscale("log")
+                # A range of less than a factor of ten may hold no power of ten, and would have no label.
+                ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.set_xticks(lengths, [str(s) for s in lengths])
             ax.minorticks_off()
             ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
@@ -150,7 +160,9 @@ def plot(csv_path: Path, png_path: Path) -> None:
             ax.spines[["top", "right"]].set_visible(False)
     for ax, (label, _) in zip(axes[:, 0], parts, strict=True):
         ax.set_ylabel(label)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, 2 * len(kinds)), frameon=False
+    )
     save(figure, png_path)
 
 
