@@ -22,10 +22,10 @@ from onnx_fa.spec.attention import (
     Softcap,
     TensorArg,
 )
-from onnx_fa.spec.cases import DTYPES, FLOAT_MIN, Case, case, draw_operands
+from onnx_fa.spec.cases import FLOAT_MIN, Case, case, draw_operands
 from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
 
-__all__ = ["BY_NAME", "CASES", "DTYPES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
+__all__ = ["BY_NAME", "CASES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
 
 
 def where(keep: ScoreExpr, fill: float = NEG_INF) -> ScoreExpr:

@@ -22,7 +22,8 @@ from onnx_fa.iree.alone import FUNCTION, module_text
 from onnx_fa.iree.compile import compile_model, find_compiler, import_model, iree_compile
 from onnx_fa.iree.run import load_module, require_device
 from onnx_fa.kernels.choose import emit_kernel
-from onnx_fa.kernels.iree_gpu.gpu import GpuConfig, default_config, emit_gpu, problem
+from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
+from onnx_fa.kernels.iree_gpu.tiles import GpuConfig, default_config, problem
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.accuracy import compare
 from onnx_fa.spec.attention import AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, Softcap

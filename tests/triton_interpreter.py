@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton.combine import combine_program
 from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.program import Program, combines_itself
 from onnx_fa.kernels.triton.ptx import load_function
-from onnx_fa.kernels.triton.source import AttentionSource, Program, combine_program, combines_itself
+from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.accuracy import compare
 from onnx_fa.spec.attention import AttentionSpec
 from tests.cases import BY_NAME, draw_operands

@@ -66,6 +66,7 @@ from onnx_fa.spec import cases
 from onnx_fa.spec.accuracy import Expected, expect
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import Case, draw_operands
+from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tables import markdown_table, text_table
 
@@ -165,7 +166,7 @@ def expected_seconds(case: Case, plan: Plan) -> float:
 
 
 def _bytes(shape: Sequence[int | str], dtype: str) -> int:
-    return math.prod(d for d in shape if isinstance(d, int)) * int(np.dtype(cases.DTYPES[dtype]).itemsize)
+    return math.prod(d for d in shape if isinstance(d, int)) * int(np.dtype(NUMPY[dtype]).itemsize)
 
 
 class CaseBench:

@@ -15,22 +15,10 @@ from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.dtypes import ONNX
 
 OPSET, INTEGERS_OPSET = 18, 21
 """The opset of the models; where K or V is kept as integers, the first that has scales per block."""
-_TYPES = {
-    "f64": ir.DataType.DOUBLE,
-    "f32": ir.DataType.FLOAT,
-    "f16": ir.DataType.FLOAT16,
-    "bf16": ir.DataType.BFLOAT16,
-    "bool": ir.DataType.BOOL,
-    "i32": ir.DataType.INT32,
-    "i64": ir.DataType.INT64,
-    "i8": ir.DataType.INT8,
-    "u8": ir.DataType.UINT8,
-    "i4": ir.DataType.INT4,
-    "u4": ir.DataType.UINT4,
-}
 
 
 def input_names(spec: AttentionSpec) -> list[str]:
@@ -101,7 +89,7 @@ def finished(b: OnnxBuilder, spec: AttentionSpec, *outs: ir.Value) -> ir.Model:
     b.graph.extend(b.nodes)
     for out, name, (shape, dtype) in zip(outs, ("out", *spec.stats), spec.results, strict=True):
         out.name = name
-        out.type, out.shape = ir.TensorType(_TYPES[dtype]), ir.Shape(shape)
+        out.type, out.shape = ir.TensorType(ir.DataType(ONNX[dtype])), ir.Shape(shape)
         b.graph.outputs.append(out)
     return ir.Model(b.graph, ir_version=10 if spec.quantized else 9)
 
@@ -114,4 +102,4 @@ def operand_values(spec: AttentionSpec) -> list[ir.Value]:
 
 
 def _value(name: str, shape: tuple[Dim, ...], dtype: str) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(_TYPES[dtype]), shape=ir.Shape(shape))
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType(ONNX[dtype])), shape=ir.Shape(shape))

@@ -22,6 +22,7 @@ from onnx_fa.spec.attention import (
     SlidingWindow,
     TensorArg,
 )
+from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import Kind, ScoreExpr, kind_of
 
 Integer = type[np.int32] | type[np.int64]
@@ -185,8 +186,7 @@ def _as_others(b: OnnxBuilder, op: str, kind: Kind, args: Sequence[ir.Value]) ->
 
 
 def _fill(b: OnnxBuilder, fill: float, kind: type) -> ir.Value:
-    lowest = -3.4028234663852886e38
-    return b.const(np.asarray(fill if fill < lowest else max(fill, lowest), kind))
+    return b.const(np.asarray(fill if fill < -F32_MAX else max(fill, -F32_MAX), kind))
 
 
 def _shift(b: OnnxBuilder, p: Positions, offset: Offset, by: int) -> ir.Value:

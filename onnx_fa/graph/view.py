@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +17,11 @@ from onnx_fa.graph.dims import recorded, settled
 from onnx_fa.graph.ops import STANDARD, attr_int, op_of
 from onnx_fa.graph.symbolic import SymbolicShapes
 from onnx_fa.spec.attention import Dim, DType
+from onnx_fa.spec.dtypes import ONNX
 
 Array = npt.NDArray[np.generic]
 
-DTYPES: dict[ir.DataType, DType] = {
-    ir.DataType.FLOAT: "f32",
-    ir.DataType.FLOAT16: "f16",
-    ir.DataType.BFLOAT16: "bf16",
-    ir.DataType.DOUBLE: "f64",
-}
+DTYPES: dict[ir.DataType, DType] = {ir.DataType(ONNX[name]): name for name in get_args(DType)}
 FLOATS = frozenset(DTYPES)
 
 # Deterministic ops cheap enough to evaluate when all their inputs are constants.

@@ -33,6 +33,7 @@ from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.match.misses import Miss
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.target import Target
 
 try:
@@ -220,8 +221,7 @@ def infer_types(model: onnx.ModelProto) -> None:
         if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
             for name, (shape, dtype) in zip(node.output, site_spec(node).results, strict=True):
                 if name not in known:
-                    kind = {"f64": 11, "f32": 1, "f16": 10, "bf16": 16}[dtype]
-                    graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+                    graph.value_info.append(onnx.helper.make_tensor_value_info(name, ONNX[dtype], shape))
     for tensor in model.graph.initializer:
         if tensor.ByteSize() <= _INFERENCE_BYTES:
             graph.initializer.append(tensor)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match.assemble import NUMPY, Found, build_match
+from onnx_fa.match.assemble import Found, build_match
 from onnx_fa.match.division import one_if_zero, reciprocal_of, walk_tail
 from onnx_fa.match.low_scores import check_whole_rows
 from onnx_fa.match.misses import Miss
@@ -63,6 +63,7 @@ from onnx_fa.match.walk_down import apply_drops, walk_after
 from onnx_fa.match.walk_up import parse_score
 from onnx_fa.match.wraps import of_type
 from onnx_fa.spec.attention import never_empty
+from onnx_fa.spec.dtypes import NUMPY
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:

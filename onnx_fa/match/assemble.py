@@ -41,6 +41,7 @@ from onnx_fa.spec.attention import (
     TensorArg,
     term_tensors,
 )
+from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import ScoreExpr
 
 
@@ -231,15 +232,6 @@ def _quantized(choice: OperandChoice, canonical: tuple[Dim, ...]) -> Quantized |
         for d, axis in zip(quant.shape, axes, strict=True)
     )
     return replace(quant, shape=shape)
-
-
-def _numpy_types() -> dict[str, type]:
-    import ml_dtypes
-
-    return {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-
-
-NUMPY = _numpy_types()
 
 
 def _empty_row(masks: Sequence[MaskTerm], guard: Guard) -> EmptyRow:

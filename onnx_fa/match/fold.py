@@ -26,12 +26,11 @@ from onnx_fa.match.types import (
     Term,
 )
 from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Elementwise, ScoreMod, SlidingWindow, Softcap
+from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
 
 _MAX_FILL = -1e4
 """What masked scores must become at most."""
-_MAX_F32 = 3.4028234663852886e38
-"""Of the finite numbers of type f32."""
 
 
 def fold_steps(
@@ -139,7 +138,7 @@ def _may_scale_before(term: Term, factor: float) -> bool:
     t = term.term
     if isinstance(t, (BoolMask, Causal, SlidingWindow)) and t.fill != -math.inf:
         # Else it would no longer be a mask, or become -inf, which a row without keys shows.
-        return factor > 0 and -_MAX_F32 <= t.fill * factor <= _MAX_FILL
+        return factor > 0 and -F32_MAX <= t.fill * factor <= _MAX_FILL
     return factor > 0 and not isinstance(t, Elementwise)
 
 

@@ -27,13 +27,13 @@ from onnx_fa.spec.attention import (
     TensorArg,
     term_tensors,
 )
+from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.expr import SCORE, ScoreExpr, leaves
 
-LOWEST = -3.4028234663852886e38
+LOWEST = -F32_MAX
 _VANISHES = 1e30
 """Half an ulp of the lowest f32 is more: it stays the same with less added."""
 _INTEGERS = 2.0**63
-_HALF = 65504.0
 _MOVES = frozenset(
     ["Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
 )
@@ -164,7 +164,7 @@ def _of_type(dtype: ir.DataType | None) -> Values | None:
     if dtype == ir.DataType.BOOL:
         return Values(0, 1)
     if dtype == ir.DataType.FLOAT16:
-        return Values(-_HALF, _HALF)
+        return Values(-F16_MAX, F16_MAX)
     return Values(-_INTEGERS, _INTEGERS) if dtype is not None and dtype.is_integer() else None
 
 

@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match.assemble import NUMPY
 from onnx_fa.match.axes import leaves, moved
 from onnx_fa.match.low_scores import check_low_scores
 from onnx_fa.match.placed import Site
 from onnx_fa.match.readers import reader_elsewhere
 from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, Select, values_of
 from onnx_fa.spec.attention import Stat
+from onnx_fa.spec.dtypes import NUMPY
 
 _OPS: dict[str, Stat] = {"ReduceLogSumExp": "lse", "ReduceMax": "max"}
 _LARGEST_DV = 512

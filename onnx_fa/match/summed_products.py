@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.view import DTYPES, Array, GraphView
-from onnx_fa.match.assemble import NUMPY
 from onnx_fa.match.types import AddTerm, Call, Const, Expr, Nothing, Patterns, Product, Scale, Step
 from onnx_fa.match.walk_up import is_weights
 from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.dtypes import NUMPY
 
 LONGEST = 768
 """Head dims beyond this stay apart."""

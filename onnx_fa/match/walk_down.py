@@ -30,6 +30,7 @@ from onnx_fa.match.types import (
 )
 from onnx_fa.match.walk_up import _MAX_LAYERS
 from onnx_fa.spec.attention import Rounding
+from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def apply_drops(steps: Sequence[Step], behind: Behind, anchor: Anchor) -> tuple[
         raise NoMatch(
             f"masked scores become {fill:g}, so a masked key may have a probability", behind.weighting.product.node
         )
-    lowest = -65504.0 if anchor.score.dtype == ir.DataType.FLOAT16 else -3.4028234663852886e38
+    lowest = -F16_MAX if anchor.score.dtype == ir.DataType.FLOAT16 else -F32_MAX
     if anchor.row_sum is not None and not anchor.floored and fill < lowest:
         raise NoMatch(
             "a row without keys is zero before the matmul with V, and its sum, which divides the product, is NaN",

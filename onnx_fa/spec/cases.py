@@ -29,24 +29,11 @@ from onnx_fa.spec.attention import (
     TensorArg,
     TensorMask,
 )
+from onnx_fa.spec.dtypes import F16_MAX, F32_MAX, NUMPY
 from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves
 
 Array = npt.NDArray[Any]
-FLOAT_MIN = float(np.finfo(np.float32).min)
-
-DTYPES: dict[str, Any] = {
-    "f64": np.float64,
-    "f32": np.float32,
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "bool": np.bool_,
-    "i32": np.int32,
-    "i64": np.int64,
-    "i8": np.int8,
-    "u8": np.uint8,
-    "i4": ml_dtypes.int4,
-    "u4": ml_dtypes.uint4,
-}
+FLOAT_MIN = -F32_MAX
 DOCUMENTS = 4
 """Integer tensors are drawn as document ids: this many runs of equal numbers."""
 
@@ -241,7 +228,7 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
     for i, (shape, dtype) in enumerate(zip(spec.operand_shapes[:3], spec.operand_dtypes[:3], strict=True)):
         size = 10.0 if adversarial and i == 0 else 1.0
         numbers = size * rng.standard_normal(_ints(shape))
-        operands.append(numbers.astype(DTYPES[dtype]) if dtype not in STEPS else _integers(numbers, dtype, adversarial))
+        operands.append(numbers.astype(NUMPY[dtype]) if dtype not in STEPS else _integers(numbers, dtype, adversarial))
     for term in spec.masks:
         if isinstance(term, TensorMask):
             operands.append(_draw_mask(rng, spec, term, adversarial))
@@ -252,14 +239,14 @@ def draw_operands(spec: AttentionSpec, seed: int, *, adversarial: bool = False) 
             operands.append(_draw_tensor(rng, spec, further, adversarial))
     for quant in spec.quantized:
         shape, step = _ints(quant.shape), 1 / STEPS[quant.dtype]
-        operands.append(np.asarray(step * rng.uniform(0.5, 1.5, shape)).astype(DTYPES[spec.dtype]))
+        operands.append(np.asarray(step * rng.uniform(0.5, 1.5, shape)).astype(NUMPY[spec.dtype]))
         if quant.zero_point:
             middle = _middle(quant.dtype)
             operands.append(np.asarray(rng.integers(middle - 2, middle + 3, shape)).astype(_zero_type(quant.dtype)))
     if spec.gathered is not None:
         rows = int(spec.gathered.rows) - spec.gathered.head_rows * (int(spec.Hkv) - 1)
         index = rng.integers(0, rows, _ints(spec.operand_shapes[-1]))
-        operands.append(index.astype(DTYPES[spec.gathered.dtype]))
+        operands.append(index.astype(NUMPY[spec.gathered.dtype]))
     return operands
 
 
@@ -281,7 +268,7 @@ def _integers(numbers: Array, dtype: str, adversarial: bool) -> Array:
     low, high = (0, (1 << bits) - 1) if dtype.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
     steps = STEPS[dtype] * (4 if adversarial else 1)
     whole: Array = np.clip(np.rint(steps * numbers) + _middle(dtype), low, high).astype(np.int32)
-    return whole.astype(DTYPES[dtype])
+    return whole.astype(NUMPY[dtype])
 
 
 def packed(x: Array) -> Array:
@@ -309,11 +296,11 @@ def _draw_mask(rng: np.random.Generator, spec: AttentionSpec, mask: TensorMask, 
         return keep
     low = FLOAT_MIN if spec.empty_row == "mean" else NEG_INF
     if mask.dtype == "f16" and low == FLOAT_MIN:
-        low = float(np.finfo(np.float16).min)
+        low = -F16_MAX
     values = rng.standard_normal(shape) if not adversarial else np.where(keep, 0.0, low)
     if mask.factor != 1.0:
         values = np.where(keep, 0.0, 1.0) if mask.factor < 0 else values
-    return np.asarray(values).astype(DTYPES[mask.dtype])
+    return np.asarray(values).astype(NUMPY[mask.dtype])
 
 
 def _is_mask(term: Elementwise) -> bool:
@@ -327,16 +314,16 @@ def _draw_tensor(
     """A tensor of a score expression, or a sink."""
     shape = _ints(tensor.shape)
     if tensor.kind == "bool" or (tensor.kind == "float" and mask):
-        return np.asarray(rng.random(shape) < 0.75).astype(DTYPES[tensor.dtype])
+        return np.asarray(rng.random(shape) < 0.75).astype(NUMPY[tensor.dtype])
     if tensor.kind == "float":
         size = 10.0 if adversarial else 1.0
-        return np.asarray(size * rng.standard_normal(shape)).astype(DTYPES[tensor.dtype])
+        return np.asarray(size * rng.standard_normal(shape)).astype(NUMPY[tensor.dtype])
     if all(n == 1 for n in shape[-2:]):
         assert isinstance(spec.Skv, int)
-        return rng.integers(0 if adversarial else 1, spec.Skv + 2, shape).astype(DTYPES[tensor.dtype])
+        return rng.integers(0 if adversarial else 1, spec.Skv + 2, shape).astype(NUMPY[tensor.dtype])
     axis = next((a for a in reversed(range(len(shape))) if shape[a] > 1), None)
     if axis is None or adversarial:
-        return rng.integers(0, DOCUMENTS, shape).astype(DTYPES[tensor.dtype])
+        return rng.integers(0, DOCUMENTS, shape).astype(NUMPY[tensor.dtype])
     ids = np.arange(shape[axis]) * DOCUMENTS // shape[axis]
     along = ids.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    return np.broadcast_to(along, shape).astype(DTYPES[tensor.dtype])
+    return np.broadcast_to(along, shape).astype(NUMPY[tensor.dtype])

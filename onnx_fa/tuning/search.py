@@ -36,7 +36,8 @@ from onnx_fa.machine import machine_facts
 from onnx_fa.processes import Limits
 from onnx_fa.spec.accuracy import Expected, expect
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.cases import DTYPES, Case, draw_operands
+from onnx_fa.spec.cases import Case, draw_operands
+from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.target import Target
 from onnx_fa.tuning.spaces import OPTIONS, Space, space
 
@@ -309,7 +310,7 @@ class Search:
                 self._expected.append((self._saved(adversarial, drawn), expected))
         for operands, expected in self._expected:
             try:
-                numbers = np.dtype(DTYPES[self.bound.dtype])
+                numbers = np.dtype(NUMPY[self.bound.dtype])
                 (result,), _ = run_module(self._module(c), operands, 1, as_numbers=numbers, **self._run_options())
             except RunError as e:
                 return str(e)

@@ -10,8 +10,9 @@ from onnx_fa.kernels.cpu import vector
 from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
 from onnx_fa.kernels.cpu.few_body import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
-from onnx_fa.kernels.iree_gpu import gpu
-from onnx_fa.kernels.iree_gpu.body import GpuConfig
+from onnx_fa.kernels.iree_gpu import tiles as gpu_tiles
+from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
+from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Tiles, queries_computed
@@ -114,7 +115,7 @@ def _few_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> K
 
 
 def _gpu_default(spec: AttentionSpec, target: Target) -> Tiles:
-    return asdict(gpu.tuned(spec, target)[0])
+    return asdict(gpu_tiles.tuned(spec, target)[0])
 
 
 def _gpu_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
@@ -134,7 +135,7 @@ def _gpu_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
 
 
 def _gpu_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
-    return gpu.emit_gpu(spec, target, name, GpuConfig(**tiles))
+    return emit_gpu(spec, target, name, GpuConfig(**tiles))
 
 
 def _triton(arch: int, limits: Limits) -> Space:

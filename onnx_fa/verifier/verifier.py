@@ -25,6 +25,7 @@ from onnx_fa.forms.report import SiteReport
 from onnx_fa.forms.rewrite import Site, rewrite_in_place
 from onnx_fa.graph import io
 from onnx_fa.graph.free_dims import symbols
+from onnx_fa.graph.view import DTYPES
 from onnx_fa.iree.kernels import Planned, operands_of, plan_kernels
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
 from onnx_fa.spec.attention import AttentionSpec
@@ -54,13 +55,6 @@ REFERENCE_BYTES = 1 << 30
 """Sites whose float64 scores would need more than this are not compared (the table says so)."""
 ODD_LENGTHS = (37, 61, 1)
 """Sizes of free dims over the seeds: no tile divides them, and a single one."""
-
-_FLOATS = {
-    ir.DataType.FLOAT16: "f16",
-    ir.DataType.BFLOAT16: "bf16",
-    ir.DataType.FLOAT: "f32",
-    ir.DataType.DOUBLE: "f64",
-}
 
 
 @dataclass(frozen=True)
@@ -387,9 +381,9 @@ def _narrowest(model: ir.Model, typed: ir.Model) -> str:
     """The narrowest float type among the model's inputs, weights and outputs; f64 only where no node computes in another, by the
     types that were inferred for its rewritten form, `typed`."""
     values = (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values())
-    seen = {_FLOATS[v.dtype] for v in values if v.dtype in _FLOATS}
+    seen = {DTYPES[v.dtype] for v in values if v.dtype in DTYPES}
     made = {out.dtype for node in typed.graph.all_nodes() for out in node.outputs}
-    if seen == {"f64"} and None not in made and {_FLOATS[d] for d in made if d in _FLOATS} == {"f64"}:
+    if seen == {"f64"} and None not in made and {DTYPES[d] for d in made if d in DTYPES} == {"f64"}:
         return "f64"
     return next((d for d in ("bf16", "f16", "f32") if d in seen), "f32")
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.axes import placed_axes
-from onnx_fa.graph.view import DTYPES, GraphView
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, NoMatch
 from onnx_fa.patterns.masks.elements import Untraceable, kind_of_value
 from onnx_fa.patterns.masks.expressions import parts, reads
 from onnx_fa.patterns.masks.tracer import Leaf, Tracer
 from onnx_fa.spec.attention import Dim, ElementType, TensorArg
+from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.expr import K, Kind, Q, ScoreExpr
 
 SHAPE_OPS = ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Slice", "Gather", "Identity")
-_TYPES: dict[ir.DataType, ElementType] = {
-    **DTYPES,
-    ir.DataType.BOOL: "bool",
-    ir.DataType.INT32: "i32",
-    ir.DataType.INT64: "i64",
-}
+_TYPES: dict[ir.DataType, ElementType] = {ir.DataType(ONNX[name]): name for name in get_args(ElementType)}
 _NARROW_INTS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 
 

@@ -9,6 +9,7 @@ from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.dequantize import Integers, Scales, stored_shape
 from onnx_fa.kernels.cpu.state import Cut, Slab
 from onnx_fa.kernels.cpu.tiles import VectorConfig, operand_shapes, operand_types
+from onnx_fa.kernels.mlir.entry import tied_dims
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec, Dim, Quantized, TensorArg
@@ -121,13 +122,8 @@ class VectorOperands:
     def dim(self, d: Dim) -> str:
         return self.t.index(d) if isinstance(d, int) else self.dims[d]
 
-    def tied(self, shape: Sequence[Dim]) -> str:
-        """{%dims} of a shape's symbols, as types of dynamic shape are followed by."""
-        dynamic = [self.dims[d] for d in shape if isinstance(d, str)]
-        return f"{{{', '.join(dynamic)}}}" if dynamic else ""
-
     def binding(self, access: str, shape: Sequence[Dim], element: str) -> str:
-        return f"!iree_tensor_ext.dispatch.tensor<{access}:{tensor_type(shape, element)}>{self.tied(shape)}"
+        return f"!iree_tensor_ext.dispatch.tensor<{access}:{tensor_type(shape, element)}>{tied_dims(shape, self.dims)}"
 
     def whole(self, d: Dim) -> Cut:
         return Cut(self.t.index(0), str(d) if isinstance(d, int) else self.dims[d], d)

@@ -12,11 +12,12 @@ from onnx_fa.kernels.cpu.combine import combine_call, combine_executable, splits
 from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles, operand_names, operand_shapes, operand_types, widens
 from onnx_fa.kernels.cpu.two_sweeps import TwoSweeps
 from onnx_fa.kernels.cpu.vector_body import VectorBody
-from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, element_type, executable, tensor_type
+from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types, tied_dims
+from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
+from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Dim, Elementwise
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
 
 __all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes", "tuned"]
@@ -79,8 +80,7 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
     """Raises UnsupportedError, with the reason, for what this kernel cannot carry."""
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
-    if "f64" in spec.operand_dtypes:
-        raise UnsupportedError("vector kernel: f64 operands")
+    check_operands(spec, "vector")
     for quant, width, layout in ((spec.k_quant, spec.D, spec.k_layout), (spec.v_quant, spec.Dv, spec.v_layout)):
         if quant is not None and quant.dtype in ("i4", "u4") and (width % 2 or layout[-1] != spec.rank - 1):
             raise UnsupportedError(f"vector kernel: {quant.dtype} in bytes that hold two rows")
@@ -92,9 +92,6 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
             raise UnsupportedError(
                 f"vector kernel: {name} of dynamic shape with a head dim of 1 and other dims behind its length"
             )
-    for mask in spec.masks:
-        if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
-            raise UnsupportedError(f"vector kernel: a mask that fills with {mask.fill}")
 
 
 def emit_vector(
@@ -143,7 +140,7 @@ def _executable(body: VectorBody, symbol: str) -> list[str]:
     args, ties = [], []
     for arg, shape, element, access in bindings:
         type_ = f"!iree_tensor_ext.dispatch.tensor<{access}:{tensor_type(shape, element)}>"
-        tied = body.tied(shape)
+        tied = tied_dims(shape, body.dims)
         args.append(f"{arg}_: {type_}" if tied else f"{arg}: {type_}")
         if tied:
             ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
@@ -153,21 +150,13 @@ def _executable(body: VectorBody, symbol: str) -> list[str]:
     return executable(symbol, ["%x", "%y"], counts, args, [*ties, *body.render()], CPU_TRANSLATION)
 
 
-def _reshaped(t: Text, body: VectorBody, value: str, old: tuple[Dim, ...], new: tuple[Dim, ...], element: str) -> str:
-    if old == new:
-        return value
-    types = (f"{tensor_type(s, element)}{body.tied(s)}" for s in (old, new))
-    return t.let(f"flow.tensor.reshape {value} : {' -> '.join(types)}")
-
-
 def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> list[str]:
     """The function that a program calls: sizes, the number of workgroups, the dispatch. Operands of the site become those
     of the body by reshapes."""
-    spec, t, names, shapes = body.spec, Text(), operand_names(body.spec), site.operand_shapes
-    types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, site.operand_dtypes, strict=True)]
+    spec, entry = body.spec, KernelEntry(site, name)
+    t = entry.t
     for symbolic, value in body.dims.items():
-        i = next(i for i, s in enumerate(shapes) if symbolic in s)
-        t.do(f"{value} = tensor.dim {names[i]}, {t.index(shapes[i].index(symbolic))} : {types[i]}")
+        entry.measure(symbolic, value)
     if isinstance(spec.Sq, int):
         blocks = t.index(-(-spec.Sq // body.config.BM))
     else:
@@ -176,34 +165,16 @@ def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> lis
     for d in (*spec.batch, spec.Hq):
         if isinstance(d, str):
             heads = t.arith("muli", heads, body.dims[d])
-    values, passed = [], []
-    seen_shapes = zip(operand_shapes(site), operand_shapes(spec), strict=True)
-    for value, type_, (own, shape), element in zip(names, types, seen_shapes, operand_types(spec), strict=True):
-        seen = tensor_type(own, element)
-        if seen != type_:
-            value = t.let(f"flow.tensor.bitcast {value} : {type_}{body.tied(own)} -> {seen}{body.tied(own)}")
-        values.append(_reshaped(t, body, value, own, shape, element))
-        passed.append(f"{tensor_type(shape, element)}{body.tied(shape)}")
-    values += body.dims.values()
+    shapes, elements = operand_shapes(spec), operand_types(spec)
+    values = [*entry.pass_operands(operand_shapes(site), shapes, elements), *body.dims.values()]
+    passed = [entry.typed(shape, element) for shape, element in zip(shapes, elements, strict=True)]
     passed += [INDEX] * len(body.dims)
     call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
-    tied = [tensor_type(shape, element) + body.tied(shape) for _, shape, element in body.outputs]
-    made = t.several(f"{call} -> {_result_types(tied)}", len(tied))
+    outputs = [entry.typed(shape, element) for _, shape, element in body.outputs]
+    made = t.several(f"{call} -> {listed_types(outputs)}", len(outputs))
     if body.splits > 1:
-        made = [combine_call(t, spec, f"{name}_combine", made, tied)]
-    wanted = [tensor_type(s, d) for s, d in site.results]
+        made = [combine_call(t, spec, f"{name}_combine", made, outputs)]
     results = [
-        _reshaped(t, body, x, old, new, d)
-        for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)
+        entry.reshape(x, old, new, d) for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)
     ]
-    params = ", ".join(f"{n}: {t_}" for n, t_ in zip(names, types, strict=True))
-    return [
-        f"util.func private @{name}({params}) -> {_result_types(wanted)} {{",
-        *t.render(),
-        f"util.return {', '.join(results)} : {', '.join(wanted)}",
-        "}",
-    ]
-
-
-def _result_types(types: list[str]) -> str:
-    return types[0] if len(types) == 1 else f"({', '.join(types)})"
+    return entry.lines(results)

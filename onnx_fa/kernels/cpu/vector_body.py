@@ -25,12 +25,12 @@ from onnx_fa.kernels.cpu.tiles import VectorConfig
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.plan.score import tile_slots
 from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec, Stat
+from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import ScoreExpr
 
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
 LN2 = math.log(2.0)
-FLOAT_MAX = 3.4028234663852886e38
 _LOWERING = (
     "#iree_cpu.lowering_config<distribution = [0, 0], vector_common_parallel = [0, 0], vector_reduction = [0, 0]>"
 )
@@ -246,7 +246,7 @@ class VectorBody(KeyWalk):
         if which == "lse":
             x = t.vop("arith.addf", x, t.vop("math.log", total))
         # Such a number is a mask's, raised to MASK_FLOOR so that log2(e) times it was finite.
-        x = t.select(t.compare("ole", x, t.splat(LOWEST_STAT * 0.999)), t.splat(-FLOAT_MAX), x)
+        x = t.select(t.compare("ole", x, t.splat(LOWEST_STAT * 0.999)), t.splat(-F32_MAX), x)
         infinite = t.splat(math.inf)
         x = t.select(t.compare("oeq", best, infinite), infinite, t.select(t.compare("uno", total, total), total, x))
         nothing = t.compare("ole", best, t.splat(MAX_START)), t.compare("oeq", total, t.splat(0.0))

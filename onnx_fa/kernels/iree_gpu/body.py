@@ -17,75 +17,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from onnx_fa.kernels.iree_gpu.matmul import lowering_config
+from onnx_fa.kernels.iree_gpu.operand import Operand
+from onnx_fa.kernels.iree_gpu.tile_ops import Region, TileOps
+from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
-from onnx_fa.kernels.mlir.text import Text, tensor_type
-from onnx_fa.kernels.mlir.vectors import Scalars
 from onnx_fa.kernels.plan.score import LOG2E, IndexMask, IndexStep, score_plan, window
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import ScoreExpr
 from onnx_fa.spec.target import Target
 
-LOWEST = -3.4028234663852886e38
+MAX_START = -F32_MAX
 """Where row maxima start: so that a row that sees only -inf subtracts a number from it."""
 # 2^x on [-1/2, 1/2], lowest power first, 1 at 0: relative errors 1e-4 (half a step of f16 is 5e-4) and 1.7e-7.
 _EXP2 = {
     3: (1.0, 0.69328293, 0.24221097, 0.05500893),
     5: (1.0, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.0013264728477224708),
 }
-_ROUND = 12582912.0
-
-
-@dataclass(frozen=True)
-class GpuConfig:
-    """Tiles: BM queries and BN keys per block, W subgroups that share the queries. `VT`: V is transposed by a dispatch before, as
-    matrix instructions read it along the keys. `QS`: Q goes through shared memory in every block, and takes no registers between
-    them. `ST`: blocks of K and V on their way ahead of the one that is computed, and one."""
-
-    BM: int
-    BN: int
-    W: int
-    VT: int = 0
-    QS: int = 1
-    ST: int = 1
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor at the dispatch boundary: what walks each stored axis ("b0", "h", "m", "k", "d", "n"; "" for none) and its size. In
-    halves, keys are ("j", "k") and D is ("e", "d")."""
-
-    name: str
-    kinds: tuple[str, ...]
-    shape: tuple[Dim, ...]
-    element: str
-    lead: str = ""
-    """The first axis has the batch dims and heads of "q" or of "kv" before its own."""
-
-    @property
-    def type(self) -> str:
-        return tensor_type(self.shape, self.element)
-
-    @property
-    def tile(self) -> tuple[str, ...]:
-        """The axes that a tile of it has."""
-        return tuple(k for k in self.kinds if k in ("m", "j", "k", "e", "d", "n"))
-
-
-class _Region(Scalars):
-    """The body of a linalg.generic: constants have names that the function's do not."""
-
-    def constant(self, literal: str, type_: str) -> str:
-        key = f"arith.constant {literal} : {type_}"
-        return self._constants.setdefault(key, f"%f{len(self._constants)}")
+_NEAREST_INT = 12582912.0
+"""1.5 * 2^23: f32 that has this added to it is rounded to a whole number, which its low bits hold."""
 
 
 class GpuBody:
-    """Text of the dispatch's function. `sizes` are those of the axes as the dispatch sees them, padding included; lengths of the
-    spec are the true ones. `value` gives the SSA index of a symbol."""
+    """Text of the dispatch's function. `operands` are q, k, v, then what the masks read, then the sink, as the dispatch takes them;
+    `sizes` are those of the axes in it, padding included, while lengths of the spec are the true ones. `value` gives the SSA index
+    of a symbol."""
 
     def __init__(
         self,
@@ -98,130 +56,32 @@ class GpuBody:
         value: Callable[[str], str],
     ) -> None:
         self.spec, self.config, self.target = spec, config, target
+        self.operands = list(operands)
         self.q, self.k, self.v, *rest = operands
         self.masks = rest[: len(spec.tensors)]
         self.sink = rest[len(spec.tensors)] if spec.sink is not None else None
-        self.out, self.sizes, self.value = out, sizes, value
+        self.out, self.value = out, value
         self.plan = score_plan(spec)
         self.skips = skipping(spec)
-        self.t = Text()
-        self.key_axes = ("j", "k") if "j" in self.k.kinds else ("k",)
-        self.dim_axes = ("e", "d") if "e" in self.k.kinds else ("d",)
-        halves = len(self.key_axes)
-        self.tile: dict[str, Dim] = {"m": config.BM, "j": 2, "k": config.BN // halves, "e": 2, "n": sizes["n"]}
-        self.tile["d"] = int(sizes["d"]) // len(self.dim_axes)
+        self.ops = TileOps(config, target, spec.dtype, (self.q, self.k, self.v), sizes)
+        self.t = self.ops.t
         self.bounds = IntBounds(spec.Sq, spec.Skv, spec.tensors)
-        self.offsets: dict[str, str] = {}
 
-    # Small pieces of text.
-
-    def exprs(self, region: _Region) -> ExprVectors:
+    def exprs(self, region: Region) -> ExprVectors:
         return ExprVectors(region, self.bounds, self.spec.tensors)
 
     def size(self, dim: Dim) -> str:
         return self.t.index(dim) if isinstance(dim, int) else self.value(dim)
 
-    def shape(self, axes: Sequence[str]) -> tuple[Dim, ...]:
-        return tuple(self.tile[a] for a in axes)
-
-    def type(self, axes: Sequence[str], element: str = "f32") -> str:
-        return tensor_type(self.shape(axes), element)
-
-    def empty(self, axes: Sequence[str], element: str = "f32") -> str:
-        return self.t.let(f"tensor.empty() : {self.type(axes, element)}")
-
-    def fill(self, axes: Sequence[str], value: float) -> str:
-        t, type_ = self.t, self.type(axes)
-        return t.let(f"linalg.fill ins({t.f32(value)} : f32) outs({self.empty(axes)} : {type_}) -> {type_}")
-
-    def slice(self, x: Operand) -> str:
-        """The tile of an operand at the current offsets."""
-        starts, sizes = self.bounds_of(x)
-        ones = ", ".join("1" for _ in x.kinds)
-        return self.t.let(
-            f"tensor.extract_slice {x.name}[{starts}] [{sizes}] [{ones}] : {x.type} to {self.type(x.tile, x.element)}"
-        )
-
-    def bounds_of(self, x: Operand) -> tuple[str, str]:
-        inner = {"k"} if len(self.key_axes) > 1 else set()  # keys in halves start at a half
-        starts = [
-            self.offsets.get(k, "0") if k not in inner and (size != 1 or k == "m") else "0"
-            for k, size in zip(x.kinds, x.shape, strict=True)
-        ]
-        if x is self.k or x is self.v:
-            starts = [self.offsets["kv"] if k == "h" and s != "0" else s for k, s in zip(x.kinds, starts, strict=True)]
-        if x.lead:
-            t, axis = self.t, x.kinds[0]
-            if axis == "j":  # blocks of keys begin with a half
-                base = t.arith(
-                    "muli", self.offsets[f"outer {x.lead}"], t.index(int(self.sizes["k"]) // int(self.tile["k"]))
-                )
-                starts[0] = t.arith("addi", base, self.offsets["j"])
-            else:
-                base = t.arith("muli", self.offsets[f"outer {x.lead}"], t.index(int(self.sizes[axis])))
-                starts[0] = t.arith("addi", base, self.offsets[axis]) if axis in self.offsets else base
-        sizes = [str(self.tile[k]) if k in self.tile else "1" for k in x.kinds]
-        return ", ".join(starts), ", ".join(sizes)
-
-    def generic(
-        self,
-        axes: Sequence[str],
-        sources: Sequence[tuple[str, Sequence[str], str]],
-        into: tuple[str, Sequence[str], str],
-        body: Callable[[_Region, list[str], str], str],
-        attrs: str = "",
-        index: bool = False,
-    ) -> str:
-        """A linalg.generic over `axes`: `sources` and `into` are (tensor, its axes, element); axes that `into` lacks are reduced.
-        `body` gets the elements and what is in `into`."""
-        t, region = self.t, _Region()
-        maps = [f"affine_map<({', '.join(axes)}) -> ({', '.join(a)})>" for _, a, _ in (*sources, into)]
-        kinds = ", ".join('"parallel"' if a in into[1] else '"reduction"' for a in axes)
-        names = [f"%in{i}" for i in range(len(sources))]
-        arguments = [f"{n}: {e}" for n, (_, _, e) in zip(names, sources, strict=True)] + [f"%into: {into[2]}"]
-        result = body(region, names, "%into")
-        ins = ""
-        if sources:
-            values = ", ".join(s for s, _, _ in sources)
-            ins = f"ins({values} : {', '.join(self.type(a, e) for _, a, e in sources)}) "
-        lines = [
-            f"linalg.generic {{indexing_maps = [{', '.join(maps)}], iterator_types = [{kinds}]}} {ins}"
-            f"outs({into[0]} : {self.type(into[1], into[2])}) {attrs}{{",
-            f"^bb0({', '.join(arguments)}):",
-            *region.render(),
-            f"linalg.yield {result} : {into[2]}",
-            f"}} -> {self.type(into[1], into[2])}",
-        ]
-        return t.let("\n".join(lines))
-
-    def matmul(
-        self, a: tuple[str, Sequence[str]], b: tuple[str, Sequence[str]], into: str, out: Sequence[str], which: str
-    ) -> str:
-        """into + a b, of operands in the spec's element type, added up in f32."""
-        dtype = self.spec.dtype
-        axes = (*out, *(self.dim_axes if which == "qk" else self.key_axes))
-        promote = ((0, 1) if self.config.QS else (1,)) if which == "qk" else (1,)
-        config = lowering_config(self.target, dtype, which, self.config.W, promote, len(axes))
-
-        def body(r: _Region, x: list[str], acc: str) -> str:
-            if dtype != "f32":
-                x = [r.let(f"arith.extf {e} : {dtype} to f32") for e in x]
-            return r.vop("arith.addf", r.vop("arith.mulf", *x), acc)
-
-        sources = [(a[0], a[1], dtype), (b[0], b[1], dtype)]
-        return self.generic(axes, sources, (into, out, "f32"), body, attrs=f"attrs = {{lowering_config = {config}}} ")
-
-    # Softmax.
-
-    def exp2(self, r: _Region, x: str) -> str:
+    def exp2(self, r: Region, x: str) -> str:
         """2^x for x <= 0, exactly 1 at 0 and 0 from -127 down. On CUDA by a polynomial of the fractional part, whose exponent bits
         the whole part is added to: IREE's own expansion takes twice as many instructions. NaN gives any number: see `finish`."""
         if self.target.backend != "cuda":
             return r.vop("math.exp2", x)
         powers = _EXP2[5 if self.spec.dtype == "f32" else 3]
         x = r.vop("arith.maximumf", x, r.splat(-127.0))
-        rounded = r.vop("arith.addf", x, r.splat(_ROUND))
-        rest = r.vop("arith.subf", x, r.vop("arith.subf", rounded, r.splat(_ROUND)))
+        rounded = r.vop("arith.addf", x, r.splat(_NEAREST_INT))
+        rest = r.vop("arith.subf", x, r.vop("arith.subf", rounded, r.splat(_NEAREST_INT)))
         p = r.splat(powers[-1])
         for c in reversed(powers[:-1]):
             p = r.let(f"math.fma {p}, {rest}, {r.splat(c)} : f32")
@@ -248,13 +108,13 @@ class GpuBody:
 
     def scores(self, raw: str) -> str:
         """What the softmax sees, in units of log2, of a block of products of Q and K."""
-        spec, axes = self.spec, ("m", *self.key_axes)
+        spec, axes = self.spec, ("m", *self.ops.key_axes)
         unit = 1.0 if self.plan.natural else LOG2E
         sources: list[tuple[str, Sequence[str], str]] = [(raw, axes, "f32")]
-        sources += [(self.slice(x), x.tile, x.element) for x in self.masks]
-        m0, k0, fresh = self.offsets["m"], self.offsets["k"], self.offsets["fresh"]
+        sources += [(self.ops.slice(x), x.tile, x.element) for x in self.masks]
+        m0, k0, fresh = self.ops.offsets["m"], self.ops.offsets["k"], self.ops.offsets["fresh"]
 
-        def body(r: _Region, x: list[str], _: str) -> str:
+        def body(r: Region, x: list[str], _: str) -> str:
             s = x[0]
             factors = [spec.scale / spec.mods[0].cap] if spec.mods else [spec.scale * unit]
             for mod, following in zip(spec.mods, (*spec.mods[1:], None), strict=False):
@@ -294,16 +154,16 @@ class GpuBody:
                 s = r.select(r.arith("andi", counts, inside, "i1"), s, r.splat(-math.inf))
             return s
 
-        return self.generic(axes, sources, (self.empty(axes), axes, "f32"), body)
+        return self.ops.generic(axes, sources, (self.ops.empty(axes), axes, "f32"), body)
 
-    def key(self, r: _Region) -> str:
+    def key(self, r: Region) -> str:
         """The key of an element of the score, counted from the block's first."""
-        if len(self.key_axes) == 1:
+        if len(self.ops.key_axes) == 1:
             return r.let("linalg.index 1 : index")
         half = r.arith("muli", r.let("linalg.index 1 : index"), r.index(self.config.BN // 2))
         return r.arith("addi", half, r.let("linalg.index 2 : index"))
 
-    def element(self, r: _Region, x: Operand, value: str) -> Vector:
+    def element(self, r: Region, x: Operand, value: str) -> Vector:
         """An element of a tensor, as expressions take it."""
         if x.element == "i8":
             return Vector(r.let(f"arith.cmpi ne, {value}, {r.constant('0', 'i8')} : i8"), "i1")
@@ -318,7 +178,7 @@ class GpuBody:
             return self.t.index(self.spec.Skv - self.spec.Sq)
         return self.t.arith("subi", self.size(self.spec.Skv), self.size(self.spec.Sq))
 
-    def index_mask(self, r: _Region, step: IndexStep, s: str, q: str, k: str) -> str:
+    def index_mask(self, r: Region, step: IndexStep, s: str, q: str, k: str) -> str:
         at = r.arith("addi", q, self.offset(step.mask))
         left, right = window(step.mask)
         for bound, predicate, sign in ((right, "sle", 1), (left, "sge", -1)):
@@ -330,50 +190,56 @@ class GpuBody:
     def block(self, state: list[str], query: str, key: str, value: str) -> list[str]:
         """acc, maximum and sum after a block of keys."""
         acc, best, total = state
-        rows, mk, factor = ("m",), ("m", *self.key_axes), self.late_scale
-        raw = self.matmul((query, self.q.tile), (key, self.k.tile), self.fill(mk, 0.0), mk, "qk")
+        rows, mk, factor = ("m",), ("m", *self.ops.key_axes), self.late_scale
+        raw = self.ops.matmul((query, self.q.tile), (key, self.k.tile), self.ops.fill(mk, 0.0), mk, "qk")
         s = raw if factor else self.scores(raw)
-        new = self.generic(mk, [(s, mk, "f32")], (best, rows, "f32"), lambda r, x, o: r.vop("arith.maximumf", x[0], o))
+        new = self.ops.generic(
+            mk, [(s, mk, "f32")], (best, rows, "f32"), lambda r, x, o: r.vop("arith.maximumf", x[0], o)
+        )
 
-        def less(r: _Region, x: list[str], _: str) -> str:
+        def less(r: Region, x: list[str], _: str) -> str:
             if factor is None:
                 return self.exp2(r, r.vop("arith.subf", *x))
             shift = r.vop("arith.mulf", x[1], r.splat(-factor))
             return self.exp2(r, r.let(f"math.fma {x[0]}, {r.splat(factor)}, {shift} : f32"))
 
-        decay = self.generic(rows, [(best, rows, "f32"), (new, rows, "f32")], (self.empty(rows), rows, "f32"), less)
-        p = self.generic(mk, [(s, mk, "f32"), (new, rows, "f32")], (self.empty(mk), mk, "f32"), less)
-        scaled = lambda r, x, _: r.vop("arith.mulf", *x)  # noqa: E731
-        total = self.generic(
-            rows, [(decay, rows, "f32"), (total, rows, "f32")], (self.empty(rows), rows, "f32"), scaled
+        decay = self.ops.generic(
+            rows, [(best, rows, "f32"), (new, rows, "f32")], (self.ops.empty(rows), rows, "f32"), less
         )
-        total = self.generic(mk, [(p, mk, "f32")], (total, rows, "f32"), lambda r, x, o: r.vop("arith.addf", x[0], o))
+        p = self.ops.generic(mk, [(s, mk, "f32"), (new, rows, "f32")], (self.ops.empty(mk), mk, "f32"), less)
+        scaled = lambda r, x, _: r.vop("arith.mulf", *x)  # noqa: E731
+        total = self.ops.generic(
+            rows, [(decay, rows, "f32"), (total, rows, "f32")], (self.ops.empty(rows), rows, "f32"), scaled
+        )
+        total = self.ops.generic(
+            mk, [(p, mk, "f32")], (total, rows, "f32"), lambda r, x, o: r.vop("arith.addf", x[0], o)
+        )
         dtype = self.spec.dtype
         if dtype != "f32":
             narrow = lambda r, x, _: r.let(f"arith.truncf {x[0]} : f32 to {dtype}")  # noqa: E731
-            p = self.generic(mk, [(p, mk, "f32")], (self.empty(mk, dtype), mk, dtype), narrow)
+            p = self.ops.generic(mk, [(p, mk, "f32")], (self.ops.empty(mk, dtype), mk, dtype), narrow)
         mn = ("m", "n")
-        acc = self.generic(mn, [(decay, rows, "f32"), (acc, mn, "f32")], (self.empty(mn), mn, "f32"), scaled)
-        return [self.matmul((p, mk), (value, self.v.tile), acc, mn, "pv"), new, total]
+        acc = self.ops.generic(mn, [(decay, rows, "f32"), (acc, mn, "f32")], (self.ops.empty(mn), mn, "f32"), scaled)
+        return [self.ops.matmul((p, mk), (value, self.v.tile), acc, mn, "pv"), new, total]
 
     def start(self) -> list[str]:
         """acc, maximum and sum before any key."""
-        acc, rows = self.fill(("m", "n"), 0.0), ("m",)
+        acc, rows = self.ops.fill(("m", "n"), 0.0), ("m",)
         if self.sink is None:
-            return [acc, self.fill(rows, LOWEST), self.fill(rows, 0.0)]
+            return [acc, self.ops.fill(rows, MAX_START), self.ops.fill(rows, 0.0)]
         sink = self.sink
-        source = [(self.slice(sink), sink.tile, sink.element)]
+        source = [(self.ops.slice(sink), sink.tile, sink.element)]
 
-        def logit(r: _Region, x: list[str]) -> tuple[str, str]:
+        def logit(r: Region, x: list[str]) -> tuple[str, str]:
             value = self.exprs(r).in_log2(self.element(r, sink, x[0]).value)
-            return value, r.vop("arith.maximumf", value, r.splat(LOWEST))
+            return value, r.vop("arith.maximumf", value, r.splat(MAX_START))
 
-        def total(r: _Region, x: list[str], _: str) -> str:
+        def total(r: Region, x: list[str], _: str) -> str:
             value, best = logit(r, x)
             return r.vop("math.exp2", r.vop("arith.subf", value, best))
 
-        best = self.generic(rows, source, (self.empty(rows), rows, "f32"), lambda r, x, _: logit(r, x)[1])
-        return [acc, best, self.generic(rows, source, (self.empty(rows), rows, "f32"), total)]
+        best = self.ops.generic(rows, source, (self.ops.empty(rows), rows, "f32"), lambda r, x, _: logit(r, x)[1])
+        return [acc, best, self.ops.generic(rows, source, (self.ops.empty(rows), rows, "f32"), total)]
 
     def finish(self, state: list[str]) -> str:
         """The output's tile. A row's maximum that is NaN or infinite makes it NaN, as softmax does; without any keys it is 0."""
@@ -381,7 +247,7 @@ class GpuBody:
         axes, dtype, empty_row = self.out.tile, self.spec.dtype, self.spec.empty_row
         sources = [(acc, ("m", "n"), "f32"), (total, ("m",), "f32"), (best, ("m",), "f32")]
 
-        def body(r: _Region, x: list[str], _: str) -> str:
+        def body(r: Region, x: list[str], _: str) -> str:
             value, weight, most = x
             if empty_row == "zero":
                 weight = r.select(r.compare("oeq", weight, r.splat(0.0)), r.splat(1.0), weight)
@@ -395,9 +261,7 @@ class GpuBody:
             y = r.vop("arith.divf", value, weight)
             return y if dtype == "f32" else r.let(f"arith.truncf {y} : f32 to {dtype}")
 
-        return self.generic(axes, sources, (self.empty(axes, dtype), axes, dtype), body)
-
-    # Blocks.
+        return self.ops.generic(axes, sources, (self.ops.empty(axes, dtype), axes, dtype), body)
 
     @property
     def skipped(self) -> bool:
@@ -441,7 +305,7 @@ class GpuBody:
         assert self.skips.threshold is not None
         none = t.let("tensor.empty() : tensor<f32>")
         most = t.let(f"linalg.fill ins({t.f32(math.inf)} : f32) outs({none} : tensor<f32>) -> tensor<f32>")
-        least = self.generic(
+        least = self.ops.generic(
             ("m",), [(state[1], ("m",), "f32")], (most, (), "f32"), lambda r, x, o: r.vop("arith.minimumf", x[0], o)
         )
         value = t.let(f"tensor.extract {least}[] : tensor<f32>")
@@ -470,29 +334,31 @@ class GpuBody:
         empty = t.let(f"tensor.empty({out_dynamic}) : {self.out.type}")
         t.do(f"%result = scf.forall (%w) in ({total}) shared_outs(%all = {empty}) -> ({self.out.type}) {{")
         self.place(blocks, outer)
-        query = self.slice(self.q)
+        query = self.ops.slice(self.q)
         state = self.start()
-        types = [self.type(("m", "n")), self.type(("m",)), self.type(("m",))]
-        first, end = self.visited(self.offsets["m"])
+        types = [self.ops.type(("m", "n")), self.ops.type(("m",)), self.ops.type(("m",))]
+        first, end = self.visited(self.ops.offsets["m"])
 
         def body(k: str, carried: list[str]) -> list[str]:
-            self.offsets["fresh"] = self.offsets["k"] = k
+            self.ops.offsets["fresh"] = self.ops.offsets["k"] = k
             if self.ragged:
-                self.offsets["k"] = t.arith("minsi", k, t.arith("subi", self.size(self.sizes["k"]), t.index(config.BN)))
-            if len(self.key_axes) > 1:
-                self.offsets["j"] = t.arith("divui", k, t.index(config.BN // 2))
-            return self.block(carried, query, self.slice(self.k), self.slice(self.v))
+                self.ops.offsets["k"] = t.arith(
+                    "minsi", k, t.arith("subi", self.size(self.ops.sizes["k"]), t.index(config.BN))
+                )
+            if len(self.ops.key_axes) > 1:
+                self.ops.offsets["j"] = t.arith("divui", k, t.index(config.BN // 2))
+            return self.block(carried, query, self.ops.slice(self.k), self.ops.slice(self.v))
 
         state = t.loop((first, end, t.index(config.BN)), list(zip(state, types, strict=True)), body)
         if self.skipped and self.skips.threshold is not None:
             state = self.left_out(state, types, first, end, body)
         tile = self.finish(state)
-        starts, sizes = self.bounds_of(self.out)
+        starts, sizes = self.ops.bounds_of(self.out)
         ones = ", ".join("1" for _ in self.out.kinds)
         t.do("scf.forall.in_parallel {")
         t.do(
             f"tensor.parallel_insert_slice {tile} into %all[{starts}] [{sizes}] [{ones}] : "
-            f"{self.type(self.out.tile, spec.dtype)} into {self.out.type}"
+            f"{self.ops.type(self.out.tile, spec.dtype)} into {self.out.type}"
         )
         t.do("}")
         t.do("} {mapping = [#iree_codegen.workgroup_mapping<x>]}")
@@ -504,16 +370,16 @@ class GpuBody:
         rest, block = t.arith("divui", "%w", blocks), t.arith("remui", "%w", blocks)
         if self.skipped:
             block = t.arith("subi", t.arith("subi", blocks, t.index(1)), block)
-        self.offsets["outer q"] = rest
-        self.offsets["outer kv"] = t.arith("divui", rest, t.index(spec.group)) if spec.group > 1 else rest
+        self.ops.offsets["outer q"] = rest
+        self.ops.offsets["outer kv"] = t.arith("divui", rest, t.index(spec.group)) if spec.group > 1 else rest
         names = [*(f"b{i}" for i in range(len(spec.batch))), "h"]
         for name, dim in reversed(list(zip(names, outer, strict=True))):
-            self.offsets[name] = t.arith("remui", rest, self.size(dim)) if dim != 1 else t.index(0)
+            self.ops.offsets[name] = t.arith("remui", rest, self.size(dim)) if dim != 1 else t.index(0)
             rest = t.arith("divui", rest, self.size(dim)) if dim != 1 else rest
-        self.offsets["kv"] = (
-            t.arith("divui", self.offsets["h"], t.index(spec.group)) if spec.group > 1 else self.offsets["h"]
+        self.ops.offsets["kv"] = (
+            t.arith("divui", self.ops.offsets["h"], t.index(spec.group)) if spec.group > 1 else self.ops.offsets["h"]
         )
         m0 = t.arith("muli", block, t.index(config.BM))
-        if not (isinstance(self.sizes["m"], int) and self.sizes["m"] % config.BM == 0):
-            m0 = t.arith("minsi", m0, t.arith("subi", self.size(self.sizes["m"]), t.index(config.BM)))
-        self.offsets["m"] = m0
+        if not (isinstance(self.ops.sizes["m"], int) and self.ops.sizes["m"] % config.BM == 0):
+            m0 = t.arith("minsi", m0, t.arith("subi", self.size(self.ops.sizes["m"]), t.index(config.BM)))
+        self.ops.offsets["m"] = m0

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
-
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, kind
 from onnx_fa.spec.attention import Dim, TensorArg
+from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import LEAVES, ScoreExpr
 
 LONGEST = 2**28
@@ -167,8 +166,7 @@ class ExprVectors:
         if math.isnan(value):
             return self.t.dense("0x7FC00000", "f32")
         if math.isfinite(value):
-            largest = float(np.finfo(np.float32).max)
-            value = min(max(value, -largest), largest)
+            value = min(max(value, -F32_MAX), F32_MAX)
         return self.t.splat(value)
 
     def _let(self, op: str, element: str, *operands: Vector) -> Vector:

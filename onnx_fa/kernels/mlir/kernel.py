@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise
 
 Body = Literal["vector", "few", "gpu", "triton"]
 
@@ -31,9 +32,19 @@ class Kernel:
     lossy: str = ""
 
 
+def check_operands(spec: AttentionSpec, body: str) -> None:
+    """Raises UnsupportedError, which names the body, for what none carries: operands of f64, and masks that fill with infinity or
+    NaN."""
+    if "f64" in spec.operand_dtypes:
+        raise UnsupportedError(f"{body} kernel: f64 operands")
+    for mask in spec.masks:
+        if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
+            raise UnsupportedError(f"{body} kernel: a mask that fills with {mask.fill}")
+
+
 def check_plain(spec: AttentionSpec) -> None:
-    """Raises UnsupportedError for what only the vector bodies carry: row statistics, K and V otherwise than as numbers, one row for
-    every key, and probabilities that are rounded or multiplied by a tensor."""
+    """Raises UnsupportedError for what only the bodies for CPUs carry: row statistics, K and V as integers or gathered from a pool,
+    and probabilities that are rounded or multiplied by a tensor."""
     if spec.stats:
         raise UnsupportedError(f"row statistics ({', '.join(spec.stats)}) as outputs")
     if spec.weights is not None:

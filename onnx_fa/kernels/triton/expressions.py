@@ -6,16 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from onnx_fa.kernels.mlir.expressions import IntBounds
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, fill_log2, kind, uses
 from onnx_fa.spec.attention import Dim, TensorArg
+from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.expr import LEAVES, ScoreExpr
 
 SLOPE = "Slope"
 """One more op, for the same reason as LOG2: a factor of positions, in units of log2."""
-_LARGEST = float(np.finfo(np.float32).max)
 _EXACT_INT = 1 << 24
 """Integers below this are exact in f32."""
 _I32 = (-(2**31), 2**31 - 1)
@@ -43,7 +41,7 @@ def float_text(value: float) -> str:
         return 'float("nan")'
     if math.isinf(value):
         return 'float("inf")' if value > 0 else 'float("-inf")'
-    return repr(float(min(max(value, -_LARGEST), _LARGEST)))
+    return repr(float(min(max(value, -F32_MAX), F32_MAX)))
 
 
 @dataclass
@@ -224,7 +222,7 @@ class Expressions:
         """A value times log2(e); finite values below MASK_FLOOR are raised to it first, where there can be any."""
         if expr[0] == "f":
             return f"tl.full([1, 1], {float_text(fill_log2(expr[1]))}, tl.float32)"
-        if self._size(expr) <= _LARGEST / 2:
+        if self._size(expr) <= F32_MAX / 2:
             return f"{emit(expr)} * {LOG2E!r}"
         if expr[0] == "Where":
             condition, a, b = expr[1:]
@@ -252,7 +250,7 @@ class Expressions:
                     return 1.0
                 return float(max(map(abs, self.bounds.of(a)))) if self._kind(a) == "int" else self._size(a)
             case ("tensor", n):
-                return 65504.0 if self.tensors[n].dtype == "f16" else math.inf
+                return F16_MAX if self.tensors[n].dtype == "f16" else math.inf
             case ("Sin" | "Cos" | "Tanh" | "Erf" | "Sigmoid" | "Sign", _):
                 return 1.0
             case ("Neg" | "Abs" | "Relu" | "Floor" | "Ceil" | "Round", a):

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.plan.skipping import skipping
+from onnx_fa.kernels.triton.combine import divide_by_sum
 from onnx_fa.kernels.triton.config import TritonConfig
-from onnx_fa.kernels.triton.source import AttentionSource, Operand, normalised
+from onnx_fa.kernels.triton.places import Operand
+from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.attention import AttentionSpec
 
 _HEADER = """from triton.experimental import gluon
@@ -222,7 +224,7 @@ class OverlappedSource(AttentionSource):
         """The probabilities of a block, and the row statistics with it."""
         t = self.t
         inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
-        new, p = self.probabilities(s, k0, inside, edge)
+        new, p = self.scores.probabilities(s, k0, inside, edge)
         t.do(f"alpha = tl.exp2(m - {new})")
         t.do(f"l = l * alpha + tl.sum({p}, 1)")
         t.do(f"m = {new}")
@@ -234,7 +236,7 @@ class OverlappedSource(AttentionSource):
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
         t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
-        result = normalised(t, spec, "acc", "total_row", self.skv)
+        result = divide_by_sum(t, spec, "acc", "total_row", self.skv)
         # Sixteen bytes per thread, side by side.
         across = min(self.dvp // 8, 32)
         t.do(

@@ -16,7 +16,7 @@ from typing import Any
 
 from onnx_fa.errors import MissingDependencyError, UnsupportedError
 from onnx_fa.kernels.triton.config import SHARED_BYTES
-from onnx_fa.kernels.triton.source import Program
+from onnx_fa.kernels.triton.program import Program
 from onnx_fa.processes import DEFAULT, Limits, run_limited
 
 PTX_VERSION = "8.6"

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.plan.score import ExprStep, score_plan
 from onnx_fa.kernels.plan.skipping import skipping
+from onnx_fa.kernels.triton.block_ranges import Ends
 from onnx_fa.kernels.triton.overlapped import OverlappedSource, can_overlap
-from onnx_fa.kernels.triton.source import Program
+from onnx_fa.kernels.triton.program import Program
 from onnx_fa.spec.attention import AttentionSpec
 
 _PARTS = 2
@@ -81,7 +82,7 @@ class _Rows(OverlappedSource):
         self.element()
         self.t.do("q_buffer = q_buffer.index(part)")
 
-    def ranges(self) -> tuple[str, str, str, str]:
+    def ranges(self) -> Ends:
         """Those of all parts. From here on, the first query is the part's."""
         found = super().ranges()
         self.m0 = self.t.let(f"{self.m0} + part * {self.height}")

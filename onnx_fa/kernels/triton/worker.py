@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.ptx import triton_compile
-from onnx_fa.kernels.triton.source import Program
 
 
 def main() -> None:

@@ -1,0 +1,81 @@
+"""Split keys: several workgroups share the keys of the same queries, and their parts are combined by the last of them, or by a
+second dispatch (Flash-Decoding, Dao et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.expressions import Block
+from onnx_fa.kernels.triton.places import Places
+from onnx_fa.kernels.triton.program import Program, times
+from onnx_fa.spec.attention import AttentionSpec
+
+_MOST_UNROLLED = 8
+"""Up to so many queries are combined without a loop."""
+_MOST_LOADED = 128
+"""So many numbers per thread are loaded side by side."""
+
+
+def divide_by_sum(t: Block, spec: AttentionSpec, acc: str, total: str, skv: str) -> str:
+    """The output: divided by the sum. Rows without a key have a sum of 0: they are NaN (0 / 0), or 0 if the spec says so, or if
+    there are no keys at all."""
+    result = t.let(f"{acc} / {total}")
+    if isinstance(spec.Skv, str) and spec.empty_row in ("nan", "mean"):
+        return t.let(f"tl.where({skv} == 0, 0.0, {result})")
+    if spec.empty_row == "zero":
+        return t.let(f"tl.where({total} == 0.0, 0.0, {result})")
+    return t.let(f"tl.where({total} > 0.0, {result}, 0.0)") if spec.empty_row == "guarded" else result
+
+
+def combine_last(places: Places, lead: list[str]) -> None:
+    """Of the workgroups that share queries the last to come here combines the parts. It leaves the counter at zero again."""
+    t, spec, config = places.t, places.spec, places.config
+    assert isinstance(spec.Sq, int)
+    t.do("tl.debug_barrier()  # all threads' parts are written")
+    t.do("before = tl.atomic_add(count + pid, 1, sem='acq_rel')")
+    t.do(f"if before == {config.splits - 1}:")
+    t.indent += 1
+    t.do("tl.store(count + pid, 0)")
+    if spec.Sq <= min(_MOST_UNROLLED, config.BM):
+        together = max(1, _MOST_LOADED * 32 * config.warps // (config.splits * places.dvp))
+        for r in range(0, spec.Sq, together):
+            combine_rows(places, lead, [str(x) for x in range(r, min(r + together, spec.Sq))])
+    else:
+        t.do(f"for r in range({places.m0}, tl.minimum({places.m0} + {config.BM}, {spec.Sq})):")
+        t.indent += 1
+        combine_rows(places, lead, ["r"])
+        t.indent -= 1
+    t.indent -= 1
+
+
+def combine_rows(places: Places, lead: list[str], rows: Sequence[str]) -> None:
+    """The parts of some queries, weighed by their maxima. All loads come first, so that they go side by side."""
+    t, spec, parts = places.t, places.spec, places.config.splits
+    narrow = places.narrow(spec.Dv, places.dvp, "ov")
+    mask = f", mask=ov < {spec.Dv}" if narrow else ""
+    loaded = []
+    for row in rows:
+        at = t.let(f"tl.arange(0, {parts}).to(tl.int64) * {places.total_rows()} + {places.head} * {places.sq} + {row}")
+        m, total = (t.let(f"tl.load(stat + {first}{at})") for first in ("", f"{places.total_rows()} * {parts} + "))
+        loaded.append((m, total, places.load(f"part + {at}[:, None] * {spec.Dv} + ov[None, :]", narrow)))
+    out = places.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
+    for row, (m, total, acc) in zip(rows, loaded, strict=True):
+        weight = t.let(f"tl.exp2({m} - tl.max({m}))")
+        total = t.let(f"tl.sum({weight} * {total})")
+        acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
+        result = divide_by_sum(t, spec, acc, total, places.skv)
+        start = t.let(places.moved(out, row, spec.Sq))
+        t.do(f"tl.store({start} + {times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
+
+
+def combine_program(spec: AttentionSpec, config: TritonConfig, name: str) -> Program:
+    """The second dispatch of split keys, where there is one: a workgroup per query."""
+    places = Places(spec, config, name)
+    t = places.t
+    t.do("pid = tl.program_id(0)")
+    t.do(f"ov = tl.arange(0, {places.dvp})")
+    places.head, row = t.let(f"pid // {places.sq}"), t.let(f"pid % {places.sq}")
+    combine_rows(places, places.lead(places.head), [row])
+    pointers = (("part", "f32"), ("stat", "f32"), ("out", spec.dtype))
+    return places.written(pointers)

@@ -1,0 +1,143 @@
+"""The function that a program calls for a Triton kernel: sizes, the numbers of workgroups, the dispatches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.triton import ptx
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.program import Program, combines_itself
+from onnx_fa.spec.attention import AttentionSpec, Dim
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One architecture's code of a dispatch, and its configuration."""
+
+    arch: int
+    code: ptx.Compiled
+    config: TritonConfig
+
+
+class TritonEntry(KernelEntry):
+    """The entry of a `site`, whose dispatches see `spec`, the site with its queries folded. `combine` is the dispatch that combines
+    the parts of split keys, where that is one of its own."""
+
+    def __init__(
+        self,
+        site: AttentionSpec,
+        spec: AttentionSpec,
+        name: str,
+        program: Program,
+        variants: Sequence[Variant],
+        combine: Program | None,
+    ) -> None:
+        super().__init__(site, name)
+        self.spec, self.program, self.variants, self.combine = spec, program, variants, combine
+        self.config: TritonConfig = variants[0].config
+        self.counter = f"{name}_count"
+        heads = math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int))
+        blocks = max(-(-spec.Sq // v.config.BM) for v in variants) if isinstance(spec.Sq, int) else 0
+        self.counters = f"tensor<{heads * blocks}xi32>" if combines_itself(spec, self.config) else ""
+        """The type of a number per workgroup of queries, where the kernel of split keys combines the parts itself."""
+
+    def text_lines(self) -> list[str]:
+        """The function, and the variable that holds the counters."""
+        site, spec, t = self.site, self.spec, self.t
+        for symbol in site.symbols:
+            self.measure(symbol)
+        elements = [element for _, element in self.program.pointers[: len(self.names)]]
+        values = self.pass_operands(site.operand_shapes, spec.operand_shapes, elements)
+        passed = [self.typed(shape, element) for shape, element in zip(spec.operand_shapes, elements, strict=True)]
+        constants = [t.let(f"arith.index_cast {self.dims[s]} : index to i32") for s in self.program.constants]
+        result = self.attend(values, passed, constants)
+        result = self.reshape(result, spec.out_shape, site.out_shape, spec.dtype)
+        state = [f"util.global private mutable @{self.counter} = dense<0> : {self.counters}"] if self.counters else []
+        return [*state, *self.lines([result])]
+
+    def attend(self, values: list[str], passed: list[str], constants: Sequence[str]) -> str:
+        """The output, from the operands as the kernel takes them; `passed` are their types."""
+        spec, t = self.spec, self.t
+        counts = self.workgroup_counts()
+        out = self.typed(spec.out_shape, spec.dtype)
+        results = [out]
+        if self.config.splits > 1:
+            results = self.part_types() if self.combine else [*self.part_types(), out]
+        if self.counters:
+            # The counters outlive the call. Each is zero again when the dispatch ends.
+            values.append(t.let(f"util.global.load @{self.counter} : {self.counters}"))
+            passed.append(self.counters)
+            results.insert(0, values[-1])
+        scratch = max(v.code.scratch for v in self.variants)
+        if scratch:
+            results.append(self.scratch_type(scratch, counts[0]))
+        symbols = ["i32"] * len(constants)
+        result = self.dispatch(self.program.entry, counts, [*values, *constants], [*passed, *symbols], results)
+        if self.combine is not None:
+            queries = [self.product((*spec.batch, spec.Hq, spec.Sq))] * len(self.variants)
+            parts = [f"{result}#0", f"{result}#1", *constants]
+            return self.dispatch(self.combine.entry, queries, parts, [*results[:2], *symbols], [out])
+        if self.counters:
+            t.do(f"util.global.store {result}#0, @{self.counter} : {self.counters}")
+            return f"{result}#3"
+        return f"{result}#0" if scratch else result
+
+    def workgroup_counts(self) -> list[str]:
+        """The number of workgroups of each variant."""
+        spec, t = self.spec, self.t
+        heads = self.product((*spec.batch, spec.Hq))
+        counts = []
+        for v in self.variants:
+            if isinstance(spec.Sq, int):
+                blocks = t.index(-(-spec.Sq // v.config.BM))
+            else:
+                blocks = t.arith("ceildivui", self.dims[spec.Sq], t.index(v.config.BM))
+            counts.append(t.arith("muli", heads, blocks))
+        return counts
+
+    def part_types(self) -> list[str]:
+        """The types of what each split of the keys found: output, then maximum and sum."""
+        rows = (*self.spec.batch, self.spec.Hq, self.spec.Sq)
+        splits = self.config.splits
+        return [self.flat((*rows, splits * self.spec.Dv), "f32"), self.flat((*rows, 2 * splits), "f32")]
+
+    def scratch_type(self, scratch: int, count: str) -> str:
+        """The type of the memory that `count` workgroups, with `scratch` bytes each, have for themselves."""
+        spec, t = self.spec, self.t
+        if isinstance(spec.Sq, int):
+            blocks = -(-spec.Sq // self.config.BM)
+            return self.flat((*spec.batch, spec.Hq, blocks, scratch), "i8", ptx.ALIGNMENT)
+        most = t.arith("addi", t.arith("muli", count, t.index(scratch)), t.index(ptx.ALIGNMENT))
+        return f"tensor<?xi8>{{{most}}}"
+
+    def product(self, dims: Sequence[Dim]) -> str:
+        """The product of dims, as an index."""
+        value = self.t.index(math.prod(d for d in dims if isinstance(d, int)))
+        for d in dims:
+            if isinstance(d, str):
+                value = self.t.arith("muli", value, self.dims[d])
+        return value
+
+    def flat(self, dims: Sequence[Dim], element: str, more: int = 0) -> str:
+        """The type of a buffer of so many elements."""
+        known = math.prod(d for d in dims if isinstance(d, int))
+        if all(isinstance(d, int) for d in dims):
+            return f"tensor<{known + more}x{element}>"
+        return f"tensor<?x{element}>{{{self.t.arith('addi', self.product(dims), self.t.index(more))}}}"
+
+    def dispatch(
+        self, symbol: str, counts: Sequence[str], values: Sequence[str], types: Sequence[str], results: Sequence[str]
+    ) -> str:
+        """Dispatches the executable `symbol`, with a number of workgroups per variant. Returns the name of what it gives."""
+        entries = ", ".join(f"@{symbol}::@sm_{v.arch}::@{symbol}" for v in self.variants)
+        result = f"({', '.join(results)})" if len(results) > 1 else results[0]
+        text = (
+            f"flow.dispatch {{{entries}}}[{', '.join(counts)}]({', '.join(values)}) : ({', '.join(types)}) -> {result}"
+        )
+        if len(results) == 1:
+            return self.t.let(text)
+        self.t.do(f"%{symbol}:{len(results)} = {text}")
+        return f"%{symbol}"

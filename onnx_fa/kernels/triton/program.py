@@ -1,0 +1,38 @@
+"""The text of a Triton function, and what it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.spec.attention import AttentionSpec, Dim
+
+
+@dataclass(frozen=True)
+class Program:
+    """`text` defines the Triton function `entry`, whose parameters are `pointers` (name, element type), then `constants`, which are
+    i32: the spec's symbols. The grid is (`grid` workgroups, splits)."""
+
+    entry: str
+    text: str
+    pointers: tuple[tuple[str, str], ...]
+    constants: tuple[str, ...]
+
+
+def product(dims: Sequence[Dim], names: dict[str, str], wide: bool = False) -> str:
+    """The product of dims as source; symbols by their names, in 64 bits if `wide`."""
+    known = math.prod(d for d in dims if isinstance(d, int))
+    unknown = [names[d] + (".to(tl.int64)" if wide else "") for d in dims if isinstance(d, str)]
+    return " * ".join([*unknown, *([str(known)] if known != 1 or not unknown else [])])
+
+
+def times(a: str, b: str) -> str:
+    """The product of two terms as source."""
+    return a if b == "1" else f"{a} * ({b})" if " " in b else f"{a} * {b}"
+
+
+def combines_itself(spec: AttentionSpec, config: TritonConfig) -> bool:
+    """Whether the kernel of split keys combines the parts, too, which takes a counter for each workgroup of queries."""
+    return config.splits > 1 and all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq))
