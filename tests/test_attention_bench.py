@@ -15,7 +15,11 @@ import onnxruntime as ort
 import pytest
 
 from onnx_fa.benchmark import attention as ab
-from onnx_fa.benchmark.models import ORT, OURS, STOCK, TORCH, Contestant, Worker, package_environment
+from onnx_fa.benchmark import case_bench
+from onnx_fa.benchmark.case_result import QUICK, CaseResult, Plan, expected_seconds
+from onnx_fa.benchmark.models import ORT, OURS, STOCK, TORCH, Contestant
+from onnx_fa.benchmark.plot import COPY
+from onnx_fa.benchmark.worker_process import Worker, package_environment
 from onnx_fa.benchmark.worker_session import Session
 from onnx_fa.errors import RunError, UnsupportedError
 from onnx_fa.forms.plain import input_names, plain_model, plain_model_in_halves
@@ -30,7 +34,7 @@ from tests.test_accuracy import small
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = [dataclasses.replace(c, spec=small(c), sizes=((),)) for c in CASES]
 TORCH_HERE = importlib.util.find_spec("torch") is not None
-PLAN = ab.Plan(rounds=1, slow_rounds=1, most_calls=1, threads=1)
+PLAN = Plan(rounds=1, slow_rounds=1, most_calls=1, threads=1)
 
 
 @pytest.mark.parametrize("c", TABLE, ids=lambda c: c.name)
@@ -70,7 +74,7 @@ def test_a_plain_model_in_halves(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="written in halves"):
         plain_model_in_halves(case("x").bound()[0])
     for target, halves in (("cuda", True), ("cpu-host", False)):
-        bench = ab.CaseBench(half, parse_target(target), ab.Plan(), tmp_path, 0, lambda m: None)
+        bench = case_bench.CaseBench(half, parse_target(target), Plan(), tmp_path, 0, lambda m: None)
         assert bench._in_halves() is halves
 
 
@@ -135,8 +139,8 @@ def _tiny(name: str, *tags: str, **changes: object) -> Case:
 
 
 def test_results_are_written_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ab, "COPY_BYTES", 1 << 16)
-    monkeypatch.setattr(ab, "STOCK_FLAGS", ((), ("--iree-opt-data-tiling",)))
+    monkeypatch.setattr(case_bench, "COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(case_bench, "STOCK_FLAGS", ((), ("--iree-opt-data-tiling",)))
     wanted = [_tiny("one", Sq=40, Skv=40, masks=(Causal(),)), _tiny("two", "decode", Sq=1, Skv=48, Hq=4, Hkv=2)]
     prefix = tmp_path / "b"
 
@@ -151,8 +155,8 @@ def test_results_are_written_and_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     one, two = ab.bench_attention(wanted, prefix, plan=PLAN, note=notes.append)
     assert notes[0].startswith("1 cases of an interrupted run are used") and notes[1].startswith("1 cases, about")
     names = [STOCK, OURS, ORT, *[TORCH] * TORCH_HERE]
-    assert [c.what for c in one.contestants] == [*names, ab.TRIED, ab.TRIED]
-    assert [c.what for c in two.contestants] == [*names, ab.COPY, ab.TRIED, ab.TRIED]
+    assert [c.what for c in one.contestants] == [*names, case_bench.TRIED, case_bench.TRIED]
+    assert [c.what for c in two.contestants] == [*names, COPY, case_bench.TRIED, case_bench.TRIED]
     for result in (one, two):
         assert not [c.problem for c in result.contestants if c.problem]
         assert all(c.error is not None and c.error < 1e-5 for c in result.contestants[: len(names)])
@@ -166,11 +170,11 @@ def test_results_are_written_and_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     written = ab.write_results([one, two], prefix, PLAN)
     assert [p.name for p in written] == ["b.csv", "b.json", "b.md", "b.png"]
     rows = list(csv.DictReader(x for x in written[0].read_text().splitlines() if not x.startswith("#")))
-    assert {r["what"] for r in rows} == {*names, ab.COPY} and {r["model"] for r in rows} == {"one", "two"}
+    assert {r["what"] for r in rows} == {*names, COPY} and {r["model"] for r in rows} == {"one", "two"}
     table = written[2].read_text()
     assert table.startswith("| case | onnx_fa ms |") and "%" in table and "beyond inputs and outputs" in table
     saved = json.loads(written[1].read_text())
-    assert [ab.CaseResult.from_dict(c) for c in saved["cases"]] == [one, two]
+    assert [CaseResult.from_dict(c) for c in saved["cases"]] == [one, two]
     other = dataclasses.replace(PLAN, rounds=2)
     assert ab._read_partial(tmp_path / "b.partial" / "one.json", {"plan": dataclasses.asdict(other)}) is None
 
@@ -187,10 +191,10 @@ def test_wrong_numbers_are_not_timed() -> None:
         (1.1, 1e-4, True),
     ):
         c = Contestant(OURS)
-        ab._judge(c, expected, right * np.float32(scale), tolerance)
+        case_bench._judge(c, expected, right * np.float32(scale), tolerance)
         assert bool(c.problem) == wrong and c.error is not None
     c = Contestant(OURS)
-    ab._judge(c, expected, right * np.float32(np.nan), 1e-4)
+    case_bench._judge(c, expected, right * np.float32(np.nan), 1e-4)
     assert "NaN" in c.problem
 
 
@@ -223,11 +227,11 @@ def test_a_worker_for_many_batches(tmp_path: Path) -> None:
 
 def test_estimates_grow_with_the_work() -> None:
     by_name = {c.name: c for c in CASES}
-    guesses = [ab.expected_seconds(by_name[f"bench_s{s}"], ab.Plan()) for s in (512, 2048, 8192)]
+    guesses = [expected_seconds(by_name[f"bench_s{s}"], Plan()) for s in (512, 2048, 8192)]
     assert guesses == sorted(guesses)
     table = [c for c in CASES if "table" in c.tags]
-    assert sum(ab.expected_seconds(c, ab.Plan()) for c in table) < 20 * 60
-    assert ab.expected_seconds(by_name["bench_s8192"], ab.QUICK) < guesses[-1]
+    assert sum(expected_seconds(c, Plan()) for c in table) < 20 * 60
+    assert expected_seconds(by_name["bench_s8192"], QUICK) < guesses[-1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from onnx_fa.benchmark import plot
 from onnx_fa.benchmark import sweep as attention_sweep
-from onnx_fa.benchmark.attention import CaseResult
+from onnx_fa.benchmark.case_result import CaseResult
 from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH, Contestant
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.spec.attention import Causal

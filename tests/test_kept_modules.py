@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from onnx_fa.benchmark import kept_modules
-from onnx_fa.benchmark.attention import TINY
+from onnx_fa.benchmark.case_bench import TINY
 from onnx_fa.benchmark.kept_modules import KeptModules, Made, elsewhere
 from onnx_fa.errors import CompileError
 from onnx_fa.spec.target import parse_target

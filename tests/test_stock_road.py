@@ -23,7 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.graph.io import load, to_proto
-from onnx_fa.iree.stock_road import SpecSite, emit_transform_spec, spec_flags, spec_for_model
+from onnx_fa.iree.site_pattern import SpecSite
+from onnx_fa.iree.stock_road import emit_transform_spec, spec_flags, spec_for_model
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap

@@ -21,7 +21,8 @@ from onnx_fa.spec.cases import case, draw_operands
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tuning import search
 from onnx_fa.tuning.command import tune
-from onnx_fa.tuning.search import Journal, Search, Settings, journal_head
+from onnx_fa.tuning.journal import Journal
+from onnx_fa.tuning.search import Search, Settings, journal_head
 from onnx_fa.tuning.spaces import space
 from tests import tiny
 from tests.cli_process import run_main

@@ -1,7 +1,7 @@
 """bench: stock IREE with its best flags against onnx_fa against onnxruntime, in one run, interleaved.
 
 IREE modules, stock and ours alike, are timed with the wheel's iree-benchmark-module; onnxruntime and torch in a child
-of their own (`bench_worker`). Every round starts each contestant once, so that a slow minute of the machine hits all
+of their own (`worker.py`). Every round starts each contestant once, so that a slow minute of the machine hits all
 of them, and every child reports its peak resident memory.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io as text_io
 import json
-import os
 import shutil
 import sys
 import time
@@ -28,7 +27,7 @@ import onnx_ir as ir
 
 from onnx_fa import processes as limits
 from onnx_fa.benchmark.plot import COLUMNS, plot
-from onnx_fa.benchmark.worker_session import Session
+from onnx_fa.benchmark.worker_process import Worker, without_path
 from onnx_fa.errors import CompileError, MissingDependencyError, RunError
 from onnx_fa.files import scratch_folder, write_whole
 from onnx_fa.forms.report import SiteReport
@@ -204,6 +203,82 @@ def write_files(
     return paths
 
 
+_Run = Callable[[], tuple[Sequence[float], int]]
+
+
+def _never() -> tuple[Sequence[float], int]:
+    raise AssertionError("a contestant with a problem is not run")
+
+
+class _Modules:
+    """The contestants that are IREE modules, with how each is timed. `options` are those of every run; `expected` is what
+    onnxruntime made of the same `inputs`, nothing where it failed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        inputs: Sequence[Array],
+        expected: Sequence[Array],
+        outputs: int,
+        calls: int,
+        options: Mapping[str, Any],
+        progress: Callable[[str], None],
+    ) -> None:
+        self.folder, self.inputs, self.expected, self.outputs = folder, inputs, expected, outputs
+        self.calls, self.options, self.progress = calls, options, progress
+        self.field: list[tuple[Contestant, _Run]] = []
+
+    def add_stock(self, path: Path, target: Target, tried: Sequence[Sequence[str]], timeout_s: float) -> None:
+        """Stock IREE, once for each set of flags."""
+        imported = stock_import(path, self.folder)
+        for flags in tried:
+            contestant = Contestant(STOCK, " ".join(flags) or "defaults")
+            if isinstance(imported, str):
+                contestant.problem = imported
+                self.field.append((contestant, _never))
+                return  # the importer refuses it: flags make no difference
+            settings = {"flags": tuple(flags), "timeout_s": timeout_s}
+            self._add(contestant, partial(compile_stock, imported, target, settings))
+
+    def add_ours(self, path: Path, target: Target, compiled: Path | None) -> None:
+        """This project's module: `compiled`, or made here."""
+        sites: list[SiteReport] = []
+
+        def build(out: Path) -> None:
+            if compiled is not None:
+                shutil.copyfile(compiled, out)
+            else:
+                sites.extend(compile_model(path, out, target).sites)
+
+        contestant = Contestant(OURS)
+        self._add(contestant, build)
+        if sites:
+            contestant.flags = fused_sites(sites)
+
+    def _add(self, contestant: Contestant, build: Callable[[Path], object]) -> None:
+        """Builds and checks a module; one that cannot be built or run says so."""
+        self.progress(f"compiling: {contestant.what} {contestant.flags}")
+        vmfb = self.folder / f"module{len(self.field)}.vmfb"
+        start = time.monotonic()
+        try:
+            build(vmfb)
+            contestant.compile_s = time.monotonic() - start
+            function = function_of(vmfb)
+            got, peak = run_module(vmfb, self.inputs, self.outputs, function=function, **self.options)
+            contestant.peak_bytes = peak
+            contestant.error = _difference(got, self.expected)
+        except (CompileError, RunError) as e:
+            contestant.problem = without_log(str(e))
+            self.field.append((contestant, _never))
+            return
+
+        def run() -> tuple[Sequence[float], int]:
+            done = benchmark_module(vmfb, self.inputs, repetitions=self.calls, function=function, **self.options)
+            return done.ms, done.peak_bytes
+
+        self.field.append((contestant, run))
+
+
 def bench(
     model: io.ModelLike,
     target: Target | str = "cpu-host",
@@ -237,7 +312,6 @@ def bench(
         path = folder / "model.onnx"
         io.save(loaded, path)
         np.savez(folder / "inputs.npz", **arrays)  # type: ignore[arg-type]
-        field_: list[tuple[Contestant, _Run]] = []
         worker = Worker("onnxruntime", str(path), folder / "inputs.npz", threads, timeout_s, memory_bytes)
         reference = Contestant(ORT)
         progress("onnxruntime: first run")
@@ -245,54 +319,12 @@ def bench(
             expected = worker.results(folder)
         except RunError as e:
             reference.problem, expected = str(e), []
-        outputs = len(loaded.graph.outputs)
-
-        def module(contestant: Contestant, build: Callable[[Path], object]) -> None:
-            progress(f"compiling: {contestant.what} {contestant.flags}")
-            vmfb = folder / f"module{len(field_)}.vmfb"
-            start = time.monotonic()
-            try:
-                build(vmfb)
-                contestant.compile_s = time.monotonic() - start
-                function = function_of(vmfb)
-                inputs = list(arrays.values())
-                options: dict[str, Any] = {"function": function, "device": target.device, "threads": threads}
-                options |= {"timeout_s": timeout_s, "memory_bytes": memory_bytes}
-                got, peak = run_module(vmfb, inputs, outputs, **options)
-                contestant.peak_bytes = peak
-                contestant.error = _difference(got, expected)
-            except (CompileError, RunError) as e:
-                contestant.problem = without_log(str(e))
-
-            def run() -> tuple[Sequence[float], int]:
-                done = benchmark_module(vmfb, inputs, repetitions=calls, **options)
-                return done.ms, done.peak_bytes
-
-            field_.append((contestant, run))
-
-        imported = stock_import(path, folder)
-        for flags in (GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS) if stock_flags is None else stock_flags:
-            contestant = Contestant(STOCK, " ".join(flags) or "defaults")
-            if isinstance(imported, str):
-                contestant.problem = imported
-                field_.append((contestant, _never))
-                break  # the importer refuses it: flags make no difference
-            settings = {"flags": tuple(flags), "timeout_s": timeout_s}
-            module(contestant, partial(compile_stock, imported, target, settings))
-        ours = Contestant(OURS)
-        sites: list[SiteReport] = []
-
-        def build_ours(out: Path) -> None:
-            if compiled is not None:
-                shutil.copyfile(compiled, out)
-                return
-            done = compile_model(path, out, target)
-            sites.extend(done.sites)
-
-        module(ours, build_ours)
-        if sites:
-            ours.flags = fused_sites(sites)
-        field_.append((reference, lambda: worker.timed(calls)))
+        options = {"device": target.device, "threads": threads, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
+        modules = _Modules(folder, list(arrays.values()), expected, len(loaded.graph.outputs), calls, options, progress)
+        tried = (GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS) if stock_flags is None else stock_flags
+        modules.add_stock(path, target, tried, timeout_s)
+        modules.add_ours(path, target, compiled)
+        field_ = [*modules.field, (reference, lambda: worker.timed(calls))]
         play_rounds(field_, rounds, progress)
     return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})
 
@@ -302,13 +334,6 @@ def fused_sites(sites: Sequence[SiteReport]) -> str:
     fused = sum(s.fused is True for s in sites)
     bodies = [" ".join(filter(None, (str((s.tiles or {}).get("body", "?")), s.lossy))) for s in sites]
     return f"{fused} of {len(sites)} sites fused ({', '.join(dict.fromkeys(bodies))})"
-
-
-_Run = Callable[[], tuple[Sequence[float], int]]
-
-
-def _never() -> tuple[Sequence[float], int]:
-    raise AssertionError("a contestant with a problem is not run")
 
 
 def play_rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress: Callable[[str], None]) -> None:
@@ -328,66 +353,6 @@ def play_rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress
             contestant.peak_bytes = max(contestant.peak_bytes, peak)
 
 
-def package_environment() -> dict[str, str]:
-    """The environment for a child that imports this package, which may come from a checkout that only this process knows of."""
-    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A `bench_worker`: `inputs` is an .npz or a folder of .npy. It is a process of its own for each batch of calls, unless there
-    is a `session`, which has no bound of memory."""
-
-    kind: str
-    argument: str
-    inputs: Path
-    threads: int
-    timeout_s: float = 600
-    memory_bytes: int = 12 << 30
-    session: Session | None = None
-
-    def start(self, calls: int, output: Path | None = None) -> WorkerRun:
-        """Times `calls` calls; the results go to `output`, an .npz. Raises RunError."""
-        job = [self.kind, self.argument, str(self.inputs), str(self.threads), str(calls)]
-        job += [str(output)] if output else []
-        if self.session is not None:
-            said = self.session.ask(job)
-            return WorkerRun([float(ms) for ms in said["ms"]], 0, said["extra_bytes"], str(said["how"]))
-        command = [sys.executable, "-m", "onnx_fa.benchmark.worker", *job]
-        env = package_environment()
-        done = limits.run_limited(
-            command, timeout_s=self.timeout_s, memory_bytes=self.memory_bytes, env=env, timed=True
-        )
-        if done.ending != "ok":
-            last = [line for line in done.stderr.splitlines() if line.strip()]
-            what = done.describe(self.timeout_s, self.memory_bytes)
-            raise RunError(f"{self.kind} {what}: {_without_path(last, self.argument, 200)}")
-        said = json.loads(done.stdout.splitlines()[-1])
-        return WorkerRun([float(ms) for ms in said["ms"]], done.peak_bytes, said["extra_bytes"], str(said["how"]))
-
-    def results(self, folder: Path) -> list[Array]:
-        """The results of one call. Raises RunError."""
-        path = folder / f"{self.kind}.out.npz"
-        self.start(0, path)
-        with np.load(path) as archive:
-            return [archive[n] for n in archive.files]
-
-    def timed(self, calls: int) -> tuple[list[float], int]:
-        done = self.start(calls)
-        return done.ms, done.peak_bytes
-
-
-@dataclass(frozen=True)
-class WorkerRun:
-    """What a worker said. `extra_bytes` is the memory beyond inputs and outputs, None where the system cannot tell."""
-
-    ms: list[float]
-    peak_bytes: int
-    extra_bytes: int | None
-    how: str
-
-
 def compile_stock(source: Path, target: Target, settings: Mapping[str, Any], output: Path) -> None:
     iree_compile(source, output, target, **settings)
 
@@ -401,12 +366,7 @@ def stock_import(path: Path, folder: Path) -> Path | str:
     if done.ending == "ok" and output.exists():
         return output
     last = [line for line in done.stderr.splitlines() if line.strip()]
-    return f"iree-import-onnx {done.describe(300, 12 << 30)}: {_without_path(last, str(path), 160)}"
-
-
-def _without_path(lines: Sequence[str], path: str, length: int) -> str:
-    """The last line that a program wrote; for the file that it was given, which the user has never seen, it says "the model"."""
-    return lines[-1].replace(path, "the model")[:length] if lines else "no message"
+    return f"iree-import-onnx {done.describe(300, 12 << 30)}: {without_path(last, str(path), 160)}"
 
 
 def function_of(vmfb: Path) -> str:

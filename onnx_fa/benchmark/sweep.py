@@ -9,7 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from onnx_fa.benchmark.attention import METHOD, CaseResult, Plan, bench_attention, write_case_files
+from onnx_fa.benchmark.attention import METHOD, bench_attention, write_case_files
+from onnx_fa.benchmark.case_result import CaseResult, Plan
 from onnx_fa.benchmark.kept_modules import KeptModules
 from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH
 from onnx_fa.benchmark.plot import Row, colour, medians, pyplot, read_csv, save

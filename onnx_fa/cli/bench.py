@@ -62,7 +62,8 @@ def _bench_sweep(args: argparse.Namespace) -> int:
     import shutil
 
     from onnx_fa.benchmark import sweep as attention_sweep
-    from onnx_fa.benchmark.attention import Plan, build_modules
+    from onnx_fa.benchmark.attention import build_modules
+    from onnx_fa.benchmark.case_result import Plan
     from onnx_fa.benchmark.kept_modules import KeptModules
     from onnx_fa.benchmark.models import OURS
 

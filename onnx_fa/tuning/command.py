@@ -26,7 +26,8 @@ from onnx_fa.kernels.triton.config import code_for
 from onnx_fa.spec import cases
 from onnx_fa.spec.cases import Case
 from onnx_fa.spec.target import Target, parse_target
-from onnx_fa.tuning.search import Journal, Search, Settings, journal_head
+from onnx_fa.tuning.journal import Journal
+from onnx_fa.tuning.search import Search, Settings, journal_head
 from onnx_fa.tuning.spaces import space
 
 TABLE_TAG, GPU_TAG = "tune", "tune_gpu"
@@ -81,6 +82,27 @@ def database_of(target: Target, body: str, gpu: Gpu | None) -> str:
     return triton_database(arch)
 
 
+def _families(
+    wanted: Sequence[Case], target: Target, body: str, settings: Settings, gpu: Gpu | None
+) -> tuple[dict[Family, Case], list[str]]:
+    """The first case of each family, and what is left out and why."""
+    plan: dict[Family, Case] = {}
+    left_out = []
+    for case in wanted:
+        try:
+            # Triton's tiles have a database of their own, so one run is for Triton's kernels alone, or for all others.
+            tried = body if body == "triton" else "auto"
+            own = settings.body or emit_kernel(case.spec, target, body=tried).body
+            key = family(space(own).seen(case.spec), own)
+        except UnsupportedError as e:
+            left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))
+            continue
+        if key in plan:
+            left_out.append(f"{case.name}: of the same family as {plan[key].name}")
+        plan.setdefault(key, case)
+    return plan, left_out
+
+
 def tune(
     wanted: Sequence[Case],
     target: Target,
@@ -106,20 +128,7 @@ def tune(
     base = parse(path.read_text(), str(path)) if path.is_file() else Database(name)
     if base.target != name:
         raise OnnxFaError(f"{path}: a database of {base.target}, not of {name}")
-    plan: dict[Family, Case] = {}
-    left_out = []
-    for case in wanted:
-        try:
-            # Triton's tiles have a database of their own, so one run is for Triton's kernels alone, or for all others.
-            tried = body if body == "triton" else "auto"
-            own = settings.body or emit_kernel(case.spec, target, body=tried).body
-            key = family(space(own).seen(case.spec), own)
-        except UnsupportedError as e:
-            left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))
-            continue
-        if key in plan:
-            left_out.append(f"{case.name}: of the same family as {plan[key].name}")
-        plan.setdefault(key, case)
+    plan, left_out = _families(wanted, target, body, settings, gpu)
     if not plan:
         raise OnnxFaError(f"nothing to tune: {'; '.join(left_out)}")
     journal_path = path.with_name(f".{path.name}.journal")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_fa import processes as limits
-from onnx_fa.benchmark.models import package_environment
+from onnx_fa.benchmark.worker_process import package_environment
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import write_whole, writing
 from onnx_fa.iree.inspect import OUTSIDE
@@ -79,12 +79,12 @@ def run(
         (folder / "work").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OnnxFaError(f"{folder}: cannot be written: {e.strerror}") from e
-    states = [_State(e, target, folder / "work" / e.name, settings) for e in entries]
+    states = [_EntryRun(e, target, folder / "work" / e.name, settings) for e in entries]
     partial = folder / "results.partial.jsonl"
     partial.unlink(missing_ok=True)
     quiet = [s for s in settings.wanted if s != "bench"]
 
-    def first(state: _State) -> None:
+    def first(state: _EntryRun) -> None:
         for step in quiet:
             advance(state.entry.name, step, state.do(step))
 
@@ -110,7 +110,7 @@ def run(
     return results
 
 
-class _State:
+class _EntryRun:
     """One entry on its way: what each step said, and what is on disk of it."""
 
     def __init__(self, entry: Entry, target: str, folder: Path, settings: Settings) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.state import Block, Slab
+from onnx_fa.kernels.cpu.tile_loops import copy_rows, over_rows, over_tiles
 from onnx_fa.kernels.cpu.tiles import VectorConfig
 from onnx_fa.kernels.cpu.vector_body import VectorBody
 from onnx_fa.spec.attention import AttentionSpec
@@ -107,8 +108,8 @@ class DotBody(VectorBody):
             return out
 
         if self.q.swapped:
-            return self.over_rows(pairs, empty, self.qT_type, by_one)
-        return self.over_tiles(pairs, empty, self.qT_type, body)
+            return over_rows(t, self.config.BM, pairs, empty, self.qT_type, by_one)
+        return over_tiles(t, self.config.BM, pairs, empty, self.qT_type, body)
 
     def two(self, pair: str) -> tuple[str, str]:
         """The two places of a pair."""
@@ -127,7 +128,7 @@ class DotBody(VectorBody):
 
             return pair if self.k.swapped else lambda d: self.neighbours(self.k, key, d)
 
-        return self.copied(tile, block.rows, self.spec.D // 2, pairs, self.k.swapped)
+        return copy_rows(self.t, self.wide_type, tile, block.rows, self.spec.D // 2, pairs, self.k.swapped)
 
     def copied_values(self, tile: str, block: Block) -> str:
         """A row per two keys, of pairs of these; past the last key zeros, for 0 times an infinite value is NaN."""
@@ -151,7 +152,7 @@ class DotBody(VectorBody):
 
             return pair if v.swapped else vector
 
-        return self.copied(tile, self.in_steps(block.rows), self.spec.Dv, pairs, v.swapped)
+        return copy_rows(self.t, self.wide_type, tile, self.in_steps(block.rows), self.spec.Dv, pairs, v.swapped)
 
     def halves_of_keys(self, even: str, odd: str) -> str:
         """The bits of a pair's halves whose keys there are, as i32."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from onnx_fa.kernels.cpu.masks import MaskedScores
-from onnx_fa.kernels.cpu.state import Block, State
+from onnx_fa.kernels.cpu.state import Block, SoftmaxState
 from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles, widens
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.plan.bounds import BlockBounds, Range, Truth, Truths
@@ -30,10 +30,10 @@ class KeyWalk(MaskedScores, ABC):
         return max(self.spec.D, self.spec.Dv) if widens(self.spec) else 0
 
     @abstractmethod
-    def block(self, state: State, block: Block) -> State:
+    def block(self, state: SoftmaxState, block: Block) -> SoftmaxState:
         """The state after a block of keys."""
 
-    def all_keys(self, state: State) -> State:
+    def all_keys(self, state: SoftmaxState) -> SoftmaxState:
         """Full blocks, then blocks on an edge, then, if some row found nothing else, the blocks that were left out."""
         t, bk = self.t, self.t.index(self.config.BK)
         zero = t.index(0)
@@ -104,7 +104,7 @@ class KeyWalk(MaskedScores, ABC):
         other = self.t.arith("xori", proof, self.t.constant("1", "i1"), "i1")
         return other if otherwise is True else Truths(self.t).both(other, otherwise)
 
-    def block_if(self, needed: Truth, state: State, block: Block) -> State:
+    def block_if(self, needed: Truth, state: SoftmaxState, block: Block) -> SoftmaxState:
         """The state after a block, or as it was where the block is not needed."""
         t = self.t
         if needed is True:
@@ -153,7 +153,9 @@ class KeyWalk(MaskedScores, ABC):
                 end = t.arith("maxsi", end, full_first)
         return first, full_first, full_end, end
 
-    def edge_blocks(self, state: State, ranges: list[tuple[str, str]], left_out: int | None = None) -> State:
+    def edge_blocks(
+        self, state: SoftmaxState, ranges: list[tuple[str, str]], left_out: int | None = None
+    ) -> SoftmaxState:
         """Visits the blocks of some ranges of keys, the last of each as short as it is, testing positions.
 
         Blocks that are masked as a whole are left out; with `left_out`, only those are visited in that many first ranges,
@@ -190,15 +192,15 @@ class KeyWalk(MaskedScores, ABC):
         minute for some kernels with a window. It does not look behind an And, which keeps every bit here."""
         return self.t.arith("andi", rows, self.t.index((1 << self.config.BK.bit_length()) - 1))
 
-    def carried(self, state: State) -> list[tuple[str, str]]:
+    def carried(self, state: SoftmaxState) -> list[tuple[str, str]]:
         tensors = [(state.acc, self.acc_type), (state.scores, self.tile_type)]
         tensors += zip(state.scratch, self.scratch_types, strict=True)
         return [*tensors, *((x, self.t.vec) for x in (*state.best, *state.total))]
 
-    def pack(self, state: State) -> list[str]:
+    def pack(self, state: SoftmaxState) -> list[str]:
         return [value for value, _ in self.carried(state)]
 
-    def unpack(self, values: list[str]) -> State:
+    def unpack(self, values: list[str]) -> SoftmaxState:
         acc, scores, *rest = values
         s, n = len(self.scratch_types), self.vectors
-        return State(acc, scores, tuple(rest[:s]), tuple(rest[s : s + n]), tuple(rest[s + n :]))
+        return SoftmaxState(acc, scores, tuple(rest[:s]), tuple(rest[s : s + n]), tuple(rest[s + n :]))

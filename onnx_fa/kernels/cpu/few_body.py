@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.dequantize import Integers
-from onnx_fa.kernels.cpu.state import Block, Slab, State
+from onnx_fa.kernels.cpu.state import Block, Slab, SoftmaxState
 from onnx_fa.kernels.cpu.tiles import VectorConfig
 from onnx_fa.kernels.cpu.vector_body import VectorBody
 from onnx_fa.kernels.mlir.expressions import Vector
@@ -117,7 +117,7 @@ class FewBody(VectorBody):
 
         return t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(tile, self.qT_type)], row)[0]
 
-    def transposed_output(self, state: State) -> str:
+    def transposed_output(self, state: SoftmaxState) -> str:
         t, spec, w, result = self.t, self.spec, self.t.width, self.out.value
         for r, total in enumerate(self.sums(state.total)):
             inverse, row = self.inverse(total), t.index(r)
@@ -250,13 +250,13 @@ class FewBody(VectorBody):
 
     # One block of keys.
 
-    def block(self, state: State, block: Block) -> State:
+    def block(self, state: SoftmaxState, block: Block) -> SoftmaxState:
         scores, best = self.scores_and_best(state, block)
         decay = self.decays(state.best, best)
         scores, total = self.probabilities(scores, best, decay, state.total, block)
-        return State(self.values(state.acc, scores, decay, block, []), scores, (), tuple(best), tuple(total))
+        return SoftmaxState(self.values(state.acc, scores, decay, block, []), scores, (), tuple(best), tuple(total))
 
-    def scores_and_best(self, state: State, block: Block) -> tuple[str, list[str]]:
+    def scores_and_best(self, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
         """S of the block, masked; and the new maxima."""
         t = self.t
 

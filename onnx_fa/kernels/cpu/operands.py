@@ -24,7 +24,7 @@ class VectorOperands:
         if splits > 1 and not can_split(spec):
             raise UnsupportedError("the keys of row statistics, or of a dynamic batch, Hq or Sq, are not split")
         self.spec, self.config, self.splits = spec, config, splits
-        self.t = t = Lanes(config.W)
+        self.t = Lanes(config.W)
         self.vectors = self.row_vector_count
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
@@ -32,6 +32,20 @@ class VectorOperands:
         self.row_type = tensor_type((config.BM,), "f32")
 
         self.sq, self.skv = self.dim(spec.Sq), self.dim(spec.Skv)
+        self._locate()
+        queries = Cut(self.m0, self.rows, "rows") if self.few_queries else Cut(self.m0, str(config.BM), config.BM)
+        self._load_operands(queries)
+        self._load_results(queries)
+        tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
+        names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
+        self.masks = [
+            self.load(name, x.shape, element, self.mask_cuts(x))
+            for name, x, element in zip(names, tensors, operand_types(spec)[3:], strict=False)
+        ]
+
+    def _locate(self) -> None:
+        """Which head, queries and keys are the workgroup's."""
+        t, spec, config = self.t, self.spec, self.config
         wx = t.let("flow.dispatch.workgroup.id[0] : index")
         rest = t.let("flow.dispatch.workgroup.id[1] : index")
         self.lead: list[str] = []
@@ -39,7 +53,7 @@ class VectorOperands:
             self.lead.insert(0, t.arith("remui", rest, self.dim(d)))
             rest = t.arith("divui", rest, self.dim(d))
         self.key_limits = (t.index(0), self.skv)
-        if splits > 1:
+        if self.splits > 1:
             self.split = t.let("flow.dispatch.workgroup.id[2] : index")
             self.key_limits = self.split_limits()
         bm = t.index(config.BM)
@@ -51,10 +65,12 @@ class VectorOperands:
         self.rows = t.arith("minsi", t.arith("subi", self.sq, self.m0), bm) if self.few_queries else bm
         self.last_row = t.arith("subi", self.rows, t.index(1))
 
+    def _load_operands(self, queries: Cut) -> None:
+        """The workgroup's part of q, k and v, and of what says where or what the rows of these are."""
+        t, spec = self.t, self.spec
         shapes, types = operand_shapes(spec), operand_types(spec)
         kv_head = t.arith("divui", self.lead[-1], t.index(spec.group)) if spec.group > 1 else self.lead[-1]
         kv_lead = [*self.lead[:-1], kv_head]
-        queries = Cut(self.m0, self.rows, "rows") if self.few_queries else Cut(self.m0, str(config.BM), config.BM)
         keys = self.whole(spec.Skv)
         self.index: Slab | None = None
         self.first_row = ""
@@ -73,8 +89,12 @@ class VectorOperands:
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
         self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
         self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
+
+    def _load_results(self, queries: Cut) -> None:
+        """The workgroup's part of what the dispatch writes."""
+        spec = self.spec
         self.stats: list[Slab] = []
-        if splits > 1:
+        if self.splits > 1:
             lead = [Cut(x, "1", None) for x in (self.split, *self.lead)]
             cuts = [[*lead, queries, self.whole(spec.Dv)], [*lead, queries], [*lead, queries]]
             self.out, self.part_best, self.part_total = (
@@ -89,12 +109,6 @@ class VectorOperands:
                 self.load(name, shape, element, row_cuts, access="writeonly")
                 for name, shape, element in self.outputs[1:]
             ]
-        tensors = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
-        names = [f"%mask{i}" for i in range(len(spec.tensors))] + ["%sink"]
-        self.masks = [
-            self.load(name, x.shape, element, self.mask_cuts(x))
-            for name, x, element in zip(names, tensors, types[3:], strict=False)
-        ]
 
     def split_limits(self) -> tuple[str, str]:
         """The keys of this workgroup's split: whole blocks, but for the end; none where there are fewer blocks than splits."""

@@ -32,7 +32,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class State:
+class SoftmaxState:
     """What the loops over keys carry: O^T, score tile, further tiles; per vector of queries the maximum and the sum."""
 
     acc: str

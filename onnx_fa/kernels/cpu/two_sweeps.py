@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.few_body import FewBody
-from onnx_fa.kernels.cpu.state import Block, State
+from onnx_fa.kernels.cpu.state import Block, SoftmaxState
 from onnx_fa.kernels.cpu.tiles import VectorConfig
 from onnx_fa.kernels.cpu.vector_body import VectorBody
 from onnx_fa.spec.attention import AttentionSpec
@@ -34,7 +34,7 @@ class TwoSweeps(VectorBody):
         self.rounding = spec.rounding
         self.second = False
 
-    def attended(self, state: State) -> State:
+    def attended(self, state: SoftmaxState) -> SoftmaxState:
         first = self.all_keys(state)
         self.second = True
         shares = tuple(self.share(x) for x in self.sums(first.total))

@@ -20,17 +20,14 @@ from dataclasses import replace
 
 from onnx_fa.kernels.cpu.block_walk import KeyWalk
 from onnx_fa.kernels.cpu.dequantize import Integers
-from onnx_fa.kernels.cpu.state import Block, Row, Slab, State
+from onnx_fa.kernels.cpu.state import Block, Row, Slab, SoftmaxState
+from onnx_fa.kernels.cpu.tile_loops import MAX_START, copy_rows, fma_tile, over_rows, over_tiles, statistic
 from onnx_fa.kernels.cpu.tiles import VectorConfig
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.plan.score import tile_slots
-from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec, Stat
-from onnx_fa.spec.dtypes import F32_MAX
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import ScoreExpr
 
-MAX_START = -3.0e38
-"""The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
-LN2 = math.log(2.0)
 _LOWERING = (
     "#iree_cpu.lowering_config<distribution = [0, 0], vector_common_parallel = [0, 0], vector_reduction = [0, 0]>"
 )
@@ -60,7 +57,7 @@ class VectorBody(KeyWalk):
         if self.sink:  # one more logit, without a value
             best = tuple(t.maximum(x, t.splat(MAX_START)) for x in self.sink)
             total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
-        state = self.attended(State(acc, scores, scratch, best, total))
+        state = self.attended(SoftmaxState(acc, scores, scratch, best, total))
         divided = replace(state, total=self.divisors(state.total))
         results = [(self.out, self.transposed_output(divided))]
         results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
@@ -75,7 +72,7 @@ class VectorBody(KeyWalk):
             )
         return t.render()
 
-    def attended(self, state: State) -> State:
+    def attended(self, state: SoftmaxState) -> SoftmaxState:
         """The state after all keys."""
         return self.all_keys(state)
 
@@ -126,28 +123,6 @@ class VectorBody(KeyWalk):
 
     # Into and out of the layout with queries along the lanes.
 
-    def over_tiles(self, width: int, init: str, type_: str, body: Callable[[str, str, str], str]) -> str:
-        """body(row, column, tensor) for each W x W tile of BM x width; the last overlaps where W does not divide it, and
-        reaches over the edge where the width is below W."""
-        t, w = self.t, self.t.width
-        zero, step, whole = t.index(0), t.index(w), t.index(width - width % w)
-
-        def rows(row: str, carried: list[str]) -> list[str]:
-            out = t.loop((zero, whole, step), [(carried[0], type_)], lambda d, c: [body(row, d, c[0])])
-            return [body(row, t.index(max(width - w, 0)), out[0])] if width % w else out
-
-        return t.loop((zero, t.index(self.config.BM), step), [(init, type_)], rows)[0]
-
-    def over_rows(self, width: int, init: str, type_: str, body: Callable[[str, str, str], str]) -> str:
-        """body(d, column, tensor) for each vector of width x BM."""
-        t = self.t
-        columns = (t.index(0), t.index(self.config.BM), t.index(t.width))
-
-        def rows(d: str, carried: list[str]) -> list[str]:
-            return t.loop(columns, [(carried[0], type_)], lambda column, c: [body(d, column, c[0])])
-
-        return t.loop((t.index(0), t.index(width), t.index(1)), [(init, type_)], rows)[0]
-
     @property
     def query_factor(self) -> float:
         """What queries are multiplied by: the scale, and the first softcap or the change of unit."""
@@ -177,8 +152,8 @@ class VectorBody(KeyWalk):
 
         empty = t.let(f"tensor.empty() : {self.qT_type}")
         if self.q.swapped:
-            return self.over_rows(spec.D, empty, self.qT_type, swapped)
-        return self.over_tiles(spec.D, empty, self.qT_type, body)
+            return over_rows(t, self.config.BM, spec.D, empty, self.qT_type, swapped)
+        return over_tiles(t, self.config.BM, spec.D, empty, self.qT_type, body)
 
     def inverse(self, total: str) -> str:
         """1 / l of a vector of sums, or what stands for it in rows without a key."""
@@ -203,7 +178,7 @@ class VectorBody(KeyWalk):
             x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
         return t.write(x, result, out.type, row, column, element=out.element, in_bounds=inside)
 
-    def transposed_output(self, state: State) -> str:
+    def transposed_output(self, state: SoftmaxState) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
         guarded = spec.empty_row == "guarded" and self.splits == 1
@@ -230,60 +205,16 @@ class VectorBody(KeyWalk):
 
         if out.swapped:
             columnwise = lambda d, row, result: write(value(d, row), result, d, row, not self.few_queries)  # noqa: E731
-            return self.over_rows(spec.Dv, out.value, out.type, columnwise)
-        return self.over_tiles(spec.Dv, out.value, out.type, body)
+            return over_rows(t, self.config.BM, spec.Dv, out.value, out.type, columnwise)
+        return over_tiles(t, self.config.BM, spec.Dv, out.value, out.type, body)
 
-    def row_statistic(self, i: int, state: State) -> str:
+    def row_statistic(self, i: int, state: SoftmaxState) -> str:
         """A row statistic of every query, as the tensor of that result."""
         which, totals = self.spec.stats[i], self.sums(state.total)
-        numbers = [self.statistic(which, best, total) for best, total in zip(state.best, totals, strict=True)]
+        numbers = [statistic(self.t, which, best, total) for best, total in zip(state.best, totals, strict=True)]
         return self.row_numbers(self.stats[i], tuple(numbers))
 
-    def statistic(self, which: Stat, best: str, total: str) -> str:
-        """The largest score, or the logarithm of the sum of exponentials, in natural units; total is in units of best."""
-        t = self.t
-        x = t.vop("arith.mulf", best, t.splat(LN2))
-        if which == "lse":
-            x = t.vop("arith.addf", x, t.vop("math.log", total))
-        # Such a number is a mask's, raised to MASK_FLOOR so that log2(e) times it was finite.
-        x = t.select(t.compare("ole", x, t.splat(LOWEST_STAT * 0.999)), t.splat(-F32_MAX), x)
-        infinite = t.splat(math.inf)
-        x = t.select(t.compare("oeq", best, infinite), infinite, t.select(t.compare("uno", total, total), total, x))
-        nothing = t.compare("ole", best, t.splat(MAX_START)), t.compare("oeq", total, t.splat(0.0))
-        return t.select(t.arith("andi", *nothing, t.bvec), t.splat(-math.inf), x)
-
     # One block of keys.
-
-    def fma_tile(
-        self,
-        scalars: list[Callable[[str], str]],
-        steps: str | int,
-        unroll: int,
-        right: str,
-        right_type: str,
-        inits: list[list[str]],
-    ) -> list[list[str]]:
-        """Register tile: inits[row][j] + sum over steps k of scalars[row](k) * right[k, vector j of the queries]."""
-        t, n = self.t, self.vectors
-
-        def step(k: str, acc: list[str], count: int) -> list[str]:
-            acc = list(acc)
-            for u in range(count):
-                at = t.shifted(k, u)
-                vectors = [t.read(right, right_type, at, self.lane(j)) for j in range(n)]
-                for i, scalar in enumerate(scalars):
-                    b = t.broadcast(scalar(at))
-                    for j in range(n):
-                        acc[i * n + j] = self.product(b, vectors[j], acc[i * n + j])
-            return acc
-
-        rest = steps % unroll if isinstance(steps, int) else 0
-        end = t.index(steps - rest) if isinstance(steps, int) else steps
-        carried = [(x, t.vec) for row in inits for x in row]
-        out = t.loop((t.index(0), end, t.index(unroll)), carried, lambda k, acc: step(k, acc, unroll))
-        if rest:
-            out = step(end, out, rest)
-        return [out[i * n : (i + 1) * n] for i in range(len(scalars))]
 
     def product(self, scalar: str, vector: str, acc: str) -> str:
         """acc plus one step of a product, `scalar` in all lanes."""
@@ -318,27 +249,7 @@ class VectorBody(KeyWalk):
                 return lambda d: self.extract(slab, row, d) if integers is None else integers.element(row, d)
             return integers.row(row) if integers is not None else lambda d: self.read_f32(slab, row, d)
 
-        return self.copied(tile, block.rows, width, numbers, by_one)
-
-    def copied(
-        self, tile: str, rows: str, width: int, numbers: Callable[[str], Callable[[str], str]], by_one: bool
-    ) -> str:
-        """The tile with numbers(row)(column) in so many rows: a scalar if `by_one`, else a vector."""
-        t, step = self.t, 1 if by_one else self.t.width
-
-        def body(i: str, carried: list[str]) -> list[str]:
-            number = numbers(i)
-
-            def put(d: str, out: str) -> str:
-                if by_one:
-                    return t.let(f"tensor.insert {number(d)} into {out}[{i}, {d}] : {self.wide_type}")
-                return t.write(number(d), out, self.wide_type, i, d)
-
-            bounds = (t.index(0), t.index(width - width % step), t.index(step))
-            out = t.loop(bounds, [(carried[0], self.wide_type)], lambda d, c: [put(d, c[0])])
-            return [put(t.index(width - step), out[0])] if width % step else out
-
-        return t.loop((t.index(0), rows, t.index(1)), [(tile, self.wide_type)], body)[0]
+        return copy_rows(self.t, self.wide_type, tile, block.rows, width, numbers, by_one)
 
     def row(self, block: Block, i: str) -> Row:
         """Row i of the block; past the last key, that key is read."""
@@ -365,7 +276,7 @@ class VectorBody(KeyWalk):
             return block.rows, unroll
         return self.unexplained(self.t.arith("minsi", block.rows, self.t.arith("subi", self.skv, block.k0))), 1
 
-    def block(self, state: State, block: Block) -> State:
+    def block(self, state: SoftmaxState, block: Block) -> SoftmaxState:
         spec, scratch = self.spec, list(state.scratch)
         self.tiles = tiles = dict[ScoreExpr, list[str]]()
         at = 0
@@ -380,10 +291,10 @@ class VectorBody(KeyWalk):
         decay = self.decays(state.best, best)
         scores, total = self.probabilities(scores, best, decay, state.total, block)
         acc = self.values(state.acc, scores, decay, block, scratch)
-        return State(acc, scores, tuple(scratch), tuple(best), tuple(total))
+        return SoftmaxState(acc, scores, tuple(scratch), tuple(best), tuple(total))
 
     def scores(
-        self, state: State, block: Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
+        self, state: SoftmaxState, block: Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
     ) -> tuple[str, list[str]]:
         """S^T = K Q^T of the block, RI keys at a time, masked; and the new maximum."""
         t, config = self.t, self.config
@@ -400,7 +311,7 @@ class VectorBody(KeyWalk):
             scalars = [wide(row.at) if self.widen else stored(row.stored) for row in rows]
             zeros = [[t.splat(0.0)] * self.vectors] * config.RI
             steps = self.spec.D // self.PER_STEP
-            raw = self.fma_tile(scalars, steps, self.unroll(block), self.qT, self.qT_type, zeros)
+            raw = fma_tile(t, self.product, scalars, steps, self.unroll(block), self.qT, self.qT_type, zeros)
             for row, vectors in zip(rows, raw, strict=True):
                 for j, x in enumerate(vectors):
                     s = self.score(self.raw_score(x), row, j, block, tiles)
@@ -464,7 +375,7 @@ class VectorBody(KeyWalk):
         def body(d: str, acc: str, count: int) -> str:
             dims = [t.shifted(d, r) for r in range(count)]
             zeros = [[t.splat(0.0)] * self.vectors] * count
-            new = self.fma_tile([column(x) for x in dims], steps, unroll, tile, self.tile_type, zeros)
+            new = fma_tile(t, self.product, [column(x) for x in dims], steps, unroll, tile, self.tile_type, zeros)
             for x, row in zip(dims, new, strict=True):
                 for j, value in enumerate(row):
                     old = t.read(acc, self.acc_type, x, self.lane(j))

@@ -246,23 +246,25 @@ class ExprVectors:
             case "Softplus":
                 soft = self._let("math.log1p", "f32", self._exp_of_minus_abs(x))
                 return self._let("arith.addf", "f32", soft, self._op(("Relu",), [x]))
-            case "ToFloat":
-                if x.element == "f32":
-                    return x
-                return self._cast("arith.uitofp" if x.element == "i1" else "arith.sitofp", x, "f32")
-            case "ToInt":
-                if x.element == "i1":
-                    return self._cast("arith.extui", x, "i32")
-                return self._cast("arith.fptosi", x, "i64") if x.element == "f32" else x
-            case "ToBool":
-                if x.element == "i1":
-                    return x
-                if x.element == "f32":
-                    return self._test("une", x, Vector(self._float(0.0), "f32"))
-                return self._test("ne", x, self._dense(0, x.element))
+            case "ToFloat" | "ToInt" | "ToBool":
+                return self._conversion(name, x)
             case n if n == LOG2:
                 return Vector(self.in_log2(x.value), "f32")
         raise AssertionError(name)
+
+    def _conversion(self, name: str, x: Vector) -> Vector:
+        match name, x.element:
+            case ("ToFloat", "f32") | ("ToBool", "i1"):
+                return x
+            case "ToFloat", element:
+                return self._cast("arith.uitofp" if element == "i1" else "arith.sitofp", x, "f32")
+            case "ToInt", "i1":
+                return self._cast("arith.extui", x, "i32")
+            case "ToInt", element:
+                return self._cast("arith.fptosi", x, "i64") if element == "f32" else x
+            case _, "f32":
+                return self._test("une", x, Vector(self._float(0.0), "f32"))
+        return self._test("ne", x, self._dense(0, x.element))
 
     def in_log2(self, value: str) -> str:
         """A score or mask in units of log2: finite values are raised to MASK_FLOOR first."""

@@ -117,14 +117,7 @@ class Expressions:
         if name in _LOGIC:
             return f"{x} {_LOGIC[name]} {values[1]}"
         if name in _INFIX or name in ("Min", "Max"):
-            if integers:
-                x += self._wide(args[0], expr)
-                values[1] += self._wide(args[1], expr)
-            if name in _INFIX:
-                return f"{x} {_INFIX[name]} {values[1]}"
-            if integers:
-                return f"tl.{name.lower()}imum({x}, {values[1]})"
-            return f"tl.{name.lower()}imum({x}, {values[1]}, propagate_nan=tl.PropagateNan.ALL)"
+            return self._arithmetic(expr, x, values[1], integers)
         if name in _COMPARE:
             return f"{x} {_COMPARE[name]} {values[1]}"
         match name:
@@ -153,22 +146,36 @@ class Expressions:
                 e = self.t.let(f"tl.exp(-tl.abs({x}))")
                 return f"tl.where({x} < 0.0, {e}, 1.0) / (1.0 + {e})"
             case "Softplus":
-                return (
-                    f"tl.maximum({x}, 0.0, propagate_nan=tl.PropagateNan.ALL) + {self._log1p(f'tl.exp(-tl.abs({x}))')}"
-                )
+                soft = self._log1p(f"tl.exp(-tl.abs({x}))")
+                return f"tl.maximum({x}, 0.0, propagate_nan=tl.PropagateNan.ALL) + {soft}"
             case "Pow":
                 return self._power(args, x, values[1])
             case "Div" if not integers:
                 return f"{x} / {values[1]}"
             case "Div" | "Mod":
                 return self._division(expr, x, self._tile(args[1], values[1]))
-            case "ToFloat":
-                return f"{x}.to(tl.float32)"
-            case "ToInt":
-                return f"{x}.to(tl.int32)" if self._kind(args[0]) == "bool" else f"{x}.to(tl.int64)"
-            case "ToBool":
-                return x if self._kind(args[0]) == "bool" else f"{x} != 0"
+            case "ToFloat" | "ToInt" | "ToBool":
+                return self._conversion(name, x, self._kind(args[0]))
         raise AssertionError(name)
+
+    def _arithmetic(self, expr: ScoreExpr, x: str, y: str, integers: bool) -> str:
+        """A sum, a difference, a product, the smaller or the larger of two numbers."""
+        name = expr[0]
+        if integers:
+            x += self._wide(expr[1], expr)
+            y += self._wide(expr[2], expr)
+        if name in _INFIX:
+            return f"{x} {_INFIX[name]} {y}"
+        nan = "" if integers else ", propagate_nan=tl.PropagateNan.ALL"
+        return f"tl.{name.lower()}imum({x}, {y}{nan})"
+
+    def _conversion(self, name: str, x: str, kind: str) -> str:
+        """A value of a kind as a float, an integer or a boolean."""
+        if name == "ToFloat":
+            return f"{x}.to(tl.float32)"
+        if name == "ToInt":
+            return f"{x}.to(tl.int32)" if kind == "bool" else f"{x}.to(tl.int64)"
+        return x if kind == "bool" else f"{x} != 0"
 
     def tanh(self, x: str) -> str:
         """1 - 2 / (e^2x + 1). Near 0 that has few digits, where f32 wants the series (Abramowitz and Stegun 4.5.64)."""
