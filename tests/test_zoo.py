@@ -231,12 +231,12 @@ def test_what_was_damaged_since_is_made_again(tmp_path: Path, monkeypatch: pytes
         (state.folder / "model.onnx").write_bytes(b"model")
         return {**running._said(True, ""), "data": {}}
 
-    monkeypatch.setattr(running._State, "_start", start)
+    monkeypatch.setattr(running._EntryRun, "_start", start)
     entry = Entry("e", "family", "bert")
 
     def again() -> int:
         before = len(made)
-        state = running._State(entry, "cpu-host", tmp_path / "e", QUICK)
+        state = running._EntryRun(entry, "cpu-host", tmp_path / "e", QUICK)
         assert state.do("export") == (len(made) == before)
         return len(made) - before
 

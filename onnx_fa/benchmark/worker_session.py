@@ -1,4 +1,4 @@
-"""A `bench_worker` that lives for many batches of calls: for a GPU, starting PyTorch for each takes far longer than they do."""
+"""A worker (worker.py) that lives for many batches of calls: for a GPU, starting PyTorch for each takes far longer than they do."""
 
 from __future__ import annotations
 

@@ -87,10 +87,10 @@ class DotBody(VectorBody):
 
     # Operands.
 
-    def transposed_queries(self) -> str:
+    def load_queries(self) -> str:
         """Pairs of Q^T, D/2 x BM, without the scale, which would have to be rounded: see `raw_score`."""
         t, w, pairs = self.t, self.t.width, self.spec.D // 2
-        empty = t.let(f"tensor.empty() : {self.qT_type}")
+        empty = t.let(f"tensor.empty() : {self.queries_type}")
 
         def by_one(d: str, row: str, out: str) -> str:
             even, odd = self.two(d)
@@ -98,18 +98,18 @@ class DotBody(VectorBody):
                 column = t.shifted(row, lane)
                 query = self.query_row(column)
                 x = self.one_pair(self.q, (query, even), (query, odd))
-                out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.qT_type}")
+                out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.queries_type}")
             return out
 
         def body(row: str, d: str, out: str) -> str:
             rows = [self.neighbours(self.q, self.query_row(t.shifted(row, i)), d) for i in range(w)]
             for i, x in enumerate(t.transpose(rows)):
-                out = t.write(x, out, self.qT_type, t.shifted(d, i), row)
+                out = t.write(x, out, self.queries_type, t.shifted(d, i), row)
             return out
 
         if self.q.swapped:
-            return over_rows(t, self.config.BM, pairs, empty, self.qT_type, by_one)
-        return over_tiles(t, self.config.BM, pairs, empty, self.qT_type, body)
+            return over_rows(t, self.config.BM, pairs, empty, self.queries_type, by_one)
+        return over_tiles(t, self.config.BM, pairs, empty, self.queries_type, body)
 
     def two(self, pair: str) -> tuple[str, str]:
         """The two places of a pair."""

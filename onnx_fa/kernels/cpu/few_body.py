@@ -57,7 +57,7 @@ class FewBody(VectorBody):
         w = config.W
         self.vectors_of_d = -(-spec.D // w)
         self.vectors_of_dv = -(-spec.Dv // w)
-        self.qT_type = tensor_type((config.BM, self.vectors_of_d * w), "f32")
+        self.queries_type = tensor_type((config.BM, self.vectors_of_d * w), "f32")
         self.acc_type = tensor_type((config.BM, self.vectors_of_dv * w), "f32")
         self.tile_type = tensor_type((config.BM, config.BK), "f32")
         self.scratch_types = []
@@ -103,21 +103,21 @@ class FewBody(VectorBody):
 
     # Into and out of the tiles.
 
-    def transposed_queries(self) -> str:
+    def load_queries(self) -> str:
         """Q times the scale, head dims filled up with zeros to whole vectors."""
         t, spec, w = self.t, self.spec, self.t.width
-        scale, tile = t.splat(self.query_factor), t.let(f"tensor.empty() : {self.qT_type}")
+        scale, tile = t.splat(self.query_factor), t.let(f"tensor.empty() : {self.queries_type}")
 
         def row(r: str, carried: list[str]) -> list[str]:
             out = carried[0]
             for n in range(self.vectors_of_d):
                 x = self.read_f32(self.q, r, t.index(n * w), (n + 1) * w <= spec.D)
-                out = t.write(t.vop("arith.mulf", x, scale), out, self.qT_type, r, t.index(n * w))
+                out = t.write(t.vop("arith.mulf", x, scale), out, self.queries_type, r, t.index(n * w))
             return [out]
 
-        return t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(tile, self.qT_type)], row)[0]
+        return t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(tile, self.queries_type)], row)[0]
 
-    def transposed_output(self, state: SoftmaxState) -> str:
+    def finish_output(self, state: SoftmaxState) -> str:
         t, spec, w, result = self.t, self.spec, self.t.width, self.out.value
         for r, total in enumerate(self.sums(state.total)):
             inverse, row = self.inverse(total), t.index(r)
@@ -207,7 +207,7 @@ class FewBody(VectorBody):
         def several(d: str, sums: list[str], places: Sequence[int] = tuple(range(unroll))) -> list[str]:
             """One key after the other, as they lie in memory: the prefetcher follows."""
             at = [(t.shifted(d, n * w), (n + 1) * w <= self.spec.D) for n in places]
-            x = [t.read(self.qT, self.qT_type, t.index(r), column) for column, _ in at]
+            x = [t.read(self.queries, self.queries_type, t.index(r), column) for column, _ in at]
             out = []
             for key, s in zip(keys, sums, strict=True):
                 read = self.row_reader(self.k, self.k_integers, key)
@@ -230,7 +230,10 @@ class FewBody(VectorBody):
         """`products` of every query: each number of K is converted once, for all of them."""
         t, w = self.t, self.t.width
         columns = [t.index(n * w) for n in range(self.vectors_of_d)]
-        q = [[t.read(self.qT, self.qT_type, t.index(r), column) for column in columns] for r in range(self.vectors)]
+        q = [
+            [t.read(self.queries, self.queries_type, t.index(r), column) for column in columns]
+            for r in range(self.vectors)
+        ]
         sums: list[list[str]] = [[] for _ in q]
         for key in keys:
             read, own = self.row_reader(self.k, self.k_integers, key), [t.splat(0.0)] * self.vectors

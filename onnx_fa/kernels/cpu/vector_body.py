@@ -41,13 +41,13 @@ class VectorBody(KeyWalk):
 
     def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
         super().__init__(spec, config, splits)
-        self.qT_type = tensor_type((spec.D // self.PER_STEP, config.BM), "f32")
+        self.queries_type = tensor_type((spec.D // self.PER_STEP, config.BM), "f32")
         self.tiles: dict[ScoreExpr, list[str]] = {}
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
         t = self.t
-        self.qT = self.transposed_queries()
+        self.queries = self.load_queries()
         config = f"{{lowering_config = {_LOWERING}}}"
         empty = t.let(f"tensor.empty() : {self.acc_type}")
         acc = t.let(f"linalg.fill {config} ins({t.f32(0.0)} : f32) outs({empty} : {self.acc_type}) -> {self.acc_type}")
@@ -59,7 +59,7 @@ class VectorBody(KeyWalk):
             total = tuple(self.once(self.first_sum(x, b)) for x, b in zip(self.sink, best, strict=True))
         state = self.attended(SoftmaxState(acc, scores, scratch, best, total))
         divided = replace(state, total=self.divisors(state.total))
-        results = [(self.out, self.transposed_output(divided))]
+        results = [(self.out, self.finish_output(divided))]
         results += [(slab, self.row_statistic(i, state)) for i, slab in enumerate(self.stats)]
         if self.splits > 1:
             best = self.unless_empty(divided.best, 0.0)  # of an infinite sink, what the parts weigh would be NaN
@@ -128,7 +128,7 @@ class VectorBody(KeyWalk):
         """What queries are multiplied by: the scale, and the first softcap or the change of unit."""
         return self.spec.scale / self.spec.mods[0].cap if self.spec.mods else self.spec.scale * self.unit
 
-    def transposed_queries(self) -> str:
+    def load_queries(self) -> str:
         """Q^T, D x BM, times the scale (and log2 e, where nothing needs scores as they are)."""
         t, spec, wide = self.t, self.spec, self.t.width <= self.spec.D
         factor = self.query_factor
@@ -139,21 +139,21 @@ class VectorBody(KeyWalk):
                 for lane in range(t.width):
                     column = t.shifted(row, lane)
                     x = t.arith("mulf", self.extract(self.q, self.query_row(column), d), t.f32(factor), "f32")
-                    out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.qT_type}")
+                    out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.queries_type}")
                 return out
             x = self.read_f32(self.q, d, row)
-            return t.write(t.vop("arith.mulf", x, scale), out, self.qT_type, d, row)
+            return t.write(t.vop("arith.mulf", x, scale), out, self.queries_type, d, row)
 
         def body(row: str, d: str, out: str) -> str:
             rows = [self.read_f32(self.q, self.query_row(t.shifted(row, i)), d, wide) for i in range(t.width)]
             for i, x in enumerate(t.transpose([t.vop("arith.mulf", x, scale) for x in rows])[: spec.D]):
-                out = t.write(x, out, self.qT_type, t.shifted(d, i), row)
+                out = t.write(x, out, self.queries_type, t.shifted(d, i), row)
             return out
 
-        empty = t.let(f"tensor.empty() : {self.qT_type}")
+        empty = t.let(f"tensor.empty() : {self.queries_type}")
         if self.q.swapped:
-            return over_rows(t, self.config.BM, spec.D, empty, self.qT_type, swapped)
-        return over_tiles(t, self.config.BM, spec.D, empty, self.qT_type, body)
+            return over_rows(t, self.config.BM, spec.D, empty, self.queries_type, swapped)
+        return over_tiles(t, self.config.BM, spec.D, empty, self.queries_type, body)
 
     def inverse(self, total: str) -> str:
         """1 / l of a vector of sums, or what stands for it in rows without a key."""
@@ -178,7 +178,7 @@ class VectorBody(KeyWalk):
             x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
         return t.write(x, result, out.type, row, column, element=out.element, in_bounds=inside)
 
-    def transposed_output(self, state: SoftmaxState) -> str:
+    def finish_output(self, state: SoftmaxState) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, out = self.t, self.spec, self.out
         guarded = spec.empty_row == "guarded" and self.splits == 1
@@ -311,7 +311,7 @@ class VectorBody(KeyWalk):
             scalars = [wide(row.at) if self.widen else stored(row.stored) for row in rows]
             zeros = [[t.splat(0.0)] * self.vectors] * config.RI
             steps = self.spec.D // self.PER_STEP
-            raw = fma_tile(t, self.product, scalars, steps, self.unroll(block), self.qT, self.qT_type, zeros)
+            raw = fma_tile(t, self.product, scalars, steps, self.unroll(block), self.queries, self.queries_type, zeros)
             for row, vectors in zip(rows, raw, strict=True):
                 for j, x in enumerate(vectors):
                     s = self.score(self.raw_score(x), row, j, block, tiles)

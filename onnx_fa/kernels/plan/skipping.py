@@ -9,7 +9,8 @@ from onnx_fa.kernels.plan.score import IndexMask, fill_log2, free, numbered, var
 from onnx_fa.spec.attention import AttentionSpec, BoolMask, Elementwise
 from onnx_fa.spec.expr import ScoreExpr, leaves
 
-_HUGE = -1e30
+_MOST_MASKING = -1e30
+"""A fill up to this masks a score: nothing of a score's own size reaches it."""
 _EXP2_RANGE = 130.0  # a score so far below its row's maximum, in units of log2, has probability 0 in f32
 
 
@@ -101,7 +102,7 @@ def _both(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
 def _low(expr: ScoreExpr, fills: list[float]) -> ScoreExpr:
     """A condition under which `expr` is -inf or one of the very low fills that are added to `fills`."""
     match expr:
-        case ("f", value) if value <= _HUGE:
+        case ("f", value) if value <= _MOST_MASKING:
             fills += [value] if math.isfinite(value) else []
             return ("b", True)
         case ("Where", condition, a, b) if free(condition):
@@ -165,13 +166,13 @@ def skipping(spec: AttentionSpec) -> Skipping:
         else:
             continue
         reached = [*own, *passed.fills]
-        if passed.adds and any(f > _HUGE for f in reached):
+        if passed.adds and any(f > _MOST_MASKING for f in reached):
             continue  # what is added after the fill could lift it
         if isinstance(mask, IndexMask):
             terms.add(i)
         else:
             conditions.append(condition)
-        if not (certain and all(f <= _HUGE for f in reached)):
+        if not (certain and all(f <= _MOST_MASKING for f in reached)):
             fills += [fill_log2(f) for f in reached]
     kept = {i: _kept(e) for i, e in enumerate(exprs) if e is not None}
     kept = {i: c for i, c in kept.items() if c != ("b", False) and provable(c, spec)}
