@@ -41,7 +41,12 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     for dims in zip(*padded, strict=True):
         wide = {d for d in dims if d != 1}
         fixed = {d for d in wide if isinstance(d, int)}
-        result.append(next(iter(fixed)) if fixed else next(iter(wide)) if len(wide) == 1 else None if wide else 1)
+        if fixed:
+            result.append(next(iter(fixed)))
+        elif len(wide) == 1:
+            result.append(next(iter(wide)))
+        else:
+            result.append(None if wide else 1)
     return tuple(result)
 
 
@@ -50,11 +55,15 @@ def compare_dims(a: Dim | None, b: Dim | None) -> Dim | None:
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
     number = a if isinstance(a, int) else b
-    return 0 if isinstance(number, int) and number < 0 else 1 if a is not None and a == b else None
+    if isinstance(number, int) and number < 0:
+        return 0
+    return 1 if a is not None and a == b else None
 
 
 def _term(dim: Dim) -> str:
-    return dim if isinstance(dim, str) and dim.isidentifier() else str(dim) if isinstance(dim, int) else f"({dim})"
+    if isinstance(dim, int) or dim.isidentifier():
+        return str(dim)
+    return f"({dim})"
 
 
 def _symbol(op: str, a: Dim, b: Dim) -> Dim | None:
@@ -93,7 +102,9 @@ def multiply_dims(a: Dim | None, b: Dim | None) -> Dim | None:
 def divide_dims(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
     """a / b; integers are cut off unless the division is one of floats."""
     if isinstance(a, int) and isinstance(b, int) and b:
-        return a // b if not a % b else int(a / b) if whole else None
+        if a % b == 0:
+            return a // b
+        return int(a / b) if whole else None
     return a if b == 1 else None
 
 

@@ -206,6 +206,7 @@ class SymbolicShapes:
         dims = list(first)
         if any(x is not None and len(x) != count for x in (starts, ends, axes, steps)):
             return None
+        default_step = 1 if len(node.inputs) < 5 or node.inputs[4] is None else None
         for i in range(count):
             axis = axes[i] if axes is not None else i
             if not isinstance(axis, int):
@@ -213,7 +214,7 @@ class SymbolicShapes:
             if not -len(first) <= axis < len(first):
                 return None
             start, end = (x[i] if x is not None else None for x in (starts, ends))
-            step = steps[i] if steps is not None else (1 if len(node.inputs) < 5 or node.inputs[4] is None else None)
+            step = steps[i] if steps is not None else default_step
             dims[axis] = slice_dim(dims[axis], start, end, step)
         return tuple(dims)
 
@@ -350,11 +351,18 @@ class SymbolicShapes:
 def _both(
     pick: Callable[[int, int], int],
 ) -> Callable[[Dim | None, Dim | None], Dim | None]:
-    return lambda a, b: pick(a, b) if isinstance(a, int) and isinstance(b, int) else a if a == b else None
+    def of_dims(a: Dim | None, b: Dim | None) -> Dim | None:
+        if isinstance(a, int) and isinstance(b, int):
+            return pick(a, b)
+        return a if a == b else None
+
+    return of_dims
 
 
 def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
-    return None if not isinstance(test, int) else yes if test else no
+    if not isinstance(test, int):
+        return None
+    return yes if test else no
 
 
 _ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {

@@ -57,6 +57,7 @@ from onnx_fa.match.types import (
     Tail,
     Term,
     Weighting,
+    known_array,
     values_of,
 )
 from onnx_fa.match.walk_down import apply_drops, walk_after
@@ -237,6 +238,7 @@ __all__ = [
     "build_match",
     "common_reading",
     "find_sites",
+    "known_array",
     "one_if_zero",
     "parse_score",
     "reciprocal_of",

@@ -22,6 +22,7 @@ from onnx_fa.match.types import (
     Operands,
     Scale,
     Step,
+    known_array,
 )
 from onnx_fa.spec.attention import Dim, term_tensors
 
@@ -61,7 +62,7 @@ def _known_numbers(view: GraphView, factor: Expr) -> Array | None:
     """The numbers of a factor that is a constant, perhaps with its axes moved."""
     while isinstance(factor, Call):
         factor = factor.args[0]
-    return factor.array if isinstance(factor, Const) else view.const(factor)
+    return known_array(view, factor)
 
 
 def _is_huge(view: GraphView, factor: Expr, divide: bool) -> bool:

@@ -77,7 +77,10 @@ def _simplify_steps(view: GraphView, steps: Sequence[Step]) -> list[Step]:
             number = view.scalar(step.value) if isinstance(step.value, ir.Value) else None
             if number is not None and math.isfinite(number):
                 step = Map(("Add", SCORE, ("f", number * step.factor)), label="add")
-        rest += _split_into_links(step) if isinstance(step, Map) else [] if isinstance(step, Nothing) else [step]
+        if isinstance(step, Map):
+            rest += _split_into_links(step)
+        elif not isinstance(step, Nothing):
+            rest.append(step)
     i = 0
     while i + 1 < len(rest):  # c * tanh(x), wherever its factors stand, is a softcap c * tanh(c * x / c)
         step, after = rest[i], rest[i + 1]

@@ -148,7 +148,11 @@ def _mark_units(of: Product, side: int, axes: Sequence[Axis], summed: Group, own
     """An operand's axes, where a unit axis says which dim it is: the one summed over, or the operand's own."""
     result: list[Axis] = []
     for letter, axis in zip(of.letters[side], axes, strict=True):
-        group = summed if letter not in of.out else own if letter not in of.letters[1 - side] else None
+        group: Group | None = None
+        if letter not in of.out:
+            group = summed
+        elif letter not in of.letters[1 - side]:
+            group = own
         result.append(leaves(axis) or ([group.mark] if group is not None and not group.atoms else []))
     return result
 

@@ -47,6 +47,13 @@ class Const:
 Expr = ir.Value | Call | Const
 
 
+def known_array(view: GraphView, value: Expr) -> Array | None:
+    """What a constant operand holds; None for what is known only at run time."""
+    if isinstance(value, Const):
+        return value.array
+    return view.const(value) if isinstance(value, ir.Value) else None
+
+
 def values_of(*exprs: Expr | None) -> list[ir.Value]:
     """The graph values that expressions read, each once."""
     stack: list[Expr | None] = list(reversed(exprs))

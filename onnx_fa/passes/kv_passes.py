@@ -26,7 +26,7 @@ from onnx_fa.graph.ops import STANDARD, op_of
 from onnx_fa.passes.axis_probe import MAX_ELEMENTS, Operand, Part, ProbeError, probe, runner
 from onnx_fa.passes.definitions import take_apart
 from onnx_fa.passes.report import Keys, Pass, PassReport
-from onnx_fa.passes.schedule import Schedule, Tracked, place_op
+from onnx_fa.passes.schedule import Array, Schedule, Tracked, place_op
 
 _KNOWN = 4096
 """Integer tensors up to this size are carried with their content: they are shapes, bounds and axes."""
@@ -133,6 +133,11 @@ def _settled(part: Part | None, M: int, unknown: bool) -> Part | None:
     return part
 
 
+def _content_or_fill(value: Tracked, fill: int) -> Array:
+    """What a value holds, or, where that is not known, the same number everywhere."""
+    return value.const if value.const is not None else np.full(value.shape, fill, value.dtype)
+
+
 def _outputs(state: Schedule, node: onnx.NodeProto, inputs: Sequence[Tracked | None]) -> list[Tracked]:
     """Shapes and types of the outputs, and the content of small integers that the shapes decide."""
     data = {i: v.const for i, v in zip(node.input, inputs, strict=True) if v is not None and v.const is not None}
@@ -175,10 +180,7 @@ def _content(state: Schedule, node: onnx.NodeProto, inputs: Sequence[Tracked | N
         run = runner(node, operands, state.opset)
         tried = []
         for fill in (0, 1):
-            arrays = [
-                None if v is None else v.const if v.const is not None else np.full(v.shape, fill, v.dtype)
-                for v in inputs
-            ]
+            arrays = [None if v is None else _content_or_fill(v, fill) for v in inputs]
             tried.append(run(arrays))
     except ProbeError:
         return None

@@ -183,7 +183,9 @@ def rows_of(spec: AttentionSpec, operands: Sequence[Array], start: int, stop: in
         return (*shape[:-2], stop - start, shape[-1]) if has_rows else shape
 
     def leaf(e: ScoreExpr) -> ScoreExpr:
-        return ("Add", Q, ("i", start)) if e == Q else ("i", sq) if e == ("Sq",) else e
+        if e == Q:
+            return ("Add", Q, ("i", start))
+        return ("i", sq) if e == ("Sq",) else e
 
     def moved(term: MaskTerm) -> MaskTerm:
         if isinstance(term, (Causal, SlidingWindow)):

@@ -241,22 +241,27 @@ class AttentionSpec:
     @property
     def _scales(self) -> tuple[tuple[tuple[Dim, ...], str], ...]:
         """Shape and element type of the scale and the zero point of k, then of v."""
-        return tuple((x.shape, t) for x in self.quantized for t in (self.dtype, *[f"{x.dtype[0]}8"] * x.zero_point))
+        found: list[tuple[tuple[Dim, ...], str]] = []
+        for quant in self.quantized:
+            found.append((quant.shape, self.dtype))
+            if quant.zero_point:
+                found.append((quant.shape, f"{quant.dtype[0]}8"))
+        return tuple(found)
 
     def operand_names(self, tensor: str) -> list[str]:
         """q, k, v, then `tensor` with 0, 1, ... for the tensors of mask terms, then sink, then the scales and zero points of k and
         v, then the rows that are gathered."""
-        names = [
-            "q",
-            "k",
-            "v",
-            *(f"{tensor}{i}" for i in range(len(self.tensors))),
-            *["sink"] * (self.sink is not None),
-        ]
+        names = ["q", "k", "v", *(f"{tensor}{i}" for i in range(len(self.tensors)))]
+        if self.sink is not None:
+            names.append("sink")
         for letter, quant in (("k", self.k_quant), ("v", self.v_quant)):
             if quant is not None:
-                names += [f"{letter}_scale", *[f"{letter}_zero"] * quant.zero_point]
-        return names + ["rows"] * (self.gathered is not None)
+                names.append(f"{letter}_scale")
+                if quant.zero_point:
+                    names.append(f"{letter}_zero")
+        if self.gathered is not None:
+            names.append("rows")
+        return names
 
     @property
     def scales_at(self) -> int:
@@ -288,12 +293,16 @@ class AttentionSpec:
         words += [
             t.label if isinstance(t, Elementwise) else type(t).__name__.lower() for t in (*self.mods, *self.masks)
         ]
-        words += ["sink"] * (self.sink is not None)
+        if self.sink is not None:
+            words.append("sink")
         words += self.stats
-        words += ["gathered"] * (self.gathered is not None)
+        if self.gathered is not None:
+            words.append("gathered")
         words += [f"{n}:{x.dtype}" for n, x in (("k", self.k_quant), ("v", self.v_quant)) if x is not None]
-        words += [f"p:{self.rounding.dtype}"] if self.rounding is not None else []
-        words += ["weighted"] * (self.weights is not None)
+        if self.rounding is not None:
+            words.append(f"p:{self.rounding.dtype}")
+        if self.weights is not None:
+            words.append("weighted")
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:

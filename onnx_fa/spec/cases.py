@@ -100,19 +100,24 @@ def _in_table(name: str, title: str, *tags: str, S: int = 0, **changes: Any) -> 
     return case(name, "bench", "table", *tags, title=title, **_BENCH | lengths | changes)
 
 
+def _tags_if(**holds: bool) -> list[str]:
+    """The names of what holds."""
+    return [tag for tag, is_true in holds.items() if is_true]
+
+
 def _prefill_cases() -> Iterator[Case]:
     h16: dict[str, Any] = {"Hq": 16, "Hkv": 16, "D": 128, "Dv": 128}
     for causal in (False, True):
         end, word = ("_causal", " causal") if causal else ("", "")
         masks: dict[str, Any] = {"masks": (Causal(),)} if causal else {}
         for s in (512, 1024, 2048, 4096, 8192):
-            quick = ["quick"] * (s == 512) + ["tune"] * (s == 1024)
+            quick = _tags_if(quick=s == 512, tune=s == 1024)
             yield _in_table(f"bench_s{s}{end}", f"B1 H8 S{s} D64{word}", *quick, S=s, **masks)
         for s, name in ((1024, "bench_d128"), (4096, "bench_d128_s4096")):
-            tags = ["tune"] * (s == 1024)
+            tags = _tags_if(tune=s == 1024)
             yield _in_table(f"{name}{end}", f"B1 H16 S{s} D128{word}", *tags, S=s, **h16 | masks)
     for s, name in ((4096, "bench_window"), (8192, "bench_window_s8192")):
-        tags = ["tune"] * (s == 4096)
+        tags = _tags_if(tune=s == 4096)
         yield _in_table(name, f"B1 H8 S{s} D64 window 256", *tags, S=s, masks=(SlidingWindow(256, 0),))
     s = 1024
     yield _in_table("bench_alibi", f"B1 H8 S{s} D64 ALiBi causal", "quick", "tune", S=s, masks=(alibi(8), Causal()))
@@ -134,12 +139,12 @@ def _prefill_cases() -> Iterator[Case]:
 def _decode_cases() -> Iterator[Case]:
     decode: dict[str, Any] = {"Sq": 1, "Hq": 32, "D": 128, "Dv": 128}
     for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
-        quick = ["quick", "tune"] * (skv == 2048)
+        quick = _tags_if(quick=skv == 2048, tune=skv == 2048)
         yield _in_table(
             f"bench_decode{end}", f"B1 H32 Sq1 Skv{skv} D128 decode", "decode", *quick, Skv=skv, **decode | {"Hkv": 32}
         )
     for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
-        tags = ["tune"] * (skv == 8192)
+        tags = _tags_if(tune=skv == 8192)
         yield _in_table(
             f"bench_decode_gqa{end}",
             f"B1 H32:8 Sq1 Skv{skv} D128 decode",

@@ -40,7 +40,9 @@ class Target:
     @property
     def lossy(self) -> str:
         """What was asked for that changes results, in words."""
-        return "tf32" if self.tf32 else "bf16 dot" if self.bf16_dot else ""
+        if self.tf32:
+            return "tf32"
+        return "bf16 dot" if self.bf16_dot else ""
 
 
 _CPU = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
@@ -51,7 +53,9 @@ def _host_simd() -> tuple[int, int]:
     if platform.machine() in ("aarch64", "arm64"):
         return 4, 32
     flags = _host_flags()
-    return (16, 32) if "avx512f" in flags else (8, 16) if "avx2" in flags else (4, 16)
+    if "avx512f" in flags:
+        return 16, 32
+    return (8, 16) if "avx2" in flags else (4, 16)
 
 
 def _host_flags() -> str:

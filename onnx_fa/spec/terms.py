@@ -82,7 +82,9 @@ class TensorArg:
     @property
     def kind(self) -> Kind:
         """What it is in a score expression."""
-        return "bool" if self.dtype == "bool" else "int" if self.dtype in ("i32", "i64") else "float"
+        if self.dtype == "bool":
+            return "bool"
+        return "int" if self.dtype in ("i32", "i64") else "float"
 
 
 @dataclass(frozen=True)

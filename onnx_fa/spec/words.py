@@ -23,7 +23,9 @@ def mask_words(term: MaskTerm) -> str:
     """A mask term in words, e.g. "causal from the end", "bool 2x1x1xS"."""
 
     def at(offset: int | str) -> str:
-        return "" if offset == 0 else " from the end" if offset == "end" else f" offset {offset}"
+        if offset == 0:
+            return ""
+        return " from the end" if offset == "end" else f" offset {offset}"
 
     if isinstance(term, Elementwise):
         read = ", ".join(f"t{i} {t.dtype} {shape_words(t.shape)}" for i, t in enumerate(term.tensors))

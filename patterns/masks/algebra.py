@@ -191,7 +191,9 @@ class Algebra:
         """Less, LessOrEqual or Equal of numbers that cannot be subtracted from each other."""
         (lo, hi), (least, most) = self.bounds(a), self.bounds(b)
         if op == "Equal":
-            return FALSE if hi < least or most < lo else TRUE if a == b else sized(keep_op(op, (a, b)))
+            if hi < least or most < lo:
+                return FALSE
+            return TRUE if a == b else sized(keep_op(op, (a, b)))
         if hi < least or (op == "LessOrEqual" and (hi == least or a == b)):
             return TRUE
         if most < lo or (op == "Less" and (most == lo or a == b)):

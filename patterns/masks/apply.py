@@ -178,11 +178,9 @@ def _equal_whole(algebra: Algebra, e: ScoreExpr) -> ScoreExpr | None:
 
 def fold_constants(op: str, args: tuple[ScoreExpr, ...], dtype: np.dtype[np.generic]) -> ScoreExpr:
     """An op on constants, computed in the type that the graph computes it in."""
-    logical = OPS[op].result == "bool"
-    arrays = [
-        np.asarray(a[1], np.int64 if a[0] == "i" else np.bool_ if a[0] == "b" else (np.float64 if logical else dtype))
-        for a in args
-    ]
+    compares = OPS[op].result == "bool"
+    types = {"i": np.dtype(np.int64), "b": np.dtype(np.bool_), "f": np.dtype(np.float64) if compares else dtype}
+    arrays = [np.asarray(a[1], types[a[0]]) for a in args]
     with np.errstate(all="ignore"):
         result = np.asarray(OPS[op].run(*arrays))
     if result.dtype == np.bool_:

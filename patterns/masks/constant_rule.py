@@ -57,7 +57,9 @@ def rule_of(algebra: Algebra, array: Array, index: tuple[ScoreExpr, ...], kind: 
 
 def _scalar(array: Array, kind: Kind) -> ScoreExpr:
     x = array[()]
-    return boolean(bool(x)) if kind == "bool" else integer(int(x)) if kind == "int" else number(float(x))
+    if kind == "bool":
+        return boolean(bool(x))
+    return integer(int(x)) if kind == "int" else number(float(x))
 
 
 def _affine(algebra: Algebra, array: Array, axes: list[ScoreExpr]) -> ScoreExpr | None:

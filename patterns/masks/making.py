@@ -35,7 +35,8 @@ def cut_triangle(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr |
     op = "GreaterOrEqual" if attr_int(node, "upper", 1) else "LessOrEqual"
     keep = elements.algebra.compare(op, right, shift)
     kind = kind_of_value(node.outputs[0])
-    zero = FALSE if kind == "bool" else integer(0) if kind == "int" else number(0.0)
+    zeros = {"bool": FALSE, "int": integer(0)}
+    zero = zeros.get(kind or "float", number(0.0))
     return elements.algebra.where(keep, elements.read(node.inputs[0], index), zero)
 
 
@@ -53,7 +54,9 @@ def mark_diagonal(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr 
 
 def fill_constant(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr:
     x = node.attributes["value"].as_tensor().numpy().reshape(-1)[0] if "value" in node.attributes else np.float32(0)
-    return boolean(bool(x)) if x.dtype == np.bool_ else integer(int(x)) if x.dtype.kind in "iu" else number(float(x))
+    if x.dtype == np.bool_:
+        return boolean(bool(x))
+    return integer(int(x)) if x.dtype.kind in "iu" else number(float(x))
 
 
 def sum_up(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr | None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import FLOATS, GraphView
-from onnx_fa.match import Call, Const, Expr, Term
+from onnx_fa.match import Call, Expr, Term, known_array
 from onnx_fa.patterns.masks.expressions import reads
 from onnx_fa.patterns.masks.reader import SHAPE_OPS, Reader
 from onnx_fa.spec.attention import AddMask, Elementwise
@@ -75,7 +75,7 @@ def _ordinary_if(view: GraphView, value: Expr) -> list[ir.Value] | None:
     """The values that have to be bounded for this one to be; None where it may hold a fill whatever they are."""
     if isinstance(value, ir.Value) and value.dtype is not None and value.dtype not in FLOATS:
         return []
-    array = value.array if isinstance(value, Const) else view.const(value) if isinstance(value, ir.Value) else None
+    array = known_array(view, value)
     if array is not None:
         return [] if bool((np.abs(array.astype(np.float64)) < MAX_ORDINARY_BIAS).all()) else None
     node = view.producer(value) if isinstance(value, ir.Value) else None

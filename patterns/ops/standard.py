@@ -260,7 +260,11 @@ def _heads(view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], label: 
     if hq < 1 or hkv < 1:
         raise NoMatch("3-D inputs without q_num_heads and kv_num_heads")
     wq, wk, wv = qs[2], ks[2], vs[2]
-    d = wq // hq if isinstance(wq, int) else wk // hkv if isinstance(wk, int) else None
+    d: int | None = None
+    if isinstance(wq, int):
+        d = wq // hq
+    elif isinstance(wk, int):
+        d = wk // hkv
     if d is None or not isinstance(wv, int):
         raise NoMatch("the widths of 3-D inputs are not static")
     dv = wv // hkv

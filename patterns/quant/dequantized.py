@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import DEQUANTIZE, attr_int, op_of
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match import Call, Const, Expr
+from onnx_fa.match import Call, Const, Expr, known_array
 from onnx_fa.spec.attention import Dim, DType, IntegerType
 
 _INTEGERS: dict[ir.DataType | None, IntegerType] = {
@@ -165,7 +165,7 @@ def _zero_point(view: GraphView, zero: ir.Value | None, of: ir.DataType | None =
 
 def _flat(view: GraphView, value: Expr) -> Expr:
     """A single number as a scalar."""
-    known = value.array if isinstance(value, Const) else view.const(value) if isinstance(value, ir.Value) else None
+    known = known_array(view, value)
     if known is not None:
         return value if isinstance(value, ir.Value) and not known.shape else Const(known.reshape(()))
     if isinstance(value, ir.Value) and view.shape(value) == ():
@@ -177,7 +177,7 @@ def _with_units(view: GraphView, value: Expr, behind: int) -> Expr:
     """A vector with so many unit axes behind it."""
     if not behind:
         return value
-    known = value.array if isinstance(value, Const) else view.const(value) if isinstance(value, ir.Value) else None
+    known = known_array(view, value)
     if known is not None:
         return Const(known.reshape(-1, *[1] * behind))
     return Call("Unsqueeze", (value, Const(np.arange(1, behind + 1, dtype=np.int64))))

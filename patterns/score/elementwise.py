@@ -275,7 +275,9 @@ class _Reading:
             attr = node.attributes.get(name)
             if attr is None or attr.as_int():
                 tests.append(("Equal", x, _f(sign * math.inf)))
-        return ("Or", *tests) if len(tests) == 2 else tests[0] if tests else ("b", False)
+        if not tests:
+            return ("b", False)
+        return ("Or", *tests) if len(tests) == 2 else tests[0]
 
     def _clipped(self, node: ir.Node) -> ScoreExpr | None:
         x = self.read(node.inputs[0]) if node.inputs[0] is not None else None
