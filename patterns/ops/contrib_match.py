@@ -31,15 +31,15 @@ def match_op(
     view: GraphView,
     node: ir.Node,
     label: str,
-    o: Operands,
+    operands: Operands,
     steps: list[Step],
     terms: list[Term],
     presents: list[tuple[ir.Value, Expr]],
     dtype: str | None,
     guard: Guard = "",
 ) -> Match:
-    assert isinstance(o.Hq, int)
-    width = o.Hq * o.Dv
+    assert isinstance(operands.Hq, int)
+    width = operands.Hq * operands.Dv
     return build_match(
         view,
         mask_terms,
@@ -47,7 +47,7 @@ def match_op(
             name=label,
             op=op_of(node),
             dtype=dtype,
-            operands=replace(o, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)),
+            operands=replace(operands, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)),
             steps=steps,
             extra_terms=terms,
             guard=guard,
@@ -58,14 +58,14 @@ def match_op(
     )
 
 
-def read_padding_mask(view: GraphView, mask: ir.Value, o: Operands, fill: float) -> Term:
+def read_padding_mask(view: GraphView, mask: ir.Value, operands: Operands, fill: float) -> Term:
     """What a mask of 0 and 1, or of lengths, adds to the scores."""
     if not math.isfinite(fill):
         raise NoMatch("an infinite mask_filter_value, with which a row without keys has no defined result")
     dims = view.shape(mask)
     if dims is None:
         raise NoMatch("the rank of the padding mask is unknown")
-    (b,) = o.batch
+    (b,) = operands.batch
     if len(dims) == 1:
         if isinstance(b, int) and b > 0 and dims[0] == 2 * b:  # where the keys end, then where they start
             two = [per_row(cast(columns(mask, i * b, i * b + b), ir.DataType.INT64), b) for i in (0, 1)]
@@ -76,12 +76,14 @@ def read_padding_mask(view: GraphView, mask: ir.Value, o: Operands, fill: float)
         value, arg = per_row(cast(mask, ir.DataType.INT64), b)
         return _mask_beyond_lengths(("Less", K, ("tensor", 0)), fill, (value,), (arg,))
     shape: tuple[Dim, ...]
-    if len(dims) == 2 and dims[1] == o.Skv and dims[0] in (b, None):
-        value, shape = reshape(mask, 0, 1, 1, -1), (b, 1, 1, o.Skv)
-    elif len(dims) == 3 and dims[1:] == (o.Sq, o.Skv) and dims[0] in (b, None):
-        value, shape = op("Unsqueeze", mask, ints(1)), (b, 1, o.Sq, o.Skv)
+    if len(dims) == 2 and dims[1] == operands.Skv and dims[0] in (b, None):
+        value, shape = reshape(mask, 0, 1, 1, -1), (b, 1, 1, operands.Skv)
+    elif len(dims) == 3 and dims[1:] == (operands.Sq, operands.Skv) and dims[0] in (b, None):
+        value, shape = op("Unsqueeze", mask, ints(1)), (b, 1, operands.Sq, operands.Skv)
     else:
-        raise NoMatch(f"a padding mask of shape {list(dims)} for scores of {[b, o.Hq, o.Sq, o.Skv]}")
+        raise NoMatch(
+            f"a padding mask of shape {list(dims)} for scores of {[b, operands.Hq, operands.Sq, operands.Skv]}"
+        )
     if mask.dtype != ir.DataType.INT32:
         raise NoMatch("a padding mask that is not int32")
     keep = op("Greater", value, Const(np.asarray(0, np.int32)))

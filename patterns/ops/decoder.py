@@ -26,20 +26,20 @@ def match_decoder(view: GraphView, node: ir.Node, label: str) -> Match:
         raise NoMatch("beams")
     if output(node, 3) is not None or attr_int(node, "output_qk", 0):
         raise NoMatch("the scores are an output that somebody reads")
-    o = split_heads(view, node, q, k, v, bias, label)
-    if o.Sq != 1:
+    operands = split_heads(view, node, q, k, v, bias, label)
+    if operands.Sq != 1:
         raise NoMatch("more than one query, or an unknown number")
     dtype = DTYPES.get(q.dtype or ir.DataType.UNDEFINED)
     fill = attr_float(node, "mask_filter_value", -10000.0)
-    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(o.D))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(operands.D))]
     terms: list[Term] = []
     presents: list[tuple[ir.Value, Expr]] = []
     if past_k is None and past_v is None:
         if mask is not None:
-            terms.append(read_padding_mask(view, mask, o, fill))
+            terms.append(read_padding_mask(view, mask, operands, fill))
         if extra is not None:
             raise NoMatch("attention_bias in cross-attention, which onnxruntime refuses")
-        return match_op(view, node, label, o, steps, terms, presents, dtype)
+        return match_op(view, node, label, operands, steps, terms, presents, dtype)
     if past_k is None or past_v is None or length is None or not attr_int(node, "past_present_share_buffer", 0):
         raise NoMatch("a past without a buffer that is shared between steps")
     shape = view.shape(past_k)
@@ -52,11 +52,11 @@ def match_decoder(view: GraphView, node: ir.Node, label: str) -> Match:
     at = reshape(op("Range", Const(np.asarray(0)), reshape(size), Const(np.asarray(1))), 1, 1, -1, 1)
     choices = [
         OperandChoice(op("Where", op("Equal", at, at_row), canonical(c), past), (0, 1, 2, 3), 1.0, c.heads)
-        for c, past in zip((o.k, o.v), (past_k, past_v), strict=True)
+        for c, past in zip((operands.k, operands.v), (past_k, past_v), strict=True)
     ]
-    o = replace(o, k=choices[0], v=choices[1], Skv=shape[2])
-    presents = [(out, canonical(x)) for i, x in ((1, o.k), (2, o.v)) if (out := output(node, i))]
+    operands = replace(operands, k=choices[0], v=choices[1], Skv=shape[2])
+    presents = [(out, canonical(x)) for i, x in ((1, operands.k), (2, operands.v)) if (out := output(node, i))]
     if extra is not None:
-        terms.append(padded_mask(view, extra, o, 0.0))
+        terms.append(padded_mask(view, extra, operands, 0.0))
     terms.append(window(None, 0, 0, ("tensor", 0), (at_row, TensorArg((1,), "i64"))))
-    return match_op(view, node, label, o, steps, terms, presents, dtype)
+    return match_op(view, node, label, operands, steps, terms, presents, dtype)

@@ -48,25 +48,25 @@ def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     shapes = [view.shape(x) for x in (q, k, v)]
     if any(s is None or len(s) != 4 for s in shapes):
         raise NoMatch("Q, K and V are not known to have four dims")
-    qs, ks, vs = (s for s in shapes if s is not None)
-    b = same("the batch dims", qs[0], ks[0], vs[0]) or f"{label}_b"
-    hq, hkv = qs[1], same("the heads of K and V", ks[1], vs[1])
-    sq = qs[2] if qs[2] is not None else f"{label}_sq"
-    skv = same("the lengths of K and V", ks[2], vs[2]) or f"{label}_skv"
-    d, dv = same("the head dims of Q and K", qs[3], ks[3]), vs[3]
-    if hq is None or hkv is None or not isinstance(d, int) or not isinstance(dv, int):
+    q_shape, k_shape, v_shape = (s for s in shapes if s is not None)
+    b = same("the batch dims", q_shape[0], k_shape[0], v_shape[0]) or f"{label}_b"
+    Hq, Hkv = q_shape[1], same("the heads of K and V", k_shape[1], v_shape[1])
+    Sq = q_shape[2] if q_shape[2] is not None else f"{label}_sq"
+    Skv = same("the lengths of K and V", k_shape[2], v_shape[2]) or f"{label}_skv"
+    d, Dv = same("the head dims of Q and K", q_shape[3], k_shape[3]), v_shape[3]
+    if Hq is None or Hkv is None or not isinstance(d, int) or not isinstance(Dv, int):
         raise NoMatch("the heads or the head dims are not static")
     dtype = DTYPES.get(q.dtype or ir.DataType.UNDEFINED)
     asked = _PRECISION.get(attr_int(node, "softmax_precision", 0), "")
     if asked in ("f16", "bf16") or (dtype, asked) == ("f64", "f32"):
         raise NoMatch(f"softmax_precision {asked} rounds scores that are computed in more bits")
-    names, sizes = ("b0", "h", "s", "d"), ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
+    names, sizes = ("b0", "h", "s", "d"), ((b, Hq, Sq, d), (b, Hkv, Skv, d), (b, Hkv, Skv, Dv))
     read = [read_operand(view, x, names, size) for x, size in zip((q, k, v), sizes, strict=True)]
-    q_read, k_read, v_read = common_reading(read[0], read[1], read[2], hq, node)
+    q_read, k_read, v_read = common_reading(read[0], read[1], read[2], Hq, node)
     steps: list[Step] = [Scale(attr_float(node, "scale", inverse_root(d)))]
     extra: list[Term] = []
     if "score_mod" in node.attributes:
-        expr, values = _Reader(view, (b, hq, sq, skv)).read(node.attributes["score_mod"].as_graph())
+        expr, values = _Reader(view, (b, Hq, Sq, Skv)).read(node.attributes["score_mod"].as_graph())
         if _causal(expr):
             extra.append(Term(Causal(0)))
         else:
@@ -80,7 +80,7 @@ def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
             name=label,
             op="FlexAttention",
             dtype=dtype,
-            operands=Operands(q_read, k_read, v_read, (b,), hq, k_read.heads, sq, skv, d, dv),
+            operands=Operands(q_read, k_read, v_read, (b,), Hq, k_read.heads, Sq, Skv, d, Dv),
             steps=steps,
             extra_terms=extra,
             guard="",

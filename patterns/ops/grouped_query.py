@@ -180,10 +180,10 @@ def _add_sink(match: Match, sink: Expr, arg: TensorArg) -> Match:
     return replace(match, spec=replace(match.spec, sink=arg), operands=(*match.operands, sink))
 
 
-def _query_positions(given: ir.Value | None, sq: Expr, before: Expr | None, prompt: Expr | None) -> Expr:
+def _query_positions(given: ir.Value | None, Sq: Expr, before: Expr | None, prompt: Expr | None) -> Expr:
     """The positions (B, S) or (1, S) of the queries. Of those that are given, a prompt (a call without a past) uses the first
     one only and counts on from it."""
-    steps = reshape(op("Range", Const(np.asarray(0)), reshape(sq), Const(np.asarray(1))), 1, -1)
+    steps = reshape(op("Range", Const(np.asarray(0)), reshape(Sq), Const(np.asarray(1))), 1, -1)
     if given is None:
         return steps if before is None else op("Add", steps, reshape(before, -1, 1))
     counted = op("Add", steps, columns(reshape(given, 1, -1), 0, 1))
@@ -220,11 +220,11 @@ def _rotate_heads(
 def _fill_cache(
     view: GraphView,
     node: ir.Node,
-    o: Operands,
+    operands: Operands,
     pasts: tuple[ir.Value, ir.Value],
     before: Expr,
     whole: Expr,
-    sq: Expr,
+    Sq: Expr,
     label: str,
 ) -> Operands:
     """K and V as the present outputs have them: the past up to `before`, the new rows, then zeros."""
@@ -247,14 +247,14 @@ def _fill_cache(
     zero = Const(np.asarray(0, kind))
     at = reshape(op("Range", Const(np.asarray(0)), reshape(size), Const(np.asarray(1))), 1, 1, -1, 1)
     start = reshape(before, -1, 1, 1, 1)
-    end = op("Add", start, sq)
+    end = op("Add", start, Sq)
     choices = []
-    for past, new in zip(pasts, (o.k, o.v), strict=True):
+    for past, new in zip(pasts, (operands.k, operands.v), strict=True):
         fresh = canonical(new)
-        if o.Sq != 1:
-            last = op("Sub", sq, ints(1))
+        if operands.Sq != 1:
+            last = op("Sub", Sq, ints(1))
             index = op("Min", op("Max", op("Sub", at, start), ints(0)), last)
-            shape = concat(0, dim_of(fresh, 0), ints(int(o.Hkv)), size, ints(o.D))
+            shape = concat(0, dim_of(fresh, 0), ints(int(operands.Hkv)), size, ints(operands.D))
             fresh = op("GatherElements", fresh, op("Expand", index, shape), axis=2)
         if missing is None:
             old: Expr = past
@@ -262,4 +262,4 @@ def _fill_cache(
             old = op("Pad", past, concat(0, ints(0, 0, 0, 0, 0, 0), missing, ints(0)), zero)
         value = op("Where", op("Less", at, start), old, op("Where", op("Less", at, end), fresh, zero))
         choices.append(OperandChoice(value, (0, 1, 2, 3), 1.0, new.heads))
-    return replace(o, k=choices[0], v=choices[1], Skv=total if total is not None else f"{label}_total")
+    return replace(operands, k=choices[0], v=choices[1], Skv=total if total is not None else f"{label}_total")

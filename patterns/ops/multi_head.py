@@ -35,8 +35,8 @@ def match_multi_head(view: GraphView, node: ir.Node, label: str) -> Match:
         raise NoMatch("a cache buffer that is shared between steps, or beams")
     if output(node, 3) is not None:
         raise NoMatch("the scores are an output that somebody reads")
-    o = split_heads(view, node, q, k, v, bias, label)
-    return _match_with_past(view, node, label, o, padding, extra, (past_k, past_v), q.dtype)
+    operands = split_heads(view, node, q, k, v, bias, label)
+    return _match_with_past(view, node, label, operands, padding, extra, (past_k, past_v), q.dtype)
 
 
 def split_heads(
@@ -44,23 +44,23 @@ def split_heads(
 ) -> Operands:
     """Q (B, S, H * D), K and V (B, L, H * D) or (B, H, L, D), with the bias of their projections."""
     heads = attr_int(node, "num_heads", 0)
-    qs, ks, vs = (view.shape(x) for x in (q, k, v))
-    if qs is None or ks is None or vs is None or heads < 1:
+    q_shape, k_shape, v_shape = (view.shape(x) for x in (q, k, v))
+    if q_shape is None or k_shape is None or v_shape is None or heads < 1:
         raise NoMatch("the rank of Q, K or V is unknown")
-    if len(qs) != 3 or len(ks) not in (3, 4) or len(ks) != len(vs):
+    if len(q_shape) != 3 or len(k_shape) not in (3, 4) or len(k_shape) != len(v_shape):
         raise NoMatch("packed QKV or KV")
-    b = same("the batch dims", qs[0], ks[0], vs[0]) or f"{label}_b"
-    sq = qs[1] if qs[1] is not None else f"{label}_sq"
-    cross = len(ks) == 4
+    b = same("the batch dims", q_shape[0], k_shape[0], v_shape[0]) or f"{label}_b"
+    Sq = q_shape[1] if q_shape[1] is not None else f"{label}_sq"
+    cross = len(k_shape) == 4
     if cross and bias is not None:
         raise NoMatch("a projection's bias with K and V that are projected already")
     length = 2 if cross else 1
-    skv = same("the lengths of K and V", ks[length], vs[length]) or f"{label}_skv"
-    width, width_v = qs[2], vs[3] if cross else vs[2]
+    Skv = same("the lengths of K and V", k_shape[length], v_shape[length]) or f"{label}_skv"
+    width, width_v = q_shape[2], v_shape[3] if cross else v_shape[2]
     if not isinstance(width, int) or not isinstance(width_v, int):
         raise NoMatch("the widths of Q and V are not static")
-    d, dv = width // heads, width_v if cross else width_v // heads
-    hd, hv = heads * d, heads * dv
+    d, Dv = width // heads, width_v if cross else width_v // heads
+    hd, hv = heads * d, heads * Dv
     parts: list[Expr] = [q, k, v]
     if bias is not None:
         check_bias(view, bias, 2 * hd + hv)
@@ -68,12 +68,12 @@ def split_heads(
         parts = [op("Add", x, columns(bias, ends[i], ends[i + 1])) for i, x in enumerate(parts)]
     straight = (0, 1, 2, 3)
     choices = [OperandChoice(reshape(parts[0], 0, 0, heads, d), HEADS_BEHIND, 1.0, heads)]
-    for part, w in zip(parts[1:], (d, dv), strict=True):
+    for part, w in zip(parts[1:], (d, Dv), strict=True):
         if cross:
             choices.append(OperandChoice(part, straight, 1.0, heads))
         else:
             choices.append(OperandChoice(reshape(part, 0, 0, heads, w), HEADS_BEHIND, 1.0, heads))
-    return Operands(choices[0], choices[1], choices[2], (b,), heads, heads, sq, skv, d, dv)
+    return Operands(choices[0], choices[1], choices[2], (b,), heads, heads, Sq, Skv, d, Dv)
 
 
 def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
@@ -104,7 +104,9 @@ def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
         start += w
     b = xs[0] if xs[0] is not None else f"{label}_b"
     s = xs[1] if xs[1] is not None else f"{label}_s"
-    o = Operands(choices[0], choices[1], choices[2], (b,), heads, heads, s, s, wide[0] // heads, wide[2] // heads)
+    operands = Operands(
+        choices[0], choices[1], choices[2], (b,), heads, heads, s, s, wide[0] // heads, wide[2] // heads
+    )
     pasts: tuple[Expr | None, Expr | None] = (None, None)
     length: Dim | None = None
     if past is not None:
@@ -113,14 +115,14 @@ def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
             raise NoMatch("a past that does not have five dims")
         length = dims[3]
         pasts = (op("Gather", past, Const(np.asarray(0)), axis=0), op("Gather", past, Const(np.asarray(1)), axis=0))
-    return _match_with_past(view, node, label, o, mask, extra, pasts, x.dtype, past_length=length, stacked=True)
+    return _match_with_past(view, node, label, operands, mask, extra, pasts, x.dtype, past_length=length, stacked=True)
 
 
 def _match_with_past(
     view: GraphView,
     node: ir.Node,
     label: str,
-    o: Operands,
+    operands: Operands,
     mask: ir.Value | None,
     extra: ir.Value | None,
     pasts: tuple[Expr | None, Expr | None],
@@ -133,7 +135,7 @@ def _match_with_past(
     name = DTYPES.get(dtype or ir.DataType.UNDEFINED)
     past_k, past_v = pasts
     past = Past()
-    queries, keys = o.Sq, o.Skv
+    queries, keys = operands.Sq, operands.Skv
     if (past_k is None) != (past_v is None):
         raise NoMatch("past_key and past_value must come together")
     if past_k is not None and past_v is not None:
@@ -143,24 +145,24 @@ def _match_with_past(
         axis = 3 if stacked else 2
         made = [view.shape(x) for x in node.outputs[1:2] if x is not None]
         total = next((s[axis] for s in made if s is not None and len(s) > axis), None)
-        o, past = append(o, past_k, past_v, past_length, total, label)
-    k, v = canonical(o.k), canonical(o.v)
+        operands, past = append(operands, past_k, past_v, past_length, total, label)
+    k, v = canonical(operands.k), canonical(operands.v)
     presents: list[tuple[ir.Value, Expr]] = []
     if stacked:
         if out := output(node, 1):
             presents.append((out, concat(0, *(op("Unsqueeze", x, ints(0)) for x in (k, v)))))
     else:
         presents += [(out, x) for i, x in ((1, k), (2, v)) if (out := output(node, i))]
-    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(o.D))]
+    steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(operands.D))]
     terms: list[Term] = []
     if extra is not None:
         steps.append(AddTerm(extra))
     if mask is not None:
-        terms.append(read_padding_mask(view, mask, o, attr_float(node, "mask_filter_value", -10000.0)))
+        terms.append(read_padding_mask(view, mask, operands, attr_float(node, "mask_filter_value", -10000.0)))
     if attr_int(node, "unidirectional", 0):
         if queries != keys:
             raise NoMatch(
                 "unidirectional with other keys than queries: the CPU provider shows all of them to the last query"
             )
         terms.append(Term(Causal(past.fixed)) if past.expr is None else window(None, 0, 0, past.expr, past.read))
-    return match_op(view, node, label, o, steps, terms, presents, name)
+    return match_op(view, node, label, operands, steps, terms, presents, name)

@@ -182,26 +182,26 @@ def _check_precision(node: ir.Node, dtype: str | None) -> None:
         raise NoMatch(f"softmax_precision {name} rounds the scores of {dtype} operands")
 
 
-def _minus_queries(row: tuple[Expr, TensorArg], sq: Dim) -> tuple[ScoreExpr, tuple[Expr, TensorArg]]:
-    return ("Sub", ("tensor", 0), ("i", sq) if isinstance(sq, int) else ("Sq",)), row
+def _minus_queries(row: tuple[Expr, TensorArg], Sq: Dim) -> tuple[ScoreExpr, tuple[Expr, TensorArg]]:
+    return ("Sub", ("tensor", 0), ("i", Sq) if isinstance(Sq, int) else ("Sq",)), row
 
 
-def _mask_step(view: GraphView, mask: ir.Value, o: Operands, dtype: str | None) -> Step | Term:
+def _mask_step(view: GraphView, mask: ir.Value, operands: Operands, dtype: str | None) -> Step | Term:
     """attn_mask as a step, or as a term where its last dim has to be padded with "masked" up to the keys' length."""
     dims, boolean = view.shape(mask), mask.dtype == ir.DataType.BOOL
     if dims is None:
         raise NoMatch("the rank of attn_mask is unknown")
     if not dims:
         raise NoMatch("attn_mask is a scalar")
-    if dims[-1] == o.Skv:
+    if dims[-1] == operands.Skv:
         return Select(mask, False, -math.inf) if boolean else AddTerm(mask)
-    return padded_mask(view, mask, o, -math.inf)
+    return padded_mask(view, mask, operands, -math.inf)
 
 
-def padded_mask(view: GraphView, mask: ir.Value, o: Operands, beyond: float) -> Term:
+def padded_mask(view: GraphView, mask: ir.Value, operands: Operands, beyond: float) -> Term:
     """A mask whose last dim is not provably that of the keys: what it lacks is false, or `beyond` where it is added."""
     dims, boolean = view.shape(mask), mask.dtype == ir.DataType.BOOL
-    shape = (*o.batch, o.Hq, o.Sq, o.Skv)
+    shape = (*operands.batch, operands.Hq, operands.Sq, operands.Skv)
     if dims is None or not 1 <= len(dims) <= len(shape):
         raise NoMatch("a mask whose rank is unknown, or not one to four")
     fitted: list[Dim] = []
@@ -209,21 +209,21 @@ def padded_mask(view: GraphView, mask: ir.Value, o: Operands, beyond: float) -> 
         if have is None or have not in (1, want):
             raise NoMatch(f"a mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}")
         fitted.append(have)
-    if isinstance(dims[-1], int) and isinstance(o.Skv, int):
-        if dims[-1] > o.Skv:
-            raise NoMatch(f"a mask of {dims[-1]} keys for scores of {o.Skv}")
-        missing: Expr = ints(o.Skv - dims[-1])
+    if isinstance(dims[-1], int) and isinstance(operands.Skv, int):
+        if dims[-1] > operands.Skv:
+            raise NoMatch(f"a mask of {dims[-1]} keys for scores of {operands.Skv}")
+        missing: Expr = ints(operands.Skv - dims[-1])
     else:
-        missing = op("Sub", dim_of(canonical(o.k), 2), dim_of(mask, len(dims) - 1))
+        missing = op("Sub", dim_of(canonical(operands.k), 2), dim_of(mask, len(dims) - 1))
     pads = concat(0, ints(*[0] * (2 * len(dims) - 1)), missing)
     if boolean:
-        return Term(BoolMask((*fitted, o.Skv)), (op("Pad", mask, pads, Const(np.asarray(False))),))
+        return Term(BoolMask((*fitted, operands.Skv)), (op("Pad", mask, pads, Const(np.asarray(False))),))
     element = DTYPES.get(mask.dtype or ir.DataType.UNDEFINED)
     if element is None or element == "f64":
         raise NoMatch("a short mask that is neither boolean nor f32, f16 or bf16")
     # Runtimes pad f32, but not every half type.
     wide: Expr = mask if element == "f32" else cast(mask, ir.DataType.FLOAT)
-    return Term(AddMask((*fitted, o.Skv)), (op("Pad", wide, pads, Const(np.asarray(beyond, np.float32))),))
+    return Term(AddMask((*fitted, operands.Skv)), (op("Pad", wide, pads, Const(np.asarray(beyond, np.float32))),))
 
 
 def _heads(view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], label: str, past: bool) -> Operands:
@@ -232,65 +232,65 @@ def _heads(view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], label: 
     shapes = [view.shape(x) for x in values]
     if any(s is None for s in shapes):
         raise NoMatch("the rank of Q, K or V is unknown")
-    qs, ks, vs = (s for s in shapes if s is not None)
-    if not len(qs) == len(ks) == len(vs) or len(qs) not in (3, 4):
+    q_shape, k_shape, v_shape = (s for s in shapes if s is not None)
+    if not len(q_shape) == len(k_shape) == len(v_shape) or len(q_shape) not in (3, 4):
         raise NoMatch("Q, K and V are not all of rank 3 or all of rank 4")
-    flat = len(qs) == 3
+    flat = len(q_shape) == 3
     length = 1 if flat else 2
-    b = same("the batch dims", qs[0], ks[0], vs[0]) or f"{label}_b"
-    sq = qs[length] if qs[length] is not None else f"{label}_sq"
-    skv = same("the lengths of K and V", ks[length], vs[length]) or f"{label}_skv"
-    assert sq is not None
+    b = same("the batch dims", q_shape[0], k_shape[0], v_shape[0]) or f"{label}_b"
+    Sq = q_shape[length] if q_shape[length] is not None else f"{label}_sq"
+    Skv = same("the lengths of K and V", k_shape[length], v_shape[length]) or f"{label}_skv"
+    assert Sq is not None
     if not flat:
-        hq, hkv = qs[1], same("the heads of K and V", ks[1], vs[1])
-        d, dv = same("the head dims of Q and K", qs[3], ks[3]), vs[3]
-        if not isinstance(d, int) or not isinstance(dv, int):
+        Hq, Hkv = q_shape[1], same("the heads of K and V", k_shape[1], v_shape[1])
+        d, Dv = same("the head dims of Q and K", q_shape[3], k_shape[3]), v_shape[3]
+        if not isinstance(d, int) or not isinstance(Dv, int):
             raise NoMatch("the head dim is not static")
-        if hq is None or hkv is None:
+        if Hq is None or Hkv is None:
             raise NoMatch("the number of heads is unknown")
         if past:
-            plain = [OperandChoice(x, (0, 1, 2, 3), 1.0, h) for x, h in zip(values, (hq, hkv, hkv), strict=True)]
-            return Operands(plain[0], plain[1], plain[2], (b,), hq, hkv, sq, skv, d, dv)
+            plain = [OperandChoice(x, (0, 1, 2, 3), 1.0, h) for x, h in zip(values, (Hq, Hkv, Hkv), strict=True)]
+            return Operands(plain[0], plain[1], plain[2], (b,), Hq, Hkv, Sq, Skv, d, Dv)
         names = ("b0", "h", "s", "d")
-        sizes = ((b, hq, sq, d), (b, hkv, skv, d), (b, hkv, skv, dv))
+        sizes = ((b, Hq, Sq, d), (b, Hkv, Skv, d), (b, Hkv, Skv, Dv))
         read = [read_operand(view, x, names, s) for x, s in zip(values, sizes, strict=True)]
-        chosen = common_reading(read[0], read[1], read[2], hq, node)
-        return Operands(*chosen, (b,), hq, chosen[1].heads, sq, skv, d, dv)
-    hq, hkv = attr_int(node, "q_num_heads", 0), attr_int(node, "kv_num_heads", 0)
-    if hq < 1 or hkv < 1:
+        chosen = common_reading(read[0], read[1], read[2], Hq, node)
+        return Operands(*chosen, (b,), Hq, chosen[1].heads, Sq, Skv, d, Dv)
+    Hq, Hkv = attr_int(node, "q_num_heads", 0), attr_int(node, "kv_num_heads", 0)
+    if Hq < 1 or Hkv < 1:
         raise NoMatch("3-D inputs without q_num_heads and kv_num_heads")
-    wq, wk, wv = qs[2], ks[2], vs[2]
-    d: int | None = None
+    wq, wk, wv = q_shape[2], k_shape[2], v_shape[2]
+    D: int | None = None
     if isinstance(wq, int):
-        d = wq // hq
+        D = wq // Hq
     elif isinstance(wk, int):
-        d = wk // hkv
-    if d is None or not isinstance(wv, int):
+        D = wk // Hkv
+    if D is None or not isinstance(wv, int):
         raise NoMatch("the widths of 3-D inputs are not static")
-    dv = wv // hkv
+    Dv = wv // Hkv
     q, k, v = [
         OperandChoice(reshape(x, 0, 0, h, w), HEADS_BEHIND, 1.0, h)
-        for x, h, w in zip(values, (hq, hkv, hkv), (d, d, dv), strict=True)
+        for x, h, w in zip(values, (Hq, Hkv, Hkv), (D, D, Dv), strict=True)
     ]
-    width = hq * dv
+    width = Hq * Dv
     return Operands(
-        q, k, v, (b,), hq, hkv, sq, skv, d, dv, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)
+        q, k, v, (b,), Hq, Hkv, Sq, Skv, D, Dv, o_layout=HEADS_BEHIND, wrap=(lambda e: reshape(e, 0, 0, width),)
     )
 
 
 def append(
-    o: Operands, past_k: Expr, past_v: Expr, length: Dim | None, total: Dim | None, label: str
+    operands: Operands, past_k: Expr, past_v: Expr, length: Dim | None, total: Dim | None, label: str
 ) -> tuple[Operands, Past]:
     """K and V behind a past of `length`, which become the site's operands and the node's present outputs, of length `total`."""
     k, v = (
         OperandChoice(concat(2, p, canonical(c)), (0, 1, 2, 3), c.scale, c.heads)
-        for p, c in zip((past_k, past_v), (o.k, o.v), strict=True)
+        for p, c in zip((past_k, past_v), (operands.k, operands.v), strict=True)
     )
-    if isinstance(length, int) and isinstance(o.Skv, int):
-        total = length + o.Skv
-    grown = replace(o, k=k, v=v, Skv=total if total is not None else f"{label}_total")
+    if isinstance(length, int) and isinstance(operands.Skv, int):
+        total = length + operands.Skv
+    grown = replace(operands, k=k, v=v, Skv=total if total is not None else f"{label}_total")
     if isinstance(length, int):
         return grown, Past(length)
-    if o.Sq == o.Skv:  # as many new keys as queries: the last query stands on the last key
+    if operands.Sq == operands.Skv:  # as many new keys as queries: the last query stands on the last key
         return grown, Past("end")
     return grown, Past(0, ("tensor", 0), (dim_of(past_k, 2), TensorArg((1,), "i64")))
