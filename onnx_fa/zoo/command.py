@@ -40,35 +40,16 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
             help=f"one of {', '.join(TARGET_NAMES)} (default: %(default)s)",
         )
 
-    def work(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument(
-            "-o", "--output", default=OUTPUT, metavar="DIR", help=f"results and work files (default: {OUTPUT})"
-        )
-        sub.add_argument(
-            "--jobs",
-            type=_positive,
-            default=1,
-            metavar="N",
-            help="entries at a time, timing is never parallel (default: %(default)s)",
-        )
-        sub.add_argument(
-            "--stretch",
-            type=float,
-            default=1.0,
-            metavar="F",
-            help="multiply all time limits by F (default: %(default)s)",
-        )
-
     sub = command("list", list_, "show the models and what is expected of each")
     choice(sub)
 
     sub = command("export", export, "write the models as ONNX")
     choice(sub)
-    work(sub)
+    _add_work(sub)
 
     sub = command("run", run, "export, explain, rewrite, compile on both roads, inspect, verify and time every model")
     choice(sub)
-    work(sub)
+    _add_work(sub)
     sub.add_argument("--steps", metavar="A,B", help="only these steps, and what they need")
     sub.add_argument("--rounds", type=_positive, default=5, metavar="N", help="timed rounds (default: %(default)s)")
     sub.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads (default: %(default)s)")
@@ -78,6 +59,26 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
     sub = command("compare", compare, "compare results with a baseline; exit code 1 when something got worse")
     sub.add_argument("results", nargs="?", default=f"{OUTPUT}/results.jsonl", help="of zoo run (default: %(default)s)")
     baseline(sub)
+
+
+def _add_work(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "-o", "--output", default=OUTPUT, metavar="DIR", help=f"results and work files (default: {OUTPUT})"
+    )
+    sub.add_argument(
+        "--jobs",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="entries at a time, timing is never parallel (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--stretch",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="multiply all time limits by F (default: %(default)s)",
+    )
 
 
 def baseline(sub: argparse.ArgumentParser) -> None:
