@@ -12,11 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from node_cases import NodeCase, cases, run_compiled, run_rewritten  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from onnx_fa.forms.rewrite import explain  # noqa: E402
+from tests.support.node_cases import NodeCase, cases, run_compiled, run_rewritten  # noqa: E402
 
 HEAD = """# Node tests
 

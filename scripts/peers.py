@@ -3,11 +3,10 @@
     python scripts/peers.py [--csv benchmarks/spellings.csv] [--page docs/results/spellings.md] [--only GROUP] [--limit SECONDS]
         [--jobs N]
 
-Every spelling of `tests/spelling_table.py` is offered to every contestant bare and, where its operands allow, inside a transformer
-block (projections before it, output projection and norm behind it; post-norm and pre-norm). A contestant has found it when an
-attention op is there afterwards, in any of these; its better answer counts. What it made is run in onnxruntime against the
-original. Every contestant runs in a process of its own with a time limit.
-"""
+Every spelling of `tests/support/spelling_table.py` is offered to every contestant bare and, where its operands allow, inside a
+transformer block (projections before it, output projection and norm behind it; post-norm and pre-norm). A contestant has found
+it when an attention op is there afterwards, in any of these; its better answer counts. What it made is run in onnxruntime
+against the original. Every contestant runs in a process of its own with a time limit."""
 
 from __future__ import annotations
 
@@ -33,13 +32,12 @@ import numpy as np
 import onnx
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-
-from attention_block import STYLES, in_block  # noqa: E402
-from spelling_table import Entry, entries  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from onnx_fa.ort_session import ort_session  # noqa: E402
 from onnx_fa.tables import markdown_table  # noqa: E402
+from tests.support.attention_block import STYLES, in_block  # noqa: E402
+from tests.support.spelling_table import Entry, entries  # noqa: E402
 
 Answer = tuple[str, str]
 """(answer, detail). Found: an attention op is there, and the result is the same. Left: there is none. Wrong: there is one, and
@@ -83,7 +81,7 @@ def variants(entry: Entry) -> Variants:
 
 
 def _square(entry: Entry) -> Callable[[], onnx.ModelProto]:
-    from spellings import build
+    from tests.support.spellings import build
 
     assert entry.spelling is not None
     spelling = replace(entry.spelling, Sq=8, Skv=8, D=8, Dv=8)

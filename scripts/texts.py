@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from spelling_table import entries  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from onnx_fa.errors import OnnxFaError  # noqa: E402
 from onnx_fa.forms.rewrite import FORMS, rewrite  # noqa: E402
 from onnx_fa.kernels.choose import emit_kernel  # noqa: E402
 from onnx_fa.kernels.triton import ptx  # noqa: E402
 from onnx_fa.spec.target import Kernels, parse_target  # noqa: E402
-from tests.cases import CASES  # noqa: E402
+from tests.support.cases import CASES  # noqa: E402
+from tests.support.spelling_table import entries  # noqa: E402
 
 TARGETS: tuple[tuple[str, Kernels], ...] = (
     ("cpu-avx512", "auto"),

@@ -30,11 +30,9 @@ import onnx
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.forms.rewrite import FORMS, explain, rewrite_in_place
 from onnx_fa.graph import io
-
-sys.path.insert(0, str(Path(__file__).parent))
-from damage_bases import Base, bases
-from damage_edits import EDITS
-from time_limit import Endless, time_limit
+from tests.support.damage_bases import Base, bases
+from tests.support.damage_edits import EDITS
+from tests.support.time_limit import Endless, time_limit
 
 LIMIT_S = 10
 """Of one case, in seconds of the processor."""

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests import tiny
+from tests.support import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {

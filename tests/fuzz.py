@@ -37,10 +37,10 @@ from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.attention import AttentionSpec, Elementwise
 from onnx_fa.spec.target import Target, parse_target
-from tests.cases import draw_operands
-from tests.kernel_harness import HOST, Kernels, mismatch
-from tests.odd_operands import comparable, low, poked, rounded_away
-from tests.random_specs import MOST_SCORES, Drawn, draw_specs
+from tests.support.cases import draw_operands
+from tests.support.kernel_harness import HOST, Kernels, mismatch
+from tests.support.odd_operands import comparable, low, poked, rounded_away
+from tests.support.random_specs import MOST_SCORES, Drawn, draw_specs
 
 CHUNK = 25
 CHUNK_SECONDS, WALL_SECONDS = 600, 3600

@@ -10,19 +10,15 @@ import argparse
 import random
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto as T
 from onnx.reference import ReferenceEvaluator
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from ort_run import run, session
-from spellings import Graph
-
 from onnx_fa.forms.rewrite import rewrite
+from tests.support.ort_run import run, session
+from tests.support.spellings import Graph
 
 B, H, S, L, D = 2, 2, 5, 7, 4
 KINDS = {T.INT8: np.int8, T.UINT8: np.uint8, T.INT16: np.int16, T.UINT16: np.uint16, T.INT32: np.int32} | {

@@ -14,7 +14,7 @@ from onnx_fa.benchmark.models import BenchResult, Contestant
 from onnx_fa.cli import main
 from onnx_fa.errors import RunError
 from onnx_fa.verifier.verifier import VerifyReport
-from tests import tiny
+from tests.support import tiny
 
 
 @pytest.mark.parametrize("name", onnx_fa.__all__)

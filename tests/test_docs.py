@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny
-from tests.cli_process import run_main
+from tests.support import tiny
+from tests.support.cli_process import run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from ort_run import assert_same, run
 
 import onnx_fa
 from onnx_fa.forms.rewrite import FORMS, explain, rewrite
 from onnx_fa.models import build as zoo
 from onnx_fa.models.export import export_onnx
+from tests.support.ort_run import assert_same, run
 
 TINY = ("tiny_bert", "tiny_gpt", "tiny_llama", "tiny_vit")
 EXPORTS = (

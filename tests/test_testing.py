@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-import tests.tiny as tiny
+import tests.support.tiny as tiny
 from onnx_fa.testing import assert_fused
 
 pytest_plugins = ["pytester"]

@@ -3,8 +3,3 @@
 `sketch` holds a graph that is being drawn, `areas_*` draw its parts, `draw` puts them together, `mutations` changes what a graph
 means, `check` says what came of a rewrite, `chunks` runs many in processes of their own and keeps a journal.
 """
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the table of spellings imports its modules by their bare names

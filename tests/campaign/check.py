@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
-from accounting import unaccounted
 from onnx import numpy_helper as nh
-from time_limit import Endless, time_limit
 
 from onnx_fa.errors import ModelError
 from onnx_fa.forms.report import RewriteReport
 from onnx_fa.forms.rewrite import Form, rewrite
+from tests.support.accounting import unaccounted
+from tests.support.time_limit import Endless, time_limit
 
 from .changes import PRODUCTS, SOFTMAX
 from .draw import Drawn

@@ -67,7 +67,10 @@ class Chunk:
 def digest(folders: tuple[str, ...] = ("onnx_fa", "patterns", "tests/campaign")) -> str:
     """Of the sources that a result depends on."""
     files = [p for f in folders for p in sorted((_ROOT / f).rglob("*.py"))]
-    files += [*sorted((_ROOT / "tests").glob("spelling*.py")), _ROOT / "tests" / "graph_changes.py"]
+    files += [
+        *sorted((_ROOT / "tests" / "support").glob("spelling*.py")),
+        _ROOT / "tests" / "support" / "graph_changes.py",
+    ]
     return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()[:12]
 
 

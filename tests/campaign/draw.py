@@ -7,11 +7,12 @@ from random import Random
 from typing import Any
 
 import onnx
-import random_softmax
-from graph_changes import symbolise
 from onnx import helper as h
-from spelling_table import AXES, entries, of_spelling
-from spellings import Spelling
+
+from tests.support import random_softmax
+from tests.support.graph_changes import symbolise
+from tests.support.spelling_table import AXES, entries, of_spelling
+from tests.support.spellings import Spelling
 
 from .areas_behind import weighed
 from .areas_operand import operand

@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx.reference import ReferenceEvaluator
-from ort_run import session
+
+from tests.support.ort_run import session
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = dict[str, Array]

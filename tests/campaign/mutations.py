@@ -8,11 +8,12 @@ from random import Random
 
 import numpy as np
 import onnx
-from graph_changes import CHANGES, FLOATS
 from onnx import AttributeProto, NodeProto
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
+
+from tests.support.graph_changes import CHANGES, FLOATS
 
 from .inputs import Feeds
 

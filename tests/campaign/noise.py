@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
-from ort_run import session
+
+from tests.support.ort_run import session
 
 from .inputs import Array, Engine, Inputs
 

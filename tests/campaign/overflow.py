@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto as T
 from onnx import numpy_helper as nh
-from ort_run import session
+
+from tests.support.ort_run import session
 
 from .changes import PRODUCTS, Graph
 from .inputs import Array, Engine, Inputs

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto as T
 from onnx import helper as h
-from spellings import Graph
+
+from tests.support.spellings import Graph
 
 LOWEST = float(np.finfo(np.float32).min)
 FILLS = (float("-inf"), LOWEST, -1e38, -1e9, -1e4, -30.0)

@@ -1,0 +1,119 @@
+"""Shapes that follow from a graph's own arithmetic: equal to what the ops yield, and unknown rather than wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnx_fa.graph.io import load
+from onnx_fa.graph.view import GraphView
+from tests.support.ort_run import run
+
+
+def view_of(
+    nodes: list[onnx.NodeProto], dims: list[int | str], **constants: object
+) -> tuple[GraphView, onnx.ModelProto]:
+    """A graph of `x`, f32 of those dims, whose values have no recorded shapes."""
+    tensors = [numpy_helper.from_array(np.asarray(a, np.int64), n) for n, a in constants.items()]
+    outputs = [o for node in nodes for o in node.output]
+    values = [h.make_tensor_value_info(o, T.UNDEFINED, None) for o in outputs[-1:]]
+    graph = h.make_graph(nodes, "g", [h.make_tensor_value_info("x", T.FLOAT, dims)], values, tensors)
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
+    return GraphView(load(model)), model
+
+
+def shape(view: GraphView, name: str) -> tuple[int | str | None, ...] | None:
+    return view.shape(next(o for n in view.model.graph for o in n.outputs if o.name == name))
+
+
+def check(nodes: list[onnx.NodeProto], dims: tuple[int, ...], **constants: object) -> None:
+    view, model = view_of(nodes, list(dims), **constants)
+    last = nodes[-1].output
+    del model.graph.output[:]
+    model.graph.output.extend(h.make_tensor_value_info(o, T.FLOAT, None) for o in last)
+    results = ReferenceEvaluator(model).run(None, {"x": np.zeros(dims, np.float32)})
+    assert [shape(view, o) for o in last] == [r.shape for r in results]
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 9),
+    start=st.integers(-12, 12),
+    end=st.integers(-12, 12) | st.just(1 << 62),
+    step=st.integers(1, 3),
+)
+def test_slice_has_the_size_that_the_op_yields(size: int, start: int, end: int, step: int) -> None:
+    slices = h.make_node("Slice", ["x", "a", "b", "axis", "step"], ["y"])
+    check([slices], (2, size), a=[start], b=[end], axis=[-1], step=[step])
+
+
+@pytest.mark.parametrize(("keepdims", "want"), [(0, (2,)), (1, (2, 1)), (-1, (2,)), (2, (2,))])
+def test_only_one_keeps_a_reduced_axis(keepdims: int, want: tuple[int, ...]) -> None:
+    """ONNX defines 0 and 1. Shape inference and onnxruntime's kernels keep an axis for 1 alone."""
+    view, model = view_of([h.make_node("ReduceMax", ["x", "a"], ["y"], keepdims=keepdims)], [2, 3], a=[1])
+    assert shape(view, "y") == want
+    model.graph.output[0].CopyFrom(h.make_tensor_value_info("y", T.FLOAT, None))
+    (have,) = run(model, {"x": np.zeros((2, 3), np.float32)}, optimise=False)
+    assert have.shape == want
+
+
+def test_slice_by_half_of_a_size() -> None:
+    nodes = [
+        h.make_node("Shape", ["x"], ["shape"]),
+        h.make_node("Gather", ["shape", "last"], ["size"]),
+        h.make_node("Div", ["size", "two"], ["half"]),
+        h.make_node("Unsqueeze", ["half", "zero"], ["end"]),
+        h.make_node("Slice", ["x", "zero", "end", "one"], ["y"]),
+    ]
+    check(nodes, (3, 7), last=1, two=2, zero=[0], one=[1])
+
+
+@pytest.mark.parametrize(("size", "parts"), [(12, 3), (7, 3), (2, 2)])
+def test_split_in_parts(size: int, parts: int) -> None:
+    outs = [f"y{i}" for i in range(parts)]
+    check([h.make_node("Split", ["x"], outs, axis=-1, num_outputs=parts)], (2, size))
+
+
+def test_split_concat_pad_tile_and_constant_of_shape() -> None:
+    check([h.make_node("Split", ["x", "sizes"], ["y0", "y1"], axis=1)], (2, 7), sizes=[5, 2])
+    check([h.make_node("Concat", ["x", "x", "x"], ["y"], axis=-1)], (2, 7))
+    check([h.make_node("Pad", ["x", "pads"], ["y"])], (2, 7), pads=[0, 3, 1, 2])
+    check([h.make_node("Pad", ["x", "pads", "", "axes"], ["y"])], (2, 7), pads=[3, 2], axes=[-1])
+    check([h.make_node("Tile", ["x", "n"], ["y"])], (2, 7), n=[3, 2])
+    check([h.make_node("Shape", ["x"], ["s"]), h.make_node("ConstantOfShape", ["s"], ["y"])], (2, 7))
+
+
+def test_expand_to_a_shape_that_keeps_dims_by_minus_one() -> None:
+    """What TorchScript writes for expand(3, -1)."""
+    nodes = [
+        h.make_node("Reshape", ["wanted", "all"], ["vector"]),
+        h.make_node("Shape", ["vector"], ["rank"]),
+        h.make_node("ConstantOfShape", ["rank"], ["ones"], value=h.make_tensor("v", T.INT64, [1], [1])),
+        h.make_node("Mul", ["ones", "minus"], ["minuses"]),
+        h.make_node("Equal", ["vector", "minuses"], ["kept"]),
+        h.make_node("Where", ["kept", "ones", "vector"], ["to"]),
+        h.make_node("Expand", ["x", "to"], ["y"]),
+    ]
+    check(nodes, (1, 7), wanted=[3, -1], all=[-1], minus=-1)
+
+
+def test_symbols_are_kept_and_sums_and_products_of_them_are_symbols() -> None:
+    def of(node: onnx.NodeProto, **constants: object) -> object:
+        return shape(view_of([node], ["b", 7], **constants)[0], "y")
+
+    assert of(h.make_node("Slice", ["x", "a", "b", "axis"], ["y"]), a=[0], b=[1 << 62], axis=[0]) == ("b", 7)
+    assert of(h.make_node("Slice", ["x", "a", "b", "axis"], ["y"]), a=[1], b=[1 << 62], axis=[0]) == (None, 7)
+    assert of(h.make_node("Slice", ["x", "a", "b", "axis"], ["y"]), a=[0], b=[5], axis=[0]) == (None, 7)
+    assert of(h.make_node("Concat", ["x", "x"], ["y"], axis=0)) == ("b + b", 7)
+    assert of(h.make_node("Concat", ["x", "x"], ["y"], axis=1)) == ("b", 14)
+    assert of(h.make_node("Pad", ["x", "pads"], ["y"]), pads=[0, 1, 0, 0]) == ("b", 8)
+    assert of(h.make_node("Pad", ["x", "pads"], ["y"]), pads=[1, 0, 0, 0]) == ("1 + b", 7)
+    assert of(h.make_node("Tile", ["x", "n"], ["y"]), n=[1, 2]) == ("b", 14)
+    assert of(h.make_node("Tile", ["x", "n"], ["y"]), n=[2, 1]) == ("2*b", 7)

@@ -1,0 +1,104 @@
+"""Every compiler bug that has a reproducer is still there. A test that fails here is good news:
+docs/developer/iree-bugs.md names the guard that can go."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnx_fa.errors import CompileError, RunError
+from onnx_fa.iree.compile import iree_compile
+from onnx_fa.iree.run import load_module
+from tests.support.kernel_harness import HOST
+
+FOLDER = Path(__file__).parents[1] / "iree_bugs"
+PAGE = FOLDER.parents[1] / "docs" / "developer" / "iree-bugs.md"
+REPAIRED = "this IREE no longer has the bug: its guard (docs/developer/iree-bugs.md) can go"
+
+
+def _compiled(name: str, folder: Path, *flags: str) -> Path:
+    out = folder / "bug.vmfb"
+    command = ["iree-compile", str(FOLDER / f"{name}.mlir"), "-o", str(out), *HOST.flags, *flags]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return out
+
+
+def _error(vmfb: Path, *shapes: tuple[int, ...], scale: float) -> float:
+    """The relative error of attention on random operands."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    s: Any = (q.astype(np.float64) @ k.swapaxes(-1, -2)) * scale
+    p = np.exp(s - s.max(axis=-1, keepdims=True))
+    want = (p / p.sum(axis=-1, keepdims=True)) @ v
+    return float(np.linalg.norm(load_module(vmfb)(q, k, v)[0] - want) / np.linalg.norm(want))
+
+
+def test_unit_dim_config(tmp_path: Path) -> None:
+    vmfb = _compiled("unit_dim_config", tmp_path, "--iree-llvmcpu-max-allowed-number-of-native-vectors=8192")
+    assert not _error(vmfb, (4, 1, 64), (4, 200, 64), (4, 200, 32), scale=0.25) < 1e-4, REPAIRED
+
+
+def test_default_tiles(tmp_path: Path) -> None:
+    vmfb = _compiled("default_tiles", tmp_path)
+    assert not _error(vmfb, (2, 64, 256), (2, 96, 256), (2, 96, 256), scale=0.0625) < 1e-4, REPAIRED
+
+
+def test_merged_dynamic_dims(tmp_path: Path) -> None:
+    run = load_module(_compiled("merged_dynamic_dims", tmp_path))
+    assert run(np.ones((2, 1, 4, 32), np.float32))[0].shape == (2, 128)
+    with pytest.raises(RunError, match="the module takes 2x1x4x32"):
+        run(np.ones((2, 3, 4, 32), np.float32))
+        pytest.fail(REPAIRED)
+
+
+def test_expand_dynamic_unit(tmp_path: Path) -> None:
+    run = load_module(_compiled("expand_dynamic_unit", tmp_path))
+    with pytest.raises(RunError, match="not statically 1"):
+        run(np.ones((1, 4), np.float32), np.array([3, 4]))
+        pytest.fail(REPAIRED)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "flags"),
+    [
+        ("packed_bool", "expected padding_value has 'i8' but got: 'i1'", ("--iree-opt-data-tiling",)),
+        ("blocked_dequantize", 'name = "onnx.DequantizeLinear"', ()),
+        ("cast_to_int4", 'name = "onnx.Cast"', ()),
+        ("loop_without_condition", 'name = "onnx.Loop"', ()),
+        ("global_behind", "failed to legalize operation 'util.global.store'", ()),
+    ],
+)
+def test_refused(name: str, message: str, flags: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _compiled(name, tmp_path, *flags)
+        pytest.fail(REPAIRED)
+    assert message in caught.value.stderr
+
+
+def test_slice_by_scalars(tmp_path: Path) -> None:
+    source = (FOLDER / "slice_by_scalars").with_suffix(".mlir")
+    with pytest.raises(CompileError, match="killed by signal SIGSEGV"):
+        iree_compile(source, tmp_path / "bug.vmfb", HOST, timeout_s=60, memory_bytes=4 << 30)
+        pytest.fail(REPAIRED)
+
+
+def test_write_over_the_end(tmp_path: Path) -> None:
+    x = np.arange(1, 8, dtype=np.float32)
+    (copied,) = load_module(_compiled("write_over_the_end", tmp_path))(x)
+    assert (copied[:4] == x[:4]).all() and not (copied == x).all(), REPAIRED
+
+
+def test_bf16_round_trip(tmp_path: Path) -> None:
+    x = np.full(8, 1.01, np.float32)
+    assert load_module(_compiled("bf16_round_trip", tmp_path))(x)[0][0] == x[0], REPAIRED
+
+
+def test_every_reproducer_is_run_and_on_the_page() -> None:
+    text = Path(__file__).read_text()
+    for path in FOLDER.iterdir():
+        assert f'"{path.stem}"' in text, path
+        assert f"`{path.name}`" in PAGE.read_text()

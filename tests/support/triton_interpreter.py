@@ -1,0 +1,84 @@
+"""Runs Triton source in Triton's interpreter (NumPy, no GPU): `python -m tests.support.triton_interpreter NAME...` prints, as
+JSON, what is wrong with each case of `tests.support.cases`. A process of its own, since Triton decides when it is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton.combine import combine_program
+from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.program import Program, combines_itself
+from onnx_fa.kernels.triton.ptx import load_function
+from onnx_fa.kernels.triton.source import AttentionSource
+from onnx_fa.spec.accuracy import compare
+from onnx_fa.spec.attention import AttentionSpec
+from tests.support.cases import BY_NAME, draw_operands
+
+TYPES = {"f32": torch.float32, "f16": torch.float16}
+
+
+def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any]) -> Any:
+    """The kernel of a spec with small tiles, its constants set to `sizes`. A few queries take split keys."""
+    folded = fold_queries(spec)
+    few = isinstance(folded.Sq, int) and folded.Sq <= 32
+    config = TritonConfig(16 if few else 32, 32, 4, 1, order=int(few), splits=4 if few else 1)
+    bound = folded.bind(sizes)
+    inputs = [
+        torch.from_numpy(np.ascontiguousarray(x.astype(np.int8) if x.dtype == bool else x)).reshape(shape)
+        for x, shape in zip(operands, bound.operand_shapes, strict=True)
+    ]
+    out = torch.full(bound.out_shape, math.nan, dtype=TYPES[spec.dtype])
+    heads = math.prod((*bound.batch, bound.Hq))
+    blocks = -(-bound.Sq // config.BM)
+    rows = heads * bound.Sq
+    with tempfile.TemporaryDirectory() as folder:
+
+        def launch(program: Program, grid: tuple[int, ...], *tensors: Any) -> None:
+            function = load_function(program, Path(folder))
+            function[grid](*tensors, *(sizes[s] for s in program.constants))
+
+        main = AttentionSource(folded, config, "main").program()
+        if config.splits == 1:
+            launch(main, (heads * blocks,), *inputs, out)
+        else:
+            part = torch.full((config.splits * rows * bound.Dv,), math.nan)
+            stat = torch.full((2 * config.splits * rows,), math.nan)
+            if combines_itself(folded, config):
+                count = torch.zeros(heads * blocks, dtype=torch.int32)
+                for _ in range(2):  # the counters are ready for another call
+                    launch(main, (heads * blocks, config.splits), *inputs, count, part, stat, out.fill_(math.nan))
+            else:
+                launch(main, (heads * blocks, config.splits), *inputs, part, stat)
+                launch(combine_program(folded, config, "combine"), (rows,), part, stat, out)
+    return out.reshape(spec.bind(sizes).out_shape).numpy()
+
+
+def problem(name: str) -> str:
+    """The first thing that is wrong with a case; "" when nothing is."""
+    case = BY_NAME[name]
+    for size in case.sizes[:2]:
+        bound = case.spec.bind(dict(size))
+        for adversarial in (False, True):
+            operands = draw_operands(bound, 3, adversarial=adversarial)
+            found = compare(bound, operands, run(case.spec, dict(size), operands)).problem
+            if found:
+                return f"{dataclasses.asdict(case)['sizes']} adversarial={adversarial}: {found}"
+    return ""
+
+
+if __name__ == "__main__":
+    with np.errstate(all="ignore"):
+        print(json.dumps({name: problem(name) for name in sys.argv[1:]}))
