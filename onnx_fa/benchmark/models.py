@@ -382,8 +382,7 @@ def function_of(vmfb: Path) -> str:
 
 
 def _difference(got: Sequence[Array], want: Sequence[Array]) -> float | None:
-    """The largest difference over the largest magnitude, over all outputs; None when there is nothing to compare
-    with."""
+    """The largest difference over the largest magnitude, over all outputs; None when there is nothing to compare with."""
     if not want:
         return None
     worst = 0.0

@@ -212,19 +212,12 @@ def compile_model(
     imported, refused = import_model(given, target), dict[str, str]()
     options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
     with writing(output), staging_folder(output.parent) as tmp:
-        if keep_intermediates:
-            keep_intermediates.mkdir(parents=True, exist_ok=True)
         staged, log = tmp / output.name, output.with_name(output.name + ".log")
-        phases = keep_intermediates / "phases" if keep_intermediates else tmp / "phases"
-        phases.mkdir(exist_ok=True)
+        phases = (keep_intermediates or tmp) / "phases"
+        phases.mkdir(parents=True, exist_ok=True)
         if keep_intermediates:
-            save(imported.model, keep_intermediates / "site.onnx")
-            (keep_intermediates / "imported.mlir").write_text(imported.text)
-        dump = (
-            f"--dump-compilation-phases-to={phases}",
-            f"--iree-hal-dump-executable-intermediates-to={phases}",
-            *_ELIDE,
-        )
+            _keep_imported(imported, keep_intermediates)
+        dump = _dump_flags(phases)
         compile_text = partial(
             iree_compile, output=staged, target=target, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log
         )
@@ -238,7 +231,7 @@ def compile_model(
                 imported = import_model(given, target, refused)
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:
-                    (keep_intermediates / "imported.mlir").write_text(imported.text)
+                    _keep_imported(imported, keep_intermediates)
             else:
                 raise
             for stale in (*phases.iterdir(), log, log.with_suffix(".failed.mlir")):
@@ -255,6 +248,17 @@ def compile_model(
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
     return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection, refused)
+
+
+def _keep_imported(imported: ImportedModule, folder: Path) -> None:
+    """Writes the model with its site nodes, and the MLIR that the compiler gets."""
+    save(imported.model, folder / "site.onnx")
+    (folder / "imported.mlir").write_text(imported.text)
+
+
+def _dump_flags(folder: Path) -> tuple[str, ...]:
+    """Flags by which the compiler writes its IR after each phase, without weights, and the code of each dispatch."""
+    return (f"--dump-compilation-phases-to={folder}", f"--iree-hal-dump-executable-intermediates-to={folder}", *_ELIDE)
 
 
 def _check_stacks(inspection: Inspection) -> None:
