@@ -8,10 +8,10 @@ flow.executable.export public @fa_attention workgroups() -> (index, index, index
   flow.return %x, %y, %z : index, index, index
 }
 builtin.module {
-func.func @fa_attention(%q_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x1x64xf32>>, %k_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x200x64xf32>>, %v_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x200x32xf32>>, %o_arg: !iree_tensor_ext.dispatch.tensor<writeonly:tensor<4x1x32xf32>>) {
-  %q = iree_tensor_ext.dispatch.tensor.load %q_arg, offsets = [0, 0, 0], sizes = [4, 1, 64], strides = [1, 1, 1] : !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x1x64xf32>> -> tensor<4x1x64xf32>
-  %k = iree_tensor_ext.dispatch.tensor.load %k_arg, offsets = [0, 0, 0], sizes = [4, 200, 64], strides = [1, 1, 1] : !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x200x64xf32>> -> tensor<4x200x64xf32>
-  %v = iree_tensor_ext.dispatch.tensor.load %v_arg, offsets = [0, 0, 0], sizes = [4, 200, 32], strides = [1, 1, 1] : !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x200x32xf32>> -> tensor<4x200x32xf32>
+func.func @fa_attention(%q_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x1x48xf32>>, %k_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x72x48xf32>>, %v_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x72x32xf32>>, %o_arg: !iree_tensor_ext.dispatch.tensor<writeonly:tensor<4x1x32xf32>>) {
+  %q = iree_tensor_ext.dispatch.tensor.load %q_arg, offsets = [0, 0, 0], sizes = [4, 1, 48], strides = [1, 1, 1] : !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x1x48xf32>> -> tensor<4x1x48xf32>
+  %k = iree_tensor_ext.dispatch.tensor.load %k_arg, offsets = [0, 0, 0], sizes = [4, 72, 48], strides = [1, 1, 1] : !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x72x48xf32>> -> tensor<4x72x48xf32>
+  %v = iree_tensor_ext.dispatch.tensor.load %v_arg, offsets = [0, 0, 0], sizes = [4, 72, 32], strides = [1, 1, 1] : !iree_tensor_ext.dispatch.tensor<readonly:tensor<4x72x32xf32>> -> tensor<4x72x32xf32>
   %scale = arith.constant 0x3E800000 : f32
   %zero = arith.constant 0.0 : f32
   %one = arith.constant 0x3F800000 : f32
@@ -21,7 +21,7 @@ func.func @fa_attention(%q_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor
   %acc0 = linalg.fill ins(%zero : f32) outs(%acc_empty : tensor<4x1x32xf32>) -> tensor<4x1x32xf32>
   %max0 = linalg.fill ins(%lowest : f32) outs(%row_empty : tensor<4x1xf32>) -> tensor<4x1xf32>
   %sum0 = linalg.fill ins(%zero : f32) outs(%row_empty : tensor<4x1xf32>) -> tensor<4x1xf32>
-  %online:3 = iree_linalg_ext.online_attention <indexing_maps = [affine_map<(h, m, n, k1, k2) -> (h, m, k1)>, affine_map<(h, m, n, k1, k2) -> (h, k2, k1)>, affine_map<(h, m, n, k1, k2) -> (h, k2, n)>, affine_map<(h, m, n, k1, k2) -> ()>, affine_map<(h, m, n, k1, k2) -> (h, m, n)>, affine_map<(h, m, n, k1, k2) -> (h, m)>, affine_map<(h, m, n, k1, k2) -> (h, m)>]> {compilation_info = #iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<distribution = [1, 1, 0, 0, 0], vector_common_parallel = [1, 1, 32, 0, 0], vector_reduction = [0, 0, 0, 0, 32]>, translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>>} ins(%q, %k, %v, %scale : tensor<4x1x64xf32>, tensor<4x200x64xf32>, tensor<4x200x32xf32>, f32) outs(%acc0, %max0, %sum0 : tensor<4x1x32xf32>, tensor<4x1xf32>, tensor<4x1xf32>) {
+  %online:3 = iree_linalg_ext.online_attention <indexing_maps = [affine_map<(h, m, n, k1, k2) -> (h, m, k1)>, affine_map<(h, m, n, k1, k2) -> (h, k2, k1)>, affine_map<(h, m, n, k1, k2) -> (h, k2, n)>, affine_map<(h, m, n, k1, k2) -> ()>, affine_map<(h, m, n, k1, k2) -> (h, m, n)>, affine_map<(h, m, n, k1, k2) -> (h, m)>, affine_map<(h, m, n, k1, k2) -> (h, m)>]> {compilation_info = #iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<distribution = [1, 1, 0, 0, 0], vector_common_parallel = [1, 1, 32, 0, 0], vector_reduction = [0, 0, 0, 0, 32]>, translation_info = #iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>>} ins(%q, %k, %v, %scale : tensor<4x1x48xf32>, tensor<4x72x48xf32>, tensor<4x72x32xf32>, f32) outs(%acc0, %max0, %sum0 : tensor<4x1x32xf32>, tensor<4x1xf32>, tensor<4x1xf32>) {
   ^bb0(%score: f32):
     iree_linalg_ext.yield %score : f32
   } -> tensor<4x1x32xf32>, tensor<4x1xf32>, tensor<4x1xf32>
@@ -36,18 +36,18 @@ func.func @fa_attention(%q_arg: !iree_tensor_ext.dispatch.tensor<readonly:tensor
 }
 }
 }
-util.func private @fa(%q: tensor<4x1x64xf32>, %k: tensor<4x200x64xf32>, %v: tensor<4x200x32xf32>) -> tensor<4x1x32xf32> {
+util.func private @fa(%q: tensor<4x1x48xf32>, %k: tensor<4x72x48xf32>, %v: tensor<4x72x32xf32>) -> tensor<4x1x32xf32> {
   %axis0 = arith.constant 0 : index
   %axis1 = arith.constant 1 : index
   %axis2 = arith.constant 2 : index
-  %q_ = flow.tensor.reshape %q : tensor<4x1x64xf32> -> tensor<4x1x64xf32>
-  %k_ = flow.tensor.reshape %k : tensor<4x200x64xf32> -> tensor<4x200x64xf32>
-  %v_ = flow.tensor.reshape %v : tensor<4x200x32xf32> -> tensor<4x200x32xf32>
-  %o_ = flow.dispatch @fa_attention::@fa_attention(%q_, %k_, %v_) : (tensor<4x1x64xf32>, tensor<4x200x64xf32>, tensor<4x200x32xf32>) -> tensor<4x1x32xf32>
+  %q_ = flow.tensor.reshape %q : tensor<4x1x48xf32> -> tensor<4x1x48xf32>
+  %k_ = flow.tensor.reshape %k : tensor<4x72x48xf32> -> tensor<4x72x48xf32>
+  %v_ = flow.tensor.reshape %v : tensor<4x72x32xf32> -> tensor<4x72x32xf32>
+  %o_ = flow.dispatch @fa_attention::@fa_attention(%q_, %k_, %v_) : (tensor<4x1x48xf32>, tensor<4x72x48xf32>, tensor<4x72x32xf32>) -> tensor<4x1x32xf32>
   %result = flow.tensor.reshape %o_ : tensor<4x1x32xf32> -> tensor<4x1x32xf32>
   util.return %result : tensor<4x1x32xf32>
 }
-func.func @g(%a0: tensor<4x1x64xf32>, %a1: tensor<4x200x64xf32>, %a2: tensor<4x200x32xf32>) -> tensor<4x1x32xf32> {
-  %r = util.call @fa(%a0, %a1, %a2) : (tensor<4x1x64xf32>, tensor<4x200x64xf32>, tensor<4x200x32xf32>) -> tensor<4x1x32xf32>
+func.func @g(%a0: tensor<4x1x48xf32>, %a1: tensor<4x72x48xf32>, %a2: tensor<4x72x32xf32>) -> tensor<4x1x32xf32> {
+  %r = util.call @fa(%a0, %a1, %a2) : (tensor<4x1x48xf32>, tensor<4x72x48xf32>, tensor<4x72x32xf32>) -> tensor<4x1x32xf32>
   return %r : tensor<4x1x32xf32>
 }

@@ -141,7 +141,7 @@ _SMALL_TILES, _SMALLEST_TILES = VectorConfig(8, 8, 16, 4, 3, 2), VectorConfig(4,
 of a tile has its own, get the smallest."""
 
 
-def _emit(cases: Sequence[Case], users: int = 12) -> Iterator[Kernel]:
+def _emit(cases: Sequence[Case], users: int = 24) -> Iterator[Kernel]:
     """One in so many, `users`, has the tiles that users get."""
     for i, case in enumerate(cases):
         config = None
