@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.match import NUMPY
 from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise, MaskTerm, Quantized
-from onnx_fa.spec.expr import SCORE, leaves
+from onnx_fa.spec.expr import SCORE, Apply, Float, leaves
 
 _MOST = 127
 _SWALLOWS = -1e30
@@ -39,11 +39,11 @@ def _adds_or_chooses(term: MaskTerm) -> bool:
     if not isinstance(term, Elementwise):
         return term.fill <= _SWALLOWS
     match term.expr:
-        case ("Add", a, b):
+        case Apply("Add", (a, b)):
             return sum(leaf == SCORE for leaf in leaves(term.expr)) == 1 and SCORE in (a, b)
-        case ("Where", keep, a, b) if SCORE in (a, b) and SCORE not in leaves(keep):
+        case Apply("Where", (keep, a, b)) if SCORE in (a, b) and SCORE not in leaves(keep):
             other = b if a == SCORE else a
-            return bool(other[0] == "f" and other[1] <= _SWALLOWS)
+            return isinstance(other, Float) and other.value <= _SWALLOWS
     return False
 
 

@@ -23,7 +23,7 @@ from onnx_fa.spec.attention import (
     TensorArg,
 )
 from onnx_fa.spec.dtypes import F32_MAX
-from onnx_fa.spec.expr import Kind, ScoreExpr, kind_of
+from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Kind, Length, Position, ScoreExpr, Tensor, kind_of
 
 Integer = type[np.int32] | type[np.int64]
 """The type of positions."""
@@ -107,7 +107,7 @@ def modify(
                 score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
             case Elementwise():
                 read = [(next(rest), t) for t in mask.tensors]
-                score = _expression(b, mask.expr, score, read, positions, compute_type(spec))
+                score = _Expression(b, score, read, positions, compute_type(spec)).write(mask.expr)
     return score
 
 
@@ -121,56 +121,69 @@ def weighted(b: OnnxBuilder, spec: AttentionSpec, p: ir.Value, tensors: Sequence
     return b.op("Mul", p, value if spec.weights.dtype == compute_type(spec) else cast(b, value, compute_type(spec)))
 
 
-def _expression(
-    b: OnnxBuilder,
-    expr: ScoreExpr,
-    score: ir.Value,
-    tensors: Sequence[tuple[ir.Value, TensorArg]],
-    positions: Callable[[], Positions],
-    compute: str,
-) -> ir.Value:
-    """A score expression as ONNX ops. A part that occurs twice is computed once."""
-    made: dict[ScoreExpr, ir.Value] = {}
-    numpy = {"ToFloat": np.dtype(NUMPY[compute]), "ToInt": np.dtype(np.int64), "ToBool": np.dtype(bool)}
-    constants = {"f": np.dtype(NUMPY[compute]), "i": np.dtype(np.int64), "b": np.dtype(bool)}
+class _Expression:
+    """Writes a score expression as ONNX ops. A part that occurs twice is computed once."""
 
-    def to(x: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
-        return b.op("Cast", x, to=int(ir.DataType.from_numpy(dtype)))
+    def __init__(
+        self,
+        b: OnnxBuilder,
+        score: ir.Value,
+        tensors: Sequence[tuple[ir.Value, TensorArg]],
+        positions: Callable[[], Positions],
+        compute: str,
+    ) -> None:
+        self.b, self.score, self.tensors, self.positions, self.compute = b, score, tensors, positions, compute
+        self.types: dict[Kind, np.dtype[Any]] = {
+            "float": np.dtype(NUMPY[compute]),
+            "int": np.dtype(np.int64),
+            "bool": np.dtype(bool),
+        }
+        self.made: dict[ScoreExpr, ir.Value] = {}
 
-    def make(e: ScoreExpr) -> ir.Value:
-        head = e[0]
-        if head == "score":
-            return score
-        if head == "tensor":
-            value, arg = tensors[e[1]]
-            if arg.dtype in ("bool", "i64", compute):
-                return value
-            return to(value, numpy["ToFloat" if arg.kind == "float" else "ToInt"])
-        if head in constants:
-            return b.const(np.asarray(e[1], constants[head]))
-        if head in ("q", "k", "Sq", "Skv"):
-            p = positions()
-            return {"q": p.query, "k": p.key, "Sq": p.sq, "Skv": p.skv}[head]
-        args = [visit(a) for a in e[1:]]
-        if head in ("Where", "Relu", "Max", "Min") and (other := _as_others(b, head, kinds(e), args)) is not None:
-            return other
-        if head in numpy:
-            return to(args[0], numpy[head])
-        if head == "LessOrEqual":
-            return b.less_equal(*args)
-        if head == "GreaterOrEqual":
-            return b.less_equal(args[1], args[0])
-        return b.op(head, *args)
+    def write(self, expr: ScoreExpr) -> ir.Value:
+        """The value of an expression."""
+        if expr not in self.made:
+            self.made[expr] = self._op(expr) if isinstance(expr, Apply) else self._leaf(expr)
+        return self.made[expr]
 
-    def kinds(e: ScoreExpr) -> Kind:
-        return kind_of(e, [arg.kind for _, arg in tensors])
+    def _leaf(self, leaf: ScoreExpr) -> ir.Value:
+        match leaf:
+            case Tensor(index):
+                value, arg = self.tensors[index]
+                return value if arg.dtype in ("bool", "i64", self.compute) else self._cast(value, arg.kind)
+            case Float(number) | Int(number) | Bool(number):
+                return self.b.const(np.asarray(number, self.types[self._kind(leaf)]))
+            case Position(axis):
+                return self.positions().query if axis == "q" else self.positions().key
+            case Length(axis):
+                return self.positions().sq if axis == "q" else self.positions().skv
+        assert leaf == SCORE, leaf
+        return self.score
 
-    def visit(e: ScoreExpr) -> ir.Value:
-        if e not in made:
-            made[e] = make(e)
-        return made[e]
+    def _op(self, expr: Apply) -> ir.Value:
+        op, args = expr.op, [self.write(a) for a in expr.args]
+        if op in ("Where", "Relu", "Max", "Min"):
+            other = _as_others(self.b, op, self._kind(expr), args)
+            if other is not None:
+                return other
+        match op:
+            case "ToFloat":
+                return self._cast(args[0], "float")
+            case "ToInt":
+                return self._cast(args[0], "int")
+            case "ToBool":
+                return self._cast(args[0], "bool")
+            case "LessOrEqual":
+                return self.b.less_equal(*args)
+            case "GreaterOrEqual":
+                return self.b.less_equal(args[1], args[0])
+        return self.b.op(op, *args)
 
-    return visit(expr)
+    def _cast(self, x: ir.Value, kind: Kind) -> ir.Value:
+        return self.b.op("Cast", x, to=int(ir.DataType.from_numpy(self.types[kind])))
+
+    def _kind(self, expr: ScoreExpr) -> Kind:
+        return kind_of(expr, [arg.kind for _, arg in self.tensors])
 
 
 def _as_others(b: OnnxBuilder, op: str, kind: Kind, args: Sequence[ir.Value]) -> ir.Value | None:

@@ -42,7 +42,7 @@ from onnx_fa.spec.attention import (
     term_tensors,
 )
 from onnx_fa.spec.dtypes import NUMPY
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import Apply, ScoreExpr, Tensor
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _fit_weights(
     """The weights of the probabilities as a function of a score of `score_shape`; none where there are none."""
     if found.weights is None:
         return ()
-    read: ScoreExpr = ("ToFloat", ("tensor", 0)) if found.keeps else ("tensor", 0)
+    read: ScoreExpr = Apply("ToFloat", Tensor(0)) if found.keeps else Tensor(0)
     return mask(view, Map(read, (found.weights,)), score_shape, dtype)
 
 
@@ -148,7 +148,7 @@ def _fit_sink(
     """The sink is fitted to the score as a mask would be, but has no keys."""
     if found.sink is None:
         return ()
-    return mask(view, Map(("tensor", 0), (found.sink,)), (*score_shape[:-1], 1), dtype)
+    return mask(view, Map(Tensor(0), (found.sink,)), (*score_shape[:-1], 1), dtype)
 
 
 def _one_tensor(terms: Sequence[Term]) -> TensorArg | None:

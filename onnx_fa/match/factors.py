@@ -25,6 +25,7 @@ from onnx_fa.match.types import (
     known_array,
 )
 from onnx_fa.spec.attention import Dim, term_tensors
+from onnx_fa.spec.expr import Tensor
 
 
 def multiply_q(
@@ -39,7 +40,7 @@ def multiply_q(
             rest.append(step)
             continue
         try:
-            (term,) = mask(view, Map(("tensor", 0), (step.value,)), (*shape[:-1], 1), dtype)
+            (term,) = mask(view, Map(Tensor(0), (step.value,)), (*shape[:-1], 1), dtype)
         except NoMatch:  # one number per key, of a score whose keys are not its last axis
             return [*rest, *steps[i:]], q
         (arg,), (operand,) = term_tensors(term.term), term.operands
@@ -87,7 +88,7 @@ def multiply_v(
     """V times factors of its rows, one per key."""
     v = o.v.integers.plain if factors and o.v.integers is not None else o.v
     for factor in factors:
-        (term,) = mask(view, Map(("tensor", 0), (factor,)), (*o.batch, o.Hq, 1, o.Skv), dtype)
+        (term,) = mask(view, Map(Tensor(0), (factor,)), (*o.batch, o.Hq, 1, o.Skv), dtype)
         (arg,), (operand,) = term_tensors(term.term), term.operands
         if len(arg.shape) > 2 and arg.shape[-3] != 1 and o.Hq != o.Hkv:
             raise NoMatch("a factor on the probabilities differs between heads that share V", at)

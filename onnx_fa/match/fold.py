@@ -27,7 +27,19 @@ from onnx_fa.match.types import (
 )
 from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Elementwise, ScoreMod, SlidingWindow, Softcap
 from onnx_fa.spec.dtypes import F32_MAX
-from onnx_fa.spec.expr import SCORE, Kind, ScoreExpr, kind_of, leaves, substitute
+from onnx_fa.spec.expr import (
+    SCORE,
+    Apply,
+    Float,
+    Kind,
+    Score,
+    ScoreExpr,
+    Tensor,
+    kind_of,
+    leaves,
+    substitute,
+    tensors_of,
+)
 
 _MAX_FILL = -1e4
 """What masked scores must become at most."""
@@ -49,7 +61,7 @@ def fold_steps(
                 if not math.isfinite(factor):
                     raise NoMatch("a scale is not finite", at)
                 if mods or not all(_may_scale_before(t, factor) for t in terms):
-                    terms.append(Term(Elementwise(("Mul", SCORE, ("f", factor)), label="scale")))
+                    terms.append(Term(Elementwise(Apply("Mul", SCORE, Float(factor)), label="scale")))
                 else:
                     scale *= factor
                     terms = [_scale_term(t, factor) for t in terms]
@@ -57,12 +69,12 @@ def fold_steps(
                 if not cap > 0:
                     raise NoMatch("a softcap that is not positive", at)
                 if mods or terms:
-                    capped = ("Mul", ("Tanh", ("Div", SCORE, ("f", cap))), ("f", cap))
+                    capped = Apply("Mul", Apply("Tanh", Apply("Div", SCORE, Float(cap))), Float(cap))
                     terms.append(Term(Elementwise(capped, label="softcap")))
                 else:
                     mods.append(Softcap(cap))
             case Factor(value, divide):
-                factor_of = ("Div" if divide else "Mul", SCORE, ("tensor", 0))
+                factor_of = Apply("Div" if divide else "Mul", SCORE, Tensor(0))
                 terms += mask(view, Map(factor_of, (value,), "scale"), shape, dtype)
             case AddTerm() | Select() | Map():
                 terms += mask(view, step, shape, dtype, terms)
@@ -76,7 +88,7 @@ def _simplify_steps(view: GraphView, steps: Sequence[Step]) -> list[Step]:
         if isinstance(step, AddTerm):
             number = view.scalar(step.value) if isinstance(step.value, ir.Value) else None
             if number is not None and math.isfinite(number):
-                step = Map(("Add", SCORE, ("f", number * step.factor)), label="add")
+                step = Map(Apply("Add", SCORE, Float(number * step.factor)), label="add")
         if isinstance(step, Map):
             rest += _split_into_links(step)
         elif not isinstance(step, Nothing):
@@ -84,7 +96,7 @@ def _simplify_steps(view: GraphView, steps: Sequence[Step]) -> list[Step]:
     i = 0
     while i + 1 < len(rest):  # c * tanh(x), wherever its factors stand, is a softcap c * tanh(c * x / c)
         step, after = rest[i], rest[i + 1]
-        if isinstance(step, Map) and step.expr == ("Tanh", SCORE) and isinstance(after, Scale) and after.factor:
+        if isinstance(step, Map) and step.expr == Apply("Tanh", SCORE) and isinstance(after, Scale) and after.factor:
             rest[i : i + 2] = [Scale(after.factor), Cap(abs(after.factor))]
         i += 1
     return rest
@@ -95,18 +107,18 @@ def _split_into_links(step: Map) -> list[Step]:
     expr = step.expr
     if expr == SCORE:
         return []
-    at = [i for i, a in enumerate(expr[1:], 1) if isinstance(a, tuple) and SCORE in leaves(a)]
-    if len(at) != 1 or sum(leaf == SCORE for leaf in leaves(expr)) != 1:
+    if not isinstance(expr, Apply) or sum(leaf == SCORE for leaf in leaves(expr)) != 1:
         return [step]
-    inner, outer = expr[at[0]], (*expr[: at[0]], SCORE, *expr[at[0] + 1 :])
+    (inner,) = (a for a in expr.args if SCORE in leaves(a))
+    outer = Apply(expr.op, *(SCORE if a is inner else a for a in expr.args))
     match outer:
-        case ("Neg", _):
+        case Apply("Neg", (_,)):
             link: Step = Scale(-1.0)
-        case ("Mul", ("f", factor), _) | ("Mul", _, ("f", factor)):
+        case Apply("Mul", (Float(factor), _)) | Apply("Mul", (_, Float(factor))):
             link = Scale(factor)
-        case ("Div", ("score",), ("f", factor)) if factor:
+        case Apply("Div", (Score(), Float(factor))) if factor:
             link = Scale(1.0 / factor)
-        case ("Add", _, ("f", 0.0)):
+        case Apply("Add", (_, Float(0.0))):
             link = Nothing()
         case _:
             link = _part_of(step, outer)
@@ -121,8 +133,8 @@ def _split_into_links(step: Map) -> list[Step]:
 
 def _part_of(step: Map, expr: ScoreExpr) -> Map:
     """A part of a step's expression, with the tensors that it reads."""
-    read = sorted({leaf[1] for leaf in leaves(expr) if leaf[0] == "tensor"})
-    renumbered = substitute(expr, lambda leaf: ("tensor", read.index(leaf[1])) if leaf[0] == "tensor" else leaf)
+    read = sorted(tensors_of(expr))
+    renumbered = substitute(expr, lambda leaf: Tensor(read.index(leaf.index)) if isinstance(leaf, Tensor) else leaf)
     return Map(renumbered, tuple(step.values[i] for i in read), step.label if expr == step.expr else "elementwise")
 
 

@@ -28,7 +28,7 @@ from onnx_fa.spec.attention import (
     term_tensors,
 )
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
-from onnx_fa.spec.expr import SCORE, ScoreExpr, leaves
+from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Length, Position, Score, ScoreExpr, Tensor, leaves
 
 LOWEST = -F32_MAX
 _VANISHES = 1e30
@@ -87,7 +87,7 @@ def check_whole_rows(view: GraphView, spec: AttentionSpec, operands: Sequence[Ex
         numbers = [_of_operand(view, operand) for t, operand in tensors if t.kind == "float"]
         if any(x.lowest or x.low <= -large or x.high >= large for x in numbers):
             raise NoMatch("probabilities by a log-sum-exp of scores to which a mask may add very low numbers", node)
-        fills = [leaf[1] for leaf in leaves(_expression(term)) if leaf[0] == "f"]
+        fills = [leaf.value for leaf in leaves(_expression(term)) if isinstance(leaf, Float)]
         if any(math.isfinite(fill) and abs(fill) >= large for fill in fills):
             raise NoMatch(
                 f"probabilities by a log-sum-exp are 1 each in a row that {min(fills):g} masks throughout", node
@@ -99,7 +99,7 @@ def _keeps_first_key(term: MaskTerm) -> bool:
     if isinstance(term, Causal):
         return isinstance(term.offset, int) and term.offset >= 0
     match term:
-        case Elementwise(("Where", ("LessOrEqual", ("k",), ("q",)), ("score",), ("f", _))):
+        case Elementwise(Apply("Where", (Apply("LessOrEqual", (Position("k"), Position("q"))), Score(), Float()))):
             return True
     return False
 
@@ -108,9 +108,9 @@ def _expression(term: MaskTerm) -> ScoreExpr:
     if isinstance(term, Elementwise):
         return term.expr
     if isinstance(term, AddMask):
-        return ("Add", SCORE, ("Mul", ("tensor", 0), ("f", term.factor)) if term.factor != 1.0 else ("tensor", 0))
-    shown: ScoreExpr = ("b", True) if isinstance(term, (Causal, SlidingWindow)) else ("tensor", 0)
-    return ("Where", shown, SCORE, ("f", term.fill))
+        return Apply("Add", SCORE, Apply("Mul", Tensor(0), Float(term.factor)) if term.factor != 1.0 else Tensor(0))
+    shown: ScoreExpr = Bool(True) if isinstance(term, (Causal, SlidingWindow)) else Tensor(0)
+    return Apply("Where", shown, SCORE, Float(term.fill))
 
 
 def _of_numbers(numbers: Array) -> Values:
@@ -170,23 +170,25 @@ def _of_type(dtype: ir.DataType | None) -> Values | None:
 
 def _evaluate(expr: ScoreExpr, score: Values, tensors: Sequence[Values]) -> Values:
     match expr:
-        case ("score",):
+        case Score():
             return score
-        case ("tensor", n):
+        case Tensor(n):
             return tensors[n]
-        case ("f" | "i", value):
+        case Float(value) | Int(value):
             return _of_numbers(np.asarray([value]))
-        case ("Where", _, a, b):
+        case Apply("Where", (_, a, b)):
             return _evaluate(a, score, tensors) | _evaluate(b, score, tensors)
-        case ("ToFloat", a):
+        case Apply("ToFloat", (a,)):
             return _evaluate(a, score, tensors)
-        case ("q" | "k" | "Sq" | "Skv",):
+        case Position() | Length():
             return Values(0, 2.0**31)
-        case ("And" | "Or" | "Xor" | "Not" | "IsNaN" | "Equal" | "Less" | "LessOrEqual", *_):
+        case Apply("And" | "Or" | "Xor" | "Not" | "IsNaN" | "Equal" | "Less" | "LessOrEqual"):
             return Values(0, 1)
-        case ("Greater" | "GreaterOrEqual" | "ToBool" | "b", *_):
+        case Bool() | Apply("Greater" | "GreaterOrEqual" | "ToBool"):
             return Values(0, 1)
-    return _apply(expr[0], [_evaluate(a, score, tensors) for a in expr[1:]])
+        case Apply(op, args):
+            return _apply(op, [_evaluate(a, score, tensors) for a in args])
+    raise AssertionError(expr)
 
 
 def _add(a: Values, b: Values) -> Values:

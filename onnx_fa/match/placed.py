@@ -11,6 +11,7 @@ from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Axis, Group, Sources, leaves, run_time_size
 from onnx_fa.match.frames import Frames
 from onnx_fa.match.types import AddTerm, Call, Expr, Factor, Map, NoMatch, Operands, Patterns, Regroup, Select, Step
+from onnx_fa.spec.expr import Position, ScoreExpr, parts
 
 
 @dataclass
@@ -117,7 +118,5 @@ def _is_aligned(site: Site, axes: Sequence[Axis], last: int) -> bool:
     return all([leaves(axes[-i]) == list(site.groups[-i].atoms) for i in range(1, last + 1)])
 
 
-def _reads_position(expr: object) -> bool:
-    if not isinstance(expr, tuple):
-        return False
-    return expr[0] in ("q", "k") or any(_reads_position(x) for x in expr[1:])
+def _reads_position(expr: ScoreExpr) -> bool:
+    return any(isinstance(part, Position) for part in parts(expr))

@@ -24,7 +24,7 @@ from onnx_fa.spec.attention import (
     SlidingWindow,
     with_shapes,
 )
-from onnx_fa.spec.expr import Q, ScoreExpr, substitute
+from onnx_fa.spec.expr import SQ, Apply, Int, Q, ScoreExpr, substitute
 from onnx_fa.spec.reference import F64, attention, logits, statistic
 from onnx_fa.spec.rounding_bounds import rounds, slack
 
@@ -184,8 +184,8 @@ def rows_of(spec: AttentionSpec, operands: Sequence[Array], start: int, stop: in
 
     def leaf(e: ScoreExpr) -> ScoreExpr:
         if e == Q:
-            return ("Add", Q, ("i", start))
-        return ("i", sq) if e == ("Sq",) else e
+            return Apply("Add", Q, Int(start))
+        return Int(sq) if e == SQ else e
 
     def moved(term: MaskTerm) -> MaskTerm:
         if isinstance(term, (Causal, SlidingWindow)):

@@ -14,11 +14,12 @@ Query head h reads key/value head h // (Hq // Hkv). A layout is a permutation as
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr_json import from_json, number_to_json, to_json
 from onnx_fa.spec.terms import (
     GRIDS,
     NEG_INF,
@@ -337,25 +338,25 @@ class AttentionSpec:
         """A JSON-ready dict; infinities are written as strings."""
 
         def enc(x: Any) -> Any:
+            if isinstance(x, ScoreExpr):
+                return to_json(x)
             if dataclasses.is_dataclass(x) and not isinstance(x, type):
                 fields = {f.name: enc(getattr(x, f.name)) for f in dataclasses.fields(x)}
                 return fields if isinstance(x, AttentionSpec) else {"kind": type(x).__name__, **fields}
             if isinstance(x, tuple):
                 return [enc(y) for y in x]
-            if isinstance(x, float) and not math.isfinite(x):
-                return str(x)
-            return x
+            return number_to_json(x)
 
         result: dict[str, Any] = enc(self)
         return result
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionSpec:
-        """The inverse of `to_dict`. Raises ValueError on unknown terms."""
+        """The inverse of `to_dict`. Raises ValueError on unknown terms and on what is no score expression."""
 
         def dec(x: Any) -> Any:
             if isinstance(x, dict):
-                fields = {k: dec(v) for k, v in x.items() if k != "kind"}
+                fields = {k: from_json(v) if k == "expr" else dec(v) for k, v in x.items() if k != "kind"}
                 if x.get("kind") not in _TERMS:
                     raise ValueError(f"unknown term {x.get('kind')!r} in an attention spec")
                 return _TERMS[x["kind"]](**fields)

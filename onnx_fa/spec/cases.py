@@ -30,7 +30,7 @@ from onnx_fa.spec.attention import (
     TensorMask,
 )
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX, NUMPY
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves
+from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr, Tensor, leaves
 
 Array = npt.NDArray[Any]
 FLOAT_MIN = -F32_MAX
@@ -66,22 +66,22 @@ def case(name: str, *tags: str, title: str = "", **changes: Any) -> Case:
 
 def alibi(heads: int) -> Elementwise:
     """The score plus a slope per head times the distance from query to key (Press et al., "Train Short, Test Long")."""
-    distance: ScoreExpr = ("ToFloat", ("Sub", K, Q))
-    expr: ScoreExpr = ("Add", SCORE, ("Mul", ("tensor", 0), distance))
+    distance: ScoreExpr = Apply("ToFloat", Apply("Sub", K, Q))
+    expr: ScoreExpr = Apply("Add", SCORE, Apply("Mul", Tensor(0), distance))
     return Elementwise(expr, (TensorArg((heads, 1, 1)),), "alibi")
 
 
 def prefix(length: int) -> Elementwise:
     """Causal, but every query sees the first `length` keys."""
-    keep: ScoreExpr = ("Or", ("LessOrEqual", K, Q), ("Less", K, ("i", length)))
-    return Elementwise(("Where", keep, SCORE, ("f", NEG_INF)), (), "prefix")
+    keep: ScoreExpr = Apply("Or", Apply("LessOrEqual", K, Q), Apply("Less", K, Int(length)))
+    return Elementwise(Apply("Where", keep, SCORE, Float(NEG_INF)), (), "prefix")
 
 
 def document(B: int, S: int) -> Elementwise:
     """Queries see the keys of their own document: two tensors of ids, (B, 1, S, 1) and (B, 1, 1, S)."""
-    keep: ScoreExpr = ("Equal", ("tensor", 0), ("tensor", 1))
+    keep: ScoreExpr = Apply("Equal", Tensor(0), Tensor(1))
     tensors = (TensorArg((B, 1, S, 1), "i32"), TensorArg((B, 1, 1, S), "i32"))
-    return Elementwise(("Where", keep, SCORE, ("f", NEG_INF)), tensors, "document")
+    return Elementwise(Apply("Where", keep, SCORE, Float(NEG_INF)), tensors, "document")
 
 
 _BENCH: dict[str, Any] = {"batch": (1,), "Hq": 8, "Hkv": 8, "D": 64, "Dv": 64}
@@ -310,7 +310,7 @@ def _draw_mask(rng: np.random.Generator, spec: AttentionSpec, mask: TensorMask, 
 
 def _is_mask(term: Elementwise) -> bool:
     """Whether an expression makes a mask of its floats: it holds a constant that swallows any score."""
-    return any(leaf[0] == "f" and 1e4 <= abs(leaf[1]) < np.inf for leaf in leaves(term.expr))
+    return any(isinstance(leaf, Float) and 1e4 <= abs(leaf.value) < np.inf for leaf in leaves(term.expr))
 
 
 def _draw_tensor(

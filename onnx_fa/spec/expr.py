@@ -1,47 +1,162 @@
 """A little language for what an attention does to one score: any elementwise function of the score, of its position, and of
 small tensors. With it a mask or bias that the graph computes from indices needs no Sq x Skv tensor.
 
-An expression is a nested tuple, ready for JSON:
+An expression is a tree of frozen nodes, which are equal where they are written alike:
 
-    ("score",)  ("q",)  ("k",)          the score; the query's and the key's position, counted from 0
-    ("Sq",)  ("Skv",)                   the lengths
-    ("tensor", n)                       the term's n-th tensor, broadcast (right-aligned) to (*B, Hq, Sq, Skv)
-    ("f", 1.5)  ("i", 3)  ("b", True)   constants
-    (op, argument, ...)                 an op of OPS, with the meaning of the ONNX operator of that name
+    SCORE                           the score
+    Q, K                            the query's and the key's position, counted from 0
+    SQ, SKV                         the lengths
+    Tensor(n)                       the term's n-th tensor, broadcast (right-aligned) to (*B, Hq, Sq, Skv)
+    Float(1.5), Int(3), Bool(True)  constants
+    Apply(op, argument, ...)        an op of OPS, with the meaning of the ONNX operator of that name
 
 Kinds are "float" (the type attention is computed in), "int" (int64) and "bool"; nothing is converted except by ToFloat, ToInt
-and ToBool.
+and ToBool. An expression prints itself as nested tuples, which have the heads and the order of its JSON (expr_json.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-ScoreExpr = tuple[Any, ...]
 Kind = Literal["float", "int", "bool"]
+Axis = Literal["q", "k"]
+"""The queries or the keys."""
 Array = npt.NDArray[Any]
 
-SCORE: ScoreExpr = ("score",)
-Q: ScoreExpr = ("q",)
-K: ScoreExpr = ("k",)
 
-LEAVES: Mapping[str, Kind | None] = {
-    "score": "float",
-    "q": "int",
-    "k": "int",
-    "Sq": "int",
-    "Skv": "int",
-    "tensor": None,
-    "f": "float",
-    "i": "int",
-    "b": "bool",
-}
+class ScoreExpr:
+    """A node of an expression."""
+
+    __slots__ = ()
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        """The head that names the node, and behind it its numbers or its arguments."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return repr(self.written)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Score(ScoreExpr):
+    """The score."""
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("score",)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Position(ScoreExpr):
+    """Where the query or the key stands, counted from 0."""
+
+    axis: Axis
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return (self.axis,)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Length(ScoreExpr):
+    """How many queries there are, or keys."""
+
+    axis: Axis
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("Sq",) if self.axis == "q" else ("Skv",)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tensor(ScoreExpr):
+    """An element of the term's tensor of that number."""
+
+    index: int
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("tensor", self.index)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Float(ScoreExpr):
+    """A constant of the type that attention is computed in."""
+
+    value: float
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("f", self.value)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Int(ScoreExpr):
+    """A constant of int64."""
+
+    value: int
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("i", self.value)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Bool(ScoreExpr):
+    """A truth value."""
+
+    value: bool
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("b", self.value)
+
+
+@dataclass(frozen=True, slots=True, repr=False, init=False, eq=False)
+class Apply(ScoreExpr):
+    """An op and its arguments: `Apply("Add", x, y)`, matched by `Apply("Add", (x, y))`."""
+
+    op: str
+    args: tuple[ScoreExpr, ...]
+    _hash: int = field(init=False)
+    """Known from the start: expressions are looked up again and again, and each is a part of larger ones."""
+
+    def __init__(self, op: str, *args: ScoreExpr) -> None:
+        object.__setattr__(self, "op", op)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "_hash", hash((op, args)))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Apply):
+            return NotImplemented
+        return self._hash == other._hash and self.op == other.op and self.args == other.args
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Apply], tuple[Any, ...]]:
+        return Apply, (self.op, *self.args)  # another process hashes strings otherwise
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return (self.op, *self.args)
+
+
+Constant = Float | Int | Bool
+SCORE = Score()
+Q, K = Position("q"), Position("k")
+SQ, SKV = Length("q"), Length("k")
+
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -125,36 +240,55 @@ OPS: Mapping[str, Op] = _table()
 
 def kind_of(expr: ScoreExpr, tensors: Sequence[Kind]) -> Kind:
     """The kind of `expr`, whose tensors have the kinds given. Raises ValueError, naming the op, where kinds do not fit."""
-    head = expr[0]
-    if head == "tensor":
-        if not 0 <= expr[1] < len(tensors):
-            raise ValueError(f"an expression reads tensor {expr[1]} of {len(tensors)}")
-        return tensors[expr[1]]
-    if head in LEAVES:
-        kind = LEAVES[head]
-        assert kind is not None
-        return kind
-    op = OPS.get(head)
-    if op is None or len(expr) - 1 != len(op.kinds):
-        raise ValueError(f"{head!r} with {len(expr) - 1} arguments is not an op of score expressions")
-    have = [kind_of(a, tensors) for a in expr[1:]]
+    match expr:
+        case Score() | Float():
+            return "float"
+        case Position() | Length() | Int():
+            return "int"
+        case Bool():
+            return "bool"
+        case Tensor(index):
+            if not 0 <= index < len(tensors):
+                raise ValueError(f"an expression reads tensor {index} of {len(tensors)}")
+            return tensors[index]
+        case Apply(name, args):
+            return _kind_of_op(name, [kind_of(a, tensors) for a in args])
+    raise ValueError(f"{expr} has no kind")
+
+
+def _kind_of_op(name: str, have: Sequence[Kind]) -> Kind:
+    """The kind that an op makes of arguments of some kinds. Raises ValueError where it takes none such."""
+    op = OPS.get(name)
+    if op is None or len(have) != len(op.kinds):
+        raise ValueError(f"{name!r} with {len(have)} arguments is not an op of score expressions")
     for want, kind in zip(op.kinds, have, strict=True):
         fits = want in ("any", "same", kind) or (want == "number" and kind != "bool")
         if not fits:
-            raise ValueError(f"{head} of a {kind}, where it takes a {want}")
+            raise ValueError(f"{name} of a {kind}, where it takes a {want}")
     alike = [k for want, k in zip(op.kinds, have, strict=True) if want in ("same", "number")]
     if len(set(alike)) > 1:
-        raise ValueError(f"{head} of different kinds: {', '.join(alike)}")
+        raise ValueError(f"{name} of different kinds: {', '.join(alike)}")
     return op.result or have[-1]
+
+
+def parts(expr: ScoreExpr) -> Iterator[ScoreExpr]:
+    """The expression and everything in it, what stands in front first, with repeats."""
+    stack = [expr]
+    while stack:
+        part = stack.pop()
+        yield part
+        if isinstance(part, Apply):
+            stack += reversed(part.args)
 
 
 def leaves(expr: ScoreExpr) -> Iterator[ScoreExpr]:
     """Every leaf of `expr`, left to right, with repeats."""
-    if expr[0] in LEAVES:
-        yield expr
-    else:
-        for argument in expr[1:]:
-            yield from leaves(argument)
+    return (part for part in parts(expr) if not isinstance(part, Apply))
+
+
+def tensors_of(expr: ScoreExpr) -> set[int]:
+    """The numbers of the tensors that `expr` reads."""
+    return {leaf.index for leaf in leaves(expr) if isinstance(leaf, Tensor)}
 
 
 MOST_NODES = 1000
@@ -163,20 +297,14 @@ MOST_NODES = 1000
 
 def is_small(expr: ScoreExpr) -> bool:
     """Whether an expression has no more than MOST_NODES nodes."""
-    stack, count = [expr], 0
-    while stack and count <= MOST_NODES:
-        x = stack.pop()
-        count += 1
-        if x[0] not in LEAVES:
-            stack += (a for a in x[1:] if isinstance(a, tuple))
-    return count <= MOST_NODES
+    return sum(1 for _ in islice(parts(expr), MOST_NODES + 1)) <= MOST_NODES
 
 
 def substitute(expr: ScoreExpr, change: Callable[[ScoreExpr], ScoreExpr]) -> ScoreExpr:
     """`expr` with every leaf replaced by `change(leaf)`."""
-    if expr[0] in LEAVES:
-        return change(expr)
-    return (expr[0], *(substitute(a, change) for a in expr[1:]))
+    if isinstance(expr, Apply):
+        return Apply(expr.op, *(substitute(a, change) for a in expr.args))
+    return change(expr)
 
 
 def compose(outer: ScoreExpr, inner: ScoreExpr) -> ScoreExpr:
@@ -187,57 +315,61 @@ def compose(outer: ScoreExpr, inner: ScoreExpr) -> ScoreExpr:
 def evaluate(expr: ScoreExpr, score: Array, tensors: Sequence[Array]) -> Array:
     """`expr` for scores (..., Sq, Skv), in float64 and int64."""
     sq, skv = score.shape[-2:]
-    known: dict[str, Array] = {
-        "score": score,
-        "q": np.arange(sq, dtype=np.int64)[:, None],
-        "k": np.arange(skv, dtype=np.int64)[None, :],
-        "Sq": np.asarray(sq, np.int64),
-        "Skv": np.asarray(skv, np.int64),
+    known: dict[ScoreExpr, Array] = {
+        SCORE: score,
+        Q: np.arange(sq, dtype=np.int64)[:, None],
+        K: np.arange(skv, dtype=np.int64)[None, :],
+        SQ: np.asarray(sq, np.int64),
+        SKV: np.asarray(skv, np.int64),
     }
 
     def run(e: ScoreExpr) -> Array:
-        match e[0]:
-            case "tensor":
-                x = tensors[e[1]]
+        match e:
+            case Apply(op, args):
+                return np.asarray(OPS[op].run(*(run(a) for a in args)))
+            case Tensor(index):
+                x = tensors[index]
                 return x.astype(bool) if x.dtype == bool else x.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
-            case "f":
-                return np.asarray(e[1], np.float64)
-            case "i":
-                return np.asarray(e[1], np.int64)
-            case "b":
-                return np.asarray(e[1], bool)
-            case name if name in known:
-                return known[name]
-        return np.asarray(OPS[e[0]].run(*(run(a) for a in e[1:])))
+            case Float(value):
+                return np.asarray(value, np.float64)
+            case Int(value):
+                return np.asarray(value, np.int64)
+            case Bool(value):
+                return np.asarray(value, bool)
+        return known[e]
 
     with np.errstate(all="ignore"):
         return run(expr)
 
 
+_INFIX = {
+    "Add": "+",
+    "Sub": "-",
+    "Mul": "*",
+    "Div": "/",
+    "Mod": "%",
+    "Less": "<",
+    "LessOrEqual": "<=",
+    "Greater": ">",
+    "GreaterOrEqual": ">=",
+    "Equal": "==",
+    "And": "and",
+    "Or": "or",
+    "Xor": "xor",
+}
+
+
 def words(expr: ScoreExpr) -> str:
     """The expression as it would be written by hand, for reports."""
-    infix = {
-        "Add": "+",
-        "Sub": "-",
-        "Mul": "*",
-        "Div": "/",
-        "Mod": "%",
-        "Less": "<",
-        "LessOrEqual": "<=",
-        "Greater": ">",
-        "GreaterOrEqual": ">=",
-        "Equal": "==",
-        "And": "and",
-        "Or": "or",
-        "Xor": "xor",
-    }
-    head = expr[0]
-    if head == "tensor":
-        return f"t{expr[1]}"
-    if head in ("f", "i", "b"):
-        return f"{expr[1]:g}" if head == "f" else str(expr[1])
-    if head in LEAVES:
-        return str(head)
-    if head in infix:
-        return f"({words(expr[1])} {infix[head]} {words(expr[2])})"
-    return f"{head.lower()}({', '.join(map(words, expr[1:]))})"
+    match expr:
+        case Apply(op, (a, b)) if op in _INFIX:
+            return f"({words(a)} {_INFIX[op]} {words(b)})"
+        case Apply(op, args):
+            return f"{op.lower()}({', '.join(map(words, args))})"
+        case Tensor(index):
+            return f"t{index}"
+        case Float(value):
+            return f"{value:g}"
+        case Int(value) | Bool(value):
+            return str(value)
+    return str(expr.written[0])

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnx_fa.spec.attention import AttentionSpec, Elementwise, term_tensors
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import Apply, ScoreExpr, parts
 from onnx_fa.spec.reference import F64, Array, canonical, dequantized, masked, rounded
 
 UNIT = 2.0**-24
@@ -41,7 +41,7 @@ def rounds(spec: AttentionSpec) -> bool:
 
 
 def _has_step(expr: ScoreExpr) -> bool:
-    return expr[0] in _STEPS or any(_has_step(a) for a in expr[1:] if isinstance(a, tuple))
+    return any(isinstance(part, Apply) and part.op in _STEPS for part in parts(expr))
 
 
 def slack(spec: AttentionSpec, operands: Sequence[Array]) -> F64:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from onnx_fa.spec.expr import Kind, ScoreExpr, kind_of, leaves
+from onnx_fa.spec.expr import Kind, ScoreExpr, kind_of, tensors_of
 
 Dim = int | str
 DType = Literal["f64", "f32", "f16", "bf16"]
@@ -99,7 +99,7 @@ class Elementwise:
     def __post_init__(self) -> None:
         if kind_of(self.expr, [t.kind for t in self.tensors]) != "float":
             raise ValueError("the expression of a score is not a float")
-        read = {leaf[1] for leaf in leaves(self.expr) if leaf[0] == "tensor"}
+        read = tensors_of(self.expr)
         if read != set(range(len(self.tensors))):
             raise ValueError(f"an expression reads tensors {sorted(read)} of {len(self.tensors)}")
 

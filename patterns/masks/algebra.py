@@ -6,8 +6,8 @@ changes a result: a rule that needs a number's range uses only what is certain (
 the range of its type). Whole numbers are int64 and wrap around: a sum is taken apart only where no order of its terms can leave
 the type, else its op stays as it is, and stays on its side of a comparison.
 
-Besides the leaves of expr.py an expression may hold ("axis", n), the position along score axis n (batch and heads), and ("var", n),
-any position of some other axis. Lengths that are known only at run time are taken to be at most LONGEST, so positions are exact in
+Besides the leaves of expr.py an expression may hold those of expressions.py: positions along batch axes and heads, and any position
+of some other axis. Lengths that are known only at run time are taken to be at most LONGEST, so positions are exact in
 f32.
 """
 
@@ -16,7 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from onnx_fa.patterns.masks.expressions import FALSE, TRUE, TooComplex, Wraps, boolean, flatten, integer, sized
+from onnx_fa.patterns.masks.expressions import (
+    FALSE,
+    TRUE,
+    AnyPosition,
+    AxisPosition,
+    MaskTensor,
+    TooComplex,
+    Wraps,
+    boolean,
+    flatten,
+    integer,
+    sized,
+)
 from onnx_fa.patterns.masks.sums import (
     Bounds,
     Linear,
@@ -29,7 +41,7 @@ from onnx_fa.patterns.masks.sums import (
     scale_sum,
     times,
 )
-from onnx_fa.spec.expr import OPS, ScoreExpr
+from onnx_fa.spec.expr import OPS, Apply, Bool, Constant, Int, Length, Position, ScoreExpr
 
 _MAX_STEPS = 5_000
 """Comparisons, sums, choices and connectives that may be built for one mask."""
@@ -37,7 +49,7 @@ _MAX_STEPS = 5_000
 
 @dataclass
 class Algebra:
-    """Builds expressions. `sizes` are the static sizes of the positions ("q", "k", "axis", "var"), where known, `ranges` the least
+    """Builds expressions. `sizes` are the static sizes of the positions, where known, `ranges` the least
     and the largest element of integer tensors. Raises TooComplex where an expression, or all that was built, is beyond use."""
 
     sizes: Mapping[ScoreExpr, int] = field(default_factory=dict)
@@ -63,11 +75,11 @@ class Algebra:
     def add(self, a: ScoreExpr, b: ScoreExpr, sign: int = 1) -> ScoreExpr:
         """a + sign * b of whole numbers. Raises Wraps where that might leave int64."""
         self._spend()
-        for x, other, first in ((a, b, True), (b, a, False)):
-            if x[0] == "Where":
-                return self.where(
-                    x[1], *(self.add(y, other, sign) if first else self.add(other, y, sign) for y in (x[2], x[3]))
-                )
+        match a, b:
+            case Apply("Where", (condition, yes, no)), _:
+                return self.where(condition, self.add(yes, b, sign), self.add(no, b, sign))
+            case _, Apply("Where", (condition, yes, no)):
+                return self.where(condition, self.add(a, yes, sign), self.add(a, no, sign))
         (p, c), (q, d) = self.linear(a), self.linear(b)
         return self.sums.from_linear(add_terms(p, q, sign), c + sign * d)
 
@@ -81,29 +93,30 @@ class Algebra:
     def multiply(self, a: ScoreExpr, by: int) -> ScoreExpr:
         """by * a of a whole number. Raises Wraps where that might leave int64."""
         self._spend()
-        if a[0] == "Where":
-            return self.where(a[1], self.multiply(a[2], by), self.multiply(a[3], by))
+        match a:
+            case Apply("Where", (condition, yes, no)):
+                return self.where(condition, self.multiply(yes, by), self.multiply(no, by))
         return self.sums.from_linear(*scale_sum(self.linear(a), by))
 
     def divide(self, a: ScoreExpr, by: int) -> ScoreExpr:
         """a / by towards zero, `by` positive."""
         if by == 1:
             return a
-        if a[0] == "i":
-            return integer(divide_towards_zero(a[1], by))
+        if isinstance(a, Int):
+            return integer(divide_towards_zero(a.value, by))
         split = self._split(a, by)
         if split is not None and self.bounds(split[0])[0] >= 0:
             return split[0]
-        return sized(("Div", a, integer(by)))
+        return sized(Apply("Div", a, integer(by)))
 
     def modulo(self, a: ScoreExpr, by: int) -> ScoreExpr:
         """a mod by, never negative, `by` positive."""
         if by == 1:
             return integer(0)
-        if a[0] == "i":
-            return integer(a[1] % by)
+        if isinstance(a, Int):
+            return integer(a.value % by)
         split = self._split(a, by)
-        return split[1] if split is not None else sized(("Mod", a, integer(by)))
+        return split[1] if split is not None else sized(Apply("Mod", a, integer(by)))
 
     def _split(self, a: ScoreExpr, by: int) -> tuple[ScoreExpr, ScoreExpr] | None:
         """a as by * x + y with y certainly in 0..by-1."""
@@ -126,20 +139,18 @@ class Algebra:
             return FALSE
         for atom, n in terms.items():
             rest = self.sums.from_linear({x: m for x, m in terms.items() if x != atom}, c)
-            if atom[0] == "Where":
-                return self.where(
-                    atom[1], *(self.compare("LessOrEqual", self.add(times(y, n), rest), integer(0)) for y in atom[2:])
-                )
-            if abs(n) == 1 and atom[0] in ("Abs", "Max", "Min"):
-                inner = (
-                    (atom[1], self.sums.from_linear(*negate_sum(self.linear(atom[1]))))
-                    if atom[0] == "Abs"
-                    else atom[1:]
-                )
-                sides = [self.compare("LessOrEqual", self.add(rest, y, n), integer(0)) for y in inner]
-                # max(x, y) <= r where both are; -max(x, y) <= r where one is. Min is the other way round.
-                both = (n == 1) == (atom[0] != "Min")
-                return self.both(*sides) if both else self.either(*sides)
+            match atom:
+                case Apply("Where", (condition, *sides)):
+                    return self.where(
+                        condition,
+                        *(self.compare("LessOrEqual", self.add(times(y, n), rest), integer(0)) for y in sides),
+                    )
+                case Apply("Abs", (x,)) if abs(n) == 1:
+                    inner = (x, self.sums.from_linear(*negate_sum(self.linear(x))))
+                    return self._at_most(rest, n, inner, both=n == 1)
+                case Apply("Max" | "Min" as op, inner) if abs(n) == 1:
+                    # max(x, y) <= r where both are; -max(x, y) <= r where one is. Min is the other way round.
+                    return self._at_most(rest, n, inner, both=(n == 1) == (op == "Max"))
         if lo == 0:
             return self._is_zero(terms, c)
         if len(terms) == 1 and abs(next(iter(terms.values()))) > 1:
@@ -150,8 +161,13 @@ class Algebra:
         right = self.sums.from_linear({x: -n for x, n in terms.items() if n < 0}, -c)
         if not any(n > 0 for n in terms.values()):
             # -x + c <= 0 is c <= x
-            return sized(("LessOrEqual", integer(c), self.sums.from_linear({x: -n for x, n in terms.items()}, 0)))
-        return sized(("LessOrEqual", left, right))
+            return sized(Apply("LessOrEqual", integer(c), self.sums.from_linear({x: -n for x, n in terms.items()}, 0)))
+        return sized(Apply("LessOrEqual", left, right))
+
+    def _at_most(self, rest: ScoreExpr, n: int, inner: tuple[ScoreExpr, ...], *, both: bool) -> ScoreExpr:
+        """Whether rest + n * x is 0 or less for both x of `inner`, or for one of them."""
+        sides = [self.compare("LessOrEqual", self.add(rest, y, n), integer(0)) for y in inner]
+        return self.both(*sides) if both else self.either(*sides)
 
     def _is_zero(self, terms: Mapping[ScoreExpr, int], c: int) -> ScoreExpr:
         """Whether the sum is 0."""
@@ -165,18 +181,18 @@ class Algebra:
             terms, c = {x: -n for x, n in terms.items()}, -c
         left = self.sums.from_linear({x: n for x, n in terms.items() if n > 0}, 0)
         right = self.sums.from_linear({x: -n for x, n in terms.items() if n < 0}, -c)
-        return sized(("Equal", left, right))
+        return sized(Apply("Equal", left, right))
 
     def compare(self, op: str, a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
         """A comparison of whole numbers: Less, LessOrEqual, Greater, GreaterOrEqual or Equal."""
         self._spend()
         if op in ("Greater", "GreaterOrEqual"):
             return self.compare("Less" if op == "Greater" else "LessOrEqual", b, a)
-        for x, other, first in ((a, b, True), (b, a, False)):
-            if x[0] == "Where":
-                return self.where(
-                    x[1], *(self.compare(op, y, other) if first else self.compare(op, other, y) for y in (x[2], x[3]))
-                )
+        match a, b:
+            case Apply("Where", (condition, yes, no)), _:
+                return self.where(condition, self.compare(op, yes, b), self.compare(op, no, b))
+            case _, Apply("Where", (condition, yes, no)):
+                return self.where(condition, self.compare(op, a, yes), self.compare(op, a, no))
         (p, c), (q, d) = self.linear(a), self.linear(b)
         terms, c = add_terms(p, q, -1), c - d
         c += op == "Less"
@@ -198,24 +214,23 @@ class Algebra:
             return TRUE
         if most < lo or (op == "Less" and (most == lo or a == b)):
             return FALSE
-        return sized((op, a, b))
+        return sized(Apply(op, a, b))
 
     def negate(self, e: ScoreExpr) -> ScoreExpr:
-        match e[0]:
-            case "b":
-                return boolean(not e[1])
-            case "Not":
-                inner: ScoreExpr = e[1]
-                return inner
-            case "And":
-                return self.either(self.negate(e[1]), self.negate(e[2]))
-            case "Or":
-                return self.both(self.negate(e[1]), self.negate(e[2]))
-            case "Where":
-                return self.where(e[1], self.negate(e[2]), self.negate(e[3]))
-            case "LessOrEqual" | "Less" if self.is_whole(e[1]):
-                return self.compare("Less" if e[0] == "LessOrEqual" else "LessOrEqual", e[2], e[1])
-        return ("Not", e)
+        match e:
+            case Bool(value):
+                return boolean(not value)
+            case Apply("Not", (x,)):
+                return x
+            case Apply("And", (x, y)):
+                return self.either(self.negate(x), self.negate(y))
+            case Apply("Or", (x, y)):
+                return self.both(self.negate(x), self.negate(y))
+            case Apply("Where", (condition, x, y)):
+                return self.where(condition, self.negate(x), self.negate(y))
+            case Apply("LessOrEqual" | "Less" as op, (x, y)) if self.is_whole(x):
+                return self.compare("Less" if op == "LessOrEqual" else "LessOrEqual", y, x)
+        return Apply("Not", e)
 
     def both(self, a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
         return self._joined("And", a, b, TRUE, FALSE)
@@ -235,32 +250,35 @@ class Algebra:
             return unit
         total = items[0]
         for x in items[1:]:
-            total = (op, total, x)
+            total = Apply(op, total, x)
         return sized(total)
 
     def negate_shallow(self, e: ScoreExpr) -> ScoreExpr | None:
         """The negation of an atom, None for what is joined of several."""
-        return None if e[0] in ("And", "Or", "Where") else self.negate(e)
+        return None if isinstance(e, Apply) and e.op in ("And", "Or", "Where") else self.negate(e)
 
     def is_whole(self, e: ScoreExpr) -> bool:
         """Whether a number built here is an int; only numbers know."""
-        match e[0]:
-            case "i" | "q" | "k" | "Sq" | "Skv" | "axis" | "var" | "Mod" | "ToInt":
+        match e:
+            case Int() | Position() | Length() | AxisPosition() | AnyPosition() | Apply("Mod" | "ToInt"):
                 return True
-            case "f" | "score" | "ToFloat":
+            case MaskTensor(_, kind):
+                return kind == "int"
+            case Apply("ToFloat"):
                 return False
-            case "tensor":
-                return len(e) > 2 and e[2] == "int"
-            case "Where":
-                return self.is_whole(e[2])
-        return e[0] in OPS and OPS[e[0]].result is None and self.is_whole(e[1])
+            case Apply("Where", (_, yes, _)):
+                return self.is_whole(yes)
+            case Apply(op, args):
+                return op in OPS and OPS[op].result is None and self.is_whole(args[0])
+        return False
 
     def where(self, c: ScoreExpr, x: ScoreExpr, y: ScoreExpr) -> ScoreExpr:
         self._spend()
-        if c[0] == "b":
-            return x if c[1] else y
-        if c[0] == "Not":
-            return self.where(c[1], y, x)
+        match c:
+            case Bool(value):
+                return x if value else y
+            case Apply("Not", (negated,)):
+                return self.where(negated, y, x)
         x, y = self._assume(x, c, True), self._assume(y, c, False)
         if x == y:
             return x
@@ -272,29 +290,32 @@ class Algebra:
             return self.both(self.negate(c), y)
         if y == TRUE:
             return self.either(self.negate(c), x)
-        return sized(("Where", c, x, y))
+        return sized(Apply("Where", c, x, y))
 
     def _assume(self, e: ScoreExpr, c: ScoreExpr, truth: bool) -> ScoreExpr:
         """`e` where `c` is known to be `truth`."""
         if e == c:
             return boolean(truth)
-        if e[0] in ("And", "Or"):
-            a, b = self._assume(e[1], c, truth), self._assume(e[2], c, truth)
-            return self.both(a, b) if e[0] == "And" else self.either(a, b)
-        if e[0] == "Not":
-            return self.negate(self._assume(e[1], c, truth))
-        if e[0] == "Where" and e[1] == c:
-            return self._assume(e[2] if truth else e[3], c, truth)
+        match e:
+            case Apply("And", (x, y)):
+                return self.both(self._assume(x, c, truth), self._assume(y, c, truth))
+            case Apply("Or", (x, y)):
+                return self.either(self._assume(x, c, truth), self._assume(y, c, truth))
+            case Apply("Not", (x,)):
+                return self.negate(self._assume(x, c, truth))
+            case Apply("Where", (condition, yes, no)) if condition == c:
+                return self._assume(yes if truth else no, c, truth)
         return e
 
     def over_choice(self, run: Callable[..., ScoreExpr], *args: ScoreExpr) -> ScoreExpr:
         """`run` of constants, carried into the choices that `args` are."""
         self._spend()
         for i, x in enumerate(args):
-            if x[0] == "Where":
-                return self.where(x[1], *(self.over_choice(run, *args[:i], y, *args[i + 1 :]) for y in (x[2], x[3])))
+            match x:
+                case Apply("Where", (condition, *sides)):
+                    return self.where(condition, *(self.over_choice(run, *args[:i], y, *args[i + 1 :]) for y in sides))
         return run(*args)
 
-    def over_outcomes(self, e: ScoreExpr, run: Callable[[ScoreExpr], ScoreExpr]) -> ScoreExpr:
+    def over_outcomes(self, e: ScoreExpr, run: Callable[[Constant], ScoreExpr]) -> ScoreExpr:
         """`run` of each constant of a choice."""
         return self.over_choice(run, e)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +14,13 @@ from onnx_fa.patterns.masks.expressions import (
     boolean,
     integer,
     is_choice,
-    is_const,
+    is_where,
     number,
     outcomes,
     sized,
 )
 from onnx_fa.patterns.masks.sums import MAX_SAFE_SUM, keep_op, magnitude
-from onnx_fa.spec.expr import OPS, ScoreExpr
+from onnx_fa.spec.expr import OPS, Apply, Bool, Constant, Float, Int, ScoreExpr
 
 _EXACT_IN_F32 = 1 << 24
 """Every whole number up to this is a float32."""
@@ -38,10 +39,10 @@ def apply_op(
         return (algebra.both if op == "And" else algebra.either)(*args)
     if op == "Xor" or (op == "Equal" and kind == "bool"):
         a, b = args
-        if is_const(a) or is_const(b) or a == b:
+        if isinstance(a, Constant) or isinstance(b, Constant) or a == b:
             same = algebra.either(algebra.both(a, b), algebra.both(algebra.negate(a), algebra.negate(b)))
             return algebra.negate(same) if op == "Xor" else same
-        return sized((op, a, b))
+        return sized(Apply(op, a, b))
     if kind == "int":
         try:
             found = _apply_to_whole(algebra, op, args)
@@ -55,37 +56,33 @@ def apply_op(
         found = _apply_as_whole(algebra, op, args)
         if found is not None:
             return found
-    return sized(keep_op(op, args) if kind == "int" else (op, *args))
+    return sized(keep_op(op, args) if kind == "int" else Apply(op, *args))
 
 
 def _adds_masks(op: str, args: tuple[ScoreExpr, ...]) -> bool:
     """Two masks added: better as two terms than as one with four outcomes."""
-    wide = [a for a in args if a[0] == "Where"]
-    return op in ("Add", "Sub") and len(wide) > 1 and all(any(o[1] < -1e3 for o in outcomes(a)) for a in wide)
+    wide = [a for a in args if is_where(a)]
+    return op in ("Add", "Sub") and len(wide) > 1 and all(any(o.value < -1e3 for o in outcomes(a)) for a in wide)
 
 
 def _apply_to_whole(algebra: Algebra, op: str, args: tuple[ScoreExpr, ...]) -> ScoreExpr | None:
-    match op:
-        case "Add" | "Sub":
-            return algebra.add(args[0], args[1], 1 if op == "Add" else -1)
-        case "Neg":
-            return algebra.add(integer(0), args[0], -1)
-        case "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "Equal":
-            return algebra.compare(op, *args)
-        case "Mul":
-            for by, x in (args, args[::-1]):
-                if by[0] == "i":
-                    return algebra.multiply(x, by[1])
-        case "Div" | "Mod" if args[1][0] == "i" and args[1][1] > 0 and args[0][0] != "Where":
-            return (algebra.divide if op == "Div" else algebra.modulo)(args[0], args[1][1])
-        case "Abs" if args[0][0] != "Where":
-            lo, hi = algebra.bounds(args[0])
+    match op, args:
+        case "Add" | "Sub", (x, y):
+            return algebra.add(x, y, 1 if op == "Add" else -1)
+        case "Neg", (x,):
+            return algebra.add(integer(0), x, -1)
+        case "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "Equal", (x, y):
+            return algebra.compare(op, x, y)
+        case ("Mul", (Int(by), x)) | ("Mul", (x, Int(by))):
+            return algebra.multiply(x, by)
+        case "Div" | "Mod", (x, Int(by)) if by > 0 and not is_where(x):
+            return algebra.divide(x, by) if op == "Div" else algebra.modulo(x, by)
+        case "Abs", (x,) if not is_where(x):
+            lo, hi = algebra.bounds(x)
             if lo >= 0:
-                return args[0]
-            if hi <= 0:
-                return algebra.add(integer(0), args[0], -1)
-            mirrored = algebra.add(integer(0), args[0], -1)
-            return ("Abs", min(args[0], mirrored, key=repr))
+                return x
+            mirrored = algebra.add(integer(0), x, -1)
+            return mirrored if hi <= 0 else Apply("Abs", min(x, mirrored, key=repr))
     return None
 
 
@@ -96,12 +93,12 @@ def _apply_as_whole(algebra: Algebra, op: str, args: tuple[ScoreExpr, ...]) -> S
         found = _compare_with_fraction(algebra, op, args, inner)
         if found is not None:
             return found
-    if any(x is None for x in inner) or all(map(is_const, args)):
+    if any(x is None for x in inner) or all(isinstance(a, Constant) for a in args):
         return None
     whole = tuple(x for x in inner if x is not None)
     if op in ("Add", "Sub", "Neg", "Abs"):
         found = _apply_to_whole(algebra, op, whole)
-        return None if found is None else ("ToFloat", found)
+        return None if found is None else Apply("ToFloat", found)
     if op in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"):
         return algebra.compare(op, *whole)
     return None
@@ -120,11 +117,11 @@ def _compare_with_fraction(
         }
         op, args, inner = swap.get(op, op), args[::-1], inner[::-1]
     x, by = inner[0], args[1]
-    if x is None or by[0] != "f" or not math.isfinite(by[1]):
+    if x is None or not isinstance(by, Float) or not math.isfinite(by.value):
         return None
     if op == "Equal":
         return FALSE
-    below = math.floor(by[1])
+    below = math.floor(by.value)
     if abs(below) >= MAX_SAFE_SUM:
         return boolean(op.startswith("Less") == (below > 0))
     return algebra.compare("LessOrEqual" if op.startswith("Less") else "Greater", x, integer(below))
@@ -135,10 +132,10 @@ def to_float(algebra: Algebra, e: ScoreExpr, kind: str, dtype: np.dtype[np.gener
     if kind == "bool":
         return algebra.where(e, number(1.0), number(0.0))
     if is_choice(e):
-        return algebra.over_choice(lambda c: number(round_to(c[1], dtype)), e)
+        return algebra.over_choice(lambda c: number(round_to(c.value, dtype)), e)
     if kind == "float":
         return e
-    return ("ToFloat", e)
+    return Apply("ToFloat", e)
 
 
 def to_int(algebra: Algebra, e: ScoreExpr, kind: str) -> ScoreExpr | None:
@@ -148,11 +145,11 @@ def to_int(algebra: Algebra, e: ScoreExpr, kind: str) -> ScoreExpr | None:
     if kind == "int":
         return e
     if is_choice(e):
-        if not all(math.isfinite(o[1]) and abs(o[1]) < 2**31 for o in outcomes(e)):
+        if not all(math.isfinite(o.value) and abs(o.value) < 2**31 for o in outcomes(e)):
             return None
-        return algebra.over_choice(lambda c: integer(int(c[1])), e)
+        return algebra.over_choice(lambda c: integer(int(c.value)), e)
     whole = _equal_whole(algebra, e)
-    return whole if whole is not None else sized(("ToInt", e))
+    return whole if whole is not None else sized(Apply("ToInt", e))
 
 
 def to_bool(algebra: Algebra, e: ScoreExpr, kind: str) -> ScoreExpr:
@@ -160,27 +157,31 @@ def to_bool(algebra: Algebra, e: ScoreExpr, kind: str) -> ScoreExpr:
     if kind == "bool":
         return e
     if is_choice(e):
-        return algebra.over_choice(lambda c: boolean(c[1] != 0), e)
+        return algebra.over_choice(lambda c: boolean(c.value != 0), e)
     if kind == "int":
         return algebra.negate(algebra.compare("Equal", e, integer(0)))
-    return ("ToBool", e)
+    return Apply("ToBool", e)
 
 
 def _equal_whole(algebra: Algebra, e: ScoreExpr) -> ScoreExpr | None:
     """The int that a float certainly equals."""
-    if e[0] == "ToFloat" and algebra.is_whole(e[1]):
-        inner: ScoreExpr = e[1]
-        return inner if magnitude(algebra.bounds(inner)) <= _EXACT_IN_F32 else None
-    if e[0] == "f" and math.isfinite(e[1]) and e[1] == int(e[1]) and abs(e[1]) <= _EXACT_IN_F32:
-        return integer(int(e[1]))
+    match e:
+        case Apply("ToFloat", (inner,)) if algebra.is_whole(inner):
+            return inner if magnitude(algebra.bounds(inner)) <= _EXACT_IN_F32 else None
+        case Float(value) if math.isfinite(value) and value == int(value) and abs(value) <= _EXACT_IN_F32:
+            return integer(int(value))
     return None
 
 
-def fold_constants(op: str, args: tuple[ScoreExpr, ...], dtype: np.dtype[np.generic]) -> ScoreExpr:
+def fold_constants(op: str, args: tuple[Constant, ...], dtype: np.dtype[np.generic]) -> Constant:
     """An op on constants, computed in the type that the graph computes it in."""
     compares = OPS[op].result == "bool"
-    types = {"i": np.dtype(np.int64), "b": np.dtype(np.bool_), "f": np.dtype(np.float64) if compares else dtype}
-    arrays = [np.asarray(a[1], types[a[0]]) for a in args]
+    types: dict[type[Constant], np.dtype[Any]] = {
+        Int: np.dtype(np.int64),
+        Bool: np.dtype(np.bool_),
+        Float: np.dtype(np.float64) if compares else dtype,
+    }
+    arrays = [np.asarray(a.value, types[type(a)]) for a in args]
     with np.errstate(all="ignore"):
         result = np.asarray(OPS[op].run(*arrays))
     if result.dtype == np.bool_:

@@ -15,7 +15,7 @@ from onnx_fa.patterns.masks.expressions import FALSE, TRUE, is_choice, number, o
 from onnx_fa.patterns.masks.reader import Reader, producer_of
 from onnx_fa.patterns.masks.swallowing import may_swallow
 from onnx_fa.spec.attention import AddMask
-from onnx_fa.spec.expr import SCORE, ScoreExpr
+from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor
 
 
 def add_bias_terms(reader: Reader, bias: ScoreExpr, factor: float, before: Sequence[Term]) -> list[Term]:
@@ -28,13 +28,14 @@ def add_bias_terms(reader: Reader, bias: ScoreExpr, factor: float, before: Seque
 
 def _split_sum(reader: Reader, e: ScoreExpr, factor: float) -> Iterator[tuple[ScoreExpr, float]]:
     """A sum in its parts, where the sum is larger than each."""
-    if e[0] in ("Add", "Sub") and reader.spread(e) and not reader.algebra.is_whole(e):
-        yield from _split_sum(reader, e[1], factor)
-        yield from _split_sum(reader, e[2], factor if e[0] == "Add" else -factor)
-    elif e[0] == "Neg":
-        yield from _split_sum(reader, e[1], -factor)
-    else:
-        yield e, factor
+    match e:
+        case Apply("Add" | "Sub" as op, (a, b)) if reader.spread(e) and not reader.algebra.is_whole(e):
+            yield from _split_sum(reader, a, factor)
+            yield from _split_sum(reader, b, factor if op == "Add" else -factor)
+        case Apply("Neg", (a,)):
+            yield from _split_sum(reader, a, -factor)
+        case _:
+            yield e, factor
 
 
 def _add_summand(reader: Reader, e: ScoreExpr, factor: float, before: Sequence[Term]) -> list[Term]:
@@ -42,7 +43,7 @@ def _add_summand(reader: Reader, e: ScoreExpr, factor: float, before: Sequence[T
     if is_choice(e):
         whole = apply_op(algebra, "Mul", (e, number(factor)), "float", dtype) if factor != 1.0 else e
         assert whole is not None
-        if whole[0] == "f" and whole[1] == 0:
+        if whole == Float(0.0):
             return []
         selected = _select_by_choice(reader, whole, before)
         if selected is not None:
@@ -50,23 +51,24 @@ def _add_summand(reader: Reader, e: ScoreExpr, factor: float, before: Sequence[T
         own = reader.as_tensor(e)
         if own is not None and (reader.wide(e) or not reader.spread(e)):
             return [_add_tensor(reader, own, factor)]
-        return [make_elementwise(reader, ("Add", SCORE, whole), name_function(e))]
-    if e[0] == "tensor":
-        return [_add_tensor(reader, e, factor)]
-    if e[0] == "Where" and not reader.algebra.is_whole(e):
-        for keep, rest, low in ((e[1], e[2], e[3]), (algebra.negate(e[1]), e[3], e[2])):
-            if low[0] == "f" and factor > 0 and may_swallow(reader, low[1] * factor, before):
-                inner = add_bias_terms(reader, rest, factor, before)
-                return [*inner, *keep_where_true(reader, keep, max(low[1] * factor, -math.inf))]
+        return [make_elementwise(reader, Apply("Add", SCORE, whole), name_function(e))]
+    match e:
+        case Tensor():
+            return [_add_tensor(reader, e, factor)]
+        case Apply("Where", (condition, yes, no)) if not algebra.is_whole(e):
+            for keep, rest, low in ((condition, yes, no), (algebra.negate(condition), no, yes)):
+                if isinstance(low, Float) and factor > 0 and may_swallow(reader, low.value * factor, before):
+                    inner = add_bias_terms(reader, rest, factor, before)
+                    return [*inner, *keep_where_true(reader, keep, max(low.value * factor, -math.inf))]
     if reader.wide(e):
         own = reader.as_tensor(e)
         if own is not None:
             return [_add_tensor(reader, own, factor)]
-    whole = e if factor == 1.0 else ("Mul", e, number(factor))
-    return [make_elementwise(reader, ("Add", SCORE, whole), name_function(e))]
+    whole = e if factor == 1.0 else Apply("Mul", e, number(factor))
+    return [make_elementwise(reader, Apply("Add", SCORE, whole), name_function(e))]
 
 
-def _add_tensor(reader: Reader, tensor: ScoreExpr, factor: float) -> Term:
+def _add_tensor(reader: Reader, tensor: Tensor, factor: float) -> Term:
     operand, arg = reader.tensor(tensor)
     if arg.dtype not in ("f32", "f16", "bf16"):
         raise NoMatch("an additive mask whose element type is not f32, f16 or bf16", producer_of(operand))
@@ -75,12 +77,12 @@ def _add_tensor(reader: Reader, tensor: ScoreExpr, factor: float) -> Term:
 
 def _select_by_choice(reader: Reader, choice: ScoreExpr, before: Sequence[Term]) -> list[Term] | None:
     """score + (0 where kept, else a fill that swallows any score) is the score where kept, else the fill."""
-    found = {o[1] for o in outcomes(choice)}
+    found = {o.value for o in outcomes(choice)}
     lows = found - {0.0}
     if len(lows) != 1 or len(found) != 2:
         return None
     (low,) = lows
     if not may_swallow(reader, low, before):
         return None
-    keep = reader.algebra.over_outcomes(choice, lambda c: TRUE if c[1] == 0 else FALSE)
+    keep = reader.algebra.over_outcomes(choice, lambda c: TRUE if c.value == 0 else FALSE)
     return keep_where_true(reader, keep, low)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import attr_int
 from onnx_fa.patterns.masks.elements import Elements, Index, Untraceable, place_axis
 from onnx_fa.patterns.masks.expressions import FALSE, TRUE, integer, reads
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import ScoreExpr, Tensor
 
 
 def choose_by_gather(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr:
@@ -58,7 +58,7 @@ def choose_by_concat(elements: Elements, node: ir.Node, index: Index) -> ScoreEx
         if ends != FALSE:
             local = integer(0) if dim == 1 else elements.algebra.add(i, integer(base), -1)
             piece = elements.read(x, (*index[:axis], local, *index[axis + 1 :]))
-            if (result or ends != TRUE) and any(r[0] == "tensor" for r in reads(piece)):
+            if (result or ends != TRUE) and any(isinstance(leaf, Tensor) for leaf in reads(piece)):
                 raise Untraceable  # would be read beyond its end
             result.append((ends, piece))
             if ends == TRUE:

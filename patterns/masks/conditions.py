@@ -12,7 +12,7 @@ from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.patterns.masks.sums import Linear
 from onnx_fa.patterns.masks.swallowing import swallows_scores
 from onnx_fa.spec.attention import BoolMask, Causal, Offset, SlidingWindow
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor
 
 MAX_MASKING_FILL = -1e4
 """A fill above this may be of a score's own size."""
@@ -35,32 +35,39 @@ def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float) -> list[Term]:
         if bound is not None:
             result.append(Term(bound))
         elif tensor is not None and fill <= MAX_MASKING_FILL:
-            inner = tensor[1] if tensor[0] == "Not" else tensor
+            inner = _without_not(tensor)
+            assert isinstance(inner, Tensor)
             operand, arg = reader.tensor(inner)
             result.append(Term(BoolMask(arg.shape, fill), (Call("Not", (operand,)) if inner != tensor else operand,)))
         else:
             chosen = c if tensor is None else tensor
-            inside = ("Where", chosen, SCORE, number(fill))
-            if chosen[0] == "Not":
-                inside = ("Where", chosen[1], number(fill), SCORE)
+            asked = _without_not(chosen)
+            if asked is chosen:
+                inside = Apply("Where", asked, SCORE, number(fill))
+            else:
+                inside = Apply("Where", asked, number(fill), SCORE)
             result.append(make_elementwise(reader, inside, name_function(c)))
     return merge_bounds(result)
 
 
 def _read_as_tensor(reader: Reader, c: ScoreExpr) -> ScoreExpr | None:
     """A condition as one tensor, or the negation of one, if that is what it is best read as."""
-    bare = c[1] if c[0] == "Not" else c
-    if bare[0] == "tensor":
-        if bare is not c and (own := reader.as_tensor(c)) is not None and own[0] == "tensor":
-            return own
-        return c
+    bare = _without_not(c)
+    if isinstance(bare, Tensor):
+        own = reader.as_tensor(c) if bare is not c else None
+        return c if own is None else own
     return reader.as_tensor(c) if reader.wide(c) else None
 
 
+def _without_not(c: ScoreExpr) -> ScoreExpr:
+    """What a condition negates; the condition itself where it negates nothing."""
+    return c.args[0] if isinstance(c, Apply) and c.op == "Not" else c
+
+
 def _subtract_sides(reader: Reader, c: ScoreExpr) -> Linear | None:
-    if c[0] not in ("LessOrEqual", "Equal") or not reader.algebra.is_whole(c[1]):
+    if not isinstance(c, Apply) or c.op not in ("LessOrEqual", "Equal") or not reader.algebra.is_whole(c.args[0]):
         return None
-    (a, x), (b, y) = reader.algebra.linear(c[1]), reader.algebra.linear(c[2])
+    (a, x), (b, y) = (reader.algebra.linear(side) for side in c.args)
     total = {e: a.get(e, 0) - b.get(e, 0) for e in {*a, *b}}
     return {e: n for e, n in total.items() if n}, x - y
 
@@ -77,12 +84,12 @@ def _bound_by_difference(reader: Reader, c: ScoreExpr, fill: float) -> Causal | 
     if sign not in (1, -1) or terms.get(Q) != -sign:
         return None
     further = {e: n for e, n in terms.items() if e not in (K, Q)}
-    at_end = further == {("Skv",): -sign, ("Sq",): sign}
+    at_end = further == {SKV: -sign, SQ: sign}
     if further and not at_end:
         return None
     offset: Offset = "end" if at_end else 0
     # sign * (k - q - start) + rest <= 0
-    if c[0] == "Equal":
+    if isinstance(c, Apply) and c.op == "Equal":
         return SlidingWindow(left=sign * rest, right=-sign * rest, offset=offset, fill=fill)
     if sign > 0:
         right = -rest

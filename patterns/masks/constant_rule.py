@@ -14,8 +14,8 @@ import numpy.typing as npt
 from onnx_fa.graph.view import Array
 from onnx_fa.patterns.masks.algebra import Algebra
 from onnx_fa.patterns.masks.apply import apply_op
-from onnx_fa.patterns.masks.expressions import TRUE, boolean, integer, number, parts
-from onnx_fa.spec.expr import Kind, ScoreExpr
+from onnx_fa.patterns.masks.expressions import TRUE, boolean, integer, number
+from onnx_fa.spec.expr import Apply, Int, Kind, ScoreExpr, parts
 
 Table = Callable[[Array, ScoreExpr], ScoreExpr]
 """Makes a tensor of a one-dimensional constant that is read at one position."""
@@ -32,8 +32,9 @@ def rule_of(algebra: Algebra, array: Array, index: tuple[ScoreExpr, ...], kind: 
         return None
     axes = list(index)
     for axis in range(array.ndim):
-        if axes[axis][0] == "i":
-            at = axes[axis][1]
+        place = axes[axis]
+        if isinstance(place, Int):
+            at = place.value
             if not -array.shape[axis] <= at < array.shape[axis]:
                 return None
             array = array.take([at], axis)
@@ -77,7 +78,7 @@ def _affine(algebra: Algebra, array: Array, axes: list[ScoreExpr]) -> ScoreExpr 
         distance = factors is not by
         if not np.array_equal(np.abs(plane) if distance else plane, numbers):
             continue
-        total = integer(start)
+        total: ScoreExpr = integer(start)
         for x, f in zip(axes, factors, strict=True):
             total = algebra.add(total, algebra.multiply(x, f))
         return apply_op(algebra, "Abs", (total,), "int", np.dtype(np.int64)) if distance else total
@@ -105,7 +106,11 @@ def _bool_rule(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table
     if found is not None:
         return found
     hidden = _kept(algebra, ~keep, axes, table)
-    return None if hidden is None or any(e[0] == "Mod" for e in parts(hidden)) else algebra.negate(hidden)
+    return (
+        None
+        if hidden is None or any(isinstance(e, Apply) and e.op == "Mod" for e in parts(hidden))
+        else algebra.negate(hidden)
+    )
 
 
 def _kept(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
@@ -136,7 +141,7 @@ def _run(algebra: Algebra, keep: Array, x: ScoreExpr, before: int) -> ScoreExpr 
     step = math.gcd(*(int(d) for d in np.diff(places))) if places.size > 1 else 1
     if not np.array_equal(places, np.arange(lo, hi + 1, step)):
         return None
-    result = TRUE
+    result: ScoreExpr = TRUE
     if lo >= step:
         result = algebra.compare("LessOrEqual", integer(lo - before), x)
     if hi <= n - 1 - step:
@@ -218,9 +223,9 @@ def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Ta
         if not exact:
             continue
         slope = table(slopes, axes[0]) if array.ndim == 3 else number(float(slopes[0]))
-        bias: ScoreExpr = ("Mul", ("ToFloat", e), slope)
+        bias: ScoreExpr = Apply("Mul", Apply("ToFloat", e), slope)
         if not hidden.any():
             return bias
         keep = _bool_rule(algebra, seen, axes[-2:], table)
-        return None if keep is None else ("Where", keep, bias, number(low))
+        return None if keep is None else Apply("Where", keep, bias, number(low))
     return None

@@ -8,9 +8,9 @@ import onnx_ir as ir
 from onnx_fa.graph.axes import placed_axis
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.patterns.masks.algebra import Algebra
-from onnx_fa.patterns.masks.expressions import integer
+from onnx_fa.patterns.masks.expressions import AxisPosition, integer
 from onnx_fa.spec.attention import Dim
-from onnx_fa.spec.expr import Kind, ScoreExpr
+from onnx_fa.spec.expr import SKV, SQ, K, Kind, Q, ScoreExpr
 
 Index = tuple[ScoreExpr, ...]
 INTEGERS = {
@@ -65,7 +65,7 @@ class Elements:
         self.view, self.shape = view, shape
         self.compute = "f64" if dtype == "f64" else "f32"
         rank = len(shape)
-        self.position: Index = (*(("axis", i) for i in range(rank - 2)), ("q",), ("k",))
+        self.position: Index = (*(AxisPosition(i) for i in range(rank - 2)), Q, K)
         self.sizes: dict[ScoreExpr, int] = {
             p: d for p, d in zip(self.position, shape, strict=True) if isinstance(d, int)
         }
@@ -94,7 +94,7 @@ class Elements:
         have, want = self.view.shape(source), self.view.shape(out)
         if have is None or want is None or len(want) != len(index) or len(have) > len(want):
             raise Untraceable
-        result = []
+        result: list[ScoreExpr] = []
         for h, w, i in zip(have, want[len(want) - len(have) :], index[len(want) - len(have) :], strict=True):
             if h == 1:
                 result.append(integer(0))
@@ -121,11 +121,11 @@ class Elements:
         if dim is None or dim.startswith("unk__"):
             return None
         if dim == skv:
-            return ("Skv",)
+            return SKV
         if dim == sq:
-            return ("Sq",)
+            return SQ
         if isinstance(skv, str) and isinstance(sq, str) and skv in (f"{dim} + {sq}", f"{sq} + {dim}"):
-            return self.algebra.add(("Skv",), ("Sq",), -1)
+            return self.algebra.add(SKV, SQ, -1)
         return None
 
     def may_wrap(self, e: ScoreExpr, dtype: ir.DataType) -> bool:

@@ -5,39 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx_fa.match import NoMatch, Term
-from onnx_fa.patterns.masks.expressions import TooComplex, parts
+from onnx_fa.patterns.masks.expressions import TooComplex
 from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.spec.attention import Elementwise
-from onnx_fa.spec.expr import K, Q, ScoreExpr, is_small
+from onnx_fa.spec.expr import Apply, K, Q, ScoreExpr, Tensor, is_small, parts, substitute
 
 
 def map_score(reader: Reader, expr: ScoreExpr, tensors: Sequence[ScoreExpr], label: str) -> Term:
     """`expr`, whose tensors are the expressions given."""
 
-    def put(e: ScoreExpr) -> ScoreExpr:
-        if e[0] == "tensor":
-            return tensors[e[1]]
-        return e if e[0] in ("score", "q", "k", "Sq", "Skv", "f", "i", "b") else (e[0], *map(put, e[1:]))
+    def put(leaf: ScoreExpr) -> ScoreExpr:
+        return tensors[leaf.index] if isinstance(leaf, Tensor) else leaf
 
     if not is_small(expr):
         raise TooComplex
-    return make_elementwise(reader, put(expr), label)
+    return make_elementwise(reader, substitute(expr, put), label)
 
 
 def make_elementwise(reader: Reader, expr: ScoreExpr, label: str) -> Term:
     """An Elementwise term with its tensors numbered. Raises ValueError where the kinds in it do not fit."""
-    order: list[ScoreExpr] = []
+    order: list[Tensor] = []
 
-    def renumber(e: ScoreExpr) -> ScoreExpr:
-        if e[0] == "tensor":
-            if e not in order:
-                order.append(e)
-            return ("tensor", order.index(e))
-        return e if e[0] in ("score", "q", "k", "Sq", "Skv", "f", "i", "b") else (e[0], *map(renumber, e[1:]))
+    def renumber(leaf: ScoreExpr) -> ScoreExpr:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf not in order:
+            order.append(leaf)
+        return Tensor(order.index(leaf))
 
     if not is_small(expr):
         raise TooComplex
-    numbered = renumber(expr)
+    numbered = substitute(expr, renumber)
     read = [reader.tensor(e) for e in order]
     if any(arg.dtype == "f64" for _, arg in read) and reader.dtype != "f64":
         raise NoMatch("a mask of element type f64 on scores of another")
@@ -47,25 +45,31 @@ def make_elementwise(reader: Reader, expr: ScoreExpr, label: str) -> Term:
 def name_function(e: ScoreExpr) -> str:
     """What people call such a term."""
     everything = list(parts(e))
-    heads = {x[0] for x in everything}
     for x in everything:
-        if x[0] == "Equal":
-            inner = {y[0] for y in parts(x)}
-            if "Div" in inner:
+        if isinstance(x, Apply) and x.op == "Equal":
+            compared = _ops(x)
+            if "Div" in compared:
                 return "chunked"
-            if "Mod" in inner:
+            if "Mod" in compared:
                 return "dilated"
-            if sum(y[0] == "tensor" for y in parts(x)) == 2:
+            if sum(isinstance(y, Tensor) for y in parts(x)) == 2:
                 return "document"
-    if "Mod" in heads:
+    ops = _ops(e)
+    if "Mod" in ops:
         return "dilated"
-    if "ToFloat" in heads and {Q, K} <= set(everything):
+    if "ToFloat" in ops and {Q, K} <= set(everything):
         return "alibi"
-    keep = e[1] if e[0] == "Where" else e
-    if keep[0] == "Or" and K in everything:
+    keep = e.args[0] if isinstance(e, Apply) and e.op == "Where" else e
+    if isinstance(keep, Apply) and keep.op == "Or" and K in everything:
         return "prefix"
-    if K in everything and "tensor" in heads and Q not in everything:
+    reads_tensor = any(isinstance(x, Tensor) for x in everything)
+    if K in everything and reads_tensor and Q not in everything:
         return "padding"
     if {Q, K} <= set(everything):
         return "window"
-    return "mask" if "tensor" in heads else "bias"
+    return "mask" if reads_tensor else "bias"
+
+
+def _ops(e: ScoreExpr) -> set[str]:
+    """The names of the ops in an expression."""
+    return {x.op for x in parts(e) if isinstance(x, Apply)}

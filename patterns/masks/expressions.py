@@ -1,20 +1,54 @@
-"""Score expressions as tuples: their leaves, their parts, and the choices among them."""
+"""Score expressions as masks are read: leaves that only stand here, and the choices among them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import Apply, Bool, Constant, Float, Int, Kind, ScoreExpr, Tensor, leaves, parts
 
-TRUE: ScoreExpr = ("b", True)
-FALSE: ScoreExpr = ("b", False)
-_LEAVES = frozenset(["score", "q", "k", "Sq", "Skv", "tensor", "f", "i", "b", "axis", "var"])
+TRUE = Bool(True)
+FALSE = Bool(False)
 LONGEST = 1 << 24
 """No length that is known only at run time is longer."""
 INT64 = (-(1 << 63), (1 << 63) - 1)
 _MAX_NODES = 200
 """Nodes that an expression may have. What is larger is better read from a tensor."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AxisPosition(ScoreExpr):
+    """The position along an axis of the score in front of the queries': a batch axis, or the heads."""
+
+    axis: int
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("axis", self.axis)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AnyPosition(ScoreExpr):
+    """Any position along an axis that is none of the score's; `number` tells such axes apart."""
+
+    number: int
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("var", self.number)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskTensor(Tensor):
+    """A tensor that a mask reads, whose kind is known."""
+
+    kind: Kind
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        return ("tensor", self.index, self.kind)
 
 
 class TooComplex(Exception):
@@ -25,54 +59,51 @@ class Wraps(TooComplex):
     """A whole number might leave int64."""
 
 
-def integer(n: int) -> ScoreExpr:
-    return ("i", int(n))
+def integer(n: int) -> Int:
+    return Int(int(n))
 
 
-def number(x: float) -> ScoreExpr:
-    return ("f", float(x))
+def number(x: float) -> Float:
+    return Float(float(x))
 
 
-def boolean(b: bool) -> ScoreExpr:
+def boolean(b: bool) -> Bool:
     return TRUE if b else FALSE
-
-
-def is_const(e: ScoreExpr) -> bool:
-    return e[0] in ("f", "i", "b")
-
-
-def parts(e: ScoreExpr) -> Iterator[ScoreExpr]:
-    """The expression and everything in it."""
-    stack = [e]
-    while stack:
-        x = stack.pop()
-        yield x
-        if x[0] not in _LEAVES:
-            stack += reversed(x[1:])
 
 
 def reads(e: ScoreExpr) -> frozenset[ScoreExpr]:
     """The leaves of `e`."""
-    return frozenset(x for x in parts(e) if x[0] in _LEAVES)
+    return frozenset(leaves(e))
+
+
+def is_where(e: ScoreExpr) -> bool:
+    """A choice between anything."""
+    return isinstance(e, Apply) and e.op == "Where"
 
 
 def is_choice(e: ScoreExpr) -> bool:
     """A constant, or a choice between choices."""
-    return is_const(e) or (e[0] == "Where" and is_choice(e[2]) and is_choice(e[3]))
+    match e:
+        case Apply("Where", (_, yes, no)):
+            return is_choice(yes) and is_choice(no)
+    return isinstance(e, Constant)
 
 
-def outcomes(e: ScoreExpr) -> Iterator[ScoreExpr]:
+def outcomes(e: ScoreExpr) -> Iterator[Constant]:
     """The constants of a choice."""
-    if e[0] == "Where":
-        yield from outcomes(e[2])
-        yield from outcomes(e[3])
-    else:
-        yield e
+    match e:
+        case Apply("Where", (_, yes, no)):
+            yield from outcomes(yes)
+            yield from outcomes(no)
+        case Float() | Int() | Bool():
+            yield e
 
 
 def flatten(op: str, e: ScoreExpr) -> list[ScoreExpr]:
     """The parts of a chain of one op (And, Or)."""
-    return [*flatten(op, e[1]), *flatten(op, e[2])] if e[0] == op else [e]
+    if isinstance(e, Apply) and e.op == op:
+        return [part for side in e.args for part in flatten(op, side)]
+    return [e]
 
 
 def sized(e: ScoreExpr) -> ScoreExpr:

@@ -21,7 +21,7 @@ from onnx_fa.patterns.masks.expressions import TooComplex
 from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.patterns.masks.tracer import Tracer
 from onnx_fa.spec.attention import Dim
-from onnx_fa.spec.expr import SCORE
+from onnx_fa.spec.expr import SCORE, Float
 
 
 def add(view: GraphView, value: ir.Value) -> Iterator[Peel]:
@@ -70,7 +70,7 @@ def _uniform(view: GraphView, value: ir.Value) -> float | None:
         found = tracer.everywhere(value)
     except Untraceable:
         return None
-    return float(found[1]) if found[0] == "f" else None
+    return float(found.value) if isinstance(found, Float) else None
 
 
 def terms(

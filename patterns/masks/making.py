@@ -7,25 +7,29 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import attr_int
 from onnx_fa.patterns.masks.elements import Elements, Index, kind_of_value, place_axis
-from onnx_fa.patterns.masks.expressions import FALSE, boolean, integer, number
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.patterns.masks.expressions import FALSE, AnyPosition, boolean, integer, number
+from onnx_fa.spec.expr import Apply, Float, Int, ScoreExpr
 
 
 def count_range(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr | None:
     start, step = (elements.read_number(node.inputs[i]) for i in (0, 2))
     kind = kind_of_value(node.outputs[0])
     if kind == "float":
-        whole = [int(x[1]) if x[0] == "f" and x[1] == int(x[1]) else None for x in (start, step)]
-        if None in whole or node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        if node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             return None
-        start, step = (integer(x) for x in whole if x is not None)
-    if step[0] != "i":
+        start, step = _as_whole(start), _as_whole(step)
+    if not isinstance(step, Int) or (kind == "float" and not isinstance(start, Int)):
         return None
     # All that Range makes lies between its ends, which its type holds.
-    value = elements.algebra.sum_of(elements.algebra.multiply(index[0], step[1]), start)
+    value = elements.algebra.sum_of(elements.algebra.multiply(index[0], step.value), start)
     if kind == "int":
         return value
-    return number(value[1]) if value[0] == "i" else ("ToFloat", value)
+    return number(value.value) if isinstance(value, Int) else Apply("ToFloat", value)
+
+
+def _as_whole(e: ScoreExpr) -> ScoreExpr:
+    """A float constant as a whole number, if it is one; else as it is."""
+    return integer(int(e.value)) if isinstance(e, Float) and float(e.value).is_integer() else e
 
 
 def cut_triangle(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr | None:
@@ -65,9 +69,9 @@ def sum_up(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr | None:
     if axis is None:
         return None
     n = place_axis(int(axis), len(index))
-    anywhere = elements.anywhere.setdefault(node, ("var", len(elements.anywhere)))
+    anywhere = elements.anywhere.setdefault(node, AnyPosition(len(elements.anywhere)))
     each = elements.read(node.inputs[0], (*index[:n], anywhere, *index[n + 1 :]))
-    if each[0] != "i":
+    if not isinstance(each, Int):
         return None
     count = index[n]
     if attr_int(node, "reverse", 0):
@@ -78,5 +82,5 @@ def sum_up(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr | None:
         count = elements.algebra.add(elements.algebra.add(size or integer(0), integer(1), -1), count, -1)
     if not attr_int(node, "exclusive", 0):
         count = elements.algebra.add(count, integer(1))
-    total, dtype = elements.algebra.multiply(count, each[1]), node.outputs[0].dtype
+    total, dtype = elements.algebra.multiply(count, each.value), node.outputs[0].dtype
     return None if dtype is None or elements.may_wrap(total, dtype) else total

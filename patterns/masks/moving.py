@@ -48,7 +48,7 @@ def undo_tile(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr:
     dims, repeats = elements.view.shape(node.inputs[0]), elements.view.const(node.inputs[1])
     if dims is None:
         raise Untraceable
-    result = []
+    result: list[ScoreExpr] = []
     for n, (d, i) in enumerate(zip(dims, index, strict=True)):
         if d == 1:
             result.append(integer(0))
@@ -97,7 +97,7 @@ def _take_run_apart(
             b.append(todo.pop(0))
         else:
             raise Untraceable
-    flat = integer(0)
+    flat: ScoreExpr = integer(0)
     for d, i in b:
         assert isinstance(d, int)
         flat = elements.algebra.add(elements.algebra.multiply(flat, d), i)

@@ -11,11 +11,11 @@ from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, NoMatch
 from onnx_fa.patterns.masks.elements import Untraceable, kind_of_value
-from onnx_fa.patterns.masks.expressions import parts, reads
+from onnx_fa.patterns.masks.expressions import AxisPosition, MaskTensor, reads
 from onnx_fa.patterns.masks.tracer import Leaf, Tracer
 from onnx_fa.spec.attention import Dim, ElementType, TensorArg
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.expr import K, Kind, Q, ScoreExpr
+from onnx_fa.spec.expr import Int, K, Kind, Q, ScoreExpr, Tensor, parts
 
 SHAPE_OPS = ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Slice", "Gather", "Identity")
 _TYPES: dict[ir.DataType, ElementType] = {ir.DataType(ONNX[name]): name for name in get_args(ElementType)}
@@ -41,7 +41,7 @@ class Reader(Tracer):
                 found = self.trace(value)
             except Untraceable:
                 return self.whole(value)
-            if any(x[0] == "axis" for x in reads(found)):
+            if any(isinstance(x, AxisPosition) for x in reads(found)):
                 return self.whole(value)
             if want != "bool" or kind_of_value(value) == "bool":
                 return found
@@ -56,17 +56,17 @@ class Reader(Tracer):
         kind: Kind = TensorArg(dims, element).kind
         source = value if isinstance(value, (ir.Value, Const)) else Const(np.zeros(0))  # only names the leaf
         aligned = self.position[len(self.position) - len(dims) :]
-        index = tuple(("i", 0) if d == 1 else p for d, p in zip(dims, aligned, strict=True))
+        index = tuple(Int(0) if d == 1 else p for d, p in zip(dims, aligned, strict=True))
         self.leaves.append(Leaf(source, index))
         self._given[len(self.leaves) - 1] = (operand, dims, element)
-        found = ("tensor", len(self.leaves) - 1, kind)
+        found = MaskTensor(len(self.leaves) - 1, kind)
         if element == "i32":
             self.algebra.ranges[found] = (-(1 << 31), (1 << 31) - 1)
         return found
 
-    def tensor(self, leaf: ScoreExpr) -> tuple[Expr, TensorArg]:
+    def tensor(self, leaf: Tensor) -> tuple[Expr, TensorArg]:
         """The operand of a tensor and what the spec says of it."""
-        given = self._given.get(leaf[1])
+        given = self._given.get(leaf.index)
         if given is not None:
             return given[0], TensorArg(given[1], given[2])
         operand, dims = self.operand(leaf)
@@ -142,14 +142,14 @@ class Reader(Tracer):
 
     def wide(self, e: ScoreExpr) -> bool:
         """Whether an expression reads a tensor that has both a query and a key axis."""
-        return any(x[0] == "tensor" and self.is_wide(x) for x in reads(e))
+        return any(isinstance(x, Tensor) and self.is_wide(x) for x in reads(e))
 
     def spread(self, e: ScoreExpr) -> bool:
         """Whether an expression depends on the query and on the key."""
-        used = {y for x in reads(e) for y in ((x,) if x[0] != "tensor" else self.leaves[x[1]].index)}
+        used = {y for x in reads(e) for y in (self.leaves[x.index].index if isinstance(x, Tensor) else (x,))}
         return {Q, K} <= {y for x in used for y in parts(x)}
 
-    def as_tensor(self, e: ScoreExpr) -> ScoreExpr | None:
+    def as_tensor(self, e: ScoreExpr) -> MaskTensor | None:
         """The graph's own value of an expression, if it has one that can be read as a tensor."""
         found = self.origin.get(e)
         if found is None or not isinstance(found.value, ir.Value):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnx_fa.patterns.masks.expressions import INT64, LONGEST, Wraps, integer, sized
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.patterns.masks.expressions import INT64, LONGEST, AnyPosition, AxisPosition, Wraps, integer, sized
+from onnx_fa.spec.expr import SKV, SQ, Apply, Int, K, Length, Position, Q, ScoreExpr, Tensor
 
 MAX_SAFE_SUM = 1 << 62
 """Sums below this may be rearranged: whatever the order of their terms, none leaves int64."""
@@ -32,39 +32,49 @@ class Sums:
         return self._bounds[e]
 
     def _range_of(self, e: ScoreExpr) -> Bounds:
-        match e[0]:
-            case "i":
-                return e[1], e[1]
-            case "q" | "k" | "axis" | "var":
+        match e:
+            case Int(value):
+                return value, value
+            case Position() | AxisPosition() | AnyPosition():
                 return 0, self.sizes.get(e, LONGEST) - 1
-            case "Sq" | "Skv":
+            case Length():
                 return 0, LONGEST
-            case "tensor":
+            case Tensor():
                 return self.ranges.get(e, INT64)
-            case "Sign":
+            case Apply(op, args):
+                return self._range_of_op(e, op, args)
+        return INT64
+
+    def _range_of_op(self, e: ScoreExpr, op: str, args: tuple[ScoreExpr, ...]) -> Bounds:
+        match op, args:
+            case "Sign", _:
                 return -1, 1
-            case "Abs" | "Relu":
-                lo, hi = self.bounds(e[1])
-                if e[0] == "Relu":
-                    return max(lo, 0), max(hi, 0)
+            case "Relu", (x,):
+                lo, hi = self.bounds(x)
+                return max(lo, 0), max(hi, 0)
+            case "Abs", (x,):
+                lo, hi = self.bounds(x)
                 return 0 if lo <= 0 <= hi else min(abs(lo), abs(hi)), magnitude((lo, hi))
-            case "Mod" if e[2][0] == "i" and e[2][1] > 0:
-                return 0, e[2][1] - 1
-            case "Div" if e[2][0] == "i" and e[2][1]:
-                ends = [divide_towards_zero(x, e[2][1]) for x in self.bounds(e[1])]
+            case "Mod", (_, Int(by)) if by > 0:
+                return 0, by - 1
+            case "Div", (x, Int(by)) if by:
+                ends = [divide_towards_zero(end, by) for end in self.bounds(x)]
                 return min(ends), max(ends)
-            case "Max" | "Min":
-                (a, b), (c, d) = self.bounds(e[1]), self.bounds(e[2])
-                return (max(a, c), max(b, d)) if e[0] == "Max" else (min(a, c), min(b, d))
-            case "Where":
-                (a, b), (c, d) = self.bounds(e[2]), self.bounds(e[3])
+            case "Max", (x, y):
+                (a, b), (c, d) = self.bounds(x), self.bounds(y)
+                return max(a, c), max(b, d)
+            case "Min", (x, y):
+                (a, b), (c, d) = self.bounds(x), self.bounds(y)
+                return min(a, c), min(b, d)
+            case "Where", (_, x, y):
+                (a, b), (c, d) = self.bounds(x), self.bounds(y)
                 return min(a, c), max(b, d)
-            case "Add" | "Sub" | "Neg" | "Mul":
+            case "Add" | "Sub" | "Neg" | "Mul", _:
                 terms, c = self.linear(e)
                 if terms != {e: 1} or c:
                     return self.range_of_sum(terms, c)
-                if e[0] == "Mul":
-                    corners = [x * y for x in self.bounds(e[1]) for y in self.bounds(e[2])]
+                if op == "Mul":
+                    corners = [x * y for x in self.bounds(args[0]) for y in self.bounds(args[1])]
                     return min(corners), max(corners)
         return INT64
 
@@ -87,18 +97,17 @@ class Sums:
         return dict(terms), c
 
     def _terms_of(self, e: ScoreExpr) -> Linear:
-        match e[0]:
-            case "i":
-                return {}, e[1]
-            case "Add" | "Sub":
-                (a, c), (b, d) = self.linear(e[1]), self.linear(e[2])
-                sign = 1 if e[0] == "Add" else -1
+        match e:
+            case Int(value):
+                return {}, value
+            case Apply("Add" | "Sub" as op, (x, y)):
+                (a, c), (b, d) = self.linear(x), self.linear(y)
+                sign = 1 if op == "Add" else -1
                 found = add_terms(a, b, sign), c + sign * d
-            case "Neg":
-                found = negate_sum(self.linear(e[1]))
-            case "Mul" if e[1][0] == "i" or e[2][0] == "i":
-                factor, rest = (e[1][1], e[2]) if e[1][0] == "i" else (e[2][1], e[1])
-                found = scale_sum(self.linear(rest), factor)
+            case Apply("Neg", (x,)):
+                found = negate_sum(self.linear(x))
+            case Apply("Mul", (Int(factor), x)) | Apply("Mul", (x, Int(factor))):
+                found = scale_sum(self.linear(x), factor)
             case _:
                 return {e: 1}, 0
         return found if self.fits(*found) else ({e: 1}, 0)
@@ -111,18 +120,19 @@ class Sums:
         minus = [times(x, -n) for x, n in sorted(terms.items(), key=order_of) if n < 0]
         if not plus and not minus:
             return integer(c)
+        total: ScoreExpr
         if plus:
             total = plus.pop(0)
         elif c:
             total, c = integer(c), 0
         else:
-            total = ("Neg", minus.pop(0))
+            total = Apply("Neg", minus.pop(0))
         for x in plus:
-            total = ("Add", total, x)
+            total = Apply("Add", total, x)
         for x in minus:
-            total = ("Sub", total, x)
+            total = Apply("Sub", total, x)
         if c:
-            total = ("Add", total, integer(c)) if c > 0 else ("Sub", total, integer(-c))
+            total = Apply("Add", total, integer(c)) if c > 0 else Apply("Sub", total, integer(-c))
         return sized(total)
 
 
@@ -155,18 +165,18 @@ def scale_sum(x: Linear, by: int) -> Linear:
 
 
 def times(e: ScoreExpr, n: int) -> ScoreExpr:
-    return e if n == 1 else ("Mul", e, integer(n))
+    return e if n == 1 else Apply("Mul", e, integer(n))
 
 
-_RANK = {"k": 0, "q": 1, "Skv": 2, "Sq": 3}
+_RANK: Mapping[ScoreExpr, int] = {K: 0, Q: 1, SKV: 2, SQ: 3}
 
 
 def order_of(item: tuple[ScoreExpr, int]) -> tuple[int, str]:
-    return _RANK.get(item[0][0], 9), repr(item[0])
+    return _RANK.get(item[0], 9), repr(item[0])
 
 
 def keep_op(op: str, args: tuple[ScoreExpr, ...]) -> ScoreExpr:
     """An op of whole numbers, the arguments in the one order where their order is of no matter."""
     if op in ("Add", "Mul", "Max", "Min", "Equal"):
-        args = tuple(sorted(args, key=lambda x: (x[0] == "i", order_of((x, 1)))))
-    return (op, *args)
+        args = tuple(sorted(args, key=lambda x: (isinstance(x, Int), order_of((x, 1)))))
+    return Apply(op, *args)

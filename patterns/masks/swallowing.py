@@ -14,6 +14,7 @@ from onnx_fa.match import Call, Expr, Term, known_array
 from onnx_fa.patterns.masks.expressions import reads
 from onnx_fa.patterns.masks.reader import SHAPE_OPS, Reader
 from onnx_fa.spec.attention import AddMask, Elementwise
+from onnx_fa.spec.expr import Float
 
 SWALLOWING_F32_FILL = -1e37
 """Adding this or less to a float32 score gives the fill itself: the score is below half an ulp of it."""
@@ -41,7 +42,7 @@ def _leaves_ordinary(reader: Reader, term: Term) -> bool:
         case AddMask():
             return _is_ordinary(reader.view, term.operands[0])
         case Elementwise(expr, tensors):
-            if any(x[0] == "f" and not abs(x[1]) < MAX_ORDINARY_BIAS for x in reads(expr)):
+            if any(isinstance(x, Float) and not abs(x.value) < MAX_ORDINARY_BIAS for x in reads(expr)):
                 return False
             return all(
                 t.kind != "float" or _is_ordinary(reader.view, o) for t, o in zip(tensors, term.operands, strict=True)

@@ -30,7 +30,16 @@ from onnx_fa.patterns.masks.choosing import (
 from onnx_fa.patterns.masks.computing import apply_elementwise, cast_element, clip_element
 from onnx_fa.patterns.masks.constant_rule import rule_of
 from onnx_fa.patterns.masks.elements import Elements, Index, Unread, Untraceable, kind_of_value, type_range
-from onnx_fa.patterns.masks.expressions import INT64, TooComplex, integer, is_choice, parts, reads
+from onnx_fa.patterns.masks.expressions import (
+    INT64,
+    AnyPosition,
+    AxisPosition,
+    MaskTensor,
+    TooComplex,
+    integer,
+    is_choice,
+    reads,
+)
 from onnx_fa.patterns.masks.making import count_range, cut_triangle, fill_constant, mark_diagonal, sum_up
 from onnx_fa.patterns.masks.moving import (
     undo_expand,
@@ -42,7 +51,7 @@ from onnx_fa.patterns.masks.moving import (
     undo_unsqueeze,
 )
 from onnx_fa.spec.attention import Dim
-from onnx_fa.spec.expr import OPS, Kind, ScoreExpr
+from onnx_fa.spec.expr import OPS, Apply, Int, K, Kind, Q, ScoreExpr, Tensor, parts
 
 _MAX_WORTH_COMPUTING = 24
 """Nodes of an expression that are worth computing instead of reading a small tensor."""
@@ -157,16 +166,16 @@ class Tracer:
             down = None
         used = _positions(index)
         if down is not None:
-            if ("q",) in used and ("k",) in used:
+            if Q in used and K in used:
                 return self._highest(value, index, kind, down, used)
-            free = {"tensor", "var"} if kind == "int" else {"tensor", "var", "axis"}  # an index may be a batch row
-            computed = (
-                not any(x[0] in free for x in reads(down)) and sum(1 for _ in parts(down)) <= _MAX_WORTH_COMPUTING
-            )
-            whole = is_choice(down) and not any(x[0] in ("var", "axis") for x in reads(down))
+            read = {type(x) for x in reads(down)}
+            # An index may be a batch row.
+            free = {MaskTensor, AnyPosition} if kind == "int" else {MaskTensor, AnyPosition, AxisPosition}
+            computed = not read & free and sum(1 for _ in parts(down)) <= _MAX_WORTH_COMPUTING
+            whole = is_choice(down) and not read & {AnyPosition, AxisPosition}
             if whole if kind == "float" else computed:
                 return down
-            if computed and down[0] == "ToFloat":
+            if computed and isinstance(down, Apply) and down.op == "ToFloat":
                 return down
         try:
             return self.leaf(value, index, kind)
@@ -179,14 +188,14 @@ class Tracer:
         self, value: ir.Value, index: Index, kind: Kind, down: ScoreExpr, used: frozenset[ScoreExpr]
     ) -> ScoreExpr:
         """Of a tensor and what it is computed from by moving elements, the one nearest to the score, unless it is larger."""
-        if down[0] == "tensor" and _positions(self.leaves[down[1]].index) == used:
+        if isinstance(down, Tensor) and _positions(self.leaves[down.index].index) == used:
             try:
                 return self.leaf(value, index, kind)
             except Untraceable:
                 return down
         return down
 
-    def leaf(self, value: ir.Value, index: Index, kind: Kind) -> ScoreExpr:
+    def leaf(self, value: ir.Value, index: Index, kind: Kind) -> MaskTensor:
         """The value as a tensor. Raises Untraceable where it is not read at plain positions."""
         while (node := self.view.producer(value, "Identity", "Cast")) is not None:
             inner = node.inputs[0]
@@ -219,7 +228,7 @@ class Tracer:
         leaf = Leaf(value, index)
         if leaf not in self.leaves:
             self.leaves.append(leaf)
-        found = ("tensor", self.leaves.index(leaf), kind)
+        found = MaskTensor(self.leaves.index(leaf), kind)
         if kind == "int":
             self.algebra.ranges[found] = self._bound_elements(value)
         return found
@@ -239,16 +248,16 @@ class Tracer:
         leaf = Leaf(known, (x,))
         if leaf not in self.leaves:
             self.leaves.append(leaf)
-        return ("tensor", self.leaves.index(leaf), "float" if array.dtype.kind == "f" else "int")
+        return MaskTensor(self.leaves.index(leaf), "float" if array.dtype.kind == "f" else "int")
 
-    def is_wide(self, tensor: ScoreExpr) -> bool:
+    def is_wide(self, tensor: Tensor) -> bool:
         """Whether a tensor leaf has both a query and a key axis."""
-        used = _positions(self.leaves[tensor[1]].index)
-        return ("q",) in used and ("k",) in used
+        used = _positions(self.leaves[tensor.index].index)
+        return Q in used and K in used
 
-    def operand(self, tensor: ScoreExpr) -> tuple[Expr, tuple[Dim, ...]]:
+    def operand(self, tensor: Tensor) -> tuple[Expr, tuple[Dim, ...]]:
         """A tensor leaf as an operand that lies as the score does, and its dims."""
-        leaf = self.leaves[tensor[1]]
+        leaf = self.leaves[tensor.index]
         value: Expr = leaf.value
         source = leaf.value
         dims = list(source.array.shape if isinstance(source, Const) else self.view.shape(source) or ())
@@ -290,7 +299,7 @@ class Tracer:
             found = self._computed(value, index)
         except (Untraceable, TooComplex):
             found = None
-        if found is not None and not any(x[0] == "tensor" and self.is_wide(x) for x in reads(found)):
+        if found is not None and not any(isinstance(x, Tensor) and self.is_wide(x) for x in reads(found)):
             return found
         return rule_of(self.algebra, array, index, kind, self.table) or found
 
@@ -310,18 +319,19 @@ class Tracer:
 
     def _dimension(self, value: ir.Value, index: Index) -> ScoreExpr | None:
         """An element of a shape computation."""
-        if len(index) > 1 or any(i[0] != "i" for i in index):
+        places = [i.value for i in index if isinstance(i, Int)]
+        if len(index) > 1 or len(places) != len(index):
             return None
         found = self.view.dims(value)
         if found is None or not found:
             return None
-        at = index[0][1] if index else 0
+        at = places[0] if places else 0
         return None if not 0 <= at < len(found) else self.elements.express_size(found[at])
 
 
 def _positions(index: Index) -> frozenset[ScoreExpr]:
     """The positions that an index depends on."""
-    return frozenset(x for i in index for x in reads(i) if x[0] != "i")
+    return frozenset(x for i in index for x in reads(i) if not isinstance(x, Int))
 
 
 def _ints(*values: int) -> Const:

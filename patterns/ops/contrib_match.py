@@ -14,7 +14,7 @@ from onnx_fa.match import Const, Expr, Found, Guard, Match, NoMatch, Operands, S
 from onnx_fa.patterns.masks.layers import terms as mask_terms
 from onnx_fa.patterns.ops.exprs import HEADS_BEHIND, cast, columns, ints, op, per_row, reshape
 from onnx_fa.spec.attention import AddMask, BoolMask, Dim, Elementwise, TensorArg
-from onnx_fa.spec.expr import SCORE, K, ScoreExpr
+from onnx_fa.spec.expr import SCORE, Apply, Float, K, ScoreExpr, Tensor
 
 _MAX_SWALLOWING_FILL = -1e37
 """Adding this or less to an f32 score gives the fill itself."""
@@ -69,12 +69,12 @@ def read_padding_mask(view: GraphView, mask: ir.Value, operands: Operands, fill:
     if len(dims) == 1:
         if isinstance(b, int) and b > 0 and dims[0] == 2 * b:  # where the keys end, then where they start
             two = [per_row(cast(columns(mask, i * b, i * b + b), ir.DataType.INT64), b) for i in (0, 1)]
-            within = ("And", ("Less", K, ("tensor", 0)), ("LessOrEqual", ("tensor", 1), K))
+            within = Apply("And", Apply("Less", K, Tensor(0)), Apply("LessOrEqual", Tensor(1), K))
             return _mask_beyond_lengths(within, fill, tuple(v for v, _ in two), tuple(a for _, a in two))
         if dims[0] != b:
             raise NoMatch("a padding mask of rank 1 that is not one length per batch row")
         value, arg = per_row(cast(mask, ir.DataType.INT64), b)
-        return _mask_beyond_lengths(("Less", K, ("tensor", 0)), fill, (value,), (arg,))
+        return _mask_beyond_lengths(Apply("Less", K, Tensor(0)), fill, (value,), (arg,))
     shape: tuple[Dim, ...]
     if len(dims) == 2 and dims[1] == operands.Skv and dims[0] in (b, None):
         value, shape = reshape(mask, 0, 1, 1, -1), (b, 1, 1, operands.Skv)
@@ -94,5 +94,5 @@ def read_padding_mask(view: GraphView, mask: ir.Value, operands: Operands, fill:
 
 
 def _mask_beyond_lengths(keep: ScoreExpr, fill: float, values: tuple[Expr, ...], args: tuple[TensorArg, ...]) -> Term:
-    added = ("Add", SCORE, ("Where", keep, ("f", 0.0), ("f", fill)))
+    added = Apply("Add", SCORE, Apply("Where", keep, Float(0.0), Float(fill)))
     return Term(Elementwise(added, args, "lengths"), values)

@@ -15,6 +15,7 @@ from onnx_fa.patterns.ops.exprs import canonical, cast, dim_of, ints, inverse_ro
 from onnx_fa.patterns.ops.multi_head import split_heads
 from onnx_fa.patterns.ops.standard import padded_mask
 from onnx_fa.spec.attention import TensorArg
+from onnx_fa.spec.expr import Tensor
 
 
 def match_decoder(view: GraphView, node: ir.Node, label: str) -> Match:
@@ -58,5 +59,5 @@ def match_decoder(view: GraphView, node: ir.Node, label: str) -> Match:
     presents = [(out, canonical(x)) for i, x in ((1, operands.k), (2, operands.v)) if (out := output(node, i))]
     if extra is not None:
         terms.append(padded_mask(view, extra, operands, 0.0))
-    terms.append(window(None, 0, 0, ("tensor", 0), (at_row, TensorArg((1,), "i64"))))
+    terms.append(window(None, 0, 0, Tensor(0), (at_row, TensorArg((1,), "i64"))))
     return match_op(view, node, label, operands, steps, terms, presents, dtype)

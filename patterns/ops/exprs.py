@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from onnx_fa.match import Call, Const, Expr, NoMatch, OperandChoice, Term
 from onnx_fa.spec.attention import Dim, Elementwise, Offset, SlidingWindow, TensorArg, inverse
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr
 
 HEADS_BEHIND = (0, 2, 1, 3)
 """The layout of (B, S, H, D), which a (B, S, H * D) tensor is reshaped to."""
 
-NEG_INF: ScoreExpr = ("f", -math.inf)
+NEG_INF: ScoreExpr = Float(-math.inf)
 
 
 def op(name: str, *args: Expr, **attrs: int | tuple[int, ...]) -> Call:
@@ -84,7 +84,7 @@ def same(what: str, *dims: Dim | None) -> Dim | None:
 
 def keep_where(keep: ScoreExpr, tensors: tuple[tuple[Expr, TensorArg], ...], label: str) -> Term:
     """The score where `keep` is true, else -inf."""
-    term = Elementwise(("Where", keep, SCORE, NEG_INF), tuple(arg for _, arg in tensors), label)
+    term = Elementwise(Apply("Where", keep, SCORE, NEG_INF), tuple(arg for _, arg in tensors), label)
     return Term(term, tuple(value for value, _ in tensors))
 
 
@@ -104,13 +104,13 @@ def window(
     where that depends on the tensor `read`."""
     if first_key is None or read is None:
         return Term(SlidingWindow(left, right, offset))
-    position: ScoreExpr = ("Add", Q, first_key)
+    position: ScoreExpr = Apply("Add", Q, first_key)
     bounds: list[ScoreExpr] = []
     if right is not None:
-        bounds.append(("LessOrEqual", K, ("Add", position, ("i", right)) if right else position))
+        bounds.append(Apply("LessOrEqual", K, Apply("Add", position, Int(right)) if right else position))
     if left is not None:
-        bounds.append(("LessOrEqual", ("Sub", position, ("i", left)) if left else position, K))
-    keep = bounds[0] if len(bounds) == 1 else ("And", *bounds)
+        bounds.append(Apply("LessOrEqual", Apply("Sub", position, Int(left)) if left else position, K))
+    keep = bounds[0] if len(bounds) == 1 else Apply("And", *bounds)
     return keep_where(keep, (read,), "causal" if (left, right) == (None, 0) else "window")
 
 

@@ -30,7 +30,22 @@ from onnx_fa.patterns.masks.layers import terms as mask_terms
 from onnx_fa.patterns.operands.operand import read_operand
 from onnx_fa.patterns.ops.exprs import NEG_INF, inverse_root, same
 from onnx_fa.spec.attention import Causal, Dim
-from onnx_fa.spec.expr import OPS, SCORE, K, Kind, Q, ScoreExpr, is_small, kind_of
+from onnx_fa.spec.expr import (
+    OPS,
+    SCORE,
+    Apply,
+    Bool,
+    Float,
+    Int,
+    K,
+    Kind,
+    Q,
+    Score,
+    ScoreExpr,
+    Tensor,
+    is_small,
+    kind_of,
+)
 
 _FLOAT_KINDS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _INTS = (ir.DataType.INT64, ir.DataType.INT32)
@@ -93,24 +108,22 @@ def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
 def _steps(expr: ScoreExpr, values: tuple[Expr, ...]) -> list[Step]:
     """The steps that `expr` means: a scale, a softcap or a causal mask where it is just that, else the expression itself."""
     match expr:
-        case ("score",):
+        case Score():
             return []
-        case ("Mul", ("score",), ("f", factor)) | ("Mul", ("f", factor), ("score",)):
+        case Apply("Mul", (Score(), Float(factor))) | Apply("Mul", (Float(factor), Score())):
             return [Scale(factor)]
-        case ("Div", ("score",), ("f", divisor)) if divisor:
+        case Apply("Div", (Score(), Float(divisor))) if divisor:
             return [Scale(1 / divisor)]
-        case ("Mul", ("Tanh", ("Div", ("score",), ("f", a))), ("f", b)) | (
-            "Mul",
-            ("f", b),
-            ("Tanh", ("Div", ("score",), ("f", a))),
-        ) if a == b > 0:
+        case Apply("Mul", (Apply("Tanh", (Apply("Div", (Score(), Float(a))),)), Float(b))) if a == b > 0:
+            return [Cap(a)]
+        case Apply("Mul", (Float(b), Apply("Tanh", (Apply("Div", (Score(), Float(a))),)))) if a == b > 0:
             return [Cap(a)]
     return [Map(expr, values, "score_mod")]
 
 
 def _causal(expr: ScoreExpr) -> bool:
-    keep = (("LessOrEqual", K, Q), ("GreaterOrEqual", Q, K))
-    return len(expr) == 4 and expr[0] == "Where" and expr[1] in keep and expr[2:] == (SCORE, NEG_INF)
+    keep = (Apply("LessOrEqual", K, Q), Apply("GreaterOrEqual", Q, K))
+    return expr in [Apply("Where", condition, SCORE, NEG_INF) for condition in keep]
 
 
 def _scaled(view: GraphView, graph: ir.Graph, v: OperandChoice) -> OperandChoice:
@@ -119,9 +132,9 @@ def _scaled(view: GraphView, graph: ir.Graph, v: OperandChoice) -> OperandChoice
     if expr == SCORE:
         return v
     match expr:
-        case ("Mul", ("score",), ("f", factor)) | ("Mul", ("f", factor), ("score",)) if not values:
+        case Apply("Mul", (Score(), Float(factor))) | Apply("Mul", (Float(factor), Score())) if not values:
             return replace(v, scale=v.scale * factor)
-        case ("Div", ("score",), ("f", divisor)) if not values and divisor:
+        case Apply("Div", (Score(), Float(divisor))) if not values and divisor:
             return replace(v, scale=v.scale / divisor)
     raise NoMatch(
         "a prob_mod that does more than multiply by a number: probabilities do not exist as a whole in a fused kernel"
@@ -187,7 +200,7 @@ class _Reader:
         op = OPS.get(op_of(node))
         if op is None or len(inputs) != len(op.kinds) or len(node.attributes) > 0:
             raise NoMatch(f"{node.op_type} in a modifier is not an op of score expressions", node)
-        made = (op_of(node), *(self.expr(i) for i in inputs))
+        made = Apply(op_of(node), *(self.expr(i) for i in inputs))
         if not is_small(made):
             raise NoMatch("a modifier is too large an expression", node)
         try:
@@ -199,12 +212,12 @@ class _Reader:
 
     def _fits(self, expr: ScoreExpr, node: ir.Node) -> None:
         """Raises NoMatch for a number that 32 bits might not hold: expressions are computed in 64."""
-        axes = {Q: self.shape[2], K: self.shape[3]}
+        axes: dict[ScoreExpr, Dim | None] = {Q: self.shape[2], K: self.shape[3]}
         algebra = Algebra({leaf: size for leaf, size in axes.items() if isinstance(size, int)})
         for i, value in enumerate(self.values):
             dtype = ir.DataType.from_numpy(value.array.dtype) if isinstance(value, Const) else None
             if (value.dtype if isinstance(value, ir.Value) else dtype) == ir.DataType.INT32:
-                algebra.ranges["tensor", i] = _INT32
+                algebra.ranges[Tensor(i)] = _INT32
         low, high = algebra.bounds(expr)
         if low < _INT32[0] or high > _INT32[1]:
             raise NoMatch(f"{node.op_type} in a modifier might leave int32", node)
@@ -213,8 +226,8 @@ class _Reader:
         if array.size == 1:
             number = array.reshape(())[()]
             if array.dtype == bool:
-                return ("b", bool(number))
-            return ("i", int(number)) if array.dtype.kind in "iu" else ("f", float(number))
+                return Bool(bool(number))
+            return Int(int(number)) if array.dtype.kind in "iu" else Float(float(number))
         padded = (1,) * (4 - array.ndim) + array.shape
         counts = array.dtype.kind in "iu" and np.array_equal(array.reshape(-1), np.arange(array.size))
         for axis, leaf in ((2, Q), (3, K)):
@@ -234,7 +247,7 @@ class _Reader:
             raise NoMatch("a modifier reads a tensor that is neither float, int nor bool")
         self.values.append(value)
         self.kinds.append(kind)
-        return ("tensor", len(self.values) - 1)
+        return Tensor(len(self.values) - 1)
 
     def _cast(self, node: ir.Node, source: ir.Value) -> ScoreExpr:
         return self._converted(self.expr(source), ir.DataType(attr_int(node, "to", 0)), node)
@@ -242,13 +255,13 @@ class _Reader:
     def _converted(self, inner: ScoreExpr, to: ir.DataType | None, node: ir.Node) -> ScoreExpr:
         kind = kind_of(inner, self.kinds)
         if to == ir.DataType.INT32 and kind != "bool":
-            self._fits(inner if kind == "int" else ("ToInt", inner), node)
+            self._fits(inner if kind == "int" else Apply("ToInt", inner), node)
         if to == ir.DataType.BOOL:
-            return inner if kind == "bool" else ("ToBool", inner)
+            return inner if kind == "bool" else Apply("ToBool", inner)
         if to in _INTS:
-            return inner if kind == "int" else ("ToInt", inner)
+            return inner if kind == "int" else Apply("ToInt", inner)
         if to in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-            return inner if kind == "float" else ("ToFloat", inner)
+            return inner if kind == "float" else Apply("ToFloat", inner)
         raise NoMatch("a cast in a modifier that rounds", node)
 
     def _position(self, node: ir.Node) -> ScoreExpr | None:

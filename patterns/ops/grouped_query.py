@@ -32,7 +32,7 @@ from onnx_fa.patterns.ops.exprs import (
 )
 from onnx_fa.patterns.ops.standard import padded_mask
 from onnx_fa.spec.attention import Causal, TensorArg
-from onnx_fa.spec.expr import K
+from onnx_fa.spec.expr import Apply, K, Tensor
 
 
 def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:
@@ -118,10 +118,10 @@ def _bound_keys(
 ) -> list[Term]:
     """The keys that a query sees: up to its own position behind the `row`'s past, below the row's end, and within a window."""
     terms: list[Term] = []
-    first = ("tensor", 0) if row is not None else None
+    first = Tensor(0) if row is not None else None
     if causal:
         terms.append(window(None, 0, 0, first, row) if row is not None else Term(Causal(0)))
-    terms.append(keep_where(("Less", K, ("tensor", 0)), (seen,), "lengths"))
+    terms.append(keep_where(Apply("Less", K, Tensor(0)), (seen,), "lengths"))
     size = attr_int(node, "local_window_size", -1)
     if size > 0:
         terms.append(window(size - 1, None, 0, first, row))

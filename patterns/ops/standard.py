@@ -49,7 +49,7 @@ from onnx_fa.patterns.ops.exprs import (
     window,
 )
 from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Offset, TensorArg
-from onnx_fa.spec.expr import K, ScoreExpr
+from onnx_fa.spec.expr import SQ, Apply, Int, K, ScoreExpr, Tensor
 
 _STAGES: tuple[ScoreStage, ...] = ("scaled", "capped", "masked", "probabilities")
 """What qk_matmul_output_mode 0 to 3 asks for."""
@@ -106,7 +106,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
             steps.append(step)
     extra += _bound_keys(node, past)
     if row is not None:
-        extra.append(keep_where(("Less", K, ("tensor", 0)), (row,), "lengths"))
+        extra.append(keep_where(Apply("Less", K, Tensor(0)), (row,), "lengths"))
     match = build_match(
         view,
         mask_terms,
@@ -183,7 +183,7 @@ def _check_precision(node: ir.Node, dtype: str | None) -> None:
 
 
 def _minus_queries(row: tuple[Expr, TensorArg], Sq: Dim) -> tuple[ScoreExpr, tuple[Expr, TensorArg]]:
-    return ("Sub", ("tensor", 0), ("i", Sq) if isinstance(Sq, int) else ("Sq",)), row
+    return Apply("Sub", Tensor(0), Int(Sq) if isinstance(Sq, int) else SQ), row
 
 
 def _mask_step(view: GraphView, mask: ir.Value, operands: Operands, dtype: str | None) -> Step | Term:
@@ -293,4 +293,4 @@ def append(
         return grown, Past(length)
     if operands.Sq == operands.Skv:  # as many new keys as queries: the last query stands on the last key
         return grown, Past("end")
-    return grown, Past(0, ("tensor", 0), (dim_of(past_k, 2), TensorArg((1,), "i64")))
+    return grown, Past(0, Tensor(0), (dim_of(past_k, 2), TensorArg((1,), "i64")))

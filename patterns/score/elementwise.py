@@ -12,7 +12,7 @@ from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Map, NoMatch, Peel
 from onnx_fa.patterns.quant.rounding import rounding
 from onnx_fa.spec.attention import GRIDS
-from onnx_fa.spec.expr import OPS, SCORE, Kind, ScoreExpr, is_small, kind_of
+from onnx_fa.spec.expr import OPS, SCORE, Apply, Bool, Float, Int, Kind, ScoreExpr, Tensor, is_small, kind_of
 
 _UNARY = frozenset(
     "Exp Log Sqrt Reciprocal Tanh Sigmoid Erf Sin Cos Floor Ceil Round Softplus Neg Abs Sign Relu Not IsNaN".split()
@@ -25,61 +25,63 @@ _MAX_NODES = 64
 
 
 def _f(x: float) -> ScoreExpr:
-    return ("f", float(x))
+    return Float(float(x))
 
 
 def _leaky(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    return ("Where", ("Less", x, _f(0)), ("Mul", x, _f(attr_float(node, "alpha", 0.01))), x)
+    return Apply("Where", Apply("Less", x, _f(0)), Apply("Mul", x, _f(attr_float(node, "alpha", 0.01))), x)
 
 
 def _elu(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    below = ("Mul", ("Sub", ("Exp", ("Min", x, _f(0))), _f(1)), _f(attr_float(node, "alpha", 1.0)))
-    return ("Where", ("Less", x, _f(0)), below, x)
+    below = Apply("Mul", Apply("Sub", Apply("Exp", Apply("Min", x, _f(0))), _f(1)), _f(attr_float(node, "alpha", 1.0)))
+    return Apply("Where", Apply("Less", x, _f(0)), below, x)
 
 
 def _celu(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
     alpha = attr_float(node, "alpha", 1.0)
-    below = ("Mul", ("Sub", ("Exp", ("Div", ("Min", x, _f(0)), _f(alpha))), _f(1)), _f(alpha))
-    return ("Where", ("Less", x, _f(0)), below, x)
+    below = Apply("Mul", Apply("Sub", Apply("Exp", Apply("Div", Apply("Min", x, _f(0)), _f(alpha))), _f(1)), _f(alpha))
+    return Apply("Where", Apply("Less", x, _f(0)), below, x)
 
 
 def _hard_sigmoid(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    line = ("Add", ("Mul", x, _f(attr_float(node, "alpha", 0.2))), _f(attr_float(node, "beta", 0.5)))
-    return ("Max", _f(0), ("Min", _f(1), line))
+    line = Apply("Add", Apply("Mul", x, _f(attr_float(node, "alpha", 0.2))), _f(attr_float(node, "beta", 0.5)))
+    return Apply("Max", _f(0), Apply("Min", _f(1), line))
 
 
 def _hard_swish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    line = ("Add", ("Mul", x, _f(1 / 6)), _f(0.5))
-    return ("Mul", x, ("Max", _f(0), ("Min", _f(1), line)))
+    line = Apply("Add", Apply("Mul", x, _f(1 / 6)), _f(0.5))
+    return Apply("Mul", x, Apply("Max", _f(0), Apply("Min", _f(1), line)))
 
 
 def _shrink(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
     threshold, bias = attr_float(node, "lambd", 0.5), attr_float(node, "bias", 0.0)
-    above = ("Where", ("Greater", x, _f(threshold)), ("Sub", x, _f(bias)), _f(0))
-    return ("Where", ("Less", x, _f(-threshold)), ("Add", x, _f(bias)), above)
+    above = Apply("Where", Apply("Greater", x, _f(threshold)), Apply("Sub", x, _f(bias)), _f(0))
+    return Apply("Where", Apply("Less", x, _f(-threshold)), Apply("Add", x, _f(bias)), above)
 
 
 def _softsign(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    return ("Div", x, ("Add", _f(1), ("Abs", x)))
+    return Apply("Div", x, Apply("Add", _f(1), Apply("Abs", x)))
 
 
 def _mish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    return ("Mul", x, ("Tanh", ("Softplus", x)))
+    return Apply("Mul", x, Apply("Tanh", Apply("Softplus", x)))
 
 
 def _gelu(node: ir.Node, x: ScoreExpr) -> ScoreExpr | None:
     approximate = typed_attr(node, "approximate", ir.AttributeType.STRING)
     if approximate is not None and approximate.as_string() != "none":
         return None
-    return ("Mul", ("Mul", x, _f(0.5)), ("Add", _f(1), ("Erf", ("Mul", x, _f(math.sqrt(0.5))))))
+    return Apply(
+        "Mul", Apply("Mul", x, _f(0.5)), Apply("Add", _f(1), Apply("Erf", Apply("Mul", x, _f(math.sqrt(0.5)))))
+    )
 
 
 def _thresholded(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    return ("Where", ("Greater", x, _f(attr_float(node, "alpha", 1.0))), x, _f(0))
+    return Apply("Where", Apply("Greater", x, _f(attr_float(node, "alpha", 1.0))), x, _f(0))
 
 
 def _swish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
-    return ("Mul", x, ("Sigmoid", ("Mul", x, _f(attr_float(node, "alpha", 1.0)))))
+    return Apply("Mul", x, Apply("Sigmoid", Apply("Mul", x, _f(attr_float(node, "alpha", 1.0)))))
 
 
 _COMPOSED: dict[str, Callable[[ir.Node, ScoreExpr], ScoreExpr | None]] = {
@@ -209,7 +211,7 @@ class _Reading:
             return constant
         if not self._reaches(value):
             self.tensors.append(value)
-            return ("tensor", len(self.tensors) - 1)
+            return Tensor(len(self.tensors) - 1)
         node = self.view.producer(value)
         assert node is not None
         return self._op(node, value)
@@ -219,10 +221,10 @@ class _Reading:
         if number is None or len(self.view.shape(value) or ()) > len(self.view.shape(self.root) or ()):
             return None
         if value.dtype == ir.DataType.BOOL:
-            return ("b", bool(number))
+            return Bool(bool(number))
         array = self.view.const(value)
         if array is not None and array.dtype.kind in "iu":
-            return ("i", int(array.reshape(())[()]))
+            return Int(int(array.reshape(())[()]))
         return _f(number)
 
     def _op(self, node: ir.Node, value: ir.Value) -> ScoreExpr | None:
@@ -243,11 +245,11 @@ class _Reading:
         if len(known) != len(args) or not args:
             return None
         if kind in _UNARY or kind in _BINARY or kind == "Where":
-            return (kind, *known) if kind in OPS else None
+            return Apply(kind, *known) if kind in OPS else None
         if kind in _FOLDED:
             expr = known[0]
             for x in known[1:]:
-                expr = (_FOLDED[kind], expr, x)
+                expr = Apply(_FOLDED[kind], expr, x)
             return expr
         if kind == "Identity":
             return known[0]
@@ -266,18 +268,18 @@ class _Reading:
             assert value.dtype is not None and source.dtype is not None
             return x if narrow[value.dtype] > narrow[source.dtype] or value.dtype == source.dtype else None
         if value.dtype in FLOATS:
-            return ("ToFloat", x)
-        return ("ToBool", x) if value.dtype == ir.DataType.BOOL else None
+            return Apply("ToFloat", x)
+        return Apply("ToBool", x) if value.dtype == ir.DataType.BOOL else None
 
     def _is_infinite(self, node: ir.Node, x: ScoreExpr) -> ScoreExpr:
         tests: list[ScoreExpr] = []
         for name, sign in (("detect_positive", 1.0), ("detect_negative", -1.0)):
             attr = node.attributes.get(name)
             if attr is None or attr.as_int():
-                tests.append(("Equal", x, _f(sign * math.inf)))
+                tests.append(Apply("Equal", x, _f(sign * math.inf)))
         if not tests:
-            return ("b", False)
-        return ("Or", *tests) if len(tests) == 2 else tests[0]
+            return Bool(False)
+        return Apply("Or", *tests) if len(tests) == 2 else tests[0]
 
     def _clipped(self, node: ir.Node) -> ScoreExpr | None:
         x = self.read(node.inputs[0]) if node.inputs[0] is not None else None
@@ -294,8 +296,8 @@ class _Reading:
             return None
         low, high = bounds
         if low is not None:
-            x = ("Max", x, _f(low))
-        return x if high is None else ("Min", x, _f(high))
+            x = Apply("Max", x, _f(low))
+        return x if high is None else Apply("Min", x, _f(high))
 
     def _rounded(self, node: ir.Node) -> ScoreExpr | None:
         """DequantizeLinear(QuantizeLinear(x)): rounding to a grid of one step size, in float32."""
@@ -304,5 +306,5 @@ class _Reading:
         if found is None or x is None:
             return None
         grid, (low, high) = found[1], GRIDS[found[1].dtype]
-        steps = ("Max", ("Round", ("Div", x, _f(grid.scale))), _f(low - grid.zero_point))
-        return ("Mul", ("Min", steps, _f(high - grid.zero_point)), _f(grid.scale))
+        steps = Apply("Max", Apply("Round", Apply("Div", x, _f(grid.scale))), _f(low - grid.zero_point))
+        return Apply("Mul", Apply("Min", steps, _f(high - grid.zero_point)), _f(grid.scale))

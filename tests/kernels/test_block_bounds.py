@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from onnx_fa.kernels.plan.bounds import BlockBounds, Range, Truth
-from onnx_fa.spec.expr import K, Q, ScoreExpr
+from onnx_fa.spec.expr import Apply, Int, K, Q, ScoreExpr, Tensor
 
 MINIMUM, MAXIMUM = -(2**63), 2**63 - 1
-TENSOR: ScoreExpr = ("tensor", 0)
+TENSOR: ScoreExpr = Tensor(0)
 
 
 def wrapped(value: int) -> int:
@@ -65,11 +65,11 @@ def evaluate(expr: ScoreExpr, at: dict[ScoreExpr, int]) -> int:
     """An integer expression at one position, as int64 computes it."""
     if expr in at:
         return at[expr]
-    op, *args = expr
-    if op == "i":
-        return int(args[0])
-    x, *rest = (evaluate(a, at) for a in args)
-    match op:
+    if isinstance(expr, Int):
+        return expr.value
+    assert isinstance(expr, Apply)
+    x, *rest = (evaluate(a, at) for a in expr.args)
+    match expr.op:
         case "Neg":
             return wrapped(-x)
         case "Add":
@@ -82,16 +82,16 @@ def evaluate(expr: ScoreExpr, at: dict[ScoreExpr, int]) -> int:
             return min(x, rest[0])
         case "Max":
             return max(x, rest[0])
-    raise AssertionError(op)
+    raise AssertionError(expr)
 
 
 def drawn(rng: random.Random, depth: int) -> ScoreExpr:
     """An integer expression, with numbers at the ends of int64 among the ordinary ones."""
     if depth == 0 or rng.random() < 0.2:
-        number: ScoreExpr = ("i", rng.choice([0, 1, -3, 7, 2**31, 2**40, 2**62, MAXIMUM, MINIMUM]))
+        number: ScoreExpr = Int(rng.choice([0, 1, -3, 7, 2**31, 2**40, 2**62, MAXIMUM, MINIMUM]))
         return rng.choice([Q, K, TENSOR, number])
     op = rng.choice(["Add", "Sub", "Mul", "Min", "Max", "Neg"])
-    return (op, *(drawn(rng, depth - 1) for _ in range(1 if op == "Neg" else 2)))
+    return Apply(op, *(drawn(rng, depth - 1) for _ in range(1 if op == "Neg" else 2)))
 
 
 def sure(condition: ScoreExpr, q: tuple[int, int], k: tuple[int, int], tensor: tuple[int, int]) -> tuple[bool, bool]:
@@ -125,7 +125,7 @@ def test_what_is_sure_of_a_block_holds_at_every_position(seed: int) -> None:
 
 
 def test_ordinary_masks_are_decided() -> None:
-    length: ScoreExpr = ("Less", K, ("Add", TENSOR, Q))
+    length: ScoreExpr = Apply("Less", K, Apply("Add", TENSOR, Q))
     assert sure(length, (0, 3), (64, 67), (5, 6)) == (False, True)
     assert sure(length, (0, 3), (0, 3), (50, 60)) == (True, False)
     assert sure(length, (0, 3), (0, 3), (np.iinfo(np.int64).max - 1, MAXIMUM)) == (False, False)

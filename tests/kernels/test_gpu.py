@@ -28,6 +28,7 @@ from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.accuracy import compare
 from onnx_fa.spec.attention import AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, Softcap
 from onnx_fa.spec.cases import case
+from onnx_fa.spec.expr import SCORE, Apply, Float, K, Q
 from onnx_fa.spec.target import TARGET_NAMES, Target, parse_target
 from tests.support.cases import BY_NAME, CASES, Case, draw_operands
 from tests.support.gpu_on_cpu import host_text
@@ -203,7 +204,7 @@ def test_vulkan_compiles_a_mask_by_positions(length: int | str, tmp_path: Path) 
         ((Causal("end"), SlidingWindow(3, 4, 5)), np.int32),
         ((Causal(-(2**29)),), np.int64),
         ((SlidingWindow(None, 2**28, 2**28),), np.int64),
-        ((Elementwise(("Where", ("LessOrEqual", ("k",), ("q",)), ("score",), ("f", 0.0))),), np.int64),
+        ((Elementwise(Apply("Where", Apply("LessOrEqual", K, Q), SCORE, Float(0.0))),), np.int64),
     ],
 )
 def test_positions_are_narrow_only_where_nothing_can_wrap_around(masks: tuple[Any, ...], kind: type) -> None:

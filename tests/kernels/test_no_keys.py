@@ -22,6 +22,7 @@ from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Rounding, TensorArg
+from onnx_fa.spec.expr import SCORE, Apply, Float, Int, Q
 from onnx_fa.spec.reference import attention
 from onnx_fa.spec.target import parse_target
 from tests import fuzz
@@ -135,7 +136,7 @@ def test_no_keys_for_sure() -> None:
 # The bodies.
 
 SMALL, FEW = VectorConfig(4, 4, 4, 2, 1, 1), FewConfig(4, 2, 8, 4, 1, 1)
-_BEFORE_THE_FIRST = Elementwise(("Where", ("Less", ("q",), ("i", 0)), ("score",), ("f", FLOAT_MIN)))
+_BEFORE_THE_FIRST = Elementwise(Apply("Where", Apply("Less", Q, Int(0)), SCORE, Float(FLOAT_MIN)))
 NO_KEY = _spec(Hq=4, Sq=1, empty_row="mean", masks=(_BEFORE_THE_FIRST,))
 """Heads of one query become the queries of one head, whose position is a constant: before run time all keys are known as masked."""
 BODIES = {

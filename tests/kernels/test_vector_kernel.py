@@ -34,7 +34,7 @@ from onnx_fa.spec.attention import (
     SlidingWindow,
     TensorArg,
 )
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr, Tensor
 from onnx_fa.spec.reference import attention
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
 from tests.support.cases import (
@@ -59,8 +59,8 @@ def _spec(**changes: Any) -> AttentionSpec:
 
 
 BASE = _spec()
-_CHUNK: ScoreExpr = ("Equal", ("Div", Q, ("i", 64)), ("Div", K, ("i", 64)))
-_ZERO_OR_MASK: tuple[ScoreExpr, ScoreExpr] = ("f", 0.0), ("f", -np.inf)
+_CHUNK: ScoreExpr = Apply("Equal", Apply("Div", Q, Int(64)), Apply("Div", K, Int(64)))
+_ZERO_OR_MASK: tuple[ScoreExpr, ScoreExpr] = Float(0.0), Float(-np.inf)
 
 
 # Longer than the shared table: several blocks of keys, so that some are skipped, some whole and some on an edge.
@@ -262,7 +262,7 @@ def test_default_tiles_fit(name: str) -> None:
         (_spec(dtype="f64"), "f64"),
         (_spec(masks=(AddMask((128, 128), "f64"),)), "f64"),
         (_spec(D=4096, Dv=4096), "bytes of stack"),
-        (_spec(masks=(Elementwise(("Add", SCORE, ("tensor", 0)), (TensorArg((128,), "f64"),)),)), "f64"),
+        (_spec(masks=(Elementwise(Apply("Add", SCORE, Tensor(0)), (TensorArg((128,), "f64"),)),)), "f64"),
         (_spec(sink=TensorArg((2, 1, 1), "f64")), "f64"),
         (_spec(masks=(Causal(0, float("nan")),)), "fills with nan"),
     ],
@@ -310,11 +310,17 @@ def test_every_case_is_one_dispatch(first: Kernels, expressions: Kernels, rest: 
 
 
 _MASKED = {  # (Sq, Skv, queries to look at, keys that these must not visit, mask)
-    "prefix": (300, 300, slice(0, 60), slice(128, None), term(where(("Or", CAUSAL, ("Less", K, ("i", 70)))))),
+    "prefix": (300, 300, slice(0, 60), slice(128, None), term(where(Apply("Or", CAUSAL, Apply("Less", K, Int(70)))))),
     "chunked": (300, 300, slice(256, None), slice(0, 256), term(where(_CHUNK))),
-    "lengths": (200, 300, slice(None), slice(128, None), term(where(("Less", K, T0)), TensorArg((1,), "i64"))),
-    "band": (300, 300, slice(192, None), slice(0, 64), term(where(("Not", ("Greater", DISTANCE, ("i", 20)))))),
-    "added": (200, 300, slice(None), slice(128, None), term(added(("Where", ("Less", K, ("i", 99)), *_ZERO_OR_MASK)))),
+    "lengths": (200, 300, slice(None), slice(128, None), term(where(Apply("Less", K, T0)), TensorArg((1,), "i64"))),
+    "band": (300, 300, slice(192, None), slice(0, 64), term(where(Apply("Not", Apply("Greater", DISTANCE, Int(20)))))),
+    "added": (
+        200,
+        300,
+        slice(None),
+        slice(128, None),
+        term(added(Apply("Where", Apply("Less", K, Int(99)), *_ZERO_OR_MASK))),
+    ),
     "one_query": (1, 300, slice(None), slice(0, 192), SlidingWindow(9, 0, "end")),
 }
 

@@ -16,9 +16,9 @@ from onnx_fa.forms.score import modify
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.patterns.masks.algebra import Algebra
 from onnx_fa.patterns.masks.apply import apply_op
-from onnx_fa.patterns.masks.expressions import FALSE, INT64, TRUE, TooComplex, integer
+from onnx_fa.patterns.masks.expressions import FALSE, INT64, TRUE, MaskTensor, TooComplex, integer
 from onnx_fa.spec.attention import AttentionSpec, ElementType, Elementwise, TensorArg
-from onnx_fa.spec.expr import OPS, Kind, ScoreExpr, evaluate, kind_of
+from onnx_fa.spec.expr import OPS, SCORE, Apply, Kind, Q, ScoreExpr, Tensor, evaluate, kind_of
 from tests.match.test_soundness import Site, assert_equal
 from tests.random_masks import check
 from tests.support.ort_run import run, session
@@ -105,7 +105,7 @@ def _calls() -> list[tuple[str, tuple[Kind, ...]]]:
         for kind in kinds:
             given = tuple(k if k in kinds else kind for k in op.kinds)
             try:
-                kind_of((name, *(("tensor", i) for i in range(len(given)))), given)  # type: ignore[arg-type]
+                kind_of(Apply(name, *(Tensor(i) for i in range(len(given)))), given)  # type: ignore[arg-type]
             except ValueError:
                 continue
             found[name, given] = None  # type: ignore[index]
@@ -127,9 +127,9 @@ def test_every_op_that_is_written_loads_and_means_the_same(opset: int, compute: 
     rng = np.random.default_rng(0)
     fill = {"float": rng.uniform(0.1, 2, (2, 3)), "int": rng.integers(1, 9, (2, 3)), "bool": rng.random((2, 3)) < 0.5}
     for name, kinds in _calls():
-        expr: ScoreExpr = (name, *(("tensor", i) for i in range(len(kinds))))
+        expr = Apply(name, *(Tensor(i) for i in range(len(kinds))))
         result = kind_of(expr, kinds)
-        number = expr if result == "float" else ("ToFloat", expr)
+        number = expr if result == "float" else Apply("ToFloat", expr)
         values = [
             ir.Value(name=f"x{i}", shape=ir.Shape([2, 3]), type=ir.TensorType(types[k][0])) for i, k in enumerate(kinds)
         ]
@@ -138,7 +138,7 @@ def test_every_op_that_is_written_loads_and_means_the_same(opset: int, compute: 
         builder = OnnxBuilder(graph, opset, "op", set(), {})
         args = tuple(TensorArg((2, 3), types[k][1]) for k in kinds)
         dims = {"batch": (1,), "Hq": 1, "Hkv": 1, "Sq": 2, "Skv": 3, "D": 1, "Dv": 1}
-        spec = AttentionSpec(dtype=compute, masks=(Elementwise(("Add", ("score",), number), args),), **dims)  # type: ignore[arg-type]
+        spec = AttentionSpec(dtype=compute, masks=(Elementwise(Apply("Add", SCORE, number), args),), **dims)  # type: ignore[arg-type]
         out = modify(builder, spec, score, values, lambda: pytest.fail("no positions are asked for"))
         for node in builder.nodes:
             graph.append(node)
@@ -168,21 +168,22 @@ def test_a_mask_is_compared_with_what_onnx_says() -> None:
 
 
 def test_comparisons_are_decided_only_where_nothing_wraps() -> None:
-    algebra = Algebra({("q",): 8})
-    row, some = ("q",), ("tensor", 0, "int")
+    algebra = Algebra({Q: 8})
+    row, some = Q, MaskTensor(0, "int")
     product = apply_op(algebra, "Mul", (row, integer(1 << 62)), "int", np.dtype(np.int64))
     assert product is not None and algebra.bounds(product) == INT64
     assert algebra.compare("LessOrEqual", integer(0), product) not in (TRUE, FALSE)
     assert algebra.compare("LessOrEqual", integer(0), algebra.multiply(row, 1 << 40)) == TRUE
-    assert algebra.compare("Less", row, some) == ("Less", row, some)
-    assert algebra.negate(algebra.compare("Less", row, some)) == ("LessOrEqual", some, row)
+    assert algebra.compare("Less", row, some) == Apply("Less", row, some)
+    assert algebra.negate(algebra.compare("Less", row, some)) == Apply("LessOrEqual", some, row)
     algebra.ranges[some] = (-(1 << 31), (1 << 31) - 1)
     assert Algebra({}, {some: (0, 5)}).compare("LessOrEqual", some, integer(5)) == TRUE
 
 
 def test_an_algebra_gives_up_on_what_grows() -> None:
     algebra = Algebra()
-    a, b = ("tensor", 0, "bool"), ("tensor", 1, "bool")
+    a: ScoreExpr = MaskTensor(0, "bool")
+    b: ScoreExpr = MaskTensor(1, "bool")
     with pytest.raises(TooComplex):
         for _ in range(100):
             made = apply_op(algebra, "Xor", (a, b), "bool", np.dtype(bool))

@@ -14,31 +14,50 @@ import pytest
 from onnx_fa.forms import blocked, decomposed
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.spec.attention import AttentionSpec, Causal, Elementwise, Softcap, TensorArg
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, compose, evaluate, kind_of, words
+from onnx_fa.spec.expr import (
+    SCORE,
+    SKV,
+    SQ,
+    Apply,
+    Float,
+    Int,
+    K,
+    Q,
+    ScoreExpr,
+    Tensor,
+    compose,
+    evaluate,
+    kind_of,
+    words,
+)
 from onnx_fa.spec.reference import attention
 
-NEG_INF = ("f", float("-inf"))
+NEG_INF = Float(float("-inf"))
 SPEC = AttentionSpec("f32", Hq=4, Hkv=2, Sq=7, Skv=9, D=8, Dv=6, batch=(2,), scale=0.3)
 
 
 def keep(condition: ScoreExpr) -> ScoreExpr:
-    return ("Where", condition, SCORE, NEG_INF)
+    return Apply("Where", condition, SCORE, NEG_INF)
 
 
-PREFIX = Elementwise(keep(("Or", ("LessOrEqual", K, Q), ("Less", K, ("i", 3)))), label="prefix")
+PREFIX = Elementwise(keep(Apply("Or", Apply("LessOrEqual", K, Q), Apply("Less", K, Int(3)))), label="prefix")
 DOCUMENT = Elementwise(
-    keep(("Equal", ("tensor", 0), ("tensor", 1))),
+    keep(Apply("Equal", Tensor(0), Tensor(1))),
     (TensorArg((2, 1, 7, 1), "i64"), TensorArg((2, 1, 1, 9), "i32")),
     "document",
 )
-LENGTHS = Elementwise(keep(("Less", K, ("tensor", 0))), (TensorArg((2, 1, 1, 1), "i64"),), "lengths")
-CHUNKED = Elementwise(keep(("Equal", ("Div", K, ("i", 4)), ("Div", Q, ("i", 4)))), label="chunked")
-DILATED = Elementwise(keep(("Equal", ("Mod", ("Add", ("Sub", Q, K), ("i", 12)), ("i", 2)), ("i", 0))), label="dilated")
-ALIBI = Elementwise(
-    ("Add", SCORE, ("Mul", ("tensor", 0), ("ToFloat", ("Sub", K, Q)))), (TensorArg((4, 1, 1), "f32"),), "alibi"
+LENGTHS = Elementwise(keep(Apply("Less", K, Tensor(0))), (TensorArg((2, 1, 1, 1), "i64"),), "lengths")
+CHUNKED = Elementwise(keep(Apply("Equal", Apply("Div", K, Int(4)), Apply("Div", Q, Int(4)))), label="chunked")
+DILATED = Elementwise(
+    keep(Apply("Equal", Apply("Mod", Apply("Add", Apply("Sub", Q, K), Int(12)), Int(2)), Int(0))), label="dilated"
 )
-SHAPED = Elementwise(("Mul", ("Sigmoid", SCORE), ("Softplus", ("Abs", SCORE))))
-FROM_END = Elementwise(keep(("LessOrEqual", K, ("Add", Q, ("Sub", ("Skv",), ("Sq",))))))
+ALIBI = Elementwise(
+    Apply("Add", SCORE, Apply("Mul", Tensor(0), Apply("ToFloat", Apply("Sub", K, Q)))),
+    (TensorArg((4, 1, 1), "f32"),),
+    "alibi",
+)
+SHAPED = Elementwise(Apply("Mul", Apply("Sigmoid", SCORE), Apply("Softplus", Apply("Abs", SCORE))))
+FROM_END = Elementwise(keep(Apply("LessOrEqual", K, Apply("Add", Q, Apply("Sub", SKV, SQ)))))
 HEAD_SINK = TensorArg((4, 1, 1), "f32")
 
 SPECS: dict[str, AttentionSpec] = {
@@ -108,19 +127,19 @@ def test_a_sink_is_a_column_without_a_value() -> None:
 
 def test_integer_division_and_modulo_are_those_of_onnx() -> None:
     score = np.zeros((1, 4))
-    shifted = ("Sub", K, ("i", 3))
-    np.testing.assert_array_equal(evaluate(("Div", shifted, ("i", 2)), score, []), [[-1, -1, 0, 0]])
-    np.testing.assert_array_equal(evaluate(("Mod", shifted, ("i", 2)), score, []), [[1, 0, 1, 0]])
+    shifted = Apply("Sub", K, Int(3))
+    np.testing.assert_array_equal(evaluate(Apply("Div", shifted, Int(2)), score, []), [[-1, -1, 0, 0]])
+    np.testing.assert_array_equal(evaluate(Apply("Mod", shifted, Int(2)), score, []), [[1, 0, 1, 0]])
 
 
 @pytest.mark.parametrize(
     ("expr", "reason"),
     [
-        (("Add", K, SCORE), "Add of different kinds: int, float"),
-        (("Tanh", K), "Tanh of a int, where it takes a float"),
-        (("Where", SCORE, SCORE, SCORE), "Where of a float, where it takes a bool"),
-        (("tensor", 1), "an expression reads tensor 1 of 0"),
-        (("MatMul", SCORE, SCORE), "'MatMul' with 2 arguments is not an op"),
+        (Apply("Add", K, SCORE), "Add of different kinds: int, float"),
+        (Apply("Tanh", K), "Tanh of a int, where it takes a float"),
+        (Apply("Where", SCORE, SCORE, SCORE), "Where of a float, where it takes a bool"),
+        (Tensor(1), "an expression reads tensor 1 of 0"),
+        (Apply("MatMul", SCORE, SCORE), "'MatMul' with 2 arguments is not an op"),
     ],
 )
 def test_kinds_are_checked(expr: ScoreExpr, reason: str) -> None:
@@ -130,12 +149,12 @@ def test_kinds_are_checked(expr: ScoreExpr, reason: str) -> None:
 
 def test_an_elementwise_term_is_a_float_that_reads_all_its_tensors() -> None:
     with pytest.raises(ValueError, match="not a float"):
-        Elementwise(("Less", K, Q))
+        Elementwise(Apply("Less", K, Q))
     with pytest.raises(ValueError, match="reads tensors"):
         Elementwise(SCORE, (TensorArg(()),))
 
 
 def test_compose_and_words() -> None:
-    expr = compose(("Tanh", SCORE), ("Mul", SCORE, ("f", 2.0)))
+    expr = compose(Apply("Tanh", SCORE), Apply("Mul", SCORE, Float(2.0)))
     assert words(expr) == "tanh((score * 2))"
     assert words(PREFIX.expr) == "where(((k <= q) or (k < 3)), score, -inf)"

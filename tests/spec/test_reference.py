@@ -24,6 +24,7 @@ from onnx_fa.spec.attention import (
     Softcap,
     with_shapes,
 )
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Bool, Float, Int, K, Q, Tensor
 from onnx_fa.spec.reference import attention
 from tests.support.cases import CASES, Case, draw_operands
 
@@ -38,22 +39,19 @@ def _at(mask: Any, index: tuple[int, ...]) -> Any:
 
 def _scalar(expr: Any, s: float, i: int, j: int, spec: AttentionSpec, read: list[Any]) -> Any:
     """A score expression in Python numbers, for one query and one key."""
-    match expr[0]:
-        case "score":
-            return s
-        case "q":
-            return i
-        case "k":
-            return j
-        case "Sq" | "Skv":
-            return getattr(spec, expr[0])
-        case "tensor":
-            return read[expr[1]].item()
-        case "f" | "i" | "b":
-            return expr[1]
-    a, *rest = (_scalar(e, s, i, j, spec, read) for e in expr[1:])
+    match expr:
+        case Apply(op, args):
+            return _scalar_op(op, *(_scalar(e, s, i, j, spec, read) for e in args))
+        case Tensor(index):
+            return read[index].item()
+        case Float(value) | Int(value) | Bool(value):
+            return value
+    return {SCORE: s, Q: i, K: j, SQ: spec.Sq, SKV: spec.Skv}[expr]
+
+
+def _scalar_op(op: str, a: Any, *rest: Any) -> Any:
     b = rest[0] if rest else None
-    match expr[0]:
+    match op:
         case "Where":
             return rest[0] if a else rest[1]
         case "Add":
@@ -134,7 +132,7 @@ def _scalar(expr: Any, s: float, i: int, j: int, spec: AttentionSpec, read: list
             return int(a)
         case "ToBool":
             return a != 0
-    raise NotImplementedError(expr[0])
+    raise NotImplementedError(op)
 
 
 def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:

@@ -23,25 +23,25 @@ from onnx_fa.spec.attention import (
     TensorArg,
 )
 from onnx_fa.spec.cases import FLOAT_MIN, Case, case, draw_operands
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, Tensor
 
 __all__ = ["BY_NAME", "CASES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
 
 
 def where(keep: ScoreExpr, fill: float = NEG_INF) -> ScoreExpr:
     """The score where `keep` holds, else the fill."""
-    return ("Where", keep, SCORE, ("f", fill))
+    return Apply("Where", keep, SCORE, Float(fill))
 
 
 def added(bias: ScoreExpr) -> ScoreExpr:
     """The score plus a bias."""
-    return ("Add", SCORE, bias)
+    return Apply("Add", SCORE, bias)
 
 
-CAUSAL: ScoreExpr = ("LessOrEqual", K, Q)
-DISTANCE: ScoreExpr = ("Sub", Q, K)
-T0: ScoreExpr = ("tensor", 0)
-T1: ScoreExpr = ("tensor", 1)
+CAUSAL: ScoreExpr = Apply("LessOrEqual", K, Q)
+DISTANCE: ScoreExpr = Apply("Sub", Q, K)
+T0: ScoreExpr = Tensor(0)
+T1: ScoreExpr = Tensor(1)
 
 
 def term(expr: ScoreExpr, *tensors: TensorArg, label: str = "elementwise") -> Elementwise:
@@ -52,7 +52,7 @@ def _rounded_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     """Specs that round their probabilities, as changes to the base (B2 H2 S64 D32): types, zero points, saturation, and what else
     has a part in the softmax."""
     byte, signed, fine = Rounding(1 / 255), Rounding(1 / 255, -128, "i8"), Rounding(1 / 4000, -300, "i16")
-    steps: ScoreExpr = ("Mul", ("Round", ("Div", SCORE, ("f", 0.0625))), ("f", 0.0625))
+    steps: ScoreExpr = Apply("Mul", Apply("Round", Apply("Div", SCORE, Float(0.0625))), Float(0.0625))
     yield "u8", {"rounding": byte}
     yield "saturated", {"rounding": Rounding(0.0005, 10), "masks": (Causal(),)}
     yield "symmetric_gqa", {"rounding": Rounding(1 / 127, 0, "i8"), "Hq": 8, "masks": (SlidingWindow(9, 0),)}
@@ -126,96 +126,125 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     s = 70
     square = {"Sq": s, "Skv": s}
     for name, fill, empty in (("", NEG_INF, "nan"), ("_finite", FLOAT_MIN, "mean")):
-        prefix = where(("Or", CAUSAL, ("Less", K, ("i", 75))), fill)
+        prefix = where(Apply("Or", CAUSAL, Apply("Less", K, Int(75))), fill)
         yield f"prefix{name}", long | {"masks": (term(prefix, label="prefix"),), "empty_row": empty}
-        chunk: ScoreExpr = ("Equal", ("Div", Q, ("i", 64)), ("Div", K, ("i", 64)))
-        yield f"chunked{name}", long | {"masks": (term(where(("And", CAUSAL, chunk), fill)),), "empty_row": empty}
-        document = where(("And", CAUSAL, ("Equal", T0, T1)), fill)
+        chunk: ScoreExpr = Apply("Equal", Apply("Div", Q, Int(64)), Apply("Div", K, Int(64)))
+        yield f"chunked{name}", long | {"masks": (term(where(Apply("And", CAUSAL, chunk), fill)),), "empty_row": empty}
+        document = where(Apply("And", CAUSAL, Apply("Equal", T0, T1)), fill)
         ids = TensorArg((2, 1, s, 1), "i64"), TensorArg((2, 1, 1, s), "i64")
         yield f"document{name}", square | {"masks": (term(document, *ids, label="document"),), "empty_row": empty}
-        lengths = term(where(("Less", K, T0), fill), TensorArg((2, 1, 1, 1), "i64"), label="lengths")
+        lengths = term(where(Apply("Less", K, T0), fill), TensorArg((2, 1, 1, 1), "i64"), label="lengths")
         yield f"lengths{name}", {"Sq": 50, "Skv": 300, "masks": (lengths,), "empty_row": empty}
         yield f"lengths_causal{name}", {"Sq": 90, "Skv": 300, "masks": (Causal(-9, fill), lengths), "empty_row": empty}
-        rows = term(where(("LessOrEqual", K, ("Add", Q, T0)), fill), TensorArg((2, 1, 90, 1), "i32"))
+        rows = term(where(Apply("LessOrEqual", K, Apply("Add", Q, T0)), fill), TensorArg((2, 1, 90, 1), "i32"))
         yield f"positions{name}", {"Sq": 90, "Skv": 140, "masks": (rows,), "empty_row": empty}
-        band = ("Not", ("Or", ("Greater", DISTANCE, ("i", 40)), ("Greater", ("Neg", DISTANCE), ("i", 9))))
+        band = Apply(
+            "Not", Apply("Or", Apply("Greater", DISTANCE, Int(40)), Apply("Greater", Apply("Neg", DISTANCE), Int(9)))
+        )
         yield f"band{name}", long | {"masks": (term(where(band, fill)),), "empty_row": empty}
-        choice: ScoreExpr = ("Where", ("Less", K, T0), ("f", 0.0), ("f", fill))
+        choice: ScoreExpr = Apply("Where", Apply("Less", K, T0), Float(0.0), Float(fill))
         one_length = TensorArg((2, 1, 1, 1), "i32")
         yield f"lengths_added{name}", {"Skv": 200, "masks": (term(added(choice), one_length),), "empty_row": empty}
     for empty in ("zero", "guarded"):
-        lengths = term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32"), label="lengths")
+        lengths = term(where(Apply("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32"), label="lengths")
         yield f"lengths_{empty}", {"masks": (lengths,), "empty_row": empty}
-    yield "dilated", square | {"masks": (term(where(("Equal", ("Mod", DISTANCE, ("i", 3)), ("i", 0)))),)}
-    window: ScoreExpr = ("LessOrEqual", ("Abs", DISTANCE), ("i", 9))
-    global_keys: ScoreExpr = ("Or", window, ("Or", ("Less", K, ("i", 2)), ("Less", Q, ("i", 2))))
+    yield "dilated", square | {"masks": (term(where(Apply("Equal", Apply("Mod", DISTANCE, Int(3)), Int(0)))),)}
+    window: ScoreExpr = Apply("LessOrEqual", Apply("Abs", DISTANCE), Int(9))
+    global_keys: ScoreExpr = Apply("Or", window, Apply("Or", Apply("Less", K, Int(2)), Apply("Less", Q, Int(2))))
     yield "global", long | {"masks": (term(where(global_keys), label="global"),)}
-    first: ScoreExpr = ("Max", ("Min", ("Sub", Q, ("i", 4)), ("i", s - 9)), ("i", 0))
-    near: ScoreExpr = ("And", ("GreaterOrEqual", K, first), ("Less", K, ("Add", first, ("i", 9))))
+    first: ScoreExpr = Apply("Max", Apply("Min", Apply("Sub", Q, Int(4)), Int(s - 9)), Int(0))
+    near: ScoreExpr = Apply("And", Apply("GreaterOrEqual", K, first), Apply("Less", K, Apply("Add", first, Int(9))))
     yield "neighbours", square | {"masks": (term(where(near), label="natten"),)}
-    rows, columns = (("Abs", ("Sub", (op, Q, ("i", 10)), (op, K, ("i", 10)))) for op in ("Div", "Mod"))
-    image: ScoreExpr = ("And", ("LessOrEqual", rows, ("i", 2)), ("LessOrEqual", columns, ("i", 3)))
+    rows, columns = (Apply("Abs", Apply("Sub", Apply(op, Q, Int(10)), Apply(op, K, Int(10)))) for op in ("Div", "Mod"))
+    image: ScoreExpr = Apply("And", Apply("LessOrEqual", rows, Int(2)), Apply("LessOrEqual", columns, Int(3)))
     yield "neighbours_2d", square | {"masks": (term(where(image), label="natten"),)}
-    strided: ScoreExpr = ("Less", ("Mod", K, ("i", 150)), ("i", 10))
+    strided: ScoreExpr = Apply("Less", Apply("Mod", K, Int(150)), Int(10))
     yield "strided", long | {"masks": (term(where(strided)),)}
 
     # Biases.
-    alibi: ScoreExpr = ("Mul", T0, ("ToFloat", ("Neg", ("Abs", DISTANCE))))
+    alibi: ScoreExpr = Apply("Mul", T0, Apply("ToFloat", Apply("Neg", Apply("Abs", DISTANCE))))
     slopes = TensorArg((4, 1, 1))
     yield "alibi", square | {"Hq": 4, "Hkv": 4, "masks": (term(added(alibi), slopes, label="alibi"),)}
     yield "alibi_gqa", square | {"Hq": 4, "masks": (Causal(), term(added(alibi), slopes, label="alibi"))}
     yield "alibi_f16", {"dtype": "f16", "Hq": 4, "Hkv": 4, "masks": (term(added(alibi), TensorArg((4, 1, 1), "f16")),)}
     yield "alibi_both_sides_f16", square | {"dtype": "f16", "Hq": 4, "Hkv": 4, "masks": (cases.alibi(4),)}
-    past: ScoreExpr = ("Mul", T0, ("ToFloat", ("Sub", K, ("Add", Q, ("Sub", ("Skv",), ("Sq",))))))
+    past: ScoreExpr = Apply("Mul", T0, Apply("ToFloat", Apply("Sub", K, Apply("Add", Q, Apply("Sub", SKV, SQ)))))
     behind = (Causal("end"), term(added(past), slopes, label="alibi"))
     yield "alibi_past_f16", {"dtype": "f16", "Hq": 4, "Sq": 90, "Skv": 140, "masks": behind}
     yield "t5_bias", square | {"scale": 1.0, "masks": (term(added(T0), TensorArg((1, 2, s, s))),)}
     swin: dict[str, Any] = {"batch": (3, 2), "Sq": 49, "Skv": 49, "Dv": 32}
     yield (
         "swin",
-        swin | {"masks": (term(added(("Add", T0, T1)), TensorArg((2, 49, 49)), TensorArg((1, 2, 1, 49, 49))),)},
+        swin | {"masks": (term(added(Apply("Add", T0, T1)), TensorArg((2, 49, 49)), TensorArg((1, 2, 1, 49, 49))),)},
     )
     pair, padding = AddMask((2, 1, 2, 33, 33)), TensorArg((2, 3, 1, 1, 33))
-    keep: ScoreExpr = ("Mul", ("f", 1e9), ("Sub", T0, ("f", 1.0)))
+    keep: ScoreExpr = Apply("Mul", Float(1e9), Apply("Sub", T0, Float(1.0)))
     evoformer: dict[str, Any] = {"batch": (2, 3), "Sq": 33, "Skv": 33, "D": 16, "Dv": 16}
     yield "evoformer", evoformer | {"masks": (pair, term(added(keep), padding)), "empty_row": "mean"}
     halves = AddMask((2, 1, 2, 33, 33), "bf16"), term(added(keep), TensorArg((2, 3, 1, 1, 33), "f32"))
     yield "evoformer_bf16", evoformer | {"dtype": "bf16", "masks": halves, "empty_row": "mean"}
-    wave: ScoreExpr = ("Add", ("Sin", ("ToFloat", Q)), ("Cos", ("Mul", ("f", 0.1), ("ToFloat", DISTANCE))))
+    wave: ScoreExpr = Apply(
+        "Add", Apply("Sin", Apply("ToFloat", Q)), Apply("Cos", Apply("Mul", Float(0.1), Apply("ToFloat", DISTANCE)))
+    )
     yield "trigonometric", square | {"masks": (term(added(wave)),)}
 
     # Functions of the score.
-    yield "softplus", square | {"masks": (term(("Softplus", SCORE)),)}
-    yield "sigmoid", square | {"masks": (term(("Log", ("Add", ("f", 1e-3), ("Sigmoid", SCORE)))), Causal())}
-    yield "erf", {"masks": (term(("Mul", ("f", 3.0), ("Erf", ("Mul", ("f", 0.5), SCORE)))),), "dtype": "f16"}
-    cap: ScoreExpr = ("Mul", ("f", 5.0), ("Tanh", ("Div", SCORE, ("f", 5.0))))
+    yield "softplus", square | {"masks": (term(Apply("Softplus", SCORE)),)}
+    yield (
+        "sigmoid",
+        square | {"masks": (term(Apply("Log", Apply("Add", Float(1e-3), Apply("Sigmoid", SCORE)))), Causal())},
+    )
+    yield (
+        "erf",
+        {"masks": (term(Apply("Mul", Float(3.0), Apply("Erf", Apply("Mul", Float(0.5), SCORE)))),), "dtype": "f16"},
+    )
+    cap: ScoreExpr = Apply("Mul", Float(5.0), Apply("Tanh", Apply("Div", SCORE, Float(5.0))))
     yield "cap_after_mask", {"masks": (Causal(), term(cap))}
     yield "cap_after_prefix", long | {"masks": (term(where(CAUSAL)), term(cap))}
     yield "cap_twice", {"mods": (Softcap(9.0),), "masks": (term(cap), Causal())}
-    parts: ScoreExpr = ("Mul", ("Sign", SCORE), ("Sqrt", ("Add", ("Abs", SCORE), ("f", 1e-3))))
+    parts: ScoreExpr = Apply("Mul", Apply("Sign", SCORE), Apply("Sqrt", Apply("Add", Apply("Abs", SCORE), Float(1e-3))))
     yield "signed_root", {"masks": (term(parts), AddMask((64, 64)))}
-    yield "square", {"masks": (term(("Pow", SCORE, ("f", 2.0))), Causal())}
-    yield "powers", {"masks": (term(added(("Pow", ("ToFloat", ("Add", K, ("i", 1))), ("f", 0.3)))),)}
-    yield "decay", {"masks": (term(("Mul", SCORE, ("Exp", ("Mul", ("f", -0.05), ("ToFloat", ("Abs", DISTANCE)))))),)}
-    yield "rounding", {"masks": (term(added(("Floor", ("Div", ("ToFloat", Q), ("f", 7.5))))), term(("Relu", SCORE)))}
-    guard: ScoreExpr = ("Where", ("IsNaN", SCORE), ("f", 0.0), ("Max", SCORE, ("f", -2.0)))
+    yield "square", {"masks": (term(Apply("Pow", SCORE, Float(2.0))), Causal())}
+    yield "powers", {"masks": (term(added(Apply("Pow", Apply("ToFloat", Apply("Add", K, Int(1))), Float(0.3)))),)}
+    yield (
+        "decay",
+        {
+            "masks": (
+                term(
+                    Apply(
+                        "Mul", SCORE, Apply("Exp", Apply("Mul", Float(-0.05), Apply("ToFloat", Apply("Abs", DISTANCE))))
+                    )
+                ),
+            )
+        },
+    )
+    yield (
+        "rounding",
+        {
+            "masks": (
+                term(added(Apply("Floor", Apply("Div", Apply("ToFloat", Q), Float(7.5))))),
+                term(Apply("Relu", SCORE)),
+            )
+        },
+    )
+    guard: ScoreExpr = Apply("Where", Apply("IsNaN", SCORE), Float(0.0), Apply("Max", SCORE, Float(-2.0)))
     yield "guarded_score", {"masks": (BoolMask((2, 1, 64, 64)), term(guard))}
 
     # Tensors of every type and broadcast.
     for dtype in ("bool", "i32", "i64", "f32", "f16", "bf16"):
-        test: ScoreExpr = T0 if dtype == "bool" else ("Greater", T0, ("i", 0) if dtype[0] == "i" else ("f", -0.5))
+        test: ScoreExpr = T0 if dtype == "bool" else Apply("Greater", T0, Int(0) if dtype[0] == "i" else Float(-0.5))
         shapes = ((2, 2, s, s), (s, s), (1, 2, 1, s), (2, 1, s, 1), (1,))
         for i, shape in enumerate(shapes):
             if dtype in ("i64", "bool") or i in (1, 3):
                 masks = (term(where(test), TensorArg(shape, dtype)),)
                 yield f"tensor_{dtype}_{i}", square | {"masks": masks, "empty_row": "zero"}
-    difference: ScoreExpr = ("ToFloat", ("Sub", T0, ("Mul", T1, K)))
+    difference: ScoreExpr = Apply("ToFloat", Apply("Sub", T0, Apply("Mul", T1, K)))
     yield "integers", square | {"masks": (term(added(difference), TensorArg((s, s), "i64"), TensorArg((s, 1), "i32")),)}
-    division: ScoreExpr = ("ToFloat", ("Mod", ("Div", T0, T1), ("Sub", T1, ("i", 2))))
+    division: ScoreExpr = Apply("ToFloat", Apply("Mod", Apply("Div", T0, T1), Apply("Sub", T1, Int(2))))
     ids = TensorArg((1, 2, s, 1), "i64"), TensorArg((s,), "i32")
     yield "division", square | {"masks": (term(added(division), *ids),)}
     several = (
-        term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32")),
+        term(where(Apply("Less", K, T0)), TensorArg((2, 1, 1, 1), "i32")),
         Causal("end"),
         term(added(alibi), TensorArg((2, 1, 1))),
         BoolMask((1, 1, 1, s)),
@@ -239,21 +268,25 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
     # A single query, or a few.
     one: dict[str, Any] = {"Sq": 1, "Skv": 300}
-    lengths = term(where(("Less", K, T0)), TensorArg((2, 1, 1, 1), "i64"), label="lengths")
+    lengths = term(where(Apply("Less", K, T0)), TensorArg((2, 1, 1, 1), "i64"), label="lengths")
     yield "decode_lengths", one | {"masks": (lengths,), "empty_row": "zero"}
     yield "decode_gqa_lengths", one | {"Hq": 8, "masks": (lengths,), "empty_row": "zero"}
-    late: ScoreExpr = ("Mul", T0, ("ToFloat", ("Sub", K, ("Sub", ("Skv",), ("i", 1)))))
+    late: ScoreExpr = Apply("Mul", T0, Apply("ToFloat", Apply("Sub", K, Apply("Sub", SKV, Int(1)))))
     yield "decode_alibi_gqa", one | {"Hq": 8, "masks": (term(added(late), TensorArg((8, 1, 1))),)}
     yield "decode_sink_window", one | {"Hq": 8, "sink": TensorArg((8, 1, 1)), "masks": (SlidingWindow(20, 0, "end"),)}
     # Slot k of a ring holds the newest position that is k modulo the size of the ring; T0 is how many have been written.
-    age: ScoreExpr = ("Mod", ("Sub", ("Add", ("Sub", T0, K), ("Skv",)), ("i", 1)), ("Skv",))
+    age: ScoreExpr = Apply("Mod", Apply("Sub", Apply("Add", Apply("Sub", T0, K), SKV), Int(1)), SKV)
     ring = term(
-        where(("And", ("Less", age, T0), ("Less", age, ("i", 256)))), TensorArg((2, 1, 1, 1), "i64"), label="ring"
+        where(Apply("And", Apply("Less", age, T0), Apply("Less", age, Int(256)))),
+        TensorArg((2, 1, 1, 1), "i64"),
+        label="ring",
     )
     yield "decode_ring", one | {"Hq": 8, "masks": (ring,), "empty_row": "zero"}
-    last: ScoreExpr = ("Add", Q, ("Sub", T0, ("Sq",)))
+    last: ScoreExpr = Apply("Add", Q, Apply("Sub", T0, SQ))
     held = term(
-        where(("And", ("Less", K, T0), ("LessOrEqual", K, last))), TensorArg((2, 1, 1, 1), "i64"), label="cache"
+        where(Apply("And", Apply("Less", K, T0), Apply("LessOrEqual", K, last))),
+        TensorArg((2, 1, 1, 1), "i64"),
+        label="cache",
     )
     yield "prefill_cache", {"Sq": 40, "Skv": 150, "Hq": 4, "masks": (held,), "empty_row": "zero"}
 
@@ -276,9 +309,15 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "few_masks", few | {"masks": (BoolMask((2, 1, 1, 130)), AddMask((2, 6, 4, 130)), AddMask((6, 4, 1)))}
     yield "few_rows_mask", few | {"masks": (BoolMask((2, 1, 4, 130)),)}
     yield "few_alibi", few | {"masks": (term(added(alibi), TensorArg((6, 1, 1))), Causal("end"))}
-    yield "few_distance", few | {"masks": (term(added(("Mul", ("f", 0.1), ("ToFloat", DISTANCE)))),), "scale": 1.0}
+    yield (
+        "few_distance",
+        few | {"masks": (term(added(Apply("Mul", Float(0.1), Apply("ToFloat", DISTANCE)))),), "scale": 1.0},
+    )
     yield "few_bshd", few | {"q_layout": (0, 2, 1, 3), "o_layout": (0, 2, 1, 3), "masks": (Causal("end"),)}
-    yield "few_queries", {"Sq": 3, "Hq": 4, "Skv": 130, "masks": (Causal("end"), term(where(("Less", K, ("i", 99)))))}
+    yield (
+        "few_queries",
+        {"Sq": 3, "Hq": 4, "Skv": 130, "masks": (Causal("end"), term(where(Apply("Less", K, Int(99)))))},
+    )
 
 
 def _cases() -> Iterator[Case]:
@@ -461,13 +500,13 @@ def _cases() -> Iterator[Case]:
     yield case("dyn_decode", "dynamic", "decode", Sq=1, Skv="t", sizes=two)
     yield case("dyn_decode_gqa", "dynamic", "decode", Sq=1, Skv="t", Hq=8, batch=("b",), sizes=two)
 
-    grown = ("LessOrEqual", K, ("Add", Q, ("Sub", ("Skv",), ("Sq",))))
-    within = term(where(("And", grown, ("Less", K, T0))), TensorArg(("b", 1, 1, 1), "i64"))
+    grown = Apply("LessOrEqual", K, Apply("Add", Q, Apply("Sub", SKV, SQ)))
+    within = term(where(Apply("And", grown, Apply("Less", K, T0))), TensorArg(("b", 1, 1, 1), "i64"))
     yield case("dyn_lengths_rows", "dynamic", "expression", **dyn, batch=("b",), masks=(within,), empty_row="zero")
     ids = TensorArg(("b", 1, "s", 1), "i64"), TensorArg(("b", 1, 1, "t"), "i64")
-    document = term(where(("Equal", T0, T1), FLOAT_MIN), *ids)
+    document = term(where(Apply("Equal", T0, T1), FLOAT_MIN), *ids)
     yield case("dyn_document", "dynamic", "expression", **dyn, batch=("b",), masks=(document,), empty_row="mean")
-    pair = term(added(("Mul", T0, ("f", 0.5))), TensorArg(("b", 2, "s", "t")))
+    pair = term(added(Apply("Mul", T0, Float(0.5))), TensorArg(("b", 2, "s", "t")))
     yield case("dyn_pair_bias", "dynamic", "expression", **dyn, batch=("b",), masks=(pair,))
     yield case("dyn_sink", "dynamic", "expression", **dyn, batch=("b",), sink=TensorArg((1, 2, "s", 1)))
     yield case("dyn_swapped", "dynamic", **dyn, q_layout=kt, o_layout=kt)

@@ -29,7 +29,7 @@ from onnx_fa.spec.attention import (
     with_shapes,
 )
 from onnx_fa.spec.cases import FLOAT_MIN, alibi
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves, substitute
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, Tensor, substitute, tensors_of
 
 LARGE_HEADS = (80, 96, 128, 160, 192, 256, 320, 512)
 MOST_SCORES = 1 << 19
@@ -48,47 +48,47 @@ class Drawn:
 
 
 def _bool(r: Random, tensors: Sequence[TensorArg], depth: int) -> ScoreExpr:
-    own = [("tensor", i) for i, t in enumerate(tensors) if t.kind == "bool"]
+    own = [Tensor(i) for i, t in enumerate(tensors) if t.kind == "bool"]
     kinds = ["compare"] * 4 + ["leaf"] * bool(own) + ["And", "Or", "Xor", "Not", "Equal", "ToBool"] * (depth > 0)
     match r.choice(kinds):
         case "leaf":
             return r.choice(own)
         case "compare":
             op = r.choice(("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "LessOrEqual", "Equal"))
-            return (op, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
+            return Apply(op, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
         case "Not":
-            return ("Not", _bool(r, tensors, depth - 1))
+            return Apply("Not", _bool(r, tensors, depth - 1))
         case "ToBool":
-            return ("ToBool", _int(r, tensors, depth - 1))
+            return Apply("ToBool", _int(r, tensors, depth - 1))
         case op:
-            return (op, _bool(r, tensors, depth - 1), _bool(r, tensors, depth - 1))
+            return Apply(op, _bool(r, tensors, depth - 1), _bool(r, tensors, depth - 1))
 
 
 def _int(r: Random, tensors: Sequence[TensorArg], depth: int) -> ScoreExpr:
-    own: list[ScoreExpr] = [("tensor", i) for i, t in enumerate(tensors) if t.kind == "int"]
+    own: list[ScoreExpr] = [Tensor(i) for i, t in enumerate(tensors) if t.kind == "int"]
     kinds = ["leaf"] * 2 + ["Add", "Sub", "Min", "Max", "unary", "Mul", "Div", "Mod", "Where", "ToInt"] * (depth > 0)
-    constant: ScoreExpr = ("i", r.randint(-3, 70))
+    constant: ScoreExpr = Int(r.randint(-3, 70))
     match r.choice(kinds):
         case "leaf":
-            named: list[ScoreExpr] = [Q, K, Q, K, ("Skv",), ("Sq",), *own, *own]
+            named: list[ScoreExpr] = [Q, K, Q, K, SKV, SQ, *own, *own]
             return r.choice([*named, constant])
         case "unary":
-            return (r.choice(("Neg", "Abs", "Sign", "Relu")), _int(r, tensors, depth - 1))
+            return Apply(r.choice(("Neg", "Abs", "Sign", "Relu")), _int(r, tensors, depth - 1))
         case "Mul" | "Div" | "Mod" as op:
             by = r.choice([constant, *own[:1]])
-            return (op, _int(r, tensors, depth - 1), by)
+            return Apply(op, _int(r, tensors, depth - 1), by)
         case "ToInt":
-            return ("ToInt", _bool(r, tensors, depth - 1))
+            return Apply("ToInt", _bool(r, tensors, depth - 1))
         case "Where":
             condition = _bool(r, tensors, depth - 1)
-            return ("Where", condition, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
+            return Apply("Where", condition, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
         case op:
-            return (op, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
+            return Apply(op, _int(r, tensors, depth - 1), _int(r, tensors, depth - 1))
 
 
 def _float(r: Random, tensors: Sequence[TensorArg], depth: int) -> ScoreExpr:
     """A small number: what is rounded in f32 must not be large, or the reference would be far away by right."""
-    own: list[ScoreExpr] = [("tensor", i) for i, t in enumerate(tensors) if t.kind == "float"]
+    own: list[ScoreExpr] = [Tensor(i) for i, t in enumerate(tensors) if t.kind == "float"]
     kinds = (
         ["position"] * 2
         + ["constant"]
@@ -99,35 +99,38 @@ def _float(r: Random, tensors: Sequence[TensorArg], depth: int) -> ScoreExpr:
         case "leaf":
             return r.choice(own)
         case "constant":
-            return ("f", r.choice((0.5, -1.0, 2.0)))
+            return Float(r.choice((0.5, -1.0, 2.0)))
         case "position":
-            place: ScoreExpr = ("ToFloat", ("Mod", _int(r, tensors, 1), ("i", 64)))
-            return ("Mul", ("f", r.choice((0.05, -0.1))), place)
+            place: ScoreExpr = Apply("ToFloat", Apply("Mod", _int(r, tensors, 1), Int(64)))
+            return Apply("Mul", Float(r.choice((0.05, -0.1))), place)
         case "unary":
             x = _float(r, tensors, depth - 1)
             op = r.choice(("Tanh", "Sigmoid", "Sin", "Cos", "Erf", "Softplus", "Exp", "Log", "Neg", "Abs", "Pow"))
-            safe: dict[str, ScoreExpr] = {"Exp": ("Neg", ("Abs", x)), "Log": ("Add", ("Abs", x), ("f", 0.1))}
+            safe: dict[str, ScoreExpr] = {
+                "Exp": Apply("Neg", Apply("Abs", x)),
+                "Log": Apply("Add", Apply("Abs", x), Float(0.1)),
+            }
             if op == "Pow":
-                return ("Pow", ("Add", ("Abs", x), ("f", 0.1)), ("f", r.choice((0.5, 1.5, -0.3))))
-            return (op, safe.get(op, x))
+                return Apply("Pow", Apply("Add", Apply("Abs", x), Float(0.1)), Float(r.choice((0.5, 1.5, -0.3))))
+            return Apply(op, safe.get(op, x))
         case "Where":
             a, b = _float(r, tensors, depth - 1), _float(r, tensors, depth - 1)
-            return ("Where", _bool(r, tensors, depth - 1), a, b)
+            return Apply("Where", _bool(r, tensors, depth - 1), a, b)
         case op:
-            return (op, _float(r, tensors, depth - 1), _float(r, tensors, depth - 1))
+            return Apply(op, _float(r, tensors, depth - 1), _float(r, tensors, depth - 1))
 
 
 def _function(r: Random, tensors: Sequence[TensorArg]) -> ScoreExpr:
     """More than a mask or a bias."""
-    bounded: ScoreExpr = ("Sigmoid", _float(r, tensors, 1))
-    cap: ScoreExpr = ("f", r.choice((3.0, 20.0)))
+    bounded: ScoreExpr = Apply("Sigmoid", _float(r, tensors, 1))
+    cap: ScoreExpr = Float(r.choice((3.0, 20.0)))
     choices: list[ScoreExpr] = [
-        ("Mul", cap, ("Tanh", ("Div", SCORE, cap))),
-        ("Softplus", SCORE),
-        ("Mul", SCORE, bounded),
-        ("Max", SCORE, _float(r, tensors, 1)),
-        ("Sub", _float(r, tensors, 1), SCORE),
-        ("Where", ("Greater", SCORE, ("f", -1e30)), ("Erf", SCORE), SCORE),
+        Apply("Mul", cap, Apply("Tanh", Apply("Div", SCORE, cap))),
+        Apply("Softplus", SCORE),
+        Apply("Mul", SCORE, bounded),
+        Apply("Max", SCORE, _float(r, tensors, 1)),
+        Apply("Sub", _float(r, tensors, 1), SCORE),
+        Apply("Where", Apply("Greater", SCORE, Float(-1e30)), Apply("Erf", SCORE), SCORE),
     ]
     return r.choice(choices)
 
@@ -138,7 +141,7 @@ def _function(r: Random, tensors: Sequence[TensorArg]) -> ScoreExpr:
 def _and(*conditions: ScoreExpr) -> ScoreExpr:
     first, *rest = conditions
     for c in rest:
-        first = ("And", first, c)
+        first = Apply("And", first, c)
     return first
 
 
@@ -146,12 +149,12 @@ def _near(r: Random, skv: int) -> ScoreExpr:
     """Neighbourhood attention (NATTEN): windows of one size that stop at the ends, in one dim, or in the two of an image."""
     reach = r.randint(1, 6)
     if r.random() < 0.5:
-        first: ScoreExpr = ("Max", ("Min", ("Sub", Q, ("i", reach)), ("i", skv - 2 * reach - 1)), ("i", 0))
-        return _and(("GreaterOrEqual", K, first), ("Less", K, ("Add", first, ("i", 2 * reach + 1))))
-    width: ScoreExpr = ("i", r.randint(2, 12))
-    rows: ScoreExpr = ("Abs", ("Sub", ("Div", Q, width), ("Div", K, width)))
-    columns: ScoreExpr = ("Abs", ("Sub", ("Mod", Q, width), ("Mod", K, width)))
-    return _and(("LessOrEqual", rows, ("i", reach)), ("LessOrEqual", columns, ("i", reach)))
+        first: ScoreExpr = Apply("Max", Apply("Min", Apply("Sub", Q, Int(reach)), Int(skv - 2 * reach - 1)), Int(0))
+        return _and(Apply("GreaterOrEqual", K, first), Apply("Less", K, Apply("Add", first, Int(2 * reach + 1))))
+    width: ScoreExpr = Int(r.randint(2, 12))
+    rows: ScoreExpr = Apply("Abs", Apply("Sub", Apply("Div", Q, width), Apply("Div", K, width)))
+    columns: ScoreExpr = Apply("Abs", Apply("Sub", Apply("Mod", Q, width), Apply("Mod", K, width)))
+    return _and(Apply("LessOrEqual", rows, Int(reach)), Apply("LessOrEqual", columns, Int(reach)))
 
 
 KEEPS = ("chunked", "dilated", "near", "prefix", "document", "global", "lengths", "cache", "ring", "strided")
@@ -162,41 +165,41 @@ def _keep(r: Random, kind: str, score: tuple[int, ...]) -> tuple[ScoreExpr, list
     lead = (*score[:-3], 1) if r.random() < 0.5 else (*[1] * (len(score) - 3), 1)
     sq, skv = score[-2:]
     ints: Any = r.choice(("i32", "i64"))
-    causal: ScoreExpr = ("LessOrEqual", K, Q)
-    size: ScoreExpr = ("i", r.randint(1, 40))
-    row, t0, t1 = TensorArg((*lead, 1, 1), ints), ("tensor", 0), ("tensor", 1)
+    causal: ScoreExpr = Apply("LessOrEqual", K, Q)
+    size: ScoreExpr = Int(r.randint(1, 40))
+    row, t0, t1 = TensorArg((*lead, 1, 1), ints), Tensor(0), Tensor(1)
     match kind:
         case "chunked":
-            return _and(causal, ("Equal", ("Div", Q, size), ("Div", K, size))), []
+            return _and(causal, Apply("Equal", Apply("Div", Q, size), Apply("Div", K, size))), []
         case "dilated":
-            step = ("Equal", ("Mod", ("Sub", Q, K), ("i", r.randint(1, 5))), ("i", 0))
-            return _and(("LessOrEqual", ("Abs", ("Sub", Q, K)), size), step), []
+            step = Apply("Equal", Apply("Mod", Apply("Sub", Q, K), Int(r.randint(1, 5))), Int(0))
+            return _and(Apply("LessOrEqual", Apply("Abs", Apply("Sub", Q, K)), size), step), []
         case "near":
             return _near(r, skv), []
         case "prefix":
-            return ("Or", causal, ("Less", K, size)), []
+            return Apply("Or", causal, Apply("Less", K, size)), []
         case "document":
             ids = [TensorArg((*lead, sq, 1), ints), TensorArg((*lead, 1, skv), ints)]
-            same: ScoreExpr = ("Equal", t0, t1)
+            same: ScoreExpr = Apply("Equal", t0, t1)
             return (_and(causal, same) if r.random() < 0.5 else same), ids
         case "global":  # a window, and some keys and queries that see and are seen by all (Longformer, BigBird)
-            window: ScoreExpr = ("LessOrEqual", ("Abs", ("Sub", Q, K)), size)
-            return ("Or", window, ("Or", ("Less", K, ("i", 2)), ("Less", Q, ("i", 1)))), []
+            window: ScoreExpr = Apply("LessOrEqual", Apply("Abs", Apply("Sub", Q, K)), size)
+            return Apply("Or", window, Apply("Or", Apply("Less", K, Int(2)), Apply("Less", Q, Int(1)))), []
         case "lengths":
-            return ("Less", K, t0), [row]
+            return Apply("Less", K, t0), [row]
         case "cache":  # the last query stands at the last valid key of its batch row
-            last: ScoreExpr = ("Add", Q, ("Sub", t0, ("Sq",)))
-            return _and(("Less", K, t0), ("LessOrEqual", K, last)), [row]
+            last: ScoreExpr = Apply("Add", Q, Apply("Sub", t0, SQ))
+            return _and(Apply("Less", K, t0), Apply("LessOrEqual", K, last)), [row]
         case "ring":  # slot k holds the newest position that is k modulo the size of the ring
-            age: ScoreExpr = ("Mod", ("Sub", ("Add", ("Sub", t0, K), ("Skv",)), ("i", 1)), ("Skv",))
-            return _and(("Less", age, t0), ("Less", age, size)), [row]
-    return ("Less", ("Mod", K, size), ("i", r.randint(1, 9))), []
+            age: ScoreExpr = Apply("Mod", Apply("Sub", Apply("Add", Apply("Sub", t0, K), SKV), Int(1)), SKV)
+            return _and(Apply("Less", age, t0), Apply("Less", age, size)), [row]
+    return Apply("Less", Apply("Mod", K, size), Int(r.randint(1, 9))), []
 
 
 def _used(expr: ScoreExpr, tensors: Sequence[TensorArg]) -> Elementwise:
     """The term, without the tensors that its expression turned out not to read."""
-    read = sorted({leaf[1] for leaf in leaves(expr) if leaf[0] == "tensor"})
-    renumbered = substitute(expr, lambda x: ("tensor", read.index(x[1])) if x[0] == "tensor" else x)
+    read = sorted(tensors_of(expr))
+    renumbered = substitute(expr, lambda leaf: Tensor(read.index(leaf.index)) if isinstance(leaf, Tensor) else leaf)
     return Elementwise(renumbered, tuple(tensors[i] for i in read))
 
 
@@ -308,14 +311,14 @@ def random_spec(r: Random) -> Drawn:
             case "b":
                 masks.append(BoolMask(tensor(), fill))
             case "h":
-                expr: ScoreExpr = ("Where", _bool(r, given_tensors, 3), SCORE, ("f", fill))
+                expr: ScoreExpr = Apply("Where", _bool(r, given_tensors, 3), SCORE, Float(fill))
                 masks.append(_used(expr, given_tensors))
             case "r":
-                masks.append(_used(("Add", SCORE, _float(r, given_tensors, 3)), given_tensors))
+                masks.append(_used(Apply("Add", SCORE, _float(r, given_tensors, 3)), given_tensors))
             case "keep":
                 name = r.choice(KEEPS)
                 keep, read = _keep(r, name, score)
-                masks.append(Elementwise(("Where", keep, SCORE, ("f", fill)), tuple(read), name))
+                masks.append(Elementwise(Apply("Where", keep, SCORE, Float(fill)), tuple(read), name))
             case "alibi":
                 masks.append(alibi(hkv * group))
             case "pair":  # Evoformer: a bias of each pair, and a mask of the keys

@@ -11,7 +11,7 @@ from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.plan.bounds import BlockBounds, Range, Truth, Truths
 from onnx_fa.kernels.plan.score import IndexMask, varies, window
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import SKV, SQ, K, Q, ScoreExpr, Tensor
 
 
 class KeyWalk(MaskedScores, ABC):
@@ -79,13 +79,13 @@ class KeyWalk(MaskedScores, ABC):
         intervals of positions, lengths, integers and booleans tell."""
         t = self.t
         last = t.arith("subi", t.arith("minsi", t.arith("addi", k0, rows), self.skv), t.index(1))
-        ranges: dict[ScoreExpr, Range | None] = {("q",): (self.m0, t.arith("addi", self.m0, self.last_row))}
-        ranges |= {("k",): (k0, last), ("Sq",): (self.sq, self.sq), ("Skv",): (self.skv, self.skv)}
+        ranges: dict[ScoreExpr, Range | None] = {Q: (self.m0, t.arith("addi", self.m0, self.last_row))}
+        ranges |= {K: (k0, last), SQ: (self.sq, self.sq), SKV: (self.skv, self.skv)}
 
         def leaf(e: ScoreExpr) -> Range | None:
-            if e not in ranges:
-                by_row, by_key = varies(self.spec.tensors[e[1]])
-                ranges[e] = self.key_range(e[1], k0, rows) if by_key and not by_row else self.row_ranges.get(e[1])
+            if isinstance(e, Tensor) and e not in ranges:
+                by_row, by_key = varies(self.spec.tensors[e.index])
+                ranges[e] = self.key_range(e.index, k0, rows) if by_key and not by_row else self.row_ranges.get(e.index)
             return ranges[e]
 
         bounds = BlockBounds(t, leaf)

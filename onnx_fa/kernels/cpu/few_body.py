@@ -23,7 +23,7 @@ from onnx_fa.kernels.mlir.text import I32, tensor_type
 from onnx_fa.kernels.plan.bounds import Truth
 from onnx_fa.kernels.plan.score import IndexMask, IndexStep, uses, varies, window
 from onnx_fa.spec.attention import AttentionSpec, TensorArg
-from onnx_fa.spec.expr import SCORE, K, ScoreExpr
+from onnx_fa.spec.expr import SCORE, K, ScoreExpr, Tensor
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ class FewBody(VectorBody):
     def key_expression(self, expr: ScoreExpr, s: str, keys: _Keys, r: int, block: Block) -> str:
         t, tensors = self.t, self.spec.tensors
 
-        def stored(e: ScoreExpr) -> Vector:
-            slab, inside = self.masks[e[1]], not (block.edge and self.ragged_keys)
-            at = [*([t.index(r)] if varies(tensors[e[1]])[0] else []), keys.first]
+        def stored(e: Tensor) -> Vector:
+            slab, inside = self.masks[e.index], not (block.edge and self.ragged_keys)
+            at = [*([t.index(r)] if varies(tensors[e.index])[0] else []), keys.first]
             return self.to_vector(
                 t.read(slab.value, slab.type, *at, element=slab.element, in_bounds=inside), slab.element
             )
@@ -187,7 +187,7 @@ class FewBody(VectorBody):
                 return Vector(keys.positions, "i32")
             if e in self.row_values[r]:
                 return self.row_values[r][e]  # the same for all queries, as nothing here varies along them
-            return stored(e) if e[0] == "tensor" else None
+            return stored(e) if isinstance(e, Tensor) else None
 
         def known(e: ScoreExpr) -> Vector | None:
             if e == SCORE:
@@ -196,7 +196,7 @@ class FewBody(VectorBody):
                 return self.row_values[r][e]
             if uses(e, tensors) == {"k"}:
                 return self.vector.emit(e, by_key, keys.known)
-            return stored(e) if e[0] == "tensor" else None
+            return stored(e) if isinstance(e, Tensor) else None
 
         return self.vector.emit(expr, known, {}).value
 

@@ -25,7 +25,7 @@ from onnx_fa.kernels.plan.score import (
 )
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.attention import AttentionSpec, TensorArg
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves
+from onnx_fa.spec.expr import SCORE, SQ, K, Length, Q, ScoreExpr, Tensor, leaves, tensors_of
 
 
 class MaskedScores(VectorOperands):
@@ -48,7 +48,7 @@ class MaskedScores(VectorOperands):
         conditions = (*self.skips.low, *self.skips.kept.values())
         self.row_ranges = {
             i: self.row_range(tensor_rows[i])
-            for i in sorted({leaf[1] for e in conditions for leaf in leaves(e) if leaf[0] == "tensor"})
+            for i in sorted({index for e in conditions for index in tensors_of(e)})
             if i in tensor_rows
         }
         parts = row_parts(self.plan, spec.tensors)
@@ -113,7 +113,7 @@ class MaskedScores(VectorOperands):
         def known(expr: ScoreExpr) -> Vector | None:
             if expr == Q:
                 return Vector(self.positions[j], "i32")
-            return tensors[expr[1]] if expr[0] == "tensor" else self.length(expr)
+            return tensors[expr.index] if isinstance(expr, Tensor) else self.length(expr)
 
         memo: dict[ScoreExpr, Vector] = {}
         return {part: self.vector.emit(part, known, memo) for part in parts}
@@ -166,20 +166,20 @@ class MaskedScores(VectorOperands):
         return self.least_and_largest(low, high, start.element)
 
     def length(self, expr: ScoreExpr) -> Vector | None:
-        if expr[0] not in ("Sq", "Skv"):
+        if not isinstance(expr, Length):
             return None
-        return Vector(self.t.broadcast(self.i32(self.sq if expr[0] == "Sq" else self.skv), I32), "i32")
+        return Vector(self.t.broadcast(self.i32(self.sq if expr == SQ else self.skv), I32), "i32")
 
     def mask_tile(self, part: ScoreExpr, tiles: list[str], block: Block) -> list[str]:
         """A block of what is made from one Sq x Skv tensor, transposed into one tile, or two for the halves of integers."""
         t, w = self.t, self.t.width
-        slab = self.masks[next(leaf[1] for leaf in leaves(part) if leaf[0] == "tensor")]
+        slab = self.masks[next(leaf.index for leaf in leaves(part) if isinstance(leaf, Tensor))]
         carried_types = [self.tile_type] * len(tiles)
 
         def read(row: str, column: str) -> list[str]:
             x = t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=not block.edge)
             tensor = self.to_vector(x, slab.element)
-            value = self.vector.emit(part, lambda e: tensor if e[0] == "tensor" else None, {})
+            value = self.vector.emit(part, lambda e: tensor if isinstance(e, Tensor) else None, {})
             return self.as_floats(value)
 
         def queries(row: str, carried: list[str]) -> list[str]:
@@ -236,7 +236,7 @@ class MaskedScores(VectorOperands):
                 return Vector(t.broadcast(self.i32(row.key), I32), "i32")
             if e in self.row_values[j]:
                 return self.row_values[j][e]  # the same in every lane, as nothing here varies along the queries
-            return self.splat_of(self.masks[e[1]], row.read) if e[0] == "tensor" else None
+            return self.splat_of(self.masks[e.index], row.read) if isinstance(e, Tensor) else None
 
         def known(e: ScoreExpr) -> Vector | None:
             if e == SCORE:

@@ -26,7 +26,7 @@ from onnx_fa.kernels.plan.score import LOG2E, IndexMask, IndexStep, score_plan, 
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.attention import AttentionSpec, Dim
 from onnx_fa.spec.dtypes import F32_MAX
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import Length, Position, Score, ScoreExpr, Tensor
 from onnx_fa.spec.target import Target
 
 MAX_START = -F32_MAX
@@ -131,16 +131,16 @@ class GpuBody:
             memo: dict[ScoreExpr, Vector] = {}
 
             def known(e: ScoreExpr) -> Vector | None:
-                if e == ("score",):
-                    return Vector(s, "f32")
-                if e[0] in ("q", "k"):
-                    return Vector(value[e[0]], "i32")
-                if e[0] in ("Sq", "Skv"):
-                    length = spec.Sq if e[0] == "Sq" else spec.Skv
-                    if isinstance(length, int):
-                        return Vector(r.constant(str(length), "i32"), "i32")
-                    return Vector(r.let(f"arith.index_cast {self.value(length)} : index to i32"), "i32")
-                return tensors[e[1]] if e[0] == "tensor" else None
+                match e:
+                    case Score():
+                        return Vector(s, "f32")
+                    case Position(axis):
+                        return Vector(value[axis], "i32")
+                    case Length(axis):
+                        return self.length(r, spec.Sq if axis == "q" else spec.Skv)
+                    case Tensor(index):
+                        return tensors[index]
+                return None
 
             for step in self.plan.steps:
                 if isinstance(step, IndexStep):
@@ -155,6 +155,12 @@ class GpuBody:
             return s
 
         return self.ops.generic(axes, sources, (self.ops.empty(axes), axes, "f32"), body)
+
+    def length(self, r: Region, dim: Dim) -> Vector:
+        """A length, as expressions take it."""
+        if isinstance(dim, int):
+            return Vector(r.constant(str(dim), "i32"), "i32")
+        return Vector(r.let(f"arith.index_cast {self.value(dim)} : index to i32"), "i32")
 
     def key(self, r: Region) -> str:
         """The key of an element of the score, counted from the block's first."""

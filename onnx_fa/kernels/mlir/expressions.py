@@ -12,7 +12,7 @@ from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, kind
 from onnx_fa.spec.attention import Dim, TensorArg
 from onnx_fa.spec.dtypes import F32_MAX
-from onnx_fa.spec.expr import LEAVES, ScoreExpr
+from onnx_fa.spec.expr import Apply, Axis, Bool, Constant, Float, Int, Length, Position, ScoreExpr, Tensor
 
 LONGEST = 2**28
 """No length that is unknown at compile time is longer: K of one head would take a gigabyte at the least."""
@@ -61,7 +61,7 @@ class IntBounds:
     """Static bounds of integer expressions."""
 
     def __init__(self, sq: Dim, skv: Dim, tensors: tuple[TensorArg, ...]) -> None:
-        self._lengths = {"Sq": sq, "Skv": skv}
+        self._lengths: dict[Axis, Dim] = {"q": sq, "k": skv}
         self._tensors = tensors
         self.of = cache(self._of)
 
@@ -71,35 +71,41 @@ class IntBounds:
 
     def _raw(self, expr: ScoreExpr) -> Interval:
         match expr:
-            case ("i", value):
+            case Int(value):
                 return value, value
-            case ("tensor", n):
+            case Tensor(n):
                 return _I32 if self._tensors[n].dtype == "i32" else _I64
-            case ("Sq" | "Skv",):
-                size = self._lengths[expr[0]]
+            case Length(axis):
+                size = self._lengths[axis]
                 return (size, size) if isinstance(size, int) else (0, LONGEST)
-            case ("q" | "k",):
-                size = self._lengths["Sq" if expr[0] == "q" else "Skv"]
+            case Position(axis):
+                size = self._lengths[axis]
                 return 0, (size if isinstance(size, int) else LONGEST) - 1
-            case ("ToInt", a):
+            case Apply("ToInt", (a,)):
                 argument = kind(a, self._tensors)
                 return self.of(a) if argument == "int" else (0, 1) if argument == "bool" else _I64
-            case ("Where", _, a, b):
+            case Apply("Where", (_, a, b)):
                 (a0, a1), (b0, b1) = self.of(a), self.of(b)
                 return min(a0, b0), max(a1, b1)
-            case ("Neg", a):
+            case Apply("Neg", (a,)):
                 low, high = self.of(a)
                 return -high, -low
-            case ("Abs", a):
+            case Apply("Abs", (a,)):
                 low, high = self.of(a)
                 return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-            case ("Sign", a):
+            case Apply("Sign", (a,)):
                 return -1, 1
-            case ("Relu", a):
+            case Apply("Relu", (a,)):
                 low, high = self.of(a)
                 return max(low, 0), max(high, 0)
-        (a0, a1), (b0, b1) = self.of(expr[1]), self.of(expr[2])
-        match expr[0]:
+            case Apply(op, (a, b)):
+                return self._raw_of_two(op, self.of(a), self.of(b))
+        raise AssertionError(expr)
+
+    def _raw_of_two(self, op: str, a: Interval, b: Interval) -> Interval:
+        """Bounds of an op of two numbers within `a` and `b`."""
+        (a0, a1), (b0, b1) = a, b
+        match op:
             case "Add":
                 return a0 + b0, a1 + b1
             case "Sub":
@@ -119,7 +125,7 @@ class IntBounds:
                 return -largest, largest
             case "Mod":
                 return min(b0 + 1, 0), max(b1 - 1, 0)
-        raise AssertionError(expr[0])
+        raise AssertionError(op)
 
 
 @dataclass(frozen=True)
@@ -142,10 +148,10 @@ class ExprVectors:
         """`known` gives the vectors of leaves other than constants, and of whatever else has been computed before."""
         result = memo.get(expr) or known(expr)
         if result is None:
-            if expr[0] in ("f", "i", "b"):
+            if isinstance(expr, Constant):
                 return self._constant(expr)
-            assert expr[0] not in LEAVES, expr
-            result = self._op(expr, [self.emit(a, known, memo) for a in expr[1:]])
+            assert isinstance(expr, Apply), expr
+            result = self._op(expr, [self.emit(a, known, memo) for a in expr.args])
         memo[expr] = result
         return result
 
@@ -155,12 +161,13 @@ class ExprVectors:
     def _dense(self, literal: object, element: str) -> Vector:
         return Vector(self.t.dense(str(literal), element), element)
 
-    def _constant(self, expr: ScoreExpr) -> Vector:
-        if expr[0] == "b":
-            return self._dense("true" if expr[1] else "false", "i1")
-        if expr[0] == "i":
-            return self._dense(int(expr[1]), "i32" if _within((expr[1], expr[1]), _I32) else "i64")
-        return Vector(self._float(expr[1]), "f32")
+    def _constant(self, constant: Constant) -> Vector:
+        match constant:
+            case Bool(value):
+                return self._dense("true" if value else "false", "i1")
+            case Int(value):
+                return self._dense(int(value), "i32" if _within((value, value), _I32) else "i64")
+        return Vector(self._float(constant.value), "f32")
 
     def _float(self, value: float) -> str:
         if math.isnan(value):
@@ -194,8 +201,8 @@ class ExprVectors:
         op = "cmpf" if a.element == "f32" else "cmpi"
         return Vector(self.t.let(f"arith.{op} {predicate}, {a.value}, {b.value} : {self.type(a.element)}"), "i1")
 
-    def _op(self, expr: ScoreExpr, args: list[Vector]) -> Vector:
-        name, x = expr[0], args[0]
+    def _op(self, expr: Apply, args: list[Vector]) -> Vector:
+        name, x = expr.op, args[0]
         if name in _FLOAT_UNARY:
             return self._let(_FLOAT_UNARY[name], "f32", x)
         if name in _LOGIC:
@@ -212,7 +219,7 @@ class ExprVectors:
                 args = self._ints(args)
             return self._test(floats if x.element == "f32" else ints, *args)
         if name in ("Neg", "Abs", "Sign", "Relu") and x.element != "f32":
-            return self._int_unary(expr, self._ints(args, expr)[0])
+            return self._int_unary(name, self._ints(args, expr)[0])
         match name:
             case "Where":
                 a, b = args[1:]
@@ -232,7 +239,7 @@ class ExprVectors:
                 below = self._select(self._test("olt", x, zero), minus, x)  # zeros and NaN stay
                 return self._select(self._test("ogt", x, zero), one, below)
             case "Relu":
-                return self._let("arith.maximumf", "f32", x, Vector(self._float(0.0), "f32"))
+                return self._relu(x)
             case "Reciprocal":
                 return self._let("arith.divf", "f32", Vector(self._float(1.0), "f32"), x)
             case "Div" if x.element == "f32":
@@ -245,12 +252,15 @@ class ExprVectors:
                 return self._sigmoid(x)
             case "Softplus":
                 soft = self._let("math.log1p", "f32", self._exp_of_minus_abs(x))
-                return self._let("arith.addf", "f32", soft, self._op(("Relu",), [x]))
+                return self._let("arith.addf", "f32", soft, self._relu(x))
             case "ToFloat" | "ToInt" | "ToBool":
                 return self._conversion(name, x)
             case n if n == LOG2:
                 return Vector(self.in_log2(x.value), "f32")
         raise AssertionError(name)
+
+    def _relu(self, x: Vector) -> Vector:
+        return self._let("arith.maximumf", "f32", x, Vector(self._float(0.0), "f32"))
 
     def _conversion(self, name: str, x: Vector) -> Vector:
         match name, x.element:
@@ -274,9 +284,9 @@ class ExprVectors:
         both = t.let(f"arith.andi {finite}, {low} : {t.bvec}")
         return t.vop("arith.mulf", t.select(both, t.splat(MASK_FLOOR), value), t.splat(LOG2E))
 
-    def _int_unary(self, expr: ScoreExpr, x: Vector) -> Vector:
+    def _int_unary(self, op: str, x: Vector) -> Vector:
         zero, one, minus = (self._dense(v, x.element) for v in (0, 1, -1))
-        match expr[0]:
+        match op:
             case "Neg":
                 return self._let("arith.subi", x.element, zero, x)
             case "Abs":
@@ -285,12 +295,12 @@ class ExprVectors:
                 return self._let("arith.minsi", x.element, self._let("arith.maxsi", x.element, x, minus), one)
         return self._let("arith.maxsi", x.element, x, zero)
 
-    def _int_division(self, expr: ScoreExpr, args: list[Vector]) -> Vector:
+    def _int_division(self, expr: Apply, args: list[Vector]) -> Vector:
         """Division towards zero, or the remainder with the divisor's sign. By zero both give 0, and nothing traps."""
         a, b = args
         element = a.element
         zero, one, minus = (self._dense(v, element) for v in (0, 1, -1))
-        low, high = self.bounds.of(expr[2])
+        low, high = self.bounds.of(expr.args[1])
         divisor, by_zero, by_minus = b, None, None
         if low <= 0 <= high:
             by_zero = self._test("eq", b, zero)
@@ -298,13 +308,13 @@ class ExprVectors:
         if low <= -1 <= high:
             by_minus = self._test("eq", b, minus)
             divisor = self._select(by_minus, one, divisor)
-        if expr[0] == "Div":
+        if expr.op == "Div":
             result = self._let("arith.divsi", element, a, divisor)
             if by_minus is not None:
                 result = self._select(by_minus, self._let("arith.subi", element, zero, a), result)
             return self._select(by_zero, zero, result) if by_zero is not None else result
         result = self._let("arith.remsi", element, a, divisor)  # 0 where the divisor was replaced by 1, as it must be
-        if low > 0 and self.bounds.of(expr[1])[0] >= 0:
+        if low > 0 and self.bounds.of(expr.args[0])[0] >= 0:
             return result
         signs = self._test("slt", self._let("arith.xori", element, result, divisor), zero)
         differ = self._let("arith.andi", "i1", signs, self._test("ne", result, zero))
@@ -320,8 +330,9 @@ class ExprVectors:
         top = self._select(self._test("olt", x, zero), e, one)
         return self._let("arith.divf", "f32", top, self._let("arith.addf", "f32", one, e))
 
-    def _power(self, expr: ScoreExpr, args: list[Vector]) -> Vector:
-        exponent = expr[2][1] if expr[2][0] == "f" else None
+    def _power(self, expr: Apply, args: list[Vector]) -> Vector:
+        power = expr.args[1]
+        exponent = power.value if isinstance(power, Float) else None
         if exponent == 1.0:
             return args[0]
         if exponent in (2.0, 3.0):

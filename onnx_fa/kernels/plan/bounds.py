@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import Apply, Bool, Int, Length, Position, ScoreExpr, Tensor
 
 Bound = int | str
 """A number, or the SSA name of an index."""
@@ -25,21 +25,21 @@ _WRAPS = 2**63
 def _largest(expr: ScoreExpr) -> int:
     """A bound of the absolute value of an integer expression whose tensors are tame."""
     match expr:
-        case ("i", value):
+        case Int(value):
             return abs(int(value))
-        case ("tensor", *_):
+        case Tensor():
             return _TAME
-        case ("Add" | "Sub", x, y):
+        case Apply("Add" | "Sub", (x, y)):
             return _largest(x) + _largest(y)
-        case ("Mul", x, y):
+        case Apply("Mul", (x, y)):
             return _largest(x) * _largest(y)
-        case ("Min" | "Max", x, y):
+        case Apply("Min" | "Max", (x, y)):
             return max(_largest(x), _largest(y))
-        case ("Neg" | "Div", x, *_):
+        case Apply("Neg" | "Div", (x, *_)):
             return _largest(x)
-        case ("Mod", _, ("i", divisor)):
+        case Apply("Mod", (_, Int(divisor))):
             return abs(int(divisor))
-        case ("q" | "k" | "Sq" | "Skv", *_):
+        case Position() | Length():
             return _LONGEST
     return _WRAPS
 
@@ -119,14 +119,12 @@ class BlockBounds(Truths):
     def _tame(self, *exprs: ScoreExpr) -> Truth:
         """Whether the integer tensors that take part in arithmetic there are small enough for `_largest`."""
         found: Truth = True
-        todo = [part for expr in exprs if expr[0] != "tensor" for part in expr[1:]]
+        todo = [part for expr in exprs if isinstance(expr, Apply) for part in expr.args]
         while todo:
             part = todo.pop()
-            if not isinstance(part, tuple):
-                continue
-            if part[0] != "tensor":
-                todo += part[1:]
-            elif (values := self.leaf(part)) is not None:
+            if isinstance(part, Apply):
+                todo += part.args
+            elif isinstance(part, Tensor) and (values := self.leaf(part)) is not None:
                 for test in (self._test("sle", -_TAME, values[0]), self._test("sle", values[1], _TAME)):
                     found = self.both(found, test)
         return found
@@ -134,14 +132,14 @@ class BlockBounds(Truths):
     def range(self, expr: ScoreExpr) -> Range | None:
         """The least and the largest value of an integer expression over the block, if its tensors are tame; None where that is
         unknown, or where int64 may wrap around."""
-        if expr[0] in ("Add", "Sub", "Mul", "Neg") and _largest(expr) >= _WRAPS:
-            return None
         match expr:
-            case ("i", value):
+            case Apply("Add" | "Sub" | "Mul" | "Neg") if _largest(expr) >= _WRAPS:
+                return None
+            case Int(value):
                 return value, value
-            case ("q" | "k" | "Sq" | "Skv" | "tensor", *_):
+            case Position() | Length() | Tensor():
                 return self.leaf(expr)
-            case ("Add" | "Sub" | "Mul" | "Min" | "Max" as op, x, y):
+            case Apply("Add" | "Sub" | "Mul" | "Min" | "Max" as op, (x, y)):
                 a, b = self.range(x), self.range(y)
                 if a is None or b is None:
                     return None
@@ -156,16 +154,16 @@ class BlockBounds(Truths):
                         return self._most(a[0], b[0]), self._most(a[1], b[1])
                 products = [self._mul(p, r) for p in a for r in b]
                 return self._least(*products), self._most(*products)
-            case ("Neg", x):
+            case Apply("Neg", (x,)):
                 negated = self.range(x)
                 return None if negated is None else (self._sub(0, negated[1]), self._sub(0, negated[0]))
-            case ("Div", x, ("i", divisor)) if divisor > 0:
+            case Apply("Div", (x, Int(divisor))) if divisor > 0:
                 divided = self.range(x)
                 if divided is None:
                     return None
                 low, high = (self.t.arith("divsi", self._ssa(d), self.t.index(divisor)) for d in divided)
                 return low, high
-            case ("Mod", x, ("i", divisor)) if divisor > 0:
+            case Apply("Mod", (x, Int(divisor))) if divisor > 0:
                 return self._remainder(self.range(x), divisor)
         return None
 
@@ -185,26 +183,26 @@ class BlockBounds(Truths):
     def truth(self, expr: ScoreExpr) -> tuple[Truth, Truth]:
         """Whether a condition surely holds at every position of the block, and whether it surely holds at none."""
         match expr:
-            case ("b", value):
+            case Bool(value):
                 return bool(value), not value
-            case ("tensor", *_):
+            case Tensor():
                 values = self.leaf(expr)
                 return (
                     _UNKNOWN if values is None else (self._test("slt", 0, values[0]), self._test("sle", values[1], 0))
                 )
-            case ("Not", x):
+            case Apply("Not", (x,)):
                 true, false = self.truth(x)
                 return false, true
-            case ("And" | "Or" as op, x, y):
+            case Apply("And" | "Or" as op, (x, y)):
                 a, b = self.truth(x), self.truth(y)
                 if op == "And":
                     return self.both(a[0], b[0]), self.either(a[1], b[1])
                 return self.either(a[0], b[0]), self.both(a[1], b[1])
-            case ("Greater", x, y):
-                return self.truth(("Less", y, x))
-            case ("GreaterOrEqual", x, y):
-                return self.truth(("LessOrEqual", y, x))
-            case ("Less" | "LessOrEqual" | "Equal" as op, x, y):
+            case Apply("Greater", (x, y)):
+                return self.truth(Apply("Less", y, x))
+            case Apply("GreaterOrEqual", (x, y)):
+                return self.truth(Apply("LessOrEqual", y, x))
+            case Apply("Less" | "LessOrEqual" | "Equal" as op, (x, y)):
                 left, right = self.range(x), self.range(y)
                 if left is None or right is None:
                     return _UNKNOWN

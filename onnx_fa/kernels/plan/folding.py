@@ -7,7 +7,7 @@ import dataclasses
 
 from onnx_fa.kernels.plan.score import IndexMask, window
 from onnx_fa.spec.attention import AttentionSpec, Dim, Elementwise, MaskTerm, with_shapes
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, substitute
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, substitute
 
 MOST_ROWS = 32
 """More queries than this fill the vectors of a workgroup by themselves."""
@@ -40,10 +40,10 @@ def fold_queries(spec: AttentionSpec) -> AttentionSpec:
         return (*batch, 1, 1, keys) if head == 1 else (*batch, spec.Hkv, rows, keys)
 
     rows = spec.group * sq
-    query: ScoreExpr = ("i", 0) if sq == 1 else ("Mod", Q, ("i", sq))
+    query: ScoreExpr = Int(0) if sq == 1 else Apply("Mod", Q, Int(sq))
 
     def leaf(x: ScoreExpr) -> ScoreExpr:
-        return {Q: query, ("Sq",): ("i", sq)}.get(x, x)
+        return {Q: query, SQ: Int(sq)}.get(x, x)
 
     masks: list[MaskTerm] = []
     for term in spec.masks:
@@ -77,11 +77,11 @@ def _as_expression(mask: IndexMask, query: ScoreExpr, sq: int) -> list[MaskTerm]
     """An index mask, which keeps the keys between two bounds, for queries at those positions."""
     left, right = window(mask)
     end = mask.offset == "end"
-    offset: ScoreExpr = ("Sub", ("Skv",), ("i", sq)) if end else ("i", mask.offset)
-    at: ScoreExpr = ("Add", query, offset)
+    offset: ScoreExpr = Apply("Sub", SKV, Int(sq)) if mask.offset == "end" else Int(mask.offset)
+    at: ScoreExpr = Apply("Add", query, offset)
     keeps: list[ScoreExpr] = []
     if right is not None and not (end and right >= sq - 1):
-        keeps.append(("LessOrEqual", K, ("Add", at, ("i", right))))
+        keeps.append(Apply("LessOrEqual", K, Apply("Add", at, Int(right))))
     if left is not None:
-        keeps.append(("GreaterOrEqual", K, ("Sub", at, ("i", left))))
-    return [Elementwise(("Where", keep, SCORE, ("f", mask.fill))) for keep in keeps]
+        keeps.append(Apply("GreaterOrEqual", K, Apply("Sub", at, Int(left))))
+    return [Elementwise(Apply("Where", keep, SCORE, Float(mask.fill))) for keep in keeps]

@@ -1,7 +1,7 @@
 """What a kernel does to each score, as steps on vectors: every mask term but the index masks becomes one expression.
 
-Expressions are those of expr.py over the spec's tensors, numbered through all terms, with one more op: ("Log2", x) is x in
-units of log2, which the softmax works in; finite values below MASK_FLOOR are raised to it first.
+Expressions are those of expr.py over the spec's tensors, numbered through all terms, with one more op: Apply(LOG2, x) is x
+in units of log2, which the softmax works in; finite values below MASK_FLOOR are raised to it first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,21 @@ from onnx_fa.spec.attention import (
     SlidingWindow,
     TensorArg,
 )
-from onnx_fa.spec.expr import LEAVES, OPS, SCORE, Kind, ScoreExpr, leaves, substitute
+from onnx_fa.spec.expr import (
+    OPS,
+    SCORE,
+    Apply,
+    Constant,
+    Float,
+    Kind,
+    Position,
+    Score,
+    ScoreExpr,
+    Tensor,
+    kind_of,
+    leaves,
+    substitute,
+)
 
 LOG2 = "Log2"
 LOG2E = math.log2(math.e)
@@ -71,8 +85,8 @@ class ScorePlan:
         for i, step in enumerate(self.steps):
             if i not in terms:
                 steps.append(step)
-            elif isinstance(step, ExprStep) and step.expr[0] == LOG2:
-                steps.append(ExprStep((LOG2, SCORE)))
+            elif isinstance(step, ExprStep) and is_in_log2(step.expr):
+                steps.append(ExprStep(Apply(LOG2, SCORE)))
         return ScorePlan(tuple(steps), self.natural, self.weights)
 
     @property
@@ -95,35 +109,42 @@ def free(expr: ScoreExpr) -> bool:
 @cache
 def uses(expr: ScoreExpr, tensors: tuple[TensorArg, ...]) -> frozenset[str]:
     """What changes the value of `expr` within a head: some of "score", "q" and "k"."""
-    if expr[0] == "tensor":
-        rows, keys = varies(tensors[expr[1]])
-        return frozenset(["q"] * rows + ["k"] * keys)
-    if expr[0] in LEAVES:
-        return frozenset({expr[0]} & {"score", "q", "k"})
-    return frozenset().union(*(uses(a, tensors) for a in expr[1:]))
+    match expr:
+        case Apply(_, args):
+            return frozenset().union(*(uses(a, tensors) for a in args))
+        case Tensor(index):
+            rows, keys = varies(tensors[index])
+            return frozenset(["q"] * rows + ["k"] * keys)
+        case Position(axis):
+            return frozenset({axis})
+    return frozenset({"score"} if expr == SCORE else ())
 
 
 def kind(expr: ScoreExpr, tensors: Sequence[TensorArg]) -> Kind:
     """The kind of a well-formed expression, which may hold Log2."""
-    while True:
-        if expr[0] == "tensor":
-            return tensors[expr[1]].kind
-        found = LEAVES[expr[0]] if expr[0] in LEAVES else "float" if expr[0] == LOG2 else OPS[expr[0]].result
+    while isinstance(expr, Apply):
+        found = "float" if expr.op == LOG2 else OPS[expr.op].result
         if found is not None:
             return found
-        expr = expr[-1]
+        expr = expr.args[-1]
+    return kind_of(expr, [t.kind for t in tensors])
+
+
+def is_in_log2(expr: ScoreExpr) -> bool:
+    """Whether an expression ends in the change to units of log2."""
+    return isinstance(expr, Apply) and expr.op == LOG2
 
 
 def _is_linear(expr: ScoreExpr) -> bool:
     """Whether `expr` only adds to the score or puts something in its place, which can be done in units of log2."""
     match expr:
-        case ("score",):
+        case Score():
             return True
-        case ("Where", condition, a, b):
+        case Apply("Where", (condition, a, b)):
             return free(expr) or (free(condition) and _is_linear(a) and _is_linear(b))
-        case ("Add", a, b):
+        case Apply("Add", (a, b)):
             return free(expr) or (_is_linear(a) and free(b)) or (free(a) and _is_linear(b))
-        case ("Sub", a, b):
+        case Apply("Sub", (a, b)):
             return free(expr) or (_is_linear(a) and free(b))
     return free(expr)
 
@@ -131,17 +152,17 @@ def _is_linear(expr: ScoreExpr) -> bool:
 def _in_log2(expr: ScoreExpr) -> ScoreExpr:
     """A linear expression, of a score in units of log2."""
     match expr:
-        case ("score",):
+        case Score():
             return expr
-        case ("f", value):
-            return ("f", fill_log2(value))
-        case ("Where", condition, a, b):
-            return ("Where", condition, _in_log2(a), _in_log2(b))
-        case ("Add", a, b) if not free(expr):
-            return ("Add", _in_log2(a), _in_log2(b))
-        case ("Sub", a, b) if not free(expr):
-            return ("Add", _in_log2(a), _in_log2(("Neg", b)))
-    return (LOG2, expr)
+        case Float(value):
+            return Float(fill_log2(value))
+        case Apply("Where", (condition, a, b)):
+            return Apply("Where", condition, _in_log2(a), _in_log2(b))
+        case Apply("Add", (a, b)) if not free(expr):
+            return Apply("Add", _in_log2(a), _in_log2(b))
+        case Apply("Sub", (a, b)) if not free(expr):
+            return Apply("Add", _in_log2(a), _in_log2(Apply("Neg", b)))
+    return Apply(LOG2, expr)
 
 
 def numbered(spec: AttentionSpec) -> Iterator[tuple[MaskTerm, ScoreExpr | None]]:
@@ -152,17 +173,20 @@ def numbered(spec: AttentionSpec) -> Iterator[tuple[MaskTerm, ScoreExpr | None]]
             case Causal() | SlidingWindow():
                 yield term, None
             case BoolMask():
-                yield term, ("Where", ("tensor", at), SCORE, ("f", term.fill))
+                yield term, Apply("Where", Tensor(at), SCORE, Float(term.fill))
                 at += 1
             case AddMask():
-                added: ScoreExpr = ("tensor", at)
-                yield term, ("Add", SCORE, added if term.factor == 1.0 else ("Mul", added, ("f", term.factor)))
+                added: ScoreExpr = Tensor(at)
+                yield (
+                    term,
+                    Apply("Add", SCORE, added if term.factor == 1.0 else Apply("Mul", added, Float(term.factor))),
+                )
                 at += 1
             case Elementwise():
                 base = at
 
                 def shifted(leaf: ScoreExpr, base: int = base) -> ScoreExpr:
-                    return ("tensor", base + leaf[1]) if leaf[0] == "tensor" else leaf
+                    return Tensor(base + leaf.index) if isinstance(leaf, Tensor) else leaf
 
                 yield term, substitute(term.expr, shifted)
                 at += len(term.tensors)
@@ -177,7 +201,7 @@ def score_plan(spec: AttentionSpec) -> ScorePlan:
     for i, (term, expr) in enumerate(terms):
         if expr is not None:
             if i + 1 == natural:
-                expr = (LOG2, expr)
+                expr = Apply(LOG2, expr)
             elif i >= natural:
                 expr = _in_log2(expr)
             steps.append(ExprStep(expr))
@@ -186,14 +210,14 @@ def score_plan(spec: AttentionSpec) -> ScorePlan:
             steps.append(IndexStep(term, fill if i < natural else fill_log2(term.fill)))
     weights: ScoreExpr | None = None
     if spec.weights is not None:
-        read: ScoreExpr = ("tensor", len(spec.tensors) - 1)
-        weights = ("Where", read, SCORE, ("f", 0.0)) if spec.weights.dtype == "bool" else ("Mul", SCORE, read)
+        read: ScoreExpr = Tensor(len(spec.tensors) - 1)
+        weights = Apply("Where", read, SCORE, Float(0.0)) if spec.weights.dtype == "bool" else Apply("Mul", SCORE, read)
     return ScorePlan(tuple(steps), natural > 0, weights)
 
 
 def row_parts(plan: ScorePlan, tensors: tuple[TensorArg, ...]) -> list[ScoreExpr]:
     """The largest subexpressions that do not change with the key (constants, which cost nothing, left out)."""
-    return _largest(plan, lambda e: uses(e, tensors) <= {"q"} and e[0] not in ("f", "i", "b"))
+    return _largest(plan, lambda e: uses(e, tensors) <= {"q"} and not isinstance(e, Constant))
 
 
 def tile_parts(plan: ScorePlan, tensors: tuple[TensorArg, ...]) -> list[ScoreExpr]:
@@ -201,8 +225,8 @@ def tile_parts(plan: ScorePlan, tensors: tuple[TensorArg, ...]) -> list[ScoreExp
 
     def fits(expr: ScoreExpr) -> bool:
         read = set(leaves(expr))
-        full = {e for e in read if e[0] == "tensor" and varies(tensors[e[1]]) == (True, True)}
-        return len(full) == 1 and all(e in full or e[0] in ("f", "i", "b") for e in read)
+        full = {e for e in read if isinstance(e, Tensor) and varies(tensors[e.index]) == (True, True)}
+        return len(full) == 1 and all(e in full or isinstance(e, Constant) for e in read)
 
     return _largest(plan, fits)
 
@@ -213,8 +237,8 @@ def _largest(plan: ScorePlan, fits: Callable[[ScoreExpr], bool]) -> list[ScoreEx
     def visit(expr: ScoreExpr) -> None:
         if fits(expr):
             found[expr] = None
-        elif expr[0] not in LEAVES:
-            for argument in expr[1:]:
+        elif isinstance(expr, Apply):
+            for argument in expr.args:
                 visit(argument)
 
     for expr in plan.expressions:

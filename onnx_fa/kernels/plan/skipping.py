@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.plan.score import IndexMask, fill_log2, free, numbered, varies, window
 from onnx_fa.spec.attention import AttentionSpec, BoolMask, Elementwise
-from onnx_fa.spec.expr import ScoreExpr, leaves
+from onnx_fa.spec.expr import Apply, Bool, Float, Score, ScoreExpr, tensors_of
 
 _MOST_MASKING = -1e30
 """A fill up to this masks a score: nothing of a score's own size reaches it."""
@@ -69,18 +69,18 @@ class _Passage:
 def _passage(expr: ScoreExpr) -> _Passage | None:
     """What `expr` makes of a masked score; None where that could be anything."""
     match expr:
-        case ("score",):
+        case Score():
             return _Passage()
-        case ("f", value):
+        case Float(value):
             return _Passage((value,) if math.isfinite(value) else ()) if value < math.inf else None
-        case ("Where", _, a, b):
+        case Apply("Where", (_, a, b)):
             first, second = _passage(a), _passage(b)
             return first | second if first and second else None
-        case ("Add", a, b) if free(b):
+        case Apply("Add", (a, b)) if free(b):
             kept = _passage(a)
-        case ("Add", b, a) if free(b):
+        case Apply("Add", (b, a)) if free(b):
             kept = _passage(a)
-        case ("Sub", a, b) if free(b):
+        case Apply("Sub", (a, b)) if free(b):
             kept = _passage(a)
         case _:
             return None
@@ -88,48 +88,48 @@ def _passage(expr: ScoreExpr) -> _Passage | None:
 
 
 def _either(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
-    if ("b", True) in (a, b):
-        return ("b", True)
-    return b if a == ("b", False) else a if b == ("b", False) else ("Or", a, b)
+    if Bool(True) in (a, b):
+        return Bool(True)
+    return b if a == Bool(False) else a if b == Bool(False) else Apply("Or", a, b)
 
 
 def _both(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
-    if ("b", False) in (a, b):
-        return ("b", False)
-    return b if a == ("b", True) else a if b == ("b", True) else ("And", a, b)
+    if Bool(False) in (a, b):
+        return Bool(False)
+    return b if a == Bool(True) else a if b == Bool(True) else Apply("And", a, b)
 
 
 def _low(expr: ScoreExpr, fills: list[float]) -> ScoreExpr:
     """A condition under which `expr` is -inf or one of the very low fills that are added to `fills`."""
     match expr:
-        case ("f", value) if value <= _MOST_MASKING:
+        case Float(value) if value <= _MOST_MASKING:
             fills += [value] if math.isfinite(value) else []
-            return ("b", True)
-        case ("Where", condition, a, b) if free(condition):
+            return Bool(True)
+        case Apply("Where", (condition, a, b)) if free(condition):
             first, second = _low(a, fills), _low(b, fills)
-            chosen = _either(_both(condition, first), _both(("Not", condition), second))
+            chosen = _either(_both(condition, first), _both(Apply("Not", condition), second))
             return _either(chosen, _both(first, second))
-        case ("Add", a, b):
+        case Apply("Add", (a, b)):
             return _either(_low(a, fills), _low(b, fills))
-        case ("Sub", a, b):
+        case Apply("Sub", (a, b)):
             return _low(a, fills)
-    return ("b", False)
+    return Bool(False)
 
 
 def _kept(expr: ScoreExpr) -> ScoreExpr:
     """A condition under which `expr` is the score."""
     match expr:
-        case ("score",):
-            return ("b", True)
-        case ("Where", condition, a, b) if free(condition):
-            return _either(_both(condition, _kept(a)), _both(("Not", condition), _kept(b)))
-    return ("b", False)
+        case Score():
+            return Bool(True)
+        case Apply("Where", (condition, a, b)) if free(condition):
+            return _either(_both(condition, _kept(a)), _both(Apply("Not", condition), _kept(b)))
+    return Bool(False)
 
 
 def provable(condition: ScoreExpr, spec: AttentionSpec) -> bool:
     """Whether a block's own values can tell that a condition holds throughout: it reads no floats, and no tensor that varies
     along both queries and keys."""
-    tensors = [spec.tensors[leaf[1]] for leaf in leaves(condition) if leaf[0] == "tensor"]
+    tensors = [spec.tensors[index] for index in tensors_of(condition)]
     return all(t.kind != "float" and varies(t) != (True, True) for t in tensors)
 
 
@@ -155,13 +155,13 @@ def skipping(spec: AttentionSpec) -> Skipping:
             passed = passed | then if passed and then else None
         if passed is None:
             continue
-        condition: ScoreExpr = ("b", False)
+        condition: ScoreExpr = Bool(False)
         own: list[float] = []
         if isinstance(mask, IndexMask):
             own = [mask.fill] if math.isfinite(mask.fill) else []
         elif isinstance(mask, (Elementwise, BoolMask)) and expr is not None:
             condition = _low(expr, own)
-            if condition[0] == "b" or not provable(condition, spec):
+            if isinstance(condition, Bool) or not provable(condition, spec):
                 continue
         else:
             continue
@@ -175,6 +175,6 @@ def skipping(spec: AttentionSpec) -> Skipping:
         if not (certain and all(f <= _MOST_MASKING for f in reached)):
             fills += [fill_log2(f) for f in reached]
     kept = {i: _kept(e) for i, e in enumerate(exprs) if e is not None}
-    kept = {i: c for i, c in kept.items() if c != ("b", False) and provable(c, spec)}
+    kept = {i: c for i, c in kept.items() if c != Bool(False) and provable(c, spec)}
     threshold = max(fills) + _EXP2_RANGE if fills else None
     return Skipping(frozenset(terms), tuple(conditions), threshold, kept)

@@ -12,7 +12,7 @@ from onnx_fa.kernels.plan.skipping import Skipping
 from onnx_fa.kernels.triton.config import power_of_two
 from onnx_fa.kernels.triton.expressions import Block, BoundsText
 from onnx_fa.kernels.triton.places import Places
-from onnx_fa.spec.expr import ScoreExpr, leaves
+from onnx_fa.spec.expr import SKV, SQ, Apply, Bool, Float, K, Q, ScoreExpr, Tensor, tensors_of
 
 Ends = tuple[str, str, str, str]
 """(first, full_first, full_end, end): the blocks to visit, and among them a run that no mask touches."""
@@ -122,7 +122,7 @@ class BlockRanges:
         if not self._anything((*lows, *(c.condition for c in choices)), of_keys):
             return None
         rows = self._row_ranges()
-        ranges: dict[str, Range] = {"q": (t.let(f"{places.m0}.to(tl.int64)"), t.let(f"{self.last}.to(tl.int64)"))}
+        ranges: dict[ScoreExpr, Range] = {Q: (t.let(f"{places.m0}.to(tl.int64)"), t.let(f"{self.last}.to(tl.int64)"))}
         names = ("first", "full_first", "full_end", "end")
         for name in names:
             t.do(f"{name} = {count} * 0 + {0 if name == 'end' else _NO_BLOCK}")
@@ -132,16 +132,16 @@ class BlockRanges:
         at = t.let(f"{'scanned + ' if looped else ''}tl.arange(0, {at_once}{self.blocks_layout})")
         inside = t.let(f"{at} < {count}")
         k_low = t.let(f"({at} * {places.config.BN}).to(tl.int64)")
-        ranges["k"] = (k_low, t.let(f"tl.minimum({k_low} + {places.config.BN}, {places.skv}) - 1"))
+        ranges[K] = (k_low, t.let(f"tl.minimum({k_low} + {places.config.BN}, {places.skv}) - 1"))
         for i in of_keys:
             keys = t.let(f"{at}[:, None] * {places.config.BN} + on[None, :]")
             if known is None or known % at_once or places.ragged_keys:
                 keys = f"tl.minimum({keys}, {places.skv} - 1)"
             tile = t.let(f"tl.load({places.bases[i]} + {keys})")
             rows[i] = t.let(f"tl.min({tile}, axis=1).to(tl.int64)"), t.let(f"tl.max({tile}, axis=1).to(tl.int64)")
-        for name, d, text in (("Sq", places.spec.Sq, places.sq), ("Skv", places.spec.Skv, places.skv)):
-            ranges[name] = (d, d) if isinstance(d, int) else (text, text)
-        bounds = BlockBounds(BoundsText(t), lambda e: rows.get(e[1]) if e[0] == "tensor" else ranges[e[0]])
+        for length, d, text in ((SQ, places.spec.Sq, places.sq), (SKV, places.spec.Skv, places.skv)):
+            ranges[length] = (d, d) if isinstance(d, int) else (text, text)
+        bounds = BlockBounds(BoundsText(t), lambda e: rows.get(e.index) if isinstance(e, Tensor) else ranges[e])
         self._count_in(at, inside, *self._proofs(bounds, lows, choices))
         if looped:
             t.indent -= 1
@@ -153,7 +153,9 @@ class BlockRanges:
         for step in self.plan.steps:
             if isinstance(step, ExprStep):
                 match step.expr:
-                    case ("Where", condition, kept, ("f", _)) if free(condition) and condition[0] != "b":
+                    case Apply("Where", (condition, kept, Float(_))) if free(condition) and not isinstance(
+                        condition, Bool
+                    ):
                         choices.append(_Choice(step.expr, condition, kept))
         return choices
 
@@ -161,20 +163,20 @@ class BlockRanges:
         """The tensors of integers in some conditions that vary along the keys alone."""
         tensors = self.places.spec.tensors
         return {
-            leaf[1]
+            index
             for e in conditions
-            for leaf in leaves(e)
-            if leaf[0] == "tensor" and varies(tensors[leaf[1]]) == (False, True) and tensors[leaf[1]].kind == "int"
+            for index in tensors_of(e)
+            if varies(tensors[index]) == (False, True) and tensors[index].kind == "int"
         }
 
     def _anything(self, conditions: Sequence[ScoreExpr], of_keys: set[int]) -> bool:
         """Whether interval arithmetic can say anything about the conditions."""
 
         def leaf(e: ScoreExpr) -> Range | None:
-            if e[0] != "tensor":
+            if not isinstance(e, Tensor):
                 return "x", "x"
-            tensor = self.places.spec.tensors[e[1]]
-            return ("x", "x") if tensor.kind == "int" and (e[1] in of_keys or not varies(tensor)[1]) else None
+            tensor = self.places.spec.tensors[e.index]
+            return ("x", "x") if tensor.kind == "int" and (e.index in of_keys or not varies(tensor)[1]) else None
 
         bounds = BlockBounds(BoundsText(Block()), leaf)
         return any(bounds.truth(c)[0] is not False for c in conditions)

@@ -10,7 +10,7 @@ from onnx_fa.kernels.mlir.expressions import IntBounds
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, fill_log2, kind, uses
 from onnx_fa.spec.attention import Dim, TensorArg
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
-from onnx_fa.spec.expr import LEAVES, ScoreExpr
+from onnx_fa.spec.expr import Apply, Constant, Float, Int, Length, ScoreExpr, Tensor
 
 SLOPE = "Slope"
 """One more op, for the same reason as LOG2: a factor of positions, in units of log2."""
@@ -76,9 +76,9 @@ class Expressions:
         memo = {} if memo is None else memo
         found = memo.get(expr) or known(expr)
         if found is None:
-            if expr[0] in ("f", "i", "b"):
-                return float_text(expr[1]) if expr[0] == "f" else repr(expr[1])
-            assert expr[0] not in LEAVES, expr
+            if isinstance(expr, Constant):
+                return float_text(expr.value) if isinstance(expr, Float) else repr(expr.value)
+            assert isinstance(expr, Apply), expr
             found = self.t.let(self._op(expr, lambda e: self.emit(e, known, memo)))
             memo[expr] = found
         return found
@@ -87,8 +87,10 @@ class Expressions:
         """A constant as a tile, for functions that take no constants."""
         if text.isdigit():
             return f"tl.full([1, 1], {text}, {'tl.int32' if _fits(int(text)) else 'tl.int64'})"
-        types = {"f": "tl.float32", "i": "tl.int64", "b": "tl.int1"}
-        return f"tl.full([1, 1], {text}, {types[expr[0]]})" if expr[0] in types else text
+        if not isinstance(expr, Constant):
+            return text
+        types = {"float": "tl.float32", "int": "tl.int64", "bool": "tl.int1"}
+        return f"tl.full([1, 1], {text}, {types[self._kind(expr)]})"
 
     def _kind(self, expr: ScoreExpr) -> str:
         return kind(expr, self.tensors)
@@ -96,19 +98,19 @@ class Expressions:
     def _wide(self, expr: ScoreExpr, *results: ScoreExpr) -> str:
         """What makes an integer operand wide enough for the results."""
         narrow = all(_fits(*self.bounds.of(r)) for r in results)
-        return "" if narrow or expr[0] in ("i", "Sq", "Skv") else ".to(tl.int64)"
+        return "" if narrow or isinstance(expr, Int | Length) else ".to(tl.int64)"
 
-    def _op(self, expr: ScoreExpr, emit: Callable[[ScoreExpr], str]) -> str:
-        name, args = expr[0], expr[1:]
+    def _op(self, expr: Apply, emit: Callable[[ScoreExpr], str]) -> str:
+        name, args = expr.op, expr.args
         if name == LOG2:
             return self._log2(args[0], emit)
         if name == SLOPE:
             return self._slope(emit(args[0]))
-        if name == "ToFloat" and args[0][0] == "Sub" and self._kind(args[0]) == "int":
-            # The same number, from conversions of positions alone, which cost nothing per score.
-            a, b = args[0][1:]
-            if all(_fits(*self.bounds.of(x), limit=_EXACT_INT) for x in (args[0], a, b)):
-                return f"{emit(('ToFloat', a))} - {emit(('ToFloat', b))}"
+        match expr:
+            case Apply("ToFloat", (Apply("Sub", (a, b)) as difference,)) if self._kind(difference) == "int":
+                # The same number, from conversions of positions alone, which cost nothing per score.
+                if all(_fits(*self.bounds.of(x), limit=_EXACT_INT) for x in (difference, a, b)):
+                    return f"{emit(Apply('ToFloat', a))} - {emit(Apply('ToFloat', b))}"
         values = [emit(a) for a in args]
         x = self._tile(args[0], values[0])
         integers = self._kind(args[0]) == "int"
@@ -158,12 +160,12 @@ class Expressions:
                 return self._conversion(name, x, self._kind(args[0]))
         raise AssertionError(name)
 
-    def _arithmetic(self, expr: ScoreExpr, x: str, y: str, integers: bool) -> str:
+    def _arithmetic(self, expr: Apply, x: str, y: str, integers: bool) -> str:
         """A sum, a difference, a product, the smaller or the larger of two numbers."""
-        name = expr[0]
+        name = expr.op
         if integers:
-            x += self._wide(expr[1], expr)
-            y += self._wide(expr[2], expr)
+            x += self._wide(expr.args[0], expr)
+            y += self._wide(expr.args[1], expr)
         if name in _INFIX:
             return f"{x} {_INFIX[name]} {y}"
         nan = "" if integers else ", propagate_nan=tl.PropagateNan.ALL"
@@ -196,7 +198,7 @@ class Expressions:
         return f"tl.where(tl.abs({x}) < 4194304.0, tl.where({tie}, {up} - 1.0, {up}), {x})"
 
     def _power(self, args: tuple[ScoreExpr, ...], x: str, y: str) -> str:
-        exponent = args[1][1] if args[1][0] == "f" else None
+        exponent = args[1].value if isinstance(args[1], Float) else None
         if exponent == 1.0:
             return x
         if exponent in (2.0, 3.0):
@@ -210,15 +212,15 @@ class Expressions:
         signed = self.t.let(f"tl.where({whole}, tl.where({odd}, -{size}, {size}), {float_text(math.nan)})")
         return f"tl.where({y} == 0.0, 1.0, tl.where({x} < 0.0, {signed}, {size}))"
 
-    def _division(self, expr: ScoreExpr, x: str, y: str) -> str:
+    def _division(self, expr: Apply, x: str, y: str) -> str:
         """Division towards zero, or the remainder with the divisor's sign. By zero both give 0."""
-        x, y = (f"({v}{self._wide(e, expr, *expr[1:])})" for v, e in zip((x, y), expr[1:], strict=True))
-        if self.bounds.of(expr[2])[0] > 0 and self.bounds.of(expr[1])[0] >= 0:
-            return f"{x} {'//' if expr[0] == 'Div' else '%'} {y}"
+        x, y = (f"({v}{self._wide(e, expr, *expr.args)})" for v, e in zip((x, y), expr.args, strict=True))
+        if self.bounds.of(expr.args[1])[0] > 0 and self.bounds.of(expr.args[0])[0] >= 0:
+            return f"{x} {'//' if expr.op == 'Div' else '%'} {y}"
         divisor = self.t.let(f"tl.where({y} == 0, 1, {y})")
         size = self.t.let(f"tl.abs({x}) // tl.abs({divisor})")
         quotient = self.t.let(f"tl.where(({x} < 0) != ({divisor} < 0), -{size}, {size})")
-        if expr[0] == "Div":
+        if expr.op == "Div":
             return f"tl.where({y} == 0, 0, {quotient})"
         rest = self.t.let(f"{x} - {quotient} * {divisor}")
         return f"tl.where(({rest} != 0) & (({rest} < 0) != ({divisor} < 0)), {rest} + {divisor}, {rest})"
@@ -227,17 +229,17 @@ class Expressions:
 
     def _log2(self, expr: ScoreExpr, emit: Callable[[ScoreExpr], str]) -> str:
         """A value times log2(e); finite values below MASK_FLOOR are raised to it first, where there can be any."""
-        if expr[0] == "f":
-            return f"tl.full([1, 1], {float_text(fill_log2(expr[1]))}, tl.float32)"
+        if isinstance(expr, Float):
+            return f"tl.full([1, 1], {float_text(fill_log2(expr.value))}, tl.float32)"
         if self._size(expr) <= F32_MAX / 2:
             return f"{emit(expr)} * {LOG2E!r}"
-        if expr[0] == "Where":
-            condition, a, b = expr[1:]
-            return f"tl.where({emit(condition)}, {emit((LOG2, a))}, {emit((LOG2, b))})"
-        if expr[0] == "Mul":
-            for slope, other in (expr[1:], expr[:0:-1]):
-                if uses(slope, self.tensors) <= {"q"} and self._size(other) <= _EXACT_INT:
-                    return f"{emit((SLOPE, slope))} * {emit(other)}"
+        match expr:
+            case Apply("Where", (condition, a, b)):
+                return f"tl.where({emit(condition)}, {emit(Apply(LOG2, a))}, {emit(Apply(LOG2, b))})"
+            case Apply("Mul", (a, b)):
+                for slope, other in ((a, b), (b, a)):
+                    if uses(slope, self.tensors) <= {"q"} and self._size(other) <= _EXACT_INT:
+                        return f"{emit(Apply(SLOPE, slope))} * {emit(other)}"
         x = self._tile(expr, emit(expr))
         low = f"({x} < {MASK_FLOOR!r}) & ({x} != {float_text(-math.inf)})"
         return f"tl.where({low}, {MASK_FLOOR!r}, {x}) * {LOG2E!r}"
@@ -250,24 +252,24 @@ class Expressions:
     def _size(self, expr: ScoreExpr) -> float:
         """A bound of the magnitude of finite values of a float expression; infinite where none is known."""
         match expr:
-            case ("f", value):
+            case Float(value):
                 return abs(value) if math.isfinite(value) else 0.0
-            case ("ToFloat", a):
+            case Apply("ToFloat", (a,)):
                 if self._kind(a) == "bool":
                     return 1.0
                 return float(max(map(abs, self.bounds.of(a)))) if self._kind(a) == "int" else self._size(a)
-            case ("tensor", n):
+            case Tensor(n):
                 return F16_MAX if self.tensors[n].dtype == "f16" else math.inf
-            case ("Sin" | "Cos" | "Tanh" | "Erf" | "Sigmoid" | "Sign", _):
+            case Apply("Sin" | "Cos" | "Tanh" | "Erf" | "Sigmoid" | "Sign", (_,)):
                 return 1.0
-            case ("Neg" | "Abs" | "Relu" | "Floor" | "Ceil" | "Round", a):
+            case Apply("Neg" | "Abs" | "Relu" | "Floor" | "Ceil" | "Round", (a,)):
                 return self._size(a) + 1.0
-            case ("Add" | "Sub", a, b):
+            case Apply("Add" | "Sub", (a, b)):
                 return self._size(a) + self._size(b)
-            case ("Mul", a, b):
+            case Apply("Mul", (a, b)):
                 sizes = self._size(a), self._size(b)
                 return math.inf if math.inf in sizes else sizes[0] * sizes[1]
-            case ("Min" | "Max", a, b) | ("Where", _, a, b):
+            case Apply("Min" | "Max", (a, b)) | Apply("Where", (_, a, b)):
                 return max(self._size(a), self._size(b))
         return math.inf
 

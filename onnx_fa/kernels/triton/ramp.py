@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from onnx_fa.kernels.plan.score import LOG2, ExprStep, ScorePlan, uses
 from onnx_fa.kernels.plan.skipping import Skipping
 from onnx_fa.spec.attention import AttentionSpec, TensorArg
-from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.expr import Apply, Int, Length, Position, Q, Score, ScoreExpr
 
 _SUMS = {"Add": "+", "Sub": "-", "Mul": "*"}
 
@@ -27,28 +27,39 @@ class Ramp:
 def ramp_of(step: ScoreExpr, tensors: tuple[TensorArg, ...]) -> Ramp | None:
     """The ramp that a step, in units of log2, adds to the score. None where it does anything else."""
     match step:
-        case ("Add", ("score",), (op, ("Mul", a, b))) | ("Add", (op, ("Mul", a, b)), ("score",)) if op == LOG2:
-            for slope, distance in ((a, b), (b, a)):
-                match distance:
-                    case ("ToFloat", ("Sub", ("k",), start)) if not uses(slope, tensors) and _is_positional(start):
-                        return Ramp(slope, start)
-                    case ("ToFloat", ("k",)) if not uses(slope, tensors):
-                        return Ramp(slope, ("i", 0))
+        case Apply("Add", (Score(), Apply(op, (Apply("Mul", (a, b)),)))) if op == LOG2:
+            return _ramp_of_product(a, b, tensors)
+        case Apply("Add", (Apply(op, (Apply("Mul", (a, b)),)), Score())) if op == LOG2:
+            return _ramp_of_product(a, b, tensors)
+    return None
+
+
+def _ramp_of_product(a: ScoreExpr, b: ScoreExpr, tensors: tuple[TensorArg, ...]) -> Ramp | None:
+    for slope, distance in ((a, b), (b, a)):
+        match distance:
+            case Apply("ToFloat", (Apply("Sub", (Position("k"), start)),)):
+                if not uses(slope, tensors) and _is_positional(start):
+                    return Ramp(slope, start)
+            case Apply("ToFloat", (Position("k"),)) if not uses(slope, tensors):
+                return Ramp(slope, Int(0))
     return None
 
 
 def _is_positional(expr: ScoreExpr) -> bool:
     """Whether a whole number follows from the query's position and the lengths by sums and products."""
-    if expr[0] in _SUMS:
-        return all(map(_is_positional, expr[1:]))
-    return expr[0] in ("q", "i", "Sq", "Skv")
+    if isinstance(expr, Apply):
+        return expr.op in _SUMS and all(map(_is_positional, expr.args))
+    return expr == Q or isinstance(expr, Int | Length)
 
 
-def position_text(expr: ScoreExpr, names: Mapping[str, str]) -> str:
-    """A whole number that follows from the query's position and the lengths, as source."""
-    if expr[0] in _SUMS:
-        return f"({position_text(expr[1], names)} {_SUMS[expr[0]]} {position_text(expr[2], names)})"
-    return str(expr[1]) if expr[0] == "i" else names[expr[0]]
+def position_text(expr: ScoreExpr, names: Mapping[ScoreExpr, str]) -> str:
+    """A whole number that follows from the query's position and the lengths, whose `names` are given, as source."""
+    match expr:
+        case Apply(op, (a, b)):
+            return f"({position_text(a, names)} {_SUMS[op]} {position_text(b, names)})"
+        case Int(value):
+            return str(value)
+    return names[expr]
 
 
 def find_ramp(spec: AttentionSpec, plan: ScorePlan, skips: Skipping) -> Ramp | None:

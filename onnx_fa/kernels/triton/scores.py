@@ -11,7 +11,7 @@ from onnx_fa.kernels.plan.skipping import Skipping
 from onnx_fa.kernels.triton.expressions import SLOPE, Expressions, float_text
 from onnx_fa.kernels.triton.places import Places
 from onnx_fa.kernels.triton.ramp import find_ramp, position_text
-from onnx_fa.spec.expr import SCORE, K, Q, ScoreExpr, leaves
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor, leaves
 
 
 class Scores:
@@ -39,12 +39,12 @@ class Scores:
         t = self.t
         if self.ramp is None:
             return
-        known = {("tensor", i): tile for i, tile in self.places.tiles.items()} | {
-            ("Sq",): self.places.sq,
-            ("Skv",): self.places.skv,
+        known: dict[ScoreExpr, str] = {Tensor(i): tile for i, tile in self.places.tiles.items()} | {
+            SQ: self.places.sq,
+            SKV: self.places.skv,
         }
-        slope = self.expressions.emit((SLOPE, self.ramp.slope), known.get)
-        start = position_text(self.ramp.start, {"q": self.places.m0, "Sq": self.places.sq, "Skv": self.places.skv})
+        slope = self.expressions.emit(Apply(SLOPE, self.ramp.slope), known.get)
+        start = position_text(self.ramp.start, {Q: self.places.m0, SQ: self.places.sq, SKV: self.places.skv})
         t.do(f"slope = {slope}")
         t.do("ramp = slope * on.to(tl.float32)[None, :]")
         t.do(f"ramp_start = {start}")
@@ -97,14 +97,14 @@ class Scores:
                 s = t.let(f"{s} + ramp")
                 continue
             for leaf in leaves(step.expr):
-                if leaf[0] == "tensor" and leaf[1] not in tiles:
-                    tiles[leaf[1]] = self.places.tensor_tile(leaf[1], k0, inside)
+                if isinstance(leaf, Tensor) and leaf.index not in tiles:
+                    tiles[leaf.index] = self.places.tensor_tile(leaf.index, k0, inside)
             now = s
-            positions = {Q: places.position, K: position, ("Sq",): places.sq, ("Skv",): places.skv}
+            positions = {Q: places.position, K: position, SQ: places.sq, SKV: places.skv}
 
             def known(e: ScoreExpr, now: str = now, positions: Mapping[ScoreExpr, str] = positions) -> str | None:
-                if e[0] == "tensor":
-                    return tiles[e[1]]
+                if isinstance(e, Tensor):
+                    return tiles[e.index]
                 return positions.get(e, now if e == SCORE else None)
 
             s = t.let(self.expressions.emit(step.expr, known))

@@ -19,6 +19,7 @@ from onnx_fa.kernels.triton.places import Operand, Places
 from onnx_fa.kernels.triton.program import Program, combines_itself, product
 from onnx_fa.kernels.triton.scores import Scores
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.expr import Apply, Tensor
 
 MAX_START = -3.0e38
 """The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
@@ -117,7 +118,7 @@ class AttentionSource(Places):
             at += f" + tl.minimum(row, {self.sq} - 1)"
         sink = self.value(t.let(f"tl.load({at})"), spec.sink)
         writer = Expressions(t, spec.Sq, spec.Skv, (spec.sink,), True)
-        value = writer.emit((LOG2, ("tensor", 0)), lambda e: sink if e == ("tensor", 0) else None)
+        value = writer.emit(Apply(LOG2, Tensor(0)), lambda e: sink if e == Tensor(0) else None)
         value = t.let(f"l + {value}")
         if self.config.splits > 1:
             value = t.let(f"tl.where(split == 0, {value}, {float_text(-math.inf)})")  # it counts once

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.plan.score import ExprStep, score_plan
+from onnx_fa.kernels.plan.score import ExprStep, IndexStep, score_plan
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.kernels.triton.block_ranges import Ends
 from onnx_fa.kernels.triton.overlapped import OverlappedSource, can_overlap
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.expr import Apply
 
 _PARTS = 2
 _LOADING_WARPS = 1
@@ -26,8 +27,16 @@ _SOURCES = "q_source k_source v_source".split()
 def can_specialise(spec: AttentionSpec) -> bool:
     """Whether the form is for a spec: what can be overlapped, and whose blocks follow from positions alone, as all warps must know
     which to visit."""
-    masks = any(isinstance(s, ExprStep) and s.expr[0] == "Where" for s in score_plan(spec).steps)
+    masks = any(_chooses(step) for step in score_plan(spec).steps)
     return can_overlap(spec) and not masks and not skipping(spec).low
+
+
+def _chooses(step: IndexStep | ExprStep) -> bool:
+    """Whether a step makes a mask: it chooses between the score and something else."""
+    match step:
+        case ExprStep(Apply("Where")):
+            return True
+    return False
 
 
 class SpecialisedSource(OverlappedSource):

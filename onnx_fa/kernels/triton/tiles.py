@@ -13,7 +13,7 @@ from onnx_fa.kernels.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, Triton
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.specialised import can_specialise
 from onnx_fa.spec.attention import AttentionSpec, Elementwise
-from onnx_fa.spec.expr import SCORE, leaves
+from onnx_fa.spec.expr import SCORE, Apply, tensors_of
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
@@ -114,13 +114,16 @@ def tf32_tiles(spec: AttentionSpec) -> tuple[TritonConfig, str] | None:
 def _only_adds(term: Elementwise) -> bool:
     """Whether a term adds a bias that no tensor of scores' size holds: its tiles are those without it."""
     whole = any(varies(x) == (True, True) for x in term.tensors)
-    return term.expr[0] == "Add" and SCORE in term.expr[1:] and any(map(free, term.expr[1:])) and not whole
+    match term.expr:
+        case Apply("Add", args):
+            return SCORE in args and any(map(free, args)) and not whole
+    return False
 
 
 def scans_few_keys(spec: AttentionSpec) -> bool:
     """Whether every workgroup reads a tensor of all keys to know its blocks, as with documents, and there are so few keys that this
     counts: then few large workgroups are faster."""
-    read = {leaf[1] for e in skipping(spec).low for leaf in leaves(e) if leaf[0] == "tensor"}
+    read = {index for e in skipping(spec).low for index in tensors_of(e)}
     few = isinstance(spec.Skv, int) and spec.Skv < _SCANNED_AT_EASE
     return few and any(varies(spec.tensors[i])[1] for i in read) and not is_few(spec)
 
