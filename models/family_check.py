@@ -14,7 +14,8 @@ import onnx.inliner
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.errors import MissingDependencyError
-from onnx_fa.forms.rewrite import FORMS, Form, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import FORMS, rewrite
 from onnx_fa.models import families, family_build
 from onnx_fa.models.build import Arrays, Attn
 from onnx_fa.models.export import Exporter, ExportError, export_onnx

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import onnx
 
 from onnx_fa.errors import MissingDependencyError
+from onnx_fa.forms.replace import Form
 from onnx_fa.forms.report import RewriteReport
-from onnx_fa.forms.rewrite import Form, check_form, rewrite
+from onnx_fa.forms.rewrite import check_form, rewrite
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,6 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.decomposed import transpose
 from onnx_fa.forms.integers import dequantized
 from onnx_fa.graph.builder import Attr, OnnxBuilder
-from onnx_fa.match import NUMPY
 from onnx_fa.spec.attention import (
     AddMask,
     AttentionSpec,
@@ -23,6 +22,7 @@ from onnx_fa.spec.attention import (
     inverse,
     never_empty,
 )
+from onnx_fa.spec.dtypes import NUMPY
 
 _SWALLOWS = -1e37
 """A float32 or bfloat16 score plus this or less is this: it is below half an ulp of it."""

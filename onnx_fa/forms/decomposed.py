@@ -14,8 +14,9 @@ from onnx_fa.forms.groups import is_grouped, join_heads, split_spec, split_tenso
 from onnx_fa.forms.integers import dequantized, rounded
 from onnx_fa.forms.score import Integer, Positions, cast, compute_type, modify, weighted
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.match import NUMPY, ScoreStage
+from onnx_fa.match import ScoreStage
 from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise, Stat, inverse
+from onnx_fa.spec.dtypes import NUMPY
 
 FORM_KEY = "onnx_fa.form"
 """Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only

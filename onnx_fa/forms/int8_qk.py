@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.match import NUMPY
 from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise, MaskTerm, Quantized
+from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Float, leaves
 
 _MOST = 127

@@ -17,8 +17,9 @@ from onnx_fa.forms.realise import realise, release_inputs
 from onnx_fa.forms.unchanged import is_same_value, nodes_between
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
-from onnx_fa.match import NUMPY, Expr, Match
+from onnx_fa.match import Expr, Match
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.dtypes import NUMPY
 
 Form = Literal["decomposed", "attention", "blocked", "site"]
 _EMITTERS = {"decomposed": decomposed.emit, "attention": standard.emit, "blocked": blocked.emit}

@@ -28,21 +28,8 @@ from onnx_fa.match import Match, find_sites
 from onnx_fa.match.misses import Miss
 from onnx_fa.match.prepare.distribute import distribute
 from onnx_fa.match.prepare.functions import inline_attention
-from onnx_fa.match.prepare.gathered import from_pools
+from onnx_fa.match.prepare.gathered import read_from_pools
 from onnx_fa.patterns import PATTERNS
-
-__all__ = [
-    "FORMS",
-    "PATTERNS",
-    "Form",
-    "Site",
-    "check_form",
-    "explain",
-    "find",
-    "rewrite",
-    "rewrite_in_place",
-    "shown_words",
-]
 
 FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
 
@@ -211,7 +198,7 @@ def rewrite_in_place(
             continue
         if statistics and match.probabilities and decomposed.told_by_lse(match.spec) and "lse" not in match.spec.stats:
             match = replace(match, spec=replace(match.spec, stats=(*match.spec.stats, "lse")))
-        plan.append(from_pools(view, match) if form == "site" else match)
+        plan.append(read_from_pools(view, match) if form == "site" else match)
     names = _unique_names([m.name for m in plan])
     rewriting = _Rewriting(model, view.opset, form, int8_qk, misses, names_in(model))
     unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept

@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.match import NUMPY
 from onnx_fa.spec.attention import (
     AddMask,
     AttentionSpec,
@@ -22,7 +21,7 @@ from onnx_fa.spec.attention import (
     SlidingWindow,
     TensorArg,
 )
-from onnx_fa.spec.dtypes import F32_MAX
+from onnx_fa.spec.dtypes import F32_MAX, NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Kind, Length, Position, ScoreExpr, Tensor, kind_of
 
 Integer = type[np.int32] | type[np.int64]

@@ -19,11 +19,11 @@ from onnx_fa.match.division import one_if_zero, reciprocal_of, walk_tail
 from onnx_fa.match.low_scores import check_whole_rows
 from onnx_fa.match.misses import Miss
 from onnx_fa.match.nans import check_nan
-from onnx_fa.match.operands import common_reading, plan_site
+from onnx_fa.match.operands import choose_readings, plan_site
 from onnx_fa.match.placed import Site, place_at_softmax, place_on_probabilities, place_steps
-from onnx_fa.match.readers import reader_elsewhere
-from onnx_fa.match.several_outputs import merged, with_probabilities, with_statistics
-from onnx_fa.match.summed_products import summed
+from onnx_fa.match.readers import find_other_reader
+from onnx_fa.match.several_outputs import add_probabilities, add_statistics, merge_matches
+from onnx_fa.match.summed_products import join_summed_products
 from onnx_fa.match.types import (
     AddTerm,
     After,
@@ -62,9 +62,8 @@ from onnx_fa.match.types import (
 )
 from onnx_fa.match.walk_down import apply_drops, walk_after
 from onnx_fa.match.walk_up import parse_score
-from onnx_fa.match.wraps import of_type
+from onnx_fa.match.wraps import wrap_in_type
 from onnx_fa.spec.attention import never_empty
-from onnx_fa.spec.dtypes import NUMPY
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:
@@ -108,15 +107,15 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     outputs = [match.output for match, _, _ in found]
     matches = [match for match, _, _ in found]
     first, qk, site = found[0]
-    first = with_probabilities(view, behinds[0], first, site)
+    first = add_probabilities(view, behinds[0], first, site)
     outputs += [f.value for f in first.probabilities]
-    matches[0], own = with_statistics(view, anchor, behinds[0], first, site, qk, outputs)
+    matches[0], own = add_statistics(view, anchor, behinds[0], first, site, qk, outputs)
     outputs += [*own, *(f.value for f in matches[0].further)]
     for _, qk, _ in found:
-        reader = reader_elsewhere(view, qk, outputs)
+        reader = find_other_reader(view, qk, outputs)
         if reader is not None:
             raise NoMatch("the scores are used for something else too, and would be computed twice", reader)
-    return merged(view, matches)
+    return merge_matches(view, matches)
 
 
 def _match_behind(
@@ -163,7 +162,7 @@ def _match_tail(
     v = behind.weighting.product.operands[1 - behind.weighting.side]
     dtype = DTYPES.get(output.dtype or (v.dtype if isinstance(v, ir.Value) else None) or ir.DataType.UNDEFINED)
     failure: NoMatch | None = None
-    readings = [(r, summed(view, patterns, *r)) for r in parse_score(view, anchor.score, patterns)]
+    readings = [(r, join_summed_products(view, patterns, *r)) for r in parse_score(view, anchor.score, patterns)]
     readings.sort(key=lambda r: r[1][1] is r[0][1])  # the product that takes in the others comes first
     for _, (inner, qk) in readings:
         try:
@@ -181,7 +180,7 @@ def _match_tail(
                     guard=guarded,
                     output=output,
                     anchor=anchor.node,
-                    wrap=of_type(view, behind.wrap, dtype, anchor.node),
+                    wrap=wrap_in_type(view, behind.wrap, dtype, anchor.node),
                     v_factors=[place_on_probabilities(view, patterns, site, x) for x in behind.keys],
                     sink=place_at_softmax(site, sink),
                     weights=None if weights is None else place_on_probabilities(view, patterns, site, weights),
@@ -201,7 +200,6 @@ def _match_tail(
 
 
 __all__ = [
-    "NUMPY",
     "AddTerm",
     "After",
     "AfterLayer",
@@ -236,7 +234,7 @@ __all__ = [
     "Term",
     "Weighting",
     "build_match",
-    "common_reading",
+    "choose_readings",
     "find_sites",
     "known_array",
     "one_if_zero",

@@ -29,7 +29,7 @@ def size_of(dim: Dim) -> Size:
     return (dim, Counter()) if isinstance(dim, int) else (1, Counter([dim]))
 
 
-def product(atoms: Sequence[Sized]) -> Size:
+def multiply_sizes(atoms: Sequence[Sized]) -> Size:
     """The size of an axis: a number and the symbols that multiply it."""
     number, symbols = 1, Counter[str]()
     for atom in atoms:
@@ -78,11 +78,11 @@ def _take(
         return None
     want, taken, pool = size_of(dim), list[A](), list(rest)
     at = -1 if from_right else 0
-    while (have := product(taken)) != want:
+    while (have := multiply_sizes(taken)) != want:
         if not pool:
             return None
         atom = pool.pop(at)
-        number, symbols = product([*taken, atom])
+        number, symbols = multiply_sizes([*taken, atom])
         if number > want[0] and isinstance(atom.size, int) and symbols == want[1]:
             size, odd = divmod(want[0], have[0])
             parts = split(atom, size, from_right) if size > 1 and not odd and atom.size % size == 0 else None
@@ -157,7 +157,7 @@ def has_size(axis: Sequence[Atom], dim: Dim) -> bool:
         if whole.size == dim and whole.leaves() == axis:
             return True
         whole = whole.whole
-    return product(axis) == size_of(dim)
+    return multiply_sizes(axis) == size_of(dim)
 
 
 # Operand expressions that move atoms.
@@ -174,7 +174,7 @@ class Source:
 Sources = dict[Atom, Source]
 
 
-def moved(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources: Sources) -> Expr:
+def move_axes(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources: Sources) -> Expr:
     """`expr` with axes `have` brought into the axes `want`, which hold the same atoms in any order.
 
     Raises NoMatch where a size is not known at rewriting time and cannot be read off an operand.
@@ -192,11 +192,11 @@ def moved(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources: Sourc
                 return Call("Transpose", (expr,), (("perm", perm),))
         blocks = have if all(_contiguous(axis, wanted) for axis in have) else [[a] for a in order]
         blocks = [b for b in blocks if b]
-        expr = regrouped(expr, have, blocks, sources)
+        expr = regroup_axes(expr, have, blocks, sources)
         moved_blocks = sorted(blocks, key=lambda b: wanted.index(b[0]))
         expr = Call("Transpose", (expr,), (("perm", tuple(blocks.index(b) for b in moved_blocks)),))
         have = moved_blocks
-    return regrouped(expr, have, want, sources)
+    return regroup_axes(expr, have, want, sources)
 
 
 def _contiguous(axis: Axis, wanted: Axis) -> bool:
@@ -216,7 +216,7 @@ def _permutation(have: Sequence[Axis], want: Sequence[Axis]) -> tuple[int, ...] 
     return tuple(perm)
 
 
-def regrouped(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources: Sources) -> Expr:
+def regroup_axes(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources: Sources) -> Expr:
     """The same atoms in the same order, dealt out to other axes: Squeeze and Unsqueeze where only unit axes differ."""
     have, want = list(have), list(want)
     if have == want:
@@ -229,7 +229,7 @@ def regrouped(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources: S
     pieces: list[int | Expr] = []
     rest = False
     for i, axis in enumerate(want):
-        number, symbols = product(axis)
+        number, symbols = multiply_sizes(axis)
         if not symbols:
             pieces.append(number)
         elif i < len(have) and have[i] == axis:
@@ -278,11 +278,11 @@ def _vector(pieces: Sequence[int | Expr]) -> Expr:
     return Call("Concat", parts, (("axis", 0),))
 
 
-def expanded(expr: Expr, shape: Sequence[Axis | None], sources: Sources) -> Expr:
+def expand_axes(expr: Expr, shape: Sequence[Axis | None], sources: Sources) -> Expr:
     """`expr` expanded along the unit axes for which `shape` names atoms (None: the axis stays)."""
     pieces: list[int | Expr] = []
     for axis in shape:
-        number, symbols = product(axis or [])
+        number, symbols = multiply_sizes(axis or [])
         pieces.append(run_time_size(axis or [], sources) if symbols else number)
     if all(p == 1 for p in pieces if isinstance(p, int)) and all(isinstance(p, int) for p in pieces):
         return expr

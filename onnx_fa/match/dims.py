@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.dims import known
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, product
+from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, multiply_sizes
 from onnx_fa.match.frames import Frames
 from onnx_fa.match.types import NoMatch, Product, Weighting
 from onnx_fa.spec.attention import Dim
@@ -126,7 +126,7 @@ def name_value_axes(
 
 
 def merge_sizes(at: ir.Node, name: str, atoms: Sequence[Atom]) -> Dim:
-    number, symbols = product(atoms)
+    number, symbols = multiply_sizes(atoms)
     if not symbols:
         return number
     return next(iter(symbols)) if number == 1 and symbols.total() == 1 else f"{at.name}_{name}"

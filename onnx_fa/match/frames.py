@@ -41,7 +41,7 @@ def trace_axes(
         axes = _pad_axes(view, axes, source)
         frames.steps.append(axes)
         if isinstance(step, Regroup):
-            axes = regroup_axes(view, step.node, axes)
+            axes = follow_node(view, step.node, axes)
             node = next(after)
     frames.given = axes = _pad_axes(view, axes, score)
     if not -len(axes) <= over < 0:
@@ -49,7 +49,7 @@ def trace_axes(
     at = len(axes) + over
     frames.softmax = [*axes[:at], *axes[at + 1 :], axes[at]]
     for moved_by in weighting.regroups:
-        axes = regroup_axes(view, moved_by, axes)
+        axes = follow_node(view, moved_by, axes)
     frames.prob = axes
     return frames
 
@@ -65,7 +65,7 @@ def _pad_axes(view: GraphView, axes: list[Axis], value: ir.Value | None) -> list
     return [*([] for _ in range(extra)), *axes]
 
 
-def regroup_axes(view: GraphView, node: ir.Node, axes: list[Axis]) -> list[Axis]:
+def follow_node(view: GraphView, node: ir.Node, axes: list[Axis]) -> list[Axis]:
     """The axes behind a Reshape, Transpose, Squeeze, Unsqueeze or Flatten. Raises NoMatch where they cannot be told."""
     shape = view.shape(node.outputs[0])
     if shape is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.axes import Atom, Axis, Group, Source, Sources, leaves, moved
+from onnx_fa.match.axes import Atom, Axis, Group, Source, Sources, leaves, move_axes
 from onnx_fa.match.dims import (
     add_unit_groups,
     find_queries,
@@ -84,7 +84,7 @@ def plan_site(
     sources = _find_sources((q, k, v))
     readings = [_read_operand(view, patterns, operand, lead, sources) for operand in (q, k, v)]
     Hq = lead[-1].size
-    chosen = common_reading(readings[0], readings[1], readings[2], Hq, at)
+    chosen = choose_readings(readings[0], readings[1], readings[2], Hq, at)
     if pv.factor != 1.0:
         chosen = (*chosen[:2], _scale_reading(chosen[2], pv.factor))
     layout, wrap = _lay_out_result(out, (*lead, q_rows, e_group), sources)
@@ -182,10 +182,10 @@ def _lay_out_result(
             layout.append(at)
         if len(layout) == len(groups) and layout[-1] == len(groups) - 1:
             return tuple(layout), ()
-    return (), (lambda e: moved(e, canonical, out, sources),)
+    return (), (lambda e: move_axes(e, canonical, out, sources),)
 
 
-def common_reading(
+def choose_readings(
     q_all: Sequence[OperandChoice],
     k_all: Sequence[OperandChoice],
     v_all: Sequence[OperandChoice],

@@ -13,7 +13,7 @@ _MAX_NODES_AWAY = 100
 """So many nodes away from the scores, they are taken to be used for something else."""
 
 
-def reader_elsewhere(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> ir.Node | None:
+def find_other_reader(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> ir.Node | None:
     """A node that reads the scores, or what is made of them, for something else than the sites with these outputs or another
     softmax. With such a reader the scores would be computed twice, and once as a whole."""
     inside = {qk}

@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match.axes import leaves, moved
+from onnx_fa.match.axes import leaves, move_axes
 from onnx_fa.match.low_scores import check_low_scores
 from onnx_fa.match.placed import Site
-from onnx_fa.match.readers import reader_elsewhere
+from onnx_fa.match.readers import find_other_reader
 from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, Select, values_of
 from onnx_fa.spec.attention import Stat
 from onnx_fa.spec.dtypes import NUMPY
@@ -23,7 +23,7 @@ _LARGEST_DV = 512
 """Values that are wider together stay apart: a kernel holds a block of the output."""
 
 
-def with_statistics(
+def add_statistics(
     view: GraphView, anchor: Anchor, behind: Behind, match: Match, site: Site, qk: ir.Node, outputs: Sequence[ir.Value]
 ) -> tuple[Match, list[ir.Value]]:
     """The match with the log-sum-exp and the maximum of its scores as further outputs, where something else reads them, and those
@@ -38,9 +38,9 @@ def with_statistics(
     own: list[ir.Value] = []
     for value, which in found:
         others = [v for v in values if v is not value]
-        if reader_elsewhere(view, qk, [*outputs, *others]) is None:
+        if find_other_reader(view, qk, [*outputs, *others]) is None:
             continue  # part of the softmax
-        if reader_elsewhere(view, qk, [*outputs, *values]) is not None:
+        if find_other_reader(view, qk, [*outputs, *values]) is not None:
             continue  # the scores are read by something else as well: a miss
         if _is_taken_out(view, anchor.score, value, [*outputs, *others]):
             own.append(value)
@@ -112,16 +112,16 @@ def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, axis: i
     if shape is None or want is None:
         raise NoMatch("a row statistic of unknown rank or type", value.producer())
     if changed:
-        moved(value, canonical, rows, site.sources)  # raises NoMatch here and now
+        move_axes(value, canonical, rows, site.sources)  # raises NoMatch here and now
 
     def made(e: Expr) -> Expr:
-        e = moved(e, canonical, rows, site.sources) if changed else e
+        e = move_axes(e, canonical, rows, site.sources) if changed else e
         return e if want == exact else Call("Cast", (e,), (("to", int(want)),))
 
     return made
 
 
-def with_probabilities(view: GraphView, behind: Behind, match: Match, site: Site) -> Match:
+def add_probabilities(view: GraphView, behind: Behind, match: Match, site: Site) -> Match:
     """The match with the probabilities that are an output of the model. Raises NoMatch where their axes cannot be told."""
     canonical, given = [list(g.atoms) for g in site.groups], [leaves(a) for a in site.frames.given]
     further: list[Further] = []
@@ -129,10 +129,10 @@ def with_probabilities(view: GraphView, behind: Behind, match: Match, site: Site
         dtype = value.dtype
         if dtype is None:
             raise NoMatch("probabilities of an unknown type are an output", value.producer())
-        moved(value, canonical, given, site.sources)  # raises NoMatch here and now
+        move_axes(value, canonical, given, site.sources)  # raises NoMatch here and now
         wraps: list[Callable[[Expr], Expr]] = []
         if canonical != given:
-            wraps.append(lambda e: moved(e, canonical, given, site.sources))
+            wraps.append(lambda e: move_axes(e, canonical, given, site.sources))
         if DTYPES.get(dtype) != match.spec.dtype:
             wraps.append(lambda e, to=dtype: Call("Cast", (e,), (("to", int(to)),)))  # type: ignore[misc]
         wraps += [_dropped(view, drop, value, dtype) for drop in behind.drops[:1]]
@@ -152,7 +152,7 @@ def _dropped(view: GraphView, drop: Select, value: ir.Value, dtype: ir.DataType)
     return lambda e: Call("Where", (drop.keep, zero, e) if drop.inverted else (drop.keep, e, zero))
 
 
-def merged(view: GraphView, matches: Sequence[Match]) -> list[Match]:
+def merge_matches(view: GraphView, matches: Sequence[Match]) -> list[Match]:
     """Matches of one softmax that differ in V alone, as one: the values stand side by side, the output is cut.
 
     That costs a copy of the values, and saves the scores. A single query is left alone: then the values are most of the work.

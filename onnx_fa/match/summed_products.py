@@ -24,7 +24,9 @@ LONGEST = 768
 Dims = tuple[Dim | None, ...]
 
 
-def summed(view: GraphView, patterns: Patterns, steps: Sequence[Step], qk: Product) -> tuple[list[Step], Product]:
+def join_summed_products(
+    view: GraphView, patterns: Patterns, steps: Sequence[Step], qk: Product
+) -> tuple[list[Step], Product]:
     """The steps and the product, with every product that is added before anything but scales taken into it. A bias that is no
     product of that kind ends it. With a single query the sum is a row, and stays one."""
     rest = list(steps)
@@ -35,7 +37,7 @@ def summed(view: GraphView, patterns: Patterns, steps: Sequence[Step], qk: Produ
         if isinstance(step, Scale):
             factor *= step.factor
         elif isinstance(step, AddTerm):
-            joined = _with(view, patterns, qk, step, factor)
+            joined = _join_product(view, patterns, qk, step, factor)
             if joined is None:
                 break
             qk = joined
@@ -47,7 +49,7 @@ def summed(view: GraphView, patterns: Patterns, steps: Sequence[Step], qk: Produ
     return rest, qk
 
 
-def _with(view: GraphView, patterns: Patterns, qk: Product, step: AddTerm, factor: float) -> Product | None:
+def _join_product(view: GraphView, patterns: Patterns, qk: Product, step: AddTerm, factor: float) -> Product | None:
     """`qk` with the product that `step` adds to it when it has been scaled by `factor`, its own included."""
     value = step.value
     if not isinstance(value, ir.Value) or len(view.users(value)) != 1 or value.is_graph_output() or not factor:

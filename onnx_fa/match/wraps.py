@@ -12,7 +12,7 @@ from onnx_fa.match.types import Call, Const, Expr, NoMatch
 from onnx_fa.spec.dtypes import NUMPY
 
 
-def of_type(
+def wrap_in_type(
     view: GraphView, wraps: Sequence[Callable[[Expr], Expr]], dtype: str | None, at: ir.Node
 ) -> tuple[Callable[[Expr], Expr], ...]:
     """The wraps with what they read in the element type of the output, which the probabilities may have been cast from. Raises

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.errors import OnnxFaError, UnsupportedError
-from onnx_fa.forms.rewrite import Site
+from onnx_fa.forms.replace import Site
 from onnx_fa.iree.kernels import Planned, operands_of
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
 from onnx_fa.spec.attention import AttentionSpec

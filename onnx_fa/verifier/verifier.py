@@ -20,7 +20,8 @@ import onnx_ir as ir
 
 from onnx_fa.errors import RunError
 from onnx_fa.files import scratch_folder
-from onnx_fa.forms.rewrite import Site, rewrite_in_place
+from onnx_fa.forms.replace import Site
+from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.graph import io
 from onnx_fa.graph.free_dims import symbols
 from onnx_fa.graph.view import DTYPES

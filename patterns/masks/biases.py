@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from onnx_fa.match import NUMPY, NoMatch, Term
+from onnx_fa.match import NoMatch, Term
 from onnx_fa.patterns.masks.apply import apply_op
 from onnx_fa.patterns.masks.conditions import keep_where_true
 from onnx_fa.patterns.masks.elementwise import make_elementwise, name_function
@@ -15,6 +15,7 @@ from onnx_fa.patterns.masks.expressions import FALSE, TRUE, is_choice, number, o
 from onnx_fa.patterns.masks.reader import Reader, producer_of
 from onnx_fa.patterns.masks.swallowing import may_swallow
 from onnx_fa.spec.attention import AddMask
+from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor
 
 

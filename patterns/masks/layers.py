@@ -24,7 +24,7 @@ from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import SCORE, Float
 
 
-def add(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+def peel_add(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     """score + m, m + score, score - m."""
     node = view.producer(value, "Add", "Sub")
     if node is None:
@@ -39,7 +39,7 @@ def add(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         yield Peel(AddTerm(a), b)
 
 
-def where(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+def peel_where(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     """Where(keep, score, fill) and Where(drop, fill, score)."""
     node = view.producer(value, "Where")
     if node is None:
@@ -73,7 +73,7 @@ def _uniform(view: GraphView, value: ir.Value) -> float | None:
     return float(found.value) if isinstance(found, Float) else None
 
 
-def terms(
+def read_terms(
     view: GraphView,
     step: AddTerm | Select | Map,
     shape: tuple[Dim, ...],
@@ -86,16 +86,16 @@ def terms(
     """
     try:
         try:
-            return _terms(Reader(view, shape, dtype), step, before)
+            return _read_terms(Reader(view, shape, dtype), step, before)
         except TooComplex:
-            return _terms(Reader(view, shape, dtype, traces=False), step, before)
+            return _read_terms(Reader(view, shape, dtype, traces=False), step, before)
     except TooComplex as e:
         raise NoMatch("a mask is too large an expression") from e
     except ValueError as e:
         raise NoMatch(str(e)) from e
 
 
-def _terms(reader: Reader, step: AddTerm | Select | Map, before: Sequence[Term]) -> list[Term]:
+def _read_terms(reader: Reader, step: AddTerm | Select | Map, before: Sequence[Term]) -> list[Term]:
     match step:
         case Select(keep, inverted, fill):
             cond = reader.read(keep, "bool")

@@ -23,7 +23,7 @@ _END = (1 << 31) - 1
 """An end of a Slice that no length reaches."""
 
 
-def joined_score(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Sequence[Reading]]) -> Reading | None:
+def join_scores(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Sequence[Reading]]) -> Reading | None:
     """The reading of scores concatenated along the keys, all of the same queries and scaled alike."""
     node, score = view.producer(value, "Concat"), view.shape(value)
     if node is None or len(node.inputs) < 2 or score is None:
@@ -48,7 +48,7 @@ def joined_score(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Se
         k = 1 - q
         alike = all(p.operands[q] is first.operands[q] for _, p in parts)
         if alike and letter in first.letters[k] and letter not in first.letters[q]:
-            joined = _joined([p for _, p in parts], k, letter)
+            joined = _join_products([p for _, p in parts], k, letter)
             return None if joined is None else (steps, joined)
     return None
 
@@ -57,7 +57,7 @@ def _known(steps: Sequence[Step]) -> list[Step]:
     return [s for s in steps if not isinstance(s, Nothing)]
 
 
-def _joined(parts: Sequence[Product], side: int, letter: str) -> Product | None:
+def _join_products(parts: Sequence[Product], side: int, letter: str) -> Product | None:
     """The product of the concatenated operands. None where they are not alike off the axis that is joined."""
     first = parts[0]
     if any((p.letters, p.out, p.factor) != (first.letters, first.out, first.factor) for p in parts):
@@ -79,7 +79,7 @@ def _joined(parts: Sequence[Product], side: int, letter: str) -> Product | None:
     return replace(first, operands=pair, shapes=dims)
 
 
-def joined_values(
+def join_values(
     view: GraphView,
     prob: ir.Value,
     users: Sequence[ir.Node],
@@ -105,7 +105,9 @@ def joined_values(
     side, first = sides.pop(), products[0]
     letter = first.letters[side][axis]
     joined = (
-        _joined(products, 1 - side, letter) if letter in first.letters[1 - side] and letter not in first.out else None
+        _join_products(products, 1 - side, letter)
+        if letter in first.letters[1 - side] and letter not in first.out
+        else None
     )
     total = _total(view, [p.output for p in products])
     if joined is None or total is None or len(whole) != len(first.letters[side]):

@@ -20,24 +20,24 @@ from onnx_fa.match import Call, Const, Expr, Integers, OperandChoice
 from onnx_fa.match.axes import Atom, Axis, Group, Sources
 from onnx_fa.patterns.operands.upwards import Piece, Standing, step_up
 from onnx_fa.patterns.operands.viewed import view_as_canonical
-from onnx_fa.patterns.quant.dequantized import dequantized
+from onnx_fa.patterns.quant.dequantized import read_dequantized
 from onnx_fa.spec.attention import Dim, Quantized
 
 
 def read_operand(
     view: GraphView, value: ir.Value, names: tuple[str, ...], sizes: tuple[Dim, ...]
 ) -> list[OperandChoice]:
-    """Readings of an operand whose axes are canonical dims, see `readings`.
+    """Readings of an operand whose axes are canonical dims, see `find_readings`.
 
     `names` are the operand's axes in order, `sizes` the dims in canonical order (b.., h, s, d).
     """
     canonical = (*(n for n in names if n.startswith("b")), "h", "s", "d")
     groups = {n: Group(n, (Atom(n, d),) if d != 1 else (), d) for n, d in zip(canonical, sizes, strict=True)}
     axes = [list(groups[n].atoms) or [groups[n].mark] for n in names]
-    return readings(view, value, axes, list(groups.values()), {})
+    return find_readings(view, value, axes, list(groups.values()), {})
 
 
-def readings(
+def find_readings(
     view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources
 ) -> list[OperandChoice]:
     """Readings of a matmul operand, the shallowest first, the one furthest up the graph last.
@@ -67,7 +67,7 @@ def readings(
             ):
                 found.append(choice)
                 trail = []
-            part = dequantized(view, state.value) if state.integers is None else None
+            part = read_dequantized(view, state.value) if state.integers is None else None
             if part is not None and here is None and not part.shape and found:
                 again = _replayed(part.source, trail)
                 if again is not None:

@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, NoMatch
-from onnx_fa.match.axes import Axis, Group, Sources, has_size, leaves, moved
+from onnx_fa.match.axes import Axis, Group, Sources, has_size, leaves, move_axes
 from onnx_fa.patterns.operands.upwards import Piece, Pieces, Standing, step_up
 from onnx_fa.patterns.operands.viewed import spread_axes
 from onnx_fa.spec.attention import Dim
 
 
-def place(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources) -> Expr:
+def place_tensor(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources) -> Expr:
     """A tensor that broadcasts (right-aligned) to a score with `axes`, as one that broadcasts to the canonical dims (b.., h, s, t).
 
     A value further up the graph is taken where that is such a tensor. Raises NoMatch where the tensor does not provably
@@ -53,7 +53,7 @@ def place(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[G
     have = [[p.atom for p in axis] for axis in pieces]
     present = [a for axis in have for a in axis]
     want = [[a for a in g.atoms if a in present] for g in groups]
-    expr = moved(value, have, want, sources)
+    expr = move_axes(value, have, want, sources)
     missing = [[a for a in g.atoms if w and a not in w] for g, w in zip(groups, want, strict=True)]
     if any(missing):
         expr = spread_axes(expr, want, [list(g.atoms) for g in groups], missing, sources)

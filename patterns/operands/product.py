@@ -14,7 +14,7 @@ from onnx_fa.match import Product
 from onnx_fa.patterns.operands.einsum import einsum_letters
 
 
-def product(view: GraphView, value: ir.Value) -> Product | None:
+def read_product(view: GraphView, value: ir.Value) -> Product | None:
     """The contraction of two operands that makes `value`, None for anything else."""
     node = value.producer()
     if node is None or len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:

@@ -14,7 +14,7 @@ from onnx_fa.graph.axes import node_axis, placed_axes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match import OperandChoice
-from onnx_fa.match.axes import Atom, product, regroup, size_of
+from onnx_fa.match.axes import Atom, multiply_sizes, regroup, size_of
 from onnx_fa.patterns.quant.dequantized import Dequantized
 from onnx_fa.spec.attention import Dim
 
@@ -105,7 +105,7 @@ def _undo_expand(axes: tuple[Pieces, ...], shape: tuple[Dim | None, ...], head: 
     lead = axes[: len(axes) - len(shape)]  # axes that the Expand put in front
     new: list[Pieces] = []
     for axis, before in zip(axes[len(lead) :], shape, strict=True):
-        size = product(axis)
+        size = multiply_sizes(axis)
         if before == 1 and any(p.size != 1 for p in axis):
             if head is not None and any((p.atom is not head and p.size != 1) or p.part == 0 for p in axis):
                 return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx_fa.match import Expr, OperandChoice
-from onnx_fa.match.axes import Axis, Group, Sources, expanded, leaves, moved, regrouped
+from onnx_fa.match.axes import Axis, Group, Sources, expand_axes, leaves, move_axes, regroup_axes
 from onnx_fa.spec.attention import Dim
 
 
@@ -23,7 +23,7 @@ def view_as_canonical(
     # Unit axes stand where they would in canonical order.
     order = sorted(range(len(groups)), key=lambda i: _place_of(i, groups, parts, stored))
     want = [parts[groups[i].name] for i in order]
-    expr = moved(value, axes, want, sources)
+    expr = move_axes(value, axes, want, sources)
     missing = [[a for a in groups[i].atoms if a not in present] for i in order]
     missing = [m if groups[i].name != "h" or repeat_heads else [] for m, i in zip(missing, order, strict=True)]
     if any(missing):
@@ -58,8 +58,8 @@ def spread_axes(
         else:
             single_have += [[a] if a in h else [] for a in w]
             single_want += [[a] for a in w]
-    expr = regrouped(expr, have, single_have, sources)
+    expr = regroup_axes(expr, have, single_have, sources)
     grown = [w if h != w else None for h, w in zip(single_have, single_want, strict=True)]
-    expr = expanded(expr, grown, sources)
+    expr = expand_axes(expr, grown, sources)
     final = [w if m else h for h, w, m in zip(have, want, missing, strict=True)]
-    return regrouped(expr, single_want, final, sources)
+    return regroup_axes(expr, single_want, final, sources)

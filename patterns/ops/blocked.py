@@ -15,7 +15,7 @@ from onnx_fa.spec.attention import AttentionSpec
 SPEC_KEY = "onnx_fa.spec"
 
 
-def blocked(view: GraphView, node: ir.Node, label: str) -> Match | None:
+def match_blocked(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """A Loop that the rewriter wrote. It is kept as it is."""
     text = node.metadata_props.get(SPEC_KEY)
     if op_of(node) != "Loop" or text is None:

@@ -32,7 +32,7 @@ _REFUSED = {
 }
 
 
-def contrib(view: GraphView, node: ir.Node, label: str) -> Match | None:
+def match_contrib(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """The site of an attention op of onnxruntime; None for other nodes. Raises NoMatch for what cannot be expressed."""
     if node.domain != CONTRIB:
         return None

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Const, Expr, Found, Guard, Match, NoMatch, Operands, Step, Term, build_match
-from onnx_fa.patterns.masks.layers import terms as mask_terms
+from onnx_fa.patterns.masks.layers import read_terms
 from onnx_fa.patterns.ops.exprs import HEADS_BEHIND, cast, columns, ints, op, per_row, reshape
 from onnx_fa.spec.attention import AddMask, BoolMask, Dim, Elementwise, TensorArg
 from onnx_fa.spec.expr import SCORE, Apply, Float, K, ScoreExpr, Tensor
@@ -42,7 +42,7 @@ def match_op(
     width = operands.Hq * operands.Dv
     return build_match(
         view,
-        mask_terms,
+        read_terms,
         Found(
             name=label,
             op=op_of(node),

@@ -23,10 +23,10 @@ from onnx_fa.match import (
     Step,
     Term,
     build_match,
-    common_reading,
+    choose_readings,
 )
 from onnx_fa.patterns.masks.algebra import Algebra
-from onnx_fa.patterns.masks.layers import terms as mask_terms
+from onnx_fa.patterns.masks.layers import read_terms
 from onnx_fa.patterns.operands.operand import read_operand
 from onnx_fa.patterns.ops.exprs import NEG_INF, inverse_root, same
 from onnx_fa.spec.attention import Causal, Dim
@@ -53,7 +53,7 @@ _INT32 = (-(1 << 31), (1 << 31) - 1)
 _PRECISION = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 
 
-def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
+def match_flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """The site of a FlexAttention node; None for other nodes. Raises NoMatch for what cannot be expressed."""
     if op_of(node) != "ai.onnx.preview.FlexAttention":
         return None
@@ -77,7 +77,7 @@ def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         raise NoMatch(f"softmax_precision {asked} rounds scores that are computed in more bits")
     names, sizes = ("b0", "h", "s", "d"), ((b, Hq, Sq, d), (b, Hkv, Skv, d), (b, Hkv, Skv, Dv))
     read = [read_operand(view, x, names, size) for x, size in zip((q, k, v), sizes, strict=True)]
-    q_read, k_read, v_read = common_reading(read[0], read[1], read[2], Hq, node)
+    q_read, k_read, v_read = choose_readings(read[0], read[1], read[2], Hq, node)
     steps: list[Step] = [Scale(attr_float(node, "scale", inverse_root(d)))]
     extra: list[Term] = []
     if "score_mod" in node.attributes:
@@ -90,7 +90,7 @@ def flex_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         v_read = _scaled(view, node.attributes["prob_mod"].as_graph(), v_read)
     return build_match(
         view,
-        mask_terms,
+        read_terms,
         Found(
             name=label,
             op="FlexAttention",

@@ -26,9 +26,9 @@ from onnx_fa.match import (
     Step,
     Term,
     build_match,
-    common_reading,
+    choose_readings,
 )
-from onnx_fa.patterns.masks.layers import terms as mask_terms
+from onnx_fa.patterns.masks.layers import read_terms
 from onnx_fa.patterns.operands.operand import read_operand
 from onnx_fa.patterns.ops.exprs import (
     HEADS_BEHIND,
@@ -66,7 +66,7 @@ class Past:
     read: tuple[Expr, TensorArg] | None = None
 
 
-def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
+def match_attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """The site of an Attention node; None for other nodes. Raises NoMatch for what cannot be expressed."""
     if op_of(node) != "Attention":
         return None
@@ -109,7 +109,7 @@ def attention(view: GraphView, node: ir.Node, label: str) -> Match | None:
         extra.append(keep_where(Apply("Less", K, Tensor(0)), (row,), "lengths"))
     match = build_match(
         view,
-        mask_terms,
+        read_terms,
         Found(
             name=label,
             op="Attention",
@@ -254,7 +254,7 @@ def _heads(view: GraphView, node: ir.Node, values: tuple[ir.Value, ...], label: 
         names = ("b0", "h", "s", "d")
         sizes = ((b, Hq, Sq, d), (b, Hkv, Skv, d), (b, Hkv, Skv, Dv))
         read = [read_operand(view, x, names, s) for x, s in zip(values, sizes, strict=True)]
-        chosen = common_reading(read[0], read[1], read[2], Hq, node)
+        chosen = choose_readings(read[0], read[1], read[2], Hq, node)
         return Operands(*chosen, (b,), Hq, chosen[1].heads, Sq, Skv, d, Dv)
     Hq, Hkv = attr_int(node, "q_num_heads", 0), attr_int(node, "kv_num_heads", 0)
     if Hq < 1 or Hkv < 1:

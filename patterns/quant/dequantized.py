@@ -35,7 +35,7 @@ class Dequantized:
     grouped: int | None = None
 
 
-def dequantized(view: GraphView, value: ir.Value) -> Dequantized | None:
+def read_dequantized(view: GraphView, value: ir.Value) -> Dequantized | None:
     """How a value is made of integers of at most 8 bits: by DequantizeLinear, or as Mul(Sub(Cast(x), zero), scale). None where it
     is not, or scale and result differ in type."""
     node = value.producer()

@@ -21,7 +21,7 @@ _GRIDS: dict[ir.DataType | None, str] = {
 }
 
 
-def rounding(view: GraphView, node: ir.Node) -> tuple[ir.Value, Rounding] | None:
+def read_rounding(view: GraphView, node: ir.Node) -> tuple[ir.Value, Rounding] | None:
     """(x, the grid) where `node` is DequantizeLinear(QuantizeLinear(x)), both in float32 with one constant scale and zero point."""
     source = node.inputs[0]
     quantize = source.producer() if source is not None else None
@@ -43,7 +43,9 @@ def _scale_and_zero(view: GraphView, node: ir.Node) -> tuple[float | None, float
     return view.scalar(node.inputs[1]), 0.0 if zero is None else view.scalar(zero)
 
 
-def rounded_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def read_rounding_of_probabilities(
+    view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]
+) -> After | None:
     """QuantizeLinear and DequantizeLinear on the probabilities, with one constant scale. Raises NoMatch for other roundings, and
     for exponentials that are not yet divided by their sum."""
     quantizers = [u for u in users if op_of(u) in (*QUANTIZE, "DynamicQuantizeLinear")]
@@ -51,7 +53,7 @@ def rounded_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, user
         return None
     node = quantizers[0]
     readers = view.users(node.outputs[0])
-    found = rounding(view, readers[0]) if len(users) == 1 and len(readers) == 1 else None
+    found = read_rounding(view, readers[0]) if len(users) == 1 and len(readers) == 1 else None
     if found is None or node.outputs[0].is_graph_output():
         why = "and not by a pair of QuantizeLinear and DequantizeLinear in float32 with one constant scale, for one reader"
         raise NoMatch(f"{node.op_type} rounds the probabilities, {why}", node)
@@ -60,7 +62,7 @@ def rounded_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, user
     return After(readers[0].outputs[0], rounding=found[1])
 
 
-def integer_softmax(view: GraphView, node: ir.Node, label: str) -> Match | None:
+def refuse_integer_softmax(view: GraphView, node: ir.Node, label: str) -> Match | None:
     """None for all nodes but onnxruntime's QLinearSoftmax. Raises NoMatch for that."""
     if op_of(node) == f"{CONTRIB}.QLinearSoftmax":
         raise NoMatch("QLinearSoftmax rounds its result, which a fused kernel never has as a whole")

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import attr_float, op_of, typed_attr
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Map, NoMatch, Peel
-from onnx_fa.patterns.quant.rounding import rounding
+from onnx_fa.patterns.quant.rounding import read_rounding
 from onnx_fa.spec.attention import GRIDS
 from onnx_fa.spec.expr import OPS, SCORE, Apply, Bool, Float, Int, Kind, ScoreExpr, Tensor, is_small, kind_of
 
@@ -103,7 +103,7 @@ _KNOWN = frozenset([*_UNARY, *_BINARY, *_FOLDED, *_COMPOSED, "Where", "Clip", "C
 }
 
 
-def elementwise(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+def peel_elementwise(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     """The function of each value further up that `value` can be read as, the nearest first."""
     if view.producer(value, *_KNOWN) is None:
         return
@@ -301,7 +301,7 @@ class _Reading:
 
     def _rounded(self, node: ir.Node) -> ScoreExpr | None:
         """DequantizeLinear(QuantizeLinear(x)): rounding to a grid of one step size, in float32."""
-        found = rounding(self.view, node)
+        found = read_rounding(self.view, node)
         x = self.read(found[0]) if found is not None else None
         if found is None or x is None:
             return None

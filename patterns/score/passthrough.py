@@ -35,7 +35,8 @@ def is_noop(view: GraphView, node: ir.Node) -> bool:
     return op_of(node) == "Identity"
 
 
-def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+def peel_noop(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+    """A node that gives the scores that it is given, unless it narrows their type."""
     node = value.producer()
     if node is None or node.inputs[:1] in ((), (None,)) or not is_noop(view, node):
         return
@@ -47,7 +48,8 @@ def on_score(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     yield Peel(Nothing(), inner)
 
 
-def on_probabilities(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def skip_noop(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    """A node that gives the probabilities that it is given. Raises NoMatch where a narrower type in between has rounded them."""
     if len(users) != 1 or not is_noop(view, users[0]):
         return None
     out = users[0].outputs[0]

@@ -11,7 +11,8 @@ from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Factor, Peel, Scale
 
 
-def scale(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+def peel_scale(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+    """score * c, c * score, score / c and -score, where c is one constant, or has one number per row."""
     node = view.producer(value, "Mul", "Div", "Neg")
     if node is None or node.inputs[0] is None:
         return

@@ -12,7 +12,8 @@ from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Cap, Peel
 
 
-def softcap(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+def peel_softcap(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+    """c * tanh(x / c) with one constant c. A negative c is the same as its absolute value."""
     mul = view.producer(value, "Mul")
     if mul is None:
         return

@@ -15,14 +15,15 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match import NUMPY, After, Anchor, Call, Const, Expr, NoMatch, Select
+from onnx_fa.match import After, Anchor, Call, Const, Expr, NoMatch, Select
 from onnx_fa.patterns.softmax import rows
+from onnx_fa.spec.dtypes import NUMPY
 
 Test = Literal["nan", "number", "never"]
 """What is asked of a probability, which is a number from 0 to 1 or NaN."""
 
 
-def guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def read_guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """Where(test, 0, p) or Where(test, p, 0), when nothing but tests reads the probabilities besides."""
     wheres = [u for u in users if view.producer(u.outputs[0], "Where") is not None and value in u.inputs[1:]]
     if len(wheres) != 1 or not all(u is wheres[0] or _is_test(view, u, value) for u in users):

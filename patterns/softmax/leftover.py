@@ -17,7 +17,7 @@ _FAR = 64
 """So many nodes are looked at on either side."""
 
 
-def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
+def refuse_leftover(view: GraphView, node: ir.Node) -> Anchor | None:
     """Never an anchor. Raises NoMatch for a softmax that no rule before has taken; None for every other node."""
     kind = op_of(node)
     if kind.startswith(f"{CONTRIB}.") and kind.endswith("Softmax"):

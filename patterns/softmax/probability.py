@@ -58,7 +58,7 @@ def _split_off(view: GraphView, anchor: Anchor, node: ir.Node, rank: int) -> Aft
     return After(node.outputs[keep], cut=True)
 
 
-def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def move_factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """p * f and p / f where f has one value per row (moved to the output), per key (moved to V) or per both (kept)."""
     if len(users) != 1 or _divided_anew(view, anchor, users[0].outputs[0]) is not None:
         return None
@@ -87,7 +87,7 @@ def factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.
     raise NoMatch("the probabilities are divided by a tensor with values per query and key", node)
 
 
-def masked_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def divide_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """p * m / sum(p * m), or the same with Where(m, p, 0): the softmax over the keys that m keeps."""
     if len(users) != 1:
         return None

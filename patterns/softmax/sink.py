@@ -9,7 +9,7 @@ from onnx_fa.match import Anchor, NoMatch, Tail
 from onnx_fa.patterns.softmax import rows
 
 
-def gate(view: GraphView, anchor: Anchor, output: ir.Value) -> Tail | None:
+def read_gate(view: GraphView, anchor: Anchor, output: ir.Value) -> Tail | None:
     """exp(lse) / (exp(lse) + exp(sink)) = sigmoid(lse - sink)."""
     users = view.users(output)
     if len(users) != 1 or output.is_graph_output():

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from onnx_fa.graph.axes import placed_axis
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match import NUMPY, Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
+from onnx_fa.match import Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
 from onnx_fa.patterns.softmax import rows
+from onnx_fa.spec.dtypes import NUMPY
 
 _FLOOR = -1.7e38
 """A bound on the row maximum that no row with a key reaches."""
@@ -26,7 +27,7 @@ _LOST = 2.0**-25
 """Added to a float32 number of at least 1, this changes nothing."""
 
 
-def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
+def find_softmax(view: GraphView, node: ir.Node) -> Anchor | None:
     """The softmax that `node` completes or, for the spelled-out forms, the Exp in its middle; None for any other node.
 
     Raises NoMatch for a softmax over an axis that cannot be told.

@@ -25,7 +25,7 @@ _MOVES = frozenset(["Transpose", "Squeeze", "Unsqueeze"])
 _WHY = "has no row sum to divide by, and the fused kernels always divide"
 
 
-def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
+def refuse_unnormalised(view: GraphView, node: ir.Node) -> Anchor | None:
     """Raises NoMatch naming an attention without softmax; None for every other node."""
     if view.producer(node.outputs[0], *_NAMES) is node and _product(view, node.inputs[0]) is not None:
         if not _feeds_product(view, node.outputs[0]):
@@ -40,7 +40,7 @@ def anchor(view: GraphView, node: ir.Node) -> Anchor | None:
     return None
 
 
-def mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
+def refuse_mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
     """Raises NoMatch for a softmax of scores that a product mixes between heads (talking heads)."""
     value = node.inputs[0] if view.producer(node.outputs[0], "Softmax") is node else None
     for _ in range(8):
@@ -61,7 +61,7 @@ def mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
     return None
 
 
-def mixed_heads(view: GraphView, found: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+def refuse_mixed_heads(view: GraphView, found: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """Raises NoMatch for probabilities that a product mixes between heads (talking heads), or of which only the largest stay."""
     shape = view.shape(value)
     heads = shape[-3] if shape is not None and len(shape) > 2 else None

@@ -11,8 +11,9 @@ import onnx
 from onnx import numpy_helper as nh
 
 from onnx_fa.errors import ModelError
+from onnx_fa.forms.replace import Form
 from onnx_fa.forms.report import RewriteReport
-from onnx_fa.forms.rewrite import Form, rewrite
+from onnx_fa.forms.rewrite import rewrite
 from tests.support.accounting import unaccounted
 from tests.support.time_limit import Endless, time_limit
 

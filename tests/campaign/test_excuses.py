@@ -10,7 +10,8 @@ import onnx.parser
 import pytest
 from onnx import helper as h
 
-from onnx_fa.forms.rewrite import Form, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import rewrite
 from tests.campaign.check import Judge
 from tests.campaign.draw import Drawn
 from tests.campaign.inputs import Array, Engine, Inputs, feeds_of

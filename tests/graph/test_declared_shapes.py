@@ -12,7 +12,8 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-from onnx_fa.forms.rewrite import FORMS, Form, explain, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
 from onnx_fa.spec.attention import AttentionSpec
 from tests.support.ort_run import assert_same, run
 

@@ -9,7 +9,8 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from onnx_fa.errors import ModelError
-from onnx_fa.forms.rewrite import FORMS, Form, explain, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
 from tests.support.ort_run import assert_same, run
 from tests.support.spellings import Graph, Spelling, build, feeds
 

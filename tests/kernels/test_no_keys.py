@@ -14,7 +14,8 @@ from onnx import numpy_helper, parser
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.plain import plain_model
-from onnx_fa.forms.rewrite import Form, explain, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.few_body import FewConfig

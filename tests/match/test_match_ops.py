@@ -14,7 +14,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 
-from onnx_fa.forms.rewrite import FORMS, Form, explain, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite
 from onnx_fa.spec.attention import Causal, Elementwise, SlidingWindow, Softcap
 from onnx_fa.spec.expr import words
 from tests.support import spellings_ops as so

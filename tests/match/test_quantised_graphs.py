@@ -8,7 +8,8 @@ import onnx_ir as ir
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail  # type: ignore[import-untyped]
 
-from onnx_fa.forms.rewrite import FORMS, Form, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import FORMS, rewrite
 from tests.support.ort_run import run
 from tests.support.quantised_graphs import PLACES, Drawn, build, draw, feeds
 

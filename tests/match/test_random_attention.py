@@ -24,7 +24,8 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 from onnx.reference import ReferenceEvaluator
 
-from onnx_fa.forms.rewrite import Form, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import rewrite
 from tests.support.accounting import unaccounted
 from tests.support.graph_changes import CHANGES, symbolise
 from tests.support.ort_run import session

@@ -10,7 +10,8 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from onnx_fa.forms.rewrite import Form, explain, rewrite
+from onnx_fa.forms.replace import Form
+from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.spec.attention import Causal
 from tests.support.ort_run import assert_same, run
 from tests.support.spellings import Graph

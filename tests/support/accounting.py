@@ -8,11 +8,11 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa.forms.report import RewriteReport
-from onnx_fa.forms.rewrite import PATTERNS
 from onnx_fa.graph.io import load
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.match.prepare.functions import inline_attention
+from onnx_fa.patterns import PATTERNS
 
 _LIKE = ("Softmax", "LogSoftmax", "Attention")
 

@@ -44,7 +44,7 @@ class _Pool:
         return self.index, self.page, self.heads, self.rows
 
 
-def from_pools(view: GraphView, match: Match) -> Match:
+def read_from_pools(view: GraphView, match: Match) -> Match:
     """The match with K and V as rows of pools, if the model gathers both by the same index; else the match itself."""
     spec = match.spec
     batch = len(spec.batch)
