@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +15,7 @@ from onnx_fa.forms.integers import dequantized, written_out
 from onnx_fa.forms.realise import realise, release_inputs
 from onnx_fa.forms.unchanged import is_same_value, nodes_between
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.graph.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.graph.site_op import DOMAIN, OP_TYPE
 from onnx_fa.match import Expr, Match
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
@@ -99,9 +98,8 @@ def _write_form(b: OnnxBuilder, match: Match, form: Form, name: str, operands: t
 
 
 def _write_node(b: OnnxBuilder, match: Match, name: str, operands: tuple[ir.Value, ...]) -> Sequence[ir.Value]:
-    """The site as one node that carries its spec, for the kernel that will stand there."""
-    attrs = {SPEC_ATTRIBUTE: json.dumps(match.spec.to_dict())}
-    outs = b.ops_of(DOMAIN, OP_TYPE, operands, attrs, len(match.spec.results))
+    """The site as one node, for the kernel that will stand there."""
+    outs = b.ops_of(DOMAIN, OP_TYPE, operands, {}, len(match.spec.results))
     node = b.nodes[-1]
     node.name = name
     for x, (shape, dtype) in zip(outs, match.spec.results, strict=True):

@@ -7,12 +7,10 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import onnx_ir as ir
 
 from onnx_fa import processes as limits
 from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
@@ -21,7 +19,7 @@ from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.graph.free_dims import fix_dims
 from onnx_fa.graph.io import ModelLike, save, to_proto
 from onnx_fa.iree.inspect import Inspection, inspect_phases
-from onnx_fa.iree.kernels import plan_kernels
+from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
 from onnx_fa.spec.target import Target, parse_target
@@ -121,19 +119,28 @@ def _first_error(stderr: str) -> str:
 
 @dataclass(frozen=True)
 class ImportedModule:
-    """MLIR `text` for iree-compile. `kernels` maps a site's name to its kernel (sites with equal specs share one);
-    `flags` are what the kernels need. `model` is the ONNX model that was imported."""
+    """MLIR `text` for iree-compile of a model whose kernels are `planned`; `flags` are what model and kernels need."""
 
     text: str
-    sites: tuple[SiteReport, ...]
-    misses: tuple[Miss, ...]
-    kernels: dict[str, Kernel]
+    planned: Planned
     flags: tuple[str, ...]
-    model: ir.Model
 
     @property
     def report(self) -> RewriteReport:
-        return RewriteReport(self.sites, self.misses)
+        return self.planned.report
+
+    @property
+    def sites(self) -> tuple[SiteReport, ...]:
+        return self.report.sites
+
+    @property
+    def misses(self) -> tuple[Miss, ...]:
+        return self.report.misses
+
+    @property
+    def kernels(self) -> dict[str, Kernel]:
+        """By the names of the sites; sites with equal specs share one."""
+        return self.planned.kernels
 
 
 @dataclass(frozen=True)
@@ -168,22 +175,22 @@ class CompileReport:
         }
 
 
-def import_model(
-    model: ModelLike, target: Target | str = "cpu-host", refused: Mapping[str, str] | None = None
-) -> ImportedModule:
-    """`model` as MLIR with a kernel in the place of every attention that one can express, but for those that the compiler has
-    `refused`: name and reason.
+def import_model(model: ModelLike, target: Target | str = "cpu-host") -> ImportedModule:
+    """`model` as MLIR with a kernel in the place of every attention that one can express.
 
     A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
+    return import_planned(plan_kernels(model, parse_target(target) if isinstance(target, str) else target))
+
+
+def import_planned(planned: Planned) -> ImportedModule:
+    """The planned model as MLIR, with its kernels in place. Raises ModelError."""
     from onnx_fa.iree.importer import import_mlir  # it needs the compiler, which timing does not
 
-    target = parse_target(target) if isinstance(target, str) else target
-    planned = plan_kernels(model, target, refused)
-    text = import_mlir(to_proto(planned.model), planned.kernels)
+    text = import_mlir(to_proto(planned.model), {site.name: site for site in planned.sites})
     own = KEEP_F64 if _F64.search(text) else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
-    return ImportedModule(text, planned.sites, planned.misses, planned.kernels, flags, planned.model)
+    return ImportedModule(text, planned, flags)
 
 
 def compile_model(
@@ -204,12 +211,36 @@ def compile_model(
     `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
     after each phase (weights elided). Raises ModelError and CompileError.
     """
-    output = Path(output)
     target = parse_target(target) if isinstance(target, str) else target
     start = time.monotonic()
     progress("finding attention, importing the model with kernels in place")
-    given = fix_dims(model, dims) if dims else model
-    imported, refused = import_model(given, target), dict[str, str]()
+    planned = plan_kernels(fix_dims(model, dims) if dims else model, target)
+    report, _ = compile_planned(
+        planned,
+        Path(output),
+        keep_intermediates=keep_intermediates,
+        flags=flags,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        progress=progress,
+    )
+    return replace(report, seconds=time.monotonic() - start)
+
+
+def compile_planned(
+    planned: Planned,
+    output: Path,
+    *,
+    keep_intermediates: Path | None = None,
+    flags: Sequence[str] = (),
+    timeout_s: float = 1800,
+    memory_bytes: int = 12 << 30,
+    progress: Callable[[str], None] = lambda phase: None,
+) -> tuple[CompileReport, Planned]:
+    """As `compile_model`, for a model whose kernels are planned. Also returns the plan that was compiled: without the kernels that
+    the compiler refused, whose sites are replaced in the model of the plan that was passed. Raises ModelError and CompileError."""
+    target, start = planned.target, time.monotonic()
+    imported, refused = import_planned(planned), dict[str, str]()
     options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
     with writing(output), staging_folder(output.parent) as tmp:
         staged, log = tmp / output.name, output.with_name(output.name + ".log")
@@ -228,7 +259,9 @@ def compile_model(
             if _PACKED_BOOL in str(e) and not any(f.startswith(_TILING) for f in flags):
                 options = merge_flags(options, (f"{_TILING}=false",))
             elif refused := _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes):
-                imported = import_model(given, target, refused)
+                # The sites of those kernels alone are written anew. The importer numbers the values of a program through, so its
+                # text cannot be changed in one place: the planned model is imported a second time.
+                imported = import_planned(replace_refused(imported.planned, refused))
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:
                     _keep_imported(imported, keep_intermediates)
@@ -239,20 +272,22 @@ def compile_model(
             progress("iree-compile, once more")
             compile_text(imported.text, flags=(*options, *dump))
         progress("inspecting what the compiler made")
-        inspection = inspect_phases(phases, imported.kernels, imported.sites)
+        inspection = inspect_phases(phases, imported.planned.sites)
         if not target.is_gpu:
             _check_stacks(inspection)
         os.replace(staged, output)
         _remove_stale(log)
-    sites = tuple(inspection.fill(s) for s in imported.sites)
+    sites = tuple(inspection.fill(site) for site in imported.planned.sites if not site.reason)
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
-    return CompileReport(output, sites, imported.misses, command, time.monotonic() - start, size, inspection, refused)
+    seconds = time.monotonic() - start
+    report = CompileReport(output, sites, imported.misses, command, seconds, size, inspection, refused)
+    return report, imported.planned
 
 
 def _keep_imported(imported: ImportedModule, folder: Path) -> None:
     """Writes the model with its site nodes, and the MLIR that the compiler gets."""
-    save(imported.model, folder / "site.onnx")
+    save(model_for_file(imported.planned), folder / "site.onnx")
     (folder / "imported.mlir").write_text(imported.text)
 
 

@@ -7,34 +7,22 @@ writes: the same function name, the same operators, weights as resources at the 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
-import onnx_ir as ir
 
-from onnx_fa.errors import MissingDependencyError, ModelError, UnsupportedError
-from onnx_fa.forms import blocked, decomposed
-from onnx_fa.forms.integers import dequantized
-from onnx_fa.forms.report import RewriteReport, SiteReport
-from onnx_fa.forms.score import narrowest
+from onnx_fa.errors import MissingDependencyError, ModelError
 from onnx_fa.graph.bounded import infer_followed
-from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
-from onnx_fa.graph.site_op import DOMAIN, OP_TYPE, SPEC_ATTRIBUTE
+from onnx_fa.graph.site_op import DOMAIN, SITE
+from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.legalise.rules import legalize
-from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type
-from onnx_fa.match.misses import Miss
-from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.target import Target
 
 try:
     from iree.compiler import ir as mlir
@@ -47,24 +35,18 @@ _INFERENCE_BYTES = 1 << 12
 """Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
 
 
-def site_spec(node: onnx.NodeProto) -> AttentionSpec:
-    """The spec in an AttentionSite node."""
-    text = next(a.s for a in node.attribute if a.name == SPEC_ATTRIBUTE)
-    return AttentionSpec.from_dict(json.loads(text))
-
-
-def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
-    """MLIR text of `model`, whose AttentionSite nodes call the kernel that `kernels` holds under the node's name.
+def import_mlir(model: onnx.ModelProto, sites: Mapping[str, PlannedSite]) -> str:
+    """MLIR text of `model`, whose AttentionSite nodes call the kernel of the site that `sites` holds under the node's name.
 
     The model is legalized for IREE on the way. Raises ModelError naming the node for an operator of a domain that IREE
     does not know, and for what the importer cannot express.
     """
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
-    infer_types(typed)
+    infer_types(typed, sites)
     proto = legalize(typed)
     for node in _all_nodes(proto.graph):
-        if node.domain not in (*STANDARD, CONTRIB) and (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
+        if node.domain not in (*STANDARD, CONTRIB) and not (op_of(node) == SITE and node.name in sites):
             raise ModelError(
                 f"node {node.name!r}: operator {node.op_type} of domain {node.domain!r} has no definition in the model "
                 "and is unknown to IREE; export it as standard operators or as a model-local function"
@@ -74,10 +56,12 @@ def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
                 f"node {node.name!r}: {node.op_type} of com.microsoft could not be written in standard operators "
                 "(explain says why), and IREE's own import of it is not to be relied on"
             )
-    infer_types(proto)
+    infer_types(proto, sites)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
-    importer = _SiteImporter.define(info.main_graph, module, kernels)
+    importer = _SiteImporter.define(info.main_graph, module, sites)
+    called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
+    kernels = list({k.name: k for k in called if k is not None}.values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # outputs nobody reads may have no type
         try:
@@ -90,19 +74,18 @@ def import_mlir(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> str:
         except mlir.MLIRError as e:
             raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
     text: str = module.get_asm(assume_verified=True)
-    used = {k.name: k.text for k in kernels.values()}
     # Kernels come first: IREE lowers no store to a global that is defined behind the function (docs/developer/iree-bugs.md).
     start = re.search(r"^module.*\{\n", text, re.M)
     assert start is not None
-    return text[: start.end()] + "\n".join(used.values()) + "\n" + text[start.end() :]
+    return text[: start.end()] + "\n".join(k.text for k in kernels) + "\n" + text[start.end() :]
 
 
 @contextlib.contextmanager
-def _declared(module: Any, kernels: Mapping[str, Kernel]) -> Iterator[None]:
+def _declared(module: Any, kernels: Sequence[Kernel]) -> Iterator[None]:
     """Declares the kernels' functions for the time of a verification; their text joins the module later."""
     declarations = []
     with module.context, mlir.Location.unknown(), mlir.InsertionPoint(module.regions[0].blocks[0]):
-        for kernel in {k.name: k for k in kernels.values()}.values():
+        for kernel in kernels:
             spec = kernel.spec
             types = zip(spec.operand_shapes, spec.operand_dtypes, strict=True)
             args = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in types)
@@ -116,87 +99,6 @@ def _declared(module: Any, kernels: Mapping[str, Kernel]) -> Iterator[None]:
             declaration.operation.erase()
 
 
-def settle_kernels(
-    model: ir.Model, report: RewriteReport, target: Target, refused: Mapping[str, str] | None = None
-) -> tuple[dict[str, Kernel], tuple[SiteReport, ...], tuple[Miss, ...]]:
-    """A kernel for every AttentionSite node of `model`, by node name.
-
-    Where no kernel can express a site, its node is replaced (in place) by standard ops, and the site becomes a miss that says which
-    (`_unfused`). `refused` has kernels that the compiler does not take, by name, and why. K and V kept as integers or gathered,
-    which no kernel reads, become plain in front of the site, whose report then says so.
-    """
-    kernels: dict[str, Kernel] = {}
-    made: dict[AttentionSpec, Kernel] = {}
-    lost: dict[str, str] = {}
-    plain: dict[str, AttentionSpec] = {}
-    taken = {str(v.name) for n in model.graph.all_nodes() for v in n.outputs} | set(model.graph.initializers)
-    consts: dict[tuple[str, ...], ir.Value] = {}
-    for node in list(model.graph):
-        if (node.domain, node.op_type) != (DOMAIN, OP_TYPE):
-            continue
-        name = str(node.name)
-        spec = AttentionSpec.from_dict(json.loads(node.attributes[SPEC_ATTRIBUTE].as_string()))
-        try:
-            try:
-                kernels[name] = _made(made, spec, target, refused)
-            except UnsupportedError:
-                if spec == spec.plain:
-                    raise
-                kernels[name] = _made(made, spec.plain, target, refused)
-                builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/plain", taken, consts)
-                given = [v for v in node.inputs if v is not None]
-                plain[name], operands = dequantized(builder, spec, given, by_op=True)
-                model.graph.insert_before(node, builder.nodes)
-                node.resize_inputs(len(operands))
-                for i, x in enumerate(operands):
-                    node.replace_input_with(i, x)
-                node.attributes[SPEC_ATTRIBUTE] = ir.AttrString(SPEC_ATTRIBUTE, json.dumps(plain[name].to_dict()))
-        except UnsupportedError as e:
-            builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/unfused", taken, consts)
-            made_of, how = _unfused(builder, spec, [v for v in node.inputs if v is not None], target)
-            lost[name] = f"{e}; {how}"
-            model.graph.insert_before(node, builder.nodes)
-            for old, out in zip(node.outputs, made_of, strict=True):
-                out.type, out.shape = old.type, old.shape
-                ir.convenience.replace_all_uses_with(old, out, replace_graph_outputs=True)
-                kept, old.name = old.name, f"{old.name}/replaced"
-                out.name = kept
-            model.graph.remove(node, safe=True)
-    sites = tuple(
-        replace(s, spec=plain.get(s.name, s.spec), lossy=kernels[s.name].lossy if s.name in kernels else s.lossy)
-        for s in report.sites
-        if s.name not in lost
-    )
-    misses = tuple(Miss(s.name, s.op, lost[s.name]) for s in report.sites if s.name in lost)
-    return kernels, sites, report.misses + misses
-
-
-def _unfused(
-    b: OnnxBuilder, spec: AttentionSpec, operands: list[ir.Value], target: Target
-) -> tuple[list[ir.Value], str]:
-    """A site in standard ops, and which: on GPUs, whose memory is short, by blocks of keys where that can be written."""
-    if target.is_gpu and spec == spec.plain:
-        try:
-            made = blocked.emit_unrolled(b, spec, operands)
-        except UnsupportedError:
-            pass  # the reason that counts is the kernels'
-        else:
-            return made, f"it is left in blocks of {blocked.block_size(spec)} keys, which are not fused"
-    kind = narrowest(spec) if target.is_gpu else np.int64
-    return decomposed.emit(b, spec, operands, kind=kind), "it is left in the decomposed form, with a buffer of Sq x Skv"
-
-
-def _made(
-    made: dict[AttentionSpec, Kernel], spec: AttentionSpec, target: Target, refused: Mapping[str, str] | None
-) -> Kernel:
-    """The kernel of a spec, made once."""
-    if spec not in made:
-        made[spec] = emit_kernel(spec, target)
-    if reason := (refused or {}).get(made[spec].name):
-        raise UnsupportedError(f"the compiler refuses the kernel: {reason}")
-    return made[spec]
-
-
 def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -207,8 +109,9 @@ def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return nodes
 
 
-def infer_types(model: onnx.ModelProto) -> None:
-    """Shape inference in place. Large weights stay out of it, so models beyond protobuf's 2 GiB work too."""
+def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite]) -> None:
+    """Shape inference in place. Results of `sites` (by the names of their nodes) have the types of their specs. Large weights stay
+    out of it, so models beyond protobuf's 2 GiB work too."""
     light = onnx.ModelProto()
     light.ir_version = model.ir_version
     light.opset_import.extend(model.opset_import)
@@ -218,8 +121,8 @@ def infer_types(model: onnx.ModelProto) -> None:
         getattr(graph, name).extend(getattr(model.graph, name))
     known = {v.name for v in graph.value_info}
     for node in graph.node:
-        if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
-            for name, (shape, dtype) in zip(node.output, site_spec(node).results, strict=True):
+        if op_of(node) == SITE and node.name in sites:
+            for name, (shape, dtype) in zip(node.output, sites[node.name].spec.results, strict=True):
                 if name not in known:
                     graph.value_info.append(onnx.helper.make_tensor_value_info(name, ONNX[dtype], shape))
     for tensor in model.graph.initializer:
@@ -269,13 +172,13 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
 
 
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
-    """The stock importer plus one operator. `kernels` maps the name of an AttentionSite node to its kernel."""
+    """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["kernels"]
-    kernels: Mapping[str, Kernel]
+    __slots__ = ["sites"]
+    sites: Mapping[str, PlannedSite]
 
     @classmethod
-    def define(cls, graph: Any, module: Any, kernels: Mapping[str, Kernel]) -> _SiteImporter:
+    def define(cls, graph: Any, module: Any, sites: Mapping[str, PlannedSite]) -> _SiteImporter:
         base = stock.NodeImporter.define_function(graph, module)
         # define_function makes a NodeImporter whatever class it is called on.
         self = cls(
@@ -287,13 +190,14 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             module_cache=base._mc,
         )
         self._nv_map = base._nv_map
-        self.kernels = kernels
+        self.sites = sites
         return self
 
     def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
         if node.domain != DOMAIN:
             return False
-        kernel = self.kernels[node.name]
+        kernel = self.sites[node.name].kernel
+        assert kernel is not None  # a site without one is written in standard ops
         spec = kernel.spec
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             operands = []

@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnx_fa import processes as limits
 from onnx_fa.errors import RunError
 from onnx_fa.forms.report import SiteReport
-from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.attention import AttentionSpec
+
+if TYPE_CHECKING:
+    from onnx_fa.iree.kernels import PlannedSite
 
 _TENSOR = re.compile(r"tensor<((?:(?:\?|\d+)x)*)([a-z]+[0-9a-zA-Z]*)")
 _DISPATCH = re.compile(r"(?:(%[\w$.]+)(?::\d+)? = )?flow\.dispatch \{?@([\w$.]+)::@([\w$.]+)(.*)")
@@ -85,16 +88,15 @@ class Inspection:
     buffers: tuple[Buffer, ...] = ()
     dispatches: tuple[Dispatch, ...] = ()
     stacks: Mapping[str, int | None] = field(default_factory=dict)
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)
 
-    def fill(self, site: SiteReport) -> SiteReport:
+    def fill(self, site: PlannedSite) -> SiteReport:
         """The site's report with what was found; unchanged for a site that has no kernel."""
-        kernel = self.kernels.get(site.name)
+        kernel = site.kernel
         if kernel is None:
-            return site
+            return site.report
         facts = self.by_kernel[kernel.name]
         return replace(
-            site,
+            site.report,
             fused=facts.fused,
             dispatches=facts.dispatches,
             largest_buffer_bytes=facts.largest_buffer_bytes,
@@ -103,8 +105,8 @@ class Inspection:
         )
 
 
-def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[SiteReport]) -> Inspection:
-    """Reads what `--dump-compilation-phases-to=folder` left. `kernels` maps site names to kernels.
+def inspect_phases(folder: Path, sites: Sequence[PlannedSite]) -> Inspection:
+    """Reads what `--dump-compilation-phases-to=folder` left of a model that has these sites.
 
     A dispatch belongs to a kernel when the kernel's name is in its symbol. Raises RunError when a phase is missing.
     """
@@ -112,7 +114,8 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
     bodies = dict(_executables(flow, "flow.executable"))
     program = _outside(flow)
     calls = [_dispatch(m, bodies) for line in program if (m := _DISPATCH.search(line))]
-    made = {f"{k.name}_attention" for k in kernels.values() if k.body == "triton"}
+    kernels = [site.kernel for site in sites if site.kernel is not None]
+    made = {f"{k.name}_attention" for k in kernels if k.body == "triton"}
     calls = [replace(c, computes=True) if c.executable in made else c for c in calls]  # there is no IR of their code
     stacks = {n: _stack_bytes(b) for n, b in _executables(_phase(folder, "executable-targets"), "hal.executable")}
     for function, size in _frames(folder).items():
@@ -120,10 +123,10 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
         for name in (n for n in stacks if function.startswith(n)):
             allocas = stacks[name]
             stacks[name] = None if allocas is None else max(allocas, size)
-    specs = {k.name: k.spec for k in kernels.values()}
+    specs = {k.name: k.spec for k in kernels}
     by_kernel = {}
     for name, spec in specs.items():
-        uses = max(1, sum(k.name == name for k in kernels.values()))
+        uses = max(1, sum(k.name == name for k in kernels))
         own = [c for c in calls if name in c.executable]
         scores = tuple(b for c in own for b in _score_buffers(c, [spec]))
         inner = [_bytes(t) for c in own if not c.computes for t in c.results]
@@ -138,12 +141,13 @@ def inspect_phases(folder: Path, kernels: Mapping[str, Kernel], sites: Sequence[
             stack,
             scores,
         )
-    everywhere = [b for c in calls for b in _score_buffers(c, [s.spec for s in sites])]
+    fused = [site.spec for site in sites if not site.reason]
+    everywhere = [b for c in calls for b in _score_buffers(c, fused)]
     for call in calls:
         if call.softmax and not any(name in call.executable for name in specs):
             everywhere += [_buffer(call, t, OUTSIDE) for t in call.results]
     unique = {(b.dispatch, b.type): b for b in reversed(everywhere)}
-    return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks, dict(kernels))
+    return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks)
 
 
 _LABEL = re.compile(r'^"?([\w$.]+)"?:')

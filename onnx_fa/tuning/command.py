@@ -42,7 +42,7 @@ def cases_of_model(model: ModelLike, dims: Mapping[str, int], target: Target) ->
     from onnx_fa.iree.kernels import plan_kernels
 
     found: dict[str, Case] = {}
-    for site in plan_kernels(model, target).sites:
+    for site in plan_kernels(model, target).report.sites:
         missing = [s for s in site.spec.symbols if s not in dims]
         if missing:
             raise OnnxFaError(f"{site.name}: {', '.join(missing)} has no size: give --dim {missing[0]}=SIZE")

@@ -17,7 +17,6 @@ from onnx_fa.spec.cases import packed
 from onnx_fa.spec.reference import attention, logits
 from onnx_fa.spec.rounding_bounds import rounds as ties
 from onnx_fa.spec.rounding_bounds import slack
-from onnx_fa.spec.target import Target
 from onnx_fa.verifier.comparisons import Check, norm_error
 from onnx_fa.verifier.inputs import Array
 from onnx_fa.verifier.runners import Runner
@@ -37,11 +36,11 @@ REFERENCE_BYTES = 1 << 30
 class SiteKernels:
     """The kernels that the compiled model calls, each compiled alone, and what the model calls them with."""
 
-    def __init__(self, planned: Planned, target: Target, folder: Path) -> None:
+    def __init__(self, planned: Planned, folder: Path) -> None:
         from onnx_fa.iree.alone import FUNCTION, compile_alone
         from onnx_fa.iree.run import load_module
 
-        self.of = planned.kernels
+        self.of, target = planned.kernels, planned.target
         self.notes: list[str] = []
         self._calls: dict[str, Callable[..., list[Array]]] = {}
         self._runner: Runner | None = None

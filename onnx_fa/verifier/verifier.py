@@ -4,8 +4,7 @@ Six computations see the same inputs. The original and the rewritten model run i
 reference evaluator where onnxruntime cannot run an op or type, and the table says so) and with it, as users run them; the
 compiled one runs in IREE, and its kernels run alone. The operands of every site are read off the rewritten run;
 `onnx_fa.spec.reference` computes the site from them in float64, and the rewritten site and the same site of the original are
-compared with that. Kernels are those of `plan_kernels`, which compiles too, called with what the compiled model calls them
-with.
+compared with that. Kernels are those of the plan that is compiled, called with what the compiled model calls them with.
 """
 
 from __future__ import annotations
@@ -70,6 +69,8 @@ def verify(
     original = io.load(model)
     original = original.clone() if original is model else original  # outputs are added to it below
     clean, rewritten = original.clone(), original.clone()
+    # What `rewrite` writes is matched by itself, and what is compiled once more: a match holds nodes, values and functions over
+    # values of the one graph in which it was found, and what is prepared before matching depends on the form.
     report, sites = rewrite_in_place(rewritten, "decomposed")
     # Values inside a subgraph cannot be made outputs of the model.
     sites = [s for s in sites if s.nodes and s.nodes[-1].graph is rewritten.graph]
@@ -81,20 +82,19 @@ def verify(
         # Before anything is compiled, so that a model that no runtime can run is refused at once.
         runs = _Runs(original, rewritten, sites, folder)
         notes += runs.notes
-        inspected, refused = report.sites, {}
         if module is None:
-            from onnx_fa.iree.compile import compile_model
-
             progress(f"compiling for {target.name}")
+        planned, inspected = plan_kernels(clean, target), report.sites
+        if module is None:
+            from onnx_fa.iree.compile import compile_planned
+
             module = folder / "model.vmfb"
-            done = compile_model(clean, module, target, flags=tuple(flags))
-            inspected, refused = done.sites, dict(done.refused)
+            done, planned = compile_planned(planned, module, flags=tuple(flags))
+            inspected = done.sites
         notes += [f"not one fused dispatch: {s.name}" for s in inspected if s.fused is False]
-        planned = plan_kernels(clean, target, refused)
-        kernels = SiteKernels(planned, target, folder)
-        notes += [
-            f"no kernel for {m.node}: {m.reason}" for m in planned.misses if m not in report.misses
-        ] + kernels.notes
+        kernels = SiteKernels(planned, folder)
+        left_alone = [m for m in planned.report.misses if m not in report.misses]
+        notes += [f"no kernel for {m.node}: {m.reason}" for m in left_alone] + kernels.notes
         coarse = [s.lossy for s in inspected if s.lossy in LOSSY_PRODUCT]
         compared = _Comparison(runs, kernels, load_module(module, target.device), _narrowest(clean, rewritten), coarse)
         drawn = draw(clean, seeds, dims)

@@ -17,7 +17,7 @@ from onnx_fa.forms import blocked
 from onnx_fa.forms.plain import finished, input_names, operand_values, plain_model
 from onnx_fa.forms.score import narrowest
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.iree import importer
+from onnx_fa.iree import kernels
 from onnx_fa.iree.alone import FUNCTION, module_text
 from onnx_fa.iree.compile import compile_model, find_compiler, import_model, iree_compile
 from onnx_fa.iree.run import load_module, require_device
@@ -221,7 +221,7 @@ def test_a_kernel_that_the_compiler_refuses(tmp_path: Path, monkeypatch: pytest.
         kernel = emit_kernel(spec, target)
         return dataclasses.replace(kernel, text=kernel.text.replace("util.return", "util.nothing"))
 
-    monkeypatch.setattr(importer, "emit_kernel", broken)
+    monkeypatch.setattr(kernels, "emit_kernel", broken)
     model = ir.to_proto(plain_model(small("x", Sq=64, Skv=64).spec))
     report = compile_model(model, tmp_path / "m.vmfb", "cuda")
     (miss,) = report.misses

@@ -19,9 +19,12 @@ from onnx_fa.benchmark.models import stock_import
 from onnx_fa.cli.command import main
 from onnx_fa.errors import TargetError, UnsupportedError
 from onnx_fa.forms.plain import plain_model
+from onnx_fa.forms.report import SiteReport
+from onnx_fa.graph.site_op import DOMAIN, OP_TYPE
 from onnx_fa.iree.alone import module_text
 from onnx_fa.iree.compile import compile_model, iree_compile
 from onnx_fa.iree.inspect import inspect_phases
+from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.kernels import triton
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.plan.folding import fold_queries
@@ -165,7 +168,8 @@ def test_modules(kernels: dict[str, Any], tmp_path: Path) -> None:
         output = tmp_path / f"{name}.vmfb"
         dump = (f"--dump-compilation-phases-to={phases}", "--mlir-elide-elementsattrs-if-larger=64")
         iree_compile(module_text(kernel), output, CUDA, flags=dump, timeout_s=120)
-        facts = inspect_phases(phases, {"site": kernel}, ()).by_kernel[kernel.name]
+        site = PlannedSite(SiteReport("site", "Softmax", "site", kernel.spec), ir.Node(DOMAIN, OP_TYPE, []), kernel)
+        facts = inspect_phases(phases, [site]).by_kernel[kernel.name]
         assert facts.fused and facts.dispatches == (2 if name == "decode_dynamic" else 1), name
         if name == "decode":
             stream = next(phases.glob("*.stream.mlir")).read_text()

@@ -20,7 +20,7 @@ from onnx_fa.forms.plain import input_names, plain_model
 from onnx_fa.forms.rewrite import explain, rewrite, rewrite_in_place
 from onnx_fa.graph import io
 from onnx_fa.iree.compile import compile_model
-from onnx_fa.iree.importer import settle_kernels
+from onnx_fa.iree.kernels import plan_kernels
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.stock_road import spec_for_model
 from onnx_fa.kernels.cpu.vector import emit_vector
@@ -153,11 +153,12 @@ def test_integers_that_no_kernel_reads() -> None:
     """They become numbers in front of the site, which stays one kernel."""
     spec = dataclasses.replace(BY_NAME["quant_i4_token"].spec, D=33, Dv=33)
     work = plain_model(spec)
-    report, _ = rewrite_in_place(work, "site")
-    kernels, (site,), misses = settle_kernels(work, report, HOST)
-    assert not misses and site.spec == dataclasses.replace(report.sites[0].spec, k_quant=None, v_quant=None)
-    assert {n.op_type for n in work.graph} == {"DequantizeLinear", "AttentionSite"}
-    assert next(iter(kernels.values())).spec == site.spec
+    planned = plan_kernels(work, HOST)
+    (site,), (found,) = planned.sites, explain(work).sites
+    assert not planned.report.misses
+    assert site.spec == dataclasses.replace(found.spec, k_quant=None, v_quant=None) != found.spec
+    assert {n.op_type for n in planned.model.graph} == {"DequantizeLinear", "AttentionSite"}
+    assert site.kernel is not None and site.kernel.spec == site.spec
 
 
 def test_the_stock_road_begins_behind_the_dequantisation() -> None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, numpy_helper
 
+import onnx_fa.iree.kernels
 import onnx_fa.iree.run
 import onnx_fa.kernels.choose
 from onnx_fa.cli.command import main
@@ -120,8 +121,9 @@ def test_tf32_has_a_row_of_its_own(lossy: str, share: float, tmp_path: Path, mon
         return lambda *arrays: call(*map(cut, arrays))
 
     monkeypatch.setattr(onnx_fa.iree.run, "load_module", coarse)
-    importer = importlib.import_module("onnx_fa.iree.importer")
-    monkeypatch.setattr(importer, "emit_kernel", lambda *a, **k: dataclasses.replace(emit(*a, **k), lossy=lossy))
+    monkeypatch.setattr(
+        onnx_fa.iree.kernels, "emit_kernel", lambda *a, **k: dataclasses.replace(emit(*a, **k), lossy=lossy)
+    )
     report = verify(tiny.attention(tmp_path / "a.onnx", s=37, mask=False), seeds=1)
     bad = {c.what for c in report.checks if c.ok is False and c.inputs.startswith("seed")}
     assert bad == (set() if lossy and share < 2.0**-9 else {"IREE: output o", "site softmax: kernel"})

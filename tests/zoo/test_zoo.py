@@ -24,7 +24,7 @@ from onnx_fa.cli.command import main
 from onnx_fa.errors import OnnxFaError, UnsupportedError
 from onnx_fa.forms import decomposed
 from onnx_fa.forms.score import modify
-from onnx_fa.iree import importer
+from onnx_fa.iree import kernels
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.models.families import FAMILIES
 from onnx_fa.models.variants import VARIANTS
@@ -328,7 +328,7 @@ def test_a_kernel_of_another_scale_is_caught(tmp_path: Path, monkeypatch: pytest
         made = emit_kernel(dataclasses.replace(spec, scale=spec.scale * 1.5), target, **options)
         return dataclasses.replace(made, spec=spec)
 
-    monkeypatch.setattr(importer, "emit_kernel", rescaled)
+    monkeypatch.setattr(kernels, "emit_kernel", rescaled)
     result = steps(tmp_path, "export", "compile", "verify")
     assert any(p.startswith("verify: IREE: output o against original") for p in result["problems"]), result["problems"]
 
@@ -338,7 +338,7 @@ def test_a_site_without_a_kernel_is_caught(tmp_path: Path, monkeypatch: pytest.M
         raise UnsupportedError("no kernel today")
 
     before = {"a": comparing.summary(steps(tmp_path, "export", "explain") | {"compile": {"sites": [{"fused": True}]}})}
-    monkeypatch.setattr(importer, "emit_kernel", none)
+    monkeypatch.setattr(kernels, "emit_kernel", none)
     result = steps(tmp_path, "export", "explain", "compile")
     assert any("no kernel for softmax: " in p and "no kernel today" in p for p in result["problems"]), result[
         "problems"
