@@ -35,8 +35,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from onnx_fa.iree.run import BUFFERS_KEPT
 from onnx_fa.kernels.plan.folding import fold_queries
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import alibi, document, prefix
+from onnx_fa.spec.terms import AddMask, Causal, SlidingWindow, Softcap
 
 ALLOWED = {"f16": 2e-3, "bf16": 1e-2}
 LAUNCHES, WARM, WARM_S = 12, 2, 0.03

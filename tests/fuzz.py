@@ -35,8 +35,9 @@ from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
 from onnx_fa.kernels.cpu.few_body import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.spec.attention import AttentionSpec, Elementwise
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.terms import Elementwise
 from tests.support.cases import draw_operands
 from tests.support.kernel_harness import HOST, Kernels, mismatch
 from tests.support.odd_operands import comparable, low, poked, rounded_away

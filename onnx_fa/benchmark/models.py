@@ -32,7 +32,8 @@ from onnx_fa.errors import CompileError, MissingDependencyError, RunError
 from onnx_fa.files import scratch_folder, write_whole
 from onnx_fa.forms.report import SiteReport
 from onnx_fa.graph import io
-from onnx_fa.iree.compile import compile_model, iree_compile
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import benchmark_module, run_module
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec.target import Target, parse_target

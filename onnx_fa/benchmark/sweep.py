@@ -16,9 +16,9 @@ from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK,
 from onnx_fa.benchmark.plot import Row, colour, medians, pyplot, read_csv, save
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.machine import machine_facts
-from onnx_fa.spec.attention import Causal
 from onnx_fa.spec.cases import Case, case
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Causal
 from onnx_fa.tables import markdown_table
 
 WHO = (EAGER, TORCH, COMPILED, ORT, BLOCKED, STOCK, OURS)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from onnx_fa.forms.plain import input_names
-from onnx_fa.spec.attention import AttentionSpec, Causal, Elementwise, inverse
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.reference import masked
+from onnx_fa.spec.terms import Causal, Elementwise, inverse
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ from onnx_fa.files import write_whole
 
 
 def run_import(args: argparse.Namespace) -> None:
-    from onnx_fa.iree.compile import MODEL_FLAGS, import_model, merge_flags
+    from onnx_fa.iree.compile import MODEL_FLAGS, import_model
+    from onnx_fa.iree.compiler import merge_flags
 
     target = read_target(args)
     check_outputs(args, texts=[args.output, args.report])

@@ -12,17 +12,9 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.decomposed import transpose
 from onnx_fa.forms.integers import dequantized
 from onnx_fa.graph.builder import Attr, OnnxBuilder
-from onnx_fa.spec.attention import (
-    AddMask,
-    AttentionSpec,
-    BoolMask,
-    Causal,
-    Elementwise,
-    SlidingWindow,
-    inverse,
-    never_empty,
-)
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, SlidingWindow, inverse, never_empty
 
 _SWALLOWS = -1e37
 """A float32 or bfloat16 score plus this or less is this: it is below half an ulp of it."""

@@ -19,8 +19,9 @@ from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.casts import without_round_trip
 from onnx_fa.graph.ops import op_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
-from onnx_fa.spec.attention import AttentionSpec, Rounding
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.terms import Rounding
 
 MOST_UNROLLED = 64
 """Blocks up to which the form is written without a Loop."""

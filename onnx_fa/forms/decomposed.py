@@ -15,8 +15,9 @@ from onnx_fa.forms.integers import dequantized, rounded
 from onnx_fa.forms.score import Integer, Positions, cast, compute_type, modify, weighted
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.match import ScoreStage
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise, Stat, inverse
+from onnx_fa.spec.attention import AttentionSpec, Stat
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.terms import AddMask, Elementwise, inverse
 
 FORM_KEY = "onnx_fa.form"
 """Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only

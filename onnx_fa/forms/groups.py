@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.spec.attention import AttentionSpec, Dim, with_shapes
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim, with_shapes
 
 
 def is_grouped(spec: AttentionSpec) -> bool:

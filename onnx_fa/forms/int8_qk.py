@@ -13,9 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise, MaskTerm, Quantized
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Float, leaves
+from onnx_fa.spec.terms import AddMask, Elementwise, MaskTerm, Quantized
 
 _MOST = 127
 _SWALLOWS = -1e30

@@ -18,8 +18,9 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph.builder import Attr, OnnxBuilder, unused_name
 from onnx_fa.graph.casts import MOVES, is_dropout_at_rest, is_looked_through, without_round_trip
 from onnx_fa.graph.ops import DEQUANTIZE, op_of
-from onnx_fa.spec.attention import AttentionSpec, Dim, Quantized, Rounding
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.terms import Dim, Quantized, Rounding
 
 _INT4 = {"i4": ir.DataType.INT4, "u4": ir.DataType.UINT4}
 _NARROW = frozenset(

@@ -14,8 +14,9 @@ from onnx_fa.forms.score import modify, weighted
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import ONNX
+from onnx_fa.spec.terms import Dim
 
 OPSET, INTEGERS_OPSET = 18, 21
 """The opset of the models; where K or V is kept as integers, the first that has scales per block."""

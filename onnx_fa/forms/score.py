@@ -11,18 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.spec.attention import (
-    AddMask,
-    AttentionSpec,
-    BoolMask,
-    Causal,
-    Elementwise,
-    Offset,
-    SlidingWindow,
-    TensorArg,
-)
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import F32_MAX, NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Kind, Length, Position, ScoreExpr, Tensor, kind_of
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, Offset, SlidingWindow, TensorArg
 
 Integer = type[np.int32] | type[np.int64]
 """The type of positions."""

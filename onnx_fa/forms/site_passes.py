@@ -23,7 +23,8 @@ from onnx_fa.match import Const, Expr, Match, values_of
 from onnx_fa.passes.axis_probe import Operand, Part, ProbeError, probe
 from onnx_fa.passes.kv_passes import count_passes, outcome
 from onnx_fa.passes.report import Keys, PassReport
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim
 
 _SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 """Stand for dims known only at run time."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 Shape = tuple[Dim | None, ...]
 _MAX_SYMBOL_LENGTH = 400

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 from onnx_fa.graph.dims import Shape, add_dims, broadcast, product_of
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 _PLUS = re.compile(r"(?:(?P<n>\d+) \+ )?(?P<symbol>[A-Za-z_]\w*)(?: \+ (?P<m>\d+))?")
 """A symbol plus a number."""

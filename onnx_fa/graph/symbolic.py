@@ -27,7 +27,7 @@ from onnx_fa.graph.dims import (
 )
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, attr_int, op_of
 from onnx_fa.graph.shape_rules import multiply_shapes, reshape_dims, slice_dim
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 _SAME = frozenset(
     "Identity Cast Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Reciprocal Exp "

@@ -16,8 +16,8 @@ from onnx_fa.graph.bounded import MOST_FOLDED, result_elements
 from onnx_fa.graph.dims import recorded, settled
 from onnx_fa.graph.ops import STANDARD, attr_int, op_of
 from onnx_fa.graph.symbolic import SymbolicShapes
-from onnx_fa.spec.attention import Dim, DType
 from onnx_fa.spec.dtypes import ONNX
+from onnx_fa.spec.terms import Dim, DType
 
 Array = npt.NDArray[np.generic]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnx_fa.iree.compile import iree_compile, merge_flags
+from onnx_fa.iree.compiler import iree_compile, merge_flags
 from onnx_fa.kernels.cpu.dequantize import stored_shape
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type

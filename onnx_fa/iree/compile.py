@@ -1,10 +1,9 @@
-"""iree-compile with limits, and the road from a model to a .vmfb."""
+"""The road from a model to a .vmfb."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,21 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnx_fa import processes as limits
-from onnx_fa.errors import CompileError, MissingDependencyError, OnnxFaError
-from onnx_fa.files import write_whole, writing
+from onnx_fa.errors import CompileError
+from onnx_fa.files import writing
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.graph.free_dims import fix_dims
 from onnx_fa.graph.io import ModelLike, save, to_proto
+from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
+from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.staging import staging_folder
-
-COMPILER_ENV = "ONNX_FA_IREE_COMPILE"
-"""Environment variable: another iree-compile than the installed wheel's."""
 
 MODEL_FLAGS: dict[str, tuple[str, ...]] = {
     "llvm-cpu": (
@@ -43,78 +40,6 @@ MODEL_FLAGS: dict[str, tuple[str, ...]] = {
 KEEP_F64 = ("--iree-input-demote-f64-to-f32=false",)
 """For a model that has f64: by default IREE computes it in f32, and takes the caller's buffers for f32 as well."""
 _F64 = re.compile(r"[,x<]f64\b")
-
-
-def find_compiler() -> Path:
-    """The iree-compile program itself (not its Python wrapper). Raises MissingDependencyError."""
-    override = os.environ.get(COMPILER_ENV)
-    if override:
-        return Path(override)
-    try:
-        from iree.compiler.tools import binaries
-    except ImportError as e:
-        raise MissingDependencyError("iree-compile is not installed: pip install iree-base-compiler") from e
-    return Path(binaries.find_tool("iree-compile"))
-
-
-def iree_compile(
-    source: str | os.PathLike[str],
-    output: Path,
-    target: Target,
-    *,
-    flags: Sequence[str] = (),
-    phase: str | None = None,
-    timeout_s: float = 600,
-    memory_bytes: int = 8 << 30,
-    log: Path | None = None,
-) -> None:
-    """Compiles MLIR (a path, or text with a newline in it) for `target` to `output`: a .vmfb, or the IR of `phase`.
-
-    `phase` is a name that iree-compile's --compile-to takes ("input", "flow", "stream", ...). `flags` come after the
-    target's own. Raises CompileError, of one line, when iree-compile fails, hangs or needs too much memory; its command
-    and stderr are then in `log` (`<output>.log`). `output` is written whole or not at all.
-    """
-    output = Path(output)
-    compiler = find_compiler()
-    with writing(output), staging_folder(output.parent) as tmp:
-        staged = tmp / "out"
-        is_text = isinstance(source, str) and "\n" in source
-        path = tmp / "in.mlir" if is_text else Path(source)
-        if is_text:
-            path.write_text(str(source))
-        options = [*target.flags, *flags, *([f"--compile-to={phase}"] if phase else [])]
-        command = [str(compiler), str(path), *options, "-o", str(staged)]
-        try:
-            done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes)
-        except OSError as e:
-            raise CompileError(f"{compiler}: cannot be run: {e.strerror}") from e
-        if done.ending == "ok" and staged.exists():
-            os.replace(staged, output)
-            return
-        what = done.describe(timeout_s, memory_bytes) if done.ending != "ok" else "wrote no output"
-        log = log or output.with_name(output.name + ".log")
-        try:
-            kept = log.with_suffix(".failed.mlir") if is_text else path
-            if is_text:
-                os.replace(path, kept)
-            shown = shlex.join([str(compiler), str(kept), *options, "-o", str(output)])
-            write_whole(log, f"$ {shown}\n# {done.describe(timeout_s, memory_bytes)}\n{done.stdout}{done.stderr}")
-            told = f"command and messages are in {log}"
-        except (OSError, OnnxFaError) as e:
-            told = f"its messages are lost: {e}"
-    raise CompileError(f"iree-compile {what}{_first_error(done.stderr)}; {told}")
-
-
-_OPTION_REFUSED = re.compile(r"Unknown command line argument|[Ff]or the -\S+ option|option: ")
-
-
-def _first_error(stderr: str) -> str:
-    for line in stderr.splitlines():
-        if "error:" in line:
-            return f" ({line.partition('error:')[2].strip()[:160]})"
-    # What it says of options that it does not know or cannot read has no such word.
-    option = next((line for line in stderr.splitlines() if _OPTION_REFUSED.search(line)), "")
-    return f" ({option.strip()[:160]})" if option else ""
 
 
 @dataclass(frozen=True)
@@ -327,8 +252,6 @@ def _refused(
 ) -> dict[str, str]:
     """The kernels, by their own names, that do not compile even alone, and why. The limits are the model's; a kernel gets no more
     than TIMEOUT_S."""
-    from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
-
     found = {}
     for kernel in {k.name: k for k in kernels.values()}.values():
         try:
@@ -349,11 +272,3 @@ _PACKED_BOOL = "expected padding_value has 'i8' but got: 'i1'"
 
 _ELIDE = ("--mlir-elide-resource-strings-if-larger=64", "--mlir-elide-elementsattrs-if-larger=64")
 """Keeps weights out of dumped IR; they are in the module all the same."""
-
-
-def merge_flags(*groups: Sequence[str]) -> tuple[str, ...]:
-    """All flags, the last value of each name: iree-compile refuses a repeated option."""
-    merged: dict[str, str] = {}
-    for flag in (f for group in groups for f in group):
-        merged[flag.partition("=")[0]] = flag
-    return tuple(merged.values())

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnx_fa.errors import CompileError, UnsupportedError
 from onnx_fa.forms.replace import Site
-from onnx_fa.iree.compile import find_compiler
+from onnx_fa.iree.compiler import find_compiler
 from onnx_fa.iree.site_pattern import SpecSite, make_replacement
 from onnx_fa.iree.transform_text import Replacement, module_text
 from onnx_fa.kernels.choose import emit_kernel

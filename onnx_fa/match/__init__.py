@@ -16,8 +16,9 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.assemble import Found, build_match
 from onnx_fa.match.division import one_if_zero, reciprocal_of, walk_tail
+from onnx_fa.match.exprs import Call, Const, Expr, known_array, values_of
 from onnx_fa.match.low_scores import check_whole_rows
-from onnx_fa.match.misses import Miss
+from onnx_fa.match.misses import Miss, NoMatch
 from onnx_fa.match.nans import check_nan
 from onnx_fa.match.operands import choose_readings, plan_site
 from onnx_fa.match.placed import Site, place_at_softmax, place_on_probabilities, place_steps
@@ -30,10 +31,7 @@ from onnx_fa.match.types import (
     AfterLayer,
     Anchor,
     Behind,
-    Call,
     Cap,
-    Const,
-    Expr,
     Factor,
     Further,
     Guard,
@@ -41,7 +39,6 @@ from onnx_fa.match.types import (
     Map,
     MaskRule,
     Match,
-    NoMatch,
     Nothing,
     OperandChoice,
     Operands,
@@ -57,13 +54,11 @@ from onnx_fa.match.types import (
     Tail,
     Term,
     Weighting,
-    known_array,
-    values_of,
 )
 from onnx_fa.match.walk_down import apply_drops, walk_after
 from onnx_fa.match.walk_up import parse_score
 from onnx_fa.match.wraps import wrap_in_type
-from onnx_fa.spec.attention import never_empty
+from onnx_fa.spec.terms import never_empty
 
 
 def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[Miss]]:

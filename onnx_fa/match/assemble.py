@@ -10,30 +10,20 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.view import DTYPES, GraphView
+from onnx_fa.match.exprs import Call, Const, Expr
 from onnx_fa.match.factors import multiply_q, multiply_v
 from onnx_fa.match.fold import fold_steps, tighten_causal
-from onnx_fa.match.types import (
-    Call,
-    Const,
-    Expr,
-    Guard,
-    Map,
-    MaskRule,
-    Match,
-    NoMatch,
-    OperandChoice,
-    Operands,
-    Step,
-    Term,
-)
-from onnx_fa.spec.attention import (
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Guard, Map, MaskRule, Match, OperandChoice, Operands, Step, Term
+from onnx_fa.spec.attention import AttentionSpec, EmptyRow
+from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.expr import Apply, ScoreExpr, Tensor
+from onnx_fa.spec.terms import (
     AddMask,
-    AttentionSpec,
     BoolMask,
     Causal,
     Dim,
     Elementwise,
-    EmptyRow,
     MaskTerm,
     Quantized,
     ScoreMod,
@@ -41,8 +31,6 @@ from onnx_fa.spec.attention import (
     TensorArg,
     term_tensors,
 )
-from onnx_fa.spec.dtypes import NUMPY
-from onnx_fa.spec.expr import Apply, ScoreExpr, Tensor
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from onnx_fa.match.types import Call, Const, Expr, NoMatch
-from onnx_fa.spec.attention import Dim
+from onnx_fa.match.exprs import Call, Const, Expr
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.spec.terms import Dim
 
 
 class Sized(Protocol):

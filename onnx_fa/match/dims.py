@@ -10,8 +10,9 @@ from onnx_fa.graph.dims import known
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, multiply_sizes
 from onnx_fa.match.frames import Frames
-from onnx_fa.match.types import NoMatch, Product, Weighting
-from onnx_fa.spec.attention import Dim
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Product, Weighting
+from onnx_fa.spec.terms import Dim
 
 
 def is_unit(p: Product, side: int, letter: str) -> bool:

@@ -6,7 +6,9 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.types import Anchor, Behind, Expr, Guard, NoMatch, Patterns, Weighting
+from onnx_fa.match.exprs import Expr
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Anchor, Behind, Guard, Patterns, Weighting
 from onnx_fa.match.walk_down import keeps_rows
 
 

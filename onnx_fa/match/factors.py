@@ -9,23 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.view import Array, GraphView
-from onnx_fa.match.types import (
-    Call,
-    Const,
-    Expr,
-    Factor,
-    Map,
-    MaskRule,
-    NoMatch,
-    Nothing,
-    OperandChoice,
-    Operands,
-    Scale,
-    Step,
-    known_array,
-)
-from onnx_fa.spec.attention import Dim, term_tensors
+from onnx_fa.match.exprs import Call, Const, Expr, known_array
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Factor, Map, MaskRule, Nothing, OperandChoice, Operands, Scale, Step
 from onnx_fa.spec.expr import Tensor
+from onnx_fa.spec.terms import Dim, term_tensors
 
 
 def multiply_q(

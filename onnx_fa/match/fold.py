@@ -9,23 +9,9 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.types import (
-    AddTerm,
-    Cap,
-    Const,
-    Expr,
-    Factor,
-    Map,
-    MaskRule,
-    NoMatch,
-    Nothing,
-    Regroup,
-    Scale,
-    Select,
-    Step,
-    Term,
-)
-from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Elementwise, ScoreMod, SlidingWindow, Softcap
+from onnx_fa.match.exprs import Const, Expr
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import AddTerm, Cap, Factor, Map, MaskRule, Nothing, Regroup, Scale, Select, Step, Term
 from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import (
     SCORE,
@@ -40,6 +26,7 @@ from onnx_fa.spec.expr import (
     substitute,
     tensors_of,
 )
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Elementwise, ScoreMod, SlidingWindow, Softcap
 
 _MAX_FILL = -1e4
 """What masked scores must become at most."""

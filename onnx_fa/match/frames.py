@@ -11,7 +11,8 @@ from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match.axes import Axis, leaves, regroup, split_atom, spread_atom
-from onnx_fa.match.types import NoMatch, Regroup, Step, Weighting
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Regroup, Step, Weighting
 
 
 @dataclass

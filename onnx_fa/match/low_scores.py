@@ -15,20 +15,12 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import Array, GraphView
-from onnx_fa.match.types import Call, Const, Expr, NoMatch
-from onnx_fa.spec.attention import (
-    LOWEST_STAT,
-    AddMask,
-    AttentionSpec,
-    Causal,
-    Elementwise,
-    MaskTerm,
-    SlidingWindow,
-    TensorArg,
-    term_tensors,
-)
+from onnx_fa.match.exprs import Call, Const, Expr
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Length, Position, Score, ScoreExpr, Tensor, leaves
+from onnx_fa.spec.terms import AddMask, Causal, Elementwise, MaskTerm, SlidingWindow, TensorArg, term_tensors
 
 LOWEST = -F32_MAX
 _VANISHES = 1e30

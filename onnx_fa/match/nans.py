@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.types import Anchor, Behind, NoMatch
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Anchor, Behind
 
 _KEEPS = frozenset("Identity Cast Dropout Reshape Transpose Squeeze Unsqueeze Expand Slice Add Sub Mul Div Neg".split())
 _ASKS = frozenset("IsNaN QuantizeLinear DynamicQuantizeLinear Equal Less LessOrEqual Greater GreaterOrEqual".split())

@@ -18,10 +18,12 @@ from onnx_fa.match.dims import (
     name_atoms,
     name_value_axes,
 )
+from onnx_fa.match.exprs import Expr
 from onnx_fa.match.frames import Frames, trace_axes
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.placed import Site
-from onnx_fa.match.types import Expr, NoMatch, OperandChoice, Operands, Patterns, Product, Step, Weighting
-from onnx_fa.spec.attention import Dim
+from onnx_fa.match.types import OperandChoice, Operands, Patterns, Product, Step, Weighting
+from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ import onnx_ir as ir
 
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Axis, Group, Sources, leaves, run_time_size
+from onnx_fa.match.exprs import Call, Expr
 from onnx_fa.match.frames import Frames
-from onnx_fa.match.types import AddTerm, Call, Expr, Factor, Map, NoMatch, Operands, Patterns, Regroup, Select, Step
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import AddTerm, Factor, Map, Operands, Patterns, Regroup, Select, Step
 from onnx_fa.spec.expr import Position, ScoreExpr, parts
 
 

@@ -11,10 +11,12 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.axes import leaves, move_axes
+from onnx_fa.match.exprs import Call, Const, Expr, values_of
 from onnx_fa.match.low_scores import check_low_scores
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.placed import Site
 from onnx_fa.match.readers import find_other_reader
-from onnx_fa.match.types import Anchor, Behind, Call, Const, Expr, Further, Match, NoMatch, Select, values_of
+from onnx_fa.match.types import Anchor, Behind, Further, Match, Select
 from onnx_fa.spec.attention import Stat
 from onnx_fa.spec.dtypes import NUMPY
 

@@ -13,10 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.view import DTYPES, Array, GraphView
-from onnx_fa.match.types import AddTerm, Call, Const, Expr, Nothing, Patterns, Product, Scale, Step
+from onnx_fa.match.exprs import Call, Const, Expr
+from onnx_fa.match.types import AddTerm, Nothing, Patterns, Product, Scale, Step
 from onnx_fa.match.walk_up import is_weights
-from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.terms import Dim
 
 LONGEST = 768
 """Head dims beyond this stay apart."""

@@ -4,69 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import onnx_ir as ir
 
-from onnx_fa.graph.view import Array, GraphView
-from onnx_fa.spec.attention import AttentionSpec, Dim, DType, MaskTerm, Quantized, Rounding
+from onnx_fa.graph.view import GraphView
+from onnx_fa.match.axes import Axis, Group, Sources
+from onnx_fa.match.exprs import Expr
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import ScoreExpr
-
-if TYPE_CHECKING:
-    from onnx_fa.match.axes import Axis, Group, Sources
-
-
-class NoMatch(Exception):
-    """Raised while parsing one site; carries the reason and the node that stands in the way."""
-
-    def __init__(self, reason: str, node: ir.Node | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.node = node
-
-
-# Operand expressions: a graph value, a constant, or a standard op on those that the rewriter adds to the graph.
-
-
-@dataclass(frozen=True)
-class Call:
-    """`op(*args)` with integer (or integer list) attributes, to be added to the graph when the site is rewritten."""
-
-    op: str
-    args: tuple[Expr, ...]
-    attrs: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
-    shape: tuple[Dim | None, ...] | None = field(default=None, compare=False)
-    """The result's dims, where who made it knows them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Const:
-    array: Array
-
-
-Expr = ir.Value | Call | Const
-
-
-def known_array(view: GraphView, value: Expr) -> Array | None:
-    """What a constant operand holds; None for what is known only at run time."""
-    if isinstance(value, Const):
-        return value.array
-    return view.const(value) if isinstance(value, ir.Value) else None
-
-
-def values_of(*exprs: Expr | None) -> list[ir.Value]:
-    """The graph values that expressions read, each once."""
-    stack: list[Expr | None] = list(reversed(exprs))
-    found: dict[ir.Value, None] = {}
-    seen: set[int] = set()
-    while stack:
-        e = stack.pop()
-        if isinstance(e, ir.Value):
-            found[e] = None
-        elif isinstance(e, Call) and id(e) not in seen:
-            seen.add(id(e))
-            stack += reversed(e.args)
-    return list(found)
+from onnx_fa.spec.terms import Dim, DType, MaskTerm, Quantized, Rounding
 
 
 @dataclass(frozen=True)

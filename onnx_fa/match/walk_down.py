@@ -10,16 +10,16 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
+from onnx_fa.match.exprs import Expr
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.shown import only_shows
 from onnx_fa.match.types import (
     AddTerm,
     After,
     Anchor,
     Behind,
-    Expr,
     Guard,
     Map,
-    NoMatch,
     Nothing,
     Patterns,
     Product,
@@ -29,8 +29,8 @@ from onnx_fa.match.types import (
     Weighting,
 )
 from onnx_fa.match.walk_up import _MAX_LAYERS
-from onnx_fa.spec.attention import Rounding
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
+from onnx_fa.spec.terms import Rounding
 
 
 @dataclass(frozen=True)

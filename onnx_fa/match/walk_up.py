@@ -9,20 +9,9 @@ import onnx_ir as ir
 from onnx_fa.graph.dims import known
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.types import (
-    AddTerm,
-    Expr,
-    Factor,
-    Map,
-    NoMatch,
-    Patterns,
-    Peel,
-    Product,
-    Scale,
-    Select,
-    Step,
-    values_of,
-)
+from onnx_fa.match.exprs import Expr, values_of
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import AddTerm, Factor, Map, Patterns, Peel, Product, Scale, Select, Step
 
 Reading = tuple[tuple[Step, ...], Product]
 """Steps from the product outward, and the product."""

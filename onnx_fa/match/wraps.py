@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.view import DTYPES, FLOATS, GraphView
-from onnx_fa.match.types import Call, Const, Expr, NoMatch
+from onnx_fa.match.exprs import Call, Const, Expr
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.spec.dtypes import NUMPY
 
 

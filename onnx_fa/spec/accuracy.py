@@ -13,20 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.attention import (
-    LOWEST_STAT,
-    AttentionSpec,
-    Causal,
-    Dim,
-    Elementwise,
-    MaskTerm,
-    Offset,
-    SlidingWindow,
-    with_shapes,
-)
+from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec
 from onnx_fa.spec.expr import SQ, Apply, Int, Q, ScoreExpr, substitute
 from onnx_fa.spec.reference import F64, attention, logits, statistic
 from onnx_fa.spec.rounding_bounds import rounds, slack
+from onnx_fa.spec.terms import Causal, Dim, Elementwise, MaskTerm, Offset, SlidingWindow, with_shapes
 
 Array = npt.NDArray[Any]
 

@@ -21,19 +21,14 @@ from typing import Any, Literal, get_args
 from onnx_fa.spec.expr import ScoreExpr
 from onnx_fa.spec.expr_json import from_json, number_to_json, to_json
 from onnx_fa.spec.terms import (
-    GRIDS,
-    NEG_INF,
     AddMask,
     BoolMask,
     Causal,
     Dim,
     DType,
-    ElementType,
     Elementwise,
     Gathered,
-    IntegerType,
     MaskTerm,
-    Offset,
     Quantized,
     Rounding,
     ScoreMod,
@@ -41,42 +36,9 @@ from onnx_fa.spec.terms import (
     Softcap,
     TensorArg,
     TensorMask,
-    inverse,
-    never_empty,
     term_tensors,
     with_shapes,
 )
-
-__all__ = [
-    "GRIDS",
-    "LOWEST_STAT",
-    "NEG_INF",
-    "AddMask",
-    "AttentionSpec",
-    "BoolMask",
-    "Causal",
-    "DType",
-    "Dim",
-    "ElementType",
-    "Elementwise",
-    "EmptyRow",
-    "Gathered",
-    "IntegerType",
-    "MaskTerm",
-    "Offset",
-    "Quantized",
-    "Rounding",
-    "ScoreMod",
-    "SlidingWindow",
-    "Softcap",
-    "Stat",
-    "TensorArg",
-    "TensorMask",
-    "inverse",
-    "never_empty",
-    "term_tensors",
-    "with_shapes",
-]
 
 EmptyRow = Literal["nan", "zero", "guarded", "mean"]
 Stat = Literal["lse", "max"]

@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec.attention import (
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.dtypes import F16_MAX, F32_MAX, NUMPY
+from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr, Tensor, leaves
+from onnx_fa.spec.terms import (
     NEG_INF,
     AddMask,
-    AttentionSpec,
     BoolMask,
     Causal,
     Dim,
@@ -29,8 +31,6 @@ from onnx_fa.spec.attention import (
     TensorArg,
     TensorMask,
 )
-from onnx_fa.spec.dtypes import F16_MAX, F32_MAX, NUMPY
-from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr, Tensor, leaves
 
 Array = npt.NDArray[Any]
 FLOAT_MIN = -F32_MAX

@@ -7,20 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.attention import (
-    LOWEST_STAT,
-    AddMask,
-    AttentionSpec,
-    BoolMask,
-    Causal,
-    Elementwise,
-    Offset,
-    Rounding,
-    SlidingWindow,
-    Stat,
-    inverse,
-)
+from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec, Stat
 from onnx_fa.spec.expr import evaluate
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, Offset, Rounding, SlidingWindow, inverse
 
 Array = npt.NDArray[np.generic]
 F64 = npt.NDArray[np.float64]

@@ -23,9 +23,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnx_fa.spec.attention import AttentionSpec, Elementwise, term_tensors
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, ScoreExpr, parts
 from onnx_fa.spec.reference import F64, Array, canonical, dequantized, masked, rounded
+from onnx_fa.spec.terms import Elementwise, term_tensors
 
 UNIT = 2.0**-24
 SUMS = 2e-6

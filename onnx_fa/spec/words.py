@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, MaskTerm
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import words as expression
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, MaskTerm
 
 _EMPTY_ROW = {
     "nan": "NaN",

@@ -20,8 +20,9 @@ from onnx_fa.kernels.triton import emit_exactly
 from onnx_fa.kernels.triton import tiles as triton_tiles
 from onnx_fa.kernels.triton.config import FEW
 from onnx_fa.processes import DEFAULT, Limits
-from onnx_fa.spec.attention import AttentionSpec, Causal
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Causal
 
 OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--iree-llvmcpu-loop-unrolling=false",),

@@ -180,7 +180,8 @@ def stock(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     from onnx_fa.benchmark.models import stock_import
     from onnx_fa.forms.rewrite import rewrite_in_place
     from onnx_fa.graph import io
-    from onnx_fa.iree.compile import MODEL_FLAGS, iree_compile, merge_flags
+    from onnx_fa.iree.compile import MODEL_FLAGS
+    from onnx_fa.iree.compiler import iree_compile, merge_flags
     from onnx_fa.iree.inspect import inspect_vmfb
     from onnx_fa.iree.stock_road import spec_flags, spec_for_model
 

@@ -14,9 +14,9 @@ from onnx_fa.patterns.masks.elementwise import make_elementwise, name_function
 from onnx_fa.patterns.masks.expressions import FALSE, TRUE, is_choice, number, outcomes
 from onnx_fa.patterns.masks.reader import Reader, producer_of
 from onnx_fa.patterns.masks.swallowing import may_swallow
-from onnx_fa.spec.attention import AddMask
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor
+from onnx_fa.spec.terms import AddMask
 
 
 def add_bias_terms(reader: Reader, bias: ScoreExpr, factor: float, before: Sequence[Term]) -> list[Term]:

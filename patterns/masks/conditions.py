@@ -11,8 +11,8 @@ from onnx_fa.patterns.masks.expressions import TRUE, flatten, number
 from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.patterns.masks.sums import Linear
 from onnx_fa.patterns.masks.swallowing import swallows_scores
-from onnx_fa.spec.attention import BoolMask, Causal, Offset, SlidingWindow
 from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor
+from onnx_fa.spec.terms import BoolMask, Causal, Offset, SlidingWindow
 
 MAX_MASKING_FILL = -1e4
 """A fill above this may be of a score's own size."""

@@ -9,8 +9,8 @@ from onnx_fa.graph.axes import placed_axis
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.patterns.masks.algebra import Algebra
 from onnx_fa.patterns.masks.expressions import AxisPosition, integer
-from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import SKV, SQ, K, Kind, Q, ScoreExpr
+from onnx_fa.spec.terms import Dim
 
 Index = tuple[ScoreExpr, ...]
 INTEGERS = {

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from onnx_fa.match import NoMatch, Term
 from onnx_fa.patterns.masks.expressions import TooComplex
 from onnx_fa.patterns.masks.reader import Reader
-from onnx_fa.spec.attention import Elementwise
 from onnx_fa.spec.expr import Apply, K, Q, ScoreExpr, Tensor, is_small, parts, substitute
+from onnx_fa.spec.terms import Elementwise
 
 
 def map_score(reader: Reader, expr: ScoreExpr, tensors: Sequence[ScoreExpr], label: str) -> Term:

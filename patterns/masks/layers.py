@@ -20,8 +20,8 @@ from onnx_fa.patterns.masks.elementwise import map_score
 from onnx_fa.patterns.masks.expressions import TooComplex
 from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.patterns.masks.tracer import Tracer
-from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import SCORE, Float
+from onnx_fa.spec.terms import Dim
 
 
 def peel_add(view: GraphView, value: ir.Value) -> Iterator[Peel]:

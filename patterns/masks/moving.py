@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_fa.graph.view import axes_of
 from onnx_fa.patterns.masks.elements import Elements, Index, Untraceable, place_axis
 from onnx_fa.patterns.masks.expressions import integer
-from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.terms import Dim
 
 
 def undo_transpose(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr:

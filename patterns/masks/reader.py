@@ -13,9 +13,9 @@ from onnx_fa.match import Call, Const, Expr, NoMatch
 from onnx_fa.patterns.masks.elements import Untraceable, kind_of_value
 from onnx_fa.patterns.masks.expressions import AxisPosition, MaskTensor, reads
 from onnx_fa.patterns.masks.tracer import Leaf, Tracer
-from onnx_fa.spec.attention import Dim, ElementType, TensorArg
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.expr import Int, K, Kind, Q, ScoreExpr, Tensor, parts
+from onnx_fa.spec.terms import Dim, ElementType, TensorArg
 
 SHAPE_OPS = ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Slice", "Gather", "Identity")
 _TYPES: dict[ir.DataType, ElementType] = {ir.DataType(ONNX[name]): name for name in get_args(ElementType)}

@@ -13,8 +13,8 @@ from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Call, Expr, Term, known_array
 from onnx_fa.patterns.masks.expressions import reads
 from onnx_fa.patterns.masks.reader import SHAPE_OPS, Reader
-from onnx_fa.spec.attention import AddMask, Elementwise
 from onnx_fa.spec.expr import Float
+from onnx_fa.spec.terms import AddMask, Elementwise
 
 SWALLOWING_F32_FILL = -1e37
 """Adding this or less to a float32 score gives the fill itself: the score is below half an ulp of it."""

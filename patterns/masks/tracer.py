@@ -50,8 +50,8 @@ from onnx_fa.patterns.masks.moving import (
     undo_transpose,
     undo_unsqueeze,
 )
-from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import OPS, Apply, Int, K, Kind, Q, ScoreExpr, Tensor, parts
+from onnx_fa.spec.terms import Dim
 
 _MAX_WORTH_COMPUTING = 24
 """Nodes of an expression that are worth computing instead of reading a small tensor."""

@@ -16,7 +16,7 @@ from onnx_fa.graph.dims import add_dims
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Cap, Expr, Nothing, Product, Scale, Step
 from onnx_fa.patterns.score.passthrough import is_noop
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 Reading = tuple[tuple[Step, ...], Product]
 _END = (1 << 31) - 1

@@ -21,7 +21,7 @@ from onnx_fa.match.axes import Atom, Axis, Group, Sources
 from onnx_fa.patterns.operands.upwards import Piece, Standing, step_up
 from onnx_fa.patterns.operands.viewed import view_as_canonical
 from onnx_fa.patterns.quant.dequantized import read_dequantized
-from onnx_fa.spec.attention import Dim, Quantized
+from onnx_fa.spec.terms import Dim, Quantized
 
 
 def read_operand(

@@ -13,7 +13,7 @@ from onnx_fa.match import Call, Const, Expr, NoMatch
 from onnx_fa.match.axes import Axis, Group, Sources, has_size, leaves, move_axes
 from onnx_fa.patterns.operands.upwards import Piece, Pieces, Standing, step_up
 from onnx_fa.patterns.operands.viewed import spread_axes
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 
 def place_tensor(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources) -> Expr:

@@ -16,7 +16,7 @@ from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match import OperandChoice
 from onnx_fa.match.axes import Atom, multiply_sizes, regroup, size_of
 from onnx_fa.patterns.quant.dequantized import Dequantized
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnx_fa.match import Expr, OperandChoice
 from onnx_fa.match.axes import Axis, Group, Sources, expand_axes, leaves, move_axes, regroup_axes
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 
 def view_as_canonical(

@@ -13,8 +13,8 @@ from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Const, Expr, Found, Guard, Match, NoMatch, Operands, Step, Term, build_match
 from onnx_fa.patterns.masks.layers import read_terms
 from onnx_fa.patterns.ops.exprs import HEADS_BEHIND, cast, columns, ints, op, per_row, reshape
-from onnx_fa.spec.attention import AddMask, BoolMask, Dim, Elementwise, TensorArg
 from onnx_fa.spec.expr import SCORE, Apply, Float, K, ScoreExpr, Tensor
+from onnx_fa.spec.terms import AddMask, BoolMask, Dim, Elementwise, TensorArg
 
 _MAX_SWALLOWING_FILL = -1e37
 """Adding this or less to an f32 score gives the fill itself."""

@@ -14,8 +14,8 @@ from onnx_fa.patterns.ops.contrib_match import match_op, read_padding_mask
 from onnx_fa.patterns.ops.exprs import canonical, cast, dim_of, ints, inverse_root, op, output, present, reshape, window
 from onnx_fa.patterns.ops.multi_head import split_heads
 from onnx_fa.patterns.ops.standard import padded_mask
-from onnx_fa.spec.attention import TensorArg
 from onnx_fa.spec.expr import Tensor
+from onnx_fa.spec.terms import TensorArg
 
 
 def match_decoder(view: GraphView, node: ir.Node, label: str) -> Match:

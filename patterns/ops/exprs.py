@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.match import Call, Const, Expr, NoMatch, OperandChoice, Term
-from onnx_fa.spec.attention import Dim, Elementwise, Offset, SlidingWindow, TensorArg, inverse
 from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr
+from onnx_fa.spec.terms import Dim, Elementwise, Offset, SlidingWindow, TensorArg, inverse
 
 HEADS_BEHIND = (0, 2, 1, 3)
 """The layout of (B, S, H, D), which a (B, S, H * D) tensor is reshaped to."""

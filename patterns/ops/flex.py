@@ -29,7 +29,6 @@ from onnx_fa.patterns.masks.algebra import Algebra
 from onnx_fa.patterns.masks.layers import read_terms
 from onnx_fa.patterns.operands.operand import read_operand
 from onnx_fa.patterns.ops.exprs import NEG_INF, inverse_root, same
-from onnx_fa.spec.attention import Causal, Dim
 from onnx_fa.spec.expr import (
     OPS,
     SCORE,
@@ -46,6 +45,7 @@ from onnx_fa.spec.expr import (
     is_small,
     kind_of,
 )
+from onnx_fa.spec.terms import Causal, Dim
 
 _FLOAT_KINDS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 _INTS = (ir.DataType.INT64, ir.DataType.INT32)

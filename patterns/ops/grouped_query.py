@@ -31,8 +31,8 @@ from onnx_fa.patterns.ops.exprs import (
     window,
 )
 from onnx_fa.patterns.ops.standard import padded_mask
-from onnx_fa.spec.attention import Causal, TensorArg
 from onnx_fa.spec.expr import Apply, K, Tensor
+from onnx_fa.spec.terms import Causal, TensorArg
 
 
 def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:

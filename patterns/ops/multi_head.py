@@ -24,7 +24,7 @@ from onnx_fa.patterns.ops.exprs import (
     window,
 )
 from onnx_fa.patterns.ops.standard import Past, append
-from onnx_fa.spec.attention import Causal, Dim
+from onnx_fa.spec.terms import Causal, Dim
 
 
 def match_multi_head(view: GraphView, node: ir.Node, label: str) -> Match:

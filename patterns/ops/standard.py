@@ -48,8 +48,8 @@ from onnx_fa.patterns.ops.exprs import (
     same,
     window,
 )
-from onnx_fa.spec.attention import AddMask, BoolMask, Causal, Dim, Offset, TensorArg
 from onnx_fa.spec.expr import SQ, Apply, Int, K, ScoreExpr, Tensor
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Offset, TensorArg
 
 _STAGES: tuple[ScoreStage, ...] = ("scaled", "capped", "masked", "probabilities")
 """What qk_matmul_output_mode 0 to 3 asks for."""

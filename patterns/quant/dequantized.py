@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import DEQUANTIZE, attr_int, op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import Call, Const, Expr, known_array
-from onnx_fa.spec.attention import Dim, DType, IntegerType
+from onnx_fa.spec.terms import Dim, DType, IntegerType
 
 _INTEGERS: dict[ir.DataType | None, IntegerType] = {
     ir.DataType.INT8: "i8",

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import CONTRIB, DEQUANTIZE, QUANTIZE, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, Match, NoMatch
-from onnx_fa.spec.attention import Rounding
+from onnx_fa.spec.terms import Rounding
 
 _GRIDS: dict[ir.DataType | None, str] = {
     ir.DataType.UINT8: "u8",

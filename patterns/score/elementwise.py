@@ -11,8 +11,8 @@ from onnx_fa.graph.ops import attr_float, op_of, typed_attr
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Map, NoMatch, Peel
 from onnx_fa.patterns.quant.rounding import read_rounding
-from onnx_fa.spec.attention import GRIDS
 from onnx_fa.spec.expr import OPS, SCORE, Apply, Bool, Float, Int, Kind, ScoreExpr, Tensor, is_small, kind_of
+from onnx_fa.spec.terms import GRIDS
 
 _UNARY = frozenset(
     "Exp Log Sqrt Reciprocal Tanh Sigmoid Erf Sin Cos Floor Ceil Round Softplus Neg Abs Sign Relu Not IsNaN".split()

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import FLOATS, GraphView, axes_of
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 
 def plain(view: GraphView, value: ir.Value | None) -> ir.Value | None:

@@ -10,7 +10,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, NoMatch
 from onnx_fa.patterns.softmax import rows
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 _NAMES = {
     "Sigmoid": "sigmoid attention",

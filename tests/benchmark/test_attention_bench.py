@@ -25,9 +25,9 @@ from onnx_fa.errors import RunError, UnsupportedError
 from onnx_fa.forms.plain import input_names, plain_model, plain_model_in_halves
 from onnx_fa.forms.rewrite import explain
 from onnx_fa.spec.accuracy import expect
-from onnx_fa.spec.attention import Causal, TensorArg
 from onnx_fa.spec.cases import CASES, Case, case, draw_operands
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import Causal, TensorArg
 from tests.spec.test_accuracy import small
 from tests.support.cli_process import run_main
 

@@ -13,7 +13,7 @@ from onnx_fa.benchmark import sweep as attention_sweep
 from onnx_fa.benchmark.case_result import CaseResult
 from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH, Contestant
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec.attention import Causal
+from onnx_fa.spec.terms import Causal
 from tests.support.cli_process import run_main
 
 ROOT = Path(__file__).resolve().parents[2]

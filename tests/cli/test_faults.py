@@ -25,7 +25,8 @@ from onnx_fa.errors import CompileError, OnnxFaError
 from onnx_fa.files import is_sealed, write_sealed, write_whole
 from onnx_fa.forms.rewrite import rewrite
 from onnx_fa.graph.io import load, save
-from onnx_fa.iree.compile import import_model, iree_compile
+from onnx_fa.iree.compile import import_model
+from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.printable import printable, printable_lines
 from onnx_fa.spec.target import parse_target
 from onnx_fa.staging import PREFIX, staging_folder, sweep_stale

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from bench_matching import decoder, write  # noqa: E402
 
 from onnx_fa.forms.rewrite import explain, rewrite  # noqa: E402
-from onnx_fa.spec.attention import BoolMask, Causal  # noqa: E402
+from onnx_fa.spec.terms import BoolMask, Causal  # noqa: E402
 
 
 def test_every_layer_of_a_deep_model_is_matched() -> None:

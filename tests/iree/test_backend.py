@@ -19,15 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_fa import processes as limits
 from onnx_fa.errors import CompileError, ModelError, OnnxFaError, RunError
 from onnx_fa.forms.rewrite import rewrite
-from onnx_fa.iree.compile import (
-    COMPILER_ENV,
-    KEEP_F64,
-    MODEL_FLAGS,
-    compile_model,
-    import_model,
-    iree_compile,
-    merge_flags,
-)
+from onnx_fa.iree.compile import KEEP_F64, MODEL_FLAGS, compile_model, import_model
+from onnx_fa.iree.compiler import COMPILER_ENV, iree_compile, merge_flags
 from onnx_fa.iree.importer import import_mlir
 from onnx_fa.iree.inspect import inspect_vmfb, is_score_shape
 from onnx_fa.iree.legalise.rules import legalize

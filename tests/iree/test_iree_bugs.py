@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnx_fa.errors import CompileError, RunError
-from onnx_fa.iree.compile import iree_compile
+from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
 from tests.support.kernel_harness import HOST
 

@@ -27,8 +27,9 @@ from onnx_fa.iree.site_pattern import SpecSite
 from onnx_fa.iree.stock_road import emit_transform_spec, spec_flags, spec_for_model
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, Softcap
 
 TARGET = parse_target("cpu-host")
 LIMITS = "ulimit -v 8000000; exec timeout 120 "

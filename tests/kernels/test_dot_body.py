@@ -21,8 +21,9 @@ from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec import target as targets
 from onnx_fa.spec.accuracy import BF16_PRODUCT, expect
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Causal, Quantized
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.terms import AddMask, Causal, Quantized
 from tests import fuzz
 from tests.support.cases import BY_NAME, draw_operands
 from tests.support.kernel_harness import HOST, Kernels, mismatch, run_iree_compile

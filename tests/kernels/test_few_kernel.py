@@ -16,9 +16,10 @@ from onnx_fa.kernels.cpu.few import MOST_QUERIES, emit_few, few_queries, few_sta
 from onnx_fa.kernels.cpu.few_body import FewConfig
 from onnx_fa.kernels.cpu.vector import STACK_BYTES
 from onnx_fa.kernels.tiles.database import database_name, read_database
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import alibi
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, Softcap, TensorArg
 from tests.support.cases import BY_NAME, FLOAT_MIN, Case, draw_operands, select
 from tests.support.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
 

@@ -19,17 +19,19 @@ from onnx_fa.forms.score import narrowest
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.iree import kernels
 from onnx_fa.iree.alone import FUNCTION, module_text
-from onnx_fa.iree.compile import compile_model, find_compiler, import_model, iree_compile
+from onnx_fa.iree.compile import compile_model, import_model
+from onnx_fa.iree.compiler import find_compiler, iree_compile
 from onnx_fa.iree.run import load_module, require_device
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig, default_config, problem
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.accuracy import compare
-from onnx_fa.spec.attention import AttentionSpec, BoolMask, Causal, Elementwise, SlidingWindow, Softcap
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case
 from onnx_fa.spec.expr import SCORE, Apply, Float, K, Q
 from onnx_fa.spec.target import TARGET_NAMES, Target, parse_target
+from onnx_fa.spec.terms import BoolMask, Causal, Elementwise, SlidingWindow, Softcap
 from tests.support.cases import BY_NAME, CASES, Case, draw_operands
 from tests.support.gpu_on_cpu import host_text
 from tests.support.ort_run import run as run_ort

@@ -13,8 +13,9 @@ from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.spec.attention import GRIDS, AttentionSpec, BoolMask
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.terms import GRIDS, BoolMask
 from tests import fuzz
 from tests.support.cases import BY_NAME, CASES, Case, select
 from tests.support.kernel_harness import HOST

@@ -22,10 +22,11 @@ from onnx_fa.kernels.cpu.few_body import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.source import AttentionSource
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Elementwise, Rounding, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, Apply, Float, Int, Q
 from onnx_fa.spec.reference import attention
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, Rounding, TensorArg
 from tests import fuzz
 from tests.support.cases import FLOAT_MIN, draw_operands
 from tests.support.kernel_harness import HOST, Kernels, mismatch

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, EmptyRow, Rounding, TensorArg
+from onnx_fa.spec.attention import AttentionSpec, EmptyRow
 from onnx_fa.spec.reference import attention, statistic
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Rounding, TensorArg
 from tests.support.cases import FLOAT_MIN, draw_operands
 from tests.support.kernel_harness import mismatch
 from tests.support.odd_operands import comparable, rounded_away

@@ -15,7 +15,8 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.combine import splits_of
 from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, TensorArg
 from tests import fuzz
 from tests.support.cases import FLOAT_MIN, draw_operands
 from tests.support.kernel_harness import HOST, Kernels, mismatch

@@ -22,7 +22,8 @@ from onnx_fa.forms.plain import plain_model
 from onnx_fa.forms.report import SiteReport
 from onnx_fa.graph.site_op import DOMAIN, OP_TYPE
 from onnx_fa.iree.alone import module_text
-from onnx_fa.iree.compile import compile_model, iree_compile
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.inspect import inspect_phases
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.kernels import triton
@@ -35,9 +36,10 @@ from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.kernels.triton.specialised import can_specialise
 from onnx_fa.kernels.triton.tiles import default_config, smaller, splits, tf32_tiles, tuned
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Causal, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case, document, prefix
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import AddMask, Causal, SlidingWindow, Softcap, TensorArg
 from tests.support.cases import BY_NAME, CASES
 
 ROOT = Path(__file__).parents[2]

@@ -24,19 +24,11 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.tiles.database import database_name, read_database
-from onnx_fa.spec.attention import (
-    NEG_INF,
-    AddMask,
-    AttentionSpec,
-    BoolMask,
-    Causal,
-    Elementwise,
-    SlidingWindow,
-    TensorArg,
-)
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr, Tensor
 from onnx_fa.spec.reference import attention
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
+from onnx_fa.spec.terms import NEG_INF, AddMask, BoolMask, Causal, Elementwise, SlidingWindow, TensorArg
 from tests.support.cases import (
     BY_NAME,
     CAUSAL,

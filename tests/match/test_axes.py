@@ -22,7 +22,7 @@ from onnx_fa.match.axes import (
     split_atom,
     spread_atom,
 )
-from onnx_fa.match.types import NoMatch
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.spec.terms import Dim
 from tests.support.text_graphs import name_of, run_expr
 

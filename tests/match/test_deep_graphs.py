@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from onnx_fa.forms.rewrite import explain, rewrite
-from onnx_fa.match.types import Call, values_of
+from onnx_fa.match.exprs import Call, values_of
 from tests.match.test_soundness import _feeds
 from tests.support import deep_graphs as deep
 from tests.support.ort_run import run

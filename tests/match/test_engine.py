@@ -11,20 +11,18 @@ import pytest
 from onnx_fa.match import division, factors, nans
 from onnx_fa.match.axes import Atom, Axis
 from onnx_fa.match.dims import best_name, find_queries, find_side_of_keys, is_unit, merge_sizes, name_atoms
+from onnx_fa.match.exprs import Call, Const, Expr
 from onnx_fa.match.fold import fold_steps, tighten_causal
 from onnx_fa.match.frames import Frames, follow_node, trace_axes
 from onnx_fa.match.low_scores import check_low_scores, check_whole_rows
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import (
     AddTerm,
     Anchor,
     Behind,
-    Call,
     Cap,
-    Const,
-    Expr,
     Factor,
     Map,
-    NoMatch,
     Nothing,
     OperandChoice,
     Operands,

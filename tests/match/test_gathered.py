@@ -13,8 +13,8 @@ import pytest
 from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.run import load_module
-from onnx_fa.spec.attention import Gathered
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import Gathered
 from tests.support.ort_run import assert_same, run
 
 B, HKV, G, D, DV, P, PAGE, N = 2, 2, 3, 16, 8, 9, 4, 5

@@ -17,8 +17,9 @@ from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.patterns.masks.algebra import Algebra
 from onnx_fa.patterns.masks.apply import apply_op
 from onnx_fa.patterns.masks.expressions import FALSE, INT64, TRUE, MaskTensor, TooComplex, integer
-from onnx_fa.spec.attention import AttentionSpec, ElementType, Elementwise, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import OPS, SCORE, Apply, Kind, Q, ScoreExpr, Tensor, evaluate, kind_of
+from onnx_fa.spec.terms import ElementType, Elementwise, TensorArg
 from tests.match.test_soundness import Site, assert_equal
 from tests.random_masks import check
 from tests.support.ort_run import run, session

@@ -14,7 +14,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from onnx_fa.forms.rewrite import FORMS, explain, rewrite
-from onnx_fa.spec.attention import AddMask, BoolMask, Causal, SlidingWindow, Softcap
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, Softcap
 from tests.support.ort_run import TOLERANCE, assert_same, run
 from tests.support.spellings import GUARD, KT, MASK, PV, REPEAT, SCALE, SOFTMAX, Graph, Spelling, build, feeds
 

@@ -16,8 +16,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 from onnx_fa.forms.replace import Form
 from onnx_fa.forms.rewrite import FORMS, explain, rewrite
-from onnx_fa.spec.attention import Causal, Elementwise, SlidingWindow, Softcap
 from onnx_fa.spec.expr import words
+from onnx_fa.spec.terms import Causal, Elementwise, SlidingWindow, Softcap
 from tests.support import spellings_ops as so
 from tests.support.ort_run import TOLERANCE, assert_same, run
 

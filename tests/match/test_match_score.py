@@ -11,7 +11,7 @@ from onnx import TensorProto as T
 from onnx import numpy_helper as nh
 
 from onnx_fa.forms.rewrite import FORMS, explain, rewrite
-from onnx_fa.spec.attention import AddMask, Softcap
+from onnx_fa.spec.terms import AddMask, Softcap
 from tests.match.test_match import LARGE_SCORE_TOLERANCE
 from tests.support.ort_run import TOLERANCE, assert_same, run
 from tests.support.spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, H, Site, feeds, more_robust

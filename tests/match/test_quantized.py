@@ -24,8 +24,9 @@ from onnx_fa.iree.kernels import plan_kernels
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.stock_road import spec_for_model
 from onnx_fa.kernels.cpu.vector import emit_vector
-from onnx_fa.spec.attention import AttentionSpec, Quantized
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.reference import attention
+from onnx_fa.spec.terms import Quantized
 from tests import fuzz
 from tests.match.test_match_ops import run
 from tests.support.cases import BY_NAME, Case, draw_operands, select

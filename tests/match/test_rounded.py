@@ -21,10 +21,11 @@ from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.spec.accuracy import expect
-from onnx_fa.spec.attention import AttentionSpec, Rounding
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.reference import attention
 from onnx_fa.spec.rounding_bounds import slack
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import Rounding
 from tests.match.test_match_ops import run
 from tests.support.cases import BY_NAME, Case, draw_operands, select
 from tests.support.kernel_harness import HOST

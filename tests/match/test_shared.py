@@ -14,9 +14,9 @@ from onnx import TensorProto as T
 from onnx_fa.forms.rewrite import FORMS, explain, rewrite
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.run import load_module
-from onnx_fa.spec.attention import AddMask
 from onnx_fa.spec.cases import FLOAT_MIN
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import AddMask
 from tests.support.ort_run import assert_same, run
 from tests.support.spellings_score import Site, feeds
 

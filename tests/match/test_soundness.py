@@ -12,7 +12,7 @@ from onnx import helper as h
 
 from onnx_fa.forms.replace import Form
 from onnx_fa.forms.rewrite import explain, rewrite
-from onnx_fa.spec.attention import Causal
+from onnx_fa.spec.terms import Causal
 from tests.support.ort_run import assert_same, run
 from tests.support.spellings import Graph
 

@@ -15,9 +15,10 @@ from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.choose import emit_kernel
-from onnx_fa.spec.attention import AttentionSpec, BoolMask, Causal, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import draw_operands
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import BoolMask, Causal, TensorArg
 from tests.support.kernel_harness import Kernels, mismatch
 from tests.support.ort_run import TOLERANCE, assert_same, run
 from tests.support.spellings_layout import B, D, E, H, Layout, N, S, feeds, qkv

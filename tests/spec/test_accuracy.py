@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from onnx_fa.spec.accuracy import TOLERANCE, compare, expect, rows_of
-from onnx_fa.spec.attention import AttentionSpec, Elementwise, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import CASES, draw_operands
 from onnx_fa.spec.reference import attention, scores
+from onnx_fa.spec.terms import Elementwise, TensorArg
 from tests.support.cases import BY_NAME, Case
 
 _NAMES = (

@@ -13,7 +13,7 @@ import pytest
 
 from onnx_fa.forms import blocked, decomposed
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.spec.attention import AttentionSpec, Causal, Elementwise, Softcap, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import (
     SCORE,
     SKV,
@@ -31,6 +31,7 @@ from onnx_fa.spec.expr import (
     words,
 )
 from onnx_fa.spec.reference import attention
+from onnx_fa.spec.terms import Causal, Elementwise, Softcap, TensorArg
 
 NEG_INF = Float(float("-inf"))
 SPEC = AttentionSpec("f32", Hq=4, Hkv=2, Sq=7, Skv=9, D=8, Dv=6, batch=(2,), scale=0.3)

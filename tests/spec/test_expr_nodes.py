@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from onnx_fa.spec.attention import AttentionSpec, Elementwise, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import (
     MOST_NODES,
     SCORE,
@@ -36,6 +36,7 @@ from onnx_fa.spec.expr import (
     words,
 )
 from onnx_fa.spec.expr_json import from_json, to_json
+from onnx_fa.spec.terms import Elementwise, TensorArg
 
 CAUSAL = Apply("Where", Apply("LessOrEqual", K, Apply("Add", Q, Int(2))), SCORE, Float(-math.inf))
 CAUSAL_JSON = ["Where", ["LessOrEqual", ["k"], ["Add", ["q"], ["i", 2]]], ["score"], ["f", "-inf"]]

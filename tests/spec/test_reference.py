@@ -12,11 +12,13 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnx_fa.spec.attention import (
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Bool, Float, Int, K, Q, Tensor
+from onnx_fa.spec.reference import attention
+from onnx_fa.spec.terms import (
     GRIDS,
     NEG_INF,
     AddMask,
-    AttentionSpec,
     BoolMask,
     Causal,
     Elementwise,
@@ -24,8 +26,6 @@ from onnx_fa.spec.attention import (
     Softcap,
     with_shapes,
 )
-from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Bool, Float, Int, K, Q, Tensor
-from onnx_fa.spec.reference import attention
 from tests.support.cases import CASES, Case, draw_operands
 
 _SMALL = [c for c in CASES if not c.tags & {"bench", "head_dim"} and not c.spec.quantized and c.spec.gathered is None]

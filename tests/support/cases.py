@@ -7,7 +7,9 @@ from typing import Any
 
 from onnx_fa.spec import cases
 from onnx_fa.spec.accuracy import TOLERANCE
-from onnx_fa.spec.attention import (
+from onnx_fa.spec.cases import FLOAT_MIN, Case, case, draw_operands
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, Tensor
+from onnx_fa.spec.terms import (
     NEG_INF,
     AddMask,
     BoolMask,
@@ -22,8 +24,6 @@ from onnx_fa.spec.attention import (
     Softcap,
     TensorArg,
 )
-from onnx_fa.spec.cases import FLOAT_MIN, Case, case, draw_operands
-from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, Tensor
 
 __all__ = ["BY_NAME", "CASES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from onnx_fa.kernels.plan.skipping import never_empty
 from onnx_fa.spec.accuracy import TOLERANCE, expect
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise, inverse, term_tensors
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import FLOAT_MIN
 from onnx_fa.spec.reference import (
     attention,
@@ -26,6 +26,7 @@ from onnx_fa.spec.reference import (
     scores,
     statistic,
 )
+from onnx_fa.spec.terms import AddMask, Elementwise, inverse, term_tensors
 from tests.support.cases import draw_operands
 
 Array = npt.NDArray[Any]

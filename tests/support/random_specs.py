@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from onnx_fa.spec.attention import (
+from onnx_fa.spec.attention import AttentionSpec, Stat
+from onnx_fa.spec.cases import FLOAT_MIN, alibi
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, Tensor, substitute, tensors_of
+from onnx_fa.spec.terms import (
     GRIDS,
     NEG_INF,
     AddMask,
-    AttentionSpec,
     BoolMask,
     Causal,
     Dim,
@@ -24,12 +26,9 @@ from onnx_fa.spec.attention import (
     Rounding,
     SlidingWindow,
     Softcap,
-    Stat,
     TensorArg,
     with_shapes,
 )
-from onnx_fa.spec.cases import FLOAT_MIN, alibi
-from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, Tensor, substitute, tensors_of
 
 LARGE_HEADS = (80, 96, 128, 160, 192, 256, 320, 512)
 MOST_SCORES = 1 << 19

@@ -14,8 +14,9 @@ import onnx
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from onnx_fa.spec.attention import AttentionSpec, Elementwise, term_tensors
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import words
+from onnx_fa.spec.terms import Elementwise, term_tensors
 from tests.support.spellings import Graph
 
 B, H, S, L, D = 2, 3, 7, 9, 4

@@ -13,21 +13,8 @@ from onnx import numpy_helper
 from onnx_fa.graph.io import load
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.types import (
-    AddTerm,
-    Call,
-    Cap,
-    Const,
-    Expr,
-    Factor,
-    Map,
-    Nothing,
-    Regroup,
-    Scale,
-    Select,
-    Step,
-    Term,
-)
+from onnx_fa.match.exprs import Call, Const, Expr
+from onnx_fa.match.types import AddTerm, Cap, Factor, Map, Nothing, Regroup, Scale, Select, Step, Term
 from onnx_fa.spec.expr import words
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, SlidingWindow
 

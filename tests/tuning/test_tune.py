@@ -16,9 +16,10 @@ from onnx_fa.errors import OnnxFaError
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.tiles.database import Tiles, database_name, parse
 from onnx_fa.spec.accuracy import expect
-from onnx_fa.spec.attention import AttentionSpec, Causal
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case, draw_operands
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.terms import Causal
 from onnx_fa.tuning import search
 from onnx_fa.tuning.command import tune
 from onnx_fa.tuning.journal import Journal

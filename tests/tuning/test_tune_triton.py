@@ -19,10 +19,11 @@ from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry, 
 from onnx_fa.kernels.triton.config import ARCHITECTURES, SHARED_BYTES, TritonConfig, code_for
 from onnx_fa.kernels.triton.tiles import can_run, config_of, fitting, tuned
 from onnx_fa.processes import Limits
-from onnx_fa.spec.attention import AttentionSpec, Causal
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case
 from onnx_fa.spec.reference import attention
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import Causal
 from onnx_fa.tuning import command as tune
 from onnx_fa.tuning import search
 from onnx_fa.tuning.command import table_cases

@@ -28,8 +28,9 @@ from onnx_fa.kernels.tiles.database import (
 )
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.tiles import WORKGROUPS
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, SlidingWindow
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow
 
 FILES = sorted(package_path("x").parent.glob("*.json"))
 AVX512 = parse_target("cpu-avx512")

@@ -10,7 +10,8 @@ import math
 
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, Text, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim
 
 ENOUGH = 8
 """Workgroups from which on nothing is split."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnx_fa.kernels.mlir.vectors import Lanes
-from onnx_fa.spec.attention import Dim, Quantized
+from onnx_fa.spec.terms import Dim, Quantized
 
 
 def stored_shape(shape: tuple[Dim, ...], dtype: str) -> tuple[Dim, ...]:

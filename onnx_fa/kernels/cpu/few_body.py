@@ -22,8 +22,9 @@ from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.kernels.mlir.text import I32, tensor_type
 from onnx_fa.kernels.plan.bounds import Truth
 from onnx_fa.kernels.plan.score import IndexMask, IndexStep, uses, varies, window
-from onnx_fa.spec.attention import AttentionSpec, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, K, ScoreExpr, Tensor
+from onnx_fa.spec.terms import TensorArg
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from onnx_fa.kernels.plan.score import (
     window,
 )
 from onnx_fa.kernels.plan.skipping import skipping
-from onnx_fa.spec.attention import AttentionSpec, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, SQ, K, Length, Q, ScoreExpr, Tensor, leaves, tensors_of
+from onnx_fa.spec.terms import TensorArg
 
 
 class MaskedScores(VectorOperands):

@@ -12,7 +12,8 @@ from onnx_fa.kernels.cpu.tiles import VectorConfig, operand_shapes, operand_type
 from onnx_fa.kernels.mlir.entry import tied_dims
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
-from onnx_fa.spec.attention import AttentionSpec, Dim, Quantized, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim, Quantized, TensorArg
 
 
 class VectorOperands:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from onnx_fa.kernels.mlir.expressions import Vector
-from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.expr import ScoreExpr
+from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)

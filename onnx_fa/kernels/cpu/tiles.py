@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.dequantize import stored_shape
 from onnx_fa.kernels.plan.score import score_plan, tile_parts, tile_slots
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
 from onnx_fa.kernels.plan.score import LOG2E, IndexMask, IndexStep, score_plan, window
 from onnx_fa.kernels.plan.skipping import skipping
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import Length, Position, Score, ScoreExpr, Tensor
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 MAX_START = -F32_MAX
 """Where row maxima start: so that a row that sees only -inf subtracts a number from it."""

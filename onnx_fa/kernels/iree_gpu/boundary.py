@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from onnx_fa.kernels.iree_gpu.operand import Operand
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig, halves, head_dims, round_up
 from onnx_fa.kernels.mlir.entry import tied_dims
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 PADDED = {"m": "Sq, padded", "k": "Skv, padded"}
 """Symbols of lengths that are known at run time, as the dispatch sees them."""

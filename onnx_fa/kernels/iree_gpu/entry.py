@@ -12,8 +12,9 @@ from onnx_fa.kernels.iree_gpu.operand import Operand
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.text import INDEX, Text, executable, tensor_type
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 
 class GpuEntry(KernelEntry):

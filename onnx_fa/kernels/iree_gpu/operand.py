@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnx_fa.kernels.mlir.text import tensor_type
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)

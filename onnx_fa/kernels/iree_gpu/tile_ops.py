@@ -9,8 +9,8 @@ from onnx_fa.kernels.iree_gpu.operand import Operand
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.mlir.text import Text, tensor_type
 from onnx_fa.kernels.mlir.vectors import Scalars
-from onnx_fa.spec.attention import Dim
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 
 class Region(Scalars):

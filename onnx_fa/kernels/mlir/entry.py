@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim
 
 
 def tied_dims(shape: Sequence[Dim], dims: Mapping[str, str]) -> str:

@@ -10,9 +10,9 @@ from functools import cache
 
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, kind
-from onnx_fa.spec.attention import Dim, TensorArg
 from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import Apply, Axis, Bool, Constant, Float, Int, Length, Position, ScoreExpr, Tensor
+from onnx_fa.spec.terms import Dim, TensorArg
 
 LONGEST = 2**28
 """No length that is unknown at compile time is longer: K of one head would take a gigabyte at the least."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.spec.attention import AddMask, AttentionSpec, Elementwise
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import AddMask, Elementwise
 
 Body = Literal["vector", "few", "gpu", "triton"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 INDEX, I32 = "index", "i32"
 CPU_TRANSLATION = "#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<LinalgExtTileAndVectorize>>"

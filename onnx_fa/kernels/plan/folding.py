@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 
 from onnx_fa.kernels.plan.score import IndexMask, window
-from onnx_fa.spec.attention import AttentionSpec, Dim, Elementwise, MaskTerm, with_shapes
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, substitute
+from onnx_fa.spec.terms import Dim, Elementwise, MaskTerm, with_shapes
 
 MOST_ROWS = 32
 """More queries than this fill the vectors of a workgroup by themselves."""

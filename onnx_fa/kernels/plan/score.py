@@ -11,16 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from onnx_fa.spec.attention import (
-    AddMask,
-    AttentionSpec,
-    BoolMask,
-    Causal,
-    Elementwise,
-    MaskTerm,
-    SlidingWindow,
-    TensorArg,
-)
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import (
     OPS,
     SCORE,
@@ -36,6 +27,7 @@ from onnx_fa.spec.expr import (
     leaves,
     substitute,
 )
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, MaskTerm, SlidingWindow, TensorArg
 
 LOG2 = "Log2"
 LOG2E = math.log2(math.e)

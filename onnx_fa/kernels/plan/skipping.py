@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from onnx_fa.kernels.plan.score import IndexMask, fill_log2, free, numbered, varies, window
-from onnx_fa.spec.attention import AttentionSpec, BoolMask, Elementwise
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, Bool, Float, Score, ScoreExpr, tensors_of
+from onnx_fa.spec.terms import BoolMask, Elementwise
 
 _MOST_MASKING = -1e30
 """A fill up to this masks a score: nothing of a score's own size reaches it."""

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.spec.attention import AddMask, AttentionSpec, BoolMask, Causal, Dim, Elementwise, MaskTerm, SlidingWindow
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Elementwise, MaskTerm, SlidingWindow
 
 FORMAT = 1
 """Of the files; another number is refused."""

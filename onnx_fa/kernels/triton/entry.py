@@ -10,7 +10,8 @@ from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.program import Program, combines_itself
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from onnx_fa.kernels.mlir.expressions import IntBounds
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, fill_log2, kind, uses
-from onnx_fa.spec.attention import Dim, TensorArg
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.expr import Apply, Constant, Float, Int, Length, ScoreExpr, Tensor
+from onnx_fa.spec.terms import Dim, TensorArg
 
 SLOPE = "Slope"
 """One more op, for the same reason as LOG2: a factor of positions, in units of log2."""

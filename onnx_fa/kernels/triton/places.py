@@ -10,7 +10,8 @@ from onnx_fa.kernels.plan.score import IndexMask, varies, window
 from onnx_fa.kernels.triton.config import TritonConfig, padded
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.kernels.triton.program import Program, product, times
-from onnx_fa.spec.attention import AttentionSpec, Dim, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim, TensorArg
 
 _HEADER = "import triton\nimport triton.language as tl\n\n\n"
 _MOST_NARROW = 1 << 31

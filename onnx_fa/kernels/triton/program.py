@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.triton.config import TritonConfig
-from onnx_fa.spec.attention import AttentionSpec, Dim
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.plan.score import LOG2, ExprStep, ScorePlan, uses
 from onnx_fa.kernels.plan.skipping import Skipping
-from onnx_fa.spec.attention import AttentionSpec, TensorArg
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, Int, Length, Position, Q, Score, ScoreExpr
+from onnx_fa.spec.terms import TensorArg
 
 _SUMS = {"Add": "+", "Sub": "-", "Mul": "*"}
 

@@ -12,8 +12,9 @@ from onnx_fa.kernels.tiles.database import Tiles, pick, queries_computed, triton
 from onnx_fa.kernels.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.specialised import can_specialise
-from onnx_fa.spec.attention import AttentionSpec, Elementwise
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, Apply, tensors_of
+from onnx_fa.spec.terms import Elementwise
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""

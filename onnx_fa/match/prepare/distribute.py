@@ -22,7 +22,7 @@ from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
-from onnx_fa.spec.attention import Dim
+from onnx_fa.spec.terms import Dim
 
 _DEPTH = 12
 """So many layers lie at most between a softmax and the product with V."""

@@ -20,7 +20,7 @@ from onnx_fa.graph.dims import multiply_dims
 from onnx_fa.graph.ops import attr_int
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, Match
-from onnx_fa.spec.attention import Dim, Gathered
+from onnx_fa.spec.terms import Dim, Gathered
 
 _TYPES = {ir.DataType.INT32: "i32", ir.DataType.INT64: "i64"}
 

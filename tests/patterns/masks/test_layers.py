@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx_fa.match.types import AddTerm, Const, Map, NoMatch, Select, Term
+from onnx_fa.match.exprs import Const
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import AddTerm, Map, Select, Term
 from onnx_fa.patterns.masks import layers
 from onnx_fa.patterns.masks.conditions import merge_bounds
 from onnx_fa.patterns.masks.reader import Reader

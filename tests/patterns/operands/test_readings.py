@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from onnx_fa.match.axes import Atom, Axis, Group
-from onnx_fa.match.types import NoMatch, OperandChoice
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import OperandChoice
 from onnx_fa.patterns.operands.operand import find_readings, read_operand
 from onnx_fa.patterns.operands.place import place_tensor
 from tests.support.text_graphs import Constant, TextGraph, name_of, run_expr

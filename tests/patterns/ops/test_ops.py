@@ -7,7 +7,8 @@ import json
 import onnx_ir as ir
 import pytest
 
-from onnx_fa.match.types import Match, NoMatch, Term
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Match, Term
 from onnx_fa.patterns.ops import blocked, contrib, flex, standard
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import term_tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx_fa.match.types import NoMatch
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.patterns.quant import rounding
 from onnx_fa.patterns.quant.dequantized import read_dequantized
 from tests.support.text_graphs import Constant, TextGraph, name_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from onnx_fa.match.types import NoMatch
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.patterns.score import elementwise, passthrough, regroup, scale, softcap
 from tests.support.text_graphs import Constant, TextGraph, describe_step, name_of
 

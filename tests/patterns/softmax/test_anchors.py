@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx_fa.match.types import Anchor, NoMatch
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import Anchor
 from onnx_fa.patterns.softmax import leftover, rows, spellings, unnormalised
 from tests.support.text_graphs import Constant, TextGraph, name_of
 

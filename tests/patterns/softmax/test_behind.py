@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnx_fa.match.types import After, Anchor, NoMatch
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.types import After, Anchor
 from onnx_fa.patterns.quant import rounding
 from onnx_fa.patterns.score import passthrough, regroup
 from onnx_fa.patterns.softmax import guard, probability, sink, unnormalised
