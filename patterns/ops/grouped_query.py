@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.ops import attr_float, attr_int, typed_attr
+from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import AddTerm, Cap, Const, Expr, Guard, Match, NoMatch, OperandChoice, Operands, Scale, Step, Term
 from onnx_fa.patterns.ops.contrib_match import match_op
@@ -33,6 +34,8 @@ from onnx_fa.patterns.ops.exprs import (
 from onnx_fa.patterns.ops.standard import padded_mask
 from onnx_fa.spec.expr import Apply, K, Tensor
 from onnx_fa.spec.terms import Causal, TensorArg
+
+_OPS: Ops[Expr] = Ops(op, ints, lambda number: Const(np.asarray(number)))
 
 
 def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:
@@ -191,30 +194,21 @@ def _query_positions(given: ir.Value | None, Sq: Expr, before: Expr | None, prom
 
 
 def _rotate_heads(
-    view: GraphView, x: Expr, cos: ir.Value, sin: ir.Value, positions: Expr, d: int, heads: int, interleaved: bool
+    view: GraphView,
+    x: Expr,
+    cos: ir.Value,
+    sin: ir.Value,
+    positions: Expr,
+    head_dim: int,
+    heads: int,
+    interleaved: bool,
 ) -> Expr:
-    """Rotary embedding of (B, S, H, D): the first 2 * half of every head are rotated, pair by pair."""
+    """Rotary embedding of (B, S, H, D) by tables (positions, half)."""
     table = view.shape(cos)
     if table is None or not isinstance(table[-1], int):
         raise NoMatch("the width of the rotary tables is not static")
-    half = table[-1]
-    c, s = (op("Unsqueeze", op("Gather", t, positions, axis=0), ints(2)) for t in (cos, sin))
-    turning = columns(x, 0, 2 * half)
-    if interleaved:
-        pairs = reshape(turning, 0, 0, heads, half, 2)
-        a, b = (op("Gather", pairs, Const(np.asarray(i)), axis=4) for i in (0, 1))
-    else:
-        a, b = columns(x, 0, half), columns(x, half, 2 * half)
-    real = op("Sub", op("Mul", a, c), op("Mul", b, s))
-    imaginary = op("Add", op("Mul", a, s), op("Mul", b, c))
-    if interleaved:
-        both = concat(4, *(op("Unsqueeze", y, ints(4)) for y in (real, imaginary)))
-        turned: list[Expr] = [reshape(both, 0, 0, heads, 2 * half)]
-    else:
-        turned = [real, imaginary]
-    rest = [columns(x, 2 * half, d)] if 2 * half < d else []
-    parts = [*turned, *rest]
-    return parts[0] if len(parts) == 1 else concat(3, *parts)
+    tables = [op("Unsqueeze", op("Gather", t, positions, axis=0), ints(2)) for t in (cos, sin)]
+    return rotate_heads(_OPS, x, *tables, half=table[-1], head_dim=head_dim, third=heads, interleaved=interleaved)
 
 
 def _fill_cache(

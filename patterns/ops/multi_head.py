@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import onnx_ir as ir
 
@@ -36,7 +38,8 @@ def match_multi_head(view: GraphView, node: ir.Node, label: str) -> Match:
     if output(node, 3) is not None:
         raise NoMatch("the scores are an output that somebody reads")
     operands = split_heads(view, node, q, k, v, bias, label)
-    return _match_with_past(view, node, label, operands, padding, extra, (past_k, past_v), q.dtype)
+    given = _Given(q.dtype, padding, extra, past_k, past_v)
+    return _match_with_past(view, node, label, operands, given)
 
 
 def split_heads(
@@ -107,33 +110,38 @@ def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
     operands = Operands(
         choices[0], choices[1], choices[2], (b,), heads, heads, s, s, wide[0] // heads, wide[2] // heads
     )
-    pasts: tuple[Expr | None, Expr | None] = (None, None)
-    length: Dim | None = None
+    given = _Given(x.dtype, mask, extra, is_stacked=True)
     if past is not None:
         dims = view.shape(past)
         if dims is None or len(dims) != 5:
             raise NoMatch("a past that does not have five dims")
-        length = dims[3]
-        pasts = (op("Gather", past, Const(np.asarray(0)), axis=0), op("Gather", past, Const(np.asarray(1)), axis=0))
-    return _match_with_past(view, node, label, operands, mask, extra, pasts, x.dtype, past_length=length, stacked=True)
+        past_k, past_v = (op("Gather", past, Const(np.asarray(i)), axis=0) for i in (0, 1))
+        given = replace(given, past_k=past_k, past_v=past_v, past_length=dims[3])
+    return _match_with_past(view, node, label, operands, given)
 
 
-def _match_with_past(
-    view: GraphView,
-    node: ir.Node,
-    label: str,
-    operands: Operands,
-    mask: ir.Value | None,
-    extra: ir.Value | None,
-    pasts: tuple[Expr | None, Expr | None],
-    dtype: ir.DataType | None,
-    *,
-    past_length: Dim | None = None,
-    stacked: bool = False,
-) -> Match:
-    """The match of MultiHeadAttention or Attention, from operands with heads. `stacked`: one present output, K above V."""
-    name = DTYPES.get(dtype or ir.DataType.UNDEFINED)
-    past_k, past_v = pasts
+@dataclass(frozen=True)
+class _Given:
+    """What a node of MultiHeadAttention or Attention has beside Q, K and V."""
+
+    dtype: ir.DataType | None
+    """The element type of the query, and of the output."""
+    padding: ir.Value | None
+    """0 and 1, or lengths, in any of the forms that `read_padding_mask` knows."""
+    bias: ir.Value | None
+    """What is added to the scores."""
+    past_k: Expr | None = None
+    """(B, H, P, D); the past of the values likewise (B, H, P, Dv)."""
+    past_v: Expr | None = None
+    past_length: Dim | None = None
+    """P, where the past is no value of the graph that has it as its third dim."""
+    is_stacked: bool = False
+    """The present is one output, K above V."""
+
+
+def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Operands, given: _Given) -> Match:
+    """The match of MultiHeadAttention or Attention, from operands with heads."""
+    past_k, past_v, past_length = given.past_k, given.past_v, given.past_length
     past = Past()
     queries, keys = operands.Sq, operands.Skv
     if (past_k is None) != (past_v is None):
@@ -142,27 +150,28 @@ def _match_with_past(
         if past_length is None and isinstance(past_k, ir.Value) and isinstance(past_v, ir.Value):
             shapes = [view.shape(x) for x in (past_k, past_v)]
             past_length = same("the lengths of the past", *(s[2] if s and len(s) == 4 else None for s in shapes))
-        axis = 3 if stacked else 2
+        axis = 3 if given.is_stacked else 2
         made = [view.shape(x) for x in node.outputs[1:2] if x is not None]
         total = next((s[axis] for s in made if s is not None and len(s) > axis), None)
         operands, past = append(operands, past_k, past_v, past_length, total, label)
     k, v = canonical(operands.k), canonical(operands.v)
     presents: list[tuple[ir.Value, Expr]] = []
-    if stacked:
+    if given.is_stacked:
         if out := output(node, 1):
             presents.append((out, concat(0, *(op("Unsqueeze", x, ints(0)) for x in (k, v)))))
     else:
         presents += [(out, x) for i, x in ((1, k), (2, v)) if (out := output(node, i))]
     steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(operands.D))]
     terms: list[Term] = []
-    if extra is not None:
-        steps.append(AddTerm(extra))
-    if mask is not None:
-        terms.append(read_padding_mask(view, mask, operands, attr_float(node, "mask_filter_value", -10000.0)))
+    if given.bias is not None:
+        steps.append(AddTerm(given.bias))
+    if given.padding is not None:
+        terms.append(read_padding_mask(view, given.padding, operands, attr_float(node, "mask_filter_value", -10000.0)))
     if attr_int(node, "unidirectional", 0):
         if queries != keys:
             raise NoMatch(
                 "unidirectional with other keys than queries: the CPU provider shows all of them to the last query"
             )
         terms.append(Term(Causal(past.fixed)) if past.expr is None else window(None, 0, 0, past.expr, past.read))
-    return match_op(view, node, label, operands, steps, terms, presents, name)
+    dtype = DTYPES.get(given.dtype or ir.DataType.UNDEFINED)
+    return match_op(view, node, label, operands, steps, terms, presents, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -11,14 +12,10 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import DEQUANTIZE, attr_int, op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import Call, Const, Expr, known_array
+from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.terms import Dim, DType, IntegerType
 
-_INTEGERS: dict[ir.DataType | None, IntegerType] = {
-    ir.DataType.INT8: "i8",
-    ir.DataType.UINT8: "u8",
-    ir.DataType.INT4: "i4",
-    ir.DataType.UINT4: "u4",
-}
+_INTEGERS: dict[ir.DataType | None, IntegerType] = {ir.DataType(ONNX[name]): name for name in get_args(IntegerType)}
 
 
 @dataclass(frozen=True)

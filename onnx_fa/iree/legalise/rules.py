@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
+from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 
 EXPAND = (
@@ -142,7 +143,6 @@ def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
     if not isinstance(half, int) or shape is None or not half:
         return False
     hint = node.name or "RotaryEmbedding"
-    rotated = 2 * half
     flat = len(shape) == 3
     heads = _attr(node, "num_heads", 0)
     head_dim = shape[-1] // heads if flat and heads and isinstance(shape[-1], int) else shape[-1]
@@ -152,36 +152,23 @@ def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
     def ints(*values: int) -> str:
         return g.const(np.array(values, np.int64), hint)
 
-    def part(value: str, start: int, end: int) -> str:
-        return g.add("Slice", [value, ints(start), ints(end), ints(-1)], hint)
-
     if flat:  # (B, S, H * D): heads are axis 2
         x = g.add("Reshape", [x, ints(0, 0, heads, head_dim)], hint)
     tables = []
     for table in (cos, sin):
         rows = g.add("Gather", [table, ids], hint, axis=0) if ids else table
         tables.append(g.add("Unsqueeze", [rows, ints(2 if flat else 1)], hint))
-    turning = x if head_dim == rotated else part(x, 0, rotated)
-    if _attr(node, "interleaved", 0):
-        pairs = g.add("Reshape", [turning, ints(0, 0, 0, half, 2)], hint)
-        a, b = (g.add("Gather", [pairs, g.const(np.array(k, np.int64), hint)], hint, axis=4) for k in (0, 1))
-    else:
-        a, b = part(turning, 0, half), part(turning, half, rotated)
-    real = g.add("Sub", [g.add("Mul", [a, tables[0]], hint), g.add("Mul", [b, tables[1]], hint)], hint)
-    imag = g.add("Add", [g.add("Mul", [a, tables[1]], hint), g.add("Mul", [b, tables[0]], hint)], hint)
-    if _attr(node, "interleaved", 0):
-        last = [g.add("Unsqueeze", [v, ints(-1)], hint) for v in (real, imag)]
-        parts = [g.add("Reshape", [g.add("Concat", last, hint, axis=-1), ints(0, 0, 0, rotated)], hint)]
-    else:
-        parts = [real, imag]
-    if head_dim != rotated:
-        parts.append(part(x, rotated, head_dim))
-    final = None if flat else node.output[0]
-    joined = parts[0] if len(parts) == 1 else g.add("Concat", parts, hint, out=final, axis=-1)
+    ops = Ops(
+        lambda op, *inputs, **attrs: g.add(op, inputs, hint, **attrs),
+        ints,
+        lambda number: g.const(np.array(number, np.int64), hint),
+    )
+    interleaved = bool(_attr(node, "interleaved", 0))
+    made = rotate_heads(ops, x, tables[0], tables[1], half=half, head_dim=head_dim, interleaved=interleaved)
     if flat:
-        g.add("Reshape", [joined, ints(0, 0, heads * head_dim)], hint, out=node.output[0])
-    elif joined != node.output[0]:
-        g.add("Identity", [joined], hint, out=node.output[0])
+        g.add("Reshape", [made, ints(0, 0, heads * head_dim)], hint, out=node.output[0])
+    else:
+        g.nodes[-1].output[0] = node.output[0]  # what was added last made the result
     return True
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -20,9 +21,14 @@ from onnx_fa.graph.dims import multiply_dims
 from onnx_fa.graph.ops import attr_int
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, Match
+from onnx_fa.spec.dtypes import NUMPY, ONNX
 from onnx_fa.spec.terms import Dim, Gathered
 
-_TYPES = {ir.DataType.INT32: "i32", ir.DataType.INT64: "i64"}
+_INDEX_TYPES: dict[ir.DataType | None, Literal["i32", "i64"]] = {
+    ir.DataType(ONNX["i32"]): "i32",
+    ir.DataType(ONNX["i64"]): "i64",
+}
+"""The element types that an index may have."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ def read_from_pools(view: GraphView, match: Match) -> Match:
     )
     if k is None or v is None or spec.quantized or k.read != v.read:
         return match
-    kind = _TYPES[k.index.dtype or ir.DataType.INT64]
-    gathered = Gathered(k.rows, kind, k.page if k.heads > 1 else 0)  # type: ignore[arg-type]
+    kind = _INDEX_TYPES[k.index.dtype]
+    gathered = Gathered(k.rows, kind, k.page if k.heads > 1 else 0)
     operands = (match.operands[0], k.value, v.value, *match.operands[3:], _index(k, batch))
     new = replace(spec, gathered=gathered, k_layout=k.layout, v_layout=v.layout)
     return replace(match, spec=new, operands=operands)
@@ -70,26 +76,30 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
     if gather is None or shape is None:
         return None
     pool, index = gather.inputs
-    before, of = view.shape(pool), view.shape(index)
-    if pool is None or index is None or index.dtype not in _TYPES or before is None or of is None:
+    pool_shape, index_shape = view.shape(pool), view.shape(index)
+    if pool is None or index is None or index.dtype not in _INDEX_TYPES or pool_shape is None or index_shape is None:
         return None
-    at = node_axis(gather, len(before))
+    at = node_axis(gather, len(pool_shape))
     if at is None:
         return None
-    inner = before[at + 1 + (paged is not None) :]
+    inner = pool_shape[at + 1 + (paged is not None) :]
     # The index stands for the batch dims and the keys, in this order.
     want = (*range(batch), batch + 1)
-    if len(of) != len(want) or layout[at : at + len(want)] != want or len(layout) != at + len(want) + len(inner):
+    if (
+        len(index_shape) != len(want)
+        or layout[at : at + len(want)] != want
+        or len(layout) != at + len(want) + len(inner)
+    ):
         return None
     page = 1
     if paged is not None:
         whole = view.shape(gather.outputs[0])
-        if whole is None or not isinstance(before[at + 1], int) or any(not isinstance(d, int) for d in inner):
+        if whole is None or not isinstance(pool_shape[at + 1], int) or any(not isinstance(d, int) for d in inner):
             return None
-        page, keys = before[at + 1], at + batch  # type: ignore[assignment]
+        page, keys = pool_shape[at + 1], at + batch  # type: ignore[assignment]
         if not _merges(whole, shape, keys) or page < 1:
             return None
-    rows = multiply_dims(before[at], page)
+    rows = multiply_dims(pool_shape[at], page)
     if rows is None:
         return None
     value: Expr = pool
@@ -98,7 +108,7 @@ def _pool(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -
         value = Call("Reshape", (pool, Const(np.asarray(dims, np.int64))))
     elif batch:
         value = Call("Unsqueeze", (pool, Const(np.arange(at, at + batch, dtype=np.int64))))
-    return _Pool(value, rows, index, _pages(pool, at, before[at]), page, layout)
+    return _Pool(value, rows, index, _pages(pool, at, pool_shape[at]), page, layout)
 
 
 def _pool_by_heads(view: GraphView, operand: Expr, layout: tuple[int, ...], batch: int) -> _Pool | None:
@@ -111,12 +121,18 @@ def _pool_by_heads(view: GraphView, operand: Expr, layout: tuple[int, ...], batc
     if merged is None or moved is None or gather is None or attr_int(gather, "axis", 0) != 0:
         return None
     pool, index = gather.inputs
-    before, of, whole = view.shape(pool), view.shape(index), view.shape(moved.outputs[0])
+    pool_shape, index_shape, whole = view.shape(pool), view.shape(index), view.shape(moved.outputs[0])
     shape, perm = view.shape(operand), moved.attributes.get("perm")
-    if pool is None or index is None or index.dtype not in _TYPES or None in (before, of, whole, shape) or perm is None:
+    if (
+        pool is None
+        or index is None
+        or index.dtype not in _INDEX_TYPES
+        or None in (pool_shape, index_shape, whole, shape)
+        or perm is None
+    ):
         return None
-    assert before is not None and of is not None and whole is not None and shape is not None
-    if len(before) != 4 or len(of) != batch + 1 or not all(isinstance(d, int) for d in before[1:]):
+    assert pool_shape is not None and index_shape is not None and whole is not None and shape is not None
+    if len(pool_shape) != 4 or len(index_shape) != batch + 1 or not all(isinstance(d, int) for d in pool_shape[1:]):
         return None
     # Axes of the gather: *B, N, Hkv, page, D. Those of the operand: *B, Hkv, Skv, D, in its layout.
     names = {**{i: i for i in range(batch)}, batch: -1, batch + 1: batch, batch + 2: batch + 1, batch + 3: batch + 2}
@@ -126,13 +142,13 @@ def _pool_by_heads(view: GraphView, operand: Expr, layout: tuple[int, ...], batc
         return None
     if not _merges(whole, shape, at):
         return None
-    _, heads, page, width = before
+    _, heads, page, width = pool_shape
     assert isinstance(heads, int) and isinstance(page, int)
-    rows = multiply_dims(before[0], heads * page)
+    rows = multiply_dims(pool_shape[0], heads * page)
     if rows is None or page < 1:
         return None
     value = Call("Reshape", (pool, Const(np.asarray([*[1] * (batch + 1), -1, width], np.int64))))
-    return _Pool(value, rows, index, _pages(pool, 0, before[0]), page, tuple(range(batch + 3)), heads)
+    return _Pool(value, rows, index, _pages(pool, 0, pool_shape[0]), page, tuple(range(batch + 3)), heads)
 
 
 def _merges(before: Sequence[Dim | None], after: Sequence[Dim | None], at: int) -> bool:
@@ -151,7 +167,7 @@ def _pages(pool: ir.Value, axis: int, known: Dim | None) -> Expr:
 def _index(pool: _Pool, batch: int) -> Expr:
     """A row for every key, (*B, Skv). The remainder makes negative numbers count from the end, as Gather does, and keeps what is
     no row at all, which Gather refuses, inside the pool."""
-    kind = np.int32 if pool.index.dtype == ir.DataType.INT32 else np.int64
+    kind = NUMPY[_INDEX_TYPES[pool.index.dtype]]
     count = pool.count
     if isinstance(count, Const):
         count = Const(count.array.astype(kind))
