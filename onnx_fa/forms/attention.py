@@ -14,7 +14,7 @@ from onnx_fa.forms.integers import dequantized
 from onnx_fa.graph.builder import Attr, OnnxBuilder
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, SlidingWindow, inverse, never_empty
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, IndexMask, SlidingWindow, TensorMask, inverse, never_empty
 
 _SWALLOWS = -1e37
 """A float32 or bfloat16 score plus this or less is this: it is below half an ulp of it."""
@@ -42,7 +42,7 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError(f"a softcap of {spec.mods[0].cap!r}: the Attention op's is a float32")
     if spec.stats:
         raise UnsupportedError("the Attention op gives no row statistics")
-    if any(isinstance(m, Elementwise) for m in spec.masks):
+    if any(not isinstance(m, (IndexMask, TensorMask)) for m in spec.masks):
         raise UnsupportedError(
             "the Attention op has no score function but softcap, and no mask from indices but is_causal"
         )

@@ -14,7 +14,18 @@ from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import F32_MAX, NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Kind, Length, Position, ScoreExpr, Tensor, kind_of
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, Offset, SlidingWindow, TensorArg
+from onnx_fa.spec.terms import (
+    AddMask,
+    BoolMask,
+    Causal,
+    IndexMask,
+    Offset,
+    SlidingWindow,
+    TensorArg,
+    TensorMask,
+    term_expression,
+    term_tensors,
+)
 
 Integer = type[np.int32] | type[np.int64]
 """The type of positions."""
@@ -41,11 +52,11 @@ def narrowest(spec: AttentionSpec) -> Integer:
     if len(reach) < 2:
         return np.int64
     for mask in spec.masks:
-        if isinstance(mask, Elementwise):
-            return np.int64  # its numbers may be of any size
-        if isinstance(mask, (Causal, SlidingWindow)):
+        if isinstance(mask, IndexMask):
             by = (0,) if isinstance(mask, Causal) else (mask.left or 0, mask.right or 0)
             reach += [abs(x) + (0 if mask.offset == "end" else abs(mask.offset)) for x in by]
+        elif not isinstance(mask, TensorMask):
+            return np.int64  # its numbers may be of any size
     return np.int32 if max(reach) < _FAR else np.int64
 
 
@@ -96,9 +107,9 @@ def modify(
                     bounds.append(b.less_equal(_shift(b, p, mask.offset, -mask.left), p.key))
                 keep = b.op("And", *bounds) if len(bounds) == 2 else bounds[0]
                 score = b.op("Where", keep, score, _fill(b, mask.fill, kind))
-            case Elementwise():
-                read = [(next(rest), t) for t in mask.tensors]
-                score = _Expression(b, score, read, positions, compute_type(spec)).write(mask.expr)
+            case _:
+                read = [(next(rest), t) for t in term_tensors(mask)]
+                score = _Expression(b, score, read, positions, compute_type(spec)).write(term_expression(mask))
     return score
 
 

@@ -18,19 +18,7 @@ from onnx_fa.match.types import Guard, Map, MaskRule, Match, OperandChoice, Oper
 from onnx_fa.spec.attention import AttentionSpec, EmptyRow
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import Apply, ScoreExpr, Tensor
-from onnx_fa.spec.terms import (
-    AddMask,
-    BoolMask,
-    Causal,
-    Dim,
-    Elementwise,
-    MaskTerm,
-    Quantized,
-    ScoreMod,
-    SlidingWindow,
-    TensorArg,
-    term_tensors,
-)
+from onnx_fa.spec.terms import BoolMask, Dim, IndexMask, MaskTerm, Quantized, ScoreMod, TensorArg, term_tensors
 
 
 @dataclass(frozen=True)
@@ -226,9 +214,8 @@ def _empty_row(masks: Sequence[MaskTerm], guard: Guard) -> EmptyRow:
     """A guard decides. Without one, a row that only finite fills have masked is the mean of V."""
     if guard:
         return guard
-    fills = [m.fill for m in masks if isinstance(m, (BoolMask, Causal, SlidingWindow))]
-    other = any(isinstance(m, (AddMask, Elementwise)) for m in masks)
-    only_finite = bool(fills) and all(map(math.isfinite, fills)) and not other
+    fills = [m.fill for m in masks if isinstance(m, (BoolMask, IndexMask))]
+    only_finite = bool(fills) and all(map(math.isfinite, fills)) and len(fills) == len(masks)
     return "mean" if only_finite else "nan"
 
 

@@ -26,7 +26,7 @@ from onnx_fa.spec.expr import (
     substitute,
     tensors_of,
 )
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Elementwise, ScoreMod, SlidingWindow, Softcap
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Elementwise, IndexMask, ScoreMod, Softcap
 
 _MAX_FILL = -1e4
 """What masked scores must become at most."""
@@ -138,7 +138,7 @@ def _kind_of_operand(value: Expr) -> Kind:
 def _may_scale_before(term: Term, factor: float) -> bool:
     """Whether scaling the score before this term, and the term with it, is the same as scaling behind it."""
     t = term.term
-    if isinstance(t, (BoolMask, Causal, SlidingWindow)) and t.fill != -math.inf:
+    if isinstance(t, (BoolMask, IndexMask)) and t.fill != -math.inf:
         # Else it would no longer be a mask, or become -inf, which a row without keys shows.
         return factor > 0 and -F32_MAX <= t.fill * factor <= _MAX_FILL
     return factor > 0 and not isinstance(t, Elementwise)

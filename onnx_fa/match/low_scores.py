@@ -20,7 +20,7 @@ from onnx_fa.match.misses import NoMatch
 from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Length, Position, Score, ScoreExpr, Tensor, leaves
-from onnx_fa.spec.terms import AddMask, Causal, Elementwise, MaskTerm, SlidingWindow, TensorArg, term_tensors
+from onnx_fa.spec.terms import Causal, Elementwise, IndexMask, MaskTerm, TensorArg, term_expression, term_tensors
 
 LOWEST = -F32_MAX
 _VANISHES = 1e30
@@ -97,12 +97,7 @@ def _keeps_first_key(term: MaskTerm) -> bool:
 
 
 def _expression(term: MaskTerm) -> ScoreExpr:
-    if isinstance(term, Elementwise):
-        return term.expr
-    if isinstance(term, AddMask):
-        return Apply("Add", SCORE, Apply("Mul", Tensor(0), Float(term.factor)) if term.factor != 1.0 else Tensor(0))
-    shown: ScoreExpr = Bool(True) if isinstance(term, (Causal, SlidingWindow)) else Tensor(0)
-    return Apply("Where", shown, SCORE, Float(term.fill))
+    return Apply("Where", Bool(True), SCORE, Float(term.fill)) if isinstance(term, IndexMask) else term_expression(term)
 
 
 def _of_numbers(numbers: Array) -> Values:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec
-from onnx_fa.spec.expr import SQ, Apply, Int, Q, ScoreExpr, substitute
+from onnx_fa.spec.expr import SQ, Apply, Int, Q, ScoreExpr
 from onnx_fa.spec.reference import F64, attention, logits, statistic
 from onnx_fa.spec.rounding_bounds import rounds, slack
-from onnx_fa.spec.terms import Causal, Dim, Elementwise, MaskTerm, Offset, SlidingWindow, with_shapes
+from onnx_fa.spec.terms import Dim, IndexMask, MaskTerm, Offset, TensorMask, with_leaves, with_shapes
 
 Array = npt.NDArray[Any]
 
@@ -179,11 +179,11 @@ def rows_of(spec: AttentionSpec, operands: Sequence[Array], start: int, stop: in
         return Int(sq) if e == SQ else e
 
     def moved(term: MaskTerm) -> MaskTerm:
-        if isinstance(term, (Causal, SlidingWindow)):
+        if isinstance(term, IndexMask):
             offset: Offset = (skv - sq if term.offset == "end" else term.offset) + start
             return dataclasses.replace(term, offset=offset)
-        if isinstance(term, Elementwise):
-            term = dataclasses.replace(term, expr=substitute(term.expr, leaf))
+        if not isinstance(term, TensorMask):
+            term = with_leaves(term, leaf)
         return with_shapes(term, size)
 
     part = dataclasses.replace(

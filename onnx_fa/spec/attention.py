@@ -21,9 +21,6 @@ from typing import Any, Literal, get_args
 from onnx_fa.spec.expr import ScoreExpr
 from onnx_fa.spec.expr_json import from_json, number_to_json, to_json
 from onnx_fa.spec.terms import (
-    AddMask,
-    BoolMask,
-    Causal,
     Dim,
     DType,
     Elementwise,
@@ -32,7 +29,6 @@ from onnx_fa.spec.terms import (
     Quantized,
     Rounding,
     ScoreMod,
-    SlidingWindow,
     Softcap,
     TensorArg,
     TensorMask,
@@ -46,8 +42,7 @@ Stat = Literal["lse", "max"]
 LOWEST_STAT = -1e37
 """Finite row statistics below this, which only masks make, are given as the lowest f32."""
 _TERMS: dict[str, type] = {
-    c.__name__: c
-    for c in (Softcap, Causal, SlidingWindow, BoolMask, AddMask, TensorArg, Elementwise, Quantized, Gathered, Rounding)
+    kind.__name__: kind for kind in (Softcap, *get_args(MaskTerm), TensorArg, Quantized, Gathered, Rounding)
 }
 
 
@@ -156,7 +151,7 @@ class AttentionSpec:
 
     @property
     def tensor_masks(self) -> tuple[TensorMask, ...]:
-        return tuple(m for m in self.masks if isinstance(m, (BoolMask, AddMask)))
+        return tuple(m for m in self.masks if isinstance(m, TensorMask))
 
     @property
     def symbols(self) -> tuple[str, ...]:

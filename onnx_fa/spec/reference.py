@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +92,8 @@ def masked(spec: AttentionSpec, s: F64, *operands: Array) -> F64:
             case Elementwise():
                 read = [next(tensors) for _ in mask.tensors]
                 s = np.broadcast_to(evaluate(mask.expr, s, read), s.shape)
+            case _:
+                assert_never(mask)
     return s
 
 

@@ -9,9 +9,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, assert_never
 
-from onnx_fa.spec.expr import Kind, ScoreExpr, kind_of, tensors_of
+from onnx_fa.spec.expr import SCORE, Apply, Float, Kind, ScoreExpr, Tensor, kind_of, substitute, tensors_of
 
 Dim = int | str
 DType = Literal["f64", "f32", "f16", "bf16"]
@@ -163,8 +163,32 @@ class Gathered:
     head_rows: int = 0
 
 
-MaskTerm = Causal | SlidingWindow | BoolMask | AddMask | Elementwise
+IndexMask = Causal | SlidingWindow
+"""Masks that keep the keys between two bounds, which move with the query: kernels visit only the blocks between them."""
 TensorMask = BoolMask | AddMask
+"""Masks that are one tensor."""
+MaskTerm = IndexMask | TensorMask | Elementwise
+
+
+def term_expression(term: TensorMask | Elementwise) -> ScoreExpr:
+    """What a term makes of the score, over its own tensors in the order of `term_tensors`. Forms and kernels that know nothing
+    better of a term take this."""
+    match term:
+        case BoolMask():
+            return Apply("Where", Tensor(0), SCORE, Float(term.fill))
+        case AddMask():
+            return Apply("Add", SCORE, Tensor(0) if term.factor == 1.0 else Apply("Mul", Tensor(0), Float(term.factor)))
+        case Elementwise():
+            return term.expr
+    assert_never(term)
+
+
+def with_leaves(term: TensorMask | Elementwise, change: Callable[[ScoreExpr], ScoreExpr]) -> Elementwise:
+    """The term as an expression whose leaves are changed, for queries at other positions."""
+    expr = substitute(term_expression(term), change)
+    if isinstance(term, Elementwise):
+        return dataclasses.replace(term, expr=expr)
+    return Elementwise(expr, term_tensors(term))
 
 
 def term_tensors(term: MaskTerm) -> tuple[TensorArg, ...]:

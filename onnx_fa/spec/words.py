@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import words as expression
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, MaskTerm
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, MaskTerm, SlidingWindow
 
 _EMPTY_ROW = {
     "nan": "NaN",
@@ -38,9 +39,11 @@ def mask_words(term: MaskTerm) -> str:
     elif isinstance(term, AddMask):
         factor = "" if term.factor == 1 else f" times {term.factor:g}"
         return f"add {term.dtype} {shape_words(term.shape)}{factor}"
-    else:
+    elif isinstance(term, SlidingWindow):
         left, right = ("any" if n is None else str(n) for n in (term.left, term.right))
         words = f"window {left} left, {right} right{at(term.offset)}"
+    else:
+        assert_never(term)
     return words if term.fill == float("-inf") else f"{words}, fill {term.fill:.3g}"
 
 

@@ -9,9 +9,10 @@ from onnx_fa.kernels.cpu.state import Block, SoftmaxState
 from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles, widens
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.plan.bounds import BlockBounds, Range, Truth, Truths
-from onnx_fa.kernels.plan.score import IndexMask, varies, window
+from onnx_fa.kernels.plan.score import varies, window
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SKV, SQ, K, Q, ScoreExpr, Tensor
+from onnx_fa.spec.terms import IndexMask
 
 
 class KeyWalk(MaskedScores, ABC):

@@ -9,10 +9,11 @@ from onnx_fa.kernels.cpu.two_sweeps import FewInTwoSweeps
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.plan.folding import fold_queries
-from onnx_fa.kernels.plan.score import IndexMask, window
+from onnx_fa.kernels.plan.score import window
 from onnx_fa.kernels.tiles.database import Pick, Tiles, pick
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import IndexMask
 
 MOST_QUERIES = 8
 """From here on, queries along the lanes use the registers better."""

@@ -21,10 +21,10 @@ from onnx_fa.kernels.cpu.vector_body import VectorBody
 from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.kernels.mlir.text import I32, tensor_type
 from onnx_fa.kernels.plan.bounds import Truth
-from onnx_fa.kernels.plan.score import IndexMask, IndexStep, uses, varies, window
+from onnx_fa.kernels.plan.score import IndexStep, uses, varies, window
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, K, ScoreExpr, Tensor
-from onnx_fa.spec.terms import TensorArg
+from onnx_fa.spec.terms import IndexMask, TensorArg
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from onnx_fa.kernels.plan.bounds import Range
 from onnx_fa.kernels.plan.score import (
     LOG2E,
     ExprStep,
-    IndexMask,
     IndexStep,
     kind,
     row_parts,
@@ -26,7 +25,7 @@ from onnx_fa.kernels.plan.score import (
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, SQ, K, Length, Q, ScoreExpr, Tensor, leaves, tensors_of
-from onnx_fa.spec.terms import TensorArg
+from onnx_fa.spec.terms import IndexMask, TensorArg
 
 
 class MaskedScores(VectorOperands):

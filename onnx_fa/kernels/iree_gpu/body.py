@@ -22,13 +22,13 @@ from onnx_fa.kernels.iree_gpu.operand import Operand
 from onnx_fa.kernels.iree_gpu.tile_ops import Region, TileOps
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
-from onnx_fa.kernels.plan.score import LOG2E, IndexMask, IndexStep, score_plan, window
+from onnx_fa.kernels.plan.score import LOG2E, IndexStep, score_plan, window
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import Length, Position, Score, ScoreExpr, Tensor
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import Dim
+from onnx_fa.spec.terms import Dim, IndexMask
 
 MAX_START = -F32_MAX
 """Where row maxima start: so that a row that sees only -inf subtracts a number from it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from onnx_fa.kernels.plan.score import IndexMask, window
+from onnx_fa.kernels.plan.score import window
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr, substitute
-from onnx_fa.spec.terms import Dim, Elementwise, MaskTerm, with_shapes
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, Float, Int, K, Q, ScoreExpr
+from onnx_fa.spec.terms import Dim, Elementwise, IndexMask, MaskTerm, TensorMask, with_leaves, with_shapes
 
 MOST_ROWS = 32
 """More queries than this fill the vectors of a workgroup by themselves."""
@@ -50,10 +50,8 @@ def fold_queries(spec: AttentionSpec) -> AttentionSpec:
     for term in spec.masks:
         if isinstance(term, IndexMask):
             masks += _as_expression(term, query, sq)
-        elif isinstance(term, Elementwise):
-            masks.append(with_shapes(dataclasses.replace(term, expr=substitute(term.expr, leaf)), shape))
         else:
-            masks.append(with_shapes(term, shape))
+            masks.append(with_shapes(term if isinstance(term, TensorMask) else with_leaves(term, leaf), shape))
     return dataclasses.replace(
         spec,
         Hq=spec.Hkv,

@@ -27,14 +27,12 @@ from onnx_fa.spec.expr import (
     leaves,
     substitute,
 )
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, MaskTerm, SlidingWindow, TensorArg
+from onnx_fa.spec.terms import Causal, IndexMask, MaskTerm, TensorArg, term_expression, term_tensors
 
 LOG2 = "Log2"
 LOG2E = math.log2(math.e)
 MASK_FLOOR = -1.0e37
 """Finite masks and fills are raised to this, so that log2(e) times them, and sums of a few of them, stay finite."""
-
-IndexMask = Causal | SlidingWindow
 
 
 def fill_log2(fill: float) -> float:
@@ -161,27 +159,15 @@ def numbered(spec: AttentionSpec) -> Iterator[tuple[MaskTerm, ScoreExpr | None]]
     """Every mask term with its expression over `spec.tensors`; None for index masks."""
     at = 0
     for term in spec.masks:
-        match term:
-            case Causal() | SlidingWindow():
-                yield term, None
-            case BoolMask():
-                yield term, Apply("Where", Tensor(at), SCORE, Float(term.fill))
-                at += 1
-            case AddMask():
-                added: ScoreExpr = Tensor(at)
-                yield (
-                    term,
-                    Apply("Add", SCORE, added if term.factor == 1.0 else Apply("Mul", added, Float(term.factor))),
-                )
-                at += 1
-            case Elementwise():
-                base = at
+        if isinstance(term, IndexMask):
+            yield term, None
+            continue
 
-                def shifted(leaf: ScoreExpr, base: int = base) -> ScoreExpr:
-                    return Tensor(base + leaf.index) if isinstance(leaf, Tensor) else leaf
+        def shifted(leaf: ScoreExpr, base: int = at) -> ScoreExpr:
+            return Tensor(base + leaf.index) if isinstance(leaf, Tensor) else leaf
 
-                yield term, substitute(term.expr, shifted)
-                at += len(term.tensors)
+        yield term, substitute(term_expression(term), shifted)
+        at += len(term_tensors(term))
 
 
 def score_plan(spec: AttentionSpec) -> ScorePlan:
@@ -197,7 +183,7 @@ def score_plan(spec: AttentionSpec) -> ScorePlan:
             elif i >= natural:
                 expr = _in_log2(expr)
             steps.append(ExprStep(expr))
-        elif isinstance(term, (Causal, SlidingWindow)):
+        elif isinstance(term, IndexMask):
             fill = max(term.fill, MASK_FLOOR) if math.isfinite(term.fill) else term.fill
             steps.append(IndexStep(term, fill if i < natural else fill_log2(term.fill)))
     weights: ScoreExpr | None = None

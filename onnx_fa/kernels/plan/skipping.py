@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnx_fa.kernels.plan.score import IndexMask, fill_log2, free, numbered, varies, window
+from onnx_fa.kernels.plan.score import fill_log2, free, numbered, varies, window
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, Bool, Float, Score, ScoreExpr, tensors_of
-from onnx_fa.spec.terms import BoolMask, Elementwise
+from onnx_fa.spec.terms import IndexMask
 
 _MOST_MASKING = -1e30
 """A fill up to this masks a score: nothing of a score's own size reaches it."""
@@ -17,12 +17,12 @@ _EXP2_RANGE = 130.0  # a score so far below its row's maximum, in units of log2,
 
 def never_empty(spec: AttentionSpec) -> bool:
     """Whether every query surely keeps a key: index masks alone, at known places, that leave one in every row."""
-    if spec.tensors or any(isinstance(m, Elementwise) for m in spec.masks):
+    if spec.tensors:
         return False
     low, high = -math.inf, math.inf
     for mask in spec.masks:
         if not isinstance(mask, IndexMask):
-            continue
+            return False
         if mask.offset != "end":
             offset = mask.offset
         elif isinstance(spec.Sq, int) and isinstance(spec.Skv, int):
@@ -160,7 +160,7 @@ def skipping(spec: AttentionSpec) -> Skipping:
         own: list[float] = []
         if isinstance(mask, IndexMask):
             own = [mask.fill] if math.isfinite(mask.fill) else []
-        elif isinstance(mask, (Elementwise, BoolMask)) and expr is not None:
+        elif expr is not None:
             condition = _low(expr, own)
             if isinstance(condition, Bool) or not provable(condition, spec):
                 continue

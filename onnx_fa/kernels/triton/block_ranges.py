@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.plan.bounds import BlockBounds, Range, Truth
-from onnx_fa.kernels.plan.score import ExprStep, IndexMask, ScorePlan, free, varies, window
+from onnx_fa.kernels.plan.score import ExprStep, ScorePlan, free, varies, window
 from onnx_fa.kernels.plan.skipping import Skipping
 from onnx_fa.kernels.triton.config import power_of_two
 from onnx_fa.kernels.triton.expressions import Block, BoundsText
 from onnx_fa.kernels.triton.places import Places
 from onnx_fa.spec.expr import SKV, SQ, Apply, Bool, Float, K, Q, ScoreExpr, Tensor, tensors_of
+from onnx_fa.spec.terms import IndexMask
 
 Ends = tuple[str, str, str, str]
 """(first, full_first, full_end, end): the blocks to visit, and among them a run that no mask touches."""

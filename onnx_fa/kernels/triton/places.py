@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx_fa.kernels.plan.score import IndexMask, varies, window
+from onnx_fa.kernels.plan.score import varies, window
 from onnx_fa.kernels.triton.config import TritonConfig, padded
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.kernels.triton.program import Program, product, times
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.terms import Dim, TensorArg
+from onnx_fa.spec.terms import Dim, IndexMask, TensorArg
 
 _HEADER = "import triton\nimport triton.language as tl\n\n\n"
 _MOST_NARROW = 1 << 31
