@@ -29,7 +29,7 @@ from queue import Queue
 from typing import Any
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.choose import Body, emit_kernel, kernel_name
+from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
 from onnx_fa.kernels.cpu.few_body import FewConfig
@@ -62,7 +62,7 @@ _DONE = "done "
 def kernels(index: int, spec: AttentionSpec, dots: bool = False) -> list[Kernel]:
     """One kernel for a spec, and for every other one of few queries the body for these; `dots`: with products of bf16."""
     target, users = parse_target("cpu-host", bf16_dot=dots), index % USERS == USERS - 1 or spec.Skv == 0
-    body: Body | str = "vector" if dots else "auto"
+    body = "vector" if dots else "auto"
     made = [emit_kernel(spec, target, body=body) if users else _small(index, spec, target)]
     if index % 2 and not dots and made[0].body != "few":
         with contextlib.suppress(UnsupportedError):

@@ -6,19 +6,19 @@ import hashlib
 import json
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.mlir.kernel import Body, Kernel
+from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.providers import emitters
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
 
 
-def kernel_name(spec: AttentionSpec, target: Target, body: Body | str = "auto") -> str:
+def kernel_name(spec: AttentionSpec, target: Target, body: str = "auto") -> str:
     """ "fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can."""
     key = json.dumps([spec.to_dict(), target.name, target.flags, target.kernels, target.lossy, body], sort_keys=True)
     return f"fa_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
 
 
-def emit_kernel(spec: AttentionSpec, target: Target, *, body: Body | str = "auto") -> Kernel:
+def emit_kernel(spec: AttentionSpec, target: Target, *, body: str = "auto") -> Kernel:
     """The kernel for `spec` on `target`. Raises UnsupportedError with the reason of every body that was tried, and TargetError
     where the target's kernels are of a provider that is not there."""
     if spec.dtype == "f64":

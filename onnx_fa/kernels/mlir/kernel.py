@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import AddMask, Elementwise
-
-Body = Literal["vector", "few", "gpu", "triton"]
 
 
 @dataclass(frozen=True)
@@ -18,14 +15,14 @@ class Kernel:
     """`text` holds top-level MLIR ops (no enclosing module): a `util.func private @{name}` that takes the spec's operands as
     builtin tensors, in the spec's order, stored shapes (`?` for symbols) and element types (i1 for booleans), and returns the
     output tensor; and whatever executables it dispatches. Every dispatch that belongs to the site has `name` in its symbol, so
-    that a compiled artifact can be inspected per site. `config` is what was chosen, for reports; `flags` are the iree-compile
-    flags without which the text does not compile, or that its tiles were measured with. `tuning` says
-    where the tiles are from, in words; "" where they were given. `lossy` names what makes it less exact than its operands, such as
-    "tf32" or "bf16 dot" (asked for)."""
+    that a compiled artifact can be inspected per site. `body` is the name of its maker in kernels/providers.py. `config` is what
+    was chosen, for reports; `flags` are the iree-compile flags without which the text does not compile, or that its tiles
+    were measured with. `tuning` says where the tiles are from, in words; "" where they were given. `lossy` names what makes it less
+    exact than its operands, such as "tf32" or "bf16 dot" (asked for)."""
 
     name: str
     text: str = field(repr=False)
-    body: Body
+    body: str
     spec: AttentionSpec
     config: dict[str, int | str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
