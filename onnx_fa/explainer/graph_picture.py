@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 import onnx_ir as ir
 
+from onnx_fa.explainer.layout import place
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import outer_reads
 from onnx_fa.printable import printable
 from onnx_fa.spec.words import shape_words
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 148, 38, 16, 30
+_VIA_WIDTH = 4
+"""Of an arrow that passes a row of boxes."""
 MAX_BOXES = 80
 """Larger graphs are cut at the top: what is nearest to the output stays."""
 
@@ -64,6 +67,10 @@ def _short(name: object) -> str:
     return text if len(text) <= 20 else f"…{text[-19:]}"
 
 
+def _cut(detail: str) -> str:
+    return detail if len(detail) <= 24 else f"{detail[:23]}…"
+
+
 def _type(value: ir.Value | None) -> str:
     if value is None or value.shape is None:
         return ""
@@ -74,70 +81,68 @@ def _type(value: ir.Value | None) -> str:
 def svg(boxes: Sequence[Box]) -> str:
     """The picture. Boxes must come after what they read, inputs anywhere."""
     by_key = {b.key: b for b in boxes}
-    row: dict[str, int] = {}
-
-    def depth(key: str) -> int:
-        stack = [key]
-        while stack:
-            todo = [s for s in by_key[stack[-1]].sources if s in by_key and s not in row]
-            if todo:
-                stack += todo
-                continue
-            k = stack.pop()
-            row[k] = 1 + max((row[s] for s in by_key[k].sources if s in by_key), default=-1)
-        return row[key]
-
-    for box in boxes:
-        depth(box.key)
-    readers: dict[str, list[str]] = {}
-    for box in boxes:
-        for source in box.sources:
-            readers.setdefault(source, []).append(box.key)
-    for box in boxes:  # an input stands right above its first reader
-        if not box.sources and box.key in readers:
-            row[box.key] = max(0, min(row[r] for r in readers[box.key]) - 1)
-    rows: dict[int, list[str]] = {}
-    for box in boxes:
-        rows.setdefault(row[box.key], []).append(box.key)
-    at = _columns(rows, by_key, readers)
-    wide = max(at.values(), default=0) + _WIDTH
-    high = (max(rows, default=0) + 1) * (_HEIGHT + _GAP_Y)
+    sources = {b.key: [s for s in b.sources if s in by_key] for b in boxes}
+    row = _rows(sources)
+    hops, vias = _hops(sources, row)
+    by_row: list[list[str]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
+    for key in (*by_key, *vias):
+        by_row[row[key]].append(key)
+    widths = dict.fromkeys(by_key, _WIDTH) | dict.fromkeys(vias, _VIA_WIDTH)
+    centre = place(by_row, widths, hops, _GAP_X, frozenset(vias))
+    wide = max((centre[key] + _WIDTH / 2 for key in by_key), default=0)
+    wide = max([wide, *(centre[key] for key in vias)])
+    high = len(by_row) * (_HEIGHT + _GAP_Y)
     parts = [f'<svg class="graph" viewBox="-8 -8 {wide + 16:.0f} {high}" width="{wide + 16:.0f}" role="img">']
+    top = {key: n * (_HEIGHT + _GAP_Y) for key, n in row.items()}
+    parts += [f'<path class="edge" d="M{centre[v]:.0f} {top[v]}V{top[v] + _HEIGHT}"/>' for v in vias]
+    for upper, lower in hops:
+        x0, y0, x, y = centre[upper], top[upper] + _HEIGHT, centre[lower], top[lower]
+        parts.append(f'<path class="edge" d="M{x0:.0f} {y0}C{x0:.0f} {y0 + 18} {x:.0f} {y - 18} {x:.0f} {y}"/>')
     for box in boxes:
-        x, y = at[box.key] + _WIDTH / 2, row[box.key] * (_HEIGHT + _GAP_Y)
-        for source in (s for s in box.sources if s in by_key):
-            x0, y0 = at[source] + _WIDTH / 2, row[source] * (_HEIGHT + _GAP_Y) + _HEIGHT
-            parts.append(f'<path class="edge" d="M{x0:.0f} {y0} C{x0:.0f} {y0 + 18} {x:.0f} {y - 18} {x:.0f} {y}"/>')
-    for box in boxes:
-        x, y = at[box.key], row[box.key] * (_HEIGHT + _GAP_Y)
+        x, y = centre[box.key], top[box.key]
         parts.append(
-            f'<g class="{escape(box.kind)}"><rect x="{x:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="5"/>'
-            f'<text x="{x + _WIDTH / 2:.0f}" y="{y + 16}">{_text(box.label)}</text>'
-            f'<text class="detail" x="{x + _WIDTH / 2:.0f}" y="{y + 30}">{_text(box.detail[:26])}</text>'
+            f'<g class="{escape(box.kind)}"><rect x="{x - _WIDTH / 2:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="5"/>'
+            f'<text x="{x:.0f}" y="{y + 16}">{_text(box.label)}</text>'
+            f'<text class="detail" x="{x:.0f}" y="{y + 30}">{_text(_cut(box.detail))}</text>'
             f"<title>{_text(f'{box.label} {box.detail}')}</title></g>"
         )
     return "".join([*parts, "</svg>"])
 
 
-def _columns(
-    rows: Mapping[int, list[str]], by_key: Mapping[str, Box], readers: Mapping[str, Sequence[str]]
-) -> dict[str, float]:
-    """Left edges: every row in the order of its neighbours' places, rows centred."""
-    step = _WIDTH + _GAP_X
-    at = {k: i * step for keys in rows.values() for i, k in enumerate(keys)}
+def _rows(sources: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """The row of every box, below all that it reads. What reads nothing stands right above its first reader."""
+    row: dict[str, int] = {}
+    for key in sources:
+        stack = [key]
+        while stack:
+            todo = [s for s in sources[stack[-1]] if s not in row]
+            if todo:
+                stack += todo
+                continue
+            done = stack.pop()
+            row[done] = 1 + max((row[s] for s in sources[done]), default=-1)
+    first_reader: dict[str, int] = {}
+    for key, read in sources.items():
+        for source in read:
+            first_reader[source] = min(row[key], first_reader.get(source, row[key]))
+    return {key: n if sources[key] else max(0, first_reader.get(key, n + 1) - 1) for key, n in row.items()}
 
-    def mean(keys: Iterable[str], own: str) -> float:
-        found = [at[k] for k in keys if k in at]
-        return sum(found) / len(found) if found else at[own]
 
-    for down in (True, False, True, False):
-        for n in sorted(rows, reverse=not down):
-            near = {k: mean(by_key[k].sources if down else readers.get(k, ()), k) for k in rows[n]}
-            rows[n].sort(key=near.__getitem__)
-            for i, k in enumerate(rows[n]):
-                at[k] = i * step
-    widest = max(len(keys) for keys in rows.values()) if rows else 0
-    return {k: at[k] + (widest - len(keys)) * step / 2 for keys in rows.values() for k in keys}
+def _hops(sources: Mapping[str, Sequence[str]], row: dict[str, int]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Arrows as hops from a row to the next, and the places where they pass rows in between, which `row` gets too. All arrows from
+    a box pass a row at one place, so that none runs through a box."""
+    hops: dict[tuple[str, str], None] = {}
+    vias: dict[str, None] = {}
+    for key, read in sources.items():
+        for source in read:
+            upper = source
+            for n in range(row[source] + 1, row[key]):
+                via = f"{source} in row {n}"
+                row[via] = n
+                vias[via] = hops[upper, via] = None
+                upper = via
+            hops[upper, key] = None
+    return list(hops), list(vias)
 
 
 def _text(name: str) -> str:
