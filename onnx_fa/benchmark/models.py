@@ -27,6 +27,7 @@ import onnx_ir as ir
 
 from onnx_fa import processes as limits
 from onnx_fa.benchmark.plot import COLUMNS, plot
+from onnx_fa.benchmark.plot import OURS as OURS
 from onnx_fa.benchmark.worker_process import Worker, without_path
 from onnx_fa.errors import CompileError, MissingDependencyError, RunError
 from onnx_fa.files import scratch_folder, write_whole
@@ -41,7 +42,6 @@ from onnx_fa.tables import markdown_table, text_table
 from onnx_fa.verifier.inputs import Array, random_inputs
 
 STOCK = "stock IREE"
-OURS = "onnx_fa"
 ORT = "onnxruntime"
 TORCH = "torch SDPA"
 EAGER = "torch eager"

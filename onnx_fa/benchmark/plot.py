@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -57,6 +58,11 @@ def medians(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 
 _COLUMNS = 4
+_MOST_BARRED = 16
+"""Pictures of bars that can be read side by side."""
+_MARKERS = ("o", "s", "D")
+"""By how many words say how a contestant was called."""
+OURS = "onnx_fa"
 _COLOURS = {
     "onnx_fa": "#d55e00",
     "stock IREE": "#0072b2",
@@ -80,14 +86,61 @@ def colour(who: str) -> tuple[str, float]:
 
 
 def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
-    """Bars of the medians of every model; beside each bar ms and, where the model has a baseline, the ratio to it.
+    """Bars of the medians of every model; beside each bar ms and, where the model has a baseline, the ratio to it. More models than
+    bars can be read of get a line each, with a dot per contestant.
 
     Raises MissingDependencyError without matplotlib, OnnxFaError for a CSV without samples.
     """
-    plt = pyplot()
     table = medians(read_csv(csv_path))
     if not table:
         raise OnnxFaError(f"{csv_path}: no samples to plot")
+    many = len(table) > _MOST_BARRED and all(OURS in by for by in table.values())
+    save(_dots(table) if many else _grid(table, baseline), png_path)
+
+
+def _dots(table: Mapping[str, Mapping[str, float]]) -> Any:
+    """A line for every model: each contestant's time over onnx_fa's, and onnx_fa's in ms."""
+    height = 1.1 + 0.21 * len(table)
+    figure, ax = pyplot().subplots(figsize=(9, height), layout="constrained")
+    kinds = list(dict.fromkeys(who for by in table.values() for who in by if who != COPY))
+    for who in kinds:
+        ratios = [(by[who] / by[OURS], line) for line, by in enumerate(table.values()) if who in by]
+        style = {"marker": _MARKERS[min(who.count(", "), 2)], "color": colour(who), "label": who}
+        ax.plot(*zip(*ratios, strict=True), linestyle="", markersize=6, zorder=3, **style)
+    ax.axvline(1, color=colour(OURS), linewidth=1)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(log_ticks())
+    ax.xaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
+    ax.minorticks_off()
+    ax.tick_params(axis="x", top=True, labeltop=True)
+    ax.set_ylim(len(table) - 0.3, -0.7)
+    ax.set_yticks(range(len(table)), list(table), fontsize=8)
+    times = ax.secondary_yaxis("right")
+    times.set_yticks(range(len(table)), [f"{milliseconds(by[OURS])} ms" for by in table.values()], fontsize=8)
+    for axis in (ax, times):
+        axis.tick_params(axis="y", length=0)
+        axis.spines[:].set_visible(False)
+    ax.grid(alpha=0.3)
+    ax.set_xlabel(f"times {OURS}'s time, which is at the right: beyond 1, {OURS} is faster")
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def log_ticks() -> Any:
+    """Ticks of a logarithmic axis. A range of less than a factor of ten may hold no power of ten, and would have no label."""
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(subs=(1, 2, 5))
+
+
+def milliseconds(ms: float) -> str:
+    """Three digits, and no exponent."""
+    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
+
+
+def _grid(table: Mapping[str, Mapping[str, float]], baseline: str) -> Any:
+    """A picture of bars for every model."""
+    plt = pyplot()
     kinds = list(dict.fromkeys(k for by in table.values() for k in by if k != COPY))
     columns = min(len(table), _COLUMNS)
     rows = -(-len(table) // columns)
@@ -107,7 +160,7 @@ def plot(csv_path: Path, png_path: Path, baseline: str = "stock IREE") -> None:
         ax.set_xlabel("ms per call, median")
     if any(baseline in by for by in table.values()):
         figure.suptitle(f"1.00x is the time of {baseline}; less is faster", fontsize=9)
-    save(figure, png_path)
+    return figure
 
 
 def _bars(ax: Any, model: str, times: dict[str, float], baseline: str) -> None:
@@ -115,8 +168,7 @@ def _bars(ax: Any, model: str, times: dict[str, float], baseline: str) -> None:
     bars = ax.barh(range(len(times)), list(times.values()), color=[colour(who) for who in times])
     base = times.get(baseline)
     for bar, ms in zip(bars, times.values(), strict=True):
-        number = f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
-        text = f" {number} ms" + (f", {ms / base:.2f}x" if base else "")
+        text = f" {milliseconds(ms)} ms" + (f", {ms / base:.2f}x" if base else "")
         ax.annotate(text, (ms, bar.get_y() + bar.get_height() / 2), ha="left", va="center", fontsize=8)
     ax.set_yticks(range(len(times)), list(times), fontsize=8)
     ax.invert_yaxis()

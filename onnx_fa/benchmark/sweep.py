@@ -13,7 +13,7 @@ from onnx_fa.benchmark.attention import METHOD, bench_attention, write_case_file
 from onnx_fa.benchmark.case_result import CaseResult, Plan
 from onnx_fa.benchmark.kept_modules import KeptModules
 from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH
-from onnx_fa.benchmark.plot import Row, colour, medians, pyplot, read_csv, save
+from onnx_fa.benchmark.plot import Row, colour, log_ticks, medians, pyplot, read_csv, save
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec.cases import Case, case
@@ -110,8 +110,6 @@ def plot(csv_path: Path, png_path: Path) -> None:
     """Lines over the length, a column per kind of attention: time, how many times onnx_fa's time each other takes, and memory
     beyond inputs and outputs. Of the CSV alone. Raises OnnxFaError, and MissingDependencyError without matplotlib."""
     plt = pyplot()
-    from matplotlib.ticker import LogLocator
-
     samples = read_csv(csv_path)
     times = medians(samples)
     kinds: dict[str, dict[int, str]] = {}
@@ -152,8 +150,7 @@ def plot(csv_path: Path, png_path: Path) -> None:
                 ax.set_ylim(bottom=0)
             else:
                 ax.set_yscale("log")
-                # A range of less than a factor of ten may hold no power of ten, and would have no label.
-                ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                ax.yaxis.set_major_locator(log_ticks())
             ax.set_xticks(lengths, [str(s) for s in lengths])
             ax.minorticks_off()
             ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
