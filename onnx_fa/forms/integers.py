@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph.builder import Attr, OnnxBuilder, unused_name
-from onnx_fa.graph.casts import MOVES, is_dropout_at_rest, is_looked_through, without_round_trip
+from onnx_fa.graph.casts import MOVED_THROUGH, is_dropout_at_rest, is_looked_through, without_round_trip
 from onnx_fa.graph.ops import DEQUANTIZE, op_of
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
@@ -82,10 +82,10 @@ def written_out(b: OnnxBuilder, value: ir.Value) -> ir.Value:
     last bit, by Cast, Sub, Mul and copies of the moves. Any other value is returned as it is. Raises UnsupportedError for a scale
     that is infinite or NaN."""
     moves, source = [], without_round_trip(value)
-    while (node := source.producer()) is not None and (op_of(node) in MOVES or is_dropout_at_rest(node)):
+    while (node := source.producer()) is not None and (op_of(node) in MOVED_THROUGH or is_dropout_at_rest(node)):
         if node.inputs[0] is None:
             return value
-        if op_of(node) in MOVES:
+        if op_of(node) in MOVED_THROUGH:
             moves.append(node)
         source = without_round_trip(node.inputs[0])
     if node is None or op_of(node) not in DEQUANTIZE:

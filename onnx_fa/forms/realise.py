@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnx_fa.forms.integers import written_out
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.graph.casts import MOVES
+from onnx_fa.graph.casts import MOVED_THROUGH
 from onnx_fa.match import Call, Const, Expr
 
 
@@ -40,7 +40,7 @@ def _write_call(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) 
         axes = tuple(int(a) for a in expr.args[1].array)
         return b.op(expr.op, realise(b, expr.args[0], replaced), axes=axes)
     args = [realise(b, a, replaced) for a in expr.args]
-    if b.for_onnxruntime and expr.op not in MOVES:  # what moves axes is written out as a whole
+    if b.for_onnxruntime and expr.op not in MOVED_THROUGH:  # what moves axes is written out as a whole
         args = [written_out(b, a) for a in args]
     out = b.op_of("", expr.op, args, dict(expr.attrs))
     first = expr.args[0]

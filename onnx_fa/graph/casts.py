@@ -8,9 +8,9 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import DEQUANTIZE, op_of
 from onnx_fa.graph.view import FLOATS
 
-MOVES = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Expand", "Tile", "Gather")
+MOVED_THROUGH = ("Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze", "Expand", "Tile", "Gather")
 """The ops that onnxruntime's optimiser moves a DequantizeLinear through, the one it removes first, and those that repeat or choose
-what may have been moved before."""
+what may have been moved before. Others that move elements, as Flatten (moves.py), it leaves where they are."""
 
 
 def without_round_trip(value: ir.Value) -> ir.Value:
@@ -86,4 +86,4 @@ def dequantized_by(value: ir.Value) -> list[ir.Node]:
 
 def is_looked_through(node: ir.Node) -> bool:
     """Whether the optimiser may move a DequantizeLinear through the node, or takes it out first."""
-    return op_of(node) in (*MOVES, "Cast") or is_dropout_at_rest(node)
+    return op_of(node) in (*MOVED_THROUGH, "Cast") or is_dropout_at_rest(node)

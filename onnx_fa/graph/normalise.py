@@ -16,6 +16,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.bounded import may_follow
 from onnx_fa.graph.declared import correct_outputs
+from onnx_fa.graph.moves import EACH_ONCE
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 
 
@@ -62,7 +63,7 @@ _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "Sub": operator.sub,
     "Mul": operator.mul,
 }
-_SAME_VALUE = frozenset(["Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape"])
+_SAME_VALUE = EACH_ONCE | {"Cast"}
 _DEEPEST = 16
 
 

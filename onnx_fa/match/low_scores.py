@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import Array, GraphView
 from onnx_fa.match.exprs import Call, Const, Expr
@@ -26,9 +27,7 @@ LOWEST = -F32_MAX
 _VANISHES = 1e30
 """Half an ulp of the lowest f32 is more: it stays the same with less added."""
 _INTEGERS = 2.0**63
-_MOVES = frozenset(
-    ["Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
-)
+_KEEPS_NUMBERS = MOVES | {"Cast"}
 """Ops whose result holds numbers of their first operand, converted at the most."""
 
 
@@ -131,7 +130,7 @@ def _of_operand(view: GraphView, e: Expr | None, depth: int = 8) -> Values:
     if op == "Concat":
         parts = [_of_operand(view, a, depth - 1) for a in args]
         return _union(parts)
-    if op in _MOVES:
+    if op in _KEEPS_NUMBERS:
         return _of_operand(view, args[0], depth - 1)
     if op == "Where":
         return _of_operand(view, args[1], depth - 1) | _of_operand(view, args[2], depth - 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import Anchor, Behind
 
-_KEEPS = frozenset("Identity Cast Dropout Reshape Transpose Squeeze Unsqueeze Expand Slice Add Sub Mul Div Neg".split())
+_KEEPS = MOVES | {"Cast", "Dropout", "Add", "Sub", "Mul", "Div", "Neg"}
+"""A NaN that goes in comes out, wherever it then stands."""
 _ASKS = frozenset("IsNaN QuantizeLinear DynamicQuantizeLinear Equal Less LessOrEqual Greater GreaterOrEqual".split())
 _FAR = 100
 """So many values are looked at behind a site."""

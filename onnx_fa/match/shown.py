@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_fa.graph.moves import MOVES, REPEATS
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 
-_SHOWING = frozenset(
-    "Identity Cast Transpose Reshape Squeeze Unsqueeze Flatten Concat Slice Gather Split ReduceMean ReduceSum ReduceMax".split()
-)
+_SHOWING = (MOVES - REPEATS) | {"Cast", "Concat", "Split", "ReduceMean", "ReduceSum", "ReduceMax"}
 _SHOWN = 64
 """So many nodes are followed from the probabilities to the model's outputs."""
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.free_dims import ODD_LENGTH, graph_inputs, input_shapes
+from onnx_fa.graph.moves import LOOKS_UP, MOVES
 from onnx_fa.graph.ops import op_of
 
 Array = npt.NDArray[np.generic]
@@ -26,26 +27,7 @@ times as big. padded: masks that keep few keys. empty: as padded, and the first 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 # Nodes that hand an integer on (reshaped or cast) on its way to a table look-up or a mask.
-_PASSING = frozenset(
-    [
-        "Cast",
-        "Identity",
-        "Reshape",
-        "Unsqueeze",
-        "Squeeze",
-        "Flatten",
-        "Transpose",
-        "Expand",
-        "Slice",
-        "Clip",
-        "Concat",
-        "Add",
-        "Where",
-        "Max",
-        "Min",
-        "Tile",
-    ]
-)
+_PASSING = (MOVES - LOOKS_UP) | {"Cast", "Clip", "Concat", "Add", "Where", "Max", "Min"}
 _INT_TYPES = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT8}
 _FLOAT_TYPES = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.axes import placed_axes
+from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, NoMatch
 from onnx_fa.patterns.masks.elements import Untraceable, kind_of_value
@@ -17,7 +18,6 @@ from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.expr import Int, K, Kind, Q, ScoreExpr, Tensor, parts
 from onnx_fa.spec.terms import Dim, ElementType, TensorArg
 
-SHAPE_OPS = ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Slice", "Gather", "Identity")
 _TYPES: dict[ir.DataType, ElementType] = {ir.DataType(ONNX[name]): name for name in get_args(ElementType)}
 _NARROW_INTS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 
@@ -76,8 +76,8 @@ class Reader(Tracer):
         return operand, TensorArg(dims, element)
 
     def element(self, value: Expr) -> ElementType | None:
-        """The element type of an operand: that of the value itself, of a constant, or of what shape ops were applied to."""
-        while isinstance(value, Call) and value.op in SHAPE_OPS:
+        """The element type of an operand: that of the value itself, of a constant, or of what is moved."""
+        while isinstance(value, Call) and value.op in MOVES:
             value = value.args[0]
         if isinstance(value, Call):
             to = dict(value.attrs).get("to") if value.op == "Cast" else None

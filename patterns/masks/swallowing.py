@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Call, Expr, Term, known_array
 from onnx_fa.patterns.masks.expressions import reads
-from onnx_fa.patterns.masks.reader import SHAPE_OPS, Reader
+from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.spec.expr import Float
 from onnx_fa.spec.terms import AddMask, Elementwise
 
@@ -50,6 +51,8 @@ def _leaves_ordinary(reader: Reader, term: Term) -> bool:
     return False
 
 
+_BOUNDED_BY_FIRST = MOVES | {"Cast", "GatherND", "GatherElements", "Neg", "Sigmoid", "Tanh"}
+"""Where the first operand holds no fill, the result holds none."""
 MAX_VALUES_ABOVE = 64
 """Nodes above a bias that are looked at."""
 
@@ -57,7 +60,7 @@ MAX_VALUES_ABOVE = 64
 def _is_ordinary(view: GraphView, value: Expr) -> bool:
     """Whether a float operand cannot hold a fill: it comes from constants of ordinary size or from a matmul."""
     while isinstance(value, Call):
-        if value.op not in SHAPE_OPS:
+        if value.op not in MOVES:
             return False
         value = value.args[0]
     stack: list[Expr] = [value]
@@ -85,7 +88,7 @@ def _ordinary_if(view: GraphView, value: Expr) -> list[ir.Value] | None:
     inputs = [i for i in node.inputs if i is not None]
     if op_of(node) in ("MatMul", "Gemm", "Einsum"):
         return []
-    if op_of(node) in (*SHAPE_OPS, "Cast", "GatherND", "GatherElements", "Neg", "Tile", "Sigmoid", "Tanh"):
+    if op_of(node) in _BOUNDED_BY_FIRST:
         return inputs[:1]
     if op_of(node) in ("Add", "Sub", "Mul", "Concat"):
         return inputs

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.moves import EACH_ONCE
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, Integers, OperandChoice
@@ -131,10 +132,10 @@ def _with_integers(
 
 
 def _replayed(source: ir.Value, nodes: Sequence[ir.Node]) -> Expr | None:
-    """What nodes that only move axes, the last one first, make of another value. None where one does more."""
+    """What nodes that only regroup elements, the last one first, make of another value. None where one does more."""
     expr: Expr = source
     for node in reversed(nodes):
-        if op_of(node) not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"):
+        if op_of(node) not in EACH_ONCE:
             return None
         attrs = tuple(
             (name, attr.as_int() if attr.type == ir.AttributeType.INT else tuple(attr.as_ints()))

@@ -94,6 +94,7 @@ def _is_probability(view: GraphView, anchor: Anchor, value: ir.Value) -> bool:
     for _ in range(8):
         if value is anchor.prob:
             return anchor.row_sum is None and not anchor.unscaled
+        # Of the ops that move elements, those that models have there: any other ends the search.
         node = view.producer(value, "Cast", "Identity", "Dropout", "Where", "Reshape", "Transpose", "Slice")
         inner = None if node is None else node.inputs[0]
         if node is not None and op_of(node) == "Where":

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.ops import CONTRIB, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Anchor, NoMatch
 from onnx_fa.patterns.softmax import rows
 
-_MOVES = frozenset("Identity Cast Dropout Reshape Transpose Unsqueeze Squeeze Expand Slice".split())
-_THIN = _MOVES | frozenset("Mul Div Add Sub Neg Abs Max Min Clip Relu Where Sum Tanh Sigmoid Floor".split())
+_KEEPS = MOVES | {"Cast", "Dropout"}
+_THIN = _KEEPS | frozenset("Mul Div Add Sub Neg Abs Max Min Clip Relu Where Sum Tanh Sigmoid Floor".split())
 _FAR = 64
 """So many nodes are looked at on either side."""
 
@@ -23,7 +24,7 @@ def refuse_leftover(view: GraphView, node: ir.Node) -> Anchor | None:
     if kind.startswith(f"{CONTRIB}.") and kind.endswith("Softmax"):
         raise NoMatch(f"{kind} is not read as a softmax")
     if kind == "LogSoftmax" and not any(
-        _is_exp_of(view, u, node.outputs[0]) for u in _readers(view, node.outputs[0], _MOVES)
+        _is_exp_of(view, u, node.outputs[0]) for u in _readers(view, node.outputs[0], _KEEPS)
     ):
         raise NoMatch("the logarithm of the probabilities is used, or changed before its exponential is taken")
     if kind == "Exp" or (kind == "Pow" and view.const(node.inputs[0]) is not None):
@@ -126,7 +127,7 @@ def _before(view: GraphView, value: ir.Value | None) -> ir.Node | None:
     """The node that makes a value, behind those that only move its elements."""
     node = view.producer(value)
     for _ in range(4):
-        if node is not None and op_of(node) in _MOVES:
+        if node is not None and op_of(node) in _KEEPS:
             node = view.producer(node.inputs[0])
     return node
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnx_fa.graph.moves import REGROUPS
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, NoMatch
@@ -21,7 +22,6 @@ _NAMES = {
     "Softplus": "attention with softplus in place of the softmax",
 }
 _BETWEEN = frozenset("Add Sub Mul Div Pow Where Cast Identity Dropout Reshape Clip".split())
-_MOVES = frozenset(["Transpose", "Squeeze", "Unsqueeze"])
 _WHY = "has no row sum to divide by, and the fused kernels always divide"
 
 
@@ -52,10 +52,10 @@ def refuse_mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
             rest = [i for i in inner.inputs[:2] if _at_run_time(view, i)]
             shape = view.shape(weights[0]) if weights else None
             square = shape is not None and len(shape) > 1 and shape[0] == shape[1] != 1
-            if square and len(rest) == 1 and _product(view, rest[0], between=_BETWEEN | _MOVES) is not None:
+            if square and len(rest) == 1 and _product(view, rest[0], between=_BETWEEN | REGROUPS) is not None:
                 raise NoMatch("the scores of different heads are mixed (talking heads)", inner)
             return None
-        if op_of(inner) not in _BETWEEN | _MOVES:
+        if op_of(inner) not in _BETWEEN | REGROUPS:
             return None
         value = inner.inputs[0]
     return None

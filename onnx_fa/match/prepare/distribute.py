@@ -18,6 +18,7 @@ from onnx_fa.graph.axes import node_axis, placed_axis
 from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.dead_code import sweep
 from onnx_fa.graph.dims import Shape
+from onnx_fa.graph.moves import EACH_ONCE
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import FLOATS, GraphView
@@ -28,7 +29,7 @@ _DEPTH = 12
 """So many layers lie at most between a softmax and the product with V."""
 _MOST_TERMS = 16
 """So many softmaxes, counted as often as they occur, one product may take."""
-_LINEAR = ("Identity", "Cast", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Mul", "Div")
+_LINEAR = EACH_ONCE | {"Cast", "Dropout", "Mul", "Div"}
 """f(a + b) = f(a) + f(b), for what is not computed from the probabilities besides their first operand (either one of Mul)."""
 _BEFORE = (*_LINEAR, "Add", "Sub", "Where", "Slice", "Split", "Gather", "Exp")
 """What may lie between a combination and the softmaxes that it combines."""
