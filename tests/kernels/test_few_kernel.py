@@ -21,7 +21,7 @@ from onnx_fa.spec.cases import alibi
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, Softcap, TensorArg
 from tests.support.cases import BY_NAME, FLOAT_MIN, Case, draw_operands, select
-from tests.support.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
+from tests.support.kernel_harness import HOST, Kernels, indices_to_run, mismatch, run_iree_compile
 
 
 def _spec(**changes: Any) -> AttentionSpec:
@@ -59,9 +59,9 @@ _CASES = _OWN + [c for c in select() if c.name in _SHARED]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     kernels = [emit_few(c.spec, HOST, f"fa_case{i}") for i, c in enumerate(_CASES)]
-    return Kernels(kernels, tmp_path_factory.mktemp("few"))
+    return Kernels(kernels, tmp_path_factory.mktemp("few"), only=indices_to_run(request))
 
 
 @pytest.mark.parametrize("index", range(len(_CASES)), ids=[c.name for c in _CASES])

@@ -42,7 +42,7 @@ from tests.support.cases import (
     term,
     where,
 )
-from tests.support.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
+from tests.support.kernel_harness import HOST, Kernels, indices_to_run, mismatch, run_iree_compile
 
 
 def _spec(**changes: Any) -> AttentionSpec:
@@ -151,19 +151,23 @@ _REST = [c for c in select(without=("bench", "expression")) if c.name not in _QU
 _INDEX = {case.name: i for i, case in enumerate(_FIRST)}
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels(list(_emit(_FIRST)), tmp_path_factory.mktemp("vector"), flows=True)
+def _compiled(request: pytest.FixtureRequest, cases: Sequence[Case], folder: Path) -> Kernels:
+    return Kernels(list(_emit(cases)), folder, flows=True, only=indices_to_run(request))
 
 
 @pytest.fixture(scope="module")
-def expressions(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels(list(_emit(_EXPRESSIONS)), tmp_path_factory.mktemp("vector_expressions"), flows=True)
+def first(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return _compiled(request, _FIRST, tmp_path_factory.mktemp("vector"))
 
 
 @pytest.fixture(scope="module")
-def rest(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels(list(_emit(_REST)), tmp_path_factory.mktemp("vector_rest"), flows=True)
+def expressions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return _compiled(request, _EXPRESSIONS, tmp_path_factory.mktemp("vector_expressions"))
+
+
+@pytest.fixture(scope="module")
+def rest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return _compiled(request, _REST, tmp_path_factory.mktemp("vector_rest"))
 
 
 def _check(case: Case, compiled: Kernels, index: int, adversarial: bool) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import pytest
 from iree import runtime
 
 from onnx_fa.iree.alone import entry_text
@@ -47,14 +48,39 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
     assert done.returncode == 0, f"{source}: exit code {done.returncode}: {done.stderr[:2000]}"
 
 
+def indices_to_run(request: pytest.FixtureRequest) -> list[int] | None:
+    """What the tests of this session that use the fixture have as `index`, so that a fixture compiles nothing for tests that were
+    not selected; None where one of them has no index, and may use all."""
+    found: set[int] = set()
+    for item in request.session.items:
+        if not isinstance(item, pytest.Function) or item.getparent(pytest.Module) is not request.node:
+            continue
+        if request.fixturename in item.fixturenames:
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            if "index" not in parameters:
+                return None
+            found.add(parameters["index"])
+    return sorted(found)
+
+
 class Kernels:
-    """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th. `flows`, only where they are asked for
-    (writing the IR of every phase takes a tenth as long as compiling), are (kernels, IR of the phase "flow", where
-    dispatches have been formed) of every module."""
+    """Kernels compiled some at a time, by two compilers; `run(i, operands)` runs the i-th. `only`: the indices of those that
+    are compiled, instead of all. `flows`, only where they are asked for (writing the IR of every phase takes a tenth as long as
+    compiling), are (kernels, IR of the phase "flow", where dispatches have been formed) of every module."""
 
     PART = 20
 
-    def __init__(self, kernels: Sequence[Kernel], folder: Path, target: Target = HOST, flows: bool = False) -> None:
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        folder: Path,
+        target: Target = HOST,
+        flows: bool = False,
+        only: Sequence[int] | None = None,
+    ) -> None:
+        chosen = range(len(kernels)) if only is None else only
+        self._places = {index: place for place, index in enumerate(chosen)}
+        kernels = [kernels[index] for index in chosen]
         parts = [kernels[i : i + self.PART] for i in range(0, len(kernels), self.PART)]
         outputs = [folder / f"kernels{i}.vmfb" for i in range(len(parts))]
         with ThreadPoolExecutor(2) as pool:
@@ -82,7 +108,7 @@ class Kernels:
 
     def run(self, index: int, operands: Sequence[Array]) -> list[Array]:
         """Every result of the kernel."""
-        part, place = divmod(index, self.PART)
+        part, place = divmod(self._places[index], self.PART)
         results = self._modules[part][f"call{place}"](*map(packed, operands))
         return [r.to_host() for r in (results if isinstance(results, tuple) else (results,))]
 
