@@ -12,11 +12,11 @@ from onnx import helper, numpy_helper
 
 Array = npt.NDArray[np.generic]
 
-MOST_FOLDED = 1 << 26
+MAX_FOLDED_ELEMENTS = 1 << 26
 """Elements of a value that is computed before run time."""
-MOST_FOLLOWED = 1 << 20
+MAX_FOLLOWED_ELEMENTS = 1 << 20
 """Elements of a vector that ONNX's inference may write out, which takes it a second and 200 MB."""
-_SAID = 4096
+_MAX_SHAPE_ELEMENTS = 4096
 """Elements of an operand that may say a shape: ends, axes, repeats, pads."""
 
 
@@ -29,7 +29,7 @@ def result_elements(node: onnx.NodeProto, arrays: Sequence[Array | None], opset:
             name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
             for name, a in given.items()
         }
-        said = {name: numpy_helper.from_array(a, name) for name, a in given.items() if a.size <= _SAID}
+        said = {name: numpy_helper.from_array(a, name) for name, a in given.items() if a.size <= _MAX_SHAPE_ELEMENTS}
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
         opsets = [helper.make_opsetid("", opset)]
         found = onnx.shape_inference.infer_node_outputs(schema, node, types, said, opset_imports=opsets)
@@ -51,7 +51,7 @@ def may_follow(shapes: Iterable[Sequence[object]]) -> bool:
     """Whether ONNX's inference may follow numbers through a graph whose values have these shapes (its `data_prop`): it then writes
     out every element of the vectors that it meets, so none may be longer than a shape ever is. A dim that is no int is unknown."""
     vectors = (shape[0] for shape in shapes if len(shape) == 1)
-    return all(length <= MOST_FOLLOWED for length in vectors if isinstance(length, int))
+    return all(length <= MAX_FOLLOWED_ELEMENTS for length in vectors if isinstance(length, int))
 
 
 def infer_followed(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -44,7 +44,7 @@ def _behind_idle(value: ir.Value) -> ir.Value:
     return value
 
 
-_WHOLE = {
+_MAX_EXACT_INTEGER = {
     ir.DataType.BFLOAT16: 2**8,
     ir.DataType.FLOAT16: 2**11,
     ir.DataType.FLOAT: 2**24,
@@ -61,8 +61,8 @@ def _holds(wide: ir.DataType | None, narrow: ir.DataType | None) -> bool:
         return wide == ir.DataType.DOUBLE or (wide == ir.DataType.FLOAT and narrow != ir.DataType.DOUBLE)
     ranges = []
     for dtype in (wide, narrow):
-        if dtype in _WHOLE:
-            ranges.append((-_WHOLE[dtype], _WHOLE[dtype]))
+        if dtype in _MAX_EXACT_INTEGER:
+            ranges.append((-_MAX_EXACT_INTEGER[dtype], _MAX_EXACT_INTEGER[dtype]))
             continue
         kind = None if dtype in FLOATS or dtype == ir.DataType.STRING else dtype.numpy()
         if kind is None or kind.kind not in "iub":

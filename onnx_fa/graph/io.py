@@ -16,8 +16,8 @@ from onnx_fa.graph.checks import check_proto
 
 ModelLike = onnx.ModelProto | ir.Model | str | os.PathLike[str]
 _log = logging.getLogger(__name__)
-_SMALL = 64  # elements: shapes, axes and scalars, which shape inference must see
-_SPLIT_BYTES = 1 << 30  # protobuf refuses files over 2 GiB; weights go to one external file well before
+_MAX_ELEMENTS_READ = 64  # elements: shapes, axes and scalars, which shape inference must see
+_MAX_BYTES_INSIDE = 1 << 30  # protobuf refuses files over 2 GiB; weights go to one external file well before
 
 
 def load(model: ModelLike) -> ir.Model:
@@ -76,7 +76,7 @@ def _read_external(model: ir.Model, base: Path) -> None:
             tensor = value.const_value
             if isinstance(tensor, ir.ExternalTensor):
                 tensor.base_dir = base
-                if tensor.size <= _SMALL:
+                if tensor.size <= _MAX_ELEMENTS_READ:
                     value.const_value = ir.tensor(tensor.numpy().copy(), name=tensor.name)
     for node in _all_nodes(model):
         for name, attr in node.attributes.items():
@@ -144,7 +144,7 @@ def save(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> Non
     external = [t for t in tensors if isinstance(t, ir.ExternalTensor)]
     beside = all(Path(t.base_dir).resolve() == target.parent.resolve() for t in external)
     inside = sum(t.nbytes for t in tensors if not (beside and isinstance(t, ir.ExternalTensor)))
-    data = f"{target.name}.data" if (external and not beside) or inside > _SPLIT_BYTES else None
+    data = f"{target.name}.data" if (external and not beside) or inside > _MAX_BYTES_INSIDE else None
     with staged_file(target) as staged:
         # onnx_ir restores the model's own tensors after saving, so the caller's model is left as it was.
         ir.save(model, staged, external_data=data)

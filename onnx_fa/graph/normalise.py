@@ -57,19 +57,19 @@ def _fill(model: ir.Model) -> None:
         value.shape = value.shape or shape  # a rank is better than nothing
 
 
-_MOST_POSITIONS = 1 << 31
+_MAX_POSITIONS = 1 << 31
 _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "Add": operator.add,
     "Sub": operator.sub,
     "Mul": operator.mul,
 }
 _SAME_VALUE = EACH_ONCE | {"Cast"}
-_DEEPEST = 16
+_MAX_DEPTH = 16
 
 
 def _number(value: ir.Value | None, depth: int = 0) -> float | None:
     """A number that constants decide, through a little arithmetic."""
-    if value is None or depth > _DEEPEST:
+    if value is None or depth > _MAX_DEPTH:
         return None
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is not None:
@@ -93,7 +93,7 @@ def _check_ranges(model: ir.Model) -> None:
         start, limit, delta = (_number(i) for i in node.inputs)
         if start is None or limit is None or not delta:
             continue
-        if (limit - start) / delta > _MOST_POSITIONS:
+        if (limit - start) / delta > _MAX_POSITIONS:
             label = node.name or node.op_type
             raise ModelError(
                 f"node {label!r} makes {(limit - start) / delta:.3g} numbers, more than any length; repair the export"

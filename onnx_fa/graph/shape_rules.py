@@ -9,9 +9,9 @@ from collections import Counter
 from onnx_fa.graph.dims import Shape, add_dims, broadcast, product_of
 from onnx_fa.spec.terms import Dim
 
-_PLUS = re.compile(r"(?:(?P<n>\d+) \+ )?(?P<symbol>[A-Za-z_]\w*)(?: \+ (?P<m>\d+))?")
+_SYMBOL_PLUS_NUMBER = re.compile(r"(?:(?P<n>\d+) \+ )?(?P<symbol>[A-Za-z_]\w*)(?: \+ (?P<m>\d+))?")
 """A symbol plus a number."""
-_ALL = (1 << 31) - 1
+_MIN_END_OF_ALL = (1 << 31) - 1
 """An end of a Slice that no length reaches."""
 
 
@@ -20,7 +20,12 @@ def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | N
     # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
     if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step > 0:
         return len(range(dim)[start:end:step])
-    if dim is not None and start == 0 and step == 1 and (end == dim or (isinstance(end, int) and end >= _ALL)):
+    if (
+        dim is not None
+        and start == 0
+        and step == 1
+        and (end == dim or (isinstance(end, int) and end >= _MIN_END_OF_ALL))
+    ):
         return dim
     if (start, end, step) == (0, 1, 1) and dim is not None:
         return 1  # unless the axis is empty, and then so is what is made of it
@@ -29,11 +34,11 @@ def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | N
 
 def _cut_dim(dim: Dim | None, start: Dim | None, end: Dim | None) -> Dim | None:
     """The length of dim[start:end] where dim is "symbol + number" and no more than the number is cut off."""
-    found = _PLUS.fullmatch(dim) if isinstance(dim, str) else None
+    found = _SYMBOL_PLUS_NUMBER.fullmatch(dim) if isinstance(dim, str) else None
     if found is None or not isinstance(start, int) or not isinstance(end, int) or start < 0:
         return None
     rest = int(found["n"] or 0) + int(found["m"] or 0) - start + (end if end < 0 else 0)
-    if 0 <= end < _ALL or rest < 0:
+    if 0 <= end < _MIN_END_OF_ALL or rest < 0:
         return None
     return add_dims(found["symbol"], rest)
 

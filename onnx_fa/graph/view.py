@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.graph.axes import node_axes
-from onnx_fa.graph.bounded import MOST_FOLDED, result_elements
+from onnx_fa.graph.bounded import MAX_FOLDED_ELEMENTS, result_elements
 from onnx_fa.graph.dims import recorded, settled
 from onnx_fa.graph.ops import STANDARD, attr_int, op_of
 from onnx_fa.graph.symbolic import SymbolicShapes
@@ -74,7 +74,7 @@ _FOLDABLE = frozenset(
 )
 # Ops that the reference evaluator goes through one index at a time, of those that the second input holds.
 _LOOPS = frozenset(["GatherND", "ScatterND"])
-_MOST_STEPS = 1 << 20
+_MAX_LOOP_STEPS = 1 << 20
 
 
 class GraphView:
@@ -122,13 +122,17 @@ class GraphView:
         if value.is_graph_input() or value.const_value is not None:
             return None
         shape = self.shape(value)
-        return None if shape is not None and math.prod(d for d in shape if isinstance(d, int)) > MOST_FOLDED else node
+        return (
+            None
+            if shape is not None and math.prod(d for d in shape if isinstance(d, int)) > MAX_FOLDED_ELEMENTS
+            else node
+        )
 
     def _evaluate(self, value: ir.Value) -> Array | None:
         if value.is_graph_input():
             return None  # an initialized input may be overridden by the caller
         if value.const_value is not None:
-            if value.const_value.size > MOST_FOLDED:
+            if value.const_value.size > MAX_FOLDED_ELEMENTS:
                 return None
             # A copy: a view would keep the file of external data mapped, and it could not be closed.
             array = value.const_value.numpy()
@@ -283,7 +287,7 @@ def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | Non
     model = ir.to_proto(ir.Model(graph, ir_version=10))
     size = result_elements(model.graph.node[0], arrays, opset)
     steps = math.prod(arrays[1].shape[:-1]) if op_of(node) in _LOOPS and arrays[1] is not None else 1
-    if size is None or size > MOST_FOLDED or steps > _MOST_STEPS:
+    if size is None or size > MAX_FOLDED_ELEMENTS or steps > _MAX_LOOP_STEPS:
         return None
     try:
         (result,) = ReferenceEvaluator(model).run(None, feeds)

@@ -193,7 +193,8 @@ def _write_spec(
 
 
 def _of_type(choice: OperandChoice, dtype: str) -> OperandChoice:
-    """The reading itself, or where its integers stand for numbers of another type, the one behind the dequantisation."""
+    """The reading itself; where its integers stand for numbers of another type than `dtype`, the reading that begins behind the
+    dequantisation."""
     return choice if choice.integers is None or choice.integers.number == dtype else choice.integers.plain
 
 

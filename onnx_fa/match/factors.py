@@ -1,4 +1,4 @@
-"""Factors of whole rows of scores multiply Q, factors of keys V: that is what every kernel can do."""
+"""A factor with one number per query moves to Q, a factor with one number per key to V, where every kernel can take it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from onnx_fa.spec.terms import Dim, term_tensors
 def multiply_q(
     view: GraphView, mask: MaskRule, steps: Sequence[Step], q: OperandChoice, shape: tuple[Dim, ...], dtype: str
 ) -> tuple[list[Step], OperandChoice]:
-    """Factors of whole rows that come before anything but other factors multiply Q instead, which every kernel can do."""
+    """Moves the factors with one number per query to Q, as long as only other factors come before them. Returns the steps that are
+    left, and Q."""
     rest: list[Step] = []
     for i, step in enumerate(steps):
         if not isinstance(step, (Scale, Factor, Nothing)):
@@ -44,7 +45,7 @@ def multiply_q(
 
 
 _MAX_FACTOR_ON_Q = 1e18
-"""A factor beyond this, as far as it is a constant, stays with the score: the squares of such numbers overflow in f32."""
+"""A constant factor beyond this stays with the score: the squares of such numbers overflow in f32."""
 
 
 def _known_numbers(view: GraphView, factor: Expr) -> Array | None:
@@ -65,7 +66,7 @@ def _is_huge(view: GraphView, factor: Expr, divide: bool) -> bool:
 
 
 def _finite_where_known(view: GraphView, factor: Expr, divide: bool) -> bool:
-    """Whether a factor (or what it is divided by) is finite, as far as it is a constant: infinity times Q is not the score's."""
+    """Whether a constant factor (or divisor) is finite: infinity times Q is not infinity times the score. True for all others."""
     array = _known_numbers(view, factor)
     return array is None or bool(np.isfinite(array).all() and not (divide and (array == 0).any()))
 
@@ -95,7 +96,7 @@ def multiply_v(
 
 
 def _lay_out_as(operand: Expr, dims: tuple[Dim, ...], layout: tuple[int, ...]) -> Expr:
-    """An operand that broadcasts to a canonical tensor, so that it broadcasts to the tensor as stored."""
+    """Takes an operand that broadcasts to the canonical tensor, and makes it broadcast to the tensor as it is stored."""
     rank = len(layout)
     if layout == tuple(range(rank)) or all(d == 1 for d in dims):
         return operand

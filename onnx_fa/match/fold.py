@@ -28,13 +28,15 @@ from onnx_fa.spec.expr import (
 )
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Elementwise, IndexMask, ScoreMod, Softcap
 
-_MAX_FILL = -1e4
-"""What masked scores must become at most."""
+_MAX_MASKING_FILL = -1e4
+"""A mask must push scores down to this or lower."""
 
 
 def fold_steps(
     view: GraphView, mask: MaskRule, steps: Sequence[Step], shape: tuple[Dim, ...], dtype: str, at: ir.Node
 ) -> tuple[float, tuple[ScoreMod, ...], list[Term]]:
+    """The scale, the modifications and the mask terms that the steps mean together, on scores of `shape`. Raises NoMatch, at `at`,
+    for a scale that is not finite and for a softcap that is not positive."""
     scale = 1.0
     mods: list[ScoreMod] = []
     terms: list[Term] = []
@@ -140,7 +142,7 @@ def _may_scale_before(term: Term, factor: float) -> bool:
     t = term.term
     if isinstance(t, (BoolMask, IndexMask)) and t.fill != -math.inf:
         # Else it would no longer be a mask, or become -inf, which a row without keys shows.
-        return factor > 0 and -F32_MAX <= t.fill * factor <= _MAX_FILL
+        return factor > 0 and -F32_MAX <= t.fill * factor <= _MAX_MASKING_FILL
     return factor > 0 and not isinstance(t, Elementwise)
 
 

@@ -1,4 +1,5 @@
-"""How low masks can push the scores of a row, where the model reads a row statistic or takes probabilities by one.
+"""Finds out how low masks can push the scores of a row. That matters where the model reads the row's maximum or log-sum-exp, or
+makes its probabilities from the log-sum-exp.
 
 A kernel works in units of log2 and so tells no finite statistic below LOWEST_STAT from the lowest f32 (`AttentionSpec.stats`). The
 two agree where what masks make of a score is either a number above that or the lowest f32 itself; anything between is refused.
@@ -24,9 +25,9 @@ from onnx_fa.spec.expr import SCORE, Apply, Bool, Float, Int, Length, Position, 
 from onnx_fa.spec.terms import Causal, Elementwise, IndexMask, MaskTerm, TensorArg, term_expression, term_tensors
 
 LOWEST = -F32_MAX
-_VANISHES = 1e30
-"""Half an ulp of the lowest f32 is more: it stays the same with less added."""
-_INTEGERS = 2.0**63
+_MAX_VANISHING = 1e30
+"""The lowest f32 stays the same when a number up to this is added: half of its last digit is more."""
+_MAX_INTEGER = 2.0**63
 _KEEPS_NUMBERS = MOVES | {"Cast"}
 """Ops whose result holds numbers of their first operand, converted at the most."""
 
@@ -44,11 +45,12 @@ class Values:
 
 
 SCORES = Values(-1e12, 1e12)
-"""A product of Q and K: one beyond that is no score that a model computes with."""
+"""What a product of Q and K can be. A model does not compute with scores beyond that."""
 ANYTHING = Values(-math.inf, math.inf)
-_MASKS: dict[ir.DataType | None, float] = {ir.DataType.FLOAT16: 2.0**9, ir.DataType.BFLOAT16: 2.0**6}
-"""A number this large masks scores, added or subtracted; in f16 and bf16 its last digit is one half, and log(2) is lost in it."""
-_MASKS_F32 = 1e4
+_MIN_MASKING_NUMBER: dict[ir.DataType | None, float] = {ir.DataType.FLOAT16: 2.0**9, ir.DataType.BFLOAT16: 2.0**6}
+"""A number of this size or above masks scores when it is added or subtracted: log(2) is lost beside it in f16 and bf16."""
+_MIN_MASKING_NUMBER_F32 = 1e4
+"""The same for every other type."""
 
 
 def check_low_scores(view: GraphView, spec: AttentionSpec, operands: Sequence[Expr], node: ir.Node | None) -> None:
@@ -71,7 +73,7 @@ def check_whole_rows(view: GraphView, spec: AttentionSpec, operands: Sequence[Ex
     if all(_keeps_first_key(m) for m in spec.masks):
         return
     kind = node.inputs[0].dtype if node.inputs[0] is not None else None
-    large = _MASKS.get(kind, _MASKS_F32)
+    large = _MIN_MASKING_NUMBER.get(kind, _MIN_MASKING_NUMBER_F32)
     rest = iter(operands[3:])
     for term in spec.masks:
         tensors = [(t, next(rest)) for t in term_tensors(term)]
@@ -109,7 +111,7 @@ def _of_numbers(numbers: Array) -> Values:
 def _of_tensor(view: GraphView, operand: Expr, tensor: TensorArg) -> Values:
     if tensor.kind == "float":
         return _of_operand(view, operand)
-    return Values(0, 1) if tensor.kind == "bool" else Values(-_INTEGERS, _INTEGERS)
+    return Values(0, 1) if tensor.kind == "bool" else Values(-_MAX_INTEGER, _MAX_INTEGER)
 
 
 def _of_operand(view: GraphView, e: Expr | None, depth: int = 8) -> Values:
@@ -151,7 +153,7 @@ def _of_type(dtype: ir.DataType | None) -> Values | None:
         return Values(0, 1)
     if dtype == ir.DataType.FLOAT16:
         return Values(-F16_MAX, F16_MAX)
-    return Values(-_INTEGERS, _INTEGERS) if dtype is not None and dtype.is_integer() else None
+    return Values(-_MAX_INTEGER, _MAX_INTEGER) if dtype is not None and dtype.is_integer() else None
 
 
 def _evaluate(expr: ScoreExpr, score: Values, tensors: Sequence[Values]) -> Values:
@@ -179,7 +181,7 @@ def _evaluate(expr: ScoreExpr, score: Values, tensors: Sequence[Values]) -> Valu
 
 def _add(a: Values, b: Values) -> Values:
     for x, other in ((a, b), (b, a)):
-        if x.lowest and (other.lowest or max(-other.low, other.high) > _VANISHES):
+        if x.lowest and (other.lowest or max(-other.low, other.high) > _MAX_VANISHING):
             return Values(2 * LOWEST + min(other.low, 0.0), math.inf)
     return Values(a.low + b.low, a.high + b.high, a.lowest or b.lowest)
 
@@ -205,12 +207,12 @@ _ARITHMETIC: Mapping[str, Callable[..., Values]] = {
     "Ceil": lambda a: Values(a.low, a.high + 1),
     "Round": lambda a: Values(a.low - 1, a.high + 1),
 }
-_BOUNDED = ("Tanh", "Erf", "Sin", "Cos", "Sign", "Sigmoid")
+_WITHIN_ONE = ("Tanh", "Erf", "Sin", "Cos", "Sign", "Sigmoid")
 
 
 def _apply(op: str, args: Sequence[Values]) -> Values:
     """What an op makes of its operands; anything, where that is not known or the lowest f32 takes part in more than a sum."""
-    if op in _BOUNDED:
+    if op in _WITHIN_ONE:
         return Values(-1.0, 1.0)
     if op == "Mod" and args[1].low > 0:
         return Values(0.0, args[1].high)

@@ -1,4 +1,4 @@
-"""NaN that only the spelling of a softmax makes: it becomes the number that it stands for, unless the model asks for it."""
+"""Some spellings of a softmax make a NaN where the rewritten model gives a number: a model that asks for NaN is refused them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from onnx_fa.match.types import Anchor, Behind
 _KEEPS = MOVES | {"Cast", "Dropout", "Add", "Sub", "Mul", "Div", "Neg"}
 """A NaN that goes in comes out, wherever it then stands."""
 _ASKS = frozenset("IsNaN QuantizeLinear DynamicQuantizeLinear Equal Less LessOrEqual Greater GreaterOrEqual".split())
-_FAR = 100
-"""So many values are looked at behind a site."""
+_MAX_VALUES_BEHIND = 100
+"""The search behind a site stops after this many values."""
 
 
 def check_nan(view: GraphView, anchor: Anchor, behind: Behind, output: ir.Value) -> None:
@@ -33,7 +33,7 @@ def _asks_for_nan(view: GraphView, value: ir.Value) -> ir.Node | None:
     """A node that makes a number of a NaN in the value, or tells it from a number, before anything computes with it but by
     elements."""
     stack, seen = [value], {value}
-    while stack and len(seen) < _FAR:
+    while stack and len(seen) < _MAX_VALUES_BEHIND:
         for user in view.users(stack.pop()):
             if op_of(user) in _ASKS or _to_an_integer(user):
                 return user

@@ -1,4 +1,4 @@
-"""Who else reads the scores of a site: with such a reader they would be computed twice."""
+"""Finds out who else reads the scores of a site. The rewritten model would compute them a second time for such a reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 
 _MAX_NODES_AWAY = 100
-"""So many nodes away from the scores, they are taken to be used for something else."""
+"""The search for another use of the scores stops after this many nodes, and takes that there is one."""
 
 
 def find_other_reader(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> ir.Node | None:

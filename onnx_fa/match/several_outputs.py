@@ -21,8 +21,8 @@ from onnx_fa.spec.attention import Stat
 from onnx_fa.spec.dtypes import NUMPY
 
 _OPS: dict[str, Stat] = {"ReduceLogSumExp": "lse", "ReduceMax": "max"}
-_LARGEST_DV = 512
-"""Values that are wider together stay apart: a kernel holds a block of the output."""
+_MAX_DV_SIDE_BY_SIDE = 512
+"""Values are put side by side up to this width: a kernel holds a block of the output."""
 
 
 def add_statistics(
@@ -171,7 +171,7 @@ def merge_matches(view: GraphView, matches: Sequence[Match]) -> list[Match]:
 
 def _joins(view: GraphView, group: Sequence[Match], match: Match) -> bool:
     first = group[0]
-    if match.spec.Sq == 1 or sum(m.spec.Dv for m in (*group, match)) > _LARGEST_DV:
+    if match.spec.Sq == 1 or sum(m.spec.Dv for m in (*group, match)) > _MAX_DV_SIDE_BY_SIDE:
         return False
     like = replace(match.spec, Dv=first.spec.Dv, v_layout=first.spec.v_layout, o_layout=first.spec.o_layout)
     if replace(first.spec, stats=()) != replace(like, stats=()) or match.presents or match.scores or match.keep:

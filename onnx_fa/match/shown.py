@@ -9,8 +9,8 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 
 _SHOWING = (MOVES - REPEATS) | {"Cast", "Concat", "Split", "ReduceMean", "ReduceSum", "ReduceMax"}
-_SHOWN = 64
-"""So many nodes are followed from the probabilities to the model's outputs."""
+_MAX_NODES_FOLLOWED = 64
+"""The walk from the probabilities to the model's outputs gives up after this many nodes."""
 
 
 def only_shows(view: GraphView, prob: ir.Value, node: ir.Node) -> bool:
@@ -19,7 +19,7 @@ def only_shows(view: GraphView, prob: ir.Value, node: ir.Node) -> bool:
     seen, stack = {node}, [node]
     while stack:
         at = stack.pop()
-        if op_of(at) not in _SHOWING or made is None or at.graph is not made.graph or len(seen) > _SHOWN:
+        if op_of(at) not in _SHOWING or made is None or at.graph is not made.graph or len(seen) > _MAX_NODES_FOLLOWED:
             return False
         for value in at.outputs:
             users = view.users(value)

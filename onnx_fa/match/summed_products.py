@@ -19,8 +19,8 @@ from onnx_fa.match.walk_up import is_weights
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.terms import Dim
 
-LONGEST = 768
-"""Head dims beyond this stay apart."""
+MAX_HEAD_DIM = 768
+"""Products are joined up to this head dim."""
 
 Dims = tuple[Dim | None, ...]
 
@@ -74,7 +74,7 @@ def _join_product(view: GraphView, patterns: Patterns, qk: Product, step: AddTer
         first, second = qk.shapes[mine][at], other.shapes[its][other.letters[its].index(inner2)]
         if added is None or rows == 1 or not isinstance(first, int) or not isinstance(second, int):
             return None
-        if first + second > LONGEST:
+        if first + second > MAX_HEAD_DIM:
             return None
         if times != 1.0:
             dtype = DTYPES.get(value.dtype or ir.DataType.UNDEFINED)

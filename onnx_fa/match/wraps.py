@@ -16,8 +16,8 @@ from onnx_fa.spec.dtypes import NUMPY
 def wrap_in_type(
     view: GraphView, wraps: Sequence[Callable[[Expr], Expr]], dtype: str | None, at: ir.Node
 ) -> tuple[Callable[[Expr], Expr], ...]:
-    """The wraps with what they read in the element type of the output, which the probabilities may have been cast from. Raises
-    NoMatch where it might be no number of that type."""
+    """The wraps with their constants converted to the output's element type, since the model may have applied them to probabilities
+    of another type. Raises NoMatch where a tensor, or a number that the type cannot hold, is in the way."""
     if dtype is None:
         return tuple(wraps)
     row = ir.Value(name="row")  # stands for the output

@@ -7,7 +7,7 @@ the range of its type). Whole numbers are int64 and wrap around: a sum is taken 
 the type, else its op stays as it is, and stays on its side of a comparison.
 
 Besides the leaves of expr.py an expression may hold those of expressions.py: positions along batch axes and heads, and any position
-of some other axis. Lengths that are known only at run time are taken to be at most LONGEST, so positions are exact in
+of some other axis. Lengths that are known only at run time are taken to be at most MAX_RUN_TIME_LENGTH, so positions are exact in
 f32.
 """
 
@@ -80,8 +80,8 @@ class Algebra:
                 return self.where(condition, self.add(yes, b, sign), self.add(no, b, sign))
             case _, Apply("Where", (condition, yes, no)):
                 return self.where(condition, self.add(a, yes, sign), self.add(a, no, sign))
-        (p, c), (q, d) = self.linear(a), self.linear(b)
-        return self.sums.from_linear(add_terms(p, q, sign), c + sign * d)
+        (terms, constant), (other_terms, other_constant) = self.linear(a), self.linear(b)
+        return self.sums.from_linear(add_terms(terms, other_terms, sign), constant + sign * other_constant)
 
     def sum_of(self, a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
         """a + b of whole numbers, computed as int64 computes it."""
@@ -119,69 +119,74 @@ class Algebra:
         return split[1] if split is not None else sized(Apply("Mod", a, integer(by)))
 
     def _split(self, a: ScoreExpr, by: int) -> tuple[ScoreExpr, ScoreExpr] | None:
-        """a as by * x + y with y certainly in 0..by-1."""
-        terms, c = self.linear(a)
-        whole = {x: n // by for x, n in terms.items() if n % by == 0}
-        rest = {x: n for x, n in terms.items() if n % by}
+        """(quotient, remainder) with a = by * quotient + remainder, and the remainder certainly in 0..by-1."""
+        terms, constant = self.linear(a)
+        whole = {atom: factor // by for atom, factor in terms.items() if factor % by == 0}
+        rest = {atom: factor for atom, factor in terms.items() if factor % by}
         try:
-            y = self.sums.from_linear(rest, c % by)
-            lo, hi = self.bounds(y)
-            return None if lo < 0 or hi >= by else (self.sums.from_linear(whole, c // by), y)
+            remainder = self.sums.from_linear(rest, constant % by)
+            low, high = self.bounds(remainder)
+            return None if low < 0 or high >= by else (self.sums.from_linear(whole, constant // by), remainder)
         except Wraps:
             return None
 
-    def at_most_zero(self, terms: Mapping[ScoreExpr, int], c: int) -> ScoreExpr:
+    def at_most_zero(self, terms: Mapping[ScoreExpr, int], constant: int) -> ScoreExpr:
         """Whether the sum is 0 or less."""
-        lo, hi = self.sums.range_of_sum(terms, c)
-        if hi <= 0:
+        low, high = self.sums.range_of_sum(terms, constant)
+        if high <= 0:
             return TRUE
-        if lo > 0:
+        if low > 0:
             return FALSE
-        for atom, n in terms.items():
-            rest = self.sums.from_linear({x: m for x, m in terms.items() if x != atom}, c)
+        for atom, factor in terms.items():
+            rest = self.sums.from_linear({other: n for other, n in terms.items() if other != atom}, constant)
             match atom:
                 case Apply("Where", (condition, *sides)):
                     return self.where(
                         condition,
-                        *(self.compare("LessOrEqual", self.add(times(y, n), rest), integer(0)) for y in sides),
+                        *(self.compare("LessOrEqual", self.add(times(x, factor), rest), integer(0)) for x in sides),
                     )
-                case Apply("Abs", (x,)) if abs(n) == 1:
+                case Apply("Abs", (x,)) if abs(factor) == 1:
                     inner = (x, self.sums.from_linear(*negate_sum(self.linear(x))))
-                    return self._at_most(rest, n, inner, both=n == 1)
-                case Apply("Max" | "Min" as op, inner) if abs(n) == 1:
+                    return self._at_most(rest, factor, inner, both=factor == 1)
+                case Apply("Max" | "Min" as op, inner) if abs(factor) == 1:
                     # max(x, y) <= r where both are; -max(x, y) <= r where one is. Min is the other way round.
-                    return self._at_most(rest, n, inner, both=(n == 1) == (op == "Max"))
-        if lo == 0:
-            return self._is_zero(terms, c)
+                    return self._at_most(rest, factor, inner, both=(factor == 1) == (op == "Max"))
+        if low == 0:
+            return self._is_zero(terms, constant)
         if len(terms) == 1 and abs(next(iter(terms.values()))) > 1:
-            ((atom, n),) = terms.items()
-            # n * x <= -c is x <= floor(-c / n), and the other way round for a negative n
-            return self.at_most_zero({atom: 1}, -(-c // n)) if n > 0 else self.at_most_zero({atom: -1}, -(c // n))
-        left = self.sums.from_linear({x: n for x, n in terms.items() if n > 0}, 0)
-        right = self.sums.from_linear({x: -n for x, n in terms.items() if n < 0}, -c)
-        if not any(n > 0 for n in terms.values()):
-            # -x + c <= 0 is c <= x
-            return sized(Apply("LessOrEqual", integer(c), self.sums.from_linear({x: -n for x, n in terms.items()}, 0)))
+            ((atom, factor),) = terms.items()
+            # factor * x <= -constant is x <= floor(-constant / factor), and the other way round for a negative factor
+            if factor > 0:
+                return self.at_most_zero({atom: 1}, -(-constant // factor))
+            return self.at_most_zero({atom: -1}, -(constant // factor))
+        left, right = self._both_sides(terms, constant)
+        if not any(factor > 0 for factor in terms.values()):
+            # -x + constant <= 0 is constant <= x
+            left, right = integer(constant), self._both_sides(terms, 0)[1]
         return sized(Apply("LessOrEqual", left, right))
 
-    def _at_most(self, rest: ScoreExpr, n: int, inner: tuple[ScoreExpr, ...], *, both: bool) -> ScoreExpr:
-        """Whether rest + n * x is 0 or less for both x of `inner`, or for one of them."""
-        sides = [self.compare("LessOrEqual", self.add(rest, y, n), integer(0)) for y in inner]
+    def _both_sides(self, terms: Mapping[ScoreExpr, int], constant: int) -> tuple[ScoreExpr, ScoreExpr]:
+        """Two sums, left and right, where left - right is the sum: what is added, and what is taken away with the constant."""
+        left = self.sums.from_linear({atom: factor for atom, factor in terms.items() if factor > 0}, 0)
+        right = self.sums.from_linear({atom: -factor for atom, factor in terms.items() if factor < 0}, -constant)
+        return left, right
+
+    def _at_most(self, rest: ScoreExpr, factor: int, inner: tuple[ScoreExpr, ...], *, both: bool) -> ScoreExpr:
+        """Whether rest + factor * x is 0 or less for both x of `inner`, or for one of them."""
+        sides = [self.compare("LessOrEqual", self.add(rest, x, factor), integer(0)) for x in inner]
         return self.both(*sides) if both else self.either(*sides)
 
-    def _is_zero(self, terms: Mapping[ScoreExpr, int], c: int) -> ScoreExpr:
+    def _is_zero(self, terms: Mapping[ScoreExpr, int], constant: int) -> ScoreExpr:
         """Whether the sum is 0."""
-        lo, hi = self.sums.range_of_sum(terms, c)
-        if lo > 0 or hi < 0:
+        low, high = self.sums.range_of_sum(terms, constant)
+        if low > 0 or high < 0:
             return FALSE
-        if lo == hi == 0:
+        if low == high == 0:
             return TRUE
-        first = min(terms, key=lambda x: order_of((x, 1)))
+        first = min(terms, key=lambda atom: order_of((atom, 1)))
         if terms[first] < 0:
-            terms, c = {x: -n for x, n in terms.items()}, -c
-        left = self.sums.from_linear({x: n for x, n in terms.items() if n > 0}, 0)
-        right = self.sums.from_linear({x: -n for x, n in terms.items() if n < 0}, -c)
-        return sized(Apply("Equal", left, right))
+            terms, constant = {atom: -factor for atom, factor in terms.items()}, -constant
+        return sized(Apply("Equal", *self._both_sides(terms, constant)))
 
     def compare(self, op: str, a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
         """A comparison of whole numbers: Less, LessOrEqual, Greater, GreaterOrEqual or Equal."""
@@ -193,30 +198,31 @@ class Algebra:
                 return self.where(condition, self.compare(op, yes, b), self.compare(op, no, b))
             case _, Apply("Where", (condition, yes, no)):
                 return self.where(condition, self.compare(op, a, yes), self.compare(op, a, no))
-        (p, c), (q, d) = self.linear(a), self.linear(b)
-        terms, c = add_terms(p, q, -1), c - d
-        c += op == "Less"
+        (left, left_constant), (right, right_constant) = self.linear(a), self.linear(b)
+        # a <= b is a - b <= 0, and a < b is a - b + 1 <= 0
+        terms, constant = add_terms(left, right, -1), left_constant - right_constant + (op == "Less")
         try:
-            if self.sums.fits(terms, c):
-                return self._is_zero(terms, c) if op == "Equal" else self.at_most_zero(terms, c)
+            if self.sums.fits(terms, constant):
+                return self._is_zero(terms, constant) if op == "Equal" else self.at_most_zero(terms, constant)
         except Wraps:
             pass
         return self._compared(op, a, b)
 
     def _compared(self, op: str, a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
         """Less, LessOrEqual or Equal of numbers that cannot be subtracted from each other."""
-        (lo, hi), (least, most) = self.bounds(a), self.bounds(b)
+        (low, high), (other_low, other_high) = self.bounds(a), self.bounds(b)
         if op == "Equal":
-            if hi < least or most < lo:
+            if high < other_low or other_high < low:
                 return FALSE
             return TRUE if a == b else sized(keep_op(op, (a, b)))
-        if hi < least or (op == "LessOrEqual" and (hi == least or a == b)):
+        if high < other_low or (op == "LessOrEqual" and (high == other_low or a == b)):
             return TRUE
-        if most < lo or (op == "Less" and (most == lo or a == b)):
+        if other_high < low or (op == "Less" and (other_high == low or a == b)):
             return FALSE
         return sized(Apply(op, a, b))
 
     def negate(self, e: ScoreExpr) -> ScoreExpr:
+        """The opposite of a condition."""
         match e:
             case Bool(value):
                 return boolean(not value)
@@ -272,48 +278,49 @@ class Algebra:
                 return op in OPS and OPS[op].result is None and self.is_whole(args[0])
         return False
 
-    def where(self, c: ScoreExpr, x: ScoreExpr, y: ScoreExpr) -> ScoreExpr:
+    def where(self, condition: ScoreExpr, yes: ScoreExpr, no: ScoreExpr) -> ScoreExpr:
+        """`yes` where the condition holds, else `no`."""
         self._spend()
-        match c:
+        match condition:
             case Bool(value):
-                return x if value else y
+                return yes if value else no
             case Apply("Not", (negated,)):
-                return self.where(negated, y, x)
-        x, y = self._assume(x, c, True), self._assume(y, c, False)
-        if x == y:
-            return x
-        if x == TRUE:
-            return self.either(c, y)
-        if y == FALSE:
-            return self.both(c, x)
-        if x == FALSE:
-            return self.both(self.negate(c), y)
-        if y == TRUE:
-            return self.either(self.negate(c), x)
-        return sized(Apply("Where", c, x, y))
+                return self.where(negated, no, yes)
+        yes, no = self._assume(yes, condition, True), self._assume(no, condition, False)
+        if yes == no:
+            return yes
+        if yes == TRUE:
+            return self.either(condition, no)
+        if no == FALSE:
+            return self.both(condition, yes)
+        if yes == FALSE:
+            return self.both(self.negate(condition), no)
+        if no == TRUE:
+            return self.either(self.negate(condition), yes)
+        return sized(Apply("Where", condition, yes, no))
 
-    def _assume(self, e: ScoreExpr, c: ScoreExpr, truth: bool) -> ScoreExpr:
-        """`e` where `c` is known to be `truth`."""
-        if e == c:
+    def _assume(self, e: ScoreExpr, fact: ScoreExpr, truth: bool) -> ScoreExpr:
+        """`e` where the condition `fact` is known to be `truth`."""
+        if e == fact:
             return boolean(truth)
         match e:
             case Apply("And", (x, y)):
-                return self.both(self._assume(x, c, truth), self._assume(y, c, truth))
+                return self.both(self._assume(x, fact, truth), self._assume(y, fact, truth))
             case Apply("Or", (x, y)):
-                return self.either(self._assume(x, c, truth), self._assume(y, c, truth))
+                return self.either(self._assume(x, fact, truth), self._assume(y, fact, truth))
             case Apply("Not", (x,)):
-                return self.negate(self._assume(x, c, truth))
-            case Apply("Where", (condition, yes, no)) if condition == c:
-                return self._assume(yes if truth else no, c, truth)
+                return self.negate(self._assume(x, fact, truth))
+            case Apply("Where", (condition, yes, no)) if condition == fact:
+                return self._assume(yes if truth else no, fact, truth)
         return e
 
     def over_choice(self, run: Callable[..., ScoreExpr], *args: ScoreExpr) -> ScoreExpr:
         """`run` of constants, carried into the choices that `args` are."""
         self._spend()
-        for i, x in enumerate(args):
-            match x:
+        for i, argument in enumerate(args):
+            match argument:
                 case Apply("Where", (condition, *sides)):
-                    return self.where(condition, *(self.over_choice(run, *args[:i], y, *args[i + 1 :]) for y in sides))
+                    return self.where(condition, *(self.over_choice(run, *args[:i], x, *args[i + 1 :]) for x in sides))
         return run(*args)
 
     def over_outcomes(self, e: ScoreExpr, run: Callable[[Constant], ScoreExpr]) -> ScoreExpr:

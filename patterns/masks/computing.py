@@ -11,7 +11,12 @@ from onnx_fa.patterns.masks.expressions import is_choice
 from onnx_fa.spec.expr import OPS, ScoreExpr
 
 _COMPARES = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "Max", "Min")
-_EXACT = {ir.DataType.FLOAT16: 2**11, ir.DataType.BFLOAT16: 2**8, ir.DataType.DOUBLE: 2**53, ir.DataType.FLOAT: 2**24}
+_MAX_EXACT_INTEGER = {
+    ir.DataType.FLOAT16: 2**11,
+    ir.DataType.BFLOAT16: 2**8,
+    ir.DataType.DOUBLE: 2**53,
+    ir.DataType.FLOAT: 2**24,
+}
 
 
 def apply_elementwise(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr | None:
@@ -59,7 +64,7 @@ def cast_element(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr |
         return inner if holds and elements.keeps_float(out.dtype) else None
     if kind == "int" and not is_choice(inner) and not elements.is_computed_in(out.dtype):
         lo, hi = elements.algebra.bounds(inner)
-        if max(abs(lo), abs(hi)) > _EXACT.get(out.dtype, 0):
+        if max(abs(lo), abs(hi)) > _MAX_EXACT_INTEGER.get(out.dtype, 0):
             return None
     return to_float(elements.algebra, inner, kind, out.dtype.numpy())
 

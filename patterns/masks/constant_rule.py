@@ -20,15 +20,17 @@ from onnx_fa.spec.expr import Apply, Int, Kind, ScoreExpr, parts
 Table = Callable[[Array, ScoreExpr], ScoreExpr]
 """Makes a tensor of a one-dimensional constant that is read at one position."""
 Bool = npt.NDArray[np.bool_]
-_LARGEST = 1 << 26
-_LOW = -1e4
-_FAR = 1 << 32
-"""No rule has numbers beyond: their multiples would leave int64."""
+_MAX_ELEMENTS = 1 << 26
+"""A larger constant is not examined."""
+_MAX_MASKING_FILL = -1e4
+"""The lowest number of a constant bias is taken for a mask if it is this or lower."""
+_MAX_NUMBER = 1 << 32
+"""A rule holds no number beyond this: its multiples would leave int64."""
 
 
 def rule_of(algebra: Algebra, array: Array, index: tuple[ScoreExpr, ...], kind: Kind, table: Table) -> ScoreExpr | None:
     """The element of `array` at `index`, None where no rule is found."""
-    if array.size == 0 or array.size > _LARGEST or array.ndim != len(index):
+    if array.size == 0 or array.size > _MAX_ELEMENTS or array.ndim != len(index):
         return None
     axes = list(index)
     for axis in range(array.ndim):
@@ -66,7 +68,7 @@ def _scalar(array: Array, kind: Kind) -> ScoreExpr:
 def _affine(algebra: Algebra, array: Array, axes: list[ScoreExpr]) -> ScoreExpr | None:
     """c + a * x + b * y + ..., or the distance of two positions."""
     numbers = array.astype(np.int64)
-    if int(numbers.min()) < -_FAR or int(numbers.max()) > _FAR:
+    if int(numbers.min()) < -_MAX_NUMBER or int(numbers.max()) > _MAX_NUMBER:
         return None
     zero = (0,) * array.ndim
     base = int(numbers[zero])
@@ -197,7 +199,7 @@ def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Ta
     if bool(((floats == low) | (floats == high)).all()):
         keep = _bool_rule(algebra, floats == high, axes, table)
         return None if keep is None else algebra.where(keep, number(high), number(low))
-    masked = floats == low if low <= _LOW else np.zeros(floats.shape, bool)
+    masked = floats == low if low <= _MAX_MASKING_FILL else np.zeros(floats.shape, bool)
     if array.dtype != np.float32 or array.ndim not in (2, 3):
         return None
     heads = floats.reshape(-1, *floats.shape[-2:])

@@ -11,7 +11,7 @@ from onnx_fa.spec.expr import Apply, Bool, Constant, Float, Int, Kind, ScoreExpr
 
 TRUE = Bool(True)
 FALSE = Bool(False)
-LONGEST = 1 << 24
+MAX_RUN_TIME_LENGTH = 1 << 24
 """No length that is known only at run time is longer."""
 INT64 = (-(1 << 63), (1 << 63) - 1)
 _MAX_NODES = 200

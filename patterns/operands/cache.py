@@ -19,7 +19,7 @@ from onnx_fa.patterns.score.passthrough import is_noop
 from onnx_fa.spec.terms import Dim
 
 Reading = tuple[tuple[Step, ...], Product]
-_END = (1 << 31) - 1
+_MIN_END_OF_ALL = (1 << 31) - 1
 """An end of a Slice that no length reaches."""
 
 
@@ -188,7 +188,7 @@ def _pieces(view: GraphView, prob: ir.Value, users: Sequence[ir.Node]) -> tuple[
         left.remove(following[0])
         end = following[0].end
     inner = [c.end for c in parts[:-1]]
-    if not isinstance(end, int) or end < (length if isinstance(length, int) else _END):
+    if not isinstance(end, int) or end < (length if isinstance(length, int) else _MIN_END_OF_ALL):
         return None
     # A single cut parts an axis wherever it falls; of several it must be certain which comes first.
     if len(inner) > 1 and not _ascending(inner):
@@ -230,7 +230,7 @@ def _cut(view: GraphView, node: ir.Node, shape: Sequence[Dim | None]) -> _Cut | 
         if start is None or end is None or (len(axes) > 1 and not (isinstance(start, int) and isinstance(end, int))):
             return None
         length = shape[axis]
-        if start != 0 or not isinstance(end, int) or end < (length if isinstance(length, int) else _END):
+        if start != 0 or not isinstance(end, int) or end < (length if isinstance(length, int) else _MIN_END_OF_ALL):
             found.append(_Cut(node.outputs[0], axis, start, end))
     return found[0] if len(found) == 1 else None
 

@@ -21,7 +21,9 @@ _BINARY = frozenset("Add Sub Mul Div Pow Less LessOrEqual Greater GreaterOrEqual
 _FOLDED = {"Min": "Min", "Max": "Max", "Sum": "Add"}
 _WRAP = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sum")
 _MAX_ROOTS = 16
+"""At most this many values further up are tried as the score."""
 _MAX_NODES = 64
+"""A function of the score is read from at most this many nodes."""
 
 
 def _f(x: float) -> ScoreExpr:

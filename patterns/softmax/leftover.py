@@ -1,4 +1,4 @@
-"""What is a softmax in none of the known spellings: it is reported, so that no softmax of a model is passed over in silence."""
+"""Reports a softmax that none of the known spellings covers, so that no softmax of a model is passed over in silence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from onnx_fa.patterns.softmax import rows
 
 _KEEPS = MOVES | {"Cast", "Dropout"}
 _THIN = _KEEPS | frozenset("Mul Div Add Sub Neg Abs Max Min Clip Relu Where Sum Tanh Sigmoid Floor".split())
-_FAR = 64
-"""So many nodes are looked at on either side."""
+_MAX_VALUES_FOLLOWED = 64
+"""The search on either side stops after this many values."""
 
 
 def refuse_leftover(view: GraphView, node: ir.Node) -> Anchor | None:
@@ -46,7 +46,7 @@ def _is_exp_of(view: GraphView, node: ir.Node, log: ir.Value) -> bool:
 def _readers(view: GraphView, value: ir.Value, through: frozenset[str]) -> Iterator[ir.Node]:
     """The nodes that read a value, and what such as only move it or change its elements make of it."""
     stack, seen = [value], {value}
-    while stack and len(seen) < _FAR:
+    while stack and len(seen) < _MAX_VALUES_FOLLOWED:
         for user in view.users(stack.pop()):
             yield user
             if op_of(user) in through and user.outputs[0] not in seen:
@@ -93,7 +93,7 @@ def _less_log_sum_exp(view: GraphView, exp: ir.Node) -> ir.Node | None:
     """The node whose log-sum-exp is taken from scores of its own shape before the exponential."""
     shape = view.shape(exp.outputs[0])
     stack, seen = [exp.inputs[0]], set[ir.Value]()
-    while stack and len(seen) < _FAR:
+    while stack and len(seen) < _MAX_VALUES_FOLLOWED:
         value = stack.pop()
         node = view.producer(value)
         if node is None or value in seen or value is None:

@@ -20,10 +20,10 @@ from onnx_fa.match import Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_
 from onnx_fa.patterns.softmax import rows
 from onnx_fa.spec.dtypes import NUMPY
 
-_FLOOR = -1.7e38
-"""A bound on the row maximum that no row with a key reaches."""
+_MAX_FLOOR = -1.7e38
+"""Where a model keeps the row maximum above a number, the number may be this at most: the maximum of a row with keys is larger."""
 
-_LOST = 2.0**-25
+_MAX_LOST_BESIDE_ONE = 2.0**-25
 """Added to a float32 number of at least 1, this changes nothing."""
 
 
@@ -132,7 +132,7 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
         if _looks_divided(view, e):
             raise NoMatch("exponentials before a matmul are divided by something else than their sum over one axis")
         return None
-    floored = any((view.scalar(x) or 0.0) <= _FLOOR for x in shift.others)
+    floored = any((view.scalar(x) or 0.0) <= _MAX_FLOOR for x in shift.others)
     sinks: list[Expr] = []
     logits: list[ir.Value] = []
     names = "/".join([*(["ReduceMax", "Sub"] if shift.top is not None else []), "Exp", "ReduceSum"])
@@ -152,7 +152,7 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
         raise NoMatch("the sum of exponentials has more than one further term")
     for other in shift.others:
         number = view.scalar(other)
-        if number is not None and (number <= _FLOOR or (sinks and _number(view, sinks[0]) == number)):
+        if number is not None and (number <= _MAX_FLOOR or (sinks and _number(view, sinks[0]) == number)):
             continue
         if other in logits:
             continue
@@ -241,7 +241,7 @@ def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> t
             if number is not None and number <= 1.0 and shift.at_least_one:
                 return out, None
             continue
-        if number is not None and shift.at_least_one and 0 <= number <= _LOST:
+        if number is not None and shift.at_least_one and 0 <= number <= _MAX_LOST_BESIDE_ONE:
             if out.dtype != ir.DataType.DOUBLE:
                 return out, None
             continue

@@ -25,12 +25,12 @@ from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Match, NoMatch, Patterns, Product, find_sites
 from onnx_fa.spec.terms import Dim
 
-_DEPTH = 12
-"""So many layers lie at most between a softmax and the product with V."""
-_MOST_TERMS = 16
-"""So many softmaxes, counted as often as they occur, one product may take."""
+_MAX_LAYERS = 12
+"""The search for a softmax above the product with V goes up this many layers."""
+_MAX_PRODUCTS = 16
+"""One product becomes at most this many, one for each time that a softmax occurs in it."""
 _LINEAR = EACH_ONCE | {"Cast", "Dropout", "Mul", "Div"}
-"""f(a + b) = f(a) + f(b), for what is not computed from the probabilities besides their first operand (either one of Mul)."""
+"""Ops f with f(a + b) = f(a) + f(b) in their first operand (in either one of Mul), while the others do not depend on it."""
 _BEFORE = (*_LINEAR, "Add", "Sub", "Where", "Slice", "Split", "Gather", "Exp")
 """What may lie between a combination and the softmaxes that it combines."""
 
@@ -89,7 +89,7 @@ def _combined(softmaxes: _Softmaxes) -> Iterator[_Combined]:
             if len(node.outputs) != 1 or (product := softmaxes.patterns.product(view, node.outputs[0])) is None:
                 continue
             for side, operand in enumerate(product.operands):
-                if isinstance(operand, ir.Value) and 0 < softmaxes.terms(operand) <= _MOST_TERMS:
+                if isinstance(operand, ir.Value) and 0 < softmaxes.terms(operand) <= _MAX_PRODUCTS:
                     yield _Combined(product, side, softmaxes.of(operand))
                     break
 
@@ -102,7 +102,7 @@ class _Softmaxes:
         self._of: dict[ir.Value, frozenset[ir.Node]] = {}
 
     def of(self, value: ir.Value | None, depth: int = 0) -> frozenset[ir.Node]:
-        if value is None or depth > _DEPTH:
+        if value is None or depth > _MAX_LAYERS:
             return frozenset()
         if value not in self._of:
             self._of[value] = self._find(value, depth)
@@ -148,8 +148,8 @@ class _Softmaxes:
         return node, made[0]
 
     def terms(self, value: ir.Value | None, depth: int = 0) -> int:
-        """How many products a product with `value` becomes: 0 if none has to be parted, more than _MOST_TERMS if too many."""
-        if depth > _DEPTH or not self.below_combination(value):
+        """How many products a product with `value` becomes: 0 if none has to be parted, more than _MAX_PRODUCTS if too many."""
+        if depth > _MAX_LAYERS or not self.below_combination(value):
             return 0
         while (combination := self.combination(value)) is None:
             found = self.linear(value)
@@ -158,13 +158,13 @@ class _Softmaxes:
         total = 0
         for i in combination.inputs:
             total += self.terms(i, depth + 1) or 1
-            if total > _MOST_TERMS:
+            if total > _MAX_PRODUCTS:
                 break
         return total
 
     def below_combination(self, value: ir.Value | None) -> bool:
         """Whether only linear ops lie between `value` and a combination."""
-        for _ in range(_DEPTH):
+        for _ in range(_MAX_LAYERS):
             if self.combination(value) is not None:
                 return True
             found = self.linear(value)
