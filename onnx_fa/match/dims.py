@@ -27,15 +27,19 @@ def name_atoms(p: Product, at: ir.Node) -> dict[str, Atom]:
         if letter in p.out and len(dims) == 2:
             wide = [d for d in dims if d != 1]
             if len(wide) == 2 and (wide[0] is None or wide[0] != wide[1]):
-                batch = [
-                    [s[i] for i, x in enumerate(t) if x in p.out[:-2]] for s, t in zip(p.shapes, p.letters, strict=True)
-                ]
+                batch = _list_batch_dims(p)
                 raise NoMatch(f"the batch dims of Q {batch[0]} and K {batch[1]} are not provably equal", at)
             dims = wide
         size = best_name(dims, f"{at.name}_{letter}")
         if size != 1:
             atoms[letter] = Atom(letter, size)
     return atoms
+
+
+def _list_batch_dims(p: Product) -> list[list[Dim | None]]:
+    """The batch dims of either operand, for messages."""
+    pairs = zip(p.shapes, p.letters, strict=True)
+    return [[dim for dim, letter in zip(dims, letters, strict=True) if letter in p.out[:-2]] for dims, letters in pairs]
 
 
 def best_name(dims: Sequence[Dim | None], other: str) -> Dim:
@@ -84,9 +88,9 @@ def name_value_axes(
     v_shape = pv.shapes[1 - side]
     if len(frames.prob) != len(p_letters):
         raise NoMatch("the rank of the probabilities is not that of the score", pv.node)
-    of: dict[str, Axis] = {x: leaves(a) for x, a in zip(p_letters, frames.prob, strict=True)}
+    axis_of: dict[str, Axis] = {x: leaves(a) for x, a in zip(p_letters, frames.prob, strict=True)}
     contracted = [x for x in p_letters if x not in pv.out]
-    if [a for x in contracted for a in of[x]] != list(keys) or len(contracted) != 1:
+    if [a for x in contracted for a in axis_of[x]] != list(keys) or len(contracted) != 1:
         raise NoMatch(
             "the probabilities are not the left operand of the matmul with V, or it sums over another axis than the keys",
             pv.node,
@@ -97,33 +101,30 @@ def name_value_axes(
         if letter not in p_letters:
             atom = Atom(letter, best_name([dim], f"{pv.node.name}_{letter}"))
             own += [atom] if dim != 1 else []
-            of[letter] = [atom] if dim != 1 else []
-            axes.append(of[letter])
+            axis_of[letter] = [atom] if dim != 1 else []
+            axes.append(axis_of[letter])
         elif letter in contracted:
             if (len(keys) == 1 and isinstance(dim, int)) or (len(keys) == 1 and not known(keys[0].size) and known(dim)):
                 assert dim is not None
                 keys[0].size = dim  # the product with V makes them equal
-            axes.append(of[letter])
+            axes.append(axis_of[letter])
         elif dim == 1:
             axes.append([])
-        elif not of[letter]:  # the probabilities broadcast: one more dim of V's own
+        elif not axis_of[letter]:  # the probabilities broadcast: one more dim of V's own
             own.append(Atom(letter, best_name([dim], f"{pv.node.name}_{letter}")))
-            of[letter] = own[-1:]
-            axes.append(of[letter])
+            axis_of[letter] = own[-1:]
+            axes.append(axis_of[letter])
         else:
-            have = of[letter]
+            have = axis_of[letter]
             p_dim = pv.shapes[side][p_letters.index(letter)]
             if dim is None or (not has_size(have, dim) and dim != p_dim):
-                batch = [
-                    [s[i] for i, x in enumerate(t) if x in pv.out[:-2]]
-                    for s, t in zip(pv.shapes, pv.letters, strict=True)
-                ]
+                batch = _list_batch_dims(pv)
                 raise NoMatch(
                     f"the batch dims of the probabilities {batch[side]} and V {batch[1 - side]} are not provably equal",
                     pv.node,
                 )
             axes.append(have)
-    return axes, [of[x] for x in pv.out], own
+    return axes, [axis_of[x] for x in pv.out], own
 
 
 def merge_sizes(at: ir.Node, name: str, atoms: Sequence[Atom]) -> Dim:

@@ -43,21 +43,21 @@ def choose_by_gather_elements(elements: Elements, node: ir.Node, index: Index) -
 
 def choose_by_concat(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr:
     axis = place_axis(attr_int(node, "axis", 0), len(index))
-    i = index[axis]
+    place = index[axis]
     result: list[tuple[ScoreExpr, ScoreExpr]] = []
     base = 0
-    for n, x in enumerate(node.inputs):
-        dims = elements.view.shape(x)
+    for number, part in enumerate(node.inputs):
+        dims = elements.view.shape(part)
         if dims is None:
             raise Untraceable
         dim = dims[axis]
-        last = n == len(node.inputs) - 1
+        last = number == len(node.inputs) - 1
         if not last and not isinstance(dim, int):
             raise Untraceable
-        ends = TRUE if last else elements.algebra.compare("Less", i, integer(base + int(dim or 0)))
+        ends = TRUE if last else elements.algebra.compare("Less", place, integer(base + int(dim or 0)))
         if ends != FALSE:
-            local = integer(0) if dim == 1 else elements.algebra.add(i, integer(base), -1)
-            piece = elements.read(x, (*index[:axis], local, *index[axis + 1 :]))
+            local = integer(0) if dim == 1 else elements.algebra.add(place, integer(base), -1)
+            piece = elements.read(part, (*index[:axis], local, *index[axis + 1 :]))
             if (result or ends != TRUE) and any(isinstance(leaf, Tensor) for leaf in reads(piece)):
                 raise Untraceable  # would be read beyond its end
             result.append((ends, piece))

@@ -9,7 +9,7 @@ from onnx_fa.match import Call, Term
 from onnx_fa.patterns.masks.elementwise import make_elementwise, name_function
 from onnx_fa.patterns.masks.expressions import TRUE, flatten, number
 from onnx_fa.patterns.masks.reader import Reader
-from onnx_fa.patterns.masks.sums import Linear
+from onnx_fa.patterns.masks.sums import Linear, add_terms
 from onnx_fa.patterns.masks.swallowing import swallows_scores
 from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor
 from onnx_fa.spec.terms import BoolMask, Causal, Offset, SlidingWindow
@@ -23,15 +23,15 @@ def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float) -> list[Term]:
     if keep == TRUE:
         return []
     conditions = flatten("And", keep)
-    if any(reader.wide(c) and _read_as_tensor(reader, c) is None for c in conditions):
+    if any(reader.wide(condition) and _read_as_tensor(reader, condition) is None for condition in conditions):
         whole = _read_as_tensor(reader, keep)
         if whole is not None:
             conditions = [whole]
     huge = swallows_scores(fill, reader.dtype)
     result: list[Term] = []
-    for c in conditions:
-        bound = _bound_by_difference(reader, c, fill) if huge else None
-        tensor = _read_as_tensor(reader, c) if bound is None else None
+    for condition in conditions:
+        bound = _bound_by_difference(reader, condition, fill) if huge else None
+        tensor = _read_as_tensor(reader, condition) if bound is None else None
         if bound is not None:
             result.append(Term(bound))
         elif tensor is not None and fill <= MAX_MASKING_FILL:
@@ -40,13 +40,13 @@ def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float) -> list[Term]:
             operand, arg = reader.tensor(inner)
             result.append(Term(BoolMask(arg.shape, fill), (Call("Not", (operand,)) if inner != tensor else operand,)))
         else:
-            chosen = c if tensor is None else tensor
+            chosen = condition if tensor is None else tensor
             asked = _without_not(chosen)
             if asked is chosen:
                 inside = Apply("Where", asked, SCORE, number(fill))
             else:
                 inside = Apply("Where", asked, number(fill), SCORE)
-            result.append(make_elementwise(reader, inside, name_function(c)))
+            result.append(make_elementwise(reader, inside, name_function(condition)))
     return merge_bounds(result)
 
 
@@ -64,17 +64,19 @@ def _without_not(c: ScoreExpr) -> ScoreExpr:
     return c.args[0] if isinstance(c, Apply) and c.op == "Not" else c
 
 
-def _subtract_sides(reader: Reader, c: ScoreExpr) -> Linear | None:
-    if not isinstance(c, Apply) or c.op not in ("LessOrEqual", "Equal") or not reader.algebra.is_whole(c.args[0]):
+def _subtract_sides(reader: Reader, condition: ScoreExpr) -> Linear | None:
+    """left - right of a comparison of whole numbers; None for any other condition."""
+    if not isinstance(condition, Apply) or condition.op not in ("LessOrEqual", "Equal"):
         return None
-    (a, x), (b, y) = (reader.algebra.linear(side) for side in c.args)
-    total = {e: a.get(e, 0) - b.get(e, 0) for e in {*a, *b}}
-    return {e: n for e, n in total.items() if n}, x - y
+    if not reader.algebra.is_whole(condition.args[0]):
+        return None
+    (left, left_constant), (right, right_constant) = (reader.algebra.linear(side) for side in condition.args)
+    return add_terms(left, right, -1), left_constant - right_constant
 
 
-def _bound_by_difference(reader: Reader, c: ScoreExpr, fill: float) -> Causal | SlidingWindow | None:
+def _bound_by_difference(reader: Reader, condition: ScoreExpr, fill: float) -> Causal | SlidingWindow | None:
     """A condition on key - query as a term."""
-    found = _subtract_sides(reader, c)
+    found = _subtract_sides(reader, condition)
     if found is None:
         return None
     terms, rest = found
@@ -89,7 +91,7 @@ def _bound_by_difference(reader: Reader, c: ScoreExpr, fill: float) -> Causal | 
         return None
     offset: Offset = "end" if at_end else 0
     # sign * (k - q - start) + rest <= 0
-    if isinstance(c, Apply) and c.op == "Equal":
+    if isinstance(condition, Apply) and condition.op == "Equal":
         return SlidingWindow(left=sign * rest, right=-sign * rest, offset=offset, fill=fill)
     if sign > 0:
         right = -rest
@@ -117,24 +119,26 @@ def merge_bounds(terms: list[Term]) -> list[Term]:
 def _intersect(a: object, b: object) -> Causal | SlidingWindow | None:
     if not isinstance(a, (Causal, SlidingWindow)) or not isinstance(b, (Causal, SlidingWindow)) or a.fill != b.fill:
         return None
-    x, y = _as_window(a), _as_window(b)
-    if x.offset != y.offset:
+    first, second = _as_window(a), _as_window(b)
+    if first.offset != second.offset:
         return None
-    lefts = [w.left for w in (x, y) if w.left is not None]
-    rights = [w.right for w in (x, y) if w.right is not None]
+    offset = first.offset
+    lefts = [window.left for window in (first, second) if window.left is not None]
+    rights = [window.right for window in (first, second) if window.right is not None]
     left, right = min(lefts, default=None), min(rights, default=None)
-    if left is None and right is not None and (x.offset == 0 or right == 0):
-        return Causal(right if x.offset == 0 else "end", a.fill)
-    return SlidingWindow(left, right, x.offset, a.fill)
+    if left is None and right is not None and (offset == 0 or right == 0):
+        return Causal(right if offset == 0 else "end", a.fill)
+    return SlidingWindow(left, right, offset, a.fill)
 
 
-def _as_window(a: Causal | SlidingWindow) -> SlidingWindow:
-    if isinstance(a, SlidingWindow):
-        if isinstance(a.offset, int) and a.offset:
-            left, right = (
-                (None if a.left is None else a.left - a.offset),
-                (None if a.right is None else a.right + a.offset),
-            )
-            return replace(a, left=left, right=right, offset=0)
-        return a
-    return SlidingWindow(None, 0, "end", a.fill) if a.offset == "end" else SlidingWindow(None, a.offset, 0, a.fill)
+def _as_window(mask: Causal | SlidingWindow) -> SlidingWindow:
+    """The same mask as a window whose offset is 0 or "end"."""
+    if isinstance(mask, Causal):
+        if mask.offset == "end":
+            return SlidingWindow(None, 0, "end", mask.fill)
+        return SlidingWindow(None, mask.offset, 0, mask.fill)
+    if not isinstance(mask.offset, int) or not mask.offset:
+        return mask
+    left = None if mask.left is None else mask.left - mask.offset
+    right = None if mask.right is None else mask.right + mask.offset
+    return replace(mask, left=left, right=right, offset=0)

@@ -66,53 +66,54 @@ def _scalar(array: Array, kind: Kind) -> ScoreExpr:
 
 
 def _affine(algebra: Algebra, array: Array, axes: list[ScoreExpr]) -> ScoreExpr | None:
-    """c + a * x + b * y + ..., or the distance of two positions."""
+    """start + factor * position + ..., or the distance of two positions."""
     numbers = array.astype(np.int64)
     if int(numbers.min()) < -_MAX_NUMBER or int(numbers.max()) > _MAX_NUMBER:
         return None
     zero = (0,) * array.ndim
     base = int(numbers[zero])
-    by = [int(numbers[(*zero[:n], 1, *zero[n + 1 :])]) - base for n in range(array.ndim)]
-    for start, factors in ((base, by), *(((c, [1, -1]) for c in (base, -base)) if array.ndim == 2 else ())):
+    by = [int(numbers[(*zero[:axis], 1, *zero[axis + 1 :])]) - base for axis in range(array.ndim)]
+    distances = [(start, [1, -1]) for start in (base, -base)] if array.ndim == 2 else []
+    for start, factors in ((base, by), *distances):
         plane = np.full((1,) * array.ndim, start, np.int64)
-        for n, f in enumerate(factors):
-            plane = plane + f * np.arange(array.shape[n]).reshape([-1 if m == n else 1 for m in range(array.ndim)])
+        for axis, factor in enumerate(factors):
+            along = [-1 if other == axis else 1 for other in range(array.ndim)]
+            plane = plane + factor * np.arange(array.shape[axis]).reshape(along)
         distance = factors is not by
         if not np.array_equal(np.abs(plane) if distance else plane, numbers):
             continue
         total: ScoreExpr = integer(start)
-        for x, f in zip(axes, factors, strict=True):
-            total = algebra.add(total, algebra.multiply(x, f))
+        for position, factor in zip(axes, factors, strict=True):
+            total = algebra.add(total, algebra.multiply(position, factor))
         return apply_op(algebra, "Abs", (total,), "int", np.dtype(np.int64)) if distance else total
     return None
 
 
 def _step_rule(algebra: Algebra, array: Array, x: ScoreExpr) -> ScoreExpr | None:
-    """x // c or x % c."""
-    t = np.arange(array.shape[0])
+    """x // length or x % period."""
+    counted = np.arange(array.shape[0])
     changes = np.flatnonzero(array != array[0])
     if array[0] != 0 or changes.size == 0:
         return None
-    c = int(changes[0])
-    if np.array_equal(array, t // c):
-        return algebra.divide(x, c)
+    length = int(changes[0])
+    if np.array_equal(array, counted // length):
+        return algebra.divide(x, length)
     period = int(array.max()) + 1
-    if period >= array.shape[0]:  # it would be t itself, or no rule at all
+    if period >= array.shape[0]:  # the remainder would be the position itself
         return None
-    return algebra.modulo(x, period) if np.array_equal(array, t % period) else None
+    return algebra.modulo(x, period) if np.array_equal(array, counted % period) else None
 
 
 def _bool_rule(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
-    """The rule of what is true, or of what is false: of the latter none with a remainder, which the stock road does not carry."""
+    """The rule of what is true, or else the negation of the rule of what is false. The latter holds no remainder, since the stock
+    road cannot carry one."""
     found = _kept(algebra, keep, axes, table)
     if found is not None:
         return found
     hidden = _kept(algebra, ~keep, axes, table)
-    return (
-        None
-        if hidden is None or any(isinstance(e, Apply) and e.op == "Mod" for e in parts(hidden))
-        else algebra.negate(hidden)
-    )
+    if hidden is None or any(isinstance(e, Apply) and e.op == "Mod" for e in parts(hidden)):
+        return None
+    return algebra.negate(hidden)
 
 
 def _kept(algebra: Algebra, keep: Bool, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
@@ -135,39 +136,39 @@ def _diagonals(array: Array) -> Array | None:
 
 
 def _run(algebra: Algebra, keep: Array, x: ScoreExpr, before: int) -> ScoreExpr | None:
-    """`keep` is at 0 .. n-1 where x is -before ..: one run, or every so many in one."""
+    """Whether `keep` holds at place x + before: one run of places is kept, or every so many within a run."""
     places = np.flatnonzero(keep)
     if places.size == 0:
         return boolean(False)
-    lo, hi, n = int(places[0]), int(places[-1]), keep.shape[0]
+    first, last, count = int(places[0]), int(places[-1]), keep.shape[0]
     step = math.gcd(*(int(d) for d in np.diff(places))) if places.size > 1 else 1
-    if not np.array_equal(places, np.arange(lo, hi + 1, step)):
+    if not np.array_equal(places, np.arange(first, last + 1, step)):
         return None
     result: ScoreExpr = TRUE
-    if lo >= step:
-        result = algebra.compare("LessOrEqual", integer(lo - before), x)
-    if hi <= n - 1 - step:
-        result = algebra.both(result, algebra.compare("LessOrEqual", x, integer(hi - before)))
+    if first >= step:
+        result = algebra.compare("LessOrEqual", integer(first - before), x)
+    if last <= count - 1 - step:
+        result = algebra.both(result, algebra.compare("LessOrEqual", x, integer(last - before)))
     if step > 1:
-        moved = algebra.modulo(algebra.add(x, integer((before - lo) % step)), step)
+        moved = algebra.modulo(algebra.add(x, integer((before - first) % step)), step)
         result = algebra.both(result, algebra.compare("Equal", moved, integer(0)))
     return result
 
 
 def _blocks(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr, table: Table) -> ScoreExpr | None:
     """Blocks along the diagonal, of equal or of any lengths, whole or up to the diagonal."""
-    n = keep.shape[0]
-    if keep.shape != (n, n) or not keep.diagonal().all():
+    size = keep.shape[0]
+    if keep.shape != (size, size) or not keep.diagonal().all():
         return None
     start = keep.argmax(axis=1)
     same = start[:, None] == start[None, :]
     causal = None
     if not np.array_equal(keep, same):
-        if not np.array_equal(keep, same & np.tri(n, dtype=bool)):
+        if not np.array_equal(keep, same & np.tri(size, dtype=bool)):
             return None
         causal = algebra.compare("LessOrEqual", columns, rows)
     length = int(np.count_nonzero(start == 0))
-    if np.array_equal(start, np.arange(n) // length * length):
+    if np.array_equal(start, np.arange(size) // length * length):
         blocks = algebra.compare("Equal", algebra.divide(rows, length), algebra.divide(columns, length))
     else:
         ids = np.unique(start, return_inverse=True)[1].astype(np.int64)  # a block may come back further down
@@ -184,14 +185,16 @@ def _prefix(algebra: Algebra, keep: Bool, rows: ScoreExpr, columns: ScoreExpr) -
     if first == 0:
         return None
     offset = prefix - first
-    n, m = keep.shape
-    if not np.array_equal(keep, np.tri(n, m, offset, dtype=bool) | (np.arange(m) < prefix)):
+    count_rows, count_columns = keep.shape
+    causal_keep = np.tri(count_rows, count_columns, offset, dtype=bool)
+    if not np.array_equal(keep, causal_keep | (np.arange(count_columns) < prefix)):
         return None
     causal = algebra.compare("LessOrEqual", columns, algebra.add(rows, integer(offset)))
     return algebra.either(causal, algebra.compare("Less", columns, integer(prefix)))
 
 
 def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Table) -> ScoreExpr | None:
+    """A choice between two numbers, or a slope times the distance of query and key, perhaps one for each head, and masked."""
     floats = array.astype(np.float64)
     if np.isnan(floats).any():
         return None
@@ -207,8 +210,8 @@ def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Ta
     if not bool((hidden == hidden[:1]).all()) or hidden[0].all():
         return None
     seen = ~hidden[0]
-    n, m = seen.shape
-    relative = np.arange(m, dtype=np.float32)[None, :] - np.arange(n, dtype=np.float32)[:, None]
+    row, column = (np.arange(size, dtype=np.float32) for size in seen.shape)
+    relative = column[None, :] - row[:, None]
     distance: ScoreExpr = algebra.add(axes[-1], axes[-2], -1)
     for values, e in (
         (relative, distance),
@@ -217,15 +220,13 @@ def _float_rule(algebra: Algebra, array: Array, axes: list[ScoreExpr], table: Ta
         at = np.argwhere(seen & (np.abs(relative) == 1))
         if at.size == 0 or e is None:
             return None
-        r, c = at[0]
-        slopes = (heads[:, r, c] / values[r, c]).astype(np.float32)
-        exact = all(
-            np.array_equal((s * values)[seen], h.astype(np.float32)[seen]) for s, h in zip(slopes, heads, strict=True)
-        )
-        if not exact:
+        beside = tuple(at[0])
+        slopes = (heads[(slice(None), *beside)] / values[beside]).astype(np.float32)
+        pairs = zip(slopes, heads, strict=True)
+        if not all(np.array_equal((slope * values)[seen], head.astype(np.float32)[seen]) for slope, head in pairs):
             continue
-        slope = table(slopes, axes[0]) if array.ndim == 3 else number(float(slopes[0]))
-        bias: ScoreExpr = Apply("Mul", Apply("ToFloat", e), slope)
+        factor = table(slopes, axes[0]) if array.ndim == 3 else number(float(slopes[0]))
+        bias: ScoreExpr = Apply("Mul", Apply("ToFloat", e), factor)
         if not hidden.any():
             return bias
         keep = _bool_rule(algebra, seen, axes[-2:], table)

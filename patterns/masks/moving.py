@@ -49,13 +49,13 @@ def undo_tile(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr:
     if dims is None:
         raise Untraceable
     result: list[ScoreExpr] = []
-    for n, (d, i) in enumerate(zip(dims, index, strict=True)):
-        if d == 1:
+    for axis, (dim, place) in enumerate(zip(dims, index, strict=True)):
+        if dim == 1:
             result.append(integer(0))
-        elif repeats is not None and int(repeats.reshape(-1)[n]) == 1:
-            result.append(i)
-        elif isinstance(d, int):
-            result.append(elements.algebra.modulo(i, d))
+        elif repeats is not None and int(repeats.reshape(-1)[axis]) == 1:
+            result.append(place)
+        elif isinstance(dim, int):
+            result.append(elements.algebra.modulo(place, dim))
         else:
             raise Untraceable
     return elements.read(node.inputs[0], tuple(result))
@@ -89,23 +89,23 @@ def _take_run_apart(
     elements: Elements, old: list[Dim | None], todo: list[tuple[Dim | None, ScoreExpr]]
 ) -> list[ScoreExpr]:
     """Takes the shortest runs of static dims with equal products off both lists: the index into the old dims."""
-    a, b = [old.pop(0)], [todo.pop(0)] if todo else []
-    while (x := _multiply_dims(a)) != (y := _multiply_dims([d for d, _ in b])):
-        if x < y and old:
-            a.append(old.pop(0))
-        elif y < x and todo:
-            b.append(todo.pop(0))
+    old_run, new_run = [old.pop(0)], [todo.pop(0)] if todo else []
+    while (old_size := _multiply_dims(old_run)) != (new_size := _multiply_dims([dim for dim, _ in new_run])):
+        if old_size < new_size and old:
+            old_run.append(old.pop(0))
+        elif new_size < old_size and todo:
+            new_run.append(todo.pop(0))
         else:
             raise Untraceable
     flat: ScoreExpr = integer(0)
-    for d, i in b:
-        assert isinstance(d, int)
-        flat = elements.algebra.add(elements.algebra.multiply(flat, d), i)
+    for dim, place in new_run:
+        assert isinstance(dim, int)
+        flat = elements.algebra.add(elements.algebra.multiply(flat, dim), place)
     result = []
-    for d in reversed(a):
-        assert isinstance(d, int)
-        result.append(elements.algebra.modulo(flat, d))
-        flat = elements.algebra.divide(flat, d)
+    for dim in reversed(old_run):
+        assert isinstance(dim, int)
+        result.append(elements.algebra.modulo(flat, dim))
+        flat = elements.algebra.divide(flat, dim)
     return result[::-1]
 
 
@@ -122,16 +122,16 @@ def undo_slice(elements: Elements, node: ir.Node, index: Index) -> ScoreExpr:
         raise Untraceable
     result = list(index)
     for start, axis, step in zip(first, axes.reshape(-1), steps.reshape(-1), strict=True):
-        n = place_axis(int(axis), len(dims))
+        placed = place_axis(int(axis), len(dims))
         if int(step) < 1:
             raise Untraceable
         origin = integer(start)
         if start < 0:
-            size = dims[n]
+            size = dims[placed]
             if not isinstance(size, int):
                 raise Untraceable
             origin = integer(max(start + size, 0))
-        result[n] = elements.algebra.add(elements.algebra.multiply(result[n], int(step)), origin)
+        result[placed] = elements.algebra.add(elements.algebra.multiply(result[placed], int(step)), origin)
     return elements.read(node.inputs[0], tuple(result))
 
 
