@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 
 from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.kernels.plan.score import MAX_START
 from onnx_fa.spec.attention import LOWEST_STAT, Stat
 from onnx_fa.spec.dtypes import F32_MAX
 
-MAX_START = -3.0e38
-"""The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
 LN2 = math.log(2.0)
 
 

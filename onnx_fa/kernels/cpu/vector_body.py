@@ -21,10 +21,10 @@ from dataclasses import replace
 from onnx_fa.kernels.cpu.block_walk import KeyWalk
 from onnx_fa.kernels.cpu.dequantize import Integers
 from onnx_fa.kernels.cpu.state import Block, Row, Slab, SoftmaxState
-from onnx_fa.kernels.cpu.tile_loops import MAX_START, copy_rows, fma_tile, over_rows, over_tiles, statistic
+from onnx_fa.kernels.cpu.tile_loops import copy_rows, fma_tile, over_rows, over_tiles, statistic
 from onnx_fa.kernels.cpu.tiles import VectorConfig
 from onnx_fa.kernels.mlir.text import tensor_type
-from onnx_fa.kernels.plan.score import tile_slots
+from onnx_fa.kernels.plan.score import MAX_START, tile_slots
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import ScoreExpr
 

@@ -22,6 +22,7 @@ from onnx_fa.kernels.iree_gpu.operand import Operand
 from onnx_fa.kernels.iree_gpu.tile_ops import Region, TileOps
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
+from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, NEAREST_INT
 from onnx_fa.kernels.plan.score import LOG2E, IndexStep, score_plan, window
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.attention import AttentionSpec
@@ -30,15 +31,10 @@ from onnx_fa.spec.expr import Length, Position, Score, ScoreExpr, Tensor
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, IndexMask
 
-MAX_START = -F32_MAX
+LOWEST_START = -F32_MAX
 """Where row maxima start: so that a row that sees only -inf subtracts a number from it."""
-# 2^x on [-1/2, 1/2], lowest power first, 1 at 0: relative errors 1e-4 (half a step of f16 is 5e-4) and 1.7e-7.
-_EXP2 = {
-    3: (1.0, 0.69328293, 0.24221097, 0.05500893),
-    5: (1.0, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.0013264728477224708),
-}
-_NEAREST_INT = 12582912.0
-"""1.5 * 2^23: f32 that has this added to it is rounded to a whole number, which its low bits hold."""
+_EXP2_F16 = (1.0, 0.69328293, 0.24221097, 0.05500893)
+"""As EXP2_POWERS, with a relative error of 1e-4: half a step of f16 is 5e-4."""
 
 
 class GpuBody:
@@ -79,10 +75,10 @@ class GpuBody:
         the whole part is added to: IREE's own expansion takes twice as many instructions. NaN gives any number: see `finish`."""
         if self.target.backend != "cuda":
             return r.vop("math.exp2", x)
-        powers = _EXP2[5 if self.spec.dtype == "f32" else 3]
+        powers = EXP2_POWERS if self.spec.dtype == "f32" else _EXP2_F16
         x = r.vop("arith.maximumf", x, r.splat(-127.0))
-        rounded = r.vop("arith.addf", x, r.splat(_NEAREST_INT))
-        rest = r.vop("arith.subf", x, r.vop("arith.subf", rounded, r.splat(_NEAREST_INT)))
+        rounded = r.vop("arith.addf", x, r.splat(NEAREST_INT))
+        rest = r.vop("arith.subf", x, r.vop("arith.subf", rounded, r.splat(NEAREST_INT)))
         p = r.splat(powers[-1])
         for c in reversed(powers[:-1]):
             p = r.let(f"math.fma {p}, {rest}, {r.splat(c)} : f32")
@@ -233,13 +229,13 @@ class GpuBody:
         """acc, maximum and sum before any key."""
         acc, rows = self.ops.fill(("m", "n"), 0.0), ("m",)
         if self.sink is None:
-            return [acc, self.ops.fill(rows, MAX_START), self.ops.fill(rows, 0.0)]
+            return [acc, self.ops.fill(rows, LOWEST_START), self.ops.fill(rows, 0.0)]
         sink = self.sink
         source = [(self.ops.slice(sink), sink.tile, sink.element)]
 
         def logit(r: Region, x: list[str]) -> tuple[str, str]:
             value = self.exprs(r).in_log2(self.element(r, sink, x[0]).value)
-            return value, r.vop("arith.maximumf", value, r.splat(MAX_START))
+            return value, r.vop("arith.maximumf", value, r.splat(LOWEST_START))
 
         def total(r: Region, x: list[str], _: str) -> str:
             value, best = logit(r, x)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from onnx_fa.kernels.mlir.text import Text, float_literal
 
-# 2^x on [-1/2, 1/2], lowest power first: minimax fit of the relative error, 1.7e-7 in f32 arithmetic. The first is held
-# at 1: 2^0 must be exact, for it is the factor of every block that brings no new maximum.
-_EXP2 = (
+EXP2_POWERS = (
     1.0,
     0.6931470036506653,
     0.24022242426872253,
@@ -14,7 +12,10 @@ _EXP2 = (
     0.009671512991189957,
     0.0013264728477224708,
 )
-_ROUND = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 leaves x rounded to an integer in the low bits
+"""2^x on [-1/2, 1/2], lowest power first: minimax fit of the relative error, 1.7e-7 in f32 arithmetic. The first is held at 1: 2^0
+must be exact, for it is the factor of every block that brings no new maximum."""
+NEAREST_INT = 12582912.0
+"""1.5 * 2^23: adding it to |x| < 2^22 in f32 leaves x rounded to a whole number in the low bits."""
 
 
 class Lanes(Text):
@@ -77,10 +78,10 @@ class Lanes(Text):
         x = n + r with n an integer: a polynomial gives 2^r, and n, added to its exponent bits, scales it. n comes from
         adding 1.5 * 2^23, which leaves it in the low bits of the sum.
         """
-        rounded = self.vop("arith.addf", x, self.splat(_ROUND))
-        r = self.vop("arith.subf", x, self.vop("arith.subf", rounded, self.splat(_ROUND)))
-        p = self.splat(_EXP2[-1])
-        for c in reversed(_EXP2[:-1]):
+        rounded = self.vop("arith.addf", x, self.splat(NEAREST_INT))
+        r = self.vop("arith.subf", x, self.vop("arith.subf", rounded, self.splat(NEAREST_INT)))
+        p = self.splat(EXP2_POWERS[-1])
+        for c in reversed(EXP2_POWERS[:-1]):
             p = self.vop("vector.fma", p, r, self.splat(c))
         bits, n = (self.let(f"arith.bitcast {y} : {self.vec} to {self.ivec}") for y in (p, rounded))
         n = self.arith("shli", n, self.constant("dense<23>", self.ivec), self.ivec)

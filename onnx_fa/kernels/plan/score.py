@@ -33,6 +33,8 @@ LOG2 = "Log2"
 LOG2E = math.log2(math.e)
 MASK_FLOOR = -1.0e37
 """Finite masks and fills are raised to this, so that log2(e) times them, and sums of a few of them, stay finite."""
+MAX_START = -3.0e38
+"""The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
 
 
 def fill_log2(fill: float) -> float:

@@ -12,6 +12,7 @@ Blocks are walked from the last to the first: those on the right edge of a mask,
 from __future__ import annotations
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.plan.score import MAX_START
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.kernels.triton.combine import divide_by_sum
 from onnx_fa.kernels.triton.config import TritonConfig
@@ -131,7 +132,7 @@ class OverlappedSource(AttentionSource):
     def start(self, lead: list[str]) -> None:
         t = self.t
         t.do(f"acc = tl.zeros([{self.height}, {self.dvp}], tl.float32, layout=o_layout)")
-        t.do(f"m = tl.full([{self.height}], {self.max_start}, tl.float32, layout=m_layout)")
+        t.do(f"m = tl.full([{self.height}], {MAX_START}, tl.float32, layout=m_layout)")
         t.do(f"l = tl.zeros([{self.height}], tl.float32, layout=m_layout)")
         self.start_sink(lead)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from onnx_fa.kernels.plan.score import LOG2, IndexStep, score_plan, varies
+from onnx_fa.kernels.plan.score import LOG2, MAX_START, IndexStep, score_plan, varies
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.kernels.triton.block_ranges import BlockRanges, Ends
 from onnx_fa.kernels.triton.combine import combine_last, divide_by_sum
@@ -21,14 +21,10 @@ from onnx_fa.kernels.triton.scores import Scores
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, Tensor
 
-MAX_START = -3.0e38
-"""The running maximum before the first key: finite, so that a score of -inf gives 0 and not NaN; below any mask."""
-
 
 class AttentionSource(Places):
     """Writes the kernel of a spec whose queries are folded already."""
 
-    max_start = MAX_START
     blocks_layout = ""
 
     def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str, *, products: str = "tf32x3") -> None:
