@@ -100,16 +100,16 @@ def _small(index: int, spec: AttentionSpec, target: Target) -> Kernel:
         config = min(
             config, SMALL[index % 3], key=lambda c: c.BM
         )  # functions of many vectors take most of a compiler's time
-    lanes = min(config.W, tuned(spec, target)[0].W)
-    config = dataclasses.replace(config, W=lanes, RN=min(config.RN, spec.Dv))
+    lanes = min(config.lanes, tuned(spec, target)[0].lanes)
+    config = dataclasses.replace(config, lanes=lanes, tile_dims=min(config.tile_dims, spec.Dv))
     splits = _splits(index, spec)
-    name = f"{kernel_name(spec, target)}_w{config.W}_{config.BM}_s{splits}"
+    name = f"{kernel_name(spec, target)}_w{config.lanes}_{config.BM}_s{splits}"
     return emit_vector(spec, target, name, config, splits)
 
 
 def _small_few(index: int, spec: AttentionSpec) -> Kernel:
     """The spec of few queries with small tiles."""
-    most = tuned_few(spec, HOST)[0].W
+    most = tuned_few(spec, HOST)[0].lanes
     lanes = min(most, 4 if max(spec.D, spec.Dv) <= 128 else 16)  # a row is written out, vector by vector
     config = FewConfig(lanes, few_queries(spec), 3 * lanes, lanes, 1, 1)
     splits = _splits(index, spec)

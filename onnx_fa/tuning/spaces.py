@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.kernels.cpu import vector
-from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
+from onnx_fa.kernels.cpu.few import emit_few, few_config, few_queries, tuned_few
 from onnx_fa.kernels.cpu.few_body import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
 from onnx_fa.kernels.iree_gpu import tiles as gpu_tiles
@@ -63,22 +63,29 @@ def _vector_default(spec: AttentionSpec, target: Target) -> Tiles:
 
 def _vector_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
     """Register tiles that fill a quarter to three quarters of the registers with accumulators."""
-    w = vector.default_config(spec, target).W
+    lanes = vector.default_config(spec, target).lanes
     for vectors in (2, 1, 3, 4):
         for rows in (8, 4, 16, 2):
             if target.registers <= 4 * vectors * rows <= 3 * target.registers:
-                yield {"W": w, "BM": vectors * w, "BK": 64, "RI": rows, "RN": min(rows, spec.Dv), "U": 4}
+                yield {
+                    "lanes": lanes,
+                    "BM": vectors * lanes,
+                    "BK": 64,
+                    "tile_keys": rows,
+                    "tile_dims": min(rows, spec.Dv),
+                    "unroll": 4,
+                }
 
 
 def _vector_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
-    for bk in (128, 32, 48, 96):
-        if bk % best["RI"] == 0:
-            yield {**best, "BK": bk}
-    for u in (2, 8, 1):
-        yield {**best, "U": u}
-    for rn in (best["RI"] // 2, best["RI"] * 2):
-        if 1 <= rn <= spec.Dv:
-            yield {**best, "RN": rn}
+    for keys in (128, 32, 48, 96):
+        if keys % best["tile_keys"] == 0:
+            yield {**best, "BK": keys}
+    for unroll in (2, 8, 1):
+        yield {**best, "unroll": unroll}
+    for dims in (best["tile_keys"] // 2, best["tile_keys"] * 2):
+        if 1 <= dims <= spec.Dv:
+            yield {**best, "tile_dims": dims}
 
 
 def _vector_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
@@ -90,29 +97,28 @@ def _few_default(spec: AttentionSpec, target: Target) -> Tiles:
 
 
 def _few_tiles(config: FewConfig) -> Tiles:
-    return {k: getattr(config, k) for k in ("W", "BK", "RN", "U")}
+    return {k: getattr(config, k) for k in ("lanes", "BK", "tile_dims", "unroll")}
 
 
 def _few_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
-    w = _few_default(spec, target)["W"]
-    for bk in (64, 128, 256, 512):
-        for rn in (8, 16):
-            yield {"W": w, "BK": bk, "RN": rn, "U": 8}
+    lanes = _few_default(spec, target)["lanes"]
+    for keys in (64, 128, 256, 512):
+        for dims in (8, 16):
+            yield {"lanes": lanes, "BK": keys, "tile_dims": dims, "unroll": 8}
 
 
 def _few_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
-    for u in (4, 16, 2):
-        yield {**best, "U": u}
-    for rn in (4, 12, 24):
-        yield {**best, "RN": rn}
-    for bk in (best["BK"] // 2, best["BK"] * 2):
-        if bk % best["W"] == 0:
-            yield {**best, "BK": bk}
+    for unroll in (4, 16, 2):
+        yield {**best, "unroll": unroll}
+    for dims in (4, 12, 24):
+        yield {**best, "tile_dims": dims}
+    for keys in (best["BK"] // 2, best["BK"] * 2):
+        if keys % best["lanes"] == 0:
+            yield {**best, "BK": keys}
 
 
 def _few_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
-    config = FewConfig(tiles["W"], few_queries(spec), tiles["BK"], tiles["W"], tiles["RN"], tiles["U"])
-    return emit_few(spec, target, name, config)
+    return emit_few(spec, target, name, few_config(tiles, few_queries(spec)))
 
 
 def _gpu_default(spec: AttentionSpec, target: Target) -> Tiles:
@@ -125,12 +131,19 @@ def _gpu_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
         for rows in (16, 32):
             for keys in (32, 64, 128):
                 for transposed in (0, 1):
-                    yield {"BM": rows * subgroups, "BN": keys, "W": subgroups, "VT": transposed, "QS": 1, "ST": 1}
+                    yield {
+                        "BM": rows * subgroups,
+                        "BN": keys,
+                        "subgroups": subgroups,
+                        "transpose_v": transposed,
+                        "stage_q_in_shared": 1,
+                        "pipeline_stages": 1,
+                    }
 
 
 def _gpu_around(spec: AttentionSpec, best: Tiles) -> Iterator[Tiles]:
-    yield {**best, "QS": 1 - best["QS"]}
-    yield {**best, "ST": 2 if best["ST"] == 1 else 1}
+    yield {**best, "stage_q_in_shared": 1 - best["stage_q_in_shared"]}
+    yield {**best, "pipeline_stages": 2 if best["pipeline_stages"] == 1 else 1}
     for keys in (16, 48, 96):
         yield {**best, "BN": keys}
 

@@ -153,7 +153,7 @@ def test_tiles() -> None:
     for d in (8, 16, 40, 64, 128, 256, 512):
         spec = _spec(D=d, Dv=d, masks=(AddMask((40, 70)),))
         config = default_config(spec, AVX512)
-        assert stack_bytes(spec, config, dots=True) <= STACK_BYTES and d // 2 >= config.W
+        assert stack_bytes(spec, config, dots=True) <= STACK_BYTES and d // 2 >= config.lanes
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

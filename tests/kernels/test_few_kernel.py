@@ -12,7 +12,7 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.alone import module_text
 from onnx_fa.kernels.choose import emit_kernel
-from onnx_fa.kernels.cpu.few import MOST_QUERIES, emit_few, few_queries, few_stack_bytes, tuned_few
+from onnx_fa.kernels.cpu.few import MOST_QUERIES, emit_few, few_config, few_queries, few_stack_bytes, tuned_few
 from onnx_fa.kernels.cpu.few_body import FewConfig
 from onnx_fa.kernels.cpu.vector import STACK_BYTES
 from onnx_fa.kernels.tiles.database import database_name, read_database
@@ -120,8 +120,10 @@ def test_every_measured_tile(name: str, tmp_path: Path) -> None:
         pytest.skip(f"this machine cannot run {name}")
     spec = _spec(Sq=3, Skv=330, D=20, Dv=24, masks=(Causal("end"),))
     tiles = [c.tiles for e in read_database(database_name(target)).entries if e.family.body == "few" for c in e.choices]
-    made = [FewConfig(t["W"], 3, t["BK"], t["W"], t["RN"], t["U"]) for t in tiles]
-    configs = list({(c.W, c.RN): c for c in made}.values())  # of those that differ in the length of a loop alone, one
+    made = [few_config(t, 3) for t in tiles]
+    configs = list(
+        {(c.lanes, c.tile_dims): c for c in made}.values()
+    )  # of those that differ in the length of a loop alone, one
     compiled = Kernels([emit_few(spec, target, f"fa_tile{i}", c) for i, c in enumerate(configs)], tmp_path, target)
     operands = draw_operands(spec, 0)
     for i, config in enumerate(configs):

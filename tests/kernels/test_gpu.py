@@ -90,7 +90,9 @@ def test_dynamic_lengths(target: str, tmp_path: Path) -> None:
 def test_text_computes_attention(name: str, tmp_path: Path) -> None:
     """The same ops as a host program, on ordinary and on adversarial operands (on an H200: benchmarks/gpu/h200-check.csv)."""
     spec = dataclasses.replace(BY_NAME[name].spec, dtype="f16")
-    kernel = emit_gpu(spec, parse_target("cuda"), "fa_0", GpuConfig(32, 32, 1, VT=1) if name == "document" else None)
+    kernel = emit_gpu(
+        spec, parse_target("cuda"), "fa_0", GpuConfig(32, 32, 1, transpose_v=1) if name == "document" else None
+    )
     iree_compile(host_text(module_text(kernel)), tmp_path / "k.vmfb", parse_target("cpu-host"))
     call = load_module(tmp_path / "k.vmfb", function=FUNCTION)
     for bound in (spec.bind(dict(sizes)) for sizes in BY_NAME[name].sizes):
@@ -108,7 +110,9 @@ def test_text() -> None:
     assert loop and re.search(rf"{loop[3]} = arith.maxsi", text)
     assert "tensor.pad" not in text and text.count("scf.forall (") == 1
     assert not re.search(r"tensor<(\d+x)*100x200x", text)
-    padded = emit_gpu(small("x", Sq=100, Skv=200).spec, parse_target("cuda"), "fa_0", GpuConfig(32, 32, 2, VT=1)).text
+    padded = emit_gpu(
+        small("x", Sq=100, Skv=200).spec, parse_target("cuda"), "fa_0", GpuConfig(32, 32, 2, transpose_v=1)
+    ).text
     assert "tensor.pad" in padded and "tensor<2x2x224x64xf16>" in padded
 
 

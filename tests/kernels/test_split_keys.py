@@ -103,7 +103,7 @@ def test_random_attentions_split_keys() -> None:
     split = [k for k in made if k.config.get("splits", 1) != 1]
     assert len(split) >= 20 and {k.body for k in split} == {"few", "vector"}
     assert sum(isinstance(k.spec.Skv, str) for k in split) >= 8
-    assert any(k.config["BM"] > max(k.config["W"], k.spec.Sq) for k in split if k.body == "vector")  # type: ignore[operator, type-var]
+    assert any(k.config["BM"] > max(k.config["lanes"], k.spec.Sq) for k in split if k.body == "vector")  # type: ignore[operator, type-var]
 
 
 def test_inspection_tells_the_second_dispatch(tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ def _emit(cases: Sequence[Case], users: int = 24) -> Iterator[Kernel]:
         if i % users:
             expressions = any(isinstance(term, Elementwise) for term in (*case.spec.mods, *case.spec.masks))
             small = _SMALLEST_TILES if expressions else _SMALL_TILES
-            lanes = min(small.W, tuned(case.spec, HOST)[0].W)
-            config = dataclasses.replace(small, W=lanes, RN=min(small.RN, case.spec.Dv))
+            lanes = min(small.lanes, tuned(case.spec, HOST)[0].lanes)
+            config = dataclasses.replace(small, lanes=lanes, tile_dims=min(small.tile_dims, case.spec.Dv))
         yield emit_vector(case.spec, HOST, f"fa_case{i}", config)
 
 
@@ -224,7 +224,7 @@ def test_every_measured_tile(name: str, tmp_path: Path) -> None:
     spec = _spec(Sq=100, Skv=130, D=48, Dv=40, masks=(Causal("end"),))
     entries = read_database(database_name(target)).entries
     tiles = [VectorConfig(**c.tiles) for e in entries if e.family.body == "vector" for c in e.choices]
-    configs = list({(c.W, c.BM, c.RI, c.RN): c for c in tiles}.values())
+    configs = list({(c.lanes, c.BM, c.tile_keys, c.tile_dims): c for c in tiles}.values())
     kernels = [emit_vector(spec, target, f"fa_tile{i}", c) for i, c in enumerate(configs)]
     assert kernels
     compiled = Kernels(kernels, tmp_path, target)
@@ -248,7 +248,7 @@ def test_default_tiles_fit(name: str) -> None:
                 spec = AttentionSpec(dtype, 2, 2, sq, 512, d, d, masks=(AddMask((512,)),))
                 config = default_config(spec, target)
                 assert stack_bytes(spec, config) <= STACK_BYTES
-                assert target.lanes >= config.W
+                assert target.lanes >= config.lanes
                 assert not isinstance(sq, int) or sq + target.lanes > config.BM
 
 
@@ -271,7 +271,7 @@ def test_refusals(spec: AttentionSpec, reason: str) -> None:
 def test_tiles_that_do_not_fit() -> None:
     with pytest.raises(UnsupportedError, match="bytes of stack"):
         emit_vector(BASE, HOST, "fa_no", VectorConfig(4, 256, 128, 4, 4, 4))
-    with pytest.raises(ValueError, match="BK of RI"):
+    with pytest.raises(ValueError, match="BK of tile_keys"):
         VectorConfig(8, 32, 60, 8, 8, 8)
     gpu = dataclasses.replace(HOST, name="gpu", backend="cuda")
     with pytest.raises(UnsupportedError, match="not a CPU"):

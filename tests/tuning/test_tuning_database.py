@@ -11,6 +11,7 @@ import pytest
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.vector import VectorConfig, tuned
+from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.tiles.database import (
     FOLDER_ENV,
     Choice,
@@ -87,7 +88,7 @@ def test_family(changes: dict[str, object], words: tuple[str, str, str]) -> None
 
 def _entry(bm: int, cost: float = 1.0, **changes: object) -> Entry:
     f = dataclasses.replace(family(_spec(), "vector"), **changes)  # type: ignore[arg-type]
-    tiles = {"W": 16, "BM": bm, "BK": 64, "RI": 8, "RN": 8, "U": 4}
+    tiles = {"lanes": 16, "BM": bm, "BK": 64, "tile_keys": 8, "tile_dims": 8, "unroll": 4}
     return Entry(f, "a case", {"machine": "m"}, (Choice(tiles, cost),))
 
 
@@ -150,6 +151,34 @@ def test_new_entries_replace_their_family() -> None:
     assert old.with_entries((new,)).entries == (new, old.entries[1])
 
 
+@pytest.mark.parametrize(
+    ("body", "before", "now"),
+    [
+        (
+            "vector",
+            {"W": 16, "BM": 32, "BK": 64, "RI": 8, "RN": 4, "U": 2},
+            {"lanes": 16, "BM": 32, "BK": 64, "tile_keys": 8, "tile_dims": 4, "unroll": 2},
+        ),
+        ("few", {"W": 8, "BK": 64, "RN": 4, "U": 2}, {"lanes": 8, "BK": 64, "tile_dims": 4, "unroll": 2}),
+        (
+            "gpu",
+            {"BM": 64, "BN": 32, "W": 4, "VT": 1, "QS": 0, "ST": 2},
+            dataclasses.asdict(GpuConfig(64, 32, 4, 1, 0, 2)),
+        ),
+        ("triton", {"BM": 64, "BN": 32, "warps": 4, "stages": 2}, {"BM": 64, "BN": 32, "warps": 4, "stages": 2}),
+    ],
+)
+def test_files_of_format_1_are_read(body: str, before: dict[str, int], now: dict[str, int]) -> None:
+    """Its fields of tiles had names of one or two letters."""
+    entry = dataclasses.replace(_entry(16, body=body), refused=(Refused({"BM": 1}, "wrong"),))
+    old = json.loads(Database("t", (entry,)).to_json()) | {"format": 1}
+    for kind in ("choices", "refused"):
+        old["entries"][0][kind][0]["tiles"] = before
+    (read,) = parse(json.dumps(old), "old.json").entries
+    assert read.choices[0].tiles == read.refused[0].tiles == now
+    assert parse(Database("t", (read,)).to_json(), "new.json").entries == (read,)
+
+
 def test_distance_is_a_distance() -> None:
     a = Family("vector", "f32", 64, 64, "many", "short", "none", 1)
     for changes in ({"dtype": "f16"}, {"D": 128}, {"Sq": "dynamic"}, {"Skv": "long"}, {"mask": "window"}, {"group": 8}):
@@ -164,11 +193,11 @@ def test_distance_is_a_distance() -> None:
         (lambda d: "{", "line 1"),
         (lambda d: "[]", "not a tuning database"),
         (lambda d: d | {"format": 9}, "format 9"),
-        (lambda d: {"format": 1}, "no field 'target'"),
+        (lambda d: {"format": 2}, "no field 'target'"),
         (lambda d: d | {"entries": [{}]}, "entry 0: no field 'family'"),
         (lambda d: d | {"entries": [d["entries"][0], d["entries"][0] | {"family": {"body": "x"}}]}, "entry 1"),
         (lambda d: _with(d, cost=0), "cost"),
-        (lambda d: _with(d, tiles={"W": "8"}), "whole numbers"),
+        (lambda d: _with(d, tiles={"lanes": "8"}), "whole numbers"),
     ],
 )
 def test_bad_files_are_refused(change: object, words: str) -> None:

@@ -35,10 +35,10 @@ class DotBody(VectorBody):
 
     def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
         check_dot(spec)
-        if config.RI % 2 or min(spec.D // 2, spec.Dv) < config.W:
+        if config.tile_keys % 2 or min(spec.D // 2, spec.Dv) < config.lanes:
             raise UnsupportedError(f"products of bf16: tiles {config} do not fit head dims {spec.D} and {spec.Dv}")
         super().__init__(spec, config, splits)
-        self.halves = f"vector<{2 * config.W}xbf16>"
+        self.halves = f"vector<{2 * config.lanes}xbf16>"
 
     @property
     def copied_width(self) -> int:

@@ -141,7 +141,7 @@ class KeyWalk(MaskedScores, ABC):
             return t.arith("muli", t.arith("divui", x, t.index(bk)), t.index(bk))
 
         if end != high:  # whole rows of register tiles: what is visited must not be visited again
-            ri = t.index(self.config.RI)
+            ri = t.index(self.config.tile_keys)
             end = t.arith("muli", t.arith("ceildivui", t.arith("maxsi", end, low), ri), ri)
         if first != low:
             first = floor(t.arith("minsi", first, end))
@@ -162,7 +162,7 @@ class KeyWalk(MaskedScores, ABC):
         Blocks that are masked as a whole are left out; with `left_out`, only those are visited in that many first ranges,
         and all in the others.
         """
-        t, bk, ri = self.t, self.t.index(self.config.BK), self.t.index(self.config.RI)
+        t, bk, ri = self.t, self.t.index(self.config.BK), self.t.index(self.config.tile_keys)
         counts = [
             t.arith("ceildivui", t.arith("maxsi", t.arith("subi", high, low), t.index(0)), bk) for low, high in ranges
         ]

@@ -32,9 +32,14 @@ def few_queries(spec: AttentionSpec) -> int:
     return folded.Sq
 
 
+def few_config(tiles: Tiles, queries: int) -> FewConfig:
+    """The database's tiles for so many queries: it leaves out what follows from these and from the lanes."""
+    return FewConfig(tiles["lanes"], queries, tiles["BK"], tiles["lanes"], tiles["tile_dims"], tiles["unroll"])
+
+
 def few_stack_bytes(spec: AttentionSpec, config: FewConfig) -> int:
     """Bytes of the tiles that one workgroup keeps on its stack."""
-    return 4 * config.BM * (spec.D + spec.Dv + 2 * config.W + config.BK)
+    return 4 * config.BM * (spec.D + spec.Dv + 2 * config.lanes + config.BK)
 
 
 def _keys_read(spec: AttentionSpec, block: int) -> float:
@@ -50,16 +55,13 @@ def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
     while lanes > 4 and lanes > min(spec.D, spec.Dv):
         lanes //= 2
 
-    def config(t: Tiles) -> FewConfig:
-        return FewConfig(t["W"], queries, t["BK"], t["W"], t["RN"], t["U"])
-
     def fits(t: Tiles) -> bool:
-        return t["W"] == lanes and few_stack_bytes(spec, config(t)) <= STACK_BYTES
+        return t["lanes"] == lanes and few_stack_bytes(spec, few_config(t, queries)) <= STACK_BYTES
 
     found = pick(target, "few", spec, fits, lambda t: _keys_read(spec, t["BK"]))
     if found is None:
         raise UnsupportedError(f"few kernel: no tiles of {lanes} lanes that fit {STACK_BYTES} bytes of stack")
-    return config(found.choice.tiles), found
+    return few_config(found.choice.tiles, queries), found
 
 
 def emit_few(
@@ -79,7 +81,7 @@ def emit_few(
     for integers, width in ((body.k_integers, spec.D), (body.v_integers, spec.Dv)):
         if integers is not None and not integers.in_vectors(width):
             raise UnsupportedError(
-                f"few kernel: {config.W} lanes do not fit {width} head dims of integers, or a scale's groups"
+                f"few kernel: {config.lanes} lanes do not fit {width} head dims of integers, or a scale's groups"
             )
     text = dispatch_text(spec, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS

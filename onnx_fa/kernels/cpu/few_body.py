@@ -29,15 +29,12 @@ from onnx_fa.spec.terms import IndexMask, TensorArg
 
 @dataclass(frozen=True)
 class FewConfig(VectorConfig):
-    """Tiles, in queries, keys and vectors of head dims.
-
-    W lanes of a vector; BM all queries; BK keys per block; RI keys at a time (as many as lanes); register tiles of RN vectors of
-    the output; U steps of the reductions unrolled. BK is a multiple of RI. Raises ValueError otherwise.
-    """
+    """Tiles, in queries, keys and vectors of head dims: BM are all queries, `tile_keys` as many as lanes, `tile_dims`
+    counts vectors of head dims. BK is a multiple of `tile_keys`. Raises ValueError otherwise."""
 
     def check(self) -> None:
-        if self.BK % self.RI or self.RI != self.W:
-            raise ValueError(f"BK must be a multiple of RI, and RI be W: {self}")
+        if self.BK % self.tile_keys or self.tile_keys != self.lanes:
+            raise ValueError(f"BK must be a multiple of tile_keys, and tile_keys be lanes: {self}")
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class FewBody(VectorBody):
 
     def __init__(self, spec: AttentionSpec, config: FewConfig, splits: int = 1) -> None:
         super().__init__(spec, config, splits)
-        w = config.W
+        w = config.lanes
         self.vectors_of_d = -(-spec.D // w)
         self.vectors_of_dv = -(-spec.Dv // w)
         self.queries_type = tensor_type((config.BM, self.vectors_of_d * w), "f32")
@@ -203,7 +200,7 @@ class FewBody(VectorBody):
 
     def products(self, r: int, keys: list[str]) -> str:
         """q k of one query and W keys, along the lanes."""
-        t, w, unroll = self.t, self.t.width, self.config.U
+        t, w, unroll = self.t, self.t.width, self.config.unroll
 
         def several(d: str, sums: list[str], places: Sequence[int] = tuple(range(unroll))) -> list[str]:
             """One key after the other, as they lie in memory: the prefetcher follows."""
@@ -305,12 +302,12 @@ class FewBody(VectorBody):
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
     def values(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
-        """O = O decay + P V: register tiles of some queries and RN vectors of head dims."""
+        """O = O decay + P V: register tiles of some queries and `tile_dims` vectors of head dims."""
         t, w, config = self.t, self.t.width, self.config
-        keys, unroll = self.keys_with_values(block, min(config.U, w))
-        at_once = max(1, config.RN // self.vectors_of_dv)  # queries
-        for n0 in range(0, self.vectors_of_dv, config.RN):
-            dims = range(n0, min(n0 + config.RN, self.vectors_of_dv))
+        keys, unroll = self.keys_with_values(block, min(config.unroll, w))
+        at_once = max(1, config.tile_dims // self.vectors_of_dv)  # queries
+        for n0 in range(0, self.vectors_of_dv, config.tile_dims):
+            dims = range(n0, min(n0 + config.tile_dims, self.vectors_of_dv))
             for r0 in range(0, self.vectors, at_once):
                 rows = range(r0, min(r0 + at_once, self.vectors))
 

@@ -25,7 +25,7 @@ class VectorOperands:
         if splits > 1 and not can_split(spec):
             raise UnsupportedError("the keys of row statistics, or of a dynamic batch, Hq or Sq, are not split")
         self.spec, self.config, self.splits = spec, config, splits
-        self.t = Lanes(config.W)
+        self.t = Lanes(config.lanes)
         self.vectors = self.row_vector_count
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
@@ -132,7 +132,7 @@ class VectorOperands:
     @property
     def row_vector_count(self) -> int:
         """How many vectors hold a number per query."""
-        return self.config.BM // self.config.W
+        return self.config.BM // self.config.lanes
 
     def dim(self, d: Dim) -> str:
         return self.t.index(d) if isinstance(d, int) else self.dims[d]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from onnx_fa.kernels.cpu.dequantize import stored_shape
 from onnx_fa.kernels.plan.score import score_plan, tile_parts, tile_slots
@@ -12,28 +12,30 @@ from onnx_fa.spec.terms import Dim
 
 @dataclass(frozen=True)
 class VectorConfig:
-    """Tiles of the kernel, in queries, keys and head dims.
+    """Tiles of the kernel, in queries, keys and head dims. BM is a multiple of `lanes`, BK of `tile_keys`. Raises ValueError
+    otherwise."""
 
-    W lanes of a vector; BM queries per workgroup; BK keys per block; register tiles of RI keys x BM queries (scores)
-    and RN head dims x BM queries (output); U steps of the reduction unrolled. BM is a multiple of W, BK of RI.
-    Raises ValueError otherwise.
-    """
-
-    W: int
+    lanes: int
+    """Of a vector: 4, 8 or 16."""
     BM: int
+    """Queries per workgroup."""
     BK: int
-    RI: int
-    RN: int
-    U: int
+    """Keys per block."""
+    tile_keys: int
+    """Keys of a register tile of scores, tile_keys x BM."""
+    tile_dims: int
+    """Head dims of a register tile of the output, tile_dims x BM."""
+    unroll: int
+    """Steps of the reductions that are written out."""
 
     def __post_init__(self) -> None:
-        if min(self.W, self.BM, self.BK, self.RI, self.RN, self.U) < 1 or self.W not in (4, 8, 16):
-            raise ValueError(f"tiles must be positive, and W 4, 8 or 16: {self}")
+        if min(astuple(self)) < 1 or self.lanes not in (4, 8, 16):
+            raise ValueError(f"tiles must be positive, and lanes 4, 8 or 16: {self}")
         self.check()
 
     def check(self) -> None:
-        if self.BM % self.W or self.BK % self.RI:
-            raise ValueError(f"BM must be a multiple of W, and BK of RI: {self}")
+        if self.BM % self.lanes or self.BK % self.tile_keys:
+            raise ValueError(f"BM must be a multiple of lanes, and BK of tile_keys: {self}")
 
 
 def operand_types(spec: AttentionSpec) -> list[str]:

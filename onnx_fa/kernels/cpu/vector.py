@@ -63,10 +63,16 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
     for keys in (1, 2, 4):
 
         def config(t: Tiles, keys: int = keys) -> VectorConfig:
-            return VectorConfig(t["W"], t["BM"], t["BK"] // keys, t["RI"], min(t["RN"], spec.Dv), t["U"])
+            return VectorConfig(
+                t["lanes"], t["BM"], t["BK"] // keys, t["tile_keys"], min(t["tile_dims"], spec.Dv), t["unroll"]
+            )
 
         def fits(t: Tiles, keys: int = keys) -> bool:
-            if t["W"] != lanes or (t["BK"] // keys) % t["RI"] or (mask_tiles(folded) and (t["BK"] // keys) % lanes):
+            if (
+                t["lanes"] != lanes
+                or (t["BK"] // keys) % t["tile_keys"]
+                or (mask_tiles(folded) and (t["BK"] // keys) % lanes)
+            ):
                 return False
             return stack_bytes(folded, config(t, keys), dots) <= STACK_BYTES
 
@@ -104,8 +110,8 @@ def emit_vector(
     found = None
     if config is None:
         config, found = tuned(site, target)
-    if config.BK % config.W and mask_tiles(spec):
-        raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.W} lanes")
+    if config.BK % config.lanes and mask_tiles(spec):
+        raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.lanes} lanes")
     dots = multiplies_bf16(spec, target)
     if (needed := stack_bytes(spec, config, dots)) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {needed} of {STACK_BYTES} bytes of stack")
@@ -127,7 +133,7 @@ def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
     symbol = f"{name}_attention"
     lines = [*_executable(body, symbol), *_entry(site, body, name, symbol)]
     if body.splits > 1:
-        lines += combine_executable(body.spec, body.splits, body.config.W, f"{name}_combine")
+        lines += combine_executable(body.spec, body.splits, body.config.lanes, f"{name}_combine")
     return "\n".join(lines) + "\n"
 
 

@@ -262,12 +262,12 @@ class VectorBody(KeyWalk):
 
     def unroll(self, block: Block) -> int:
         """Few blocks are on an edge: there, short code matters more than the loop's overhead."""
-        return min(self.config.U, 2) if block.edge else self.config.U
+        return min(self.config.unroll, 2) if block.edge else self.config.unroll
 
     def passes_last_key(self, block: Block) -> bool:
         """Whether rows of the block may lie past the last key, and then read that one's K and V."""
         skv = self.spec.Skv
-        return block.edge and not (isinstance(skv, int) and skv % self.config.RI == 0)
+        return block.edge and not (isinstance(skv, int) and skv % self.config.tile_keys == 0)
 
     def keys_with_values(self, block: Block, unroll: int) -> tuple[str, int]:
         """How many keys of a block are multiplied with V, and so many at a time: rows past the last key would read the last one's
@@ -296,7 +296,7 @@ class VectorBody(KeyWalk):
     def scores(
         self, state: SoftmaxState, block: Block, tiles: dict[ScoreExpr, list[str]], scratch: list[str]
     ) -> tuple[str, list[str]]:
-        """S^T = K Q^T of the block, RI keys at a time, masked; and the new maximum."""
+        """S^T = K Q^T of the block, `tile_keys` keys at a time, masked; and the new maximum."""
         t, config = self.t, self.config
 
         def wide(i: str) -> Callable[[str], str]:
@@ -307,9 +307,9 @@ class VectorBody(KeyWalk):
 
         def body(i: str, carried: list[str]) -> list[str]:
             tile, best = carried[0], carried[1:]
-            rows = [self.row(block, t.shifted(i, r)) for r in range(config.RI)]
+            rows = [self.row(block, t.shifted(i, r)) for r in range(config.tile_keys)]
             scalars = [wide(row.at) if self.widen else stored(row.stored) for row in rows]
-            zeros = [[t.splat(0.0)] * self.vectors] * config.RI
+            zeros = [[t.splat(0.0)] * self.vectors] * config.tile_keys
             steps = self.spec.D // self.PER_STEP
             raw = fma_tile(t, self.product, scalars, steps, self.unroll(block), self.queries, self.queries_type, zeros)
             for row, vectors in zip(rows, raw, strict=True):
@@ -320,7 +320,7 @@ class VectorBody(KeyWalk):
             return [tile, *best]
 
         carried = [(state.scores, self.tile_type), *((b, t.vec) for b in state.best)]
-        tile, *best = t.loop((t.index(0), block.rows, t.index(config.RI)), carried, body)
+        tile, *best = t.loop((t.index(0), block.rows, t.index(config.tile_keys)), carried, body)
         return tile, best
 
     def decays(self, old: Sequence[str], new: Sequence[str]) -> list[str]:
@@ -359,11 +359,11 @@ class VectorBody(KeyWalk):
         return tile, [t.vop("vector.fma", x, a, new) for x, a, new in zip(total, decay, sums, strict=True)]
 
     def values(self, acc: str, tile: str, decay: list[str], block: Block, scratch: list[str]) -> str:
-        """O^T = O^T decay + V^T P, RN head dims at a time (the block by itself first, which rounds less)."""
+        """O^T = O^T decay + V^T P, `tile_dims` head dims at a time (the block by itself first, which rounds less)."""
         t, config, dv = self.t, self.config, self.spec.Dv
         if self.widen:
             scratch[-1] = self.copied_values(scratch[-1], block)
-        unroll = math.gcd(self.unroll(block), (config.RI if block.edge else config.BK) // self.PER_STEP)
+        unroll = math.gcd(self.unroll(block), (config.tile_keys if block.edge else config.BK) // self.PER_STEP)
         keys, unroll = self.keys_with_values(block, unroll)
         steps = self.in_steps(keys)
 
@@ -382,7 +382,7 @@ class VectorBody(KeyWalk):
                     acc = t.write(t.vop("vector.fma", old, decay[j], value), acc, self.acc_type, x, self.lane(j))
             return acc
 
-        rest = dv % config.RN
-        bounds = (t.index(0), t.index(dv - rest), t.index(config.RN))
-        out = t.loop(bounds, [(acc, self.acc_type)], lambda d, c: [body(d, c[0], config.RN)])[0]
+        rest = dv % config.tile_dims
+        bounds = (t.index(0), t.index(dv - rest), t.index(config.tile_dims))
+        out = t.loop(bounds, [(acc, self.acc_type)], lambda d, c: [body(d, c[0], config.tile_dims)])[0]
         return body(t.index(dv - rest), out, rest) if rest else out

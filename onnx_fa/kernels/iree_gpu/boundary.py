@@ -76,7 +76,7 @@ class Boundary:
     def _transposed_v(self) -> Operand | None:
         """V with its keys innermost, where the tiles want it and it is stored otherwise."""
         v = self.operands[2]
-        if not self.config.VT or v.tile != ("k", "n"):
+        if not self.config.transpose_v or v.tile != ("k", "n"):
             return None
         order = self.order()
         return Operand("%vt", tuple(v.kinds[a] for a in order), tuple(v.shape[a] for a in order), v.element)
@@ -108,7 +108,7 @@ class Boundary:
         """Whether blocks that start anywhere would be read across the alignment of vector loads: the axis is the innermost one of
         something."""
         inner = [k[-1] == axis for k in (*self.kinds, self.out_kinds) if k]
-        return any(inner) or (axis == "k" and bool(self.config.VT))
+        return any(inner) or (axis == "k" and bool(self.config.transpose_v))
 
     def _padding(self, axis: str) -> str:
         """How blocks come to their full size: "" (they are), "least" (operands have at least one block; the last block starts

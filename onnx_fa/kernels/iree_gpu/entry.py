@@ -30,7 +30,7 @@ class GpuEntry(KernelEntry):
     def text(self) -> str:
         """Executables and function."""
         b, operations = self.boundary, self.body.render()
-        info = translation_info(self.target, self.config.W, self.config.ST)
+        info = translation_info(self.target, self.config.subgroups, self.config.pipeline_stages)
         parts = [self._executable("attention", [*self.body.operands, b.out], operations, info)]
         if b.transposed is not None:
             parts.append(self._executable("transpose", [b.operands[2], b.transposed], self._transpose(b.transposed)))

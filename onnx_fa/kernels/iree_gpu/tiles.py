@@ -26,16 +26,20 @@ _ENOUGH_WORKGROUPS = 264
 
 @dataclass(frozen=True)
 class GpuConfig:
-    """Tiles: BM queries and BN keys per block, W subgroups that share the queries. `VT`: V is transposed by a dispatch before, as
-    matrix instructions read it along the keys. `QS`: Q goes through shared memory in every block, and takes no registers between
-    them. `ST`: blocks of K and V on their way ahead of the one that is computed, and one."""
+    """Tiles of the kernel, whole numbers as the tuning database has them."""
 
     BM: int
+    """Queries per block."""
     BN: int
-    W: int
-    VT: int = 0
-    QS: int = 1
-    ST: int = 1
+    """Keys per block."""
+    subgroups: int
+    """Subgroups of the workgroup, which share the queries."""
+    transpose_v: int = 0
+    """1: a dispatch before transposes V, as matrix instructions read it along the keys."""
+    stage_q_in_shared: int = 1
+    """1: Q goes through shared memory in every block, and takes no registers between them."""
+    pipeline_stages: int = 1
+    """Blocks of K and V on their way ahead of the one that is computed, and one."""
 
 
 def round_up(size: int, unit: int) -> int:
@@ -60,7 +64,7 @@ def halves(spec: AttentionSpec, target: Target, config: GpuConfig) -> tuple[bool
     unit = matrix_unit(target, spec.dtype)
     if unit is None or target.backend != "cuda":
         return False, False
-    keys = bool(config.VT) and isinstance(spec.Skv, int) and config.BN % (2 * unit.keys) == 0
+    keys = bool(config.transpose_v) and isinstance(spec.Skv, int) and config.BN % (2 * unit.keys) == 0
     return head_dims(spec, target)[0] % (2 * unit.k) == 0, keys
 
 
@@ -68,8 +72,8 @@ def shared_bytes(spec: AttentionSpec, target: Target, config: GpuConfig) -> int:
     """Shared memory of a workgroup's tiles of Q, K and V, with the padding against bank conflicts; RDNA's P goes through it too."""
     d, dv = head_dims(spec, target)
     size = 4 if spec.dtype == "f32" else 2
-    q = config.BM * (d + 16 // size) if config.QS else 0
-    kv = config.BN * (d + dv + 32 // size) * max(1, config.ST - 1 if config.ST > 1 else 1)
+    q = config.BM * (d + 16 // size) if config.stage_q_in_shared else 0
+    kv = config.BN * (d + dv + 32 // size) * max(1, config.pipeline_stages - 1)
     p = (
         config.BM * (config.BN + 16 // size)
         if matrix_unit(target, spec.dtype) is None or target.arch == "gfx1100"
@@ -89,10 +93,16 @@ def default_config(spec: AttentionSpec, target: Target) -> GpuConfig:
     keys = (32, 64, 48, 16) if wide or not with_unit else (64, 32, 48, 96, 16)
     # Odd numbers of subgroups are for head dims whose rows do not divide among a power of two of threads.
     subgroups = sorted((4, 3, 5, 6, 7, 2, 1), key=lambda w: w > 1 and least * w > round_up(rows, least))
-    for qs, w in product((1, 0) if with_unit else (0,), subgroups):
-        twice = with_unit and target.backend == "cuda" and not wide and rows >= 2 * least * w > 64
-        for bn in keys:
-            config = GpuConfig(least * w * (2 if twice else 1), bn, w, VT=int(with_unit and long), QS=qs)
+    for stage_q, count in product((1, 0) if with_unit else (0,), subgroups):
+        twice = with_unit and target.backend == "cuda" and not wide and rows >= 2 * least * count > 64
+        for block_keys in keys:
+            config = GpuConfig(
+                least * count * (2 if twice else 1),
+                block_keys,
+                count,
+                transpose_v=int(with_unit and long),
+                stage_q_in_shared=stage_q,
+            )
             if not problem(spec, target, config):
                 return config
     raise UnsupportedError(f"gpu kernel: no tiles for D={spec.D}, Dv={spec.Dv}: {problem(spec, target, config)}")
@@ -108,7 +118,7 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[GpuConfig, str]:
 
     def fits(t: Tiles) -> bool:
         c = config(t)
-        if c.VT and isinstance(folded.Skv, str):
+        if c.transpose_v and isinstance(folded.Skv, str):
             return False  # V would be padded, and keys not in halves
         return max(rows, 16) >= c.BM and not problem(folded, target, c)
 
@@ -130,21 +140,21 @@ def problem(spec: AttentionSpec, target: Target, config: GpuConfig) -> str:
     """Why tiles do not fit, "" where they do."""
     unit = matrix_unit(target, spec.dtype)
     rows = 16 if unit else 8
-    if config.BM % (rows * config.W) or config.BN % 16:
-        return (
-            f"BM={config.BM} is not a multiple of {rows} rows for each of {config.W} subgroups, or BN={config.BN} of 16"
-        )
+    if config.BM % (rows * config.subgroups) or config.BN % 16:
+        return f"BM={config.BM} is not a multiple of {rows} rows for each of {config.subgroups} subgroups, or BN={config.BN} of 16"
     if isinstance(spec.Skv, int) and round_up(spec.Skv, 16) < config.BN:
         return f"BN={config.BN} for {spec.Skv} keys"
     d, dv = head_dims(spec, target)
-    if unit is not None and config.BM // config.W * (dv + config.BN) > _MOST_REGISTERS * 32:
+    if unit is not None and config.BM // config.subgroups * (dv + config.BN) > _MOST_REGISTERS * 32:
         return f"BM={config.BM} and BN={config.BN} take more registers than there are for Dv={spec.Dv}"
-    threads = config.W * subgroup_size(target)
+    threads = config.subgroups * subgroup_size(target)
     vector = 16 // (4 if spec.dtype == "f32" else 2)
     half_d, half_k = halves(spec, target, config)
     width = (2, d // 2) if half_d else (d,)
     keys = (2, config.BN // 2) if half_k else (config.BN,)
-    copies = [(config.BN, *width), (dv, *keys) if config.VT else (config.BN, dv), *[(config.BM, *width)] * config.QS]
+    copies = [(config.BN, *width), (dv, *keys) if config.transpose_v else (config.BN, dv)]
+    if config.stage_q_in_shared:
+        copies.append((config.BM, *width))
     for copy in copies:
         if not _divides(copy, threads, vector):
             return f"a tile of {' x '.join(map(str, copy))} does not divide among {threads} threads"

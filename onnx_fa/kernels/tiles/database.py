@@ -21,8 +21,12 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Elementwise, MaskTerm, SlidingWindow
 
-FORMAT = 1
-"""Of the files; another number is refused."""
+FORMAT = 2
+"""Of the files that are written. Those of format 1 are read too; another number is refused."""
+_CPU_NAMES = {"W": "lanes", "RI": "tile_keys", "RN": "tile_dims", "U": "unroll"}
+_GPU_NAMES = {"W": "subgroups", "VT": "transpose_v", "QS": "stage_q_in_shared", "ST": "pipeline_stages"}
+_NAMES_OF_FORMAT_1 = {"vector": _CPU_NAMES, "few": _CPU_NAMES, "gpu": _GPU_NAMES}
+"""By body: the fields of tiles that files of format 1 call otherwise, and what they are called now."""
 FOLDER_ENV = "ONNX_FA_TUNING"
 """Environment variable: a folder whose <target>.json stands in for the package's own."""
 
@@ -99,9 +103,9 @@ class Database:
         old = {e.family: e for e in self.entries}
         joined = []
         for e in new:
-            widths = {c.tiles.get("W") for c in e.choices}
+            widths = {c.tiles.get("lanes") for c in e.choices}
             known = old.pop(e.family).choices if e.family in old else ()
-            joined.append(replace(e, choices=(*e.choices, *(c for c in known if c.tiles.get("W") not in widths))))
+            joined.append(replace(e, choices=(*e.choices, *(c for c in known if c.tiles.get("lanes") not in widths))))
         return Database(self.target, (*joined, *old.values()))
 
     def to_json(self) -> str:
@@ -251,15 +255,16 @@ def parse(text: str, where: str) -> Database:
     """The database in a file's text. Raises OnnxFaError, naming `where` and the entry, for anything that is not as it should be."""
     try:
         data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, not {FORMAT}")
+        version = data["format"]
+        if version not in (1, FORMAT):
+            raise ValueError(f"format {version}, not {FORMAT}")
         name, listed = str(data["target"]), list(data["entries"])
     except (ValueError, KeyError, TypeError) as e:
         raise OnnxFaError(f"{where}: not a tuning database: {_what(e)}") from e
     entries = []
     for n, item in enumerate(listed):
         try:
-            entries.append(_entry(item))
+            entries.append(_entry(item, version))
         except (ValueError, KeyError, TypeError) as e:
             raise OnnxFaError(f"{where}: not a tuning database: entry {n}: {_what(e)}") from e
     return Database(name, tuple(entries))
@@ -269,8 +274,9 @@ def _what(error: Exception) -> str:
     return f"no field {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _entry(item: Any) -> Entry:
+def _entry(item: Any, version: int) -> Entry:
     families = Family(**item["family"])
+    renamed = _NAMES_OF_FORMAT_1.get(families.body, {}) if version == 1 else {}
     for value, known in ((families.Sq, QUERIES), (families.Skv, KEYS), (families.mask, MASKS)):
         if value not in known:
             raise ValueError(f"{value!r} is not one of {', '.join(known)}")
@@ -278,7 +284,7 @@ def _entry(item: Any) -> Entry:
         raise ValueError("D, Dv and group must be positive")
     choices = tuple(
         Choice(
-            _tiles(c["tiles"]),
+            _tiles(c["tiles"], renamed),
             float(c["cost"]),
             tuple(map(str, c["flags"])),
             tuple((int(r), float(ms)) for r, ms in c["samples_ms"]),
@@ -287,14 +293,15 @@ def _entry(item: Any) -> Entry:
     )
     if not all(0 < c.cost < math.inf for c in choices):
         raise ValueError("a cost that is not above 0")
-    refused = tuple(Refused(_tiles(r["tiles"]), str(r["reason"]), tuple(r["flags"])) for r in item["refused"])
+    refused = tuple(Refused(_tiles(r["tiles"], renamed), str(r["reason"]), tuple(r["flags"])) for r in item["refused"])
     return Entry(families, str(item["case"]), dict(item["measured"]), choices, refused)
 
 
-def _tiles(item: Any) -> Tiles:
+def _tiles(item: Any, renamed: Mapping[str, str]) -> Tiles:
+    """Tiles of a file, whose fields named in `renamed` get the name that it gives them."""
     if not item or not all(isinstance(v, int) for v in item.values()):
         raise ValueError(f"tiles {item} are not named whole numbers")
-    return dict(item)
+    return {renamed.get(name, name): value for name, value in item.items()}
 
 
 def queries_computed(Sq: Dim, block: int) -> float:
