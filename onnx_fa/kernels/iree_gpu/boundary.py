@@ -17,16 +17,18 @@ PADDED = {"m": "Sq, padded", "k": "Skv, padded"}
 """Symbols of lengths that are known at run time, as the dispatch sees them."""
 
 
-def lead_with_heads(x: Operand, place: int) -> Operand:
+def lead_with_heads(operand: Operand, place: int) -> Operand:
     """Q or K with its batch dims and heads in one axis with the next, where they are its first. With more axes, LLVM's analysis of
     alignment gives up before it has seen them all, and single elements are loaded."""
-    outer = next((n for n, kind in enumerate(x.kinds) if kind[:1] not in ("b", "h")), 0)
-    if place > 1 or not outer or any(isinstance(d, str) for d in x.shape):
-        return x
-    if list(x.kinds[:outer]) != sorted(x.kinds[:outer]) or any(k[:1] in ("b", "h") for k in x.kinds[outer:]):
-        return x
-    rows = math.prod(int(d) for d in x.shape[: outer + 1])
-    return Operand(x.name, x.kinds[outer:], (rows, *x.shape[outer + 1 :]), x.element, "q" if place == 0 else "kv")
+    kinds, shape = operand.kinds, operand.shape
+    outer = next((axis for axis, kind in enumerate(kinds) if kind[:1] not in ("b", "h")), 0)
+    if place > 1 or not outer or any(isinstance(size, str) for size in shape):
+        return operand
+    if list(kinds[:outer]) != sorted(kinds[:outer]) or any(kind[:1] in ("b", "h") for kind in kinds[outer:]):
+        return operand
+    rows = math.prod(int(size) for size in shape[: outer + 1])
+    lead = "q" if place == 0 else "kv"
+    return Operand(operand.name, kinds[outer:], (rows, *shape[outer + 1 :]), operand.element, lead)
 
 
 class Boundary:
@@ -40,20 +42,24 @@ class Boundary:
         self.padding = {axis: self._padding(axis) for axis in ("m", "k")}
         self.sizes: dict[str, Dim] = {"d": d, "n": dv, "m": self._length("m"), "k": self._length("k")}
         names = [f"%{name}" for name in spec.operand_names("mask")]
-        elements = ["i8" if e == "bool" else e for e in spec.operand_dtypes]
+        elements = ["i8" if dtype == "bool" else dtype for dtype in spec.operand_dtypes]
         self.operands = [
-            Operand(n, k, self._padded(k, s), e)
-            for n, k, s, e in zip(names, self.kinds, spec.operand_shapes, elements, strict=True)
+            Operand(name, kinds, self._padded(kinds, shape), element)
+            for name, kinds, shape, element in zip(names, self.kinds, spec.operand_shapes, elements, strict=True)
         ]
         self.out = Operand("%out", self.out_kinds, self._padded(self.out_kinds, spec.out_shape), spec.dtype)
         self.transposed = self._transposed_v()
         inside = list(self.operands)
         if self.transposed is not None:
             inside[2] = dataclasses.replace(self.transposed, name="%v")
-        half_d, half_k = halves(spec, target, config)
-        self.halves = "d" * half_d + "k" * (half_k and self.transposed is not None)
-        self.inside = [lead_with_heads(self._halved(x), n) for n, x in enumerate(inside)]
-        self.symbols = [*spec.symbols, *(s for s in PADDED.values() if s in self.sizes.values())]
+        halve_dims, halve_keys = halves(spec, target, config)
+        self.halved_kinds: set[str] = set()
+        if halve_dims:
+            self.halved_kinds.add("d")
+        if halve_keys and self.transposed is not None:
+            self.halved_kinds.add("k")
+        self.inside = [lead_with_heads(self._halved(operand), place) for place, operand in enumerate(inside)]
+        self.symbols = [*spec.symbols, *(symbol for symbol in PADDED.values() if symbol in self.sizes.values())]
         """What the dispatch's workload says: the spec's symbols, and lengths that are padded when the program runs."""
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(self.symbols)}
 
@@ -65,40 +71,41 @@ class Boundary:
         layouts = (spec.q_layout, spec.k_layout, spec.v_layout)
         for layout, last in zip(layouts, (("m", "d"), ("k", "d"), ("k", "n")), strict=True):
             canonical = (*batch, "h", *last)
-            kinds.append(tuple(canonical[a] for a in layout))
+            kinds.append(tuple(canonical[axis] for axis in layout))
         score = (*batch, "h", "m", "k")
         for shape in spec.operand_shapes[3:]:
             own = score[len(score) - len(shape) :]
-            kinds.append(tuple("" if d == 1 else k for k, d in zip(own, shape, strict=True)))
+            kinds.append(tuple("" if size == 1 else kind for kind, size in zip(own, shape, strict=True)))
         canonical = (*batch, "h", "m", "n")
-        return kinds, tuple(canonical[a] for a in spec.o_layout)
+        return kinds, tuple(canonical[axis] for axis in spec.o_layout)
 
     def _transposed_v(self) -> Operand | None:
         """V with its keys innermost, where the tiles want it and it is stored otherwise."""
-        v = self.operands[2]
-        if not self.config.transpose_v or v.tile != ("k", "n"):
+        values = self.operands[2]
+        if not self.config.transpose_v or values.tile != ("k", "n"):
             return None
         order = self.order()
-        return Operand("%vt", tuple(v.kinds[a] for a in order), tuple(v.shape[a] for a in order), v.element)
+        kinds, shape = (tuple(values.kinds[axis] for axis in order), tuple(values.shape[axis] for axis in order))
+        return Operand("%vt", kinds, shape, values.element)
 
     def order(self) -> list[int]:
         """The permutation that transposes V."""
         kinds = self.operands[2].kinds
-        return sorted(range(len(kinds)), key=lambda a: "bhnk".index(kinds[a][0]))
+        return sorted(range(len(kinds)), key=lambda axis: "bhnk".index(kinds[axis][0]))
 
-    def _halved(self, x: Operand) -> Operand:
+    def _halved(self, operand: Operand) -> Operand:
         """The operand with its axes in halves: of D, and of a block's keys."""
         kinds: list[str] = []
         shape: list[Dim] = []
-        for kind, size in zip(x.kinds, x.shape, strict=True):
-            if kind and kind in self.halves:
+        for kind, size in zip(operand.kinds, operand.shape, strict=True):
+            if kind in self.halved_kinds:
                 half = self.config.BN // 2 if kind == "k" else int(size) // 2
                 kinds += ["j" if kind == "k" else "e", kind]
                 shape += [int(size) // half, half]
             else:
                 kinds.append(kind)
                 shape.append(size)
-        return Operand(x.name, tuple(kinds), tuple(shape), x.element)
+        return Operand(operand.name, tuple(kinds), tuple(shape), operand.element)
 
     def value(self, symbol: str) -> str:
         """The SSA index of a symbol."""
@@ -107,8 +114,8 @@ class Boundary:
     def _unaligned(self, axis: str) -> bool:
         """Whether blocks that start anywhere would be read across the alignment of vector loads: the axis is the innermost one of
         something."""
-        inner = [k[-1] == axis for k in (*self.kinds, self.out_kinds) if k]
-        return any(inner) or (axis == "k" and bool(self.config.transpose_v))
+        innermost = [kinds[-1] for kinds in (*self.kinds, self.out_kinds) if kinds]
+        return axis in innermost or (axis == "k" and bool(self.config.transpose_v))
 
     def _padding(self, axis: str) -> str:
         """How blocks come to their full size: "" (they are), "least" (operands have at least one block; the last block starts
@@ -129,7 +136,7 @@ class Boundary:
         return round_up(length, block) if how == "blocks" else max(length, block)
 
     def _padded(self, kinds: Sequence[str], shape: Sequence[Dim]) -> tuple[Dim, ...]:
-        return tuple(self.sizes.get(k, d) if k else d for k, d in zip(kinds, shape, strict=True))
+        return tuple(self.sizes.get(kind, size) if kind else size for kind, size in zip(kinds, shape, strict=True))
 
     def tied(self, shape: Sequence[Dim]) -> str:
         return tied_dims(shape, self.dims)
