@@ -32,7 +32,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
-from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.attention import AttentionSpec

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.kernels.cpu import vector
 from onnx_fa.kernels.cpu.few import emit_few, few_config, few_queries, tuned_few
-from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
 from onnx_fa.kernels.iree_gpu import tiles as gpu_tiles
 from onnx_fa.kernels.iree_gpu.gpu import emit_gpu

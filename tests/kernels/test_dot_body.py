@@ -16,7 +16,7 @@ from onnx_fa.errors import TargetError, UnsupportedError
 from onnx_fa.forms.plain import plain_model
 from onnx_fa.iree.alone import entry_text
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
-from onnx_fa.kernels.cpu.bf16_body import DotBody
+from onnx_fa.kernels.cpu.body import lane_body
 from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec import target as targets
@@ -147,9 +147,9 @@ def test_few_queries_stay_f32() -> None:
 
 def test_tiles() -> None:
     with pytest.raises(UnsupportedError, match="do not fit head dims 16 and 32"):
-        DotBody(_spec(D=16), VectorConfig(16, 32, 64, 8, 8, 4))
+        lane_body(_spec(D=16), VectorConfig(16, 32, 64, 8, 8, 4), bf16=True)
     with pytest.raises(UnsupportedError, match="do not fit"):
-        DotBody(_spec(), VectorConfig(16, 32, 63, 3, 3, 4))
+        lane_body(_spec(), VectorConfig(16, 32, 63, 3, 3, 4), bf16=True)
     for d in (8, 16, 40, 64, 128, 256, 512):
         spec = _spec(D=d, Dv=d, masks=(AddMask((40, 70)),))
         config = default_config(spec, AVX512)

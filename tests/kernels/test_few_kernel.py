@@ -13,7 +13,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.alone import module_text
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.few import MOST_QUERIES, emit_few, few_config, few_queries, few_stack_bytes, tuned_few
-from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import STACK_BYTES
 from onnx_fa.kernels.tiles.database import database_name, read_database
 from onnx_fa.spec.attention import AttentionSpec

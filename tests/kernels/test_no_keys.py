@@ -18,7 +18,7 @@ from onnx_fa.forms.replace import Form
 from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.few import emit_few
-from onnx_fa.kernels.cpu.few_body import FewConfig
+from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.source import AttentionSource

@@ -1,11 +1,11 @@
-"""Attention of a few queries for llvm-cpu (see few_body.py): what it carries, its tiles."""
+"""Attention of a few queries for llvm-cpu (see few_kernel.py): what it carries, its tiles."""
 
 from __future__ import annotations
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.body import few_body
 from onnx_fa.kernels.cpu.combine import splits_of
-from onnx_fa.kernels.cpu.few_body import FewBody, FewConfig
-from onnx_fa.kernels.cpu.two_sweeps import FewInTwoSweeps
+from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.plan.folding import fold_queries
@@ -76,13 +76,12 @@ def emit_few(
     if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
     folded = fold_queries(spec)
-    kind = FewBody if spec.rounding is None else FewInTwoSweeps
-    body = kind(folded, config, splits_of(folded, queries) if splits is None else splits)
-    for integers, width in ((body.k_integers, spec.D), (body.v_integers, spec.Dv)):
+    body = few_body(folded, config, splits_of(folded, queries) if splits is None else splits)
+    for integers, width in ((body.operands.k_integers, spec.D), (body.operands.v_integers, spec.Dv)):
         if integers is not None and not integers.in_vectors(width):
             raise UnsupportedError(
                 f"few kernel: {config.lanes} lanes do not fit {width} head dims of integers, or a scale's groups"
             )
     text = dispatch_text(spec, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
-    return Kernel(name, text, "few", spec, shown(config, body), flags, found.reason if found else "")
+    return Kernel(name, text, "few", spec, shown(config, body.operands.splits), flags, found.reason if found else "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from onnx_fa.kernels.cpu.operands import VectorOperands
-from onnx_fa.kernels.cpu.state import Block, Row, Slab
-from onnx_fa.kernels.cpu.tiles import VectorConfig
+from onnx_fa.kernels.cpu.operands import Operands
+from onnx_fa.kernels.cpu.query_rows import QueryRows
+from onnx_fa.kernels.cpu.state import Block, Row
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
 from onnx_fa.kernels.mlir.text import I32, tensor_type
 from onnx_fa.kernels.plan.bounds import Range
@@ -23,28 +23,29 @@ from onnx_fa.kernels.plan.score import (
     window,
 )
 from onnx_fa.kernels.plan.skipping import skipping
-from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, SQ, K, Length, Q, ScoreExpr, Tensor, leaves, tensors_of
-from onnx_fa.spec.terms import IndexMask, TensorArg
+from onnx_fa.spec.terms import IndexMask
 
 
-class MaskedScores(VectorOperands):
-    """Adds what is known of the mask terms before the first key, and computes the rest of them for a key."""
+class ScoreTerms:
+    """The steps from a product of q and k to a score, and what is known of their terms before the first key: per vector of queries
+    `row_values`, over all of the workgroup's queries `row_ranges`."""
 
-    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
-        super().__init__(spec, config, splits)
+    def __init__(self, operands: Operands, rows: QueryRows) -> None:
+        self.operands, self.rows = operands, rows
+        self.t, self.spec = operands.t, operands.spec
+        spec = self.spec
         self.plan = score_plan(spec)
         self.parts = tile_parts(self.plan, spec.tensors)
         self.skips = skipping(spec)
         self.clear_plan = self.plan.without(self.skips.kept)
         self.clear_parts = set(tile_parts(self.clear_plan, spec.tensors))
-        self.tile_type = tensor_type((config.BK, config.BM), "f32")
 
         self.vector = ExprVectors(self.t, IntBounds(spec.Sq, spec.Skv, spec.tensors), spec.tensors)
         by_position = any(Q in leaves(e) for e in self.plan.expressions)
         by_position = by_position or any(isinstance(m, IndexMask) for m in spec.masks)
-        self.positions = self.query_positions() if by_position else []
-        tensor_rows = {i: self.row_vectors(x, self.masks[i]) for i, x in enumerate(spec.tensors) if not varies(x)[1]}
+        self.positions = rows.positions() if by_position else []
+        tensor_rows = {i: rows.load(x, operands.masks[i]) for i, x in enumerate(spec.tensors) if not varies(x)[1]}
         conditions = (*self.skips.low, *self.skips.kept.values())
         self.row_ranges = {
             i: self.row_range(tensor_rows[i])
@@ -53,59 +54,22 @@ class MaskedScores(VectorOperands):
         }
         parts = row_parts(self.plan, spec.tensors)
         self.row_values = [
-            self.row_parts(parts, j, {i: x[j] for i, x in tensor_rows.items()}) for j in range(self.vectors)
+            self.row_parts(parts, j, {i: x[j] for i, x in tensor_rows.items()}) for j in range(rows.count)
         ]
         self.sink = [
             self.vector.in_log2(x.value)
-            for x in (self.row_vectors(spec.sink, self.masks[-1]) if spec.sink is not None else [])
+            for x in (rows.load(spec.sink, operands.masks[-1]) if spec.sink is not None else [])
         ]
-
-    def query_positions(self) -> list[str]:
-        """The index of each lane's query, as i32 vectors."""
-        t = self.t
-        lanes = t.let(f"vector.step : vector<{t.width}xindex>")
-        lanes = t.let(f"arith.index_cast {lanes} : vector<{t.width}xindex> to {t.ivec}")
-        last = t.broadcast(self.i32(t.arith("subi", self.sq, t.index(1))), I32)
-        out = []
-        for j in range(self.vectors):
-            position = t.arith("addi", t.broadcast(self.i32(t.shifted(self.m0, j * t.width)), I32), lanes, t.ivec)
-            out.append(t.arith("minsi", position, last, t.ivec) if self.few_queries else position)
-        return out
 
     @property
     def unit(self) -> float:
         """What a score is multiplied by before the mask terms see it."""
         return 1.0 if self.plan.natural else LOG2E
 
-    def to_vector(self, value: str, element: str) -> Vector:
-        """A vector of a tensor's elements, as expressions take them."""
-        if element == "i8":
-            zero = self.t.constant("dense<0>", f"vector<{self.t.width}xi8>")
-            return Vector(self.t.let(f"arith.cmpi ne, {value}, {zero} : vector<{self.t.width}xi8>"), "i1")
-        if element in ("i32", "i64"):
-            return Vector(value, element)
-        return Vector(self.to_f32(value, element, f"{self.t.width}x"), "f32")
-
-    def splat_of(self, slab: Slab, *indices: str) -> Vector:
-        """One element of a tensor in every lane."""
-        value = self.t.let(f"tensor.extract {slab.value}[{', '.join(indices)}] : {slab.type}")
-        return self.to_vector(self.t.broadcast(value, slab.element), slab.element)
-
-    def row_vectors(self, tensor: TensorArg, slab: Slab) -> list[Vector]:
-        """A tensor that does not vary along the keys, per vector of queries."""
-        t = self.t
-        if not varies(tensor)[0]:
-            return [self.splat_of(slab, t.index(0))] * self.vectors
-        row_type = tensor_type((self.config.BM,), slab.element)
-
-        def body(row: str, carried: list[str]) -> list[str]:
-            value = t.let(f"tensor.extract {slab.value}[{self.query(row)}] : {slab.type}")
-            return [t.let(f"tensor.insert {value} into {carried[0]}[{row}] : {row_type}")]
-
-        empty = t.let(f"tensor.empty() : {row_type}")
-        rows = t.loop((t.index(0), t.index(self.config.BM), t.index(1)), [(empty, row_type)], body)[0]
-        vectors = [t.read(rows, row_type, self.lane(j), element=slab.element) for j in range(self.vectors)]
-        return [self.to_vector(x, slab.element) for x in vectors]
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by: the scale, and the first softcap or the change of unit."""
+        return self.spec.scale / self.spec.mods[0].cap if self.spec.mods else self.spec.scale * self.unit
 
     def row_parts(self, parts: list[ScoreExpr], j: int, tensors: dict[int, Vector]) -> dict[ScoreExpr, Vector]:
         """What of the mask terms does not change with the key, for one vector of queries."""
@@ -144,7 +108,7 @@ class MaskedScores(VectorOperands):
 
     def key_range(self, i: int, k0: str, rows: str) -> Range:
         """The least and the largest of a tensor of integers or booleans that varies along the keys alone, over a block."""
-        t, slab = self.t, self.masks[i]
+        t, slab = self.t, self.operands.masks[i]
         first = t.let(f"tensor.extract {slab.value}[{k0}] : {slab.type}")  # stands for what lies past the last key
 
         def value(at: str) -> Vector:
@@ -152,7 +116,7 @@ class MaskedScores(VectorOperands):
                 f"vector.transfer_read {slab.value}[{at}], {first} {{in_bounds = [false]}} : {slab.type}, "
                 f"{t.type(slab.element)}"
             )
-            x_ = self.to_vector(x, slab.element)
+            x_ = self.operands.to_vector(x, slab.element)
             return self.as_i32(x_) if x_.element == "i1" else x_
 
         start = value(k0)
@@ -168,22 +132,50 @@ class MaskedScores(VectorOperands):
     def length(self, expr: ScoreExpr) -> Vector | None:
         if not isinstance(expr, Length):
             return None
-        return Vector(self.t.broadcast(self.i32(self.sq if expr == SQ else self.skv), I32), "i32")
+        length = self.operands.sq if expr == SQ else self.operands.skv
+        return Vector(self.t.broadcast(self.operands.i32(length), I32), "i32")
+
+    def offset(self, mask: IndexMask) -> str:
+        """The key that the first query stands at, an index."""
+        if mask.offset == "end":
+            return self.t.arith("subi", self.operands.skv, self.operands.sq)
+        return self.t.index(mask.offset)
+
+    def steps(self, block: Block) -> tuple[IndexStep | ExprStep, ...]:
+        return (self.clear_plan if block.clear else self.plan).steps
+
+    def capped(self, s: str) -> str:
+        """The product of q and k, scaled as `query_factor` says, after the softcaps."""
+        t, mods = self.t, self.spec.mods
+        for mod, following in zip(mods, (*mods[1:], None), strict=False):
+            s = t.vop("math.tanh", s)
+            s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * self.unit))
+        return s
+
+
+class LaneScores:
+    """Scores with queries along the lanes, a vector of them for one key. Tensors of Sq x Skv are transposed a block at a time into
+    tiles of `tile_type`."""
+
+    def __init__(self, terms: ScoreTerms) -> None:
+        self.terms, self.operands = terms, terms.operands
+        self.t, self.spec = terms.t, terms.spec
+        self.tile_type = tensor_type((self.operands.config.BK, self.operands.config.BM), "f32")
 
     def mask_tile(self, part: ScoreExpr, tiles: list[str], block: Block) -> list[str]:
         """A block of what is made from one Sq x Skv tensor, transposed into one tile, or two for the halves of integers."""
         t, w = self.t, self.t.width
-        slab = self.masks[next(leaf.index for leaf in leaves(part) if isinstance(leaf, Tensor))]
+        slab = self.operands.masks[next(leaf.index for leaf in leaves(part) if isinstance(leaf, Tensor))]
         carried_types = [self.tile_type] * len(tiles)
 
         def read(row: str, column: str) -> list[str]:
             x = t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=not block.edge)
-            tensor = self.to_vector(x, slab.element)
-            value = self.vector.emit(part, lambda e: tensor if isinstance(e, Tensor) else None, {})
+            tensor = self.operands.to_vector(x, slab.element)
+            value = self.terms.vector.emit(part, lambda e: tensor if isinstance(e, Tensor) else None, {})
             return self.as_floats(value)
 
         def queries(row: str, carried: list[str]) -> list[str]:
-            at = [self.query(t.shifted(row, i)) for i in range(w)]
+            at = [self.operands.query(t.shifted(row, i)) for i in range(w)]
 
             def keys(key: str, inner: list[str]) -> list[str]:
                 column = t.arith("addi", block.k0, key)
@@ -198,7 +190,7 @@ class MaskedScores(VectorOperands):
             return t.loop(bounds, list(zip(carried, carried_types, strict=True)), keys)
 
         # Rows of the tensor are read a block's length at a time: far less pages and streams at once than key by key.
-        bounds = (t.index(0), t.index(self.config.BM), t.index(w))
+        bounds = (t.index(0), t.index(self.operands.config.BM), t.index(w))
         return t.loop(bounds, list(zip(tiles, carried_types, strict=True)), queries)
 
     def as_floats(self, x: Vector) -> list[str]:
@@ -227,66 +219,54 @@ class MaskedScores(VectorOperands):
         high = t.arith("shli", high, t.constant("dense<32>", wide), wide)
         return Vector(t.arith("ori", low, high, wide), "i64")
 
-    def expression(self, expr: ScoreExpr, score: str, row: Row, j: int, tiles: dict[ScoreExpr, list[str]]) -> str:
+    def expression(self, expr: ScoreExpr, score: str, row: Row, j: int, block: Block) -> str:
         """A step of the plan for one vector of queries and one key."""
         t, tensors = self.t, self.spec.tensors
 
         def by_key(e: ScoreExpr) -> Vector | None:
             if e == K:
-                return Vector(t.broadcast(self.i32(row.key), I32), "i32")
-            if e in self.row_values[j]:
-                return self.row_values[j][e]  # the same in every lane, as nothing here varies along the queries
-            return self.splat_of(self.masks[e.index], row.read) if isinstance(e, Tensor) else None
+                return Vector(t.broadcast(self.operands.i32(row.key), I32), "i32")
+            if e in self.terms.row_values[j]:
+                return self.terms.row_values[j][e]  # the same in every lane, as nothing here varies along the queries
+            return self.operands.splat_of(self.operands.masks[e.index], row.read) if isinstance(e, Tensor) else None
 
         def known(e: ScoreExpr) -> Vector | None:
             if e == SCORE:
                 return Vector(score, "f32")
-            if e in self.row_values[j]:
-                return self.row_values[j][e]
-            if e in tiles:
-                return self.from_floats(e, [t.read(x, self.tile_type, row.at, self.lane(j)) for x in tiles[e]])
+            if e in self.terms.row_values[j]:
+                return self.terms.row_values[j][e]
+            if e in block.tiles:
+                return self.from_floats(
+                    e, [t.read(x, self.tile_type, row.at, self.operands.lane(j)) for x in block.tiles[e]]
+                )
             if uses(e, tensors) == {"k"}:
-                return self.vector.emit(e, by_key, row.known)
+                return self.terms.vector.emit(e, by_key, row.known)
             return None
 
-        return self.vector.emit(expr, known, {}).value
-
-    def offset(self, mask: IndexMask) -> str:
-        return self.t.arith("subi", self.skv, self.sq) if mask.offset == "end" else self.t.index(mask.offset)
+        return self.terms.vector.emit(expr, known, {}).value
 
     def index_mask(self, step: IndexStep, score: str, key: str, j: int) -> str:
         """key - offset - right <= query <= key - offset + left"""
         t, mask = self.t, step.mask
-        at = self.i32(t.arith("subi", key, self.offset(mask)))
+        at = self.operands.i32(t.arith("subi", key, self.terms.offset(mask)))
         left, right = window(mask)
         bounds = [("sle", -right)] if right is not None else []
         bounds += [("sge", left)] if left is not None else []
         for predicate, by in bounds:
             limit = t.broadcast(t.arith("addi", at, t.constant(str(by), I32), I32), I32)
-            keep = t.let(f"arith.cmpi {predicate}, {limit}, {self.positions[j]} : {t.ivec}")
+            keep = t.let(f"arith.cmpi {predicate}, {limit}, {self.terms.positions[j]} : {t.ivec}")
             score = t.select(keep, score, t.splat(step.fill))
         return score
 
-    def steps(self, block: Block) -> tuple[IndexStep | ExprStep, ...]:
-        return (self.clear_plan if block.clear else self.plan).steps
-
-    def capped(self, s: str) -> str:
-        """The product of q and k, scaled as `query_factor` says, after the softcaps."""
-        t, mods = self.t, self.spec.mods
-        for mod, following in zip(mods, (*mods[1:], None), strict=False):
-            s = t.vop("math.tanh", s)
-            s = t.vop("arith.mulf", s, t.splat(mod.cap / following.cap if following else mod.cap * self.unit))
-        return s
-
-    def score(self, raw: str, row: Row, j: int, block: Block, tiles: dict[ScoreExpr, list[str]]) -> str:
+    def score(self, raw: str, row: Row, j: int, block: Block) -> str:
         """What the softmax sees, in units of log2, for one vector of queries and one key."""
-        t, s = self.t, self.capped(raw)
-        for step in self.steps(block):
+        t, s = self.t, self.terms.capped(raw)
+        for step in self.terms.steps(block):
             if not isinstance(step, IndexStep):
-                s = self.expression(step.expr, s, row, j, tiles)
+                s = self.expression(step.expr, s, row, j, block)
             elif block.edge:
                 s = self.index_mask(step, s, row.key, j)
-        if block.edge and self.ragged_keys:
-            inside = t.broadcast(t.arith("cmpi slt,", row.key, self.skv), "i1")
+        if block.edge and self.operands.ragged_keys:
+            inside = t.broadcast(t.arith("cmpi slt,", row.key, self.operands.skv), "i1")
             s = t.select(inside, s, t.splat(-math.inf))
         return s

@@ -8,25 +8,28 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.dequantize import Integers, Scales, stored_shape
 from onnx_fa.kernels.cpu.state import Cut, Slab
-from onnx_fa.kernels.cpu.tiles import VectorConfig, operand_shapes, operand_types
+from onnx_fa.kernels.cpu.tiles import CpuTiles, operand_shapes, operand_types
 from onnx_fa.kernels.mlir.entry import tied_dims
+from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim, Quantized, TensorArg
 
 
-class VectorOperands:
-    """Loads the slabs of one workgroup. Arguments: those of `operand_names`, `dims` for the symbols, `outputs`.
+class Operands:
+    """Loads the slabs of one workgroup. The function's arguments are those of `operand_names`, `dims` for the symbols, `outputs`.
 
-    Raises UnsupportedError for splits of keys that cannot be split."""
+    `t` is the text of the function, to which all its parts write. Raises UnsupportedError for splits of keys that cannot be
+    split."""
 
-    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+    def __init__(self, spec: AttentionSpec, config: CpuTiles, splits: int = 1) -> None:
         if splits > 1 and not can_split(spec):
-            raise UnsupportedError("the keys of row statistics, or of a dynamic batch, Hq or Sq, are not split")
+            raise UnsupportedError(
+                "the keys of row statistics, of rounded probabilities, or of a dynamic batch, Hq or Sq, are not split"
+            )
         self.spec, self.config, self.splits = spec, config, splits
         self.t = Lanes(config.lanes)
-        self.vectors = self.row_vector_count
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
         self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)
@@ -129,11 +132,6 @@ class VectorOperands:
         rows = (self.splits, *spec.batch, spec.Hq, spec.Sq)
         return [("%out", (*rows, spec.Dv), "f32"), ("%best", rows, "f32"), ("%total", rows, "f32")]
 
-    @property
-    def row_vector_count(self) -> int:
-        """How many vectors hold a number per query."""
-        return self.config.BM // self.config.lanes
-
     def dim(self, d: Dim) -> str:
         return self.t.index(d) if isinstance(d, int) else self.dims[d]
 
@@ -219,7 +217,20 @@ class VectorOperands:
         return self.t.let(f"arith.index_cast {index} : index to i32")
 
     def lane(self, j: int) -> str:
+        """Where vector j of the queries begins."""
         return self.t.index(j * self.t.width)
+
+    def in_first_split(self, x: str) -> str:
+        """The vector x in the first split of the keys, 0 in the others."""
+        if self.splits == 1:
+            return x
+        first = self.t.let(f"arith.cmpi eq, {self.split}, {self.t.index(0)} : index")
+        return self.t.let(f"arith.select {first}, {x}, {self.t.splat(0.0)} : {self.t.vec}")
+
+    def lane_numbers(self) -> str:
+        """0, 1, 2, ... along the lanes, as i32."""
+        lanes = self.t.let(f"vector.step : vector<{self.t.width}xindex>")
+        return self.t.let(f"arith.index_cast {lanes} : vector<{self.t.width}xindex> to {self.t.ivec}")
 
     def to_f32(self, value: str, element: str, lanes: str = "") -> str:
         """A scalar (or a vector, with `lanes` such as "16x") of that element type as f32."""
@@ -227,6 +238,20 @@ class VectorOperands:
             return value
         types = [f"vector<{lanes}{e}>" if lanes else e for e in (element, "f32")]
         return self.t.let(f"arith.{'uitofp' if element == 'i8' else 'extf'} {value} : {types[0]} to {types[1]}")
+
+    def to_vector(self, value: str, element: str) -> Vector:
+        """A vector of a tensor's elements, as expressions take them."""
+        if element == "i8":
+            zero = self.t.constant("dense<0>", f"vector<{self.t.width}xi8>")
+            return Vector(self.t.let(f"arith.cmpi ne, {value}, {zero} : vector<{self.t.width}xi8>"), "i1")
+        if element in ("i32", "i64"):
+            return Vector(value, element)
+        return Vector(self.to_f32(value, element, f"{self.t.width}x"), "f32")
+
+    def splat_of(self, slab: Slab, *indices: str) -> Vector:
+        """One element of a tensor in every lane."""
+        value = self.t.let(f"tensor.extract {slab.value}[{', '.join(indices)}] : {slab.type}")
+        return self.to_vector(self.t.broadcast(value, slab.element), slab.element)
 
     def read_f32(self, slab: Slab, row: str, column: str, in_bounds: bool = True) -> str:
         """W neighbours of a slab's row."""

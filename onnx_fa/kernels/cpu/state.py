@@ -23,12 +23,14 @@ class Slab:
 @dataclass(frozen=True)
 class Block:
     """A block of keys: the first, how many rows of the score tile to run, whether to test positions, whether the terms that
-    `MaskedScores.clear_plan` lacks leave its scores as they are."""
+    `ScoreTerms.clear_plan` lacks leave its scores as they are."""
 
     k0: str
     rows: str
     edge: bool
     clear: bool = False
+    tiles: dict[ScoreExpr, list[str]] = field(default_factory=dict)
+    """The tiles that hold what was made of an Sq x Skv tensor for this block."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,34 @@ class SoftmaxState:
     scratch: tuple[str, ...]
     best: tuple[str, ...]
     total: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StateTypes:
+    """The MLIR types of a state: its tensors, and of `vectors` vectors for the maxima, as many for the sums."""
+
+    acc: str
+    scores: str
+    scratch: tuple[str, ...]
+    vector: str
+    vectors: int
+
+    def carried(self, state: SoftmaxState) -> list[tuple[str, str]]:
+        """(value, type) of all that a loop carries."""
+        tensors = [(state.acc, self.acc), (state.scores, self.scores)]
+        tensors += zip(state.scratch, self.scratch, strict=True)
+        return [*tensors, *((x, self.vector) for x in (*state.best, *state.total))]
+
+    def pack(self, state: SoftmaxState) -> list[str]:
+        """The values of `carried`."""
+        return [value for value, _ in self.carried(state)]
+
+    def unpack(self, values: list[str]) -> SoftmaxState:
+        """The state of such values."""
+        acc, scores, *rest = values
+        tiles, vectors = len(self.scratch), self.vectors
+        best, total = rest[tiles : tiles + vectors], rest[tiles + vectors :]
+        return SoftmaxState(acc, scores, tuple(rest[:tiles]), tuple(best), tuple(total))
 
 
 @dataclass(frozen=True)

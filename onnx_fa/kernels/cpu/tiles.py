@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import astuple, dataclass
 
 from onnx_fa.kernels.cpu.dequantize import stored_shape
@@ -11,9 +12,8 @@ from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)
-class VectorConfig:
-    """Tiles of the kernel, in queries, keys and head dims. BM is a multiple of `lanes`, BK of `tile_keys`. Raises ValueError
-    otherwise."""
+class CpuTiles(ABC):
+    """Tiles of a vector kernel, in queries, keys and head dims. Raises ValueError for tiles that no kernel can have."""
 
     lanes: int
     """Of a vector: 4, 8 or 16."""
@@ -33,9 +33,28 @@ class VectorConfig:
             raise ValueError(f"tiles must be positive, and lanes 4, 8 or 16: {self}")
         self.check()
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raises ValueError for tiles that contradict each other."""
+
+
+@dataclass(frozen=True)
+class VectorConfig(CpuTiles):
+    """Tiles with queries along the lanes: BM is a multiple of `lanes`, BK of `tile_keys`."""
+
     def check(self) -> None:
         if self.BM % self.lanes or self.BK % self.tile_keys:
             raise ValueError(f"BM must be a multiple of lanes, and BK of tile_keys: {self}")
+
+
+@dataclass(frozen=True)
+class FewConfig(CpuTiles):
+    """Tiles for a few queries: BM are all of them, `tile_keys` is `lanes`, `tile_dims` counts vectors of head dims. BK is a
+    multiple of `tile_keys`."""
+
+    def check(self) -> None:
+        if self.BK % self.tile_keys or self.tile_keys != self.lanes:
+            raise ValueError(f"BK must be a multiple of tile_keys, and tile_keys be lanes: {self}")
 
 
 def operand_types(spec: AttentionSpec) -> list[str]:

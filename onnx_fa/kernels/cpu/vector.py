@@ -1,4 +1,4 @@
-"""Attention for llvm-cpu as one dispatch of vector code (see vector_body.py): what it carries, its tiles, its entry."""
+"""Attention for llvm-cpu as one dispatch of vector code (see body.py): what it carries, its tiles, its entry."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import math
 from dataclasses import asdict
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.cpu.bf16_body import DotBody, check_dot
+from onnx_fa.kernels.cpu.bf16_products import check_dot
+from onnx_fa.kernels.cpu.body import AttentionBody, lane_body
 from onnx_fa.kernels.cpu.combine import combine_call, combine_executable, splits_of
-from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles, operand_names, operand_shapes, operand_types, widens
-from onnx_fa.kernels.cpu.two_sweeps import TwoSweeps
-from onnx_fa.kernels.cpu.vector_body import VectorBody
+from onnx_fa.kernels.cpu.tiles import (
+    CpuTiles,
+    VectorConfig,
+    mask_tiles,
+    operand_names,
+    operand_shapes,
+    operand_types,
+    widens,
+)
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
@@ -115,70 +122,73 @@ def emit_vector(
     dots = multiplies_bf16(spec, target)
     if (needed := stack_bytes(spec, config, dots)) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {needed} of {STACK_BYTES} bytes of stack")
-    kind = DotBody if dots else VectorBody if spec.rounding is None else TwoSweeps
-    body = kind(spec, config, splits_of(spec, config.BM) if splits is None else splits)
+    body = lane_body(spec, config, splits_of(spec, config.BM) if splits is None else splits, bf16=dots)
     text = dispatch_text(site, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
     lossy = target.lossy if dots else ""
-    return Kernel(name, text, "vector", site, shown(config, body), flags, found.reason if found else "", lossy)
+    return Kernel(
+        name, text, "vector", site, shown(config, body.operands.splits), flags, found.reason if found else "", lossy
+    )
 
 
-def shown(config: VectorConfig, body: VectorBody) -> dict[str, int | str]:
+def shown(config: CpuTiles, splits: int) -> dict[str, int | str]:
     """The tiles, for reports."""
-    return {**asdict(config), **({"splits": body.splits} if body.splits > 1 else {})}
+    return {**asdict(config), **({"splits": splits} if splits > 1 else {})}
 
 
-def dispatch_text(site: AttentionSpec, body: VectorBody, name: str) -> str:
+def dispatch_text(site: AttentionSpec, body: AttentionBody, name: str) -> str:
     """The dispatch of a body and the function that calls it with a site's operands."""
     symbol = f"{name}_attention"
     lines = [*_executable(body, symbol), *_entry(site, body, name, symbol)]
-    if body.splits > 1:
-        lines += combine_executable(body.spec, body.splits, body.config.lanes, f"{name}_combine")
+    if body.operands.splits > 1:
+        lines += combine_executable(
+            body.operands.spec, body.operands.splits, body.operands.config.lanes, f"{name}_combine"
+        )
     return "\n".join(lines) + "\n"
 
 
-def _executable(body: VectorBody, symbol: str) -> list[str]:
-    spec = body.spec
+def _executable(body: AttentionBody, symbol: str) -> list[str]:
+    spec = body.operands.spec
     bindings = [
         *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
-        *((*output, "writeonly") for output in body.outputs),
+        *((*output, "writeonly") for output in body.operands.outputs),
     ]
     args, ties = [], []
     for arg, shape, element, access in bindings:
         type_ = f"!iree_tensor_ext.dispatch.tensor<{access}:{tensor_type(shape, element)}>"
-        tied = tied_dims(shape, body.dims)
+        tied = tied_dims(shape, body.operands.dims)
         args.append(f"{arg}_: {type_}" if tied else f"{arg}: {type_}")
         if tied:
             ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
-    first_output = len(args) - len(body.outputs)
-    args[first_output:first_output] = [f"{d}: index" for d in body.dims.values()]
-    counts = [f"%z = arith.constant {body.splits} : index"]
+    first_output = len(args) - len(body.operands.outputs)
+    args[first_output:first_output] = [f"{d}: index" for d in body.operands.dims.values()]
+    counts = [f"%z = arith.constant {body.operands.splits} : index"]
     return executable(symbol, ["%x", "%y"], counts, args, [*ties, *body.render()], CPU_TRANSLATION)
 
 
-def _entry(site: AttentionSpec, body: VectorBody, name: str, symbol: str) -> list[str]:
+def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> list[str]:
     """The function that a program calls: sizes, the number of workgroups, the dispatch. Operands of the site become those
     of the body by reshapes."""
-    spec, entry = body.spec, KernelEntry(site, name)
+    spec, entry = body.operands.spec, KernelEntry(site, name)
     t = entry.t
-    for symbolic, value in body.dims.items():
+    for symbolic, value in body.operands.dims.items():
         entry.measure(symbolic, value)
     if isinstance(spec.Sq, int):
-        blocks = t.index(-(-spec.Sq // body.config.BM))
+        blocks = t.index(-(-spec.Sq // body.operands.config.BM))
     else:
-        blocks = t.arith("ceildivui", body.dims[spec.Sq], t.index(body.config.BM))
+        blocks = t.arith("ceildivui", body.operands.dims[spec.Sq], t.index(body.operands.config.BM))
     heads = t.index(math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)))
     for d in (*spec.batch, spec.Hq):
         if isinstance(d, str):
-            heads = t.arith("muli", heads, body.dims[d])
+            heads = t.arith("muli", heads, body.operands.dims[d])
     shapes, elements = operand_shapes(spec), operand_types(spec)
-    values = [*entry.pass_operands(operand_shapes(site), shapes, elements), *body.dims.values()]
+    values = [*entry.pass_operands(operand_shapes(site), shapes, elements), *body.operands.dims.values()]
     passed = [entry.typed(shape, element) for shape, element in zip(shapes, elements, strict=True)]
-    passed += [INDEX] * len(body.dims)
+    passed += [INDEX] * len(body.operands.dims)
     call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
-    outputs = [entry.typed(shape, element) for _, shape, element in body.outputs]
+    outputs = [entry.typed(shape, element) for _, shape, element in body.operands.outputs]
     made = t.several(f"{call} -> {listed_types(outputs)}", len(outputs))
-    if body.splits > 1:
+    if body.operands.splits > 1:
         made = [combine_call(t, spec, f"{name}_combine", made, outputs)]
     results = [
         entry.reshape(x, old, new, d) for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)

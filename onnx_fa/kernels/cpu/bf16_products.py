@@ -1,10 +1,10 @@
-"""The body of the vector kernel with products of bf16 (AVX512_BF16), each of which takes two head dims or keys in a lane.
+"""Products of bf16 (AVX512_BF16) for queries along the lanes, each of which takes two head dims or keys in a lane.
 
     S^T[k, q] += K[k, 2 d] Q[q, 2 d] + K[k, 2 d + 1] Q[q, 2 d + 1]
 
 Q^T, blocks of K and V, and the probabilities are kept as pairs of bf16: the lower half of an f32's place holds the even head dim
 (of Q and K) or key (of P and V). Products are exact and sums f32; what is not bf16 is rounded to it, and probabilities always are.
-Scores, maxima and sums are f32 as in vector_body.py.
+Scores, maxima and sums are f32 as with other products.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.key_rows import passes_last_key, row_at
+from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.state import Block, Slab
 from onnx_fa.kernels.cpu.tile_loops import copy_rows, over_rows, over_tiles
-from onnx_fa.kernels.cpu.tiles import VectorConfig
-from onnx_fa.kernels.cpu.vector_body import VectorBody
+from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.spec.attention import AttentionSpec
 
 
@@ -27,22 +28,22 @@ def check_dot(spec: AttentionSpec) -> None:
         raise UnsupportedError(f"products of bf16: head dims {spec.D} and {spec.Dv} do not fill pairs of lanes")
 
 
-class DotBody(VectorBody):
-    """Arguments as in VectorBody; at most D / 2 and Dv lanes. Raises UnsupportedError for what `check_dot` refuses, and for tiles
-    of an odd number of keys."""
+class PairProducts:
+    """Products of pairs of bf16. Raises UnsupportedError for what `check_dot` refuses, and for tiles of an odd number of keys, or
+    of more lanes than D / 2 or Dv."""
 
-    PER_STEP = 2
+    per_step = 2
 
-    def __init__(self, spec: AttentionSpec, config: VectorConfig, splits: int = 1) -> None:
+    def __init__(self, operands: Operands, query_factor: float) -> None:
+        spec, config = operands.spec, operands.config
         check_dot(spec)
         if config.tile_keys % 2 or min(spec.D // 2, spec.Dv) < config.lanes:
             raise UnsupportedError(f"products of bf16: tiles {config} do not fit head dims {spec.D} and {spec.Dv}")
-        super().__init__(spec, config, splits)
+        self.operands, self.query_factor = operands, query_factor
+        self.t = operands.t
+        self.queries_type = tensor_type((spec.D // 2, config.BM), "f32")
+        self.copied_type = tensor_type((config.BK, max(spec.D // 2, spec.Dv)), "f32")
         self.halves = f"vector<{2 * config.lanes}xbf16>"
-
-    @property
-    def copied_width(self) -> int:
-        return max(self.spec.D // 2, self.spec.Dv)
 
     # Pairs.
 
@@ -68,7 +69,7 @@ class DotBody(VectorBody):
         """W pairs of neighbours in a row."""
         t, at = self.t, self.t.arith("muli", pair, self.t.index(2))
         if slab.element != "bf16":
-            low, high = (self.read_f32(slab, row, t.shifted(at, n)) for n in (0, t.width))
+            low, high = (self.operands.read_f32(slab, row, t.shifted(at, n)) for n in (0, t.width))
             return self.as_pairs(self.rounded(low, high))
         zero = t.constant("0.0", "bf16")
         read = f"vector.transfer_read {slab.value}[{row}, {at}], {zero} {{in_bounds = [true]}}"
@@ -78,7 +79,7 @@ class DotBody(VectorBody):
         """Two numbers of a slab as a scalar pair."""
         t, bits = self.t, []
         for at in (low, high):
-            x = self.extract(slab, *at)
+            x = self.operands.extract(slab, *at)
             half = t.let(f"arith.truncf {x} : f32 to bf16")
             short = t.let(f"arith.bitcast {half} : bf16 to i16")
             bits.append(t.let(f"arith.extui {short} : i16 to i32"))
@@ -88,63 +89,65 @@ class DotBody(VectorBody):
     # Operands.
 
     def load_queries(self) -> str:
-        """Pairs of Q^T, D/2 x BM, without the scale, which would have to be rounded: see `raw_score`."""
-        t, w, pairs = self.t, self.t.width, self.spec.D // 2
+        """Pairs of Q^T, D/2 x BM, without the scale, which would have to be rounded: see `scale_score`."""
+        t, w, pairs = self.t, self.t.width, self.operands.spec.D // 2
         empty = t.let(f"tensor.empty() : {self.queries_type}")
 
         def by_one(d: str, row: str, out: str) -> str:
             even, odd = self.two(d)
             for lane in range(w):
                 column = t.shifted(row, lane)
-                query = self.query_row(column)
-                x = self.one_pair(self.q, (query, even), (query, odd))
+                query = self.operands.query_row(column)
+                x = self.one_pair(self.operands.q, (query, even), (query, odd))
                 out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.queries_type}")
             return out
 
         def body(row: str, d: str, out: str) -> str:
-            rows = [self.neighbours(self.q, self.query_row(t.shifted(row, i)), d) for i in range(w)]
+            rows = [self.neighbours(self.operands.q, self.operands.query_row(t.shifted(row, i)), d) for i in range(w)]
             for i, x in enumerate(t.transpose(rows)):
                 out = t.write(x, out, self.queries_type, t.shifted(d, i), row)
             return out
 
-        if self.q.swapped:
-            return over_rows(t, self.config.BM, pairs, empty, self.queries_type, by_one)
-        return over_tiles(t, self.config.BM, pairs, empty, self.queries_type, body)
+        if self.operands.q.swapped:
+            return over_rows(t, self.operands.config.BM, pairs, empty, self.queries_type, by_one)
+        return over_tiles(t, self.operands.config.BM, pairs, empty, self.queries_type, body)
 
     def two(self, pair: str) -> tuple[str, str]:
         """The two places of a pair."""
         even = self.t.arith("muli", pair, self.t.index(2))
         return even, self.t.shifted(even, 1)
 
-    def copied_keys(self, tile: str, block: Block) -> str:
+    def copy_keys(self, tile: str, block: Block) -> str:
         """A row per key, of pairs of head dims."""
 
         def pairs(i: str) -> Callable[[str], str]:
-            key = self.row(block, i).stored
+            key = row_at(self.operands, block, i).stored
 
             def pair(d: str) -> str:
                 even, odd = self.two(d)
-                return self.one_pair(self.k, (key, even), (key, odd))
+                return self.one_pair(self.operands.k, (key, even), (key, odd))
 
-            return pair if self.k.swapped else lambda d: self.neighbours(self.k, key, d)
+            return pair if self.operands.k.swapped else lambda d: self.neighbours(self.operands.k, key, d)
 
-        return copy_rows(self.t, self.wide_type, tile, block.rows, self.spec.D // 2, pairs, self.k.swapped)
+        return copy_rows(
+            self.t, self.copied_type, tile, block.rows, self.operands.spec.D // 2, pairs, self.operands.k.swapped
+        )
 
-    def copied_values(self, tile: str, block: Block) -> str:
+    def copy_values(self, tile: str, block: Block) -> str:
         """A row per two keys, of pairs of these; past the last key zeros, for 0 times an infinite value is NaN."""
-        t, v = self.t, self.v
+        t, v = self.t, self.operands.v
 
         def pairs(i: str) -> Callable[[str], str]:
-            rows = [self.row(block, x) for x in self.two(i)]
+            rows = [row_at(self.operands, block, x) for x in self.two(i)]
             even, odd = (row.stored for row in rows)
-            known = self.halves_of_keys(rows[0].key, rows[1].key) if self.passes_last_key(block) else None
+            known = self.halves_of_keys(rows[0].key, rows[1].key) if passes_last_key(self.operands, block) else None
 
             def pair(d: str) -> str:
                 return self.kept(self.one_pair(v, (even, d), (odd, d)), known, "f32", "i32")
 
             def vector(d: str) -> str:
                 if v.element != "bf16":
-                    found = self.interleaved(self.rounded(*(self.read_f32(v, row, d) for row in (even, odd))))
+                    found = self.interleaved(self.rounded(*(self.operands.read_f32(v, row, d) for row in (even, odd))))
                 else:
                     low, high = (t.read(v.value, v.type, row, d, element="bf16") for row in (even, odd))
                     found = self.shuffled(low, high, t.type("bf16"))
@@ -152,14 +155,15 @@ class DotBody(VectorBody):
 
             return pair if v.swapped else vector
 
-        return copy_rows(self.t, self.wide_type, tile, self.in_steps(block.rows), self.spec.Dv, pairs, v.swapped)
+        steps = t.arith("divui", block.rows, t.index(2))
+        return copy_rows(t, self.copied_type, tile, steps, self.operands.spec.Dv, pairs, v.swapped)
 
     def halves_of_keys(self, even: str, odd: str) -> str:
         """The bits of a pair's halves whose keys there are, as i32."""
         t = self.t
         found = t.constant("0", "i32")
         for key, bits in ((even, 0xFFFF), (odd, -1)):
-            inside = t.arith("cmpi slt,", key, self.skv)
+            inside = t.arith("cmpi slt,", key, self.operands.skv)
             found = t.let(f"arith.select {inside}, {t.constant(str(bits), 'i32')}, {found} : i32")
         return found
 
@@ -173,14 +177,14 @@ class DotBody(VectorBody):
 
     # One block of keys.
 
-    def product(self, scalar: str, vector: str, acc: str) -> str:
+    def multiply(self, scalar: str, vector: str, total: str) -> str:
         t = self.t
         a, b = (t.let(f"vector.bitcast {x} : {t.vec} to {self.halves}") for x in (scalar, vector))
-        op = f'llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.{32 * t.width}"({acc}, {a}, {b})'
+        op = f'llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.{32 * t.width}"({total}, {a}, {b})'
         return t.let(f"{op} : ({t.vec}, {self.halves}, {self.halves}) -> {t.vec}")
 
-    def raw_score(self, x: str) -> str:
-        return self.t.vop("arith.mulf", x, self.t.splat(self.query_factor))
+    def scale_score(self, product: str) -> str:
+        return self.t.vop("arith.mulf", product, self.t.splat(self.query_factor))
 
-    def one_step(self, weights: list[str]) -> str:
+    def join_weights(self, weights: list[str]) -> str:
         return self.interleaved(self.rounded(*weights))

@@ -1,0 +1,43 @@
+"""What a body does with one block of keys, whichever way its queries lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
+from onnx_fa.kernels.mlir.vectors import Lanes
+
+
+class BlockKernel(Protocol):
+    """The queries of a workgroup, and the scores, probabilities and products of a block of keys with them. `clear_apart`: see
+    KeyWalk."""
+
+    @property
+    def t(self) -> Lanes: ...
+
+    @property
+    def types(self) -> StateTypes: ...
+
+    @property
+    def clear_apart(self) -> bool: ...
+
+    def load_queries(self) -> None:
+        """Reads Q, times the scale where it can be, into a tile: before any block."""
+
+    def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
+        """Copies what the scores are made of into the state's scratch tiles; the block then names those of mask terms."""
+
+    def scores(self, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+        """S of the block, masked, as a tile; and the maxima, those of the state included."""
+
+    def probabilities(
+        self, weight: Callable[[str, str, str], str], state: SoftmaxState, block: Block
+    ) -> tuple[str, list[str]]:
+        """weight(score, maximum, sum so far) in the scores' place, as the product with V takes them, and the block's own sums."""
+
+    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
+        """O = O decay + P V, with P in the place of the scores."""
+
+    def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
+        """The result: O times inverse(sum)."""
