@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from onnx_fa.kernels.cpu.tile_loops import guard_output, inverse_of_sum
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, Text, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec
@@ -94,11 +95,7 @@ def _body(spec: AttentionSpec, splits: int, width: int) -> list[str]:
     sums = zero
     for w, x in zip(weights, total, strict=True):
         sums = t.vop("vector.fma", w, x, sums)
-    inverse = t.vop("arith.divf", t.splat(1.0), sums)
-    if spec.empty_row == "zero":
-        inverse = t.select(t.compare("oeq", sums, zero), zero, inverse)
-    if spec.empty_row == "guarded":
-        inverse = t.select(t.compare("ogt", sums, zero), inverse, zero)
+    inverse = inverse_of_sum(t, sums, spec.empty_row)
     places = {axis: x for axis, x in enumerate(row)}
     offsets = [places.get(axis, "0") for axis in spec.o_layout]
     sizes = [1 if axis in places else spec.Dv for axis in spec.o_layout]
@@ -112,7 +109,7 @@ def _body(spec: AttentionSpec, splits: int, width: int) -> list[str]:
             x = t.vop("vector.fma", w, t.read(parts, parts_type, t.index(s), t.index(d)), x)
         x = t.vop("arith.mulf", x, inverse)
         if spec.empty_row == "guarded":  # a row of NaN probabilities is zero as well
-            x = t.select(t.compare("ord", sums, sums), x, zero)
+            x = guard_output(t, x, sums)
         if spec.dtype != "f32":
             x = t.let(f"arith.truncf {x} : {t.vec} to {t.type(spec.dtype)}")
         out = t.write(x, out, out_type, t.index(d), element=spec.dtype)

@@ -17,10 +17,10 @@ from onnx_fa.kernels.cpu.dequantize import Integers
 from onnx_fa.kernels.cpu.few_scores import FewScores, LaneKeys
 from onnx_fa.kernels.cpu.key_rows import keys_with_values, row_at
 from onnx_fa.kernels.cpu.masks import ScoreTerms
-from onnx_fa.kernels.cpu.output import guard_output, guards_output, write_out
 from onnx_fa.kernels.cpu.query_rows import VectorPerQuery
 from onnx_fa.kernels.cpu.recurrence import add_decayed
 from onnx_fa.kernels.cpu.state import Block, Slab, SoftmaxState, StateTypes
+from onnx_fa.kernels.cpu.tile_loops import guard_output
 from onnx_fa.kernels.mlir.text import tensor_type
 
 
@@ -148,8 +148,8 @@ class FewKernel:
             factor, row = inverse(total), t.index(r)
             for n in range(self.vectors_of_dv):
                 x = t.vop("arith.mulf", t.read(state.acc, self.types.acc, row, t.index(n * w)), factor)
-                x = guard_output(t, x, total) if guards_output(operands) else x
-                result = write_out(operands, x, result, row, t.index(n * w), (n + 1) * w <= self.spec.Dv)
+                x = guard_output(t, x, total) if operands.guards_output else x
+                result = operands.write_out(x, result, row, t.index(n * w), (n + 1) * w <= self.spec.Dv)
         return result
 
     # Rows of K and V.

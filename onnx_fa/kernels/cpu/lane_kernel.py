@@ -15,11 +15,10 @@ from dataclasses import replace
 
 from onnx_fa.kernels.cpu.key_rows import keys_with_values, row_at, unroll_in
 from onnx_fa.kernels.cpu.masks import LaneScores, ScoreTerms
-from onnx_fa.kernels.cpu.output import guard_output, guards_output, write_out
 from onnx_fa.kernels.cpu.products import Product
 from onnx_fa.kernels.cpu.recurrence import add_decayed
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
-from onnx_fa.kernels.cpu.tile_loops import fma_tile, over_rows, over_tiles
+from onnx_fa.kernels.cpu.tile_loops import fma_tile, guard_output, over_rows, over_tiles
 from onnx_fa.kernels.cpu.tiles import mask_tiles
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.plan.score import tile_slots
@@ -152,7 +151,7 @@ class LaneKernel:
     def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
         """O = (O^T / l)^T. Rows without a key have l = 0: they are NaN (0 * inf), or 0 if the spec says so."""
         t, spec, operands, out = self.t, self.spec, self.operands, self.operands.out
-        row_type, acc_type, guarded = operands.row_type, self.types.acc, guards_output(operands)
+        row_type, acc_type, guarded = operands.row_type, self.types.acc, operands.guards_output
         inverses = t.let(f"tensor.empty() : {row_type}")
         sums = t.let(f"tensor.empty() : {row_type}") if guarded else ""
         for j, total in enumerate(state.total):
@@ -169,11 +168,11 @@ class LaneKernel:
             columns += [t.splat(0.0)] * (t.width - len(columns))
             for i, x in enumerate(t.transpose(columns)):
                 place = operands.query_row(t.shifted(row, i))
-                result = write_out(operands, x, result, place, d, spec.Dv >= t.width)
+                result = operands.write_out(x, result, place, d, spec.Dv >= t.width)
             return result
 
         def columnwise(d: str, row: str, result: str) -> str:
-            return write_out(operands, value(d, row), result, d, row, not operands.few_queries)
+            return operands.write_out(value(d, row), result, d, row, not operands.few_queries)
 
         if out.swapped:
             return over_rows(t, self.config.BM, spec.Dv, out.value, out.type, columnwise)

@@ -258,6 +258,18 @@ class Operands:
         x = self.t.read(slab.value, slab.type, row, column, element=slab.element, in_bounds=in_bounds)
         return self.to_f32(x, slab.element, f"{self.t.width}x")
 
+    @property
+    def guards_output(self) -> bool:
+        """Whether the output is zero where probabilities are NaN. Where keys are split, what combines the parts does that."""
+        return self.spec.empty_row == "guarded" and self.splits == 1
+
+    def write_out(self, x: str, result: str, row: str, column: str, inside: bool) -> str:
+        """The output with a vector of it replaced, in its element type. `inside`: all lanes lie in it."""
+        t, out = self.t, self.out
+        if out.element != "f32":
+            x = t.let(f"arith.truncf {x} : {t.vec} to vector<{t.width}x{out.element}>")
+        return t.write(x, result, out.type, row, column, element=out.element, in_bounds=inside)
+
     def extract(self, slab: Slab, *indices: str) -> str:
         at = indices[::-1] if slab.swapped else indices
         value = self.t.let(f"tensor.extract {slab.value}[{', '.join(at)}] : {slab.type}")

@@ -16,6 +16,7 @@ from onnx_fa.kernels.cpu.block_kernel import BlockKernel
 from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.query_rows import QueryRows
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState
+from onnx_fa.kernels.cpu.tile_loops import inverse_of_sum
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import MAX_START
 
@@ -116,13 +117,7 @@ class OnlineSoftmax:
         return visit(OnlineSweep(self.operands.t), state)
 
     def inverse(self, total: str) -> str:
-        """1 / l, or what stands for it in rows without a key."""
-        t, zero = self.operands.t, self.operands.t.splat(0.0)
+        """1 / l, or what stands for it in rows without a key; 1 where the keys are split."""
         if self.operands.splits > 1:
-            return t.splat(1.0)
-        inverse = t.vop("arith.divf", t.splat(1.0), total)
-        if self.operands.spec.empty_row == "zero":
-            return t.select(t.compare("oeq", total, zero), zero, inverse)
-        if self.operands.spec.empty_row == "guarded":
-            return t.select(t.compare("ogt", total, zero), inverse, zero)
-        return inverse
+            return self.operands.t.splat(1.0)
+        return inverse_of_sum(self.operands.t, total, self.operands.spec.empty_row)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import MAX_START
-from onnx_fa.spec.attention import LOWEST_STAT, Stat
+from onnx_fa.spec.attention import LOWEST_STAT, EmptyRow, Stat
 from onnx_fa.spec.dtypes import F32_MAX
 
 LN2 = math.log(2.0)
@@ -68,6 +68,22 @@ def fma_tile(
     if rest:
         out = step(end, out, rest)
     return [out[i * n : (i + 1) * n] for i in range(len(scalars))]
+
+
+def inverse_of_sum(t: Lanes, total: str, empty_row: EmptyRow) -> str:
+    """1 / l of a vector of sums, or what stands for it in rows without a key."""
+    zero = t.splat(0.0)
+    inverse = t.vop("arith.divf", t.splat(1.0), total)
+    if empty_row == "zero":
+        return t.select(t.compare("oeq", total, zero), zero, inverse)
+    if empty_row == "guarded":
+        return t.select(t.compare("ogt", total, zero), inverse, zero)
+    return inverse
+
+
+def guard_output(t: Lanes, x: str, total: str) -> str:
+    """x, but zero where the sum of the probabilities is NaN."""
+    return t.select(t.compare("ord", total, total), x, t.splat(0.0))
 
 
 def statistic(t: Lanes, which: Stat, best: str, total: str) -> str:
