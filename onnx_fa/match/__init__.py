@@ -96,7 +96,8 @@ def _match_op(view: GraphView, node: ir.Node, label: str, patterns: Patterns) ->
 
 
 def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Patterns) -> list[Match]:
-    """The matches of every matmul with V that reads the probabilities, those that differ in V alone as one: all or none."""
+    """The matches of every matmul with V that reads the probabilities. Matches that differ in V alone become one. Raises NoMatch if
+    one of the matmuls is no attention: then none of them is a site."""
     behinds = walk_after(view, anchor, patterns)
     found = [_match_behind(view, anchor, label, patterns, b) for b in behinds]
     outputs = [match.output for match, _, _ in found]

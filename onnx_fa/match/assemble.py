@@ -26,7 +26,9 @@ class Found:
     """What a walk, or the rule of a whole op, has found of one site."""
 
     name: str
+    """How reports call the site."""
     op: str
+    """The op, or the ops, of the softmax, for reports."""
     dtype: str | None
     """The element type of the output; None where attention is not defined on it."""
     operands: Operands
@@ -37,7 +39,7 @@ class Found:
     """What is done about rows without keys."""
     output: ir.Value
     anchor: ir.Node
-    """The node that reports name, and before which the site is written."""
+    """The node that reports point at. The site is written in front of it."""
     wrap: tuple[Callable[[Expr], Expr], ...] = ()
     """What is done to the result, in order."""
     presents: tuple[tuple[ir.Value, Expr], ...] = ()
@@ -121,7 +123,7 @@ def _fit_weights(
 def _fit_sink(
     view: GraphView, mask: MaskRule, found: Found, score_shape: tuple[Dim, ...], dtype: str
 ) -> Sequence[Term]:
-    """The sink is fitted to the score as a mask would be, but has no keys."""
+    """Fits the sink to the score as a mask is fitted, but to a single key."""
     if found.sink is None:
         return ()
     return mask(view, Map(Tensor(0), (found.sink,)), (*score_shape[:-1], 1), dtype)
@@ -139,7 +141,7 @@ def _one_tensor(terms: Sequence[Term]) -> TensorArg | None:
 def _wrap_output(
     view: GraphView, found: Found, operands: Operands, dtype: str
 ) -> tuple[tuple[int, ...], ir.Value, tuple[Callable[[Expr], Expr], ...]]:
-    """How the site's result is laid out, which value of the graph it is, and what is done to it to be that."""
+    """The layout of the site's result, the value of the graph that it replaces, and what turns the result into that value."""
     wrap = (*operands.wrap, *found.wrap)
     layout, output = operands.o_layout, found.output
     if not (wrap or operands.rank2 or found.presents or operands.o_layout):
@@ -212,7 +214,7 @@ def _quantized(choice: OperandChoice, canonical: tuple[Dim, ...]) -> Quantized |
 
 
 def _empty_row(masks: Sequence[MaskTerm], guard: Guard) -> EmptyRow:
-    """A guard decides. Without one, a row that only finite fills have masked is the mean of V."""
+    """What a row without keys yields. A guard decides; without one, a row that only finite fills mask is the mean of V."""
     if guard:
         return guard
     fills = [m.fill for m in masks if isinstance(m, (BoolMask, IndexMask))]

@@ -1,4 +1,4 @@
-"""Which dims of two products are which: the keys, the queries, the head dims of K and V, and equal ones by one name."""
+"""Tells which dims of the two products are keys, queries, heads and head dims, and gives equal dims one name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _list_batch_dims(p: Product) -> list[list[Dim | None]]:
 
 
 def best_name(dims: Sequence[Dim | None], other: str) -> Dim:
-    """Of sizes that are equal, a number, or else the first that someone named; 1 for no sizes."""
+    """One name for sizes that are equal: a number if there is one, else the first name that somebody gave; 1 for no sizes."""
     if not dims:
         return 1
     some = [d for d in dims if d is not None]

@@ -1,4 +1,4 @@
-"""A division by the sum of the row that stands behind the product with V, and the spellings of a reciprocal."""
+"""Some models divide by the row sum only behind the product with V: this finds that division, in each spelling of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx_fa.match.walk_down import keeps_rows
 def walk_tail(
     view: GraphView, anchor: Anchor, behind: Behind, patterns: Patterns
 ) -> tuple[ir.Value, Guard, Expr | None]:
-    """Behind the matmul with V: the deferred division, around it the guard for empty rows, and a gate that is a sink."""
+    """Walks on behind the matmul with V: over the deferred division and its guard for empty rows, and a gate that is a sink."""
     pv = behind.weighting.product.node
     output, guard = _divide_by_sum(view, anchor, behind.weighting, behind.guard)
     if anchor.floored and anchor.row_sum is None:
@@ -83,7 +83,7 @@ def reciprocal_of(view: GraphView, value: ir.Value | None) -> ir.Value | None:
 
 
 def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float) -> ir.Value | None:
-    """The result of Where(total > 0, value, other), if `value` is read like that."""
+    """The result of Where(total > 0, value, other), if some node reads `value` like that."""
     for where in view.users(value):
         test = view.producer(where.inputs[0], "Greater") if op_of(where) == "Where" else None
         if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:
@@ -94,7 +94,7 @@ def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float
 
 
 def one_if_zero(view: GraphView, total: ir.Value) -> ir.Value | None:
-    """The result of Where(total == 0, 1, total), if the sum is read like that."""
+    """The result of Where(total == 0, 1, total), if some node reads the sum like that."""
     for where in view.users(total):
         test = view.producer(where.inputs[0], "Equal") if op_of(where) == "Where" else None
         if test is None or test.inputs[0] is not total or view.scalar(test.inputs[1]) != 0.0:

@@ -1,4 +1,4 @@
-"""Steps on a score become a scale, modifications and mask terms, each in the one way that it is written here."""
+"""Turns the steps on a score into a scale, modifications and mask terms, with one spelling for each meaning."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fold_steps(
 
 
 def _simplify_steps(view: GraphView, steps: Sequence[Step]) -> list[Step]:
-    """The steps that do something, each in the one way that it is written here, however the graph spelled it."""
+    """The steps that do something, with one spelling for each meaning, whatever the graph's own spelling was."""
     rest: list[Step] = []
     for step in steps:
         if isinstance(step, AddTerm):
@@ -138,7 +138,7 @@ def _kind_of_operand(value: Expr) -> Kind:
 
 
 def _may_scale_before(term: Term, factor: float) -> bool:
-    """Whether scaling the score before this term, and the term with it, is the same as scaling behind it."""
+    """Whether the factor can move in front of the term: scaling score and term is the same as scaling what the term makes."""
     t = term.term
     if isinstance(t, (BoolMask, IndexMask)) and t.fill != -math.inf:
         # Else it would no longer be a mask, or become -inf, which a row without keys shows.
@@ -147,7 +147,7 @@ def _may_scale_before(term: Term, factor: float) -> bool:
 
 
 _MAX_PRODUCT = {"f16": 1e3}
-"""A product of Q and K is below this before it is scaled, 1e30 in other types."""
+"""Products of Q and K are taken to be below this before they are scaled; below 1e30 in types that are not listed."""
 
 
 def tighten_causal(terms: list[Term], scale: float, dtype: str) -> list[Term]:

@@ -23,9 +23,9 @@ class Frames:
     steps: list[list[Axis]] = field(default_factory=list)
     """The axes that each step sees."""
     given: list[Axis] = field(default_factory=list)
-    """Those of the softmax's input and result."""
+    """The axes of the softmax's input, which are those of its result."""
     softmax: list[Axis] = field(default_factory=list)
-    """The same with the axis that the softmax is over last."""
+    """The same axes, the one that the softmax is over as the last one."""
     prob: list[Axis] = field(default_factory=list)
 
 
@@ -56,7 +56,7 @@ def trace_axes(
 
 
 def _pad_axes(view: GraphView, axes: list[Axis], value: ir.Value | None) -> list[Axis]:
-    """The axes with the unit dims in front that broadcasting a mask has added."""
+    """The axes, and in front of them the unit dims that a mask has added by broadcasting."""
     shape = view.shape(value)
     if shape is None:
         raise NoMatch("the rank of the score is unknown", value.producer() if value is not None else None)

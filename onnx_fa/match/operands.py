@@ -147,7 +147,7 @@ def _are_lengths_equal(k: _Operand, v: _Operand, keys: Sequence[Atom]) -> bool:
 
 
 def _mark_units(of: Product, side: int, axes: Sequence[Axis], summed: Group, own: Group) -> list[Axis]:
-    """An operand's axes, where a unit axis says which dim it is: the one summed over, or the operand's own."""
+    """An operand's axes. A unit axis carries a mark that says which dim it is: the one summed over, or the operand's own."""
     result: list[Axis] = []
     for letter, axis in zip(of.letters[side], axes, strict=True):
         group: Group | None = None
@@ -160,7 +160,7 @@ def _mark_units(of: Product, side: int, axes: Sequence[Axis], summed: Group, own
 
 
 def _scale_reading(choice: OperandChoice, factor: float) -> OperandChoice:
-    """The same reading times a factor, also as it is behind the dequantisation."""
+    """The same reading times a factor, and so the reading behind its dequantisation."""
     integers = choice.integers and replace(choice.integers, plain=_scale_reading(choice.integers.plain, factor))
     return replace(choice, scale=choice.scale * factor, integers=integers)
 
@@ -168,7 +168,7 @@ def _scale_reading(choice: OperandChoice, factor: float) -> OperandChoice:
 def _lay_out_result(
     out: Sequence[Axis], groups: Sequence[Group], sources: Sources
 ) -> tuple[tuple[int, ...], tuple[Callable[[Expr], Expr], ...]]:
-    """How the product with V is laid out: as a layout that leaves Dv innermost, or as what makes it of the canonical output."""
+    """How the product with V is laid out: a layout that leaves Dv innermost, or else a function of the canonical output."""
     canonical = [list(g.atoms) for g in groups]
     out = [leaves(a) for a in out]
     if out == canonical:

@@ -1,4 +1,4 @@
-"""Tensors of steps, sinks and factors, as they broadcast to the canonical dims of a site."""
+"""Brings the tensors of steps, sinks and factors into a form that broadcasts to the canonical dims of a site."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Site:
 def place_steps(
     view: GraphView, patterns: Patterns, site: Site, steps: Sequence[Step], dtype: str | None
 ) -> list[Step]:
-    """The steps without those that move axes, their tensors as they broadcast to the canonical dims."""
+    """The steps without those that move axes. Their tensors broadcast to the canonical dims."""
     result: list[Step] = []
     for step, axes in zip(steps, site.frames.steps, strict=True):
         if isinstance(step, Regroup):
@@ -87,14 +87,14 @@ def _expand_keys(
 
 
 def place_at_softmax(site: Site, value: Expr | None) -> Expr | None:
-    """A tensor that broadcasts to the softmax's rows (…, 1), as it broadcasts to the canonical dims."""
+    """Takes a tensor that broadcasts to the softmax's rows (…, 1), and gives one that broadcasts to the canonical dims."""
     if value is None or _is_aligned(site, site.frames.given, len(site.frames.given)):
         return value
     raise NoMatch("a sink on a softmax whose axes are moved")
 
 
 def place_on_probabilities(view: GraphView, patterns: Patterns, site: Site, value: Expr) -> Expr:
-    """A tensor that broadcasts to the softmax's result, as it broadcasts to the canonical dims."""
+    """Takes a tensor that broadcasts to the softmax's result, and gives one that broadcasts to the canonical dims."""
     return _make_fit(view, patterns, site, site.frames.given)(value)
 
 

@@ -1,4 +1,4 @@
-"""One softmax, several results: products with more than one V become one site, and row statistics outputs of a site."""
+"""One softmax may have several results. Its products with several V become one site, and row statistics become outputs of it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _is_taken_out(view: GraphView, score: ir.Value, value: ir.Value, stops: Sequ
 
 
 def _in_front(values: Sequence[ir.Value]) -> set[ir.Node]:
-    """The nodes that the values are made by."""
+    """All nodes that lead to the values."""
     found: set[ir.Node] = set()
     stack = list(values)
     while stack:
@@ -102,7 +102,7 @@ def _check(view: GraphView, match: Match, anchor: Anchor, behind: Behind, value:
 
 
 def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, axis: int) -> Callable[[Expr], Expr]:
-    """What makes the value of a statistic of shape (*B, Hq, Sq)."""
+    """A function that turns a statistic of shape (*B, Hq, Sq) into the value that the model reads."""
     shape = view.shape(value)
     rows = [leaves(a) for a in site.frames.softmax[:-1]]
     if shape is not None and len(shape) == len(rows) + 1:
@@ -155,7 +155,7 @@ def _dropped(view: GraphView, drop: Select, value: ir.Value, dtype: ir.DataType)
 
 
 def merge_matches(view: GraphView, matches: Sequence[Match]) -> list[Match]:
-    """Matches of one softmax that differ in V alone, as one: the values stand side by side, the output is cut.
+    """Makes one match of those that differ in V alone: their values stand side by side, and the output is cut.
 
     That costs a copy of the values, and saves the scores. A single query is left alone: then the values are most of the work.
     """
@@ -223,5 +223,5 @@ def _side_by_side(group: Sequence[Match]) -> Match:
 
 
 def _turned(e: Expr, have: tuple[int, ...], want: tuple[int, ...]) -> Expr:
-    """A tensor stored in one layout, in another."""
+    """Moves a tensor from one layout to another."""
     return e if have == want else Call("Transpose", (e,), (("perm", tuple(have.index(a) for a in want)),))

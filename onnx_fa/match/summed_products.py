@@ -51,7 +51,7 @@ def join_summed_products(
 
 
 def _join_product(view: GraphView, patterns: Patterns, qk: Product, step: AddTerm, factor: float) -> Product | None:
-    """`qk` with the product that `step` adds to it when it has been scaled by `factor`, its own included."""
+    """One product for `qk`, scaled by `factor`, and the product that `step` adds to it. None where they cannot be joined."""
     value = step.value
     if not isinstance(value, ir.Value) or len(view.users(value)) != 1 or value.is_graph_output() or not factor:
         return None

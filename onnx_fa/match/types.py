@@ -26,7 +26,7 @@ class Anchor:
     prob: ir.Value
     row_sum: ir.Value | None = None
     floored: bool = False
-    """The row maximum is kept finite, so that an empty row's exponentials are zero."""
+    """The model keeps the row maximum finite, so that the exponentials of a row without keys are zero."""
     sink: Expr | None = None
     """One more logit per row, without a value: broadcasts to (*B, Hq, Sq, 1)."""
     column: Literal["", "first", "last"] = ""
@@ -136,15 +136,15 @@ class After:
     cut: bool = False
     """It takes away the sink's column."""
     rows: Callable[[Expr], Expr] | None = None
-    """It treats every probability of a row alike, which can as well be done to the output."""
+    """It does the same to every probability of a row, so that it can be done to the output instead."""
     keys: Expr | None = None
-    """It multiplies the probabilities of a key, which can as well be done to V: (..., 1, Skv)."""
+    """It multiplies all probabilities of a key by one number, so that V can be multiplied instead: (..., 1, Skv)."""
     weights: Expr | None = None
     """It multiplies the probabilities by a tensor with values per query and key, which stays between them and V."""
     step: Step | None = None
-    """It masks and divides by the new sum: one more step on the score."""
+    """It masks the probabilities and divides them by their new sum, which is one more step on the score."""
     drop: Select | None = None
-    """It sets to zero what this mask drops, which is exact only behind the same mask on the score."""
+    """It sets to zero what this mask drops. That is exact only if the score has the same mask."""
     regroup: ir.Node | None = None
     """A node that only moves axes of the probabilities."""
     rounding: Rounding | None = None

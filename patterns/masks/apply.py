@@ -1,4 +1,4 @@
-"""Any op of a graph, and casts, on expressions in their normal form: what the algebra can say, and constants folded."""
+"""Applies the ops of a graph, and casts, to expressions: by the algebra where that can say it, and folding constants."""
 
 from __future__ import annotations
 

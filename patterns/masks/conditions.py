@@ -51,7 +51,7 @@ def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float) -> list[Term]:
 
 
 def _read_as_tensor(reader: Reader, c: ScoreExpr) -> ScoreExpr | None:
-    """A condition as one tensor, or the negation of one, if that is what it is best read as."""
+    """A condition as one tensor, or as the negation of one; None where computing the condition is better."""
     bare = _without_not(c)
     if isinstance(bare, Tensor):
         own = reader.as_tensor(c) if bare is not c else None

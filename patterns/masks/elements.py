@@ -1,4 +1,4 @@
-"""What is known of the elements of values: what each step of the tracer asks for, and what is true of their types."""
+"""What the tracer knows of the elements of values so far, and the questions that its steps ask about them."""
 
 from __future__ import annotations
 

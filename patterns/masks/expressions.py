@@ -1,4 +1,4 @@
-"""Score expressions as masks are read: leaves that only stand here, and the choices among them."""
+"""Score expressions while a mask is read: leaves that no finished expression has, and questions about choices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx_fa.spec.expr import Apply, Bool, Constant, Float, Int, Kind, ScoreExpr
 TRUE = Bool(True)
 FALSE = Bool(False)
 MAX_RUN_TIME_LENGTH = 1 << 24
-"""No length that is known only at run time is longer."""
+"""A length that is known only at run time is taken to be at most this."""
 INT64 = (-(1 << 63), (1 << 63) - 1)
 _MAX_NODES = 200
 """Nodes that an expression may have. What is larger is better read from a tensor."""

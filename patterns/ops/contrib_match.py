@@ -17,7 +17,7 @@ from onnx_fa.spec.expr import SCORE, Apply, Float, K, ScoreExpr, Tensor
 from onnx_fa.spec.terms import AddMask, BoolMask, Dim, Elementwise, TensorArg
 
 _MAX_SWALLOWING_FILL = -1e37
-"""Adding this or less to an f32 score gives the fill itself."""
+"""A fill of this or lower swallows an f32 score that it is added to."""
 
 
 def check_bias(view: GraphView, bias: ir.Value, width: int) -> None:

@@ -30,6 +30,7 @@ from onnx_fa.spec.terms import Causal, Dim
 
 
 def match_multi_head(view: GraphView, node: ir.Node, label: str) -> Match:
+    """MultiHeadAttention: Q, K and V come projected, perhaps with a past."""
     q, k, v, bias, padding, extra, past_k, past_v, past_length, indirection = (present(node, i) for i in range(10))
     if q is None or k is None or v is None:
         raise NoMatch("packed QKV")
@@ -134,7 +135,7 @@ class _Given:
     """(B, H, P, D); the past of the values likewise (B, H, P, Dv)."""
     past_v: Expr | None = None
     past_length: Dim | None = None
-    """P, where the past is no value of the graph that has it as its third dim."""
+    """P, where `past_k` is cut out of another value, so that its own shape is not known."""
     is_stacked: bool = False
     """The present is one output, K above V."""
 

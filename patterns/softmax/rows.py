@@ -39,7 +39,7 @@ def axes_from_last(view: GraphView, value: ir.Value) -> list[int]:
 
 
 def one_per_row(shape: Sequence[Dim | None], axis: int = -1) -> bool:
-    """Whether a tensor of this shape has one value for every row of the scores that it broadcasts to."""
+    """Whether a tensor of this shape has one value per row of the scores that it broadcasts to."""
     return len(shape) < -axis or shape[axis] == 1
 
 

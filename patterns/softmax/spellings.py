@@ -220,7 +220,8 @@ def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> tuple[int, i
 
 
 def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> tuple[ir.Value, Expr | None] | None:
-    """(the sum with what is added to it, the logit that this stands for) or (the same sum spelled on, None)."""
+    """One step on from the row sum: (the sum with a term added, the logit that the term stands for), or (a node that leaves the sum
+    as it is, None)."""
     for user in view.users(total):
         node = view.producer(user.outputs[0], "Add", "Sum", "Max", "Clip", "Identity", "Cast", "Expand")
         if node is None or len(node.inputs) > 2:
@@ -327,7 +328,7 @@ def _same_shape(view: GraphView, found: Anchor) -> None:
 
 
 def _without_column(view: GraphView, found: Anchor) -> Anchor:
-    """A sink that is one more column of the score is taken off it."""
+    """Takes a sink that is one more column of the score off it."""
     node = view.producer(rows.plain(view, found.score), "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
         return found
