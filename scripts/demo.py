@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "demo"
 COMMITTED = ROOT / "benchmarks" / "demo"
 HEAD = ("export", "fused", "verified", "error", "stock IREE", "onnxruntime", "onnx_fa", "to stock", "to ort", "")
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended, as shells have it."""
 Say = Callable[[str], None]
 
 
@@ -161,13 +163,21 @@ def main() -> int:
         table.add_column(head, justify="left" if head in ("export", "") else "right", no_wrap=head == "export")
     results: list[BenchResult] = []
     start = time.monotonic()
-    good = _run(list(args.models), args.all_flags, table, results)
+    good, interrupted = False, False
+    try:
+        good = _run(list(args.models), args.all_flags, table, results)
+    except KeyboardInterrupt:
+        interrupted = True
     Console(width=118).print(table)
-    if results:
+    if interrupted and args.out == COMMITTED:
+        print("interrupted: benchmarks/demo stays as it was")
+    elif results:
         args.out.mkdir(parents=True, exist_ok=True)
         for path in write_results(results, args.out / "demo"):
             print(path)
-    print(f"{time.monotonic() - start:.0f} s")
+    print(f"{time.monotonic() - start:.0f} s{', interrupted' if interrupted else ''}")
+    if interrupted:
+        return INTERRUPTED
     return 0 if good else 1
 
 

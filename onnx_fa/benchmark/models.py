@@ -258,7 +258,7 @@ class _Modules:
 
     def _add(self, contestant: Contestant, build: Callable[[Path], object]) -> None:
         """Builds and checks a module; one that cannot be built or run says so."""
-        self.progress(f"compiling: {contestant.what} {contestant.flags}")
+        self.progress(f"compiling: {contestant.what} {contestant.flags}".rstrip())
         vmfb = self.folder / f"module{len(self.field)}.vmfb"
         start = time.monotonic()
         try:
