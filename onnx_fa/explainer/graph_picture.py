@@ -9,8 +9,7 @@ from html import escape
 import onnx_ir as ir
 
 from onnx_fa.explainer.layout import place
-from onnx_fa.graph.ops import op_of
-from onnx_fa.graph.view import outer_reads
+from onnx_fa.graph.ops import op_of, outer_reads
 from onnx_fa.printable import printable
 from onnx_fa.spec.words import shape_words
 

@@ -81,6 +81,7 @@ def replace_site(
     made = {o for n in b.nodes for o in n.outputs}
     # A result that is an existing value gets a node of its own, so that it can carry the old one's name.
     results = [(was, new if new in made else b.op("Identity", new)) for was, new in ((old, out), *presents)]
+    _answer_askers(b, match, replaced, dead)
     _redirect_readers(b, match, results, replaced, dead)
     result = results[0][1]
     plain = Site(name, written.spec, written.operands, result, written.core) if written.spec is not spec else None
@@ -138,6 +139,22 @@ def _write_scores(
     for further in match.probabilities:
         value = _wrap(b, shown, further.wrap, replaced)
         presents.append((further.value, b.op("Identity", value) if value is shown and presents else value))
+
+
+def _answer_askers(b: OnnxBuilder, match: Match, replaced: dict[ir.Value, ir.Value], dead: list[ir.Node]) -> None:
+    """Gives those that ask what vanishes for its shape or type the answer from elsewhere. It stands where they stood: a mask of the
+    site may be made of it."""
+    for node, expr in match.asked:
+        start = len(b.nodes)
+        answer = realise(b, expr, replaced)
+        if answer.producer() not in b.nodes[start:]:
+            answer = b.op("Identity", answer)  # which can carry the name
+        made = b.nodes[start:]
+        del b.nodes[start:]
+        _insert(node, made)
+        _take_over(b, node.outputs[0], answer)
+        replaced[node.outputs[0]] = answer
+        dead.append(node)
 
 
 def _redirect_readers(

@@ -18,7 +18,8 @@ from onnx_fa.errors import UnsupportedError, one_line
 from onnx_fa.forms import blocked
 from onnx_fa.forms.plain import OPSET, finished, input_names, operand_values, opset_of
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.graph.view import GraphView, outer_reads
+from onnx_fa.graph.ops import outer_reads
+from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Const, Expr, Match, values_of
 from onnx_fa.passes.axis_probe import Operand, Part, ProbeError, probe
 from onnx_fa.passes.kv_passes import count_passes, outcome

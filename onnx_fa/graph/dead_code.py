@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_fa.graph.view import outer_reads
+from onnx_fa.graph.ops import outer_reads
 
 
 def sweep(nodes: list[ir.Node]) -> None:

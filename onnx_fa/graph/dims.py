@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
+import sympy
 
+from onnx_fa.graph.lengths import Tail, dim_of, expression, is_never_negative, larger_of, smaller_of
 from onnx_fa.spec.terms import Dim
 
 Shape = tuple[Dim | None, ...]
-_MAX_SYMBOL_LENGTH = 400
-"""Letters of a symbol for a sum or product. A dim that is doubled again and again would have a name of any length."""
 
 
 def known(dim: Dim | None) -> bool:
     """An int, or a symbol that someone named."""
-    return isinstance(dim, int) or (dim is not None and not dim.startswith("unk__"))
+    return isinstance(dim, int) or (dim is not None and "unk__" not in dim)
 
 
 def settled(value: ir.Value, shape: Shape | None) -> bool:
@@ -34,41 +34,65 @@ def recorded(value: ir.Value) -> Shape | None:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """NumPy broadcasting; a dim is None where two symbols differ. An int above 1 wins: otherwise the op would fail."""
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(s)) + s for s in shapes]
-    result: list[Dim | None] = []
-    for dims in zip(*padded, strict=True):
-        wide = {d for d in dims if d != 1}
-        fixed = {d for d in wide if isinstance(d, int)}
-        if fixed:
-            result.append(next(iter(fixed)))
-        elif len(wide) == 1:
-            result.append(next(iter(wide)))
-        else:
-            result.append(None if wide else 1)
-    return tuple(result)
+    """NumPy broadcasting; a dim is None where it is not certain. An int above 1 wins: otherwise the op would fail."""
+    return tuple(broadcast_dims(dims) for dims in pad_shapes(shapes))
+
+
+def pad_shapes(shapes: Sequence[Shape]) -> list[Shape]:
+    """The dims of every axis, shapes being aligned at the right and filled with 1 as NumPy does."""
+    rank = max(map(len, shapes), default=0)
+    return list(zip(*((1,) * (rank - len(s)) + s for s in shapes), strict=True))
+
+
+def broadcast_dims(dims: Iterable[Dim | None]) -> Dim | None:
+    """The length that all of `dims` broadcast to, in every run in which they do."""
+    wide = {d for d in dims if d != 1}
+    fixed = {d for d in wide if isinstance(d, int)}
+    if fixed:
+        return next(iter(fixed))
+    if not wide or len(wide) == 1:
+        return next(iter(wide), 1)
+    absorbed = {d for d in wide if any(is_cut_to(d, other) for other in wide)}
+    left = wide - absorbed
+    return next(iter(left)) if len(left) == 1 else None
+
+
+def is_cut_to(dim: Dim | None, whole: Dim | None) -> bool:
+    """Whether `dim` broadcasts beside `whole` to nothing but `whole`, because it is cut to it: the smaller one of it and a number
+    above 1, or the last `whole` of no fewer."""
+    if not isinstance(dim, str) or whole is None or not dim.startswith(("min(", "tail(")):
+        return False
+    cut, length = expression(dim), expression(whole)
+    if isinstance(cut, Tail):
+        # Where nothing is cut off because `whole` is 0, it is no other number than 0 or 1, and the result is empty.
+        return bool(cut.args[1] == length) and is_never_negative(cut.args[0] - length)
+    if not isinstance(cut, sympy.Min) or length not in cut.args:
+        return False
+    # Where `whole` is the larger one, the number is neither 1 nor `whole`, and they do not broadcast.
+    return all(a.is_Integer and a > 1 for a in cut.args if a != length)
+
+
+def tail_dim(dim: Dim, count: Dim | None) -> Dim | None:
+    """The length of x[-count:] of an axis of length `dim`."""
+    if count is None:
+        return None
+    if is_never_negative(expression(count) - expression(dim)):
+        return dim  # all of it, also for a count of 0
+    if is_never_negative(expression(count) - 1):
+        return smaller_dim(dim, count)
+    return dim_of(Tail(expression(dim), expression(count)))
 
 
 def compare_dims(a: Dim | None, b: Dim | None) -> Dim | None:
-    """1 or 0 where it is certain; a length is never negative."""
+    """1 or 0 where it is certain."""
+    if a is None or b is None:
+        return None
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
-    number = a if isinstance(a, int) else b
-    if isinstance(number, int) and number < 0:
-        return 0
-    return 1 if a is not None and a == b else None
-
-
-def _term(dim: Dim) -> str:
-    if isinstance(dim, int) or dim.isidentifier():
-        return str(dim)
-    return f"({dim})"
-
-
-def _symbol(op: str, a: Dim, b: Dim) -> Dim | None:
-    symbol = op.join(sorted((_term(a), _term(b))))
-    return symbol if len(symbol) <= _MAX_SYMBOL_LENGTH else None
+    apart = sympy.expand(expression(a) - expression(b))
+    if apart == 0:
+        return 1
+    return 0 if is_never_negative(apart - 1) or is_never_negative(-apart - 1) else None
 
 
 def add_dims(a: Dim | None, b: Dim | None) -> Dim | None:
@@ -76,40 +100,78 @@ def add_dims(a: Dim | None, b: Dim | None) -> Dim | None:
         return None
     if isinstance(a, int) and isinstance(b, int):
         return a + b
-    if a == 0 or b == 0:
-        return b if a == 0 else a
-    return _symbol(" + ", a, b)
+    return dim_of(expression(a) + expression(b))
 
 
 def subtract_dims(a: Dim | None, b: Dim | None) -> Dim | None:
+    """a - b, which is no length where it may be negative."""
+    if a is None or b is None:
+        return None
     if isinstance(a, int) and isinstance(b, int):
         return a - b
-    return a if b == 0 else None
+    return dim_of(expression(a) - expression(b))
 
 
 def multiply_dims(a: Dim | None, b: Dim | None) -> Dim | None:
+    if a == 0 or b == 0:
+        return 0
     if a is None or b is None:
         return None
     if isinstance(a, int) and isinstance(b, int):
         return a * b
-    if a == 1 or b == 1:
-        return b if a == 1 else a
-    if a == 0 or b == 0:
-        return 0
-    return _symbol("*", a, b)
+    return dim_of(expression(a) * expression(b))
 
 
 def divide_dims(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
     """a / b; integers are cut off unless the division is one of floats."""
-    if isinstance(a, int) and isinstance(b, int) and b:
+    if a is None or b is None or b == 0:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
         if a % b == 0:
             return a // b
         return int(a / b) if whole else None
-    return a if b == 1 else None
+    if (exact := quotient(a, b)) is not None:
+        return exact
+    lengths = is_never_negative(expression(a)) and is_never_negative(expression(b))  # else ONNX rounds towards zero
+    return dim_of(sympy.floor(expression(a) / expression(b))) if whole and lengths else None
 
 
-def product_of(dims: Sequence[Dim | None]) -> Dim | None:
+def quotient(a: Dim, b: Dim) -> Dim | None:
+    """a / b where b is sure to divide it, b not being zero."""
+    if isinstance(b, int) and b == 0:
+        return None
+    ratio = sympy.cancel(expression(a) / expression(b))
+    return dim_of(ratio) if sympy.denom(ratio) == 1 else None
+
+
+def remainder_dim(a: Dim | None, b: Dim | None) -> Dim | None:
+    """a modulo b, of a length and a positive number."""
+    if isinstance(a, int) and isinstance(b, int) and b:
+        return a % b
+    if a is None or not isinstance(b, int) or b < 1:
+        return None
+    return dim_of(expression(a) - b * sympy.floor(expression(a) / b))
+
+
+def smaller_dim(a: Dim | None, b: Dim | None) -> Dim | None:
+    return None if a is None or b is None else dim_of(smaller_of(expression(a), expression(b)))
+
+
+def larger_dim(a: Dim | None, b: Dim | None) -> Dim | None:
+    return None if a is None or b is None else dim_of(larger_of(expression(a), expression(b)))
+
+
+def range_dim(start: Dim | None, limit: Dim | None, step: Dim | None) -> Dim | None:
+    """The length of Range(start, limit, step)."""
+    if step == 1:
+        return larger_dim(subtract_dims(limit, start), 0)
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step:
+        return len(range(start, limit, step))
+    return None
+
+
+def product_of(dims: Iterable[Dim | None]) -> Dim | None:
     total: Dim | None = 1
-    for d in sorted(dims, key=lambda d: (isinstance(d, str), str(d))):
+    for d in dims:
         total = multiply_dims(total, d)
     return total

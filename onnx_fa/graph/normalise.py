@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
@@ -102,12 +103,18 @@ def _check_ranges(model: ir.Model) -> None:
 
 def _infer(model: ir.Model) -> None:
     _check_ranges(model)
-    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
     # From IR version 4 on, an initializer that is an input too is only a default: a Reshape to it has no known shape.
     initializers = model.graph.initializers
     defaults = {k: v for k, v in initializers.items() if v.is_graph_input() and (model.ir_version or 4) >= 4}
+    with _names_used_once(model):
+        _infer_by_onnx(model, defaults)
+
+
+def _infer_by_onnx(model: ir.Model, defaults: Mapping[str, ir.Value]) -> None:
+    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
+    initializers = model.graph.initializers
     try:
         for name in defaults:
             del initializers[name]
@@ -122,6 +129,27 @@ def _infer(model: ir.Model) -> None:
         for name, value in defaults.items():
             initializers[name] = value
         logger.setLevel(level)
+
+
+@contextmanager
+def _names_used_once(model: ir.Model) -> Iterator[None]:
+    """Gives every value of a subgraph a name of its own for a while. The branches of an If may use the same names; ONNX's inference
+    keeps the numbers that it follows by name, and would take those of one branch for the other's."""
+    seen = {v.name for node in model.graph for v in node.outputs} | {v.name for v in model.graph.inputs}
+    renamed: list[tuple[ir.Value, str | None]] = []
+    for graph in model.graphs():
+        if graph is model.graph:
+            continue
+        for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
+            if value.name in seen and value.name:
+                renamed.append((value, value.name))
+                value.name = f"{value.name}//{len(renamed)}"
+            seen.add(value.name)
+    try:
+        yield
+    finally:
+        for value, name in reversed(renamed):
+            value.name = name
 
 
 _SAME_TYPE = frozenset(

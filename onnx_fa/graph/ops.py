@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 import onnx_ir as ir
 
@@ -43,3 +45,19 @@ def attr_float(node: ir.Node, name: str, default: float) -> float:
     """Raises ModelError for an attribute of another type."""
     attr = typed_attr(node, name, ir.AttributeType.FLOAT)
     return default if attr is None else float(attr.as_float())
+
+
+def outer_reads(node: ir.Node) -> Iterable[ir.Value]:
+    """What the graphs inside a node (If, Loop, Scan) read from outside."""
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH:
+            inner = attr.as_graph()
+            own = {o for n in inner.all_nodes() for o in n.outputs} | set(inner.inputs)
+            yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
+
+
+def asks_only(node: ir.Node, position: int) -> bool:
+    """Whether a node reads its input at `position` for nothing but its shape or its type."""
+    return op_of(node) in ("Shape", "Size") or (
+        op_of(node) == "CastLike" and position == 1 and node.inputs[0] is not node.inputs[1]
+    )

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from onnx_fa.graph.dims import Shape, add_dims, broadcast, product_of
+import onnx_ir as ir
+import sympy
+
+from onnx_fa.graph.dims import (
+    Shape,
+    add_dims,
+    broadcast,
+    divide_dims,
+    larger_dim,
+    product_of,
+    quotient,
+    smaller_dim,
+    subtract_dims,
+    tail_dim,
+)
+from onnx_fa.graph.lengths import dim_of, expression, is_never_negative
+from onnx_fa.graph.ops import typed_attr
 from onnx_fa.spec.terms import Dim
 
-_SYMBOL_PLUS_NUMBER = re.compile(r"(?:(?P<n>\d+) \+ )?(?P<symbol>[A-Za-z_]\w*)(?: \+ (?P<m>\d+))?")
-"""A symbol plus a number."""
-_MIN_END_OF_ALL = (1 << 31) - 1
+_ALL = (1 << 31) - 1
 """An end of a Slice that no length reaches."""
 
 
@@ -20,27 +34,33 @@ def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | N
     # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
     if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int) and step > 0:
         return len(range(dim)[start:end:step])
-    if (
-        dim is not None
-        and start == 0
-        and step == 1
-        and (end == dim or (isinstance(end, int) and end >= _MIN_END_OF_ALL))
-    ):
-        return dim
     if (start, end, step) == (0, 1, 1) and dim is not None:
         return 1  # unless the axis is empty, and then so is what is made of it
-    return _cut_dim(dim, start, end) if step == 1 else None
+    if not isinstance(step, int) or step < 1 or dim is None:
+        return None
+    if (
+        isinstance(end, int)
+        and end >= _ALL
+        and step == 1
+        and isinstance(start, str)
+        and is_never_negative(-expression(start))
+    ):
+        return tail_dim(dim, subtract_dims(0, start))
+    last = dim if isinstance(end, int) and end >= _ALL else smaller_dim(_from_front(dim, end), dim)
+    # A start behind the end needs no clamping: nothing is left then.
+    length = larger_dim(subtract_dims(last, _from_front(dim, start)), 0)
+    return divide_dims(add_dims(length, step - 1), step)
 
 
-def _cut_dim(dim: Dim | None, start: Dim | None, end: Dim | None) -> Dim | None:
-    """The length of dim[start:end] where dim is "symbol + number" and no more than the number is cut off."""
-    found = _SYMBOL_PLUS_NUMBER.fullmatch(dim) if isinstance(dim, str) else None
-    if found is None or not isinstance(start, int) or not isinstance(end, int) or start < 0:
+def _from_front(dim: Dim, at: Dim | None) -> Dim | None:
+    """A bound of a slice counted from the front; it is counted from the end where it is negative."""
+    if at is None:
         return None
-    rest = int(found["n"] or 0) + int(found["m"] or 0) - start + (end if end < 0 else 0)
-    if 0 <= end < _MIN_END_OF_ALL or rest < 0:
-        return None
-    return add_dims(found["symbol"], rest)
+    if is_never_negative(expression(at)):
+        return at
+    if is_never_negative(-1 - expression(at)):
+        return larger_dim(add_dims(dim, at), 0)
+    return None  # which of the two it is depends on the run
 
 
 def multiply_shapes(a: Shape, b: Shape | None, swap_a: bool = False, swap_b: bool = False) -> Shape | None:
@@ -56,15 +76,57 @@ def reshape_dims(source: Shape, to: tuple[Dim | None, ...], allow_zero: bool) ->
     dims = [source[i] if d == 0 and not allow_zero and i < len(source) else d for i, d in enumerate(to)]
     if -1 not in dims:
         return tuple(dims)
-    rest: Counter[Dim | None] = Counter(d for d in source if d != 1)
-    rest.subtract(Counter(d for d in dims if d not in (1, -1)))
-    over = [d for d, n in rest.items() for _ in range(n)]
-    under = [d for d, n in rest.items() for _ in range(-n)]
-    ints, symbols = [d for d in over if isinstance(d, int)], [d for d in over if not isinstance(d, int)]
-    divisor = math.prod(d for d in under if isinstance(d, int))
+    others = [d for i, d in enumerate(dims) if i != dims.index(-1)]
     left: Dim | None = None
-    told = None not in dims and None not in over
-    if told and all(isinstance(d, int) for d in under) and divisor and math.prod(ints) % divisor == 0:
-        left = product_of([math.prod(ints) // divisor, *symbols])
+    if None not in source and None not in others:
+        kept = Counter(d for d in others if d is not None)
+        rest = Counter(d for d in source if d is not None)
+        over, under = product_of((rest - kept).elements()), product_of((kept - rest).elements())
+        left = None if over is None or under is None else quotient(over, under)
     dims[dims.index(-1)] = left
+    return tuple(dims)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a window is moved; `pads` are those before all axes, then those behind; `same` for auto_pad SAME_*."""
+
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    pads: Sequence[int]
+    same: bool
+
+    @staticmethod
+    def of(node: ir.Node, rank: int) -> Window:
+        """Raises ModelError for an attribute of another type."""
+        lists = {}
+        for name, default, size in (("strides", 1, rank), ("dilations", 1, rank), ("pads", 0, 2 * rank)):
+            found = typed_attr(node, name, ir.AttributeType.INTS)
+            lists[name] = [default] * size if found is None else list(found.as_ints())
+        auto = typed_attr(node, "auto_pad", ir.AttributeType.STRING)
+        how = "NOTSET" if auto is None else auto.as_string()
+        pads = [0] * (2 * rank) if how == "VALID" else lists["pads"]
+        return Window(lists["strides"], lists["dilations"], pads, how.startswith("SAME"))
+
+
+def window_dims(source: Shape, kernel: Shape, window: Window) -> Shape | None:
+    """What a convolution or pooling makes of the axes behind the first two: one number per place of its window.
+
+    floor((d + pads - dilation * (k - 1) - 1) / stride) + 1, as ONNX defines it for Conv and MaxPool.
+    """
+    rank = len(source) - 2
+    lists = (window.strides, window.dilations, window.pads[:rank], window.pads[rank:])
+    if len(kernel) != rank or any(len(x) != rank for x in lists):
+        return None
+    dims: list[Dim | None] = []
+    for axis in range(rank):
+        dim, size, stride = source[axis + 2], kernel[axis], window.strides[axis]
+        if dim is None or size is None or stride < 1:
+            dims.append(None)
+        elif window.same:
+            dims.append(divide_dims(add_dims(dim, stride - 1), stride))
+        else:
+            covered = window.dilations[axis] * (expression(size) - 1) + 1
+            padded = expression(dim) + window.pads[axis] + window.pads[axis + rank] - covered
+            dims.append(dim_of(sympy.floor(padded / stride) + 1))
     return tuple(dims)

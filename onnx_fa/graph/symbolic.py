@@ -6,34 +6,35 @@ the graph once, carrying dims (ints or symbols) and small integer tensors made o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_fa.graph.axes import Const, node_axes, node_axis, placed_axes
+from onnx_fa.graph.axes import Const, node_axes, node_axis, placed_axes, placed_axis
 from onnx_fa.graph.dims import (
     Shape,
     add_dims,
     broadcast,
-    compare_dims,
-    divide_dims,
     is_trusted,
     known,
     multiply_dims,
     product_of,
+    range_dim,
     recorded,
     settled,
-    subtract_dims,
 )
-from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, attr_int, op_of
-from onnx_fa.graph.shape_rules import multiply_shapes, reshape_dims, slice_dim
+from onnx_fa.graph.limits import Limits
+from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, attr_int, op_of, outer_reads, typed_attr
+from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
+from onnx_fa.graph.shape_rules import Window, multiply_shapes, reshape_dims, slice_dim, window_dims
 from onnx_fa.spec.terms import Dim
 
 _SAME = frozenset(
     "Identity Cast Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Reciprocal Exp "
     "ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu Swish "
     "Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu "
-    "QuantizeLinear DequantizeLinear".split()
+    "QuantizeLinear DequantizeLinear RandomUniformLike RandomNormalLike Bernoulli Selu Celu Mish HardSigmoid ThresholdedRelu "
+    "LpNormalization LRN Hardmax ReverseSequence Shrink Softsign".split()
 )
 _BROADCAST = frozenset(
     "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod PRelu".split()
@@ -46,10 +47,6 @@ _CONTRIB_SAME = frozenset(
     for name in "Gelu FastGelu BiasGelu QuickGelu LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization "
     "SkipSimplifiedLayerNormalization RotaryEmbedding".split()
 )
-_INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
-_WHOLE = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE, None)
-"""Types that hold every length."""
-_MAX_VECTOR = 64
 _MAX_SHAPE = 4096
 """Elements of a constant that may be read as dims: sizes, ends, positions of dims."""
 
@@ -59,27 +56,35 @@ class SymbolicShapes:
 
     def __init__(self, model: ir.Model, const: Const) -> None:
         self._const = const
+        self._running = _nodes_that_run(model)
+        self._limits = Limits()
         self._shapes: dict[ir.Value, Shape | None] = {}
-        self._vectors: dict[ir.Value, tuple[Dim | None, ...]] = {}  # small integer tensors of rank 0 and 1
+        self._data: dict[ir.Value, Data] = {}  # what small integer tensors hold
         for node in model.graph.all_nodes():
             self._visit(node)
 
     def shape(self, value: ir.Value) -> Shape | None:
         """Dims as ints, symbol names, or None; None when not even the rank is known."""
         if value in self._shapes:
-            return self._shapes[value]
+            return self._limits.settle(self._shapes[value])
         return recorded(value)
 
     def _visit(self, node: ir.Node) -> None:
+        self._follow(node)
+        self._learn(node)
+
+    def _follow(self, node: ir.Node) -> None:
         if node.domain not in (*STANDARD, CONTRIB) or not node.outputs:
             return
-        vector = self._vector_of(node) if node.domain != CONTRIB else None
-        if vector is not None:
-            self._vectors[node.outputs[0]] = vector
+        data = data_of(Inputs(node, self._elements, self.shape, self._const)) if node.domain != CONTRIB else None
+        if data is not None:
+            self._data[node.outputs[0]] = data
         if all(settled(out, recorded(out)) for out in node.outputs):
             return
         if op_of(node) == "Split":
             shapes = self._split(node)
+        elif op_of(node) == "TopK":
+            shapes = [self._infer(node)] * 2
         else:
             shapes = [self._infer_contrib(node) if node.domain == CONTRIB else self._infer(node)]
         for out, found in zip(node.outputs, shapes, strict=False):
@@ -92,6 +97,16 @@ class SymbolicShapes:
                 found = tuple(h if is_trusted(out, h) or not (told or known(f)) else f for h, f in pairs)
             self._shapes[out] = found
 
+    def _learn(self, node: ir.Node) -> None:
+        """Keeps what must hold for the node not to fail, if it is sure to run."""
+        if node not in self._running:
+            return
+        if op_of(node) in _BROADCAST:
+            shapes = [shape for i in range(len(node.inputs)) if (shape := self._in(node, i)) is not None]
+            self._limits.learn_broadcast(shapes)
+        for out in node.outputs:
+            self._limits.learn_lengths(self.shape(out) or ())
+
     def _in(self, node: ir.Node, i: int) -> Shape | None:
         value = node.inputs[i] if i < len(node.inputs) else None
         return None if value is None else self.shape(value)
@@ -103,9 +118,8 @@ class SymbolicShapes:
             shapes = [self._in(node, i) for i in range(len(node.inputs))]
             return None if any(s is None for s in shapes) else broadcast([s for s in shapes if s is not None])
         if kind == "Range":
-            start, step = self.elements(node.inputs[0]), self.elements(node.inputs[2])
-            size = self.elements(node.inputs[1])
-            return size if start == (0,) and step == (1,) and size is not None else None
+            bounds = [self.elements(i) for i in node.inputs]
+            return (range_dim(*(b[0] if b else None for b in bounds)),)
         if kind == "ConstantOfShape":
             return self.elements(node.inputs[0])
         if first is None:
@@ -119,6 +133,8 @@ class SymbolicShapes:
             return multiply_shapes(first, self._in(node, 1), *swaps)
         if kind == "Einsum":
             return self._einsum(node)
+        if kind in ("Conv", "MaxPool", "AveragePool"):
+            return self._windows(node, first)
         if kind == "Concat":
             return self._concat(node, first)
         if kind == "Slice":
@@ -134,6 +150,11 @@ class SymbolicShapes:
             return (product_of(first[:axis]), product_of(first[axis:]))
         if kind == "GatherElements":
             return self._in(node, 1)
+        if kind == "TopK":
+            count, sorted_axis = self.elements(node.inputs[1]), placed_axis(attr_int(node, "axis", -1), len(first))
+            if count is None or len(count) != 1 or sorted_axis is None:
+                return None
+            return (*first[:sorted_axis], count[0], *first[sorted_axis + 1 :])
         if kind == "Transpose":
             perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(first))[::-1]
             return tuple(first[p] for p in perm)
@@ -150,7 +171,8 @@ class SymbolicShapes:
         if kind == "Gather":
             indices, at = self._in(node, 1), node_axis(node, len(first))
             return None if indices is None or at is None else (*first[:at], *indices, *first[at + 1 :])
-        return None
+        folded = self._const(node.outputs[0])
+        return None if folded is None else tuple(folded.shape)
 
     def _infer_contrib(self, node: ir.Node) -> Shape | None:
         first = self._in(node, 0)
@@ -174,6 +196,22 @@ class SymbolicShapes:
             for letter, dim in zip(term, shape or (), strict=False):
                 dims.setdefault(letter, []).append((dim,))
         return tuple(broadcast(dims[x])[0] for x in out) if all(x in dims for x in out) else None
+
+    def _windows(self, node: ir.Node, first: Shape) -> Shape | None:
+        if len(first) < 3:
+            return None
+        if op_of(node) == "Conv":
+            weights = self._in(node, 1)
+            if weights is None or len(weights) != len(first):
+                return None
+            channels, kernel = weights[0], weights[2:]
+        else:
+            sizes = typed_attr(node, "kernel_shape", ir.AttributeType.INTS)
+            if sizes is None or attr_int(node, "ceil_mode", 0):
+                return None
+            channels, kernel = first[1], tuple(sizes.as_ints())
+        dims = window_dims(first, kernel, Window.of(node, len(first) - 2))
+        return None if dims is None else (first[0], channels, *dims)
 
     def _concat(self, node: ir.Node, first: Shape) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]
@@ -280,98 +318,32 @@ class SymbolicShapes:
         """The elements of an integer tensor of rank 0 or 1, as dims."""
         if value is None:
             return None
-        if value in self._vectors:
-            return self._vectors[value]
+        if value in self._data:
+            data = self._data[value]
+            return self._limits.settle(tuple(data.flat)) if data.ndim <= 1 else None
         array = self._const(value)
         if array is None or array.ndim > 1 or array.size > _MAX_SHAPE or array.dtype.kind not in "iu":
             return None
         return tuple(int(a) for a in array.reshape(-1))
 
-    def _vector_of(self, node: ir.Node) -> tuple[Dim | None, ...] | None:
-        """The elements of what a shape computation makes."""
-        kind = op_of(node)
-        if kind == "Shape":
-            shape = self._in(node, 0)
-            start, end = (node.attributes[n].as_int() if n in node.attributes else None for n in ("start", "end"))
-            return None if shape is None else shape[slice(start, end)]
-        if kind == "Concat":
-            parts = [self.elements(i) for i in node.inputs]
-            return None if any(p is None for p in parts) else tuple(d for p in parts for d in p or ())
-        if kind == "Cast" and node.outputs[0].dtype not in _WHOLE:
+    def _elements(self, value: ir.Value | None) -> Data | None:
+        """As `elements`, of any rank."""
+        if value is None or value in self._data:
+            return None if value is None else self._data[value]
+        array = self._const(value)
+        if array is None or array.size > MOST_ELEMENTS or array.dtype.kind not in "iu":
             return None
-        if kind in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
-            return self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
-        if kind == "Reshape":
-            to = self.elements(node.inputs[1])
-            flat = to is not None and len(to) <= 1  # of rank 0 or 1 again
-            return self._vectors.get(node.inputs[0]) if flat and node.inputs[0] is not None else None
-        if kind == "Gather":
-            source, index = node.inputs
-            vector = self._vectors.get(source) if source is not None else None
-            at = self.elements(index)
-            if (
-                vector is None
-                or at is None
-                or not all(isinstance(i, int) and -len(vector) <= i < len(vector) for i in at)
-            ):
-                return None
-            return tuple(vector[i] for i in at if isinstance(i, int))
-        if kind in _ELEMENTWISE:
-            parts = [self.elements(i) for i in node.inputs]
-            size = max((len(p) for p in parts if p is not None), default=0)
-            if any(p is None or len(p) not in (1, size) for p in parts):
-                return None
-            whole = any(v is not None and v.dtype in _INTEGERS for v in (*node.outputs, *node.inputs))
-            rows = zip(*((p or ()) * (size if len(p or ()) == 1 else 1) for p in parts), strict=True)
-            return tuple(divide_dims(d[0], d[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*d) for d in rows)
-        if kind == "ConstantOfShape":
-            length = self.elements(node.inputs[0])
-            fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else None
-            if length is None or len(length) != 1 or not isinstance(length[0], int) or length[0] > _MAX_VECTOR:
-                return None
-            return None if fill is None or fill.dtype.kind not in "iu" else (int(fill.reshape(-1)[0]),) * length[0]
-        if kind == "ReduceProd":
-            factors = self._vectors.get(node.inputs[0]) if node.inputs[0] is not None else None
-            return None if factors is None else (product_of(factors),)
-        if kind == "Slice" and node.inputs[0] in self._vectors:
-            bounds: list[tuple[Dim | None, ...] | None]
-            if len(node.inputs) < 3:  # before opset 10
-                bounds = [tuple(node.attributes[n].as_ints()) for n in ("starts", "ends") if n in node.attributes]
-            else:
-                bounds = [self.elements(i) for i in node.inputs[1:3]]
-            step = self.elements(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else (1,)
-            if len(bounds) != 2:
-                return None
-            (a,), (b,) = (x if x is not None and len(x) == 1 else (None,) for x in bounds)
-            if isinstance(a, int) and isinstance(b, int) and step == (1,):
-                return self._vectors[node.inputs[0]][a:b]
-        return None
+        return array.astype(object)
 
 
-def _both(
-    pick: Callable[[int, int], int],
-) -> Callable[[Dim | None, Dim | None], Dim | None]:
-    def of_dims(a: Dim | None, b: Dim | None) -> Dim | None:
-        if isinstance(a, int) and isinstance(b, int):
-            return pick(a, b)
-        return a if a == b else None
-
-    return of_dims
-
-
-def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
-    if not isinstance(test, int):
-        return None
-    return yes if test else no
-
-
-_ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {
-    "Equal": compare_dims,
-    "Where": _where,
-    "Add": add_dims,
-    "Sub": subtract_dims,
-    "Mul": multiply_dims,
-    "Div": divide_dims,
-    "Min": _both(min),
-    "Max": _both(max),
-}
+def _nodes_that_run(model: ir.Model) -> set[ir.Node]:
+    """The nodes of the main graph that its outputs need. Others may be left out, and a subgraph may not be run."""
+    found: set[ir.Node] = set()
+    todo = [p for out in model.graph.outputs if (p := out.producer()) is not None]
+    while todo:
+        node = todo.pop()
+        if node in found or node.graph is not model.graph:
+            continue
+        found.add(node)
+        todo += [p for v in (*node.inputs, *outer_reads(node)) if v is not None and (p := v.producer()) is not None]
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import get_args
 
 import numpy as np
@@ -14,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_fa.graph.axes import node_axes
 from onnx_fa.graph.bounded import MAX_FOLDED_ELEMENTS, result_elements
 from onnx_fa.graph.dims import recorded, settled
-from onnx_fa.graph.ops import STANDARD, attr_int, op_of
+from onnx_fa.graph.ops import STANDARD, asks_only, attr_int, op_of
 from onnx_fa.graph.symbolic import SymbolicShapes
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.terms import Dim, DType
@@ -70,6 +69,10 @@ _FOLDABLE = frozenset(
         "Flatten",
         "EyeLike",
         "ScatterND",
+        "NonZero",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceSum",
     ]
 )
 # Ops that the reference evaluator goes through one index at a time, of those that the second input holds.
@@ -145,6 +148,9 @@ class GraphView:
             return None if tensor is None else tensor.numpy()
         if op_of(node) in ("Shape", "Size"):
             return self._shape_of(node)
+        if op_of(node) == "CastLike" and node.inputs[0] is not None:
+            source = self._consts.get(node.inputs[0])
+            return None if source is None or value.dtype is None else source.astype(value.dtype.numpy())
         if self._folded(value) is None:
             return None
         inputs = [self._consts.get(i) if i is not None else None for i in node.inputs]
@@ -216,8 +222,13 @@ class GraphView:
         return node
 
     def users(self, value: ir.Value) -> list[ir.Node]:
-        """The distinct nodes that read `value`, in the order they were added."""
-        return list(dict.fromkeys(use.node for use in value.uses()))
+        """The distinct nodes that read the elements of `value`, in the order they were added."""
+        return list(dict.fromkeys(use.node for use in value.uses() if not asks_only(use.node, use.idx)))
+
+    def asking(self, value: ir.Value) -> list[ir.Node]:
+        """The distinct nodes that read `value` for its shape or its type, and for nothing else."""
+        readers = self.users(value)
+        return list(dict.fromkeys(use.node for use in value.uses() if use.node not in readers))
 
     def depends(self, value: ir.Value, on: ir.Node) -> bool:
         """Whether `value` is computed from what `on` makes, not only from its shape (captures of subgraphs are not followed)."""
@@ -258,15 +269,6 @@ class GraphView:
         return self.is_axis(value, axis, -1)
 
 
-def outer_reads(node: ir.Node) -> Iterable[ir.Value]:
-    """What the graphs inside a node (If, Loop, Scan) read from outside."""
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH:
-            inner = attr.as_graph()
-            own = {o for n in inner.all_nodes() for o in n.outputs} | set(inner.inputs)
-            yield from {i for n in inner.all_nodes() for i in n.inputs if i is not None and i not in own}
-
-
 def default_opset(model: ir.Model) -> int:
     imports = model.opset_imports
     return imports.get("", imports.get("ai.onnx", 1))
@@ -285,7 +287,10 @@ def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | Non
     graph = ir.Graph(graph_inputs, [out], nodes=[clone], opset_imports={"": opset}, name="fold")
     arrays = [feeds[str(i.name)] if i is not None else None for i in inputs]
     model = ir.to_proto(ir.Model(graph, ir_version=10))
-    size = result_elements(model.graph.node[0], arrays, opset)
+    if op_of(node) == "NonZero":  # as many as there are elements, at most
+        size = None if arrays[0] is None else arrays[0].size * max(1, arrays[0].ndim)
+    else:
+        size = result_elements(model.graph.node[0], arrays, opset)
     steps = math.prod(arrays[1].shape[:-1]) if op_of(node) in _LOOPS and arrays[1] is not None else 1
     if size is None or size > MAX_FOLDED_ELEMENTS or steps > _MAX_LOOP_STEPS:
         return None

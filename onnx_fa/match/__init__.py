@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
+from onnx_fa.match.asked import find_asked
 from onnx_fa.match.assemble import Found, build_match
 from onnx_fa.match.division import one_if_zero, reciprocal_of, walk_tail
 from onnx_fa.match.exprs import Call, Const, Expr, known_array, values_of
@@ -111,6 +112,8 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
         reader = find_other_reader(view, qk, outputs)
         if reader is not None:
             raise NoMatch("the scores are used for something else too, and would be computed twice", reader)
+    asked = [find_asked(view, match, node, outputs) for match, node, _ in found]
+    matches[0] = replace(matches[0], asked=tuple(dict.fromkeys(pair for pairs in asked for pair in pairs)))
     return merge_matches(view, matches)
 
 

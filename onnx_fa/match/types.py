@@ -233,6 +233,8 @@ class Match:
     """Values that show the probabilities (*B, Hq, Sq, Skv), which standard ops beside the site make once more."""
     further: tuple[Further, ...] = ()
     """What else the site makes: row statistics, and parts of an output that several products with V share."""
+    asked: tuple[tuple[ir.Node, Expr], ...] = ()
+    """Nodes that ask the scores or probabilities for their shape or type, and what they are told instead."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 

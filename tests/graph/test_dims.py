@@ -67,8 +67,8 @@ def test_arithmetic(steps: list[tuple[str, Dim]], start: Dim) -> None:
         (add_dims("n", None), None),
         (multiply_dims("n", 2), "2*n"),
         (multiply_dims("n", 0), 0),
-        (multiply_dims("n + 1", "m"), "(n + 1)*m"),
-        (subtract_dims("n", "n"), None),
+        (multiply_dims("n + 1", "m"), "m + m*n"),
+        (subtract_dims("n", "n"), 0),
         (subtract_dims("n", 0), "n"),
         (divide_dims(7, 2), 3),
         (divide_dims(-7, 2), -3),
@@ -92,7 +92,7 @@ def test_what_is_known(have: Dim | None, want: Dim | None) -> None:
 def test_a_symbol_does_not_grow_without_end() -> None:
     dim: Dim | None = "length"
     for _ in range(12):
-        dim = add_dims(dim, dim)
+        dim = add_dims(multiply_dims(dim, dim), "other")
     assert dim is None
 
 
@@ -143,9 +143,9 @@ def test_a_slice_of_any_length(dim: Dim, start: int, end: int, step: int) -> Non
         ("n + 3", 2, MAX_LENGTH, 1, "1 + n"),
         ("n + 3", 1, -2, 1, "n"),
         ("n + 3", 0, -1, 1, "2 + n"),
-        ("n", 1, MAX_LENGTH, 1, None),
-        ("n + 3", 4, MAX_LENGTH, 1, None),
-        ("n", 0, 5, 1, None),
+        ("n", 1, MAX_LENGTH, 1, "n - min(1, n)"),
+        ("n + 3", 4, MAX_LENGTH, 1, "n - min(1, n)"),
+        ("n", 0, 5, 1, "min(5, n)"),
         (None, 0, MAX_LENGTH, 1, None),
         (7, None, 3, 1, None),
         (7, 6, 0, -1, None),
@@ -227,7 +227,7 @@ def test_axes_by_name() -> None:
             ("2*n", 2),
         ),
         ("float[n,4] x", "s = Shape(x) d = Gather(s, zero) y = Range(zero, d, one)", ("n",)),
-        ("float[n,4] x", "y = Concat <axis = 0> (x, x)", ("n + n", 4)),
+        ("float[n,4] x", "y = Concat <axis = 0> (x, x)", ("2*n", 4)),
         ("float[n,4] x, float[m,4] z", "c = Concat <axis = 0> (x, z) y = Transpose(c)", (4, "m + n")),
         ("float[n,4] x", "u = Unsqueeze(x, axes) y = Expand(u, wide)", (5, "n", 4)),
         ("float[n,4] x, float[4,m] z", "y = MatMul(x, z)", ("n", "m")),

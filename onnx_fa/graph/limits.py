@@ -1,0 +1,81 @@
+"""Limits of lengths that hold in every run of a model which does not fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import sympy
+
+from onnx_fa.graph.dims import Shape, is_cut_to, pad_shapes
+from onnx_fa.graph.lengths import dim_of, expression, is_never_negative
+from onnx_fa.spec.terms import Dim
+
+_MaybeShape = TypeVar("_MaybeShape", Shape, Shape | None)
+_MOST = 64
+"""Limits that are kept of either kind."""
+
+
+class Limits:
+    """A table of 512 positions that is cut to the length of the input has min(512, seq) rows. Where it is added to what has seq
+    rows, seq is no more than 512: the model fails otherwise. From then on min(512, seq) is seq. In the same way a tensor with
+    seq - 1 rows shows that min(1, seq) is 1."""
+
+    def __init__(self) -> None:
+        self._most: dict[sympy.Expr, sympy.Expr] = {}
+        """Numbers that expressions never exceed."""
+        self._least: set[sympy.Expr] = set()
+        """Expressions that are the length of something, and so never negative."""
+
+    def learn_broadcast(self, shapes: Sequence[Shape]) -> None:
+        """Takes in what must hold for shapes to broadcast to each other."""
+        for dims in pad_shapes(shapes):
+            wide = {d for d in dims if d is not None and d != 1}
+            for cut in wide:
+                for whole in wide - {cut}:
+                    expr = expression(cut)
+                    if isinstance(expr, sympy.Min) and is_cut_to(cut, whole) and len(self._most) < _MOST:
+                        number = min(a for a in expr.args if a.is_Integer)
+                        self._most[expression(whole)] = min(number, self._most.get(expression(whole), number))
+
+    def learn_lengths(self, shape: Shape) -> None:
+        """Takes in that there is a tensor of this shape."""
+        for dim in shape:
+            if (
+                isinstance(dim, str)
+                and " - " in dim
+                and len(self._least) < _MOST
+                and not is_never_negative(expression(dim))
+            ):
+                self._least.add(expression(dim))
+
+    def settle(self, shape: _MaybeShape) -> _MaybeShape:
+        """The dims, with those minima resolved of which it is known by now which argument they are."""
+        if (
+            shape is None
+            or not (self._most or self._least)
+            or not any(isinstance(d, str) and "min(" in d for d in shape)
+        ):
+            return shape
+        return tuple(self._settle(d) if isinstance(d, str) else d for d in shape)
+
+    def _settle(self, dim: str) -> Dim | None:
+        expr = expression(dim)
+        for _ in range(2):  # a minimum may stand in another
+            resolved = {cut: told for cut in expr.atoms(sympy.Min) if (told := self._told(cut)) is not None}
+            expr = sympy.expand(expr.xreplace(resolved))
+        return dim_of(expr)
+
+    def _told(self, cut: sympy.Min) -> sympy.Expr | None:
+        """The argument that a minimum of a number and something else is known to be."""
+        numbers = [a for a in cut.args if a.is_Integer]
+        others = [a for a in cut.args if not a.is_Integer]
+        if len(numbers) != 1 or len(others) != 1:
+            return None
+        number, other = numbers[0], others[0]
+        if any(is_never_negative(other - number - length) for length in self._least):
+            return number
+        for limited, most in self._most.items():
+            if most <= number and is_never_negative(limited - other):
+                return other
+        return None

@@ -1,0 +1,277 @@
+"""What small integer tensors hold that are computed from shapes: one rule for every operator that does so.
+
+Elements are dims: ints, texts of lengths, or None where nothing is known. A tensor is a NumPy array of them, so that what moves
+elements is NumPy's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnx_fa.graph.axes import Const, node_axes, placed_axes
+from onnx_fa.graph.dims import (
+    Shape,
+    add_dims,
+    compare_dims,
+    divide_dims,
+    larger_dim,
+    multiply_dims,
+    product_of,
+    remainder_dim,
+    smaller_dim,
+    subtract_dims,
+)
+from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.spec.terms import Dim
+
+Data = npt.NDArray[Any]
+MOST_ELEMENTS = 64
+"""Elements of a tensor that is followed; no shape is longer."""
+_BEHIND = 1 << 31
+"""From here on an end of a Slice means the end of the axis."""
+_INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
+_WHOLE = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE, None)
+"""Types that hold every length."""
+
+
+class Inputs:
+    """The inputs of a node as far as they are known: `data` by position, and the `shape` of the first."""
+
+    def __init__(
+        self,
+        node: ir.Node,
+        data: Callable[[ir.Value | None], Data | None],
+        shape: Callable[[ir.Value], Shape | None],
+        const: Const,
+    ) -> None:
+        self.node, self._data, self._shape, self.const = node, data, shape, const
+
+    def data(self, position: int) -> Data | None:
+        return self._data(self.node.inputs[position]) if position < len(self.node.inputs) else None
+
+    def numbers(self, position: int) -> list[int] | None:
+        """The elements of an input if all of them are ints."""
+        data = self.data(position)
+        if data is None or not all(isinstance(x, int) for x in data.flat):
+            return None
+        return [int(x) for x in data.flat]
+
+    def shape(self) -> Shape | None:
+        first = self.node.inputs[0]
+        return None if first is None else self._shape(first)
+
+
+def data_of(inputs: Inputs) -> Data | None:
+    """The elements of what a node makes; None for what is no shape computation, or not known."""
+    kind = op_of(inputs.node)
+    rule = _RULES.get(kind)
+    if kind in _ELEMENTWISE:
+        made = _elementwise(inputs)
+    else:
+        made = None if rule is None else rule(inputs)
+    return made if made is not None and made.size <= MOST_ELEMENTS else None
+
+
+def _objects(values: Any) -> Data:
+    made: Data = np.empty(len(values), object)
+    made[:] = values
+    return made
+
+
+def _shape(inputs: Inputs) -> Data | None:
+    dims, node = inputs.shape(), inputs.node
+    start, end = (node.attributes[n].as_int() if n in node.attributes else None for n in ("start", "end"))
+    return None if dims is None else _objects(dims[slice(start, end)])
+
+
+def _size(inputs: Inputs) -> Data | None:
+    dims = inputs.shape()
+    return None if dims is None else _objects([product_of(dims)]).reshape(())
+
+
+def _concat(inputs: Inputs) -> Data | None:
+    parts = [inputs.data(i) for i in range(len(inputs.node.inputs))]
+    axis = attr_int(inputs.node, "axis", 0)
+    known = [p for p in parts if p is not None]
+    if len(known) != len(parts) or any(p.ndim != known[0].ndim or not -p.ndim <= axis < p.ndim for p in known):
+        return None
+    sizes = {(*p.shape[: axis % p.ndim], *p.shape[axis % p.ndim + 1 :]) for p in known}
+    return np.concatenate(known, axis) if len(sizes) == 1 else None
+
+
+def _cast(inputs: Inputs) -> Data | None:
+    return inputs.data(0) if inputs.node.outputs[0].dtype in _WHOLE else None
+
+
+def _same(inputs: Inputs) -> Data | None:
+    return inputs.data(0)
+
+
+def _units(inputs: Inputs) -> Data | None:
+    """Unsqueeze and Squeeze."""
+    data, axes = inputs.data(0), node_axes(inputs.node, inputs.const)
+    if data is None:
+        return None
+    if op_of(inputs.node) == "Squeeze":
+        if axes is None:
+            given = len(inputs.node.inputs) > 1 and inputs.node.inputs[1] is not None
+            return None if given else data.reshape([n for n in data.shape if n != 1])
+        gone = placed_axes(axes, data.ndim)
+        if gone is None or any(data.shape[a] != 1 for a in gone):
+            return None
+        return data.reshape([n for a, n in enumerate(data.shape) if a not in gone])
+    put = None if axes is None else placed_axes(axes, data.ndim + len(axes))
+    return None if put is None else np.expand_dims(data, tuple(put))
+
+
+def _reshape(inputs: Inputs) -> Data | None:
+    data, to = inputs.data(0), inputs.numbers(1)
+    if data is None or to is None:
+        return None
+    if not attr_int(inputs.node, "allowzero", 0):
+        to = [data.shape[i] if n == 0 and i < data.ndim else n for i, n in enumerate(to)]
+    try:
+        return data.reshape(to)
+    except ValueError:
+        return None  # the node fails too
+
+
+def _transpose(inputs: Inputs) -> Data | None:
+    data, node = inputs.data(0), inputs.node
+    if data is None:
+        return None
+    perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(data.ndim)[::-1]
+    return data.transpose(perm) if sorted(perm) == list(range(data.ndim)) else None
+
+
+def _gather(inputs: Inputs) -> Data | None:
+    data, at = inputs.data(0), inputs.data(1)
+    axis = attr_int(inputs.node, "axis", 0)
+    if data is None or at is None or inputs.numbers(1) is None or not -data.ndim <= axis < data.ndim:
+        return None
+    size = data.shape[axis]
+    if any(not -size <= i < size for i in at.flat):
+        return None
+    return np.asarray(np.take(data, at.astype(np.int64), axis), object)
+
+
+def _slice(inputs: Inputs) -> Data | None:
+    data, node = inputs.data(0), inputs.node
+    if data is None:
+        return None
+    if len(node.inputs) < 3:  # before opset 10
+        starts, ends = (
+            list(node.attributes[n].as_ints()) if n in node.attributes else None for n in ("starts", "ends")
+        )
+        axes: list[int] | None = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
+        given, steps = (True, True), None
+    else:
+        starts, ends, axes, steps = (inputs.numbers(i) for i in range(1, 5))
+        given = (len(node.inputs) < 4 or node.inputs[3] is None, len(node.inputs) < 5 or node.inputs[4] is None)
+    if starts is None or ends is None:
+        return None
+    axes = list(range(len(starts))) if given[0] and axes is None else axes
+    steps = [1] * len(starts) if given[1] else steps
+    if axes is None or steps is None or {len(ends), len(axes), len(steps)} != {len(starts)} or 0 in steps:
+        return None
+    cut = [slice(None)] * data.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if not -data.ndim <= axis < data.ndim:
+            return None
+        # Python takes -1 for the last element where ONNX means "before the first" only from here on.
+        last = None if step < 0 and end <= -_BEHIND else end
+        cut[axis] = slice(start, last, step)
+    return data[tuple(cut)]
+
+
+def _constant(inputs: Inputs) -> Data | None:
+    dims, node = inputs.numbers(0), inputs.node
+    fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else None
+    if dims is None or fill is None or fill.dtype.kind not in "iu" or len(dims) > 2 or min(dims, default=0) < 0:
+        return None
+    return np.full(dims, int(fill.reshape(-1)[0]), object) if np.prod(dims) <= MOST_ELEMENTS else None
+
+
+def _range(inputs: Inputs) -> Data | None:
+    bounds = [inputs.numbers(i) for i in range(3)]
+    (start, end, step) = (b[0] if b else None for b in bounds)
+    if start is None or end is None or not step or abs(end - start) > MOST_ELEMENTS:
+        return None
+    return _objects(list(range(start, end, step)))
+
+
+def _reducing(pick: Callable[[Dim | None, Dim | None], Dim | None]) -> Callable[[Inputs], Data | None]:
+    def rule(inputs: Inputs) -> Data | None:
+        data, node = inputs.data(0), inputs.node
+        if data is None or not data.size or attr_int(node, "noop_with_empty_axes", 0):
+            return None
+        axes = node_axes(node, inputs.const)
+        if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+            return None
+        if data.ndim > 1 and axes is not None and len(axes) != data.ndim:
+            return None
+        whole: Data = _objects([reduce(pick, data.flat)])
+        return whole.reshape([1] * data.ndim if attr_int(node, "keepdims", 1) == 1 else [])
+
+    return rule
+
+
+def _elementwise(inputs: Inputs) -> Data | None:
+    node, kind = inputs.node, op_of(inputs.node)
+    parts = [inputs.data(i) for i in range(len(node.inputs))]
+    known = [p for p in parts if p is not None]
+    if len(known) != len(parts) or (kind == "Mod" and attr_int(node, "fmod", 0)):
+        return None
+    whole = any(v is not None and v.dtype in _INTEGERS for v in (*node.outputs, *node.inputs))
+    try:
+        shape = np.broadcast_shapes(*(p.shape for p in known))
+    except ValueError:
+        return None  # the node fails too
+    rows = zip(*(np.broadcast_to(p, shape).flat for p in known), strict=True)
+    made = [divide_dims(row[0], row[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*row) for row in rows]
+    return _objects(made).reshape(shape)
+
+
+def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:
+    if not isinstance(test, int):
+        return yes if yes == no else None
+    return yes if test else no
+
+
+_ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {
+    "Equal": compare_dims,
+    "Where": _where,
+    "Add": add_dims,
+    "Sub": subtract_dims,
+    "Mul": multiply_dims,
+    "Div": divide_dims,
+    "Mod": remainder_dim,
+    "Neg": lambda x: subtract_dims(0, x),
+    "Min": lambda *dims: reduce(smaller_dim, dims),
+    "Max": lambda *dims: reduce(larger_dim, dims),
+}
+_RULES: dict[str, Callable[[Inputs], Data | None]] = {
+    "Shape": _shape,
+    "Size": _size,
+    "Concat": _concat,
+    "Cast": _cast,
+    "Identity": _same,
+    "Unsqueeze": _units,
+    "Squeeze": _units,
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "Gather": _gather,
+    "Slice": _slice,
+    "ConstantOfShape": _constant,
+    "Range": _range,
+    "ReduceProd": _reducing(multiply_dims),
+    "ReduceMax": _reducing(larger_dim),
+    "ReduceMin": _reducing(smaller_dim),
+    "ReduceSum": _reducing(add_dims),
+}

@@ -1,0 +1,172 @@
+"""Lengths as expressions: what they are in numbers, and that equal ones are written alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import sympy
+from hypothesis import given, settings
+
+from onnx_fa.graph.dims import (
+    add_dims,
+    broadcast,
+    compare_dims,
+    divide_dims,
+    is_cut_to,
+    larger_dim,
+    multiply_dims,
+    quotient,
+    range_dim,
+    smaller_dim,
+    subtract_dims,
+)
+from onnx_fa.graph.lengths import MAX_LETTERS, dim_of, expression
+from onnx_fa.graph.limits import Limits
+from onnx_fa.graph.shape_rules import reshape_dims, slice_dim
+from onnx_fa.spec.attention import Dim
+
+SYMBOLS = ("past", "seq", "b.0", "odd name")
+SIZES = st.fixed_dictionaries({s: st.integers(0, 9) for s in SYMBOLS})
+LEAVES = st.one_of(st.integers(-3, 9), st.sampled_from(SYMBOLS))
+
+
+def value(dim: Dim, sizes: Mapping[str, int]) -> int:
+    expr = expression(dim)
+    return int(expr.subs({x: sizes[x.name] for x in expr.free_symbols}))
+
+
+@st.composite
+def dims(draw: st.DrawFn, depth: int = 3) -> tuple[Dim, object]:
+    """A dim made by some operations, and the same as a function of sizes."""
+    leaf = draw(LEAVES)
+    if depth == 0 or draw(st.booleans()):
+        return leaf, (lambda sizes: leaf if isinstance(leaf, int) else sizes[leaf])
+    (a, f), (b, g) = draw(dims(depth - 1)), draw(dims(depth - 1))
+    made, numbers = draw(
+        st.sampled_from(
+            [
+                (add_dims, lambda x, y: x + y),
+                (subtract_dims, lambda x, y: x - y),
+                (multiply_dims, lambda x, y: x * y),
+                (smaller_dim, min),
+                (larger_dim, max),
+            ]
+        )
+    )
+    dim = made(a, b)
+    if dim is None:
+        return leaf, (lambda sizes: leaf if isinstance(leaf, int) else sizes[leaf])
+    return dim, (lambda sizes: numbers(f(sizes), g(sizes)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(dims(), SIZES)
+def test_a_dim_is_what_its_operations_make_of_numbers(made: tuple[Dim, object], sizes: dict[str, int]) -> None:
+    dim, numbers = made
+    assert value(dim, sizes) == numbers(sizes)  # type: ignore[operator]
+    assert dim_of(expression(dim)) == dim  # written alike whenever it is read
+
+
+@settings(max_examples=60, deadline=None)
+@given(LEAVES, LEAVES, LEAVES, SIZES)
+def test_slices_and_ranges_have_the_length_that_numpy_gives(
+    dim: Dim, start: Dim, end: Dim, sizes: dict[str, int]
+) -> None:
+    whole, first, last = (value(d, sizes) for d in (dim, start, end))
+    cut = slice_dim(dim, start, end, 1)
+    # The first element of an axis that may be empty counts as one.
+    if whole >= 0 and cut is not None and (start, end) != (0, 1):
+        assert value(cut, sizes) == len(range(whole)[first:last])
+    length = range_dim(start, end, 1)
+    assert length is None or value(length, sizes) == np.arange(first, last).size
+
+
+@settings(max_examples=40, deadline=None)
+@given(LEAVES, LEAVES, SIZES)
+def test_what_is_said_of_two_dims_holds(a: Dim, b: Dim, sizes: dict[str, int]) -> None:
+    x, y = value(a, sizes), value(b, sizes)
+    equal = compare_dims(a, b)
+    assert equal is None or equal == (x == y)
+    divided = divide_dims(a, b)
+    if divided is not None and y:
+        assert value(divided, sizes) == math.trunc(x / y)
+
+
+def test_a_cut_table_broadcasts_to_what_it_was_cut_to_and_to_nothing_else() -> None:
+    cut = slice_dim(512, 0, "seq", 1)
+    assert cut == "min(512, seq)"
+    assert is_cut_to(cut, "seq")
+    assert broadcast([("b", "seq", 8), (1, cut, 8)]) == ("b", "seq", 8)
+    assert broadcast([("b", "other", 8), (1, cut, 8)]) == ("b", None, 8)
+    # Of a table of one row the rows may be repeated, and no rows stay none.
+    assert not is_cut_to(slice_dim(1, 0, "seq", 1), "seq")
+    # A window that ends behind the table may be empty beside one query.
+    window = slice_dim(512, "past", "past + seq", 1)
+    assert window == "min(512, past + seq) - min(512, past)"
+    assert broadcast([("b", "seq"), (1, window)]) == ("b", None)
+
+
+def test_a_limit_once_learnt_resolves_the_minima_below_it() -> None:
+    limits = Limits()
+    window = (slice_dim(1024, "past", "past + seq", 1), slice_dim(1024, 0, "past + seq", 1))
+    assert limits.settle(window) == window
+    limits.learn_broadcast([("b", 4, "seq", "past + seq"), (1, 1, *window)])
+    assert limits.settle(window) == ("seq", "past + seq")
+    assert limits.settle(("min(1024, seq)", "min(1000, past + seq)")) == ("seq", "min(1000, past + seq)")
+    assert limits.settle(("seq - min(1, seq)",)) == ("seq - min(1, seq)",)
+    limits.learn_lengths(("seq - 1", 7))
+    assert limits.settle(("seq - min(1, seq)",)) == ("seq - 1",)
+
+
+def test_maxima_are_written_as_minima() -> None:
+    cut, rest = slice_dim("seq", 2, 1 << 40, 1), slice_dim("seq", 0, 2, 1)
+    assert (cut, rest) == ("seq - min(2, seq)", "min(2, seq)")
+    assert add_dims(cut, rest) == "seq"  # what a roll puts together again
+    assert dim_of(expression("max(0, seq - 1)")) == "seq - min(1, seq)"
+    assert slice_dim("seq", 0, 1 << 40, 2) == "((1 + seq)//(2))"
+    assert slice_dim("past + seq", "0 - seq", 1 << 40, 1) == "tail(past + seq, seq)"
+    assert broadcast([("seq",), ("tail(past + seq, seq)",)]) == ("seq",)
+    assert slice_dim("seq", "0 - seq", 1 << 40, 1) == "seq"
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("b + a", "a + b"),
+        ("a*2 + a", "3*a"),
+        ("(a + b)*c", "a*c + b*c"),
+        ("past + seq - past", "seq"),
+        ("min(seq, 512)", "min(512, seq)"),
+        ("seq//2", "((seq)//(2))"),
+        ("2*(seq//2)", "2*((seq)//(2))"),
+        ("batch-size", "batch-size"),
+        ("odd name", "odd name"),
+        ("x:0/y", "x:0/y"),
+        ("min(", "min("),
+        ("a//0", "a//0"),
+        ("{", "{"),
+    ],
+)
+def test_texts_are_read_as_exporters_write_them(text: str, normal: str) -> None:
+    assert dim_of(expression(text)) == normal
+
+
+def test_what_would_have_a_long_name_has_none() -> None:
+    dim: Dim | None = "b"
+    for _ in range(MAX_LETTERS):
+        dim = multiply_dims(dim, "some_length")
+    assert dim is None
+    assert add_dims("x" * MAX_LETTERS, "y") is None
+    assert isinstance(expression("(" * 3 * MAX_LETTERS), sympy.Symbol)
+
+
+def test_a_reshape_keeps_what_is_left_over() -> None:
+    assert reshape_dims(("4*b", 9, 9), (-1, 4, 9, 9, 1), False) == ("b", 4, 9, 9, 1)
+    assert reshape_dims(("b", "s", 32), ("b", "s", 4, -1), False) == ("b", "s", 4, 8)
+    assert reshape_dims(("a*c + b*c", 3), ("a + b", -1), False) == ("a + b", "3*c")
+    assert reshape_dims(("b", "s"), (5, -1), False) == (5, None)
+    assert quotient("b", 2) is None
