@@ -297,6 +297,8 @@ class _Reading:
         if x is None or node.inputs[0] is None or node.inputs[0].dtype not in FLOATS:
             return None
         low, high = bounds
+        if any(bound is not None and math.isnan(bound) for bound in bounds):
+            return None  # ONNX does not say whether such a bound is none, or makes all scores NaN
         if low is not None:
             x = Apply("Max", x, _f(low))
         return x if high is None else Apply("Min", x, _f(high))

@@ -801,6 +801,12 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(g.op("Softmax", g.score(), axis=2)))
 
 
+@refuse("clip by what is no number", "Clip")
+def _() -> onnx.ModelProto:
+    g = Site()
+    return g.done(g.times_v(g.softmax(g.op("Clip", g.score(), g.const(-1.0), g.const(float("nan"))))))
+
+
 @refuse("sum over another axis", "computed from the scores")
 def _() -> onnx.ModelProto:
     g = Site()
