@@ -1,0 +1,111 @@
+"""Which packages each producer needs, and the environments that hold them. Producers whose packages get along share one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Producer:
+    """`environment`: a name of ENVIRONMENTS; `packages`: whose versions the manifest names."""
+
+    environment: str
+    packages: tuple[str, ...]
+
+
+TORCH = (
+    "torch==2.13.0",
+    "torchvision==0.28.0",
+    "onnx==1.23.2",
+    "onnxscript==0.7.2",
+    "onnxruntime==1.31.1",
+    "numpy==2.4.6",
+    "sympy==1.14.0",
+    "transformers==5.23.0",
+    "timm==1.0.31",
+    "diffusers==0.42.1",
+    "x-transformers==2.31.10",
+    "vit-pytorch==1.26.11",
+    "open_clip_torch==3.3.0",
+    "onnxruntime-genai==0.18.0",
+    "spox==0.18.2",
+    "ndonnx==0.23.0",
+)
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    "optimum": (
+        "optimum-onnx[onnxruntime]==0.1.0",
+        "optimum==2.1.0",
+        "transformers==4.57.6",
+        "torch==2.13.0",
+        "onnx==1.23.2",
+        "onnxruntime==1.32.0",
+        "numpy==2.4.6",
+    ),
+    "torch": TORCH,
+}
+ENVIRONMENTS |= {
+    "jax": (
+        "jax2onnx==0.17.1",
+        "jax==0.10.2",
+        "jaxlib==0.10.2",
+        "flax==0.12.8",
+        "equinox==0.13.8",
+        "onnx==1.23.2",
+        "onnxscript==0.7.2",
+        "onnxruntime==1.31.1",
+        "numpy==2.4.6",
+    ),
+    "keras": (
+        "keras==3.15.1",
+        "keras-hub==0.32.0",
+        "tensorflow-cpu==2.21.0",
+        "tf2onnx==1.17.0",
+        "jax2onnx==0.17.1",
+        "torch==2.13.0",
+        "jax==0.10.2",
+        "jaxlib==0.10.2",
+        "onnx==1.23.2",
+        "onnxscript==0.7.2",
+        "onnxruntime==1.31.1",
+        "numpy==2.4.6",
+    ),
+}
+PRODUCERS: dict[str, Producer] = {
+    "optimum": Producer("optimum", ("optimum", "optimum-onnx", "transformers", "torch", "onnx")),
+    "torchscript": Producer("torch", ("torch", "transformers", "onnx")),
+    "ort_optimizer": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
+    "onnx_functions": Producer("torch", ("onnx",)),
+    **{
+        f"keras_{backend}": Producer("keras", ("keras", "keras-hub", *packages, "onnx"))
+        for backend, packages in (
+            ("tensorflow", ("tensorflow-cpu", "tf2onnx")),
+            ("jax", ("jax", "jax2onnx")),
+            ("torch", ("torch",)),
+        )
+    },
+    "tf2onnx": Producer("keras", ("tf2onnx", "tensorflow-cpu", "onnx")),
+    "jax2onnx": Producer("jax", ("jax2onnx", "jax", "flax", "equinox", "onnx")),
+    "genai_builder": Producer("torch", ("onnxruntime-genai", "torch", "transformers", "onnx")),
+    "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
+}
+
+
+def python_of(environment: str, root: Path) -> Path:
+    """The interpreter of an environment under `root`, which is made first if it is not there or its requirements have changed."""
+    folder = root / environment
+    requirements = ENVIRONMENTS[environment]
+    want = hashlib.sha256("\n".join(requirements).encode()).hexdigest()
+    stamp = folder / "requirements.sha256"
+    python = folder / "bin" / "python"
+    if not stamp.exists() or stamp.read_text() != want:
+        print(f"making the environment {environment}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", os.fspath(folder)], check=True)
+        install = [os.fspath(python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        subprocess.run([*install, *requirements], check=True)
+        stamp.write_text(want)
+    return python

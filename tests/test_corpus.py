@@ -1,0 +1,157 @@
+"""The corpus of other people's files (`scripts/corpus`, `scripts/corpus_report.py`), without any of its producers: inputs for a
+run, the journal of a build, what becomes of a file, and the tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.support import tiny
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def with_inputs(**shapes: tuple[int, list[int | str]]) -> onnx.ModelProto:
+    """A model without a node that has these inputs."""
+    values = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in shapes.items()]
+    return helper.make_model(helper.make_graph([], "g", values, []))
+
+
+@pytest.mark.parametrize(
+    ("symbol", "size"),
+    [
+        ("batch_size", 2),
+        ("past_sequence_length + sequence_length", 6),
+        ("past_sequence_length + 1", 6),
+        ("encoder_sequence_length_out", 6),
+        ("past_decoder_sequence_length", 5),
+        ("2*sequence_length", 2),
+        ("kv_cache_dim", 16),
+        ("unk__12", 9),
+        ("what is this?", 9),
+    ],
+)
+def test_the_size_of_a_symbol_follows_from_its_name(symbol: str, size: int) -> None:
+    feeds = module("corpus.feeds")
+    run = feeds.Run("step", length=1, past=5, sizes={"kv_cache_dim": 16})
+    assert feeds.size_of_symbol(symbol, run, unknown=9) == size
+
+
+def test_padding_is_in_the_mask_and_in_the_positions() -> None:
+    feeds = module("corpus.feeds")
+    ids, length = TensorProto.INT64, "sequence_length"
+    model = with_inputs(
+        input_ids=(ids, ["batch_size", length]),
+        attention_mask=(ids, ["batch_size", f"past_sequence_length + {length}"]),
+        position_ids=(ids, ["batch_size", length]),
+    )
+    made = feeds.feeds_of(model, feeds.Run("chunk", length=2, past=3, padding="left"))
+    np.testing.assert_array_equal(made["attention_mask"], [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    np.testing.assert_array_equal(made["position_ids"], [[3, 4], [1, 2]])
+    assert made["input_ids"].shape == (2, 2)
+
+
+def test_runs_that_differ_in_nothing_are_left_out() -> None:
+    feeds = module("corpus.feeds")
+    image = with_inputs(pixel_values=(TensorProto.FLOAT, ["batch_size", 3, 8, 8]))
+    assert list(feeds.runs_of(image, feeds.IMAGE)) == ["batch", "one"]
+    fixed = with_inputs(input_ids=(TensorProto.INT64, [1, 4]), attention_mask=(TensorProto.INT64, [1, 4]))
+    masks = [made["attention_mask"].sum() for made in feeds.runs_of(fixed, feeds.ENCODER).values()]
+    assert len(masks) == len(feeds.ENCODER)  # other token ids
+
+
+def test_a_build_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    journal, runner = module("corpus.journal"), module("corpus.__main__")
+    for case, state in (("a", "wanted"), ("b", "failed"), ("a", "done"), ("gone", "done")):
+        models = [{"name": case, "attentions": 1}] if state == "done" else []
+        journal.append(tmp_path, {"case": case, "state": state, "models": models, "versions": {"torch": "2"}})
+    with open(tmp_path / journal.NAME, "a") as file:
+        file.write('{"case": "c", "sta')  # its process was killed here
+    names = ["a", "b", "c"]
+    assert runner.remaining(tmp_path, names, [], again=False) == ["c"]
+    assert runner.remaining(tmp_path, names, [], again=True) == ["b", "c"]
+    assert runner.remaining(tmp_path, names, ["a"], again=False) == ["a"]
+    (model,) = journal.write_manifest(tmp_path, "maker", ("torch",), names)
+    assert model == {"producer": "maker", "versions": {"torch": "2"}, "name": "a", "attentions": 1}
+
+
+def small_corpus(folder: Path) -> None:
+    """Two files: an attention, and one whose manifest promises more than there is."""
+    (folder / "maker").mkdir()
+    entries = []
+    for name, attentions in (("one", 1), ("more", 3)):
+        path = folder / "maker" / f"{name}.onnx"
+        tiny.attention(path)
+        model = onnx.load(path)
+        shapes = {v.name: [d.dim_value or 2 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+        rng = np.random.default_rng(0)
+        np.savez(folder / "maker" / f"{name}.npz", **{n: rng.random(s).astype(np.float32) for n, s in shapes.items()})
+        entries.append(
+            {"producer": "maker", "name": name, "file": path.name, "attentions": attentions, "versions": {"maker": "1"}}
+            | {"runs": {"inputs": f"{name}.npz"}}
+        )
+    (folder / "maker" / "manifest.json").write_text(json.dumps(entries))
+
+
+def test_a_report_has_what_is_found_and_what_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, table = module("corpus_report"), module("corpus.report_page")
+    small_corpus(tmp_path)
+    files = report.files_of(tmp_path, [], "")
+    found = dict((file.key, outcome) for file, outcome in report.outcomes(files, tmp_path / "report.jsonl", 1))
+    rows = [table.Row.of(file.entry, found[file.key]) for file in files]
+    assert [(row.found, row.verdict, row.runs) for row in rows] == [(1, "equal", 1), (1, "equal", 1)]
+    assert rows[1].missing == (table.UNSEEN,) * 2
+    text = table.page(rows)
+    assert "**2 of 4 attentions are found; 0 rewritten files are wrong, 0 do not load or run.**" in text
+    assert f"| maker | {table.UNSEEN} | 2 | more |" in text
+
+    def look_again(file: object) -> object:
+        raise AssertionError("the journal has it")
+
+    monkeypatch.setattr(report, "look", look_again)
+    assert len(list(report.outcomes(files, tmp_path / "report.jsonl", 1))) == 2
+
+
+def test_a_process_that_ends_is_the_result_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, table = module("corpus_report"), module("corpus.report_page")
+    small_corpus(tmp_path)
+    file = report.files_of(tmp_path, ["maker"], "one")[0]
+
+    def end(path: Path, runs: object) -> object:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(report, "check", end)
+    row = table.Row.of(file.entry, report.look(file))
+    assert row.bad and row.verdict == "failed: the process ended (exit code 3)"
+
+
+def test_a_result_that_differs_is_seen() -> None:
+    check = module("corpus.check")
+    a, b = np.array([1.0, np.nan]), np.array([1.1, np.nan])
+    assert check.distance([a], [a]) == 0.0
+    assert check.distance([a], [b]) == pytest.approx(0.1)
+    assert check.distance([a], [np.array([1.0, 2.0])]) == np.inf
+    assert check.distance([a], [a[None]]) == np.inf
+    assert check.distance([a], [a.astype(np.float32)]) == np.inf
+
+
+def test_reasons_are_grouped_without_names_and_numbers() -> None:
+    group = module("corpus.report_page").group_of
+    assert group("Add_12's dim 'batch' may differ from 4") == group("Add_12's dim 'b' may differ from 512")
+    assert group("feeds MatMul") != group("feeds Gather")
