@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import sympy
@@ -26,17 +27,33 @@ class Limits:
         """Numbers that expressions never exceed."""
         self._least: set[sympy.Expr] = set()
         """Expressions that are the length of something, and so never negative."""
+        self._same: dict[sympy.Symbol, sympy.Symbol] = {}
+        """Symbols that are another symbol, which is not among them."""
 
     def learn_broadcast(self, shapes: Sequence[Shape]) -> None:
         """Takes in what must hold for shapes to broadcast to each other."""
         for dims in pad_shapes(shapes):
             wide = {d for d in dims if d is not None and d != 1}
+            self._learn_equal(sorted(d for d in wide if isinstance(d, str)))
             for cut in wide:
                 for whole in wide - {cut}:
                     expr = expression(cut)
                     if isinstance(expr, sympy.Min) and is_cut_to(cut, whole) and len(self._most) < _MOST:
                         number = min(a for a in expr.args if a.is_Integer)
                         self._most[expression(whole)] = min(number, self._most.get(expression(whole), number))
+
+    def _learn_equal(self, dims: Sequence[str]) -> None:
+        """Takes in that 4 * b and 4 * c broadcast to each other: neither is 1, so that b is c."""
+        for first, second in pairwise(dims):
+            (times, symbol), (also, other) = (self._resolve(expression(d)).as_coeff_Mul() for d in (first, second))
+            multiples = times == also and times > 1 and symbol.is_Symbol and other.is_Symbol
+            if multiples and symbol != other and len(self._same) < _MOST:
+                self._same = {name: symbol if kept == other else kept for name, kept in self._same.items()}
+                self._same[other] = symbol
+
+    def _resolve(self, expr: sympy.Expr) -> sympy.Expr:
+        """The expression with one symbol for those that are equal."""
+        return expr.xreplace(self._same) if self._same else expr
 
     def learn_lengths(self, shape: Shape) -> None:
         """Takes in that there is a tensor of this shape."""
@@ -51,16 +68,18 @@ class Limits:
 
     def settle(self, shape: _MaybeShape) -> _MaybeShape:
         """The dims, with those minima resolved of which it is known by now which argument they are."""
-        if (
-            shape is None
-            or not (self._most or self._least)
-            or not any(isinstance(d, str) and "min(" in d for d in shape)
-        ):
+        if shape is None or not (self._most or self._least or self._same):
+            return shape
+        if not self._same and not any(isinstance(d, str) and "min(" in d for d in shape):
             return shape
         return tuple(self._settle(d) if isinstance(d, str) else d for d in shape)
 
     def _settle(self, dim: str) -> Dim | None:
-        expr = expression(dim)
+        expr = self._resolve(expression(dim))
+        if not self._same.keys().isdisjoint(expression(dim).free_symbols):
+            expr = sympy.expand(expr)
+        elif "min(" not in dim:
+            return dim
         for _ in range(2):  # a minimum may stand in another
             resolved = {cut: told for cut in expr.atoms(sympy.Min) if (told := self._told(cut)) is not None}
             expr = sympy.expand(expr.xreplace(resolved))

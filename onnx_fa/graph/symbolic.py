@@ -24,6 +24,7 @@ from onnx_fa.graph.dims import (
     settled,
 )
 from onnx_fa.graph.limits import Limits
+from onnx_fa.graph.named import Named
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, attr_int, op_of, outer_reads, typed_attr
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
 from onnx_fa.graph.shape_rules import Window, multiply_shapes, reshape_dims, slice_dim, window_dims
@@ -58,6 +59,7 @@ class SymbolicShapes:
         self._const = const
         self._running = _nodes_that_run(model)
         self._limits = Limits()
+        self._named = Named(model)
         self._shapes: dict[ir.Value, Shape | None] = {}
         self._data: dict[ir.Value, Data] = {}  # what small integer tensors hold
         for node in model.graph.all_nodes():
@@ -67,7 +69,7 @@ class SymbolicShapes:
         """Dims as ints, symbol names, or None; None when not even the rank is known."""
         if value in self._shapes:
             return self._limits.settle(self._shapes[value])
-        return recorded(value)
+        return self._limits.settle(recorded(value))
 
     def _visit(self, node: ir.Node) -> None:
         self._follow(node)
@@ -94,16 +96,17 @@ class SymbolicShapes:
             if have is not None and len(have) == len(found):
                 # Of two lengths that might differ it is not known which one a broadcast has, whatever somebody calls it.
                 pairs, told = zip(have, found, strict=True), op_of(node) in _BROADCAST
-                found = tuple(h if is_trusted(out, h) or not (told or known(f)) else f for h, f in pairs)
+                found = tuple(h if is_trusted(out, h) or not (told or self._named.knows(f)) else f for h, f in pairs)
             self._shapes[out] = found
 
     def _learn(self, node: ir.Node) -> None:
         """Keeps what must hold for the node not to fail, if it is sure to run."""
         if node not in self._running:
             return
-        if op_of(node) in _BROADCAST:
+        if op_of(node) in _BROADCAST or op_of(node) == "MatMul":
             shapes = [shape for i in range(len(node.inputs)) if (shape := self._in(node, i)) is not None]
-            self._limits.learn_broadcast(shapes)
+            batch = op_of(node) == "MatMul"
+            self._limits.learn_broadcast([shape[:-2] if batch else shape for shape in shapes])
         for out in node.outputs:
             self._limits.learn_lengths(self.shape(out) or ())
 

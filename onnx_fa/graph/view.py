@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.graph.axes import node_axes
 from onnx_fa.graph.bounded import MAX_FOLDED_ELEMENTS, result_elements
-from onnx_fa.graph.dims import recorded, settled
+from onnx_fa.graph.dims import recorded
 from onnx_fa.graph.ops import STANDARD, asks_only, attr_int, op_of
 from onnx_fa.graph.symbolic import SymbolicShapes
 from onnx_fa.spec.dtypes import ONNX
@@ -198,8 +198,8 @@ class GraphView:
         if value is None:
             return None
         shape = recorded(value)
-        if settled(value, shape):
-            return shape
+        if shape is not None and all(isinstance(d, int) for d in shape):
+            return shape  # other symbols than these may stand for the same lengths
         if self._symbolic is None and not self._building:
             self._building = True  # it asks for constants, which ask for shapes
             self._symbolic = SymbolicShapes(self.model, self.const)
