@@ -37,6 +37,7 @@ PATTERNS = Patterns(
     after=(
         unnormalised.refuse_mixed_heads,
         passthrough.skip_noop,
+        passthrough.skip_added_zero,
         regroup.follow_regroup,
         probability.divide_anew,
         guard.read_guard,

@@ -57,3 +57,34 @@ def skip_noop(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[
         # In a product of that narrow type this is the product's own rounding; in a wider one it would be lost.
         raise NoMatch(f"the probabilities are rounded to {value.dtype} and widened again", users[0])
     return After(out)
+
+
+def skip_added_zero(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
+    """Zeros that are added to the probabilities: tf2onnx writes Where(m, p, 0) as p * m + 0 * !m."""
+    if len(users) != 1 or op_of(users[0]) != "Add":
+        return None
+    left, right = users[0].inputs
+    other = right if left is value else left
+    have, want = (None if x is None else view.shape(x) for x in (other, value))
+    if other is None or have is None or want is None or len(have) > len(want) or not _is_zero(view, other):
+        return None
+    pairs = zip(reversed(have), reversed(want), strict=False)
+    fits = all(h == 1 or (h is not None and h == w) for h, w in pairs)
+    return After(users[0].outputs[0]) if fits else None
+
+
+def _is_zero(view: GraphView, value: ir.Value) -> bool:
+    """Whether a value is zero throughout: a constant, or zero times a condition as a number, which is no infinity."""
+    known = view.const(value)
+    if known is not None:
+        return not known.any()
+    product = view.producer(value, "Mul")
+    if product is None:
+        return False
+    for zero, factor in (product.inputs, product.inputs[::-1]):
+        number = None if zero is None else view.const(zero)
+        cast = None if factor is None else view.producer(factor, "Cast")
+        condition = None if cast is None else cast.inputs[0]
+        if number is not None and not number.any() and condition is not None and condition.dtype == ir.DataType.BOOL:
+            return True
+    return False

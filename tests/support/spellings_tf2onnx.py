@@ -67,11 +67,25 @@ def apart() -> onnx.ModelProto:
     return g.done(g.op("MatMul", p, v), "unk__10", H, S, D)
 
 
+def where_as_sums(zero: float) -> onnx.ModelProto:
+    """Where(mask, scores, -1e9) and Where(mask, p, zero) as sums of products: Keras's masked softmax."""
+    g = Layout(18)
+    q, k, v = qkv(g, (B, H, S, D), (B, H, N, D), (B, H, N, D))
+    keep = g.input("keep", [B, 1, S, N], onnx.TensorProto.BOOL)
+    kept, left = (g.op("Cast", x, to=onnx.TensorProto.FLOAT) for x in (keep, g.op("Not", keep)))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    masked = g.op("Add", g.op("Mul", score, kept), g.op("Mul", g.const(-1e9), left))
+    p = g.op("Add", g.op("Mul", g.softmax(masked), kept), g.op("Mul", g.const(zero), left))
+    return g.done(g.op("MatMul", p, v), B, H, S, D)
+
+
 MATCH: dict[str, Callable[[], onnx.ModelProto]] = {
     "packed": packed,
     "einsum_as_products_of_three_axes": lambda: einsum(H),
+    "zero_that_a_condition_chooses": lambda: where_as_sums(0.0),
 }
 REFUSE: dict[str, Callable[[], onnx.ModelProto]] = {
     "batches_that_may_broadcast": apart,
     "products_of_three_axes_of_one_head": lambda: einsum(1),
+    "number_that_a_condition_chooses": lambda: where_as_sums(1e-9),
 }
