@@ -60,17 +60,22 @@ def skip_noop(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[
 
 
 def skip_added_zero(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
-    """Zeros that are added to the probabilities: tf2onnx writes Where(m, p, 0) as p * m + 0 * !m."""
+    """Zeros that are added to the probabilities: tf2onnx writes Where(m, p, 0) as p * m + 0 * !m. Raises NoMatch for
+    zeros that may have more dims than the probabilities."""
     if len(users) != 1 or op_of(users[0]) != "Add":
         return None
     left, right = users[0].inputs
     other = right if left is value else left
     have, want = (None if x is None else view.shape(x) for x in (other, value))
-    if other is None or have is None or want is None or len(have) > len(want) or not _is_zero(view, other):
+    if other is None or have is None or want is None or not _is_zero(view, other):
         return None
     pairs = zip(reversed(have), reversed(want), strict=False)
-    fits = all(h == 1 or (h is not None and h == w) for h, w in pairs)
-    return After(users[0].outputs[0]) if fits else None
+    fits = len(have) <= len(want) and all(h == 1 or (h is not None and h == w) for h, w in pairs)
+    if not fits:
+        raise NoMatch(
+            f"zeros of shape {list(have)} that are added to the probabilities may widen {list(want)}", users[0]
+        )
+    return After(users[0].outputs[0])
 
 
 def _is_zero(view: GraphView, value: ir.Value) -> bool:
