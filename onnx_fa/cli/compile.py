@@ -32,6 +32,7 @@ def run_compile(args: argparse.Namespace) -> None:
         keep_intermediates=keep,
         flags=tuple(args.iree_flag),
         dims=dict(args.dim),
+        values=dict(args.set),
         timeout_s=args.timeout,
         progress=phases.begin,
     )

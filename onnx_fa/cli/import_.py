@@ -16,7 +16,7 @@ def run_import(args: argparse.Namespace) -> None:
 
     target = read_target(args)
     check_outputs(args, texts=[args.output, args.report])
-    done = import_model(args.model, target)
+    done = import_model(args.model, target, values=dict(args.set))
     if args.output == STDOUT:
         print(done.text)
     else:

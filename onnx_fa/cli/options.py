@@ -64,6 +64,18 @@ def add_dims(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_values(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=parse_value,
+        metavar="NAME=VALUE",
+        help="fix an input of one element, as use_cache_branch=1: the compiled function does not take it, and of an If that it "
+        "decides the branch is compiled; repeatable",
+    )
+
+
 def add_iree_flags(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--iree-flag",
@@ -79,6 +91,19 @@ def parse_dim(text: str) -> tuple[str, int]:
     if not name or not size.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SIZE")
     return name, int(size)
+
+
+def parse_value(text: str) -> tuple[str, bool | int | float]:
+    name, _, value = text.rpartition("=")
+    if name and value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            if name:
+                return name, kind(value)
+        except ValueError:
+            continue
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE with a number, true or false")
 
 
 def parse_numbers(text: str) -> list[int]:

@@ -22,6 +22,7 @@ from onnx_fa.cli.options import (
     add_report,
     add_strict,
     add_target,
+    add_values,
     parse_numbers,
     parse_seconds,
 )
@@ -111,6 +112,7 @@ def _add_import(sub: argparse.ArgumentParser) -> None:
     add_target(sub)
     add_kernels(sub)
     add_lossy(sub)
+    add_values(sub)
     add_strict(sub)
 
 
@@ -131,6 +133,7 @@ def _add_compile(sub: argparse.ArgumentParser) -> None:
     add_kernels(sub)
     add_lossy(sub)
     add_dims(sub)
+    add_values(sub)
     add_strict(sub)
 
 
@@ -152,6 +155,7 @@ def _add_run(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
     sub.add_argument("--device", metavar="NAME", help="as iree-run-module takes it (default: the target's)")
     add_dims(sub)
+    add_values(sub)
     add_target(sub, what="what the module was compiled for")
 
 
@@ -171,6 +175,7 @@ def _add_verify(sub: argparse.ArgumentParser) -> None:
     )
     add_report(sub, "the table")
     add_dims(sub)
+    add_values(sub)
     add_iree_flags(sub)
     add_target(sub)
     add_kernels(sub)

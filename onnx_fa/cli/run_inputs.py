@@ -25,13 +25,15 @@ def read_inputs(args: argparse.Namespace) -> list[npt.NDArray[np.generic]]:
     named: dict[str, npt.NDArray[np.generic]] = {}
     declared: dict[str, ir.Value] = {}
     if args.random_inputs:
-        from onnx_fa.graph import io
+        from onnx_fa.graph.fixed_inputs import fix_inputs
         from onnx_fa.graph.free_dims import graph_inputs
         from onnx_fa.verifier.inputs import random_inputs
 
-        model = io.load(args.random_inputs)
+        model = fix_inputs(args.random_inputs, dict(args.set))
         declared = {str(value.name): value for value in graph_inputs(model)}
         named = random_inputs(model, seed=args.seed, dims=dict(args.dim))
+    elif args.set:
+        raise OnnxFaError("--set needs --random-inputs MODEL, whose input it says is no input of the module")
     positional: list[npt.NDArray[np.generic]] = []
     for text in args.input:
         name, _, rest = text.partition("=")

@@ -22,6 +22,7 @@ def run_verify(args: argparse.Namespace) -> int:
         target,
         seeds=args.seeds,
         dims=dict(args.dim),
+        values=dict(args.set),
         flags=tuple(args.iree_flag),
         progress=lambda m: note(args, m),
     )

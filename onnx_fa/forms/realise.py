@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import onnx_ir as ir
 
 from onnx_fa.forms.integers import written_out
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.casts import MOVED_THROUGH
 from onnx_fa.match import Call, Const, Expr
-
-
-def release_inputs(nodes: Iterable[ir.Node]) -> None:
-    """Frees what nodes that are not used after all read, in their subgraphs too."""
-    for node in nodes:
-        node.resize_inputs(0)
-        for attr in node.attributes.values():
-            if attr.type == ir.AttributeType.GRAPH:
-                release_inputs(attr.as_graph().all_nodes())
 
 
 def realise(b: OnnxBuilder, expr: Expr, replaced: dict[ir.Value, ir.Value]) -> ir.Value:

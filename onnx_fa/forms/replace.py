@@ -12,9 +12,10 @@ import onnx_ir as ir
 from onnx_fa.forms import attention as standard
 from onnx_fa.forms import blocked, decomposed
 from onnx_fa.forms.integers import dequantized, written_out
-from onnx_fa.forms.realise import realise, release_inputs
+from onnx_fa.forms.realise import realise
 from onnx_fa.forms.unchanged import is_same_value, nodes_between
 from onnx_fa.graph.builder import OnnxBuilder
+from onnx_fa.graph.dead_code import release_inputs
 from onnx_fa.graph.site_op import DOMAIN, OP_TYPE
 from onnx_fa.match import Expr, Match
 from onnx_fa.spec.attention import AttentionSpec

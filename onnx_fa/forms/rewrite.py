@@ -14,14 +14,15 @@ from onnx_fa.forms import attention as standard
 from onnx_fa.forms import decomposed
 from onnx_fa.forms import int8_qk as int8
 from onnx_fa.forms.integers import redirect_moves
-from onnx_fa.forms.realise import realise, release_inputs
+from onnx_fa.forms.realise import realise
 from onnx_fa.forms.replace import Form, Site, replace_site
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.forms.site_passes import site_passes
 from onnx_fa.graph.builder import OnnxBuilder, names_in
-from onnx_fa.graph.dead_code import sweep
+from onnx_fa.graph.dead_code import release_inputs, sweep
 from onnx_fa.graph.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.graph.normalise import infer_shapes
+from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Match, find_sites
@@ -159,8 +160,7 @@ class _Rewriting:
         try:
             if form == "site" and graph is not self.model.graph:
                 replace_site(builder, match, "decomposed", name, self.replaced, self.dead)
-                why = "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"
-                self.misses.append(Miss(name, match.op, why))
+                self.misses.append(Miss(name, match.op, _inside(self.model, graph)))
                 return
             if lossy:
                 operands = [realise(builder, e, self.replaced) for e in match.operands]
@@ -182,6 +182,17 @@ class _Rewriting:
         for graph in redirect_moves(self.written_outs, self.model.functions, self.taken):
             graph.sort()
         sweep(left)
+
+
+def _inside(model: ir.Model, graph: ir.Graph) -> str:
+    """Why a site inside a graph of a node has no kernel, and which input decides whether the graph is run, if one does."""
+    why = "the site lies in a subgraph (If, Loop, Scan), where kernels cannot be called"
+    for node in model.graph:
+        branches = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+        condition = node.inputs[0] if op_of(node) == "If" and graph in branches else None
+        if condition is not None and condition.is_graph_input():
+            return f"{why}; --set {condition.name}=1 (or 0) compiles one branch alone, where they can"
+    return why
 
 
 def rewrite_in_place(

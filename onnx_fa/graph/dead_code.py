@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 from onnx_fa.graph.ops import outer_reads
@@ -17,3 +19,12 @@ def sweep(nodes: list[ir.Node]) -> None:
         implicit = [p for sub in outer_reads(node) if (p := sub.producer()) is not None]
         node.graph.remove(node, safe=True)
         nodes += [*sources, *implicit]
+
+
+def release_inputs(nodes: Iterable[ir.Node]) -> None:
+    """Frees what nodes that are not used after all read, in their subgraphs too."""
+    for node in nodes:
+        node.resize_inputs(0)
+        for attr in node.attributes.values():
+            if attr.type == ir.AttributeType.GRAPH:
+                release_inputs(attr.as_graph().all_nodes())

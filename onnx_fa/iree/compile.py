@@ -14,6 +14,7 @@ from typing import Any
 from onnx_fa.errors import CompileError
 from onnx_fa.files import writing
 from onnx_fa.forms.report import RewriteReport, SiteReport
+from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import fix_dims
 from onnx_fa.graph.io import ModelLike, save, to_proto
 from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
@@ -100,12 +101,16 @@ class CompileReport:
         }
 
 
-def import_model(model: ModelLike, target: Target | str = "cpu-host") -> ImportedModule:
-    """`model` as MLIR with a kernel in the place of every attention that one can express.
+def import_model(
+    model: ModelLike, target: Target | str = "cpu-host", *, values: Mapping[str, Scalar] | None = None
+) -> ImportedModule:
+    """`model` as MLIR with a kernel in the place of every attention that one can express. `values` fixes inputs of one element: the
+    function does not take them, and an If that they decide is its branch.
 
     A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
-    return import_planned(plan_kernels(model, parse_target(target) if isinstance(target, str) else target))
+    target = parse_target(target) if isinstance(target, str) else target
+    return import_planned(plan_kernels(fix_inputs(model, values) if values else model, target))
 
 
 def import_planned(planned: Planned) -> ImportedModule:
@@ -126,12 +131,14 @@ def compile_model(
     keep_intermediates: Path | None = None,
     flags: Sequence[str] = (),
     dims: Mapping[str, int] | None = None,
+    values: Mapping[str, Scalar] | None = None,
     timeout_s: float = 1800,
     memory_bytes: int = 12 << 30,
     progress: Callable[[str], None] = lambda phase: None,
 ) -> CompileReport:
     """Compiles `model` to `output` (.vmfb) and inspects the result. `flags` come last, so they win. `dims` gives symbolic dims of
-    the inputs a size; `progress` hears of each phase as it begins.
+    the inputs a size; `values` fixes inputs of one element, which the compiled function then does not take, and an If that they
+    decide is its branch; `progress` hears of each phase as it begins.
 
     `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
     after each phase (weights elided). Raises ModelError and CompileError.
@@ -139,7 +146,8 @@ def compile_model(
     target = parse_target(target) if isinstance(target, str) else target
     start = time.monotonic()
     progress("finding attention, importing the model with kernels in place")
-    planned = plan_kernels(fix_dims(model, dims) if dims else model, target)
+    model = fix_dims(model, dims) if dims else model
+    planned = plan_kernels(fix_inputs(model, values) if values else model, target)
     report, _ = compile_planned(
         planned,
         Path(output),

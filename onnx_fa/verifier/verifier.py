@@ -22,12 +22,14 @@ from onnx_fa.files import scratch_folder
 from onnx_fa.forms.replace import Site
 from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.graph import io
+from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import symbols
 from onnx_fa.graph.view import DTYPES
 from onnx_fa.iree.kernels import plan_kernels
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.verifier.comparisons import Check, norm_error
+from onnx_fa.verifier.fixed_checks import FixedChecks
 from onnx_fa.verifier.inputs import VARIANTS, Array, Variant, has_float_input, has_mask_input, random_inputs
 from onnx_fa.verifier.output_checks import OutputChecks, Results, SiteOutput
 from onnx_fa.verifier.report import VerifyReport
@@ -55,6 +57,7 @@ def verify(
     *,
     seeds: int = 3,
     dims: Mapping[str, int] | None = None,
+    values: Mapping[str, Scalar] | None = None,
     flags: Sequence[str] = (),
     module: Path | None = None,
     progress: Callable[[str], None] = lambda message: None,
@@ -62,12 +65,13 @@ def verify(
     """Compares on `seeds` random inputs, and on adversarial ones where the model has inputs for them.
 
     `module` is what `compile_model` made of the model; without it the model is compiled here, and its sites are inspected.
-    `dims` fixes symbolic dims; the others take lengths that divide nothing. Does not raise on a mismatch: ask
+    `dims` fixes symbolic dims; the others take lengths that divide nothing. `values` fixes inputs of one element as in
+    `compile_model`: the model as passed is called with them, and compared with what it becomes. Does not raise on a mismatch: ask
     `.check()` or `.ok`. Raises ModelError, CompileError, RunError, and MissingDependencyError without onnxruntime.
     """
     target = parse_target(target) if isinstance(target, str) else target
-    original = io.load(model)
-    original = original.clone() if original is model else original  # outputs are added to it below
+    given = io.load(model)
+    original = fix_inputs(given, values or {})  # a copy: outputs are added to it below
     clean, rewritten = original.clone(), original.clone()
     # What `rewrite` writes is matched by itself, and what is compiled once more: a match holds nodes, values and functions over
     # values of the one graph in which it was found, and what is prepared before matching depends on the form.
@@ -82,6 +86,7 @@ def verify(
         # Before anything is compiled, so that a model that no runtime can run is refused at once.
         runs = _Runs(original, rewritten, sites, folder)
         notes += runs.notes
+        fixed = FixedChecks(given, values or {}, folder)
         if module is None:
             progress(f"compiling for {target.name}")
         planned, inspected = plan_kernels(clean, target), report.sites
@@ -96,7 +101,9 @@ def verify(
         left_alone = [m for m in planned.report.misses if m not in report.misses]
         notes += [f"no kernel for {m.node}: {m.reason}" for m in left_alone] + kernels.notes
         coarse = [s.lossy for s in inspected if s.lossy in LOSSY_PRODUCT]
-        compared = _Comparison(runs, kernels, load_module(module, target.device), _narrowest(clean, rewritten), coarse)
+        compared = _Comparison(
+            runs, kernels, load_module(module, target.device), _narrowest(clean, rewritten), coarse, fixed
+        )
         drawn = draw(clean, seeds, dims)
         for draw_ in drawn:
             progress(f"inputs {draw_.name}")
@@ -143,9 +150,16 @@ class _Comparison:
     """All comparisons, input by input. `coarse` says of what kernels were asked for that is less exact than their operands."""
 
     def __init__(
-        self, runs: _Runs, kernels: SiteKernels, call: Callable[..., list[Array]], dtype: str, coarse: Sequence[str]
+        self,
+        runs: _Runs,
+        kernels: SiteKernels,
+        call: Callable[..., list[Array]],
+        dtype: str,
+        coarse: Sequence[str],
+        fixed: FixedChecks,
     ) -> None:
         self.runs, self.kernels, self.call, self.dtype, self.coarse = runs, kernels, call, dtype, coarse
+        self.fixed = fixed
         self.checks: list[Check] = []
         self.skipped: list[str] = []
         self._finite: set[str] = set()
@@ -181,6 +195,7 @@ class _Comparison:
             ],
         )
         self.checks += self.runs.outputs.compare(results, optimised=not self.runs.before.refused)
+        self.checks += self.fixed.compare(drawn.name, drawn.arrays, want, MODEL_TOLERANCE[self.dtype])
         self._remember(want, compiled)
         for site in sites:
             self.checks += site.checks
