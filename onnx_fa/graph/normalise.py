@@ -34,6 +34,7 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _fill(model: ir.Model) -> None:
+    _correct_constants(model)
     fixed = {*model.graph.inputs, *model.graph.outputs}
     complete = True
     dropped: dict[ir.Value, ir.Shape] = {}
@@ -56,6 +57,17 @@ def _fill(model: ir.Model) -> None:
             value.shape = shape
     for value, shape in dropped.items():
         value.shape = value.shape or shape  # a rank is better than nothing
+
+
+def _correct_constants(model: ir.Model) -> None:
+    """A constant has the shape of its tensor, whatever a file declares of it: onnxruntime-genai's builder declares vectors as
+    scalars."""
+    for node in model.graph.all_nodes():
+        if op_of(node) != "Constant" or not node.outputs:
+            continue
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+        if tensor is not None and node.outputs[0].shape != tensor.shape:
+            node.outputs[0].shape = ir.Shape(int(n) for n in tensor.numpy().shape)
 
 
 _MAX_POSITIONS = 1 << 31

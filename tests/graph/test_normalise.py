@@ -1,0 +1,53 @@
+"""What is filled in before matching, where a file says something else than its nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+
+from onnx_fa.graph.normalise import infer_shapes
+
+
+def vector(name: str, *numbers: int) -> onnx.NodeProto:
+    return h.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(numbers, np.int64)))
+
+
+def test_a_constant_has_the_shape_of_its_tensor() -> None:
+    graph = h.make_graph(
+        [vector("axis", 1), h.make_node("ReduceSum", ["x", "axis"], ["s"]), h.make_node("Relu", ["s"], ["y"])],
+        "g",
+        [h.make_tensor_value_info("x", T.FLOAT, [2, 3])],
+        [h.make_tensor_value_info("y", T.FLOAT, None)],
+        value_info=[h.make_tensor_value_info("axis", T.INT64, [])],
+    )
+    model = ir.from_proto(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=10))
+    infer_shapes(model)
+    axis, total, _ = (node.outputs[0] for node in model.graph)
+    assert axis.shape == ir.Shape([1])
+    assert total.shape == ir.Shape([2, 1])
+
+
+def test_branches_that_use_the_same_names_keep_their_own_numbers() -> None:
+    def branch(name: str, *dims: int) -> onnx.GraphProto:
+        nodes = [
+            vector("to", *dims),
+            h.make_node("Reshape", ["x", "to"], ["made"]),
+            h.make_node("Relu", ["made"], [f"{name}_out"]),
+        ]
+        return h.make_graph(nodes, name, [], [h.make_tensor_value_info(f"{name}_out", T.FLOAT, None)])
+
+    graph = h.make_graph(
+        [h.make_node("If", ["c"], ["y"], then_branch=branch("yes", 3, 4), else_branch=branch("no", 2, 6))],
+        "g",
+        [h.make_tensor_value_info("x", T.FLOAT, ["n"]), h.make_tensor_value_info("c", T.BOOL, [])],
+        [h.make_tensor_value_info("y", T.FLOAT, None)],
+    )
+    model = ir.from_proto(h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=10))
+    infer_shapes(model)
+    made = {graph.name: [(n.outputs[0].name, n.outputs[0].shape) for n in graph] for graph in model.graphs()}
+    assert made["yes"] == [("to", [2]), ("made", [3, 4]), ("yes_out", [3, 4])]
+    assert made["no"] == [("to", [2]), ("made", [2, 6]), ("no_out", [2, 6])]
