@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from onnx_fa.benchmark.models import ORT, OURS, STOCK, STOCK_FLAGS, BenchResult, bench, write_results
+from onnx_fa.benchmark.models import ORT, STOCK, STOCK_FLAGS, BenchResult, bench, write_results
+from onnx_fa.benchmark.plot import OURS
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.models.export import ExportError, export_path

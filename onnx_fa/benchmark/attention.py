@@ -27,12 +27,11 @@ from onnx_fa.benchmark.case_result import QUICK, CaseResult, Plan, expected_seco
 from onnx_fa.benchmark.kept_modules import KeptModules
 from onnx_fa.benchmark.models import (
     ORT,
-    OURS,
     STOCK,
     TORCH,
     write_files,
 )
-from onnx_fa.benchmark.plot import plot
+from onnx_fa.benchmark.plot import OURS, plot
 from onnx_fa.benchmark.worker_process import package_environment
 from onnx_fa.benchmark.worker_session import Session
 from onnx_fa.errors import OnnxFaError

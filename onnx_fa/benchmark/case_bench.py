@@ -23,7 +23,6 @@ from onnx_fa.benchmark.models import (
     EAGER,
     GPU_STOCK_FLAGS,
     ORT,
-    OURS,
     STOCK,
     STOCK_FLAGS,
     TORCH,
@@ -35,7 +34,7 @@ from onnx_fa.benchmark.models import (
     stock_import,
     without_log,
 )
-from onnx_fa.benchmark.plot import COPY
+from onnx_fa.benchmark.plot import COPY, OURS
 from onnx_fa.benchmark.worker_process import Worker, WorkerRun
 from onnx_fa.benchmark.worker_session import Session
 from onnx_fa.errors import CompileError, MissingDependencyError, RunError

@@ -26,8 +26,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa import processes as limits
-from onnx_fa.benchmark.plot import COLUMNS, plot
-from onnx_fa.benchmark.plot import OURS as OURS
+from onnx_fa.benchmark.plot import COLUMNS, OURS, plot
 from onnx_fa.benchmark.worker_process import Worker, without_path
 from onnx_fa.errors import CompileError, MissingDependencyError, RunError
 from onnx_fa.files import scratch_folder, write_whole

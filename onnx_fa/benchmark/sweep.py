@@ -12,8 +12,8 @@ from typing import Any
 from onnx_fa.benchmark.attention import METHOD, bench_attention, write_case_files
 from onnx_fa.benchmark.case_result import CaseResult, Plan
 from onnx_fa.benchmark.kept_modules import KeptModules
-from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH
-from onnx_fa.benchmark.plot import Row, colour, log_ticks, medians, pyplot, read_csv, save
+from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, STOCK, TORCH
+from onnx_fa.benchmark.plot import OURS, Row, colour, log_ticks, medians, pyplot, read_csv, save
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec.cases import Case, case

@@ -18,8 +18,8 @@ from onnx_fa.tables import text_table
 
 def run_bench(args: argparse.Namespace) -> int:
     """Exit code 1 where onnx_fa was wrong or did not run."""
-    from onnx_fa.benchmark.models import OURS
     from onnx_fa.benchmark.models import bench as measure
+    from onnx_fa.benchmark.plot import OURS
 
     if (args.rounds is not None and args.rounds < 1) or args.threads < 1 or args.batch < 1:
         raise OnnxFaError("--rounds, --threads and --batch must be at least 1")
@@ -65,7 +65,7 @@ def _bench_sweep(args: argparse.Namespace) -> int:
     from onnx_fa.benchmark.attention import build_modules
     from onnx_fa.benchmark.case_result import Plan
     from onnx_fa.benchmark.kept_modules import KeptModules
-    from onnx_fa.benchmark.models import OURS
+    from onnx_fa.benchmark.plot import OURS
 
     if args.build_only and not (args.modules and args.target):
         raise OnnxFaError("--build-only needs --modules and --target")

@@ -255,8 +255,9 @@ def _on_given(folder: Path, target: Target) -> list[Json]:
 
 def bench(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """onnx_fa against stock IREE and onnxruntime, interleaved; ratios per round."""
-    from onnx_fa.benchmark.models import ORT, OURS, STOCK
+    from onnx_fa.benchmark.models import ORT, STOCK
     from onnx_fa.benchmark.models import bench as measure
+    from onnx_fa.benchmark.plot import OURS
 
     result = measure(
         _model(folder),

@@ -17,8 +17,8 @@ import pytest
 from onnx_fa.benchmark import attention as ab
 from onnx_fa.benchmark import case_bench
 from onnx_fa.benchmark.case_result import QUICK, CaseResult, Plan, expected_seconds
-from onnx_fa.benchmark.models import ORT, OURS, STOCK, TORCH, Contestant
-from onnx_fa.benchmark.plot import COPY
+from onnx_fa.benchmark.models import ORT, STOCK, TORCH, Contestant
+from onnx_fa.benchmark.plot import COPY, OURS
 from onnx_fa.benchmark.worker_process import Worker, package_environment
 from onnx_fa.benchmark.worker_session import Session
 from onnx_fa.errors import RunError, UnsupportedError

@@ -11,7 +11,8 @@ import pytest
 from onnx_fa.benchmark import plot
 from onnx_fa.benchmark import sweep as attention_sweep
 from onnx_fa.benchmark.case_result import CaseResult
-from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, OURS, STOCK, TORCH, Contestant
+from onnx_fa.benchmark.models import BLOCKED, COMPILED, EAGER, ORT, STOCK, TORCH, Contestant
+from onnx_fa.benchmark.plot import OURS
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.spec.terms import Causal
 from tests.support.cli_process import run_main

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from onnx_fa.benchmark import plot
-from onnx_fa.benchmark.models import ORT, OURS, STOCK, BenchResult, Contestant, bench
+from onnx_fa.benchmark.models import ORT, STOCK, BenchResult, Contestant, bench
+from onnx_fa.benchmark.plot import OURS
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from tests.support import tiny
 

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_fa.benchmark.models import OURS, BenchResult, Contestant
+from onnx_fa.benchmark.models import BenchResult, Contestant
+from onnx_fa.benchmark.plot import OURS
 from onnx_fa.cli import main
 from onnx_fa.cli.parser import make_parser
 from onnx_fa.graph.free_dims import fix_dims, symbols
