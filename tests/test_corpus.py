@@ -154,4 +154,5 @@ def test_a_result_that_differs_is_seen() -> None:
 def test_reasons_are_grouped_without_names_and_numbers() -> None:
     group = module("corpus.report_page").group_of
     assert group("Add_12's dim 'batch' may differ from 4") == group("Add_12's dim 'b' may differ from 512")
+    assert group("the log-sum-exp node_LSE_8 (at /a/b)") == group("the log-sum-exp /LSE (at /c_2)")
     assert group("feeds MatMul") != group("feeds Gather")

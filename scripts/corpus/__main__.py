@@ -42,9 +42,11 @@ def environment_variables() -> dict[str, str]:
 
 
 def case_names(python: Path, producer: str) -> list[str]:
-    """The names of the producer's cases. Raises CalledProcessError where it cannot be imported."""
+    """The names of the producer's cases. Exits where it cannot be imported; the process itself has said why."""
     command = [os.fspath(python), os.fspath(HERE / "worker.py"), producer, "--list"]
-    done = subprocess.run(command, env=environment_variables(), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=environment_variables(), stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"{producer}: its cases cannot be listed (exit code {done.returncode})")
     names: list[str] = json.loads(done.stdout.splitlines()[-1])
     return names
 

@@ -89,6 +89,13 @@ PRODUCERS: dict[str, Producer] = {
         )
     },
     "tf2onnx": Producer("keras", ("tf2onnx", "tensorflow-cpu", "onnx")),
+    "by_hand": Producer("torch", ("onnx", "onnxscript", "spox", "ndonnx")),
+    "diffusers": Producer("torch", ("diffusers", "torch", "onnx")),
+    "open_clip": Producer("torch", ("open_clip_torch", "torch", "onnx")),
+    "timm": Producer("torch", ("timm", "torch", "onnx")),
+    "vit_pytorch": Producer("torch", ("vit-pytorch", "torch", "onnx")),
+    "x_transformers": Producer("torch", ("x-transformers", "torch", "onnx")),
+    "torchvision": Producer("torch", ("torchvision", "torch", "onnx")),
     "jax2onnx": Producer("jax", ("jax2onnx", "jax", "flax", "equinox", "onnx")),
     "genai_builder": Producer("torch", ("onnxruntime-genai", "torch", "transformers", "onnx")),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),

@@ -150,7 +150,7 @@ def _array(value: onnx.ValueInfoProto, run: Run) -> Array:
     if "position" in name and kind.kind in "iu":
         return _positions(shape, run).astype(kind)
     if kind.kind in "iu":
-        most = 2 if "type" in name else MOST_ID
+        most = 2 if "type" in name or "segment" in name else MOST_ID
         return rng.integers(0, most, shape).astype(kind)
     if kind.kind == "b":
         return (rng.random(shape) < 0.8).astype(kind)

@@ -118,7 +118,7 @@ def blocks(count: int = 2, causal: bool = False, length: int | None = S, dropout
         y = layers.LayerNormalization()(x)
         x = x + layers.MultiHeadAttention(HEADS, 8, dropout=dropout)(y, y, use_causal_mask=causal)
         y = layers.LayerNormalization()(x)
-        x = x + layers.Dense(SIZE)(layers.Dense(64, activation="gelu")(y))
+        x = x + layers.Dense(SIZE)(layers.Dense(64, activation="relu")(y))
     return keras.Model(ids, layers.Dense(96)(x))
 
 
@@ -225,11 +225,14 @@ def export(model: Model, folder: Path) -> Iterable[Made]:
     made = model.make()
     made(keras.tree.map_structure(lambda x: ops.ones(fixed(x), x.dtype), made.input))  # export asks for a first call
     options: dict[str, Any] = {}
-    if keras.backend.backend() == "torch":
-        # Its export knows no free dims, and refuses weights that may be trained and are no parameters of what it traces.
+    backend = keras.backend.backend()
+    if backend == "torch":
         made.trainable = False
-        for weight in made.parameters():
+        for weight in (
+            made.parameters()
+        ):  # the exporter refuses those that may be trained and are no parameters of what it traces
             weight.requires_grad_(False)
+    if backend == "torch" or (backend == "jax" and model.name.endswith("Backbone")):  # their exports fail on free dims
         options["input_signature"] = [
             keras.tree.map_structure(lambda x: keras.InputSpec(shape=tuple(fixed(x)), dtype=x.dtype), made.input)
         ]

@@ -106,8 +106,10 @@ def verdict_of(outcome: dict[str, Any]) -> str:
 
 def group_of(reason: str) -> str:
     """A reason without the names and numbers of one file."""
-    text = re.sub(r"(?<!\w)'[^']*'|\"[^\"]*\"|`[^`]*`", "…", reason)
+    text = re.sub(r"\s*\(at [^()]*\)", "", reason)
+    text = re.sub(r"(?<!\w)'[^']*'|\"[^\"]*\"|`[^`]*`", "…", text)
     text = re.sub(r"\[[^\]]*\]|\([^()]*\d[^()]*\)", "[…]", text)
+    text = re.sub(r"\w+_\d+\b|(?<!\w)/[\w./]+", "…", text)
     return re.sub(r"(?<![\w.])-?\d+(\.\d+)?(e[+-]?\d+)?(?![\w])", "n", text)
 
 
