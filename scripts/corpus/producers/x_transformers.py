@@ -33,7 +33,6 @@ OPTIONS: tuple[tuple[str, dict[str, Any], int | None, str], ...] = (
     ("flash-alibi", {"attn_flash": True, "alibi_pos_bias": True}, None, ""),
     ("gate-values", {"attn_gate_values": True}, None, ""),
     ("head-scale", {"attn_head_scale": True}, None, ""),
-    ("shared-kv", {"attn_shared_kv": True}, None, ""),
     ("max-distance", {"attn_max_attend_past": 4}, None, ""),
     ("sandwich", {"sandwich_norm": True}, None, ""),
     ("macaron", {"macaron": True}, None, ""),
@@ -59,7 +58,7 @@ def cases() -> Iterator[Case]:
         Module(f"decoder-{name}", partial(language_model, Decoder, options), ids, count, why, types, free, runs=RUNS)
         for name, options, count, why in OPTIONS
     ]
-    for name, options, _, _ in OPTIONS[:5]:
+    for name, options, _, _ in (*OPTIONS[:2], *OPTIONS[3:5]):  # rotary-xpos is for decoders alone
         modules.append(
             Module(f"encoder-{name}", partial(language_model, Encoder, options), ids, None, "", types, free, runs=RUNS)
         )
