@@ -16,9 +16,10 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.bounded import may_follow
+from onnx_fa.graph.contrib_shapes import contrib_types
 from onnx_fa.graph.declared import correct_outputs
 from onnx_fa.graph.moves import EACH_ONCE
-from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
+from onnx_fa.graph.ops import op_of
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -49,7 +50,9 @@ def _fill(model: ir.Model) -> None:
         return
     attention = {v: v.shape for n in model.graph.all_nodes() if op_of(n) == "Attention" for v in n.outputs}
     _infer(model)
-    if _fill_types(model):
+    for _ in range(_MAX_ROUNDS):
+        if not _fill_types(model):
+            break
         _infer(model)  # goes on where it stopped
     for value, shape in attention.items():
         # ONNX's inference of the scores' shape takes lengths that it does not know for 0.
@@ -70,6 +73,8 @@ def _correct_constants(model: ir.Model) -> None:
             node.outputs[0].shape = ir.Shape(int(n) for n in tensor.numpy().shape)
 
 
+_MAX_ROUNDS = 4
+"""How often ONNX's inference goes on behind types that were filled in."""
 _MAX_POSITIONS = 1 << 31
 _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "Add": operator.add,
@@ -165,10 +170,11 @@ def _names_used_once(model: ir.Model) -> Iterator[None]:
 
 
 _SAME_TYPE = frozenset(
-    "Identity Softmax LogSoftmax LayerNormalization RMSNormalization Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu Gelu "
+    "SimplifiedLayerNormalization Identity Softmax LogSoftmax LayerNormalization RMSNormalization Neg Abs Sqrt "
+    "Reciprocal Exp Log Erf Tanh Sigmoid Relu Gelu "
     "Dropout Clip Add Sub Mul Div Pow Max Min MatMul Gemm Einsum Transpose Reshape Expand Squeeze Unsqueeze Slice Gather Concat "
     "Split Tile Pad Flatten ReduceMax ReduceSum ReduceMean ReduceMin".split()
-) | {*FUSED_MATMULS, f"{CONTRIB}.Gelu"}
+)
 _BOOLEAN = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
 
 
@@ -179,6 +185,10 @@ def _fill_types(model: ir.Model) -> bool:
     for node in model.graph.all_nodes():
         if not node.inputs:
             continue
+        for out, made in zip(node.outputs, contrib_types(node), strict=False):
+            if out.dtype is None and made is not None:
+                out.type = ir.TensorType(made)
+                filled = True
         like = node.inputs[1] if op_of(node) == "Where" else node.inputs[0]
         dtype: ir.DataType | None = None
         if op_of(node) in _SAME_TYPE or op_of(node) == "Where":

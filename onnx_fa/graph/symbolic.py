@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_fa.graph.axes import Const, node_axes, node_axis, placed_axes, placed_axis
+from onnx_fa.graph.contrib_shapes import contrib_shapes
 from onnx_fa.graph.dims import (
     Shape,
     add_dims,
@@ -25,7 +26,7 @@ from onnx_fa.graph.dims import (
 )
 from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.named import Named
-from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, attr_int, op_of, outer_reads, typed_attr
+from onnx_fa.graph.ops import CONTRIB, STANDARD, attr_int, op_of, outer_reads, typed_attr
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
 from onnx_fa.graph.shape_rules import Window, multiply_shapes, reshape_dims, slice_dim, window_dims
 from onnx_fa.spec.terms import Dim
@@ -42,11 +43,6 @@ _BROADCAST = frozenset(
 )
 _REDUCE = frozenset(
     "ReduceMax ReduceSum ReduceMin ReduceMean ReduceProd ReduceLogSumExp ReduceSumSquare ReduceL2".split()
-)
-_CONTRIB_SAME = frozenset(
-    f"{CONTRIB}.{name}"
-    for name in "Gelu FastGelu BiasGelu QuickGelu LayerNormalization SkipLayerNormalization SimplifiedLayerNormalization "
-    "SkipSimplifiedLayerNormalization RotaryEmbedding".split()
 )
 _MAX_SHAPE = 4096
 """Elements of a constant that may be read as dims: sizes, ends, positions of dims."""
@@ -87,8 +83,10 @@ class SymbolicShapes:
             shapes = self._split(node)
         elif op_of(node) == "TopK":
             shapes = [self._infer(node)] * 2
+        elif node.domain == CONTRIB:
+            shapes = contrib_shapes(node, lambda i: self._in(node, i))
         else:
-            shapes = [self._infer_contrib(node) if node.domain == CONTRIB else self._infer(node)]
+            shapes = [self._infer(node)]
         for out, found in zip(node.outputs, shapes, strict=False):
             have = recorded(out)
             if found is None or settled(out, have):
@@ -144,6 +142,15 @@ class SymbolicShapes:
             return self._slice(node, first)
         if kind == "Pad":
             return self._padded(node, first)
+        if kind in _REDUCE:
+            return self._reduced(node, first)
+        moved = self._moved(node, first)
+        folded = self._const(node.outputs[0]) if moved is None else None
+        return moved if folded is None else tuple(folded.shape)
+
+    def _moved(self, node: ir.Node, first: Shape) -> Shape | None:
+        """What moves, repeats or picks the elements of its first input, which has this shape."""
+        kind = op_of(node)
         if kind == "Tile":
             times = self.elements(node.inputs[1])
             return None if times is None else tuple(multiply_dims(d, t) for d, t in zip(first, times, strict=True))
@@ -169,25 +176,10 @@ class SymbolicShapes:
             return broadcast([first, to]) if kind == "Expand" else reshape_dims(first, to, bool(allow_zero))
         if kind in ("Unsqueeze", "Squeeze"):
             return self._units(node, first)
-        if kind in _REDUCE:
-            return self._reduced(node, first)
         if kind == "Gather":
             indices, at = self._in(node, 1), node_axis(node, len(first))
             return None if indices is None or at is None else (*first[:at], *indices, *first[at + 1 :])
-        folded = self._const(node.outputs[0])
-        return None if folded is None else tuple(folded.shape)
-
-    def _infer_contrib(self, node: ir.Node) -> Shape | None:
-        first = self._in(node, 0)
-        if first is None:
-            return None
-        if op_of(node) in FUSED_MATMULS:
-            if attr_int(node, "transBatchA", 0) or attr_int(node, "transBatchB", 0):
-                return None
-            return multiply_shapes(
-                first, self._in(node, 1), bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0))
-            )
-        return first if op_of(node) in _CONTRIB_SAME else None
+        return None
 
     def _einsum(self, node: ir.Node) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]

@@ -1,0 +1,132 @@
+"""Shapes and types of what onnxruntime's own operators make, which ONNX's inference does not know: one rule per operator.
+
+The rules are those of the operators' descriptions (ContribOperators.md of onnxruntime). An output without a rule keeps its unknown
+shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnx_fa.graph.dims import Shape, divide_dims, multiply_dims
+from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, attr_int, op_of, typed_attr
+from onnx_fa.graph.shape_rules import multiply_shapes
+
+Read = Callable[[int], Shape | None]
+"""The shape of a node's input, None where it is left out or unknown."""
+Rule = Callable[[ir.Node, Read], list[Shape | None]]
+
+
+def contrib_shapes(node: ir.Node, read: Read) -> list[Shape | None]:
+    """Shapes of a node's outputs, in order and perhaps fewer than it has; each None where it is not known. Raises ModelError for
+    an attribute of another type."""
+    rule = _RULES.get(op_of(node))
+    return [] if rule is None else rule(node, read)
+
+
+def contrib_types(node: ir.Node) -> list[ir.DataType | None]:
+    """Element types of a node's outputs, in order and perhaps fewer than it has; each None where it is not known."""
+    kind, outputs = op_of(node), len(node.outputs)
+    if kind == f"{CONTRIB}.EmbedLayerNormalization":
+        words = _dtype(node, 2)
+        return [words, ir.DataType.INT32, words][:outputs]
+    if kind in _SKIPS:  # its statistics are f32, and the sum has the type of what is added
+        like = _dtype(node, 0)
+        return [like, ir.DataType.FLOAT, ir.DataType.FLOAT, like][:outputs]
+    source = _TYPE_FROM.get(kind)
+    return [] if source is None else [_dtype(node, source)]
+
+
+def _dtype(node: ir.Node, position: int) -> ir.DataType | None:
+    value = node.inputs[position] if position < len(node.inputs) else None
+    return None if value is None else value.dtype
+
+
+def _same(node: ir.Node, read: Read) -> list[Shape | None]:
+    return [read(0)]
+
+
+def _skip(node: ir.Node, read: Read) -> list[Shape | None]:
+    whole = read(0)
+    statistics = None if whole is None else (*whole[:-1], 1)
+    return [whole, statistics, statistics, whole]
+
+
+def _product(node: ir.Node, read: Read) -> list[Shape | None]:
+    first = read(0)
+    if first is None or attr_int(node, "transBatchA", 0) or attr_int(node, "transBatchB", 0):
+        return [None]
+    return [multiply_shapes(first, read(1), bool(attr_int(node, "transA", 0)), bool(attr_int(node, "transB", 0)))]
+
+
+def _embed(node: ir.Node, read: Read) -> list[Shape | None]:
+    ids, words = read(0), read(2)
+    if ids is None or words is None or len(ids) != 2 or len(words) != 2:
+        return []
+    return [(*ids, words[1]), ids[:1], (*ids, words[1])]
+
+
+def _attention(node: ir.Node, read: Read) -> list[Shape | None]:
+    hidden, weights = read(0), read(1)
+    if hidden is None or weights is None or len(hidden) != 3 or len(weights) != 2:
+        return []
+    sizes = typed_attr(node, "qkv_hidden_sizes", ir.AttributeType.INTS)
+    width = divide_dims(weights[1], 3) if sizes is None else sizes.as_ints()[2]
+    return [(*hidden[:2], width)]
+
+
+def _multi_head(node: ir.Node, read: Read) -> list[Shape | None]:
+    query, value = read(0), read(2)
+    if query is None:
+        return []
+    if len(query) == 5:  # [B, Sq, Hq, 3, D], with K and V in it
+        return [(*query[:2], multiply_dims(query[2], query[4]))]
+    if len(query) != 3:
+        return []
+    if len(node.inputs) < 3 or node.inputs[2] is None:  # K and V are packed, with heads of Q's size
+        return [query]
+    if value is None or len(value) not in (3, 4):
+        return []
+    return [(*query[:2], value[2] if len(value) == 3 else multiply_dims(value[1], value[3]))]
+
+
+def _grouped(node: ir.Node, read: Read) -> list[Shape | None]:
+    query, heads, pairs = read(0), attr_int(node, "num_heads", 0), attr_int(node, "kv_num_heads", 0)
+    if query is None or len(query) != 3:
+        return []
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        return [query]
+    width = query[2]  # of Q's heads, K's and V's, one behind the other
+    if not isinstance(width, int) or heads < 1 or pairs < 1 or width % (heads + 2 * pairs):
+        return []
+    return [(*query[:2], width // (heads + 2 * pairs) * heads)]
+
+
+def _by_blocks(node: ir.Node, read: Read) -> list[Shape | None]:
+    first, width = read(0), attr_int(node, "N", 0)
+    return [] if not first or width < 1 else [(*first[:-1], width)]
+
+
+_ONE_FOR_ONE = (
+    "Gelu FastGelu BiasGelu QuickGelu BiasAdd LayerNormalization SimplifiedLayerNormalization RotaryEmbedding"
+)
+_SKIPS = frozenset([f"{CONTRIB}.SkipLayerNormalization", f"{CONTRIB}.SkipSimplifiedLayerNormalization"])
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(FUSED_MATMULS, _product),
+    **{f"{CONTRIB}.{name}": _same for name in _ONE_FOR_ONE.split()},
+    **dict.fromkeys(_SKIPS, _skip),
+    f"{CONTRIB}.EmbedLayerNormalization": _embed,
+    f"{CONTRIB}.Attention": _attention,
+    f"{CONTRIB}.QAttention": _attention,
+    f"{CONTRIB}.MultiHeadAttention": _multi_head,
+    f"{CONTRIB}.GroupQueryAttention": _grouped,
+    f"{CONTRIB}.MatMulNBits": _by_blocks,
+}
+_TYPE_FROM: dict[str, int] = {
+    **{name: 0 for name in _RULES if name not in (f"{CONTRIB}.EmbedLayerNormalization", f"{CONTRIB}.QAttention")},
+    f"{CONTRIB}.QAttention": 3,  # the scale of its integers
+    f"{CONTRIB}.FusedGemm": 0,
+    f"{CONTRIB}.FusedConv": 0,
+}

@@ -1,0 +1,100 @@
+"""Shapes and types behind onnxruntime's own operators, held against what onnxruntime makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+
+from onnx_fa.graph.normalise import infer_shapes
+from onnx_fa.graph.view import GraphView
+from tests.support.ort_run import session
+
+B, S, C = 2, 3, 8
+SIZES = {"b": B, "s": S, "t": 5}
+WEIGHT = np.linspace(-1, 1, C).astype(np.float32)
+
+
+def floats(*dims: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(dims).astype(np.float32)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
+    # operator: inputs (dims with symbols, or constants; None is left out), attributes, outputs
+    "FastGelu": ({"x": ["b", "s", C], "bias": WEIGHT}, {}, {}, 1),
+    "QuickGelu": ({"x": ["b", "s", C]}, {}, {}, 1),
+    "BiasGelu": ({"x": ["b", "s", C], "bias": WEIGHT}, {}, {}, 1),
+    "SkipLayerNormalization": ({"x": ["b", "s", C], "skip": ["b", "s", C], "gamma": WEIGHT}, {}, {}, 4),
+    "SkipSimplifiedLayerNormalization": ({"x": ["b", "s", C], "skip": ["b", "s", C], "gamma": WEIGHT}, {}, {}, 4),
+    "EmbedLayerNormalization": (
+        {
+            "ids": ["b", "s"],
+            "segments": None,
+            "words": floats(11, C),
+            "places": floats(7, C),
+            "kinds": None,
+            "gamma": WEIGHT,
+            "beta": WEIGHT,
+        },
+        {},
+        {"ids": np.int32},
+        3,
+    ),
+    "Attention": ({"x": ["b", "s", C], "w": floats(C, 3 * C), "bias": floats(3 * C)}, {"num_heads": 2}, {}, 1),
+    "MultiHeadAttention": (
+        {"q": ["b", "s", C], "k": ["b", "t", C], "v": ["b", "t", 6]},
+        {"num_heads": 2},
+        {},
+        1,
+    ),
+    "FusedMatMul": ({"a": ["b", "s", C], "w": floats(5, C)}, {"transB": 1}, {}, 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_onnxruntime_makes(name: str) -> None:
+    inputs, attributes, types, count = CASES[name]
+    outs = [f"y{i}" for i in range(count)]
+    fed = {k: v for k, v in inputs.items() if isinstance(v, list)}
+    arrays = {
+        k: np.zeros([SIZES.get(d, d) for d in dims], types[k])
+        if k in types
+        else floats(*(SIZES.get(d, d) for d in dims))
+        for k, dims in fed.items()
+    }
+    node = h.make_node(
+        name, [k if v is not None else "" for k, v in inputs.items()], outs, domain="com.microsoft", **attributes
+    )
+    # Behind each output stands a standard op, whose shape and type follow.
+    nodes = [node, *(h.make_node("Identity", [out], [f"{out}_read"]) for out in outs)]
+    graph = h.make_graph(
+        nodes,
+        "g",
+        [h.make_tensor_value_info(k, h.np_dtype_to_tensor_dtype(arrays[k].dtype), dims) for k, dims in fed.items()],
+        [h.make_empty_tensor_value_info(f"{out}_read") for out in outs],
+        [numpy_helper.from_array(v, k) for k, v in inputs.items() if isinstance(v, np.ndarray)],
+    )
+    opsets = [h.make_opsetid("", 17), h.make_opsetid("com.microsoft", 1)]
+    model = h.make_model(graph, opset_imports=opsets, ir_version=8)
+    runnable = onnx.ModelProto()
+    runnable.CopyFrom(model)
+    for info in runnable.graph.output:
+        kind = T.INT32 if (name, info.name) == ("EmbedLayerNormalization", "y1_read") else T.FLOAT
+        info.CopyFrom(h.make_tensor_value_info(info.name, kind, None))
+    results = dict(zip(outs, session(runnable, optimise=False).run(None, arrays), strict=True))
+
+    loaded = ir.from_proto(model)
+    infer_shapes(loaded)
+    view = GraphView(loaded)
+    for value in next(n for n in loaded.graph if n.domain == "com.microsoft").outputs:
+        result = results[str(value.name)]
+        assert value.dtype == ir.DataType.from_numpy(result.dtype)
+        shape = view.shape(value)
+        assert shape is not None
+        assert [SIZES.get(str(d), d) for d in shape] == list(result.shape)
