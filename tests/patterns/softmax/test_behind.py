@@ -73,6 +73,11 @@ def describe(after: After | None) -> str:
         (passthrough.skip_noop, "y = Neg(p)", "none"),
         (passthrough.skip_noop, "u = Identity(p) y = Add(p, u)", "none"),
         (passthrough.skip_noop, "y = my.Identity(p)", "none"),
+        (passthrough.skip_added_zero, "y = Add(p, zero)", "to y"),
+        (passthrough.skip_added_zero, "f = Cast <to = 1> (b) z = Mul(zero, f) y = Add(z, p)", "to y"),
+        (passthrough.skip_added_zero, "z = Mul(zero, key) y = Add(p, z)", "none"),  # of an infinity it is NaN
+        (passthrough.skip_added_zero, "y = Add(p, half)", "none"),
+        (passthrough.skip_added_zero, "y = Sub(p, zero)", "none"),
         (regroup.follow_regroup, "y = Reshape(p, shape)", "to y, moved by Reshape"),
         (regroup.follow_regroup, "y = Transpose(p)", "to y, moved by Transpose"),
         (regroup.follow_regroup, "y = Expand(p, shape)", "none"),
