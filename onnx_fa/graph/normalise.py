@@ -68,8 +68,8 @@ def _correct_constants(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if op_of(node) != "Constant" or not node.outputs:
             continue
-        tensor = ir.convenience.get_const_tensor(node.outputs[0])
-        if tensor is not None and node.outputs[0].shape != tensor.shape:
+        tensor, declared = ir.convenience.get_const_tensor(node.outputs[0]), node.outputs[0].shape
+        if tensor is not None and declared is not None and declared != tensor.shape:
             node.outputs[0].shape = ir.Shape(int(n) for n in tensor.numpy().shape)
 
 
