@@ -25,10 +25,15 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
     def command(name: str, run: Callable[[argparse.Namespace], int | None], help_: str) -> argparse.ArgumentParser:
         sub: argparse.ArgumentParser = commands.add_parser(name, help=help_, description=help_, parents=[common])
         sub.set_defaults(command=run)
-        sub.add_argument("--zoo", metavar="FILE", help="the list of models (default: the package's own)")
+        sub.add_argument(
+            "--zoo", metavar="FILE", help="a zoo (.toml) or a list of models (.txt) (default: the package's own zoo)"
+        )
         return sub
 
     def choice(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--models", type=Path, metavar="DIR", help="the folder of the models, where a list has names and not paths"
+        )
         sub.add_argument(
             "--filter", action="append", default=[], metavar="NAME", help="entries with NAME in theirs, or a pattern"
         )
@@ -84,7 +89,11 @@ def _add_work(sub: argparse.ArgumentParser) -> None:
 def baseline(sub: argparse.ArgumentParser) -> None:
     from onnx_fa.zoo.compare import BAND
 
-    sub.add_argument("--baseline", metavar="FILE", help=f"default: {BASELINE} beside the zoo file, if there is one")
+    sub.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help=f"default: beside the zoo {BASELINE}, beside a list LIST-baseline.json, if there is one",
+    )
     sub.add_argument(
         "--band", type=float, default=BAND, metavar="SHARE", help="noise band of time ratios (default: %(default)s)"
     )
@@ -97,10 +106,11 @@ def _positive(text: str) -> int:
 
 
 def _entries(args: argparse.Namespace) -> list[Any]:
-    from onnx_fa.zoo.entries import chosen, load
+    from onnx_fa.zoo.collections import read
+    from onnx_fa.zoo.entries import chosen
 
     parse_target(args.target)
-    return chosen(load(_zoo(args)), args.filter, args.target, args.subset)
+    return chosen(read(_zoo(args), args.models), args.filter, args.target, args.subset)
 
 
 def _zoo(args: argparse.Namespace) -> Path:
@@ -177,7 +187,11 @@ def _baseline(args: argparse.Namespace) -> Path:
         raise OnnxFaError("--band must not be negative")
     if args.baseline and not Path(args.baseline).exists() and not getattr(args, "update_baseline", False):
         raise OnnxFaError(f"{args.baseline}: no such file")
-    return Path(args.baseline) if args.baseline else _zoo(args).parent / BASELINE
+    if args.baseline:
+        return Path(args.baseline)
+    zoo = _zoo(args)
+    # Several lists may lie in one folder.
+    return zoo.parent / (BASELINE if zoo.suffix == ".toml" else f"{zoo.stem}-baseline.json")
 
 
 def _print(comparison: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,8 +19,9 @@ from onnx_fa.files import read_text
 from onnx_fa.machine import PACKAGES
 from onnx_fa.spec.target import parse_target
 
-Source = Literal["family", "variant", "model", "package", "path", "url"]
+Source = Literal["family", "variant", "model", "package", "path", "url", "missing"]
 SOURCES: tuple[Source, ...] = ("family", "variant", "model", "package", "path", "url")
+"""Those that a zoo file may name; `missing` is a name of somebody else's list that no file was found for."""
 
 
 def default_file() -> Path:
@@ -31,13 +33,13 @@ def default_file() -> Path:
 @dataclass(frozen=True)
 class Entry:
     """One model. `source` and `of` say where it comes from: a family of `models/families.py`, a variant of `models/variants.py`, a
-    model of `models/build.py`, a Python package with weights, a file, or a URL with its `sha256`. `attn`, `exporter`, `opset` and
-    `quantize` say how it is exported.
+    model of `models/build.py`, a Python package with weights, a file (ONNX, or a .tar.gz with it), or a URL with its `sha256`; of a
+    model that is `missing`, `of` says what was looked for. `attn`, `exporter`, `opset` and `quantize` say how it is exported.
 
-    Expected: `sites` attentions of the kinds `variants`, `misses` softmaxes left alone, largest difference `tolerance` (None: what
-    `verify` allows). `known` says why a step that fails may fail, or a
-    problem whose words begin so. `dims` are sizes of free dims, `subset` marks those of a quick
-    run. `base` is the folder that `path` is relative to.
+    Expected: `sites` attentions of the kinds `variants`, `misses` softmaxes left alone (None: any number), largest difference
+    `tolerance` (None: what `verify` allows). `known` says why a step that fails may fail, or a problem whose words begin so. `dims`
+    are sizes of free dims, `targets` those that it is for (none: all), `subset` marks those of a quick run. `base` is the folder
+    that `path` is relative to.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Entry:
     quantize: Literal["", "static", "dynamic"] = ""
     sha256: str = ""
     sites: int | None = None
-    misses: int = 0
+    misses: int | None = 0
     variants: tuple[str, ...] = ()
     tolerance: float | None = None
     dims: tuple[tuple[str, int], ...] = ()
@@ -71,9 +73,19 @@ class Entry:
         return cls(**{k: frozen(v) for k, v in data.items()})
 
     @property
+    def folder(self) -> str:
+        return folder_name(self.name)
+
+    @property
     def expected(self) -> str:
         words = ", ".join(dict.fromkeys(self.variants)) or "any kind"
         return f"{'?' if self.sites is None else self.sites} x {words}"
+
+
+def folder_name(name: str) -> str:
+    """A name for the folder of an entry: the entry's own where that is safe as a file name, else one that no other entry gets."""
+    safe = re.sub(r"[^\w.+@=-]", "-", name, flags=re.ASCII).lstrip(".-")[:100]
+    return name if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".lstrip("-")
 
 
 def load(path: Path) -> list[Entry]:
@@ -129,7 +141,7 @@ def chosen(entries: Iterable[Entry], filters: Sequence[str], target: str, subset
     found = [
         e
         for e in entries
-        if target in e.targets
+        if (not e.targets or target in e.targets)
         and (not subset or e.subset)
         and (not filters or any(fnmatch.fnmatch(e.name, f if set(f) & set("*?[") else f"*{f}*") for f in filters))
     ]

@@ -13,6 +13,7 @@ from onnx_fa.explainer.page import template
 from onnx_fa.files import write_whole
 from onnx_fa.tables import markdown_table
 from onnx_fa.zoo.compare import Comparison
+from onnx_fa.zoo.entries import folder_name
 from onnx_fa.zoo.steps import Json
 
 HEAD = (
@@ -132,7 +133,7 @@ def html(folder: Path, results: Sequence[Json], machine: Json, comparison: Compa
     """One page: the table with sparklines of the timed rounds, and a part for every model."""
     shown = []
     for r in results:
-        fragment = folder / "work" / r["name"] / "sites.html"
+        fragment = folder / "work" / folder_name(r["name"]) / "sites.html"
         times = []
         for key, label in (("ours", "onnx_fa"), ("stock", "stock IREE"), ("ort", "onnxruntime")):
             of = r.get("bench", {}).get(key)
@@ -145,6 +146,7 @@ def html(folder: Path, results: Sequence[Json], machine: Json, comparison: Compa
         shown.append(
             {
                 "result": r,
+                "id": folder_name(r["name"]),
                 "cells": row(r)[1:-1],
                 "verdict": verdict(r),
                 "times": times,

@@ -25,7 +25,7 @@ TIMEOUTS = {"export": 240, "explain": 120, "rewrite": 120, "compile": 300, "stoc
 """Seconds per step."""
 MEMORY = 8 << 30
 MADE = {
-    "export": ("model.onnx", "model.static.onnx", "model.dynamic.onnx", "inputs.npz"),
+    "export": ("model.onnx", "model.static.onnx", "model.dynamic.onnx", "inputs.npz", "unpacked/**/*"),
     "explain": ("sites.html",),
     "compile": ("model.vmfb",),
 }
@@ -79,7 +79,7 @@ def run(
         (folder / "work").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OnnxFaError(f"{folder}: cannot be written: {e.strerror}") from e
-    states = [_EntryRun(e, target, folder / "work" / e.name, settings) for e in entries]
+    states = [_EntryRun(e, target, folder / "work" / e.folder, settings) for e in entries]
     partial = folder / "results.partial.jsonl"
     partial.unlink(missing_ok=True)
     quiet = [s for s in settings.wanted if s != "bench"]
@@ -148,8 +148,8 @@ class _EntryRun:
 
     def _made(self, step: str) -> Json:
         """The sha256 of each file that a step leaves to others."""
-        paths = [self.folder / name for name in MADE.get(step, ())]
-        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}
+        paths = [p for name in MADE.get(step, ()) for p in sorted(self.folder.glob(name)) if p.is_file()]
+        return {p.relative_to(self.folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
 
     def _start(self, step: str, timeout_s: float) -> Json:
         command = [sys.executable, "-m", "onnx_fa.zoo.steps", step, str(self.folder.resolve())]
@@ -231,7 +231,7 @@ def _of_sites(entry: Entry, result: Json) -> list[tuple[str, str]]:
     if explained and entry.sites is not None and len(sites) != entry.sites:
         why = "; ".join(f"{m['node']}: {m['reason']}" for m in misses) or "nothing was left alone"
         found.append(("explain", f"{len(sites)} attention sites found, {entry.sites} expected ({why})"))
-    if explained and len(misses) > entry.misses:
+    if explained and entry.misses is not None and len(misses) > entry.misses:
         for m in misses:
             found.append(("explain", f"left alone: {m['node']} ({m['op']}): {m['reason']}"))
     kinds = tuple(sorted({s["variant"] for s in sites}))
@@ -247,10 +247,11 @@ def _of_sites(entry: Entry, result: Json) -> list[tuple[str, str]]:
             found.append(("compile", f"site {s['name']} is not one fused dispatch ({s['dispatches']} dispatches)"))
     seen = {(m["node"], m["reason"]) for m in misses}
     unexpected = [m for m in compiled.get("misses", []) if (m["node"], m["reason"]) not in seen]
-    if explained or len(unexpected) > entry.misses:  # without explain, those that are expected have no names
+    # Without explain, those that are expected have no names.
+    if explained or (entry.misses is not None and len(unexpected) > entry.misses):
         found += [("compile", f"no kernel for {m['node']}: {m['reason']}") for m in unexpected]
     for b in compiled.get("buffers", []):
-        if OUTSIDE not in b or not entry.misses:  # a softmax that is rightly left alone has its buffer
+        if OUTSIDE not in b or entry.misses == 0:  # a softmax that is rightly left alone has its buffer
             found.append(("compile", f"buffer of Sq x Skv size: {b}"))
     road: Json = result.get("stock", {})
     if road and road["arrived"] < road["kernels"]:

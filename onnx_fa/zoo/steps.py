@@ -21,6 +21,7 @@ import numpy as np
 from onnx_fa.errors import MissingDependencyError, ModelError, OnnxFaError
 from onnx_fa.files import write_whole
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.zoo.archives import is_archive, unpack
 from onnx_fa.zoo.entries import Entry
 
 Json = dict[str, Any]
@@ -69,8 +70,12 @@ def export(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
             path = Path(entry.base) / entry.of
             if not path.is_file():
                 raise ModelError(f"{path}: no such file")
+            if is_archive(path):
+                path = unpack(path, folder / "unpacked")
         case "url":
             _fetch(entry, path)
+        case "missing":
+            raise ModelError(f"not found: {entry.of}")
     if entry.sha256 and (digest := hashlib.sha256(path.read_bytes()).hexdigest()) != entry.sha256:
         raise ModelError(f"{path}: its sha256 is {digest}, the zoo says {entry.sha256}")
     if entry.quantize:
