@@ -11,8 +11,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnx_fa.graph.dims import Shape, divide_dims, multiply_dims
-from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, attr_int, op_of, typed_attr
-from onnx_fa.graph.shape_rules import multiply_shapes
+from onnx_fa.graph.ops import BLOCKED, CONTRIB, FUSED_MATMULS, attr_int, op_of, typed_attr
+from onnx_fa.graph.shape_rules import Window, multiply_shapes, window_dims
 
 Read = Callable[[int], Shape | None]
 """The shape of a node's input, None where it is left out or unknown."""
@@ -109,6 +109,24 @@ def _by_blocks(node: ir.Node, read: Read) -> list[Shape | None]:
     return [] if not first or width < 1 else [(*first[:-1], width)]
 
 
+def _blocked_conv(node: ir.Node, read: Read) -> list[Shape | None]:
+    """As a Conv: the file holds the weights as many as there are channels in whole blocks."""
+    image, weights = read(0), read(1)
+    if image is None or weights is None or len(image) != 4 or len(weights) != 4:
+        return []
+    dims = window_dims(image, weights[2:], Window.of(node, 2))
+    return [] if dims is None else [(image[0], weights[0], *dims)]
+
+
+def _unblocked(node: ir.Node, read: Read) -> list[Shape | None]:
+    """The channels that fill up the last block are left out again."""
+    image, channels = read(0), attr_int(node, "channels", 0)
+    if image is None or len(image) != 4 or channels < 1:
+        return []
+    last = attr_int(node, "channels_last", 0)
+    return [(image[0], *image[2:], channels) if last else (image[0], channels, *image[2:])]
+
+
 _ONE_FOR_ONE = (
     "Gelu FastGelu BiasGelu QuickGelu BiasAdd LayerNormalization SimplifiedLayerNormalization RotaryEmbedding"
 )
@@ -123,6 +141,8 @@ _RULES: dict[str, Rule] = {
     f"{CONTRIB}.MultiHeadAttention": _multi_head,
     f"{CONTRIB}.GroupQueryAttention": _grouped,
     f"{CONTRIB}.MatMulNBits": _by_blocks,
+    f"{BLOCKED}.Conv": _blocked_conv,
+    f"{BLOCKED}.ReorderOutput": _unblocked,
 }
 _TYPE_FROM: dict[str, int] = {
     **{name: 0 for name in _RULES if name not in (f"{CONTRIB}.EmbedLayerNormalization", f"{CONTRIB}.QAttention")},

@@ -13,6 +13,8 @@ STANDARD = frozenset(["", "ai.onnx"])
 """The names of ONNX's own domain."""
 CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""
+BLOCKED = "com.microsoft.nchwc"
+"""That of its convolutions over blocks of channels, which stand in files that a session saved."""
 FUSED_MATMULS = frozenset([f"{CONTRIB}.FusedMatMul", f"{CONTRIB}.TransposeMatMul"])
 QUANTIZE = frozenset(["QuantizeLinear", f"{CONTRIB}.QuantizeLinear"])
 DEQUANTIZE = frozenset(["DequantizeLinear", f"{CONTRIB}.DequantizeLinear"])

@@ -26,15 +26,15 @@ from onnx_fa.graph.dims import (
 )
 from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.named import Named
-from onnx_fa.graph.ops import CONTRIB, STANDARD, attr_int, op_of, outer_reads, typed_attr
+from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, outer_reads, typed_attr
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
 from onnx_fa.graph.shape_rules import Window, multiply_shapes, reshape_dims, slice_dim, window_dims
 from onnx_fa.spec.terms import Dim
 
 _SAME = frozenset(
-    "Identity Cast Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Reciprocal Exp "
-    "ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu Swish "
-    "Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu "
+    "Identity Cast CastLike Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Exp "
+    "Reciprocal ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu "
+    "Swish Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu "
     "QuantizeLinear DequantizeLinear RandomUniformLike RandomNormalLike Bernoulli Selu Celu Mish HardSigmoid ThresholdedRelu "
     "LpNormalization LRN Hardmax ReverseSequence Shrink Softsign".split()
 )
@@ -72,9 +72,10 @@ class SymbolicShapes:
         self._learn(node)
 
     def _follow(self, node: ir.Node) -> None:
-        if node.domain not in (*STANDARD, CONTRIB) or not node.outputs:
+        if node.domain not in (*STANDARD, CONTRIB, BLOCKED) or not node.outputs:
             return
-        data = data_of(Inputs(node, self._elements, self.shape, self._const)) if node.domain != CONTRIB else None
+        standard = node.domain in STANDARD
+        data = data_of(Inputs(node, self._elements, self.shape, self._const)) if standard else None
         if data is not None:
             self._data[node.outputs[0]] = data
         if all(settled(out, recorded(out)) for out in node.outputs):
@@ -83,7 +84,7 @@ class SymbolicShapes:
             shapes = self._split(node)
         elif op_of(node) == "TopK":
             shapes = [self._infer(node)] * 2
-        elif node.domain == CONTRIB:
+        elif not standard:
             shapes = contrib_shapes(node, lambda i: self._in(node, i))
         else:
             shapes = [self._infer(node)]
@@ -154,6 +155,8 @@ class SymbolicShapes:
         if kind == "Tile":
             times = self.elements(node.inputs[1])
             return None if times is None else tuple(multiply_dims(d, t) for d, t in zip(first, times, strict=True))
+        if kind in ("GlobalAveragePool", "GlobalMaxPool"):
+            return (*first[:2], *(1 for _ in first[2:]))
         if kind == "Flatten":
             axis = attr_int(node, "axis", 1)
             axis += len(first) if axis < 0 else 0

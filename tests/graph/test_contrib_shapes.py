@@ -98,3 +98,28 @@ def test_what_onnxruntime_makes(name: str) -> None:
         shape = view.shape(value)
         assert shape is not None
         assert [SIZES.get(str(d), d) for d in shape] == list(result.shape)
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_convolution_over_blocks_of_channels(channels_last: int) -> None:
+    """As a session that saves its model writes it: 10 channels in a block of 16, which are whole blocks on every CPU."""
+    how = {"group": 1, "kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 0], "dilations": [1, 2]}
+    nodes = [
+        h.make_node("Conv", ["x", "w"], ["y0"], domain="com.microsoft.nchwc", auto_pad="NOTSET", **how),
+        h.make_node(
+            "ReorderOutput", ["y0"], ["y1"], domain="com.microsoft.nchwc", channels=10, channels_last=channels_last
+        ),
+        h.make_node("Identity", ["y1"], ["y"]),
+    ]
+    weights = numpy_helper.from_array(floats(16, 3, 3, 2), "w")
+    x, y = h.make_tensor_value_info("x", T.FLOAT, ["b", 3, 9, 7]), h.make_tensor_value_info("y", T.FLOAT, None)
+    opsets = [h.make_opsetid("", 17), h.make_opsetid("com.microsoft.nchwc", 1)]
+    model = h.make_model(h.make_graph(nodes, "g", [x], [y], [weights]), opset_imports=opsets, ir_version=8)
+    (result,) = session(model, optimise=False).run(None, {"x": floats(B, 3, 9, 7)})
+
+    loaded = ir.from_proto(model)
+    infer_shapes(loaded)
+    found = GraphView(loaded).shape(loaded.graph.outputs[0])
+    assert found is not None
+    assert [SIZES.get(str(d), d) for d in found] == list(result.shape)
+    assert loaded.graph.outputs[0].dtype == ir.DataType.FLOAT

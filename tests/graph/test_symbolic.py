@@ -90,6 +90,17 @@ def test_split_concat_pad_tile_and_constant_of_shape() -> None:
     check([h.make_node("Shape", ["x"], ["s"]), h.make_node("ConstantOfShape", ["s"], ["y"])], (2, 7))
 
 
+@pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool"])
+def test_pooling_of_whole_images(op: str) -> None:
+    check([h.make_node(op, ["x"], ["y"])], (2, 3, 5, 7))
+    assert shape(view_of([h.make_node(op, ["x"], ["y"])], ["b", 3, "h", "w"])[0], "y") == ("b", 3, 1, 1)
+
+
+def test_cast_like_has_the_shape_of_what_is_cast() -> None:
+    view, _ = view_of([h.make_node("CastLike", ["x", "like"], ["y"])], ["b", 3], like=[1])
+    assert shape(view, "y") == ("b", 3)
+
+
 def test_expand_to_a_shape_that_keeps_dims_by_minus_one() -> None:
     """What TorchScript writes for expand(3, -1)."""
     nodes = [
