@@ -31,7 +31,7 @@ class SiteReport:
     """What was asked for that changes results, such as "int8 QK", "tf32" or "bf16 dot"."""
 
     beside: str = ""
-    """What standard ops compute beside the site, in words: probabilities that are an output of the model."""
+    """What standard ops compute beside the site, in words: probabilities or scores that are an output of the model."""
 
     def __repr__(self) -> str:
         return f"SiteReport({self.name!r}, {self.variant}, {self.form}, fused={self.fused})"

@@ -113,13 +113,16 @@ def _refusal(match: Match, form: Form, opset: int) -> str | None:
 
 
 def shown_words(match: Match) -> str:
-    """What it costs that probabilities of the site are an output of the model; "" where they are not."""
-    if not match.probabilities:
-        return ""
+    """What it costs that probabilities or scores of the site are an output of the model; "" where they are not."""
     dims = "x".join(map(str, match.spec.score_shape))
-    return (
-        f"the probabilities, {dims}, are an output too: they are written, and their scores are computed a second time"
-    )
+    words: list[str] = []
+    if match.probabilities:
+        words.append(
+            f"the probabilities, {dims}, are an output too: they are written, and their scores are computed a second time"
+        )
+    if match.shown:
+        words.append(f"the scores, {dims}, are an output too: the model's own nodes go on to compute them")
+    return "; ".join(words)
 
 
 @dataclass

@@ -25,6 +25,7 @@ from onnx_fa.match.operands import choose_readings, plan_site
 from onnx_fa.match.placed import Site, place_at_softmax, place_on_probabilities, place_steps
 from onnx_fa.match.readers import find_other_reader
 from onnx_fa.match.several_outputs import add_probabilities, add_statistics, merge_matches
+from onnx_fa.match.shown import find_shown_scores
 from onnx_fa.match.summed_products import join_summed_products
 from onnx_fa.match.types import (
     AddTerm,
@@ -105,11 +106,12 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     matches = [match for match, _, _ in found]
     first, qk, site = found[0]
     first = add_probabilities(view, behinds[0], first, site)
+    first = replace(first, shown=tuple(find_shown_scores(view, qk, anchor.score)))
     outputs += [f.value for f in first.probabilities]
     matches[0], own = add_statistics(view, anchor, behinds[0], first, site, qk, outputs)
     outputs += [*own, *(f.value for f in matches[0].further)]
     for _, qk, _ in found:
-        reader = find_other_reader(view, qk, outputs)
+        reader = find_other_reader(view, qk, outputs, first.shown)
         if reader is not None:
             raise NoMatch("the scores are used for something else too, and would be computed twice", reader)
     asked = [find_asked(view, match, node, outputs) for match, node, _ in found]

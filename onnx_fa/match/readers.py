@@ -8,14 +8,18 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
+from onnx_fa.match.shown import shows_scores
 
 _MAX_NODES_AWAY = 100
 """The search for another use of the scores stops after this many nodes, and takes that there is one."""
 
 
-def find_other_reader(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> ir.Node | None:
-    """A node that reads the scores, or what is made of them, for something else than the sites with these outputs or another
-    softmax. With such a reader the scores would be computed twice, and once as a whole."""
+def find_other_reader(
+    view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value], shown: Sequence[ir.Value] = ()
+) -> ir.Node | None:
+    """A node that reads the scores, or what is made of them, for something else than the sites with these outputs, another softmax,
+    or an output of the model that shows the scores `shown`. With such a reader the scores would be computed twice, and once as a
+    whole; those that are shown have to be made as a whole anyway."""
     inside = {qk}
     stack = [p for o in outputs if (p := o.producer()) is not None]
     while stack:
@@ -28,9 +32,11 @@ def find_other_reader(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value])
         for value in node.outputs:
             if value in outputs:
                 continue
-            if value.is_graph_output():
+            if value.is_graph_output() and value not in shown:
                 return node
             for user in view.users(value):
+                if value in shown and shows_scores(view, value, user):
+                    continue
                 if user not in inside and _is_for_something_else(view, user):
                     return user
     return None

@@ -17,6 +17,7 @@ from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.placed import Site
 from onnx_fa.match.readers import find_other_reader
 from onnx_fa.match.types import Anchor, Behind, Further, Match, Select
+from onnx_fa.match.wraps import wrap_in_type
 from onnx_fa.spec.attention import Stat
 from onnx_fa.spec.dtypes import NUMPY
 
@@ -29,7 +30,7 @@ def add_statistics(
     view: GraphView, anchor: Anchor, behind: Behind, match: Match, site: Site, qk: ir.Node, outputs: Sequence[ir.Value]
 ) -> tuple[Match, list[ir.Value]]:
     """The match with the log-sum-exp and the maximum of its scores as further outputs, where something else reads them, and those
-    that stay the model's own; `outputs` are those of all matches of the softmax.
+    that stay the model's own; `outputs` are those of all matches of the softmax, whose first match this is.
 
     Raises NoMatch where what is read cannot be told by the kernel.
     """
@@ -40,9 +41,9 @@ def add_statistics(
     own: list[ir.Value] = []
     for value, which in found:
         others = [v for v in values if v is not value]
-        if find_other_reader(view, qk, [*outputs, *others]) is None:
+        if find_other_reader(view, qk, [*outputs, *others], match.shown) is None:
             continue  # part of the softmax
-        if find_other_reader(view, qk, [*outputs, *values]) is not None:
+        if find_other_reader(view, qk, [*outputs, *values], match.shown) is not None:
             continue  # the scores are read by something else as well: a miss
         if _is_taken_out(view, anchor.score, value, [*outputs, *others]):
             own.append(value)
@@ -127,8 +128,8 @@ def add_probabilities(view: GraphView, behind: Behind, match: Match, site: Site)
     """The match with the probabilities that are an output of the model. Raises NoMatch where their axes cannot be told."""
     canonical, given = [list(g.atoms) for g in site.groups], [leaves(a) for a in site.frames.given]
     further: list[Further] = []
-    for value in behind.shown:
-        dtype = value.dtype
+    for shown in behind.shown:
+        value, dtype = shown.value, shown.value.dtype
         if dtype is None:
             raise NoMatch("probabilities of an unknown type are an output", value.producer())
         move_axes(value, canonical, given, site.sources)  # raises NoMatch here and now
@@ -138,6 +139,7 @@ def add_probabilities(view: GraphView, behind: Behind, match: Match, site: Site)
         if DTYPES.get(dtype) != match.spec.dtype:
             wraps.append(lambda e, to=dtype: Call("Cast", (e,), (("to", int(to)),)))  # type: ignore[misc]
         wraps += [_dropped(view, drop, value, dtype) for drop in behind.drops[:1]]
+        wraps += wrap_in_type(view, shown.wrap, DTYPES.get(dtype), match.anchor)
         further.append(Further(value, 0, tuple(wraps)))
     return replace(match, probabilities=tuple(further))
 

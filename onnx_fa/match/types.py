@@ -233,10 +233,20 @@ class Match:
     """Values that show the probabilities (*B, Hq, Sq, Skv), which standard ops beside the site make once more."""
     further: tuple[Further, ...] = ()
     """What else the site makes: row statistics, and parts of an output that several products with V share."""
+    shown: tuple[ir.Value, ...] = ()
+    """Scores, at any stage before the softmax, that are an output of the model too: its own nodes go on to make them."""
     asked: tuple[tuple[ir.Node, Expr], ...] = ()
     """Nodes that ask the scores or probabilities for their shape or type, and what they are told instead."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Probabilities that are an output of the model: as they multiply V, or with the first ones of what is done to their rows."""
+
+    value: ir.Value
+    wrap: tuple[Callable[[Expr], Expr], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -251,8 +261,8 @@ class Behind:
     drops: tuple[Select, ...] = ()
     rounding: Rounding | None = None
     weights: Expr | None = None
-    shown: tuple[ir.Value, ...] = ()
-    """Probabilities, as they multiply V, that are an output of the model too."""
+    shown: tuple[Shown, ...] = ()
+    """Probabilities that are an output of the model too."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from onnx_fa.match.types import (
     Product,
     Scale,
     Select,
+    Shown,
     Step,
     Weighting,
 )
@@ -47,7 +48,7 @@ class _Peeled:
     regroups: tuple[ir.Node, ...] = ()
     rounding: Rounding | None = None
     weights: Expr | None = None
-    shown: tuple[ir.Value, ...] = ()
+    shown: tuple[Shown, ...] = ()
 
     @property
     def meaning(self) -> tuple[object, ...]:
@@ -98,11 +99,13 @@ def _showing(anchor: Anchor, state: _Peeled, further: Sequence[ir.Node]) -> _Pee
         raise NoMatch("the softmax result is a graph output")
     if anchor.row_sum is not None or anchor.unscaled:
         raise NoMatch("the exponentials are a graph output before they are divided by their sum")
-    if state.wrap or state.keys or state.weights is not None or state.rounding is not None:
-        raise NoMatch("the probabilities are a graph output after they are multiplied by a factor or rounded")
+    if state.keys or state.weights is not None or state.rounding is not None:
+        raise NoMatch("the probabilities are a graph output after they are multiplied by a factor per key or rounded")
+    if state.wrap and state.drops:
+        raise NoMatch("the probabilities are a graph output after rows and keys of them are set to zero")
     if state.regroups:
         raise NoMatch("the probabilities are a graph output after their axes are moved", state.regroups[-1])
-    return replace(state, shown=(*state.shown, state.prob))
+    return replace(state, shown=(*state.shown, Shown(state.prob, state.wrap)))
 
 
 def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:

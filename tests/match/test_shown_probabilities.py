@@ -76,6 +76,8 @@ def _plain(fill: float | None = None, how: str = "", kv: int = H, opset: int = 1
             g.show(p)
         if how == "twice":
             g.show(g.op("Identity", p))
+        if how == "with scores":
+            g.show(score)
         return g.times(g.op("Mul", p, g.const(np.linspace(0, 1, N))) if how == "then weighted" else p, v)
 
     return build
@@ -149,6 +151,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
     "opset 23": (_plain(how="of one head", opset=23), 1),
     "mean of heads": (_plain(-np.inf, "mean of heads"), 1),
     "twice": (_plain(how="twice"), 1),
+    "with scores": (_plain(-np.inf, "with scores"), 1),
     "then weighted": (_plain(how="then weighted"), 1),
     "folded": (_folded, 1),
     "upright": (_upright, 1),
@@ -232,9 +235,9 @@ def _left(how: str) -> onnx.ModelProto:
             g.show(p, B * H, S, N)
             g.show(g.op("MatMul", p, g.reshape(v, B * H, N, E)), B * H, S, E)
             return g.model(g.outs)
-        case "scores too":
+        case "scores computed with":
             g.show(p)
-            g.show(score)
+            g.show(g.op("Abs", score))
     return g.times(p, v)
 
 
@@ -246,7 +249,7 @@ def _left(how: str) -> onnx.ModelProto:
         ("before a guard", "changed before they multiply V"),
         ("weighted", "multiplied by a factor"),
         ("moved", "axes are moved"),
-        ("scores too", "the scores are used for something else"),
+        ("scores computed with", "the scores are used for something else"),
     ],
 )
 def test_what_is_left_alone(how: str, reason: str) -> None:
