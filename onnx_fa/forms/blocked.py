@@ -121,9 +121,12 @@ class _Online:
         # What was summed with the old maximum taken out is rescaled to the new one.
         alpha = b.op("Exp", b.op("Sub", row_max, safe))
         p = b.op("Exp", b.op("Sub", step.score, safe))
+        if self.spec.renormalised:
+            p = weighted(b, self.spec, p, step.tensors)
         new = [new_max, b.op("Add", b.op("Mul", total, alpha), b.reduce_sum(p))]
         for acc in accs:
-            pv = b.op("MatMul", weighted(b, self.spec, p, step.tensors), step.columns(self.v, -2))
+            kept = p if self.spec.renormalised else weighted(b, self.spec, p, step.tensors)
+            pv = b.op("MatMul", kept, step.columns(self.v, -2))
             new.append(b.op("Add", b.op("Mul", acc, alpha), pv))
         return new
 

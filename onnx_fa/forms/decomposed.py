@@ -30,8 +30,8 @@ def emit(
     """K and V as numbers, scale, score modifications, masks, row max, subtract, exp, row sum, P@V, division. Returns the site's
     output, then its row statistics. `kind` is the type of positions. Raises UnsupportedError for statistics of a spec with a sink.
 
-    The division stands before P@V where probabilities are rounded, and where a run may have no keys: onnxruntime's reductions of an
-    empty axis are empty, and such a sum divides no product with V.
+    The division stands before P@V where probabilities are rounded or divided anew, and where a run may have no keys: onnxruntime's
+    reductions of an empty axis are empty, and such a sum divides no product with V.
     """
     if spec.stats and spec.sink is not None:
         raise UnsupportedError("row statistics with a sink")
@@ -40,11 +40,13 @@ def emit(
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt, kind))
     p, total = _exponentials(b, spec, score, sink)
     stats = [statistic(b, spec, score, which) for which in spec.stats]
-    if spec.rounding is None and isinstance(spec.Skv, int):
+    if spec.rounding is None and isinstance(spec.Skv, int) and not spec.renormalised:
         return [finish(b, spec, b.op("MatMul", weighted(b, spec, p, tensors), v), total), *stats]
     floored = _floored(spec)
     p = b.op("Div", p, _one_if_zero(b, spec, total) if floored else total)
     b.nodes[-1].metadata_props[FORM_KEY] = "decomposed"
+    if spec.renormalised:
+        return [leave(b, spec, b.op("MatMul", _renormalised(b, spec, weighted(b, spec, p, tensors)), v))]
     if spec.empty_row in ("zero", "guarded") and not floored:  # what is NaN becomes zero either way
         p = b.op("Where", b.op("IsNaN", p), b.const(np.asarray(0, NUMPY[compute_type(spec)])), p)
     p = weighted(b, spec, p, tensors) if spec.rounding is None else rounded(b, spec.rounding, p)
@@ -147,6 +149,15 @@ def _one_if_zero(b: OnnxBuilder, spec: AttentionSpec, total: ir.Value) -> ir.Val
     kind = NUMPY[compute_type(spec)]
     zero, one = b.const(np.asarray(0, kind)), b.const(np.asarray(1, kind))
     return b.op("Where", b.op("Equal", total, zero), one, total)
+
+
+def _renormalised(b: OnnxBuilder, spec: AttentionSpec, kept: ir.Value) -> ir.Value:
+    """kept / its sum in each row; zero in rows whose sum is zero or NaN."""
+    kind = NUMPY[compute_type(spec)]
+    zero, one = b.const(np.asarray(0, kind)), b.const(np.asarray(1, kind))
+    total = b.reduce_sum(kept)
+    some = b.op("Greater", total, zero)
+    return b.op("Where", some, b.op("Div", kept, b.op("Where", some, total, one)), zero)
 
 
 def finish(b: OnnxBuilder, spec: AttentionSpec, acc: ir.Value, total: ir.Value) -> ir.Value:

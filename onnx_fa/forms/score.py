@@ -118,7 +118,7 @@ def weighted(b: OnnxBuilder, spec: AttentionSpec, p: ir.Value, tensors: Sequence
     if spec.weights is None:
         return p
     value = tensors[-1]
-    if spec.weights.dtype == "bool":
+    if spec.weights.dtype == "bool" and not spec.renormalised:  # a NaN that is not kept must reach the new sum
         return b.op("Where", value, p, b.const(np.asarray(0, NUMPY[compute_type(spec)])))
     return b.op("Mul", p, value if spec.weights.dtype == compute_type(spec) else cast(b, value, compute_type(spec)))
 

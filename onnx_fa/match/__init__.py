@@ -16,7 +16,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.asked import find_asked
 from onnx_fa.match.assemble import Found, build_match
-from onnx_fa.match.division import one_if_zero, reciprocal_of, walk_tail
+from onnx_fa.match.division import one_if_zero, positive_or, reciprocal_of, walk_tail
 from onnx_fa.match.exprs import Call, Const, Expr, known_array, values_of
 from onnx_fa.match.low_scores import check_whole_rows
 from onnx_fa.match.misses import Miss, NoMatch
@@ -138,14 +138,21 @@ def _dropped_or_weighted(
 ) -> tuple[list[Step], Guard, Expr | None, NoMatch | None]:
     """The steps, the guard and the weights of the probabilities. A mask that sets some to zero and is not the score's own is a
     weight of 0 or 1: then also why it is not the score's. Raises NoMatch where it is neither."""
+    if behind.renormalised and len(behind.drops) == 1 and behind.rounding is None:
+        return list(steps), guard, _kept(behind.drops[0]), None
+    if behind.renormalised:
+        raise NoMatch("probabilities that were divided anew are masked again or rounded", behind.weighting.product.node)
     try:
         return *apply_drops(steps, replace(behind, guard=guard), anchor), behind.weights, None
     except NoMatch as why:
         if len(behind.drops) != 1 or behind.rounding is not None:
             raise
-        drop = behind.drops[0]
-        keep = Call("Not", (drop.keep,)) if drop.inverted else drop.keep
-        return list(steps), guard, keep, why
+        return list(steps), guard, _kept(behind.drops[0]), why
+
+
+def _kept(drop: Select) -> Expr:
+    """The condition on which probabilities stay."""
+    return Call("Not", (drop.keep,)) if drop.inverted else drop.keep
 
 
 def _match_tail(
@@ -185,7 +192,8 @@ def _match_tail(
                     v_factors=[place_on_probabilities(view, patterns, site, x) for x in behind.keys],
                     sink=place_at_softmax(site, sink),
                     weights=None if weights is None else place_on_probabilities(view, patterns, site, weights),
-                    keeps=why is not None,
+                    keeps=why is not None or behind.renormalised,
+                    renormalised=behind.renormalised,
                 ),
             )
             if why is not None and match.spec.empty_row == "nan" and not never_empty(match.spec.masks):
@@ -240,6 +248,7 @@ __all__ = [
     "known_array",
     "one_if_zero",
     "parse_score",
+    "positive_or",
     "reciprocal_of",
     "values_of",
 ]

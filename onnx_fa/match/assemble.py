@@ -54,6 +54,8 @@ class Found:
     weights: Expr | None = None
     """A tensor (..., Sq, Skv) that multiplies the probabilities, as floats, or as booleans that say which ones it `keeps`."""
     keeps: bool = False
+    renormalised: bool = False
+    """What the weights keep of a row is divided by its own sum."""
 
 
 def build_match(view: GraphView, mask: MaskRule, found: Found) -> Match:
@@ -182,6 +184,7 @@ def _write_spec(
             masks=masks,
             sink=_one_tensor(sink),
             weights=_one_tensor(weights),
+            renormalised=found.renormalised,
             empty_row=_empty_row(masks, found.guard),
             q_layout=operands.q.layout,
             k_layout=operands.k.layout,

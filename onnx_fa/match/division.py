@@ -42,9 +42,9 @@ def _divide_by_sum(view: GraphView, anchor: Anchor, weighting: Weighting, guard:
         return acc, guard
     if not keeps_rows(weighting):
         raise NoMatch("the axes move between the row sum and the division by it", pv)
-    guarded = _positive_or(view, acc, total, 0.0)
+    guarded = positive_or(view, acc, total, 0.0)
     if guarded is not None:
-        safe = _positive_or(view, total, total, 1.0)
+        safe = positive_or(view, total, total, 1.0)
         if safe is None:
             raise NoMatch("only one side of the division by the row sum is guarded", pv)
         acc, total, guard = guarded, safe, "guarded"
@@ -82,7 +82,7 @@ def reciprocal_of(view: GraphView, value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0] if view.scalar(node.inputs[1]) == -1.0 else None
 
 
-def _positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float) -> ir.Value | None:
+def positive_or(view: GraphView, value: ir.Value, total: ir.Value, other: float) -> ir.Value | None:
     """The result of Where(total > 0, value, other), if some node reads `value` like that."""
     for where in view.users(value):
         test = view.producer(where.inputs[0], "Greater") if op_of(where) == "Where" else None

@@ -145,6 +145,8 @@ class After:
     """It masks the probabilities and divides them by their new sum, which is one more step on the score."""
     drop: Select | None = None
     """It sets to zero what this mask drops. That is exact only if the score has the same mask."""
+    renormalised: bool = False
+    """It divides what `drop` leaves of a row by its own sum, and makes rows zero whose sum is zero or NaN."""
     regroup: ir.Node | None = None
     """A node that only moves axes of the probabilities."""
     rounding: Rounding | None = None
@@ -263,6 +265,8 @@ class Behind:
     weights: Expr | None = None
     shown: tuple[Shown, ...] = ()
     """Probabilities that are an output of the model too."""
+    renormalised: bool = False
+    """What the one drop leaves of a row is divided by its own sum."""
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,12 @@ class _Peeled:
     rounding: Rounding | None = None
     weights: Expr | None = None
     shown: tuple[Shown, ...] = ()
+    renormalised: bool = False
 
     @property
     def meaning(self) -> tuple[object, ...]:
         """What makes the probabilities others than those of the softmax."""
-        return self.guard, self.wrap, self.keys, self.steps, self.drops, self.cut, self.rounding
+        return self.guard, self.wrap, self.keys, self.steps, self.drops, self.cut, self.rounding, self.renormalised
 
 
 def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behind]:
@@ -101,6 +102,8 @@ def _showing(anchor: Anchor, state: _Peeled, further: Sequence[ir.Node]) -> _Pee
         raise NoMatch("the exponentials are a graph output before they are divided by their sum")
     if state.keys or state.weights is not None or state.rounding is not None:
         raise NoMatch("the probabilities are a graph output after they are multiplied by a factor per key or rounded")
+    if state.renormalised:
+        raise NoMatch("the probabilities are a graph output after they are divided by the sum of those that were kept")
     if state.wrap and state.drops:
         raise NoMatch("the probabilities are a graph output after rows and keys of them are set to zero")
     if state.regroups:
@@ -145,7 +148,7 @@ def _before_product(anchor: Anchor, state: _Peeled, pv: Product) -> Behind:
         raise NoMatch("the probabilities are multiplied by themselves", node)
     if anchor.column and not state.cut:
         raise NoMatch("the column of the sink is not cut off before the matmul with V", node)
-    if anchor.unscaled and not state.steps:
+    if anchor.unscaled and not (state.steps or state.renormalised):
         raise NoMatch("exponentials are not divided by their sum", node)
     weighting = Weighting(pv, sides[0], state.prob, state.regroups)
     if state.wrap and not keeps_rows(weighting):
@@ -160,6 +163,7 @@ def _before_product(anchor: Anchor, state: _Peeled, pv: Product) -> Behind:
         state.rounding,
         state.weights,
         state.shown,
+        state.renormalised,
     )
 
 
@@ -191,7 +195,7 @@ def _check_deferred(anchor: Anchor, after: After) -> None:
     if anchor.row_sum is None:
         return
     node = after.value.producer()
-    if after.step is not None:
+    if after.step is not None or after.renormalised:
         raise NoMatch(
             "exponentials are masked and divided by their sum, and the product with V by that of all keys", node
         )
@@ -203,6 +207,7 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
     """The state behind one more layer. Raises NoMatch for layers whose order matters and cannot be kept."""
     node = after.value.producer()
     weighted = state.weights is not None
+    anew = after.step is not None or after.renormalised
     if weighted and (after.weights is not None or after.drop is not None):
         raise NoMatch("the probabilities are multiplied by two tensors with values per query and key", node)
     if after.weights is not None and (state.rounding is not None or state.drops):
@@ -213,12 +218,18 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
         raise NoMatch("a guard for empty rows stands behind a factor on the probabilities", node)
     if after.guard == "zero" and state.steps:
         raise NoMatch("a guard for empty rows asks for the scores as they were before they were masked anew", node)
-    if after.step is not None and (state.wrap or state.keys or state.drops or weighted):
+    if anew and (state.wrap or state.keys or state.drops or weighted):
         raise NoMatch("probabilities are changed before they are masked and divided anew", node)
     if after.cut and state.cut:
         raise NoMatch("the probabilities are sliced twice", node)
     if after.rounding is not None and (state.wrap or state.keys or weighted or state.rounding is not None):
         raise NoMatch("the probabilities are changed before they are rounded", node)
+    if after.renormalised and (state.steps or state.guard):
+        raise NoMatch(
+            "probabilities are changed before they are masked and divided anew, with rows of zero guarded", node
+        )
+    if state.renormalised and (after.guard or after.step is not None):
+        raise NoMatch("probabilities that were divided anew are guarded or masked once more", node)
     if state.rounding is not None and (after.guard or after.step is not None or after.drop is not None):
         raise NoMatch("the probabilities are masked or guarded after they are rounded", node)
     placed = after.cut or after.rows or after.keys or after.weights or after.step or after.drop or after.guard == "zero"
@@ -236,6 +247,7 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
         regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
         rounding=after.rounding or state.rounding,
         weights=after.weights or state.weights,
+        renormalised=after.renormalised or state.renormalised,
     )
 
 

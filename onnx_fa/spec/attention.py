@@ -61,7 +61,9 @@ class AttentionSpec:
     the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
     finite ones below LOWEST_STAT become the lowest f32. `rounding` is done to the normalised probabilities, those of a sink's row
     too. `weights`, of a shape that broadcasts to the score's, multiply the normalised probabilities before those multiply v (true
-    is 1, false is 0): a row's probabilities then need not add up to one. Raises ValueError when fields contradict each other.
+    is 1, false is 0): a row's probabilities then need not add up to one. `renormalised` says that what the weights, which are then
+    booleans, keep of a row is divided by its own sum; the row's maximum remains that of all keys, and `empty_row` is "guarded".
+    Raises ValueError when fields contradict each other.
     """
 
     dtype: DType
@@ -87,10 +89,18 @@ class AttentionSpec:
     gathered: Gathered | None = None
     rounding: Rounding | None = None
     weights: TensorArg | None = None
+    renormalised: bool = False
 
     def __post_init__(self) -> None:
         if self.weights is not None and (self.rounding is not None or self.weights.kind == "int"):
             raise ValueError("weights of the probabilities are floats or booleans, and those are not rounded")
+        if self.renormalised:
+            if self.weights is None or self.weights.dtype != "bool" or self.empty_row != "guarded":
+                raise ValueError(
+                    "renormalised probabilities are kept by booleans, and rows of which none is left are guarded"
+                )
+            if self.sink is not None or self.stats:
+                raise ValueError("renormalised probabilities have no sink and no row statistics")
         for name in ("q_layout", "k_layout", "v_layout", "o_layout"):
             layout = getattr(self, name) or tuple(range(self.rank))
             if sorted(layout) != list(range(self.rank)):
@@ -260,7 +270,7 @@ class AttentionSpec:
         if self.rounding is not None:
             words.append(f"p:{self.rounding.dtype}")
         if self.weights is not None:
-            words.append("weighted")
+            words.append("renormalised" if self.renormalised else "weighted")
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:

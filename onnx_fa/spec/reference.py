@@ -141,6 +141,9 @@ def probabilities(spec: AttentionSpec, *operands: Array) -> F64:
     if spec.weights is not None:
         with np.errstate(invalid="ignore"):
             p = p * operands[2 + len(spec.tensors)].astype(np.float64)
+            if spec.renormalised:
+                p = p / p.sum(axis=-1, keepdims=True)
+                p = np.where(np.isnan(p), 0.0, p)
     return p
 
 

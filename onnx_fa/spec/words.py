@@ -68,7 +68,10 @@ def rounding_words(spec: AttentionSpec) -> list[str]:
 def weight_words(spec: AttentionSpec) -> list[str]:
     """What the probabilities are multiplied by before they multiply V."""
     w = spec.weights
-    return [] if w is None else [f"probabilities times {w.dtype} {shape_words(w.shape)}"]
+    if w is None:
+        return []
+    anew = ", divided by their own sum" if spec.renormalised else ""
+    return [f"probabilities times {w.dtype} {shape_words(w.shape)}{anew}"]
 
 
 def sentence(spec: AttentionSpec) -> str:

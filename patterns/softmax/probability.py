@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import FLOATS, GraphView
-from onnx_fa.match import After, Anchor, Call, NoMatch, Select, reciprocal_of
+from onnx_fa.match import After, Anchor, Call, NoMatch, Select, positive_or, reciprocal_of
 from onnx_fa.patterns.softmax import rows
 
 _MIN_END_OF_ALL = 1 << 31
@@ -95,25 +95,52 @@ def divide_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
     if node is None:
         return None
     divided = _divided_anew(view, anchor, node.outputs[0])
-    if divided is None:
+    keep = None if divided is None else _kept(view, node, value)
+    if divided is None or keep is None:
         return None
+    guarded = _guarded_quotient(view, divided)
+    if guarded is None:
+        return After(divided, step=Select(*keep, float("-inf")))
+    made = anchor.score.producer()
+    if made is not None and view.depends(keep[0], made):
+        raise NoMatch("probabilities are masked by a condition on the scores, and divided anew", node)
+    return After(guarded, drop=Select(*keep, 0.0), guard="guarded", renormalised=True)
+
+
+def _kept(view: GraphView, node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
+    """(condition, inverted) on which a Mul or Where keeps `value`; elsewhere it makes zero. Raises NoMatch for other factors."""
     if op_of(node) == "Mul":
         other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
         keep = _zero_or_one(view, other) if other is not None else None
         if keep is None:
             raise NoMatch("probabilities are multiplied by values that are not provably 0 or 1, and divided anew", node)
-        return After(divided, step=Select(*keep, float("-inf")))
+        return keep
     cond, yes, no = node.inputs
     if cond is None or cond is value:
         return None
     for p, zero, inverted in ((yes, no, False), (no, yes, True)):
         if p is value and view.scalar(zero) == 0.0:
-            return After(divided, step=Select(cond, inverted, float("-inf")))
+            return cond, inverted
     return None
 
 
+def _guarded_quotient(view: GraphView, quotient: ir.Value) -> ir.Value | None:
+    """The result of Where(sum > 0, x / Where(sum > 0, sum, 1), 0), given the quotient, which nothing else reads.
+
+    It is not a mask on the scores: the maximum, of which all probabilities are exponentials, is that of all keys. Where a key that
+    is not kept has a score so large that those of the kept keys are zero beside it, the row is zero, and not their softmax.
+    """
+    node = view.producer(quotient, "Div")
+    where = view.producer(node.inputs[1], "Where") if node is not None else None
+    total = None if where is None else where.inputs[1]
+    if total is None or quotient.is_graph_output() or len(view.users(quotient)) != 1:
+        return None
+    return positive_or(view, quotient, total, 0.0)
+
+
 def _divided_anew(view: GraphView, anchor: Anchor, masked: ir.Value) -> ir.Value | None:
-    """masked / sum(masked), if that is computed and nothing else is made of `masked`. Raises NoMatch if the sum is changed."""
+    """masked / sum(masked), if that is computed and nothing else is made of `masked`: the quotient. The sum may be one where it is
+    not positive, if the quotient becomes zero there. Raises NoMatch if the sum is changed in any other way."""
     users = view.users(masked)
     sums = [u for u in users if op_of(u) == "ReduceSum"]
     rest = [u for u in users if u not in sums]
@@ -129,6 +156,16 @@ def _divided_anew(view: GraphView, anchor: Anchor, masked: ir.Value) -> ir.Value
         return None
     if rows.row_sum(view, by, anchor.axis) is masked:
         return node.outputs[0]
+    where = view.producer(by, "Where")
+    if where is not None and rows.row_sum(view, where.inputs[1], anchor.axis) is masked:
+        total = where.inputs[1]
+        if total is not None and positive_or(view, total, total, 1.0) is by:
+            if _guarded_quotient(view, node.outputs[0]) is not None:
+                return node.outputs[0]
+            why = (
+                "masked probabilities are divided by their sum, or by one where that is zero, and rows of NaN stay NaN"
+            )
+            raise NoMatch(why, node)
     raise NoMatch("masked probabilities are divided by something else than their sum over the keys", node)
 
 

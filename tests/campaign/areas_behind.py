@@ -92,7 +92,12 @@ def _changed(g: Sketch, p: str, score: str) -> str:
             total = g.reduced("ReduceSum", p)
             if way == "anew_eps":
                 total = g.op(r.choice(("Add", "Max")), total, g.floats(r.choice((1e-9, 1e-3))))
-            p = g.op("Div", p, total)
+            if way == "anew" and r.random() < 0.4:  # rows of which nothing is left are zero
+                some = g.op("Greater", total, g.floats(0.0))
+                p = g.op("Div", p, g.op("Where", some, total, g.floats(1.0)))
+                p = g.op("Where", some, p, g.floats(0.0)) if r.random() < 0.8 else p
+            else:
+                p = g.op("Div", p, total)
         elif way == "guard":
             lost = g.op("IsNaN", p)
             if r.random() < 0.7:

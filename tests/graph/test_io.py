@@ -161,7 +161,7 @@ def test_a_softmax_inside_a_function_is_reported() -> None:
     assert miss.node.endswith("sm") and "graph output" in miss.reason
 
 
-# The peak is VmHWM, which exec resets. (ru_maxrss starts at the size of the test process after vfork, over 1 GB late in a whole run.)
+# The peak is VmHWM, which exec resets. (ru_maxrss starts at the test process's size after vfork: over 1 GB late in a run.)
 _MEASURE = """
 import sys
 import numpy as np, onnxruntime as ort

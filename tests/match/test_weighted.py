@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import draw_operands
+from onnx_fa.spec.reference import attention
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import BoolMask, Causal, TensorArg
 from tests.support.kernel_harness import Kernels, mismatch
@@ -38,7 +40,7 @@ def _weighted(how: str, kv: int = H) -> Callable[[], onnx.ModelProto]:
             score = g.scaled(g.op("MatMul", k, g.transpose(q, 0, 1, 3, 2)))
         else:
             score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
-        if how in ("masked otherwise", "drop where rows may be empty"):
+        if how in ("masked otherwise", "drop where rows may be empty", "divided anew where rows may be empty"):
             fill = -1e9 if how == "masked otherwise" else -np.inf
             score = g.op("Where", g.input("mask_other", [S, N], T.BOOL), score, g.const(fill))
         if how == "masked by -inf":
@@ -85,6 +87,14 @@ def _probabilities(g: Layout, how: str, score: str, keep: str) -> str:
             return g.op("Mul", g.op("Mul", p, g.input("weights", [S, N])), g.input("weights_too", [S, N]))
         case "by the scores":
             return g.op("Mul", p, g.op("Sigmoid", score))
+        case "divided anew" | "divided anew, dropped" | "divided anew where rows may be empty":
+            if how == "divided anew":
+                kept = g.op("Mul", p, g.op("Cast", keep, to=T.FLOAT))
+            else:
+                kept = g.op("Where", keep, p, zero)
+            total = g.op("ReduceSum", kept, g.const([-1], np.int64))
+            some = g.op("Greater", total, zero)
+            return g.op("Where", some, g.op("Div", kept, g.op("Where", some, total, g.const(1.0))), zero)
         case "guarded behind":
             p = g.op("Mul", p, g.input("weights", [S, N]))
             return g.op("Where", g.op("IsNaN", p), zero, p)
@@ -94,6 +104,7 @@ def _probabilities(g: Layout, how: str, score: str, keep: str) -> str:
 MATCH = (
     *("plain", "drop", "drop inverted", "masked otherwise", "times a mask", "of heads", "triangle"),
     *("masked by -inf", "upright", "and per row", "deferred"),
+    *("divided anew", "divided anew, dropped", "divided anew where rows may be empty"),
 )
 MODELS = {how: _weighted(how) for how in MATCH} | {"shared heads": _weighted("drop", 2), "one head": _weighted("", 1)}
 LEFT = {
@@ -140,6 +151,11 @@ def test_forms_and_kernels_that_have_no_weights_say_so() -> None:
     assert AttentionSpec.from_dict(spec.to_dict()) == spec and spec.variant.endswith("weighted")
     with pytest.raises(UnsupportedError, match="multiplied by a tensor"):
         emit_kernel(spec, parse_target("cuda"))
+    anew = _spec(40, weights=TensorArg((40, 70), "bool"), renormalised=True, empty_row="guarded")
+    assert AttentionSpec.from_dict(anew.to_dict()) == anew and anew.variant.endswith("renormalised")
+    for wrong in ({"empty_row": "nan"}, {"weights": TensorArg((40, 70))}, {"stats": ("lse",)}, {"weights": None}):
+        with pytest.raises(ValueError, match="renormalised"):
+            dataclasses.replace(anew, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weights"):
         _spec(4, weights=TensorArg((4, 70), "i32"))
 
@@ -152,6 +168,14 @@ def test_kernels(tmp_path: Path) -> None:
         _spec(40, weights=TensorArg((40, 70), "bool"), masks=(Causal("end"),)),
         _spec(3, weights=TensorArg((3, 70))),
         _spec(1, weights=TensorArg((2, 4, 1, 70), "bool"), masks=(BoolMask((2, 1, 1, 70)),), empty_row="zero"),
+        _spec(40, weights=TensorArg((2, 1, 40, 70), "bool"), renormalised=True, empty_row="guarded"),
+        _spec(
+            3,
+            weights=TensorArg((70,), "bool"),
+            renormalised=True,
+            empty_row="guarded",
+            masks=(BoolMask((2, 1, 1, 70)),),
+        ),
         _spec(37, 4, weights=TensorArg((2, 1, 37, 70)), sink=TensorArg((4, 1, 1)), masks=(BoolMask((2, 1, 37, 70)),)),
     ]
     target = parse_target("cpu-host")
@@ -162,6 +186,30 @@ def test_kernels(tmp_path: Path) -> None:
         for adversarial in (False, True):
             operands = draw_operands(spec, 1, adversarial=adversarial)
             assert mismatch(spec, operands, made.run(i, operands)) is None, (i, adversarial)
+
+
+def test_what_is_divided_anew_and_shown_is_left_alone() -> None:
+    model = MODELS["divided anew"]()
+    shown = next(n.output[0] for n in reversed(model.graph.node) if n.op_type == "Where")
+    model.graph.output.append(onnx.helper.make_tensor_value_info(shown, T.FLOAT, [B, H, S, N]))
+    report = explain(model)
+    assert not report.sites and "the sum of those that were kept" in report.misses[0].reason
+
+
+def test_a_large_score_that_is_not_kept_empties_the_row() -> None:
+    """A probability that is zero beside it stays zero: a mask on the scores would bring it back."""
+    model = MODELS["divided anew"]()
+    given = feeds(model)
+    given["q"][0, 0, 0], given["k"][0, 0, :], given["k"][0, 0, 2] = 40, 1, 40
+    given["mask"][0, 0, 0], given["mask"][0, 0, 0, 2] = True, False
+    for form in ("decomposed", "blocked"):
+        new, report = rewrite(model, form)  # type: ignore[call-overload]
+        have = run(new, given)[0]
+        assert report.sites[0].spec.renormalised and not have[0, 0, 0].any()
+        assert_same(run(model, given), [have])
+    q, k, v, keep = (given[i.name] for i in model.graph.input)
+    spec = report.sites[0].spec
+    assert_same([have], [attention(spec, q, k, v, keep).astype(np.float32)], 2e-5)
 
 
 @pytest.mark.slow

@@ -910,6 +910,28 @@ def _renormalised_badly(g: Site, p: str, _: str) -> str:
     return g.op("Div", masked, g.op("Add", g.reduce("ReduceSum", masked), g.const(1e-3)))
 
 
+def _renormalised_half_guarded(g: Site, p: str, _: str) -> str:
+    """A row of NaN stays NaN, where one whose sum is zero is zero."""
+    masked = g.op("Mul", p, g.op("Cast", g.input("visible", [SQ, SKV], T.BOOL), to=T.FLOAT))
+    total = g.reduce("ReduceSum", masked)
+    some = g.op("Greater", total, g.const(0.0))
+    return g.op("Div", masked, g.op("Where", some, total, g.const(1.0)))
+
+
+refuse("masked, divided by the sum or one", "rows of NaN stay NaN")(on_probabilities(_renormalised_half_guarded))
+
+
+def _renormalised_above(g: Site, p: str, _: str) -> str:
+    """Rows of which less than a tenth is left become zero."""
+    masked = g.op("Mul", p, g.op("Cast", g.input("visible", [SQ, SKV], T.BOOL), to=T.FLOAT))
+    total = g.reduce("ReduceSum", masked)
+    some = g.op("Greater", total, g.const(0.1))
+    return g.op("Where", some, g.op("Div", masked, g.op("Where", some, total, g.const(1.0))), g.const(0.0))
+
+
+refuse("masked, divided by a sum above a threshold", "something else than their sum")(
+    on_probabilities(_renormalised_above)
+)
 refuse("masked, divided by the sum and more", "something else than their sum")(on_probabilities(_renormalised_badly))
 
 

@@ -88,10 +88,13 @@ class FewKernel:
             for r in range(self.config.BM):
                 s = t.read(tile, tile_type, t.index(r), i)
                 p = weight(s, state.best[r], state.total[r])
-                sums[r] = t.vop("arith.addf", sums[r], p)
+                if not self.spec.renormalised:
+                    sums[r] = t.vop("arith.addf", sums[r], p)
                 keys = self.few_scores.keys_at(i, block)
                 if weights is not None:
                     p = self.few_scores.expression(weights, p, keys, r, block)
+                if self.spec.renormalised:
+                    sums[r] = t.vop("arith.addf", sums[r], p)
                 p = self._times_scale(p, self.operands.v_integers, keys, block)
                 tile = t.write(p, tile, tile_type, t.index(r), i)
             return [tile, *sums]

@@ -97,10 +97,13 @@ class LaneKernel:
                 for n in range(self.product.per_step):
                     s = t.read(tile, tile_type, t.shifted(i, n), operands.lane(j))
                     p = weight(s, state.best[j], state.total[j])
-                    sums[j] = t.vop("arith.addf", sums[j], p)
+                    if not self.spec.renormalised:
+                        sums[j] = t.vop("arith.addf", sums[j], p)
                     if weights is not None:
                         row = row_at(operands, block, t.shifted(i, n))
                         p = self.lane_scores.expression(weights, p, row, j, block)
+                    if self.spec.renormalised:
+                        sums[j] = t.vop("arith.addf", sums[j], p)
                     joined.append(p)
                 tile = t.write(self.product.join_weights(joined), tile, tile_type, place, operands.lane(j))
             return [tile, *sums]

@@ -191,7 +191,12 @@ def score_plan(spec: AttentionSpec) -> ScorePlan:
     weights: ScoreExpr | None = None
     if spec.weights is not None:
         read: ScoreExpr = Tensor(len(spec.tensors) - 1)
-        weights = Apply("Where", read, SCORE, Float(0.0)) if spec.weights.dtype == "bool" else Apply("Mul", SCORE, read)
+        if spec.renormalised:  # by 1 or 0, as a NaN that is not kept must reach the new sum
+            weights = Apply("Mul", SCORE, Apply("Where", read, Float(1.0), Float(0.0)))
+        elif spec.weights.dtype == "bool":
+            weights = Apply("Where", read, SCORE, Float(0.0))
+        else:
+            weights = Apply("Mul", SCORE, read)
     return ScorePlan(tuple(steps), natural > 0, weights)
 
 

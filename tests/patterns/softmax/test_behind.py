@@ -58,6 +58,7 @@ def describe(after: After | None) -> str:
     said += [f"weights {name_of(after.weights)}"] if after.weights is not None else []
     said += [describe_step(after.step)] if after.step is not None else []
     said += [describe_step(after.drop)] if after.drop is not None else []
+    said += ["divided by its sum"] if after.renormalised else []
     said += [f"moved by {after.regroup.op_type}"] if after.regroup is not None else []
     said += [f"rounded to {after.rounding.dtype}"] if after.rounding is not None else []
     return ", ".join(said)
@@ -137,6 +138,12 @@ def describe(after: After | None) -> str:
         ),
         (probability.divide_anew, "m = Where(b, p, one) t = ReduceSum <keepdims = 1> (m, last) y = Div(m, t)", "none"),
         (probability.divide_anew, "y = Where(b, p, zero)", "none"),
+        (
+            probability.divide_anew,
+            "m = Where(b, p, zero) t = ReduceSum <keepdims = 1> (m, last) some = Greater(t, zero) safe = Where(some, t, one) "
+            "d = Div(m, safe) y = Where(some, d, zero)",
+            "to y, guarded, keep b else 0, divided by its sum",
+        ),
         # Roundings.
         (
             rounding.read_rounding_of_probabilities,
