@@ -75,13 +75,14 @@ def iree_compile(
             told = f"command and messages are in {log}"
         except (OSError, OnnxFaError) as e:
             told = f"its messages are lost: {e}"
-    raise CompileError(f"iree-compile {what}{_first_error(done.stderr)}; {told}")
+    raise CompileError(f"iree-compile {what}{first_error(done.stderr)}; {told}")
 
 
 _OPTION_REFUSED = re.compile(r"Unknown command line argument|[Ff]or the -\S+ option|option: ")
 
 
-def _first_error(stderr: str) -> str:
+def first_error(stderr: str) -> str:
+    """The first error of iree-compile's messages, as " (...)"; empty where there is none."""
     for line in stderr.splitlines():
         if "error:" in line:
             return f" ({line.partition('error:')[2].strip()[:160]})"

@@ -1,4 +1,4 @@
-"""A collection of models, whoever wrote it down: a zoo file of this project, or a list of names or paths."""
+"""A collection of models, whoever wrote it down: a zoo file of this project, a list, or a config of a test suite."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.zoo.entries import Entry, load
 from onnx_fa.zoo.lists import read_list
+from onnx_fa.zoo.suites import read_config
 
-KINDS = "zoo files end in .toml, lists in .txt"
+KINDS = "zoo files end in .toml, lists in .txt, configs of iree-test-suites in .json"
 
 
 def read(path: Path, models: Path | None = None) -> list[Entry]:
@@ -25,4 +26,6 @@ def read(path: Path, models: Path | None = None) -> list[Entry]:
             return load(path)
         case ".txt":
             return read_list(path, models)
+        case ".json" | ".json5" | ".jsonc":
+            return read_config(path, models)
     raise OnnxFaError(f"{path}: {KINDS}")

@@ -26,13 +26,18 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
         sub: argparse.ArgumentParser = commands.add_parser(name, help=help_, description=help_, parents=[common])
         sub.set_defaults(command=run)
         sub.add_argument(
-            "--zoo", metavar="FILE", help="a zoo (.toml) or a list of models (.txt) (default: the package's own zoo)"
+            "--zoo",
+            metavar="FILE",
+            help="a zoo (.toml), a list of models (.txt) or a config of iree-test-suites (.json) (default: the package's own zoo)",
         )
         return sub
 
     def choice(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
-            "--models", type=Path, metavar="DIR", help="the folder of the models, where a list has names and not paths"
+            "--models",
+            type=Path,
+            metavar="DIR",
+            help="the folder of the models or tests, where a list or a config has names",
         )
         sub.add_argument(
             "--filter", action="append", default=[], metavar="NAME", help="entries with NAME in theirs, or a pattern"
@@ -137,18 +142,18 @@ def export(args: argparse.Namespace) -> int:
     for r in results:
         said = r["steps"]["export"]
         print(printable(f"{r['name']}: {r['export']['model'] if said['ok'] else said['message']}"))
-    return 0 if all(r["steps"]["export"]["ok"] for r in results) else 1
+    return 0 if all(r["ok"] for r in results) else 1
 
 
 def run(args: argparse.Namespace) -> int:
     from onnx_fa.tables import text_table
     from onnx_fa.zoo import compare as comparing
     from onnx_fa.zoo.report import HEAD, table, write_reports
-    from onnx_fa.zoo.steps import STEPS
+    from onnx_fa.zoo.stages import ALL_STEPS
 
-    steps = tuple(filter(None, (args.steps or ",".join(STEPS)).split(",")))
-    if unknown := set(steps) - set(STEPS):
-        raise OnnxFaError(f"no step {sorted(unknown)[0]!r}: use some of {', '.join(STEPS)}")
+    steps = tuple(filter(None, (args.steps or ",".join(ALL_STEPS)).split(",")))
+    if unknown := set(steps) - set(ALL_STEPS):
+        raise OnnxFaError(f"no step {sorted(unknown)[0]!r}: use some of {', '.join(ALL_STEPS)}")
     file = _baseline(args)
     was = comparing.read_baseline(file) if file.exists() and not args.update_baseline else None
     results = _run(args, steps)
@@ -230,9 +235,8 @@ def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
     with Progress(
         *columns, description, console=console, transient=True, disable=not shown, speed_estimate_period=600
     ) as bar:
-        task = bar.add_task("", total=len(entries) * len(settings.wanted))
-        timing = "bench" in settings.wanted
-        left = {e.name: len(settings.wanted) - timing for e in entries}
+        task = bar.add_task("", total=sum(len(settings.wanted_of(e)) for e in entries))
+        left = {e.name: len([s for s in settings.wanted_of(e) if s != "bench"]) for e in entries}
         timed = 0
 
         def advance(entry: str, step: str, taken: bool) -> None:

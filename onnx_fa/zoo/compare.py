@@ -14,6 +14,8 @@ from onnx_fa.files import read_text, write_whole
 if TYPE_CHECKING:
     from onnx_fa.zoo.steps import Json
 
+NOT_TRIED = "not tried: "
+"""How the message of a step begins that one before it kept from being tried."""
 BAND = 0.25
 """How much worse a time ratio may be than the baseline's before it counts: its median by more than this share, and even its best
 round slower than the baseline's slowest."""
@@ -119,8 +121,9 @@ TO = {"stock": "stock IREE", "ort": "onnxruntime"}
 
 
 def _failed(result: Json, step: str) -> bool:
-    """A step that was tried, or would have been, and failed; one that was not asked for has not."""
-    return step in result["steps"] and not result["steps"][step]["ok"]
+    """A step that was tried, or would have been, and failed; one that was not asked for, or is to be left out, has not."""
+    said = result["steps"].get(step, {"ok": True})
+    return not said["ok"] and not (said["skipped"] and not said["message"].startswith(NOT_TRIED))
 
 
 def _counts(name: str, what: str, was: int, now: int, worse: list[str], better: list[str]) -> None:

@@ -30,6 +30,21 @@ def default_file() -> Path:
     return next(p for p in (root / "models" / "zoo.toml", root.parent / "models" / "zoo.toml") if p.exists())
 
 
+Outcome = Literal["pass", "fail-import", "fail-compile", "fail-run"]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a config of iree-test-suites says of a test: the flags that stock IREE gets, and what is expected of it. `flagfile` has
+    the inputs and expected outputs; without it inputs are drawn, and onnxruntime says what is expected."""
+
+    config: str
+    compile_flags: tuple[str, ...]
+    run_flags: tuple[str, ...]
+    outcome: Outcome = "pass"
+    flagfile: str = ""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One model. `source` and `of` say where it comes from: a family of `models/families.py`, a variant of `models/variants.py`, a
@@ -39,7 +54,7 @@ class Entry:
     Expected: `sites` attentions of the kinds `variants`, `misses` softmaxes left alone (None: any number), largest difference
     `tolerance` (None: what `verify` allows). `known` says why a step that fails may fail, or a problem whose words begin so. `dims`
     are sizes of free dims, `targets` those that it is for (none: all), `subset` marks those of a quick run. `base` is the folder
-    that `path` is relative to.
+    that `path` is relative to. `suite` is there for a test of iree-test-suites, `skip` says why a step is left out.
     """
 
     name: str
@@ -59,6 +74,8 @@ class Entry:
     known: tuple[tuple[str, str], ...] = ()
     subset: bool = False
     base: str = ""
+    suite: Suite | None = None
+    skip: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,7 +87,9 @@ class Entry:
         def frozen(x: Any) -> Any:
             return tuple(map(frozen, x)) if isinstance(x, (list, tuple)) else x
 
-        return cls(**{k: frozen(v) for k, v in data.items()})
+        values = {k: frozen(v) for k, v in data.items() if k != "suite"}
+        suite = data.get("suite")
+        return cls(**values, suite=Suite(**{k: frozen(v) for k, v in suite.items()}) if suite else None)
 
     @property
     def folder(self) -> str:
@@ -114,7 +133,7 @@ def _entry(path: Path, item: dict[str, Any]) -> Entry:
     (source,) = found
     of = str(item.pop(source))
     name = str(item.pop("name", of))
-    known = {f.name for f in fields(Entry)} - {"name", "source", "of", "base"}
+    known = {f.name for f in fields(Entry)} - {"name", "source", "of", "base", "suite", "skip"}
     if unknown := set(item) - known:
         raise OnnxFaError(f"{path}: entry {name!r} has an unknown key {sorted(unknown)[0]!r}")
     if source == "url" and not item.get("sha256"):
@@ -172,9 +191,15 @@ def _code() -> str:
 def key(entry: Entry, target: str, settings: dict[str, Any]) -> str:
     """A digest of all that an entry's results depend on (not what is expected of them): with the same key, a later run takes them
     over."""
-    source = replace(entry, base="", sites=None, misses=0, variants=(), known=(), subset=False, targets=())
+    suite = replace(entry.suite, config="", outcome="pass") if entry.suite else None
+    source = replace(
+        entry, base="", sites=None, misses=0, variants=(), known=(), subset=False, targets=(), suite=suite, skip=()
+    )
     data: dict[str, Any] = {"entry": source.to_dict(), "target": target, "settings": settings}
     if entry.source == "path":
         file = Path(entry.base) / entry.of
         data["file"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
+        if entry.suite and entry.suite.flagfile:  # its inputs and outputs lie beside it
+            beside = sorted(p for p in (Path(entry.base) / entry.suite.flagfile).parent.iterdir() if p.is_file())
+            data["beside"] = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in beside}
     return hashlib.sha256((json.dumps(data, sort_keys=True) + _code()).encode()).hexdigest()[:16]

@@ -10,24 +10,38 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from onnx_fa import processes as limits
 from onnx_fa.benchmark.worker_process import package_environment
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import write_whole, writing
-from onnx_fa.iree.inspect import OUTSIDE
 from onnx_fa.machine import machine_facts
+from onnx_fa.zoo.compare import NOT_TRIED
 from onnx_fa.zoo.entries import Entry, key
-from onnx_fa.zoo.steps import NEEDS, STEPS, Json
+from onnx_fa.zoo.judge import judge
+from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, steps_of
+from onnx_fa.zoo.steps import Json
 
-TIMEOUTS = {"export": 240, "explain": 120, "rewrite": 120, "compile": 300, "stock": 300, "verify": 300, "bench": 180}
+TIMEOUTS = {
+    "export": 240,
+    "explain": 120,
+    "rewrite": 120,
+    "compile": 300,
+    "stock": 300,
+    "iree-import": 300,
+    "iree-compile": 300,
+    "iree-run": 120,
+    "verify": 300,
+    "bench": 180,
+}
 """Seconds per step."""
 MEMORY = 8 << 30
 MADE = {
     "export": ("model.onnx", "model.static.onnx", "model.dynamic.onnx", "inputs.npz", "unpacked/**/*"),
     "explain": ("sites.html",),
     "compile": ("model.vmfb",),
+    "iree-import": ("iree.mlir",),
+    "iree-compile": ("iree.vmfb",),
 }
 """The files of each step that other steps read: damaged since, they are made again."""
 
@@ -36,7 +50,7 @@ MADE = {
 class Settings:
     """`steps`: those to run, with those they need. Times: `rounds` of `calls` on `threads`. `factor` stretches all time limits."""
 
-    steps: tuple[str, ...] = tuple(STEPS)
+    steps: tuple[str, ...] = ALL_STEPS
     rounds: int = 5
     calls: int = 5
     threads: int = 2
@@ -46,10 +60,13 @@ class Settings:
     @property
     def wanted(self) -> tuple[str, ...]:
         found = set(self.steps)
-        for step in reversed(tuple(STEPS)):
+        for step in reversed(ALL_STEPS):
             if step in found:
                 found |= set(NEEDS[step])
-        return tuple(s for s in STEPS if s in found)
+        return tuple(s for s in ALL_STEPS if s in found)
+
+    def wanted_of(self, entry: Entry) -> tuple[str, ...]:
+        return tuple(s for s in self.wanted if s in steps_of(entry))
 
     def for_step(self, step: str) -> Json:
         """What a step may know, and what its result depends on."""
@@ -82,10 +99,9 @@ def run(
     states = [_EntryRun(e, target, folder / "work" / e.folder, settings) for e in entries]
     partial = folder / "results.partial.jsonl"
     partial.unlink(missing_ok=True)
-    quiet = [s for s in settings.wanted if s != "bench"]
 
     def first(state: _EntryRun) -> None:
-        for step in quiet:
+        for step in (s for s in settings.wanted_of(state.entry) if s != "bench"):
             advance(state.entry.name, step, state.do(step))
 
     with ThreadPoolExecutor(settings.jobs) as pool:
@@ -100,7 +116,7 @@ def run(
             raise
     results = []
     for state in states:
-        if "bench" in settings.wanted:
+        if "bench" in settings.wanted_of(state.entry):
             advance(state.entry.name, "bench", state.do("bench"))
         results.append(state.result())
         with writing(partial), partial.open("a") as stream:
@@ -122,9 +138,12 @@ class _EntryRun:
         """Runs a step, or takes over what it said before (then the answer is true)."""
         if self.stop:
             return False
+        if (why := dict(self.entry.skip).get(step)) is not None:
+            self.done[step] = _said(False, why, skipped=True)
+            return True
         missing = [n for n in NEEDS[step] if not self.done[n]["ok"]]
         if missing:
-            self.done[step] = _said(False, f"not tried: {missing[0]} failed", skipped=True)
+            self.done[step] = _said(False, f"{NOT_TRIED}{missing[0]} failed", skipped=True)
             return True
         settings = self.settings.for_step(step)
         # A step's result depends on what it was made from.
@@ -199,64 +218,6 @@ def _said(
         "key": "",
         "files": {},
     }
-
-
-def judge(entry: Entry, result: Json) -> tuple[list[str], list[str]]:
-    """What is wrong with an entry's result, and what is wrong but explained (`known`)."""
-    found: list[tuple[str, str]] = []
-    for step, said in result["steps"].items():
-        if not said["ok"] and not said["skipped"]:
-            found.append((step, f"{step}: {said['message']}"))
-    found += _of_sites(entry, result)
-    for check in result.get("verify", {}).get("bad", []):
-        error, allowed = check["error"], check["allowed"] if entry.tolerance is None else entry.tolerance
-        shown = f"{error:.2e}" if isinstance(error, float) else error
-        where = f"{check['what']} against {check['against']} on {check['inputs']}"
-        found.append(("verify", f"verify: {where}: error {shown}, allowed {allowed:.2e} {check['note']}".rstrip()))
-    problems, known = [], []
-    for step, text in dict.fromkeys(found):
-        why = next((why for what, why in entry.known if what == step or text.startswith(f"{what}: ")), None)
-        if why is None:
-            problems.append(text)
-        else:
-            known.append(f"{text} (known: {why})")
-    return problems, known
-
-
-def _of_sites(entry: Entry, result: Json) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    explained: Json = result.get("explain", {})
-    sites: list[Any] = explained.get("sites", [])
-    misses: list[Any] = explained.get("misses", [])
-    if explained and entry.sites is not None and len(sites) != entry.sites:
-        why = "; ".join(f"{m['node']}: {m['reason']}" for m in misses) or "nothing was left alone"
-        found.append(("explain", f"{len(sites)} attention sites found, {entry.sites} expected ({why})"))
-    if explained and entry.misses is not None and len(misses) > entry.misses:
-        for m in misses:
-            found.append(("explain", f"left alone: {m['node']} ({m['op']}): {m['reason']}"))
-    kinds = tuple(sorted({s["variant"] for s in sites}))
-    if explained and entry.variants and kinds != tuple(sorted(set(entry.variants))):
-        found.append(
-            ("explain", f"variants {', '.join(kinds) or 'none'}, expected {', '.join(sorted(set(entry.variants)))}")
-        )
-    if result.get("rewrite", {}).get("again"):
-        found.append(("rewrite", f"rewrite: writing it again changes {result['rewrite']['again']} sites"))
-    compiled: Json = result.get("compile", {})
-    for s in compiled.get("sites", []):
-        if s["fused"] is not True:
-            found.append(("compile", f"site {s['name']} is not one fused dispatch ({s['dispatches']} dispatches)"))
-    seen = {(m["node"], m["reason"]) for m in misses}
-    unexpected = [m for m in compiled.get("misses", []) if (m["node"], m["reason"]) not in seen]
-    # Without explain, those that are expected have no names.
-    if explained or (entry.misses is not None and len(unexpected) > entry.misses):
-        found += [("compile", f"no kernel for {m['node']}: {m['reason']}") for m in unexpected]
-    for b in compiled.get("buffers", []):
-        if OUTSIDE not in b or entry.misses == 0:  # a softmax that is rightly left alone has its buffer
-            found.append(("compile", f"buffer of Sq x Skv size: {b}"))
-    road: Json = result.get("stock", {})
-    if road and road["arrived"] < road["kernels"]:
-        found.append(("stock", f"stock road: {road['arrived']} of {road['kernels']} kernels are in the module"))
-    return found
 
 
 def read_results(path: Path) -> list[Json]:

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from onnx_fa.errors import MissingDependencyError, ModelError, OnnxFaError
+from onnx_fa.errors import MissingDependencyError, ModelError, OnnxFaError, RunError
 from onnx_fa.files import write_whole
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.zoo import suite_steps
 from onnx_fa.zoo.archives import is_archive, unpack
 from onnx_fa.zoo.entries import Entry
 
@@ -80,6 +81,8 @@ def export(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
         raise ModelError(f"{path}: its sha256 is {digest}, the zoo says {entry.sha256}")
     if entry.quantize:
         path = _quantised(entry, path, folder)
+    if not path.name.endswith(".onnx"):  # a suite's test as MLIR
+        return {"model": str(path.resolve()), "bytes": path.stat().st_size, "nodes": None}
     from onnx_fa.graph import io
 
     nodes = sum(1 for _ in io.load(path).graph.all_nodes())
@@ -168,7 +171,10 @@ def compile_(entry: Entry, target: Target, folder: Path, settings: Json) -> Json
     from onnx_fa.iree.compile import compile_model
 
     vmfb = folder / "model.vmfb"
-    done = compile_model(_model(folder), vmfb, target, timeout_s=settings["timeout_s"] * 0.9, memory_bytes=6 << 30)
+    done = compile_model(
+        _model(folder), vmfb, target, flags=suite_steps.flags_for_any_device(entry), timeout_s=settings["timeout_s"] * 0.9,
+        memory_bytes=6 << 30,
+    )  # fmt: skip
     names = ("name", "variant", "fused", "dispatches", "largest_buffer_bytes")
     return {
         "sites": [{n: getattr(s, n) for n in names} | {"body": (s.tiles or {}).get("body")} for s in done.sites],
@@ -186,7 +192,8 @@ def stock(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     from onnx_fa.forms.rewrite import rewrite_in_place
     from onnx_fa.graph import io
     from onnx_fa.iree.compile import MODEL_FLAGS
-    from onnx_fa.iree.compiler import iree_compile, merge_flags
+    from onnx_fa.iree.compiler import iree_compile as compile_mlir
+    from onnx_fa.iree.compiler import merge_flags
     from onnx_fa.iree.inspect import inspect_vmfb
     from onnx_fa.iree.stock_road import spec_flags, spec_for_model
 
@@ -201,11 +208,26 @@ def stock(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
         raise OnnxFaError(imported)
     vmfb = folder / "stock.vmfb"
     spec = f"--iree-preprocessing-transform-spec-filename={folder / 'spec.mlir'}"
-    flags = merge_flags(MODEL_FLAGS.get(target.backend, ()), spec_flags(text), (spec,))
-    iree_compile(imported, vmfb, target, flags=flags, timeout_s=settings["timeout_s"] * 0.9, memory_bytes=6 << 30)
+    flags = merge_flags(
+        MODEL_FLAGS.get(target.backend, ()), spec_flags(text), suite_steps.flags_for_any_device(entry), (spec,)
+    )
+    compile_mlir(imported, vmfb, target, flags=flags, timeout_s=settings["timeout_s"] * 0.9, memory_bytes=6 << 30)
     wanted = set(re.findall(r"fa_[0-9a-f]{10}", text))
     arrived = set(inspect_vmfb(vmfb).kernels())
     return {"kernels": len(wanted), "arrived": len(wanted & arrived), "left_out": left_out}
+
+
+def iree_import(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
+    return suite_steps.import_(_model(folder), folder, settings)
+
+
+def iree_compile(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
+    mlir = Path(json.loads((folder / "iree-import.json").read_text())["mlir"])
+    return suite_steps.compile_(entry, mlir, folder, settings)
+
+
+def iree_run(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
+    return suite_steps.run(entry, _model(folder), folder, settings)
 
 
 def verify(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
@@ -216,6 +238,8 @@ def verify(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     checks = [c.to_dict() for c in report.checks]
     if (folder / "inputs.npz").is_file():
         checks += _on_given(folder, target)
+    if entry.suite and entry.suite.flagfile:
+        checks.append(_on_flagfile(entry, target, folder, settings))
     worst: dict[str, Json] = {}
     for c in checks:
         kind = "model" if "output" in c["what"] else "site"
@@ -258,6 +282,18 @@ def _on_given(folder: Path, target: Target) -> list[Json]:
     return checks
 
 
+def _on_flagfile(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
+    """Our module on the inputs of a suite's test, against the outputs that the suite expects."""
+    flags, where = suite_steps.flags_of_file(entry)
+    note = ""
+    try:
+        suite_steps.run_module(folder / "model.vmfb", [f"--device={target.device}", *flags], where, settings)
+    except RunError as e:
+        note = str(e)
+    return {"inputs": flags[0].partition("=")[2], "what": "IREE: outputs", "against": "the suite's", "error": float(bool(note)),
+            "allowed": 0.0, "ok": not note, "note": note}  # fmt: skip
+
+
 def bench(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """onnx_fa against stock IREE and onnxruntime, interleaved; ratios per round."""
     from onnx_fa.benchmark.models import ORT, STOCK
@@ -271,7 +307,7 @@ def bench(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
         calls=settings["calls"],
         threads=settings["threads"],
         dims=dict(entry.dims),
-        stock_flags=STOCK_FLAGS,
+        stock_flags=(suite_steps.flags_for_any_device(entry),) if entry.suite else STOCK_FLAGS,
         compiled=folder / "model.vmfb",
         timeout_s=settings["timeout_s"] / 2,
         memory_bytes=6 << 30,
@@ -307,17 +343,11 @@ STEPS: dict[str, Step] = {
     "rewrite": rewrite,
     "compile": compile_,
     "stock": stock,
+    "iree-import": iree_import,
+    "iree-compile": iree_compile,
+    "iree-run": iree_run,
     "verify": verify,
     "bench": bench,
-}
-NEEDS: dict[str, tuple[str, ...]] = {
-    "export": (),
-    "explain": ("export",),
-    "rewrite": ("export",),
-    "compile": ("export",),
-    "stock": ("export",),
-    "verify": ("compile",),
-    "bench": ("compile",),
 }
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from onnx_fa.errors import ModelError, OnnxFaError
 from onnx_fa.zoo.archives import unpack
 from onnx_fa.zoo.collections import read
 from onnx_fa.zoo.entries import Entry, chosen, folder_name
+from onnx_fa.zoo.judge import judge
 from onnx_fa.zoo.places import find_model
-from onnx_fa.zoo.run import judge
 
 
 def touch(folder: Path, *names: str) -> Path:
