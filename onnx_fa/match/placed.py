@@ -39,14 +39,15 @@ def place_steps(
     for step, axes in zip(steps, site.frames.steps, strict=True):
         if isinstance(step, Regroup):
             continue
-        if isinstance(step, Map) and _reads_position(step.expr) and not _is_aligned(site, axes, 2):
+        if isinstance(step, Map) and reads_position(step.expr) and not _is_aligned(site, axes, 2):
             raise NoMatch("a score function reads positions of axes that are moved afterwards")
-        placed = _change_tensors(step, _make_fit(view, patterns, site, axes))
+        placed = change_tensors(step, _make_fit(view, patterns, site, axes))
         result.append(_expand_keys(view, patterns, site, axes, placed, dtype))
     return result
 
 
-def _change_tensors(step: Step, change: Callable[[Expr], Expr]) -> Step:
+def change_tensors(step: Step, change: Callable[[Expr], Expr]) -> Step:
+    """The step with its tensors changed."""
     match step:
         case AddTerm() | Factor():
             return replace(step, value=change(step.value))
@@ -76,7 +77,7 @@ def _expand_keys(
         count = run_time_size(list(keys.atoms), site.sources)
         return Call("Expand", (value, count), shape=(*shape[:-1], keys.size))
 
-    expanded = _change_tensors(step, wide)
+    expanded = change_tensors(step, wide)
     if expanded == step:
         return step
     try:
@@ -120,5 +121,6 @@ def _is_aligned(site: Site, axes: Sequence[Axis], last: int) -> bool:
     return all([leaves(axes[-i]) == list(site.groups[-i].atoms) for i in range(1, last + 1)])
 
 
-def _reads_position(expr: ScoreExpr) -> bool:
+def reads_position(expr: ScoreExpr) -> bool:
+    """Whether a score function depends on where a score stands."""
     return any(isinstance(part, Position) for part in parts(expr))

@@ -1110,12 +1110,13 @@ def dynamic_mask_of_another_length() -> onnx.ModelProto:
 
 
 @refuse
-def dynamic_mask_of_other_rows() -> onnx.ModelProto:
-    """One query and a mask of many would be many queries."""
+def dynamic_masks_of_other_rows() -> onnx.ModelProto:
+    """One query and a mask of many would be many queries. Which of two masks has how many is not known."""
     g = Dynamic(17)
     q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "t", D), ("b", H, "t", E))
     score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
     score = g.op("Add", score, g.input("mask", ["b", 1, "u", "t"]))
+    score = g.op("Add", score, g.input("mask2", ["b", 1, "w", "t"]))
     return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "u", E)
 
 

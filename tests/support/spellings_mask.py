@@ -86,7 +86,7 @@ class Mask(Graph):
         return self.op(op, a, b)
 
 
-_SIZES = {"b": B, "s": S, "t": L, "c": B}
+_SIZES = {"b": B, "s": S, "t": L, "c": B, "d": B, "u": S}
 _TYPES = {T.FLOAT: np.float32, T.INT64: np.int64, T.INT32: np.int32, T.UINT8: np.uint8}
 
 
@@ -664,6 +664,16 @@ def random_constant(g: Mask, s: str) -> str:
     return g.where(g.const(keep, bool), s)
 
 
+@matched("AddMask(shape=('n4_Softmax_b0', 1, 1, 't')", dims=("b", "s", "t"))
+def symbolic_of_another_name(g: Mask, s: str) -> str:
+    return g.op("Add", s, g.input("mask", ["c", 1, 1, "t"]))
+
+
+@matched("AddMask(shape=(1, 'n4_Softmax_sq', 't')", wide=True, dims=(B, "s", "t"))
+def rows_of_another_name(g: Mask, s: str) -> str:
+    return g.op("Add", s, g.input("mask", [1, "u", "t"]))
+
+
 # Left alone
 
 
@@ -673,13 +683,14 @@ def more_rows_than_the_score(g: Mask, s: str) -> str:
 
 
 @refused("broadcast", dims=("b", "s", "t"))
-def symbolic_of_another_name(g: Mask, s: str) -> str:
-    return g.op("Add", s, g.input("mask", ["c", 1, 1, "t"]))
+def two_batches_of_other_names(g: Mask, s: str) -> str:
+    """Either of them may be one, or repeat the scores."""
+    return g.op("Add", g.op("Add", s, g.input("mask", ["c", 1, 1, "t"])), g.input("mask2", ["d", 1, 1, "t"]))
 
 
 @refused("broadcast", dims=("b", "s", "t"))
 def along_the_wrong_axis(g: Mask, s: str) -> str:
-    return g.op("Add", s, g.up(g.input("mask", ["b", "t"]), 1, 3))
+    return g.op("Add", s, g.up(g.input("mask", ["b", L]), 1, 3))
 
 
 def _one() -> onnx.TensorProto:
