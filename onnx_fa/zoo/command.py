@@ -1,4 +1,4 @@
-"""`onnx-fa zoo list|export|run|compare`."""
+"""`onnx-fa zoo list|export|run|merge|compare`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASELINE = "zoo-baseline.json"
 
 
 def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Adds the four commands under `parser`."""
+    """Adds the five commands under `parser`."""
     kind: Any = type(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=kind)
 
@@ -43,6 +43,7 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
             "--filter", action="append", default=[], metavar="NAME", help="entries with NAME in theirs, or a pattern"
         )
         sub.add_argument("--subset", action="store_true", help="the quick subset")
+        sub.add_argument("--shard", type=_shard, metavar="I/N", help="the I-th of N parts of these, for a CI matrix")
         sub.add_argument(
             "--target",
             default="cpu-host",
@@ -64,6 +65,14 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
     sub.add_argument("--rounds", type=_positive, default=5, metavar="N", help="timed rounds (default: %(default)s)")
     sub.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads (default: %(default)s)")
     baseline(sub)
+    sub.add_argument("--update-baseline", action="store_true", help="write the results to the baseline")
+
+    sub = command("merge", merge, "the results of all shards of a run as one")
+    sub.add_argument("merged", type=Path, metavar="OUT", help="the folder of the merged results")
+    sub.add_argument(
+        "shards", type=Path, nargs="+", metavar="IN", help="a folder with the results of a shard (zoo run -o IN)"
+    )
+    baseline(sub, "that of --zoo, where it is given")
     sub.add_argument("--update-baseline", action="store_true", help="write the results to the baseline")
 
     sub = command("compare", compare, "compare results with a baseline; exit code 1 when something got worse")
@@ -91,14 +100,13 @@ def _add_work(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def baseline(sub: argparse.ArgumentParser) -> None:
+def baseline(
+    sub: argparse.ArgumentParser,
+    default: str = f"beside the zoo {BASELINE}, beside a list LIST-baseline.json, if there is one",
+) -> None:
     from onnx_fa.zoo.compare import BAND
 
-    sub.add_argument(
-        "--baseline",
-        metavar="FILE",
-        help=f"default: beside the zoo {BASELINE}, beside a list LIST-baseline.json, if there is one",
-    )
+    sub.add_argument("--baseline", metavar="FILE", help=f"default: {default}")
     sub.add_argument(
         "--band", type=float, default=BAND, metavar="SHARE", help="noise band of time ratios (default: %(default)s)"
     )
@@ -108,6 +116,15 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return int(text)
+
+
+def _shard(text: str) -> Any:
+    from onnx_fa.zoo.shards import parse_shard
+
+    try:
+        return parse_shard(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
 
 
 def _entries(args: argparse.Namespace) -> list[Any]:
@@ -126,9 +143,10 @@ def _zoo(args: argparse.Namespace) -> Path:
 
 def list_(args: argparse.Namespace) -> None:
     from onnx_fa.tables import text_table
+    from onnx_fa.zoo.shards import part
 
     rows = []
-    for e in _entries(args):
+    for e in part(_entries(args), args.shard):
         how = (
             " ".join([f"{e.exporter}{e.opset}", e.attn, e.quantize]).strip() if e.source not in ("path", "url") else "-"
         )
@@ -146,9 +164,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from onnx_fa.tables import text_table
     from onnx_fa.zoo import compare as comparing
-    from onnx_fa.zoo.report import HEAD, table, write_reports
     from onnx_fa.zoo.stages import ALL_STEPS
 
     steps = tuple(filter(None, (args.steps or ",".join(ALL_STEPS)).split(",")))
@@ -159,13 +175,38 @@ def run(args: argparse.Namespace) -> int:
     results = _run(args, steps)
     folder = Path(args.output)
     machine = json.loads((folder / "run.json").read_text())["machine"]
+    return _finish(args, folder, results, machine, file, was)
+
+
+def merge(args: argparse.Namespace) -> int:
+    from onnx_fa.zoo import compare as comparing
+    from onnx_fa.zoo.merge import merge as merge_shards
+
+    # The shards do not say where their zoo is, so that there is no baseline where nobody names one.
+    named = args.baseline or args.zoo
+    if args.update_baseline and not named:
+        raise OnnxFaError("--update-baseline: say which, with --baseline or --zoo")
+    file = _baseline(args) if named else None
+    was = comparing.read_baseline(file) if file and file.exists() and not args.update_baseline else None
+    results, machine = merge_shards(args.merged, args.shards)
+    return _finish(args, args.merged, results, machine, file, was)
+
+
+def _finish(
+    args: argparse.Namespace, folder: Path, results: list[Any], machine: Any, file: Path | None, was: Any
+) -> int:
+    """Writes and prints what a run found, against the baseline `was`, or as the new one in `file`. Returns the exit code."""
+    from onnx_fa.tables import text_table
+    from onnx_fa.zoo import compare as comparing
+    from onnx_fa.zoo.report import HEAD, table, write_reports
+
     comparison = comparing.compare(results, was, args.band) if was is not None else None
     written = write_reports(folder, results, machine, comparison)
     print(text_table(HEAD, table(results)))
     for r in results:
         for p in r["problems"]:
             print(printable(f"{r['name']}: {p}"))
-    if args.update_baseline:
+    if args.update_baseline and file is not None:
         comparing.write_baseline(file, results, machine)
         written.append(file)
     if comparison is not None:
@@ -222,12 +263,14 @@ def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
 
     from onnx_fa.zoo.run import Settings
     from onnx_fa.zoo.run import run as run_all
+    from onnx_fa.zoo.shards import part
 
     if not args.stretch > 0:
         raise OnnxFaError("--stretch must be above 0")
     times = {n: getattr(args, n) for n in ("rounds", "threads") if hasattr(args, n)}
     settings = Settings(steps=steps, jobs=args.jobs, factor=args.stretch, **times)
-    entries = _entries(args)
+    whole = _entries(args)
+    entries = part(whole, args.shard)
     console = Console(stderr=True)
     shown = console.is_terminal and args.verbose >= 0
     columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -253,4 +296,4 @@ def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
             if count and not shown and args.verbose >= 0:
                 print(f"{count} of {len(entries)}{what}: {entry}", file=sys.stderr, flush=True)
 
-        return run_all(entries, args.target, Path(args.output), settings, advance)
+        return run_all(whole, args.target, Path(args.output), settings, advance, args.shard)

@@ -19,6 +19,7 @@ from onnx_fa.machine import machine_facts
 from onnx_fa.zoo.compare import NOT_TRIED
 from onnx_fa.zoo.entries import Entry, key
 from onnx_fa.zoo.judge import judge
+from onnx_fa.zoo.shards import Shard, part, zoo_digest
 from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, steps_of
 from onnx_fa.zoo.steps import Json
 
@@ -68,6 +69,11 @@ class Settings:
     def wanted_of(self, entry: Entry) -> tuple[str, ...]:
         return tuple(s for s in self.wanted if s in steps_of(entry))
 
+    def to_dict(self) -> Json:
+        """What results depend on: all but how many entries run at a time."""
+        times = {"rounds": self.rounds, "calls": self.calls, "threads": self.threads, "stretch": self.factor}
+        return {"steps": list(self.wanted), **times}
+
     def for_step(self, step: str) -> Json:
         """What a step may know, and what its result depends on."""
         data: Json = {"timeout_s": TIMEOUTS[step] * self.factor}
@@ -86,8 +92,10 @@ def run(
     folder: Path,
     settings: Settings = Settings(),
     advance: Advance = lambda entry, step, taken: None,
+    shard: Shard | None = None,
 ) -> list[Json]:
-    """The results, one for each entry, in their order; also as JSON lines in `folder`/results.jsonl.
+    """The results, one for each entry (of the shard), in their order; also as JSON lines in `folder`/results.jsonl. What was run,
+    and how, is in `folder`/run.json.
 
     Everything but timing runs `jobs` entries at a time; timing comes last, alone. What an interrupted run had finished is taken
     over, as is what cannot have changed since an earlier run. Raises OnnxFaError when the folder cannot be written.
@@ -96,9 +104,9 @@ def run(
         (folder / "work").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OnnxFaError(f"{folder}: cannot be written: {e.strerror}") from e
-    states = [_EntryRun(e, target, folder / "work" / e.folder, settings) for e in entries]
+    states = [_EntryRun(e, target, folder / "work" / e.folder, settings) for e in part(entries, shard)]
     partial = folder / "results.partial.jsonl"
-    partial.unlink(missing_ok=True)
+    write_whole(partial, "")
 
     def first(state: _EntryRun) -> None:
         for step in (s for s in settings.wanted_of(state.entry) if s != "bench"):
@@ -122,7 +130,14 @@ def run(
         with writing(partial), partial.open("a") as stream:
             stream.write(json.dumps(results[-1]) + "\n")
     partial.replace(folder / "results.jsonl")
-    write_whole(folder / "run.json", json.dumps({"target": target, "machine": machine_facts(settings.threads)}) + "\n")
+    how = {
+        "target": target,
+        "machine": machine_facts(settings.threads),
+        "settings": settings.to_dict(),
+        "zoo": {"digest": zoo_digest(entries), "entries": [e.name for e in entries]},
+        "shard": str(shard) if shard else None,
+    }
+    write_whole(folder / "run.json", json.dumps(how) + "\n")
     return results
 
 
@@ -226,7 +241,9 @@ def read_results(path: Path) -> list[Json]:
 
     try:
         results = [json.loads(line) for line in read_text(path).splitlines() if line]
-        if not all(isinstance(r, dict) and {"name", "ok", "steps"} <= set(r) for r in results):
+        if not all(
+            isinstance(r, dict) and {"name", "ok", "steps"} <= set(r) and isinstance(r["name"], str) for r in results
+        ):
             raise ValueError("a line is no result")
     except ValueError as e:
         raise OnnxFaError(f"{path}: not a results file of onnx-fa zoo: {e}") from e
