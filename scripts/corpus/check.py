@@ -57,7 +57,7 @@ def check(path: Path, runs: Mapping[str, Path]) -> Iterator[Outcome]:
     try:
         explain(path)
     except Exception as error:  # a bug of onnx_fa is a result here
-        outcome.explain = _words(error)
+        outcome.explain = words(error)
     outcome.explain_seconds = round(time.perf_counter() - start, 3)
     yield outcome
     original = onnx.load(path)
@@ -65,7 +65,7 @@ def check(path: Path, runs: Mapping[str, Path]) -> Iterator[Outcome]:
     try:
         rewritten, report = rewrite(original)
     except Exception as error:
-        outcome.rewrite = _words(error)
+        outcome.rewrite = words(error)
         if isinstance(error, OnnxFaError) and not _sessions(original)[0]:
             outcome.refused, outcome.rewrite, outcome.explain = outcome.rewrite, "", ""
         yield outcome
@@ -153,7 +153,7 @@ def _sessions(model: onnx.ModelProto) -> tuple[dict[str, Any], str]:
         try:
             sessions[kind] = ort_session(model, threads=1, optimise=optimise)
         except Exception as error:  # onnxruntime's exceptions share no public base class
-            failed = f"{kind}: {_words(error)}"
+            failed = f"{kind}: {words(error)}"
     return sessions, failed
 
 
@@ -164,8 +164,9 @@ def _run(session: Any, arrays: Mapping[str, Array]) -> list[Array] | str:
         with np.errstate(all="ignore"):
             return [np.asarray(x) for x in session.run(None, {n: a for n, a in arrays.items() if n in taken})]
     except Exception as error:
-        return _words(error)
+        return words(error)
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
+    """An error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
