@@ -321,7 +321,8 @@ def bench(
             reference.problem, expected = str(e), []
         options = {"device": target.device, "threads": threads, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
         modules = _Modules(folder, list(arrays.values()), expected, len(loaded.graph.outputs), calls, options, progress)
-        tried = (GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS) if stock_flags is None else stock_flags
+        usual = GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS
+        tried = usual if stock_flags is None else stock_flags
         modules.add_stock(path, target, tried, timeout_s)
         modules.add_ours(path, target, compiled)
         field_ = [*modules.field, (reference, lambda: worker.timed(calls))]

@@ -303,7 +303,9 @@ def _llvm_bytes(text: str) -> int | None:
         inner = _llvm_bytes(vector[2])
         return None if inner is None else math.prod(int(d) for d in vector[1].split("x") if d) * inner
     scalar = re.fullmatch(r"(?:f|i|bf)(\d+)", text)
-    return max(1, int(scalar[1]) // 8) if scalar else 8 if text.startswith("!llvm.ptr") else None
+    if scalar:
+        return max(1, int(scalar[1]) // 8)
+    return 8 if text.startswith("!llvm.ptr") else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ handed with what it computes, the node that stands for it, its kernel and its li
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,12 +157,10 @@ class _Chooser:
         node, builder = site.node, self._builder(f"{site.name}/unfused")
         made, how = _unfused(builder, site.spec, _operands(node), self._target)
         self._model.graph.insert_before(node, builder.nodes)
-        for old, new in zip(node.outputs, made, strict=True):
-            new.type, new.shape = old.type, old.shape
-            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            kept, old.name = old.name, f"{old.name}/replaced"
-            new.name = kept
-        self._model.graph.remove(node, safe=True)
+        names = [old.name for old in node.outputs]
+        _put_in_place(self._model, node, made)
+        for new, name in zip(made, names, strict=True):
+            new.name = name
         return replace(site, kernel=None, reason=f"{why}; {how}")
 
     def _builder(self, prefix: str) -> OnnxBuilder:
@@ -198,6 +196,14 @@ def model_for_file(planned: Planned) -> ir.Model:
     return model
 
 
+def _put_in_place(model: ir.Model, node: ir.Node, made: Sequence[ir.Value]) -> None:
+    """Readers of the node's outputs read what was made of them, and the node goes."""
+    for old, new in zip(node.outputs, made, strict=True):
+        new.type, new.shape = old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    model.graph.remove(node, safe=True)
+
+
 def operands_of(planned: Planned) -> tuple[ir.Model, dict[str, tuple[ir.Value, ...]]]:
     """A model whose outputs are what the kernels are called with, and those values by site. All in standard ops, so any runtime
     takes it; `planned` is not changed. Raises UnsupportedError for a site that standard ops cannot say."""
@@ -210,10 +216,7 @@ def operands_of(planned: Planned) -> tuple[ir.Model, dict[str, tuple[ir.Value, .
         builder = OnnxBuilder(model.graph, model.opset_imports[""], f"{name}/written", taken, consts)
         made = decomposed.emit(builder, specs[name], operands)
         model.graph.insert_before(node, builder.nodes)
-        for old, new in zip(node.outputs, made, strict=True):
-            new.type, new.shape = old.type, old.shape
-            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        model.graph.remove(node, safe=True)
+        _put_in_place(model, node, made)
     model.opset_imports.pop(DOMAIN, None)
     model.graph.opset_imports.pop(DOMAIN, None)
     known = {v.name for v in (*model.graph.inputs, *model.graph.initializers.values())}

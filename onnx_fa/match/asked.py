@@ -21,7 +21,8 @@ def find_asked(
     """The nodes that ask what is computed from the product of Q and K for its shape or type, and what they are told instead, so
     that nothing keeps the scores. `outputs` are the values that the site makes, which go on to exist. Raises NoMatch for a shape
     that the operands do not tell."""
-    sources = values_of(*match.operands)
+    above = _computed_from(qk)
+    sources = [value for value in values_of(*match.operands) if value in above]
     found: list[tuple[ir.Node, Expr]] = []
     for value in _made_from(view, qk, outputs):
         for node in view.asking(value):
@@ -30,7 +31,7 @@ def find_asked(
             if op_of(node) == "CastLike":
                 found.append((node, _cast(node, value)))
             else:
-                found.append((node, _shape(view, node, value, [s for s in sources if _is_before(s, qk)])))
+                found.append((node, _shape(view, node, value, sources)))
     return tuple(found)
 
 
@@ -51,19 +52,17 @@ def _made_from(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> lis
     return list(found)
 
 
-def _is_before(value: ir.Value, qk: ir.Node) -> bool:
-    """Whether the product of Q and K is computed from the value."""
-    stack, seen = list(qk.inputs), set[ir.Value]()
+def _computed_from(qk: ir.Node) -> set[ir.Value]:
+    """The values that the product of Q and K is computed from."""
+    stack, found = list(qk.inputs), set[ir.Value]()
     while stack:
-        above = stack.pop()
-        if above is None or above in seen:
+        value = stack.pop()
+        if value is None or value in found:
             continue
-        if above is value:
-            return True
-        seen.add(above)
-        node = above.producer()
+        found.add(value)
+        node = value.producer()
         stack += node.inputs if node is not None else ()
-    return False
+    return found
 
 
 def _cast(node: ir.Node, value: ir.Value) -> Expr:

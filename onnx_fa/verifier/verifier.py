@@ -20,12 +20,13 @@ import onnx_ir as ir
 from onnx_fa.errors import RunError
 from onnx_fa.files import scratch_folder
 from onnx_fa.forms.replace import Site
+from onnx_fa.forms.report import SiteReport
 from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.graph import io
 from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import symbols
 from onnx_fa.graph.view import DTYPES
-from onnx_fa.iree.kernels import plan_kernels
+from onnx_fa.iree.kernels import Planned, plan_kernels
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.verifier.comparisons import Check, norm_error
@@ -87,15 +88,11 @@ def verify(
         runs = _Runs(original, rewritten, sites, folder)
         notes += runs.notes
         fixed = FixedChecks(given, values or {}, folder)
-        if module is None:
-            progress(f"compiling for {target.name}")
         planned, inspected = plan_kernels(clean, target), report.sites
         if module is None:
-            from onnx_fa.iree.compile import compile_planned
-
+            progress(f"compiling for {target.name}")
             module = folder / "model.vmfb"
-            done, planned = compile_planned(planned, module, flags=tuple(flags))
-            inspected = done.sites
+            planned, inspected = _compile(planned, module, flags)
         notes += [f"not one fused dispatch: {s.name}" for s in inspected if s.fused is False]
         kernels = SiteKernels(planned, folder)
         left_alone = [m for m in planned.report.misses if m not in report.misses]
@@ -114,6 +111,14 @@ def verify(
         label, target.name, tuple(inspected), (*compared.checks, *compared.never_finite()),
         (*notes, *compared.skipped, *compared.moves()),
     )  # fmt: skip
+
+
+def _compile(planned: Planned, module: Path, flags: Sequence[str]) -> tuple[Planned, tuple[SiteReport, ...]]:
+    """Writes the module: what was planned, less what did not compile, and its sites as inspected."""
+    from onnx_fa.iree.compile import compile_planned
+
+    done, planned = compile_planned(planned, module, flags=tuple(flags))
+    return planned, tuple(done.sites)
 
 
 class _Runs:

@@ -123,7 +123,7 @@ class TileOps:
         """into + a b, of operands in the spec's element type, added up in f32."""
         dtype = self.dtype
         axes = (*out, *(self.dim_axes if which == "qk" else self.key_axes))
-        promote = ((0, 1) if self.config.stage_q_in_shared else (1,)) if which == "qk" else (1,)
+        promote = (0, 1) if which == "qk" and self.config.stage_q_in_shared else (1,)
         config = lowering_config(self.target, dtype, which, self.config.subgroups, promote, len(axes))
 
         def body(r: Region, x: list[str], acc: str) -> str:

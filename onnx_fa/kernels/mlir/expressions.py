@@ -83,7 +83,9 @@ class IntBounds:
                 return 0, (size if isinstance(size, int) else LONGEST) - 1
             case Apply("ToInt", (a,)):
                 argument = kind(a, self._tensors)
-                return self.of(a) if argument == "int" else (0, 1) if argument == "bool" else _I64
+                if argument == "int":
+                    return self.of(a)
+                return (0, 1) if argument == "bool" else _I64
             case Apply("Where", (_, a, b)):
                 (a0, a1), (b0, b1) = self.of(a), self.of(b)
                 return min(a0, b0), max(a1, b1)

@@ -91,13 +91,17 @@ def _passage(expr: ScoreExpr) -> _Passage | None:
 def _either(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
     if Bool(True) in (a, b):
         return Bool(True)
-    return b if a == Bool(False) else a if b == Bool(False) else Apply("Or", a, b)
+    if a == Bool(False):
+        return b
+    return a if b == Bool(False) else Apply("Or", a, b)
 
 
 def _both(a: ScoreExpr, b: ScoreExpr) -> ScoreExpr:
     if Bool(False) in (a, b):
         return Bool(False)
-    return b if a == Bool(True) else a if b == Bool(True) else Apply("And", a, b)
+    if a == Bool(True):
+        return b
+    return a if b == Bool(True) else Apply("And", a, b)
 
 
 def _low(expr: ScoreExpr, fills: list[float]) -> ScoreExpr:

@@ -131,11 +131,18 @@ class Pick:
     reason: str = field(compare=False)
 
 
+def _range_of(length: Dim, most: Mapping[int, str], beyond: str) -> str:
+    """The name of the range that a length falls in: the first whose largest length it does not exceed, or `beyond`."""
+    if isinstance(length, str):
+        return "dynamic"
+    return next((name for limit, name in most.items() if length <= limit), beyond)
+
+
 def family(spec: AttentionSpec, body: str) -> Family:
     """The family that a spec belongs to."""
     sq, skv = spec.Sq, spec.Skv
-    queries = "dynamic" if isinstance(sq, str) else "one" if sq == 1 else "few" if sq < 64 else "many"
-    keys = "dynamic" if isinstance(skv, str) else "short" if skv < 1024 else "medium" if skv < 8192 else "long"
+    queries = _range_of(sq, {1: "one", 63: "few"}, "many")
+    keys = _range_of(skv, {1023: "short", 8191: "medium"}, "long")
     mask = max((_mask_kind(m) for m in spec.masks), key=MASKS.index, default="none")
     kept = "".join(f" {n}:{x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None)
     return Family(body, spec.dtype + kept, spec.D, spec.Dv, queries, keys, mask, spec.group)

@@ -31,7 +31,9 @@ def product(dims: Sequence[Dim], names: dict[str, str], wide: bool = False) -> s
 
 def times(a: str, b: str) -> str:
     """The product of two terms as source."""
-    return a if b == "1" else f"{a} * ({b})" if " " in b else f"{a} * {b}"
+    if b == "1":
+        return a
+    return f"{a} * ({b})" if " " in b else f"{a} * {b}"
 
 
 def combines_itself(spec: AttentionSpec, config: TritonConfig) -> bool:

@@ -153,7 +153,9 @@ def cases() -> Iterator[Case]:
 def parsed(name: str, folder: Path) -> Iterable[Made]:
     """A model from onnx.parser's text."""
     inputs, nodes = TEXTS[name]
-    shape = "S,16" if name == "one-head" else "B,S,32" if name.endswith("3d") else "B,4,S,8"
+    shape = "B,S,32" if name.endswith("3d") else "B,4,S,8"
+    if name == "one-head":
+        shape = "S,16"
     text = f'<ir_version: 10, opset_import: ["" : 23]> g ({inputs}) => (float[{shape}] y) {{{nodes}}}'
     model = onnx.parser.parse_model(text)
     yield Made(f"parser-{name}", model, 1, "one by hand", runs_of(model, RUNS))
