@@ -14,6 +14,7 @@ from onnx_fa.files import write_whole
 from onnx_fa.tables import markdown_table
 from onnx_fa.zoo.compare import Comparison
 from onnx_fa.zoo.entries import folder_name
+from onnx_fa.zoo.stages import EXPECTATIONS, NUMERICS, stage_reached
 from onnx_fa.zoo.steps import Json
 
 HEAD = (
@@ -24,8 +25,10 @@ HEAD = (
     "passes",
     "stock road",
     "error",
+    "stock IREE ms",
     "to stock IREE",
     "to onnxruntime",
+    "stage",
     "verdict",
 )
 
@@ -47,7 +50,9 @@ def row(result: Json) -> tuple[str, ...]:
     compiled: Json = result.get("compile", {})
     road: Json = result.get("stock", {})
     worst = result.get("verify", {}).get("worst", {}).get("model")
-    ratios = result.get("bench", {}).get("ratios", {})
+    bench: Json = result.get("bench", {})
+    ratios = bench.get("ratios", {})
+    stock_ms = bench.get("stock", {}).get("ms")
     fused = sum(s["fused"] is True for s in compiled.get("sites", []))
     return (
         result["name"],
@@ -57,7 +62,9 @@ def row(result: Json) -> tuple[str, ...]:
         ", ".join(dict.fromkeys(s["passes"] for s in sites)) or "-",
         f"{road['arrived']}/{road['kernels']}" if road else "-",
         f"{worst['error']:.1e}" if worst else "-",
+        f"{stock_ms:.4g}" if stock_ms is not None else "-",
         *(f"{ratios[k]['mid']:.2f}" if k in ratios else "-" for k in ("stock", "ort")),
+        stage_reached(result),
         verdict(result),
     )
 
@@ -87,10 +94,32 @@ def _circumstances(results: Sequence[Json], machine: Json) -> str:
     )
 
 
+STAGES_HEAD = ("stage", "steps here", "models that it stopped")
+
+
+def stages(results: Sequence[Json]) -> list[tuple[str, ...]]:
+    """Each stage of the suites that the models are from: our steps in it, and how many models failed there, expected or not."""
+    steps: dict[str, dict[str, None]] = {}
+    for r in results:
+        for step, stage in r.get("stages", {}).items():
+            steps.setdefault(stage, {})[step] = None
+    ended = Counter(stage_reached(r) for r in results)
+    rows: list[tuple[str, ...]] = [(stage, ", ".join(of), str(ended[stage])) for stage, of in steps.items()]
+    extra = {NUMERICS: "verify: outputs differ", EXPECTATIONS: "all: not as the zoo expects"}
+    return rows + [(name, what, str(ended[name])) for name, what in extra.items() if ended[name]]
+
+
+def case_name(result: Json, step: str) -> str:
+    """A step with the stage that it is in."""
+    stage = result.get("stages", {}).get(step, step)
+    return str(stage) if stage == step else f"{stage} ({step})"
+
+
 def markdown(results: Sequence[Json], machine: Json, comparison: Comparison | None) -> str:
     parts = ["# Zoo", _circumstances(results, machine), markdown_table(HEAD, table(results))]
     parts += [f"- **{r['name']}**: {p}" for r in results for p in r["problems"]]
     parts += [f"- {r['name']}: {p}" for r in results for p in r["known"]]
+    parts += ["## Stages", markdown_table(STAGES_HEAD, stages(results))]
     if comparison is not None:
         parts += ["## Against the baseline"]
         parts += [f"- worse: {w}" for w in comparison.worse] or ["- nothing got worse"]
@@ -108,7 +137,9 @@ def junit(results: Sequence[Json], comparison: Comparison | None) -> str:
         suite = ET.SubElement(suites, "testsuite", name=r["name"])
         failures = 0
         for step, said in r["steps"].items():
-            case = ET.SubElement(suite, "testcase", classname=r["name"], name=step, time=f"{said['seconds']:.1f}")
+            case = ET.SubElement(
+                suite, "testcase", classname=r["name"], name=case_name(r, step), time=f"{said['seconds']:.1f}"
+            )
             mine = [p for p in r["problems"] if p.startswith(f"{step}: ")]
             if said["skipped"]:
                 ET.SubElement(case, "skipped", message=said["message"])
@@ -158,7 +189,12 @@ def html(folder: Path, results: Sequence[Json], machine: Json, comparison: Compa
             }
         )
     return template("zoo.html").render(
-        models=shown, head=HEAD[1:-1], circumstances=_circumstances(results, machine), comparison=comparison
+        models=shown,
+        head=HEAD[1:-1],
+        circumstances=_circumstances(results, machine),
+        comparison=comparison,
+        stages_head=STAGES_HEAD,
+        stages=stages(results),
     )
 
 

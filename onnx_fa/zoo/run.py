@@ -20,7 +20,7 @@ from onnx_fa.zoo.compare import NOT_TRIED
 from onnx_fa.zoo.entries import Entry, key
 from onnx_fa.zoo.judge import judge
 from onnx_fa.zoo.shards import Shard, part, zoo_digest
-from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, steps_of
+from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, stage_reached, stages_of, steps_of
 from onnx_fa.zoo.steps import Json
 
 TIMEOUTS = {
@@ -208,7 +208,13 @@ class _EntryRun:
         data = {s: d["data"] for s, d in self.done.items() if d["data"] is not None}
         made: Json = {"name": self.entry.name, "target": self.target, "steps": steps, **data}
         problems, known = judge(self.entry, made)
-        return made | {"ok": not problems, "problems": problems, "known": known}
+        made |= {
+            "ok": not problems,
+            "problems": problems,
+            "known": known,
+            "stages": stages_of(self.entry, tuple(steps)),
+        }
+        return made | {"stage": stage_reached(made)}
 
 
 def _read_record(path: Path) -> Json | None:

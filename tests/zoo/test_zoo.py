@@ -162,7 +162,7 @@ def test_reports(ran: tuple[Path, list[dict[str, Any]]]) -> None:
     assert "| good | 1 | 1 | mha+addmask | 3 -> 1 | 1/1 |" in text and "1 of 3 models are right" in text
     suites = ET.fromstring(xml)
     assert [s.get("failures") for s in suites] == ["0", "1", "1", "1"]
-    assert suites.find("testsuite[@name='torn']/testcase[@name='export']/failure") is not None
+    assert suites.find("testsuite[@name='torn']/testcase[@name='setup (export)']/failure") is not None
     page = checked(html)
     assert {"model-good", "model-torn", "good-softmax"} <= page.ids
     assert "worse: good" in html and html.count("<polyline") >= 2
