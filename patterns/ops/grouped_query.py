@@ -32,6 +32,7 @@ from onnx_fa.patterns.ops.exprs import (
     window,
 )
 from onnx_fa.patterns.ops.standard import padded_mask
+from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import Apply, K, Tensor
 from onnx_fa.spec.terms import Causal, TensorArg
 
@@ -67,6 +68,7 @@ def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:
         before = op("Where", prompt, ints(0), op("Sub", seen, seqlen))
     elif (past_k is None) != (past_v is None):
         raise NoMatch("past_key and past_value must come together")
+    heads[:2] = _normalised(view, node, heads[:2], inputs[14:16], D, q.dtype)
     if attr_int(node, "do_rotary", 0):
         if cos is None or sin is None:
             raise NoMatch("rotary embedding without its tables")
@@ -92,8 +94,6 @@ def _refuse_options(node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
     kinds = [_text_attr(node, name, "NONE") for name in ("k_quant_type", "v_quant_type")]
     if any(x is not None for x in inputs[12:14]) or any(kind != "NONE" for kind in kinds):
         raise NoMatch("a quantised cache, whose rounding is part of the op")
-    if any(x is not None for x in inputs[14:16]):
-        raise NoMatch("a norm of Q and K inside the op, which the CPU provider does not compute")
     if attr_int(node, "sliding_window_cache", 0):
         raise NoMatch("a cache that holds a window only")
     if output(node, 3) is not None:
@@ -114,6 +114,40 @@ def _split_heads(
         D = width // Hq
         parts = [q, k, v]
     return [reshape(x, 0, 0, h, D) for x, h in zip(parts, (Hq, Hkv, Hkv), strict=True)], D
+
+
+def _normalised(
+    view: GraphView,
+    node: ir.Node,
+    heads: Sequence[Expr],
+    weights: Sequence[ir.Value | None],
+    head_dim: int,
+    dtype: ir.DataType | None,
+) -> list[Expr]:
+    """Q and K with every head divided by the root of its mean square, in f32, and multiplied by weights, where the op has them.
+    That is what its description says: the CPU provider refuses it."""
+    given = [w for w in weights if w is not None]
+    if not given:
+        return list(heads)
+    if len(given) != 2:
+        raise NoMatch("q_norm_weight and k_norm_weight must come together")
+    if any(view.shape(w) != (head_dim,) for w in given) or dtype is None:
+        raise NoMatch(
+            f"the weights of the norms of Q and K are not known to be {head_dim} numbers, one for each of a head"
+        )
+    if view.opset < 13:
+        raise NoMatch(
+            f"norms of Q and K in a model of opset {view.opset}: their sums are written for opset 13 and later"
+        )
+    epsilon = Const(np.asarray(attr_float(node, "qk_norm_epsilon", 1e-6), np.float32))
+    normalised: list[Expr] = []
+    for x, weight in zip(heads, given, strict=True):
+        wide = cast(x, ir.DataType.FLOAT)
+        squares = op("ReduceSum", op("Mul", wide, wide), ints(-1), keepdims=1)
+        mean = op("Div", squares, Const(np.asarray(head_dim, np.float32)))
+        scaled = op("Div", wide, op("Sqrt", op("Add", mean, epsilon)))
+        normalised.append(cast(op("Mul", scaled, cast(weight, ir.DataType.FLOAT)), dtype))
+    return normalised
 
 
 def _bound_keys(
@@ -235,10 +269,10 @@ def _fill_cache(
         held = dim_of(pasts[0], 2)
         size = op("Max", held, whole)
         missing = op("Sub", size, held)
-    kind = np.float16 if pasts[0].dtype == ir.DataType.FLOAT16 else np.float32
-    if pasts[0].dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-        raise NoMatch("a cache that is neither f32 nor f16")
-    zero = Const(np.asarray(0, kind))
+    kind = DTYPES.get(pasts[0].dtype or ir.DataType.UNDEFINED)
+    if kind not in ("f32", "f16", "bf16"):
+        raise NoMatch("a cache that is neither f32, f16 nor bf16")
+    zero = Const(np.asarray(0, NUMPY[kind]))
     at = reshape(op("Range", Const(np.asarray(0)), reshape(size), Const(np.asarray(1))), 1, 1, -1, 1)
     start = reshape(before, -1, 1, 1, 1)
     end = op("Add", start, Sq)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import attr_float, attr_int, typed_attr
 from onnx_fa.graph.view import DTYPES, GraphView
-from onnx_fa.match import AddTerm, Const, Expr, Match, NoMatch, OperandChoice, Operands, Scale, Step, Term
+from onnx_fa.match import AddTerm, Call, Const, Expr, Match, NoMatch, OperandChoice, Operands, Scale, Step, Term
 from onnx_fa.patterns.ops.contrib_match import check_bias, match_op, read_padding_mask
 from onnx_fa.patterns.ops.exprs import (
     HEADS_BEHIND,
@@ -140,6 +140,17 @@ class _Given:
     """The present is one output, K above V."""
 
 
+def _whole_bias(view: GraphView, bias: ir.Value, operands: Operands) -> Expr:
+    """attention_bias as a tensor of one number per query and key, which it is by the op's definition, whatever its lengths are
+    called: onnxruntime refuses any other."""
+    dims, lengths = view.shape(bias), (operands.Sq, operands.Skv)
+    if dims is None or len(dims) != 4 or dims[2:] == lengths:
+        return bias
+    if any(isinstance(have, int) for have in dims[2:]):
+        return bias
+    return Call("Identity", (bias,), shape=(*dims[:2], *lengths))
+
+
 def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Operands, given: _Given) -> Match:
     """The match of MultiHeadAttention or Attention, from operands with heads."""
     past_k, past_v, past_length = given.past_k, given.past_v, given.past_length
@@ -165,7 +176,7 @@ def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Opera
     steps: list[Step] = [Scale(attr_float(node, "scale", 0.0) or inverse_root(operands.D))]
     terms: list[Term] = []
     if given.bias is not None:
-        steps.append(AddTerm(given.bias))
+        steps.append(AddTerm(_whole_bias(view, given.bias, operands)))
     if given.padding is not None:
         terms.append(read_padding_mask(view, given.padding, operands, attr_float(node, "mask_filter_value", -10000.0)))
     if attr_int(node, "unidirectional", 0):

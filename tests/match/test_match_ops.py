@@ -7,10 +7,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 
@@ -102,6 +104,79 @@ def test_the_first_step_of_a_decoder() -> None:
             assert_same(want, run(rewritten(model, form, sites=1), inputs))
         if tuple(int(n) for n in ort.__version__.split(".")[:2]) >= (1, 31):
             assert_same(want, run(model, inputs))
+
+
+@pytest.mark.parametrize("options", [{}, {"s": 1, "past": 8, "lengths": (6, 4), "qk_norm_epsilon": 0.5}, {"rotary": 8}])
+def test_norms_of_q_and_k_inside_the_op(options: dict[str, Any]) -> None:
+    """The CPU provider refuses them: the same with the norms in front of the op, as its description says, is what they give."""
+    model = so.gqa(norms=True, **options)
+    inputs = so.feeds(model)
+    plain = so.gqa(**{k: v for k, v in options.items() if k != "qk_norm_epsilon"})
+    for name, size in (("q", so.HQ), ("k", so.HKV)):
+        heads = inputs[name].astype(np.float64).reshape(*inputs[name].shape[:2], size, 16)
+        root = np.sqrt((heads**2).mean(-1, keepdims=True) + options.get("qk_norm_epsilon", 1e-6))
+        inputs[f"plain_{name}"] = (heads / root * inputs[f"{name}_norm"]).reshape(inputs[name].shape)
+    given = {i.name: inputs[i.name] for i in plain.graph.input}
+    given |= {name: inputs[f"plain_{name}"].astype(np.float32) for name in "qk"}
+    for form in ("decomposed", "blocked"):
+        new = rewritten(model, form, sites=1)
+        have = run(new, {i.name: inputs[i.name] for i in model.graph.input})
+        assert_same(run(plain, given), have, 2 * TOLERANCE)
+
+
+def test_one_norm_alone_is_an_error_of_the_model() -> None:
+    model = so.gqa(norms=True)
+    model.graph.node[0].input[14] = ""
+    assert "must come together" in explain(model).misses[0].reason
+
+
+def test_a_cache_of_bf16() -> None:
+    """onnxruntime's CPU provider has no bf16: f32 of the same numbers, to the digits that bf16 has."""
+    model, wide = (so.gqa(1, 8, (6, 4), rotary=8, kind=kind) for kind in (TensorProto.BFLOAT16, TensorProto.FLOAT))
+    for made in (model, wide):
+        for name in ("cos", "sin"):
+            next(i for i in made.graph.input if i.name == name).type.tensor_type.elem_type = made.graph.input[
+                0
+            ].type.tensor_type.elem_type
+    inputs = so.feeds(wide)
+    narrow = {k: x.astype(ml_dtypes.bfloat16) if x.dtype == np.float32 else x for k, x in inputs.items()}
+    want = run(wide, {k: x.astype(np.float32) if x.dtype == ml_dtypes.bfloat16 else x for k, x in narrow.items()})
+    new = rewritten(model, "decomposed", sites=1)
+    for have, exact in zip(reference(new, narrow), want, strict=True):
+        assert np.abs(have.astype(np.float32) - exact).max() < 0.05
+
+
+@pytest.mark.parametrize("dims", [["b", 1, "n", "m"], [1, so.HQ, "n", "m"]])
+def test_a_bias_whose_lengths_have_other_names(dims: list[int | str]) -> None:
+    """By the op's definition they are those of the queries and of all keys."""
+    model = so.mha(extra=[so.B, 1, so.S, so.S], past=0)
+    sizes = {"b": so.B, "n": so.S, "m": so.S + 3, "s": so.S, "p": 3}
+    for value in (*model.graph.input, *model.graph.output):
+        shape = value.type.tensor_type.shape.dim
+        named = {
+            "q": ["b", "s"],
+            "k": ["b", "s"],
+            "v": ["b", "s"],
+            "pk": ["b", 0, "p"],
+            "pv": ["b", 0, "p"],
+            "extra": dims,
+        }
+        for dim, name in zip(shape, named.get(value.name, ["b", "s"] if value.name == "o" else []), strict=False):
+            if isinstance(name, str):
+                dim.dim_param = name
+            elif name:
+                dim.dim_value = name
+        if value.name in ("nk", "nv"):
+            shape[2].dim_param = "r"
+    rng = np.random.default_rng(0)
+    inputs = {
+        i.name: rng.standard_normal([sizes.get(d.dim_param, d.dim_value) for d in i.type.tensor_type.shape.dim]).astype(
+            np.float32
+        )
+        for i in model.graph.input
+    }
+    for form in ("decomposed", "blocked"):
+        assert_same(run(model, inputs), run(rewritten(model, form, sites=1), inputs), TOLERANCE)
 
 
 def test_padding_behind_a_ragged_prompt_may_differ_with_a_window() -> None:

@@ -578,6 +578,8 @@ def gqa(
     positions: Any = None,
     extra: Dims | None = None,
     sink: bool = False,
+    norms: bool = False,
+    kind: int = T.FLOAT,
     **attrs: Any,
 ) -> onnx.ModelProto:
     """GroupQueryAttention over a cache of `past` rows, of which every batch row has `lengths` with those of this call."""
@@ -585,18 +587,19 @@ def gqa(
     total = max(lengths)
     kept = max(past or 0, total)
     width = (HQ + 2 * HKV) * d if packed else HQ * d
-    inputs: list[Input | None] = [("q", [b, s, width], T.FLOAT)]
-    inputs += [None, None] if packed else [(n, [b, s, HKV * d], T.FLOAT) for n in "kv"]
-    inputs += [(n, [b, HKV, past, d], T.FLOAT) for n in ("pk", "pv")] if past is not None else [None, None]
+    inputs: list[Input | None] = [("q", [b, s, width], kind)]
+    inputs += [None, None] if packed else [(n, [b, s, HKV * d], kind) for n in "kv"]
+    inputs += [(n, [b, HKV, past, d], kind) for n in ("pk", "pv")] if past is not None else [None, None]
     inputs += [("lengths", [b], T.INT32), ("total", [1], T.INT32)]
     inputs += [(n, [32, rotary], T.FLOAT) for n in ("cos", "sin")] if rotary else [None, None]
     inputs.append(("positions", [b, s], T.INT64) if positions else None)
     inputs.append(("extra", extra, T.FLOAT) if extra else None)
     inputs.append(("sink", [HQ], T.FLOAT) if sink else None)
+    inputs += [None, None, *((f"{n}_norm", [d], kind) for n in "qk")] if norms else []
     while inputs[-1] is None:
         inputs.pop()
-    outputs: list[Input] = [("o", [b, s, HQ * d], T.FLOAT)]
-    outputs += [(n, [b, HKV, kept, d], T.FLOAT) for n in ("nk", "nv")]
+    outputs: list[Input] = [("o", [b, s, HQ * d], kind)]
+    outputs += [(n, [b, HKV, kept, d], kind) for n in ("nk", "nv")]
     if rotary:
         attrs["do_rotary"] = 1
     fixed = {"lengths": [n - 1 for n in lengths], "total": [total], "positions": positions}
