@@ -105,9 +105,9 @@ _VARIANT = re.compile(
 
 def build(folder: Path, only: str) -> None:
     """Compiles every case: NAME.vmfb, the PTX in it, and manifest.json."""
-    from onnx_fa.benchmark.models import function_of
     from onnx_fa.iree.alone import compile_alone
     from onnx_fa.iree.compile import compile_model
+    from onnx_fa.iree.run import function_of
     from onnx_fa.kernels.choose import emit_kernel
     from onnx_fa.spec.target import parse_target
 

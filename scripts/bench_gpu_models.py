@@ -45,8 +45,9 @@ def build(folder: Path, name: str) -> None:
     import onnx
     import onnxruntime
 
-    from onnx_fa.benchmark.models import compile_stock, function_of, stock_import
+    from onnx_fa.benchmark.models import compile_stock, stock_import
     from onnx_fa.iree.compile import compile_model
+    from onnx_fa.iree.run import function_of
     from onnx_fa.models import build as zoo
     from onnx_fa.models.export import export_module
     from onnx_fa.spec.target import parse_target

@@ -28,7 +28,6 @@ from onnx_fa.benchmark.models import (
     TORCH,
     Contestant,
     compile_stock,
-    function_of,
     fused_sites,
     play_rounds,
     stock_import,
@@ -43,7 +42,7 @@ from onnx_fa.forms.plain import input_names, plain_model, plain_model_in_halves
 from onnx_fa.forms.rewrite import rewrite
 from onnx_fa.graph import io
 from onnx_fa.iree.compile import compile_model
-from onnx_fa.iree.run import benchmark_module, run_module
+from onnx_fa.iree.run import benchmark_module, function_of, run_module
 from onnx_fa.spec import cases
 from onnx_fa.spec.accuracy import Expected, expect
 from onnx_fa.spec.attention import AttentionSpec

@@ -34,7 +34,7 @@ from onnx_fa.forms.report import SiteReport
 from onnx_fa.graph import io
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.iree.run import benchmark_module, run_module
+from onnx_fa.iree.run import benchmark_module, function_of, run_module
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tables import markdown_table, text_table
@@ -255,6 +255,10 @@ class _Modules:
         if sites:
             contestant.flags = fused_sites(sites)
 
+    def add_made(self, what: str, made: Path) -> None:
+        """Another module of the model, made elsewhere."""
+        self._add(Contestant(what), lambda out: shutil.copyfile(made, out))
+
     def _add(self, contestant: Contestant, build: Callable[[Path], object]) -> None:
         """Builds and checks a module; one that cannot be built or run says so."""
         self.progress(f"compiling: {contestant.what} {contestant.flags}".rstrip())
@@ -290,12 +294,14 @@ def bench(
     stock_flags: Sequence[Sequence[str]] | None = None,
     name: str | None = None,
     compiled: Path | None = None,
+    others: Mapping[str, Path] | None = None,
     memory_bytes: int = 12 << 30,
     timeout_s: float = 600,
     progress: Callable[[str], None] = lambda message: None,
 ) -> BenchResult:
     """Times `calls` calls of each contestant in each of `rounds` rounds, on the same random inputs (seed 0). `compiled` is what
-    `compile_model` made of the model, which is compiled here otherwise.
+    `compile_model` made of the model, which is compiled here otherwise; `others` are more modules of the model, by the names that
+    they get.
 
     A contestant that cannot be built or run keeps its place in the table, with the reason. Raises ModelError, and
     MissingDependencyError without onnxruntime.
@@ -325,6 +331,8 @@ def bench(
         tried = usual if stock_flags is None else stock_flags
         modules.add_stock(path, target, tried, timeout_s)
         modules.add_ours(path, target, compiled)
+        for what, made in (others or {}).items():
+            modules.add_made(what, made)
         field_ = [*modules.field, (reference, lambda: worker.timed(calls))]
         play_rounds(field_, rounds, progress)
     return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})
@@ -368,18 +376,6 @@ def stock_import(path: Path, folder: Path) -> Path | str:
         return output
     last = [line for line in done.stderr.splitlines() if line.strip()]
     return f"iree-import-onnx {done.describe(300, 12 << 30)}: {without_path(last, str(path), 160)}"
-
-
-def function_of(vmfb: Path) -> str:
-    """The function that a module of one model exports. Raises RunError."""
-    import iree.runtime as rt
-
-    instance = rt.VmInstance()
-    module = rt.VmModule.copy_buffer(instance, vmfb.read_bytes())
-    names = [n for n in module.function_names if not n.startswith("__") and not n.endswith("$async")]
-    if len(names) != 1:
-        raise RunError(f"the module exports {', '.join(names) or 'no function'}, not one")
-    return str(names[0])
 
 
 def _difference(got: Sequence[Array], want: Sequence[Array]) -> float | None:

@@ -218,6 +218,17 @@ def benchmark_module(
     return Samples(tuple(samples[untimed:]), done.peak_bytes)
 
 
+def function_of(vmfb: Path) -> str:
+    """The function that a module of one model exports. Raises RunError."""
+    rt = _runtime()
+    instance = rt.VmInstance()
+    module = rt.VmModule.copy_buffer(instance, vmfb.read_bytes())
+    names = [n for n in module.function_names if not n.startswith("__") and not n.endswith("$async")]
+    if len(names) != 1:
+        raise RunError(f"the module exports {', '.join(names) or 'no function'}, not one")
+    return str(names[0])
+
+
 def run_module(
     vmfb: Path,
     inputs: Sequence[Array | Path],

@@ -26,6 +26,7 @@ HEAD = (
     "stock road",
     "error",
     "stock IREE ms",
+    "stock road ms",
     "to stock IREE",
     "to onnxruntime",
     "stage",
@@ -52,7 +53,7 @@ def row(result: Json) -> tuple[str, ...]:
     worst = result.get("verify", {}).get("worst", {}).get("model")
     bench: Json = result.get("bench", {})
     ratios = bench.get("ratios", {})
-    stock_ms = bench.get("stock", {}).get("ms")
+    times = [bench.get(of, {}).get("ms") for of in ("stock", "road")]
     fused = sum(s["fused"] is True for s in compiled.get("sites", []))
     return (
         result["name"],
@@ -62,7 +63,7 @@ def row(result: Json) -> tuple[str, ...]:
         ", ".join(dict.fromkeys(s["passes"] for s in sites)) or "-",
         f"{road['arrived']}/{road['kernels']}" if road else "-",
         f"{worst['error']:.1e}" if worst else "-",
-        f"{stock_ms:.4g}" if stock_ms is not None else "-",
+        *(f"{ms:.4g}" if ms is not None else "-" for ms in times),
         *(f"{ratios[k]['mid']:.2f}" if k in ratios else "-" for k in ("stock", "ort")),
         stage_reached(result),
         verdict(result),
@@ -168,7 +169,12 @@ def html(folder: Path, results: Sequence[Json], machine: Json, comparison: Compa
     for r in results:
         fragment = folder / "work" / folder_name(r["name"]) / "sites.html"
         times = []
-        for key, label in (("ours", "onnx_fa"), ("stock", "stock IREE"), ("ort", "onnxruntime")):
+        for key, label in (
+            ("ours", "onnx_fa"),
+            ("stock", "stock IREE"),
+            ("road", "stock road"),
+            ("ort", "onnxruntime"),
+        ):
             of = r.get("bench", {}).get(key)
             if of is not None:
                 samples = of.get("samples", [])

@@ -20,7 +20,7 @@ from onnx_fa.zoo.compare import NOT_TRIED
 from onnx_fa.zoo.entries import Entry, key
 from onnx_fa.zoo.judge import judge
 from onnx_fa.zoo.shards import Shard, part, zoo_digest
-from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, stage_reached, stages_of, steps_of
+from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, USES, stage_reached, stages_of, steps_of
 from onnx_fa.zoo.steps import Json
 
 TIMEOUTS = {
@@ -33,7 +33,7 @@ TIMEOUTS = {
     "iree-compile": 300,
     "iree-run": 120,
     "verify": 300,
-    "bench": 180,
+    "bench": 240,
 }
 """Seconds per step."""
 MEMORY = 8 << 30
@@ -41,6 +41,7 @@ MADE = {
     "export": ("model.onnx", "model.static.onnx", "model.dynamic.onnx", "inputs.npz", "unpacked/**/*"),
     "explain": ("sites.html",),
     "compile": ("model.vmfb",),
+    "stock": ("stock.vmfb",),
     "iree-import": ("iree.mlir",),
     "iree-compile": ("iree.vmfb",),
 }
@@ -161,8 +162,11 @@ class _EntryRun:
             self.done[step] = _said(False, f"{NOT_TRIED}{missing[0]} failed", skipped=True)
             return True
         settings = self.settings.for_step(step)
+        uses = [n for n in USES.get(step, ()) if n in self.done and self.done[n]["ok"]]
+        if uses:
+            settings["uses"] = uses
         # A step's result depends on what it was made from.
-        before = [self.done[n]["key"] for n in NEEDS[step]]
+        before = [self.done[n]["key"] for n in (*NEEDS[step], *uses)]
         digest = key(self.entry, self.target, {"step": step, "before": before, **settings})
         record = self.folder / f"{step}.record.json"
         said = _read_record(record)

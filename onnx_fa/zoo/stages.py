@@ -32,6 +32,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "verify": ("compile",),
     "bench": ("compile",),
 }
+USES: dict[str, tuple[str, ...]] = {"bench": ("stock",)}
+"""Steps whose files a step takes too, where they are run and succeed."""
 OF_SUITE = ("iree-import", "iree-compile", "iree-run")
 RUNNING = ("iree-run", "verify", "bench")
 """Steps that run a compiled module."""

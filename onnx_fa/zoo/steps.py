@@ -35,6 +35,7 @@ SENTENCES = (
 )
 """What the model with real weights is given; the first two mean nearly the same."""
 SEEDS = 1
+ROAD = "stock road"
 STOCK_FLAGS = (("--iree-opt-data-tiling", "--iree-llvmcpu-stack-allocation-limit=131072"),)
 """Stock IREE's best flags for whole models on CPU, as measured (docs/results/performance.md)."""
 
@@ -295,7 +296,7 @@ def _on_flagfile(entry: Entry, target: Target, folder: Path, settings: Json) -> 
 
 
 def bench(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
-    """onnx_fa against stock IREE and onnxruntime, interleaved; ratios per round."""
+    """onnx_fa against stock IREE and onnxruntime, interleaved; ratios per round. What the stock road made is timed among them."""
     from onnx_fa.benchmark.models import ORT, STOCK
     from onnx_fa.benchmark.models import bench as measure
     from onnx_fa.benchmark.plot import OURS
@@ -309,11 +310,12 @@ def bench(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
         dims=dict(entry.dims),
         stock_flags=(suite_steps.flags_for_any_device(entry),) if entry.suite else STOCK_FLAGS,
         compiled=folder / "model.vmfb",
+        others={ROAD: folder / "stock.vmfb"} if "stock" in settings.get("uses", ()) else {},
         timeout_s=settings["timeout_s"] / 2,
         memory_bytes=6 << 30,
     )
     of: Json = {}
-    for name, what in (("ours", OURS), ("stock", STOCK), ("ort", ORT)):
+    for name, what in (("ours", OURS), ("stock", STOCK), ("ort", ORT), ("road", ROAD)):
         best = result.best(what)
         problem = next((c.problem for c in result.contestants if c.what == what and c.problem), "")
         if best is None:

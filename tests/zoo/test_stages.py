@@ -102,11 +102,13 @@ def test_stages_in_the_reports(tmp_path: Path) -> None:
     assert checked(page) and "<td>setup</td><td>export</td><td>ok</td>" in page
 
 
-def test_the_time_of_stock_iree_in_the_table() -> None:
+def test_the_times_of_stock_iree_and_of_the_stock_road_in_the_table() -> None:
     at = HEAD.index("stock IREE ms")
-    assert row(result(SHARK, bench={"stock": {"ms": 12.34567}, "ratios": {}}))[at] == "12.35"
-    assert row(result(SHARK, bench={"stock": {"ms": None, "problem": "refused"}, "ratios": {}}))[at] == "-"
-    assert row(result(SHARK))[at] == "-"
+    assert HEAD[at + 1] == "stock road ms"
+    both = {"stock": {"ms": 12.34567}, "road": {"ms": 0.5}, "ratios": {}}
+    assert row(result(SHARK, bench=both))[at : at + 2] == ("12.35", "0.5")
+    refused = {"stock": {"ms": None, "problem": "refused"}, "ratios": {}}
+    assert row(result(SHARK, bench=refused))[at : at + 2] == row(result(SHARK))[at : at + 2] == ("-", "-")
 
 
 def test_results_and_baselines_from_before_stages_had_names(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_a_good_model(ran: tuple[Path, list[dict[str, Any]]]) -> None:
     assert all("a softmax outside any kernel" in b for b in good["compile"]["buffers"])  # the router's
     assert good["stock"] == {"kernels": 1, "arrived": 1, "left_out": []}
     assert good["verify"]["worst"].keys() == {"model", "site"} and good["bench"]["ratios"].keys() == {"stock", "ort"}
+    assert good["bench"]["road"]["ms"] > 0 and len(good["bench"]["road"]["rounds"]) == QUICK.rounds
 
 
 def test_a_corrupted_and_a_changed_model(ran: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -223,6 +224,29 @@ def test_killed_and_resumed(ran: tuple[Path, list[dict[str, Any]]], tmp_path: Pa
     resumed = read_results(tmp_path / "out" / "results.jsonl")
     assert [lasting(r, set(r["steps"])) for r in resumed] == [lasting(r, set(resumed[0]["steps"])) for r in results]
     assert resumed[0]["compile"]["sites"][0]["fused"] is True
+
+
+def test_timing_takes_what_the_stock_road_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that step is run and succeeds; another module there is timed anew."""
+    asked: list[Any] = []
+    made = {"stock": b"one"}
+
+    def start(state: Any, step: str, timeout_s: float) -> dict[str, Any]:
+        if step == "bench":
+            asked.append(json.loads((state.folder / "entry.json").read_text())["settings"].get("uses"))
+        if step == "stock":
+            (state.folder / "stock.vmfb").write_bytes(made["stock"])
+        return {**running._said(step != "stock" or bool(made["stock"]), "why"), "data": {}}
+
+    monkeypatch.setattr(running._EntryRun, "_start", start)
+    entry = Entry("e", "family", "bert")
+    for steps in (("bench",), ("bench", "stock"), ("bench", "stock")):
+        run([entry], "cpu-host", tmp_path, dataclasses.replace(QUICK, steps=steps))
+    assert asked == [None, ["stock"]]  # the third time it is taken over
+    made["stock"] = b""
+    (tmp_path / "work" / "e" / "stock.vmfb").unlink()
+    run([entry], "cpu-host", tmp_path, dataclasses.replace(QUICK, steps=("bench", "stock")))
+    assert asked[2:] == [None]  # nothing that failed is used
 
 
 def test_what_was_damaged_since_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
