@@ -18,7 +18,6 @@ from onnx_fa.patterns.ops.exprs import (
     canonical,
     cast,
     columns,
-    concat,
     dim_of,
     ints,
     inverse_root,
@@ -28,11 +27,11 @@ from onnx_fa.patterns.ops.exprs import (
     per_row,
     present,
     reshape,
-    same,
     window,
 )
+from onnx_fa.patterns.ops.filled import Lengths, fill_cache
+from onnx_fa.patterns.ops.kept import read_kept
 from onnx_fa.patterns.ops.standard import padded_mask
-from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import Apply, K, Tensor
 from onnx_fa.spec.terms import Causal, TensorArg
 
@@ -50,13 +49,15 @@ def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:
     q_shape = view.shape(q)
     if q_shape is None or len(q_shape) != 3 or not isinstance(q_shape[2], int) or Hq < 1 or Hkv < 1:
         raise NoMatch("the width of the query is not static")
-    if any(x is not None and x.dtype != q.dtype for x in (k, v, past_k, past_v)):
-        raise NoMatch("Q, K, V and the cache have different element types")
+    if q.dtype is None or any(x is not None and x.dtype != q.dtype for x in (k, v)):
+        raise NoMatch("Q, K and V have different element types")
     B = q_shape[0] if q_shape[0] is not None else f"{label}_b"
     S = q_shape[1] if q_shape[1] is not None else f"{label}_s"
     heads, D = _split_heads((q, k, v), q_shape[2], Hq, Hkv)
     seqlen: Expr = ints(S) if isinstance(S, int) else dim_of(q, 1)
-    seen = reshape(op("Add", cast(lengths, ir.DataType.INT64), ints(1)), -1)  # (B,): keys in sight of the last query
+    seen: Expr = reshape(
+        op("Add", cast(lengths, ir.DataType.INT64), ints(1)), -1
+    )  # (B,): keys in sight of the last query
     whole = reshape(cast(total, ir.DataType.INT64), 1)
     causal = bool(attr_int(node, "causal", 1))
     if not causal and past_k is not None:
@@ -80,24 +81,46 @@ def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:
     choices = [OperandChoice(x, HEADS_BEHIND, 1.0, h) for x, h in zip(heads, (Hq, Hkv, Hkv), strict=True)]
     operands = Operands(choices[0], choices[1], choices[2], (B,), Hq, Hkv, S, S, D, D)
     row: tuple[Expr, TensorArg] | None = None
+    presents = (canonical(operands.k), canonical(operands.v))
     if before is not None and past_k is not None and past_v is not None:
-        operands = _fill_cache(view, node, operands, (past_k, past_v), before, whole, seqlen, label)
-        row = per_row(before, B)
+        kept = [
+            read_kept(view, node, which, past, q.dtype, scale, (Hkv, D))
+            for which, past, scale in zip("kv", (past_k, past_v), inputs[12:14], strict=True)
+        ]
+        lengths_of = Lengths(seqlen, before, seen, whole)
+        size = _cached_window(node, bias)
+        filled = fill_cache(view, node, operands, (past_k, past_v), (kept[0], kept[1]), lengths_of, size, label)
+        operands, presents, seen = filled.operands, filled.presents, filled.seen
+        row = per_row(filled.before, B)
     elif (shape := view.shape(k)) is not None and k is not None and shape[1] != S:
         raise NoMatch("fewer or more keys than queries, without a cache")
     terms = _bound_keys(node, causal, row, per_row(seen, B))
-    return _match_with_bias(view, node, label, operands, terms, bias, sink, q.dtype, padded=row is not None)
+    made = [(out, x) for i, x in enumerate(presents) if (out := output(node, i + 1))]
+    return _match_with_bias(view, node, label, operands, terms, bias, sink, made, padded=row is not None)
 
 
 def _refuse_options(node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
-    """Raises NoMatch for what no spec expresses, or the CPU provider does not compute."""
-    kinds = [_text_attr(node, name, "NONE") for name in ("k_quant_type", "v_quant_type")]
-    if any(x is not None for x in inputs[12:14]) or any(kind != "NONE" for kind in kinds):
-        raise NoMatch("a quantised cache, whose rounding is part of the op")
-    if attr_int(node, "sliding_window_cache", 0):
-        raise NoMatch("a cache that holds a window only")
+    """Raises NoMatch for what no spec expresses."""
+    kinds = [typed_attr(node, name, ir.AttributeType.STRING) for name in ("k_quant_type", "v_quant_type")]
+    quantised = any(kind is not None and kind.as_string() != "NONE" for kind in kinds)
+    if (quantised or any(x is not None for x in inputs[12:14])) and inputs[3] is None:
+        raise NoMatch("a quantised cache without past_key and past_value, whose type says how it is kept")
+    if attr_int(node, "sliding_window_cache", 0) and inputs[3] is None:
+        raise NoMatch("a cache that holds a window only, without past_key and past_value, whose length is its capacity")
     if output(node, 3) is not None:
         raise NoMatch("the scores are an output that somebody reads")
+
+
+def _cached_window(node: ir.Node, bias: ir.Value | None) -> int:
+    """The window whose rows are all that the cache holds; 0 for a cache that holds every row."""
+    if not attr_int(node, "sliding_window_cache", 0):
+        return 0
+    window = attr_int(node, "local_window_size", -1)
+    if window < 1:
+        raise NoMatch("a cache that holds a window only, without a local_window_size")
+    if bias is not None:
+        raise NoMatch("attention_bias, whose columns are those of all keys, over a cache that holds a window only")
+    return window
 
 
 def _split_heads(
@@ -141,12 +164,16 @@ def _normalised(
         )
     epsilon = Const(np.asarray(attr_float(node, "qk_norm_epsilon", 1e-6), np.float32))
     normalised: list[Expr] = []
+    is_wide = dtype == ir.DataType.FLOAT
     for x, weight in zip(heads, given, strict=True):
-        wide = cast(x, ir.DataType.FLOAT)
+        wide = x if is_wide else cast(x, ir.DataType.FLOAT)
         squares = op("ReduceSum", op("Mul", wide, wide), ints(-1), keepdims=1)
         mean = op("Div", squares, Const(np.asarray(head_dim, np.float32)))
         scaled = op("Div", wide, op("Sqrt", op("Add", mean, epsilon)))
-        normalised.append(cast(op("Mul", scaled, cast(weight, ir.DataType.FLOAT)), dtype))
+        if is_wide:
+            normalised.append(op("Mul", scaled, weight))
+        else:
+            normalised.append(cast(op("Mul", scaled, cast(weight, ir.DataType.FLOAT)), dtype))
     return normalised
 
 
@@ -173,7 +200,7 @@ def _match_with_bias(
     terms: list[Term],
     bias: ir.Value | None,
     sink: ir.Value | None,
-    dtype: ir.DataType | None,
+    presents: list[tuple[ir.Value, Expr]],
     *,
     padded: bool,
 ) -> Match:
@@ -188,15 +215,12 @@ def _match_with_bias(
             terms.append(padded_mask(view, bias, operands, 0.0))  # behind the keys in sight
         else:
             steps.append(AddTerm(bias))
-    presents = [
-        (out, canonical(choice)) for i, choice in ((1, operands.k), (2, operands.v)) if (out := output(node, i))
-    ]
     # With a window, a query behind the end of its row may have no key: the CPU provider's paths yield zero for it, or what they
     # would without a window, as it is padding.
     guard: Guard = "zero" if attr_int(node, "local_window_size", -1) > 0 else ""
-    match = match_op(
-        view, node, label, operands, steps, terms, presents, DTYPES.get(dtype or ir.DataType.UNDEFINED), guard
-    )
+    query = present(node, 0)
+    dtype = DTYPES.get((query.dtype if query is not None else None) or ir.DataType.UNDEFINED)
+    match = match_op(view, node, label, operands, steps, terms, presents, dtype, guard)
     if sink is not None:
         if DTYPES.get(sink.dtype or ir.DataType.UNDEFINED) is None:
             raise NoMatch("a head_sink that is not a float")
@@ -206,11 +230,6 @@ def _match_with_bias(
     if attr_int(node, "smooth_softmax", 0) == 1:
         return _add_sink(match, Const(np.zeros(1, np.float32)), TensorArg((1,), "f32"))
     return match
-
-
-def _text_attr(node: ir.Node, name: str, default: str) -> str:
-    attr = typed_attr(node, name, ir.AttributeType.STRING)
-    return default if attr is None else attr.as_string()
 
 
 def _add_sink(match: Match, sink: Expr, arg: TensorArg) -> Match:
@@ -243,51 +262,3 @@ def _rotate_heads(
         raise NoMatch("the width of the rotary tables is not static")
     tables = [op("Unsqueeze", op("Gather", t, positions, axis=0), ints(2)) for t in (cos, sin)]
     return rotate_heads(_OPS, x, *tables, half=table[-1], head_dim=head_dim, third=heads, interleaved=interleaved)
-
-
-def _fill_cache(
-    view: GraphView,
-    node: ir.Node,
-    operands: Operands,
-    pasts: tuple[ir.Value, ir.Value],
-    before: Expr,
-    whole: Expr,
-    Sq: Expr,
-    label: str,
-) -> Operands:
-    """K and V as the present outputs have them: the past up to `before`, the new rows, then zeros."""
-    shapes = [view.shape(x) for x in pasts]
-    if any(s is None or len(s) != 4 for s in shapes):
-        raise NoMatch("past_key and past_value must have four dims")
-    had = same("the lengths of past_key and past_value", *(s[2] for s in shapes if s is not None))
-    made = [view.shape(x) for x in node.outputs[1:3] if x is not None]
-    total = same("the lengths of the present outputs", *(s[2] for s in made if s is not None and len(s) == 4))
-    if isinstance(total, int) and isinstance(had, int) and total == had:
-        size: Expr = ints(total)
-        missing: Expr | None = None
-    else:
-        held = dim_of(pasts[0], 2)
-        size = op("Max", held, whole)
-        missing = op("Sub", size, held)
-    kind = DTYPES.get(pasts[0].dtype or ir.DataType.UNDEFINED)
-    if kind not in ("f32", "f16", "bf16"):
-        raise NoMatch("a cache that is neither f32, f16 nor bf16")
-    zero = Const(np.asarray(0, NUMPY[kind]))
-    at = reshape(op("Range", Const(np.asarray(0)), reshape(size), Const(np.asarray(1))), 1, 1, -1, 1)
-    start = reshape(before, -1, 1, 1, 1)
-    end = op("Add", start, Sq)
-    choices = []
-    for past, new in zip(pasts, (operands.k, operands.v), strict=True):
-        fresh = canonical(new)
-        if operands.Sq != 1:
-            last = op("Sub", Sq, ints(1))
-            index = op("Min", op("Max", op("Sub", at, start), ints(0)), last)
-            shape = concat(0, dim_of(fresh, 0), ints(int(operands.Hkv)), size, ints(operands.D))
-            fresh = op("GatherElements", fresh, op("Expand", index, shape), axis=2)
-        if missing is None:
-            old: Expr = past
-        else:
-            old = op("Pad", past, concat(0, ints(0, 0, 0, 0, 0, 0), missing, ints(0)), zero)
-        value = op("Where", op("Less", at, start), old, op("Where", op("Less", at, end), fresh, zero))
-        choices.append(OperandChoice(value, (0, 1, 2, 3), 1.0, new.heads))
-    return replace(operands, k=choices[0], v=choices[1], Skv=total if total is not None else f"{label}_total")

@@ -580,26 +580,35 @@ def gqa(
     sink: bool = False,
     norms: bool = False,
     kind: int = T.FLOAT,
+    integers: tuple[str, int] | None = None,
     **attrs: Any,
 ) -> onnx.ModelProto:
-    """GroupQueryAttention over a cache of `past` rows, of which every batch row has `lengths` with those of this call."""
+    """GroupQueryAttention over a cache of `past` rows, of which every batch row has `lengths` with those of this call. `integers`:
+    how the cache is quantised, and to how many bits."""
     b, d = len(lengths), 16
     total = max(lengths)
-    kept = max(past or 0, total)
+    kept = past if attrs.get("sliding_window_cache") and past else max(past or 0, total)
+    cache, scale = (kind, d), [1]
+    if integers is not None:
+        how, bits = integers
+        cache = (T.INT8, d) if bits == 8 else (T.UINT8, d // 2)
+        scale = [1] if how == "PER_TENSOR" else [1, HKV, 1, d]
+        attrs |= {"k_quant_type": how, "v_quant_type": how, "kv_cache_bit_width": bits}
     width = (HQ + 2 * HKV) * d if packed else HQ * d
     inputs: list[Input | None] = [("q", [b, s, width], kind)]
     inputs += [None, None] if packed else [(n, [b, s, HKV * d], kind) for n in "kv"]
-    inputs += [(n, [b, HKV, past, d], kind) for n in ("pk", "pv")] if past is not None else [None, None]
+    inputs += [(n, [b, HKV, past, cache[1]], cache[0]) for n in ("pk", "pv")] if past is not None else [None, None]
     inputs += [("lengths", [b], T.INT32), ("total", [1], T.INT32)]
     inputs += [(n, [32, rotary], T.FLOAT) for n in ("cos", "sin")] if rotary else [None, None]
     inputs.append(("positions", [b, s], T.INT64) if positions else None)
     inputs.append(("extra", extra, T.FLOAT) if extra else None)
     inputs.append(("sink", [HQ], T.FLOAT) if sink else None)
-    inputs += [None, None, *((f"{n}_norm", [d], kind) for n in "qk")] if norms else []
+    inputs += [(f"{n}_scale", scale, T.FLOAT) for n in "kv"] if integers else [None, None]
+    inputs += [(f"{n}_norm", [d], kind) for n in "qk"] if norms else []
     while inputs[-1] is None:
         inputs.pop()
     outputs: list[Input] = [("o", [b, s, HQ * d], kind)]
-    outputs += [(n, [b, HKV, kept, d], kind) for n in ("nk", "nv")]
+    outputs += [(n, [b, HKV, kept, cache[1]], cache[0]) for n in ("nk", "nv")]
     if rotary:
         attrs["do_rotary"] = 1
     fixed = {"lengths": [n - 1 for n in lengths], "total": [total], "positions": positions}
