@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 import sympy
 
-from onnx_fa.graph.lengths import Tail, dim_of, expression, is_never_negative, larger_of, smaller_of
+from onnx_fa.graph.lengths import Tail, Widest, dim_of, expression, is_never_negative, larger_of, smaller_of
 from onnx_fa.spec.terms import Dim
 
 Shape = tuple[Dim | None, ...]
@@ -50,11 +50,24 @@ def broadcast_dims(dims: Iterable[Dim | None]) -> Dim | None:
     fixed = {d for d in wide if isinstance(d, int)}
     if fixed:
         return next(iter(fixed))
-    if not wide or len(wide) == 1:
-        return next(iter(wide), 1)
-    absorbed = {d for d in wide if any(is_cut_to(d, other) for other in wide)}
-    left = wide - absorbed
-    return next(iter(left)) if len(left) == 1 else None
+    if None in wide or len(wide) < 2:
+        return None if None in wide else next(iter(wide), 1)
+    wide = {part for d in wide for part in broadcast_parts(d)}
+    left = [expression(d) for d in wide if d is not None and not any(is_cut_to(d, other) for other in wide)]
+    return dim_of(Widest(*left)) if left else None
+
+
+def broadcast_parts(dim: Dim | None) -> tuple[Dim | None, ...]:
+    """The lengths of which a dim is the one that they broadcast to; the dim itself if it is no such length."""
+    if not isinstance(dim, str) or not dim.startswith("broadcast("):
+        return (dim,)
+    expr = expression(dim)
+    return tuple(map(dim_of, expr.args)) if isinstance(expr, Widest) else (dim,)
+
+
+def takes_in(whole: Dim | None, dim: Dim | None) -> bool:
+    """Whether what has `dim` broadcasts beside what has `whole` to nothing but `whole`."""
+    return whole is not None and dim is not None and broadcast_dims((whole, dim)) == whole
 
 
 def is_cut_to(dim: Dim | None, whole: Dim | None) -> bool:

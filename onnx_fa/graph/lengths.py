@@ -107,6 +107,25 @@ class Tail(sympy.Function):  # type: ignore[misc]
     is_nonnegative = True
 
 
+class Widest(sympy.Function):  # type: ignore[misc]
+    """The length that axes of the arguments' lengths broadcast to, where they do: the one that is not 1."""
+
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, *given: sympy.Expr) -> sympy.Expr | None:
+        """The normal form: no argument is a number or broadcasts itself, and none stands there twice."""
+        flat = [x for a in given for x in (a.args if isinstance(a, cls) else (a,))]
+        number = next((x for x in flat if x.is_Integer and x != 1), None)
+        if number is not None:
+            return number  # the others are 1 or as long
+        wide = sorted({x for x in flat if x != 1}, key=str)
+        if len(wide) < 2:
+            return wide[0] if wide else sympy.Integer(1)
+        return None if tuple(wide) == given else cls(*wide)
+
+
 def smaller_of(*given: sympy.Expr) -> sympy.Expr:
     """The smallest one; which one it is, where that is certain. What all have in common stands outside and no minimum stands in
     another, so that equal minima are written alike."""
@@ -163,9 +182,9 @@ def _write_product(number: sympy.Expr, rest: sympy.Expr) -> str | None:
 def _write_atom(expr: sympy.Expr) -> str | None:
     if expr.is_Symbol:
         return _write_symbol(str(expr.name))
-    if isinstance(expr, sympy.Min | sympy.Max):
+    if isinstance(expr, sympy.Min | sympy.Max | Widest):
         parts = [_write(sympy.expand(a)) for a in expr.args]
-        name = "min" if isinstance(expr, sympy.Min) else "max"
+        name = "broadcast" if isinstance(expr, Widest) else "min" if isinstance(expr, sympy.Min) else "max"
         return (
             None if None in parts or len(parts) > _MAX_TERMS else f"{name}({', '.join(sorted(p for p in parts if p))})"
         )
@@ -190,6 +209,7 @@ _FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "min": smaller_of,
     "max": lambda *given: reduce(larger_of, given),
     "tail": Tail,
+    "broadcast": Widest,
 }
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import sympy
 
 from onnx_fa.graph.dims import Shape, is_cut_to, pad_shapes
-from onnx_fa.graph.lengths import dim_of, expression, is_never_negative
+from onnx_fa.graph.lengths import Widest, dim_of, expression, is_never_negative
 from onnx_fa.spec.terms import Dim
 
 _MaybeShape = TypeVar("_MaybeShape", Shape, Shape | None)
@@ -27,8 +27,8 @@ class Limits:
         """Numbers that expressions never exceed."""
         self._least: set[sympy.Expr] = set()
         """Expressions that are the length of something, and so never negative."""
-        self._same: dict[sympy.Symbol, sympy.Symbol] = {}
-        """Symbols that are another symbol, which is not among them."""
+        self._same: dict[sympy.Expr, sympy.Expr] = {}
+        """Symbols, and lengths that others broadcast to, which equal another one, in which none of them stands."""
 
     def learn_broadcast(self, shapes: Sequence[Shape]) -> None:
         """Takes in what must hold for shapes to broadcast to each other."""
@@ -48,8 +48,26 @@ class Limits:
             (times, symbol), (also, other) = (self._resolve(expression(d)).as_coeff_Mul() for d in (first, second))
             multiples = times == also and times > 1 and symbol.is_Symbol and other.is_Symbol
             if multiples and symbol != other and len(self._same) < _MOST:
-                self._same = {name: symbol if kept == other else kept for name, kept in self._same.items()}
-                self._same[other] = symbol
+                self._set_same(other, symbol)
+            elif times == also and times > 1:
+                self._learn_widest(symbol, other)
+
+    def learn_equal(self, a: Dim | None, b: Dim | None) -> None:
+        """Takes in that two dims are equal, as those that a MatMul sums over: where one is the length that the other broadcasts to
+        beside a third, that third one is absorbed."""
+        if isinstance(a, str) and isinstance(b, str) and a != b:
+            self._learn_widest(*(self._resolve(expression(d)) for d in (a, b)))
+
+    def _learn_widest(self, a: sympy.Expr, b: sympy.Expr) -> None:
+        """Takes in that two lengths are equal, of which one is what the other and more lengths broadcast to."""
+        wide, other = (a, b) if isinstance(a, Widest) else (b, a)
+        parts = set(other.args) if isinstance(other, Widest) else {other}
+        if isinstance(wide, Widest) and parts < set(wide.args) and len(self._same) < _MOST:
+            self._set_same(wide, other)
+
+    def _set_same(self, expr: sympy.Expr, kept: sympy.Expr) -> None:
+        self._same = {name: old.xreplace({expr: kept}) for name, old in self._same.items()}
+        self._same[expr] = kept
 
     def _resolve(self, expr: sympy.Expr) -> sympy.Expr:
         """The expression with one symbol for those that are equal."""
@@ -76,7 +94,7 @@ class Limits:
 
     def _settle(self, dim: str) -> Dim | None:
         expr = self._resolve(expression(dim))
-        if not self._same.keys().isdisjoint(expression(dim).free_symbols):
+        if expr != expression(dim):
             expr = sympy.expand(expr)
         elif "min(" not in dim:
             return dim

@@ -25,8 +25,9 @@ from onnx_fa.graph.lengths import dim_of, expression, is_never_negative
 from onnx_fa.graph.ops import typed_attr
 from onnx_fa.spec.terms import Dim
 
-_ALL = (1 << 31) - 1
-"""An end of a Slice that no length reaches."""
+_ALL = 10**9
+"""An end of a Slice that no length reaches: what is read of masks takes lengths to be at most 2^24. Exporters write it, and numbers
+above, for an end that is left open."""
 
 
 def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim | None:

@@ -16,6 +16,7 @@ from onnx_fa.graph.dims import (
     Shape,
     add_dims,
     broadcast,
+    broadcast_dims,
     is_trusted,
     known,
     multiply_dims,
@@ -36,8 +37,9 @@ _SAME = frozenset(
     "Reciprocal ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu "
     "Swish Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu "
     "QuantizeLinear DequantizeLinear RandomUniformLike RandomNormalLike Bernoulli Selu Celu Mish HardSigmoid ThresholdedRelu "
-    "LpNormalization LRN Hardmax ReverseSequence Shrink Softsign".split()
+    "LpNormalization LRN Hardmax ReverseSequence Shrink Softsign Erfc".split()
 )
+"""Erfc is no operator of ONNX: tf2onnx leaves TensorFlow's, which is elementwise, under its name."""
 _BROADCAST = frozenset(
     "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod PRelu".split()
 )
@@ -67,6 +69,12 @@ class SymbolicShapes:
             return self._limits.settle(self._shapes[value])
         return self._limits.settle(recorded(value))
 
+    def takes_in(self, whole: Dim | None, dim: Dim | None) -> bool:
+        """Whether what has `dim` broadcasts beside what has `whole` to nothing but `whole`, or the model fails."""
+        return (
+            whole is not None and dim is not None and self._limits.settle((broadcast_dims((whole, dim)),)) == (whole,)
+        )
+
     def _visit(self, node: ir.Node) -> None:
         self._follow(node)
         self._learn(node)
@@ -95,8 +103,13 @@ class SymbolicShapes:
             if have is not None and len(have) == len(found):
                 # Of two lengths that might differ it is not known which one a broadcast has, whatever somebody calls it.
                 pairs, told = zip(have, found, strict=True), op_of(node) in _BROADCAST
-                found = tuple(h if is_trusted(out, h) or not (told or self._named.knows(f)) else f for h, f in pairs)
+                found = tuple(h if is_trusted(out, h) or not (told or self._says_more(f, h)) else f for h, f in pairs)
             self._shapes[out] = found
+
+    def _says_more(self, found: Dim | None, have: Dim | None) -> bool:
+        """Whether what the ops say of a dim is worth more than what is recorded. Of two symbols that nobody named, that of the ops
+        stands elsewhere too."""
+        return self._named.knows(found) or (found is not None and not known(have))
 
     def _learn(self, node: ir.Node) -> None:
         """Keeps what must hold for the node not to fail, if it is sure to run."""
@@ -106,6 +119,8 @@ class SymbolicShapes:
             shapes = [shape for i in range(len(node.inputs)) if (shape := self._in(node, i)) is not None]
             batch = op_of(node) == "MatMul"
             self._limits.learn_broadcast([shape[:-2] if batch else shape for shape in shapes])
+            if batch and len(shapes) == 2 and min(map(len, shapes)) > 1:
+                self._limits.learn_equal(shapes[0][-1], shapes[1][-2])
         for out in node.outputs:
             self._limits.learn_lengths(self.shape(out) or ())
 
@@ -120,8 +135,7 @@ class SymbolicShapes:
             shapes = [self._in(node, i) for i in range(len(node.inputs))]
             return None if any(s is None for s in shapes) else broadcast([s for s in shapes if s is not None])
         if kind == "Range":
-            bounds = [self.elements(i) for i in node.inputs]
-            return (range_dim(*(b[0] if b else None for b in bounds)),)
+            return (range_dim(*map(self._bound, node.inputs)),)
         if kind == "ConstantOfShape":
             return self.elements(node.inputs[0])
         if first is None:
@@ -323,6 +337,20 @@ class SymbolicShapes:
         if array is None or array.ndim > 1 or array.size > _MAX_SHAPE or array.dtype.kind not in "iu":
             return None
         return tuple(int(a) for a in array.reshape(-1))
+
+    def _bound(self, value: ir.Value | None) -> Dim | None:
+        """A bound of a Range, which may be a float: a whole number all the same, or unknown."""
+        found = self.elements(value)
+        if found is not None or value is None:
+            return found[0] if found else None
+        array = self._const(value)
+        whole = (
+            array is not None
+            and array.size == 1
+            and array.dtype.kind == "f"
+            and float(array.reshape(-1)[0]).is_integer()
+        )
+        return int(array.reshape(-1)[0]) if whole and array is not None else None
 
     def _elements(self, value: ir.Value | None) -> Data | None:
         """As `elements`, of any rank."""

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.graph.axes import node_axes
 from onnx_fa.graph.bounded import MAX_FOLDED_ELEMENTS, result_elements
-from onnx_fa.graph.dims import recorded
+from onnx_fa.graph.dims import recorded, takes_in
 from onnx_fa.graph.ops import STANDARD, asks_only, attr_int, op_of
 from onnx_fa.graph.symbolic import SymbolicShapes
 from onnx_fa.spec.dtypes import ONNX
@@ -205,6 +205,10 @@ class GraphView:
             self._symbolic = SymbolicShapes(self.model, self.const)
             self._consts = {v: a for v, a in self._consts.items() if a is not None}  # some may be known now
         return shape if self._symbolic is None else self._symbolic.shape(value)
+
+    def takes_in(self, whole: Dim | None, dim: Dim | None) -> bool:
+        """Whether what has `dim` broadcasts beside what has `whole` to nothing but `whole`, in every run that does not fail."""
+        return takes_in(whole, dim) or (self._symbolic is not None and self._symbolic.takes_in(whole, dim))
 
     def dims(self, value: ir.Value) -> tuple[Dim | None, ...] | None:
         """The elements of a small integer tensor that is computed from shapes, as dims; None when it is something else."""

@@ -59,7 +59,6 @@ from onnx_fa.match.types import (
 )
 from onnx_fa.match.walk_down import apply_drops, walk_after
 from onnx_fa.match.walk_up import parse_score
-from onnx_fa.match.widened import widen
 from onnx_fa.match.wraps import wrap_in_type
 from onnx_fa.spec.terms import never_empty
 
@@ -178,7 +177,6 @@ def _match_tail(
             steps, guarded, weights, why = _dropped_or_weighted([*inner, *behind.steps], behind, guard, anchor)
             site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axis)
             placed = place_steps(view, patterns, site, steps, dtype)
-            operands, placed = widen(view, patterns, site, placed, dtype, label)
             match = build_match(
                 view,
                 patterns.mask,
@@ -186,7 +184,7 @@ def _match_tail(
                     name=label,
                     op=anchor.op,
                     dtype=dtype,
-                    operands=operands,
+                    operands=site.operands,
                     steps=placed,
                     guard=guarded,
                     output=output,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.dims import broadcast_parts
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import GraphView
+from onnx_fa.match.axes import broadcast_sizes
 from onnx_fa.match.exprs import Call, Const, Expr, values_of
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import Match
@@ -91,6 +93,9 @@ def _dim(view: GraphView, node: ir.Node, dim: Dim | None, sources: Sequence[ir.V
     """A vector of one element that is the dim."""
     if isinstance(dim, int):
         return Const(np.asarray([dim], np.int64))
+    parts = broadcast_parts(dim)
+    if len(parts) > 1 and not any(dim in (view.shape(source) or ()) for source in sources):
+        return broadcast_sizes([_dim(view, node, part, sources) for part in parts])
     for source in sources:
         shape = view.shape(source) or ()
         if dim is not None and dim in shape:

@@ -107,6 +107,8 @@ class Atom:
     parts: list[Atom] = field(default_factory=list)
     whole: Atom | None = None
     """What it is a part of."""
+    apart: bool = False
+    """Operands, or a mask, have lengths of their own there, of which `size` is the one that they broadcast to."""
 
     def leaves(self) -> list[Atom]:
         return [leaf for p in self.parts for leaf in p.leaves()] if self.parts else [self]
@@ -170,6 +172,8 @@ class Source:
 
     value: Expr
     axis: int
+    others: tuple[Source, ...] = ()
+    """The size is the one that these and the value's axis broadcast to."""
 
 
 Sources = dict[Atom, Source]
@@ -268,6 +272,19 @@ def run_time_size(axis: Axis, sources: Sources, own: Source | None = None) -> Ex
     source = own or (sources.get(axis[0]) if len(axis) == 1 else None)
     if source is None:
         raise NoMatch("a reshape of Q, K, V or a mask needs a size that is not known")
+    return broadcast_sizes([_read_size(s) for s in (source, *source.others)])
+
+
+def broadcast_sizes(sizes: Sequence[Expr]) -> Expr:
+    """The size that all of them broadcast to where they do, as a one-element int64 tensor: the first one that is not 1, or 1."""
+    total, *rest = sizes
+    one = Const(np.asarray([1], np.int64))
+    for size in rest:
+        total = Call("Where", (Call("Equal", (total, one)), size, total))
+    return total
+
+
+def _read_size(source: Source) -> Expr:
     at = Const(np.asarray([source.axis], np.int64)), Const(np.asarray([source.axis + 1], np.int64))
     return Call("Slice", (Call("Shape", (source.value,)), *at))
 

@@ -10,6 +10,7 @@ from onnx_fa.graph.dims import known
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, multiply_sizes
 from onnx_fa.match.frames import Frames
+from onnx_fa.match.joined import join_dims, widen_by_operand, widen_to_probabilities
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import Product, Weighting
 from onnx_fa.spec.terms import Dim
@@ -20,19 +21,23 @@ def is_unit(p: Product, side: int, letter: str) -> bool:
 
 
 def name_atoms(p: Product, at: ir.Node) -> dict[str, Atom]:
-    """An atom for every letter that is not of size one. Raises NoMatch for batch dims that are not provably equal."""
+    """An atom for every letter that is not of size one. Batch dims that are not provably equal broadcast. Raises NoMatch where it
+    is not known what to."""
     atoms: dict[str, Atom] = {}
     for letter in dict.fromkeys("".join(p.letters)):
+        apart = False
         dims = [p.shapes[i][p.letters[i].index(letter)] for i in (0, 1) if letter in p.letters[i]]
         if letter in p.out and len(dims) == 2:
             wide = [d for d in dims if d != 1]
-            if len(wide) == 2 and (wide[0] is None or wide[0] != wide[1]):
+            apart = len(wide) == 2 and (wide[0] is None or wide[0] != wide[1])
+            joined = join_dims(*wide) if apart else None
+            if apart and joined is None:
                 batch = _list_batch_dims(p)
                 raise NoMatch(f"the batch dims of Q {batch[0]} and K {batch[1]} are not provably equal", at)
-            dims = wide
+            dims = [joined] if apart else wide
         size = best_name(dims, f"{at.name}_{letter}")
         if size != 1:
-            atoms[letter] = Atom(letter, size)
+            atoms[letter] = Atom(letter, size, apart=apart)
     return atoms
 
 
@@ -90,6 +95,9 @@ def name_value_axes(
         raise NoMatch("the rank of the probabilities is not that of the score", pv.node)
     axis_of: dict[str, Axis] = {x: leaves(a) for x, a in zip(p_letters, frames.prob, strict=True)}
     contracted = [x for x in p_letters if x not in pv.out]
+    for letter, p_dim in zip(p_letters, pv.shapes[side], strict=True):
+        if letter not in contracted:
+            widen_to_probabilities(view, axis_of[letter], p_dim)
     if [a for x in contracted for a in axis_of[x]] != list(keys) or len(contracted) != 1:
         raise NoMatch(
             "the probabilities are not the left operand of the matmul with V, or it sums over another axis than the keys",
@@ -117,7 +125,8 @@ def name_value_axes(
         else:
             have = axis_of[letter]
             p_dim = pv.shapes[side][p_letters.index(letter)]
-            if dim is None or (not has_size(have, dim) and dim != p_dim):
+            provable = dim is not None and (has_size(have, dim) or dim == p_dim)
+            if not provable and not widen_by_operand(have, dim):
                 batch = _list_batch_dims(pv)
                 raise NoMatch(
                     f"the batch dims of the probabilities {batch[side]} and V {batch[1 - side]} are not provably equal",

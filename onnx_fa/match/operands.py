@@ -18,11 +18,13 @@ from onnx_fa.match.dims import (
     name_atoms,
     name_value_axes,
 )
-from onnx_fa.match.exprs import Expr
+from onnx_fa.match.exprs import Expr, values_of
 from onnx_fa.match.frames import Frames, trace_axes
+from onnx_fa.match.joined import find_size, widen_reading
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.placed import Site
 from onnx_fa.match.types import OperandChoice, Operands, Patterns, Product, Step, Weighting
+from onnx_fa.match.walk_up import operands_of
 from onnx_fa.spec.terms import Dim
 
 
@@ -83,7 +85,7 @@ def plan_site(
     q = _Operand(qk, 1 - k_side, q_axes, q_rows, d_group)
     k = _Operand(qk, k_side, k_axes, k_rows, d_group)
     v = _Operand(pv, 1 - weighting.side, v_axes, k_rows, e_group, sums_rows=True)
-    sources = _find_sources((q, k, v))
+    sources = _find_sources(view, (q, k, v), steps)
     readings = [_read_operand(view, patterns, operand, lead, sources) for operand in (q, k, v)]
     Hq = lead[-1].size
     chosen = choose_readings(readings[0], readings[1], readings[2], Hq, at)
@@ -120,13 +122,18 @@ def _group_lead(
     return groups
 
 
-def _find_sources(operands: Sequence[_Operand]) -> Sources:
+def _find_sources(view: GraphView, operands: Sequence[_Operand], steps: Sequence[Step]) -> Sources:
     """For each atom that is an axis of its own, a value and its axis of that size."""
     sources: Sources = {}
+    values = values_of(*(o.value for o in operands), *(x for step in steps for x in operands_of(step)))
     for operand in operands:
         for i, axis in enumerate(operand.axes):
-            if len(leaves(axis)) == 1:
-                sources.setdefault(leaves(axis)[0], Source(operand.value, i))
+            if len(leaves(axis)) != 1:
+                continue
+            (atom,) = leaves(axis)
+            source = find_size(view, atom, values) if atom.apart else Source(operand.value, i)
+            if source is not None:
+                sources.setdefault(atom, source)
     return sources
 
 
@@ -136,7 +143,12 @@ def _read_operand(
     """Every reading of an operand, from the product up the graph."""
     summed, own = (operand.rows, operand.width) if operand.sums_rows else (operand.width, operand.rows)
     marked = _mark_units(operand.of, operand.side, operand.axes, summed, own)
-    return patterns.operand(view, operand.value, marked, (*lead, operand.rows, operand.width), sources)
+    groups = (*lead, operand.rows, operand.width)
+    found = patterns.operand(view, operand.value, marked, groups, sources)
+    if not any(a.apart for axis in operand.axes for a in leaves(axis)):
+        return found
+    lengths = operand.of.shapes[operand.side]
+    return [widen_reading(c, operand.axes, lengths, groups, sources) for c in found if c.integers is None]
 
 
 def _are_lengths_equal(k: _Operand, v: _Operand, keys: Sequence[Atom]) -> bool:

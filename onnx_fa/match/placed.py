@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match.axes import Axis, Group, Sources, leaves, run_time_size
+from onnx_fa.match.axes import Axis, Group, Sources, leaves
 from onnx_fa.match.exprs import Call, Expr
 from onnx_fa.match.frames import Frames
+from onnx_fa.match.joined import widen_mask
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import AddTerm, Factor, Map, Operands, Patterns, Regroup, Select, Step
 from onnx_fa.spec.expr import Position, ScoreExpr, parts
@@ -41,8 +42,10 @@ def place_steps(
             continue
         if isinstance(step, Map) and reads_position(step.expr) and not _is_aligned(site, axes, 2):
             raise NoMatch("a score function reads positions of axes that are moved afterwards")
+        if isinstance(step, Map) and reads_position(step.expr) and any(a.apart for g in site.groups for a in g.atoms):
+            raise NoMatch("a score function reads positions of rows that may be repeated afterwards")
         placed = change_tensors(step, _make_fit(view, patterns, site, axes))
-        result.append(_expand_keys(view, patterns, site, axes, placed, dtype))
+        result.append(_expand_mask(view, patterns, site, axes, placed, dtype))
     return result
 
 
@@ -58,26 +61,19 @@ def change_tensors(step: Step, change: Callable[[Expr], Expr]) -> Step:
     return step
 
 
-def _expand_keys(
+def _expand_mask(
     view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis], step: Step, dtype: str | None
 ) -> Step:
-    """The step with a mask expanded along the keys, where the length that the mask names is not known to be theirs.
+    """The step with a mask expanded along the keys, where the length that the mask names is not known to be theirs, and along
+    dims in which it may be shorter than the site.
 
-    It is that length or one: the product with V fixes how many keys the score has behind the mask, and K how many before it.
+    Along the keys it is that length or one: the product with V fixes how many keys the score has behind the mask, and K how many
+    before it.
     """
-    keys = site.groups[-1]
-    symbolic = site.keys_sure and isinstance(keys.size, str) and len(keys.atoms) == 1
-    if dtype is None or not symbolic or not _is_aligned(site, axes, 1) or not isinstance(step, (AddTerm, Select, Map)):
+    if dtype is None or not isinstance(step, (AddTerm, Select, Map)):
         return step
 
-    def wide(value: Expr) -> Expr:
-        shape = view.shape(value) if isinstance(value, ir.Value) else None
-        if not shape or shape[-1] in (1, keys.size):
-            return value
-        count = run_time_size(list(keys.atoms), site.sources)
-        return Call("Expand", (value, count), shape=(*shape[:-1], keys.size))
-
-    expanded = change_tensors(step, wide)
+    expanded = change_tensors(step, lambda value: _widen(view, site, axes, value))
     if expanded == step:
         return step
     try:
@@ -85,6 +81,17 @@ def _expand_keys(
     except NoMatch:
         return expanded
     return step
+
+
+def _widen(view: GraphView, site: Site, axes: Sequence[Axis], value: Expr) -> Expr:
+    """A tensor expanded along those of its last axes that are canonical dims, where it may be shorter."""
+    shape = view.shape(value) if isinstance(value, ir.Value) else None
+    if isinstance(value, Call):
+        shape = value.shape
+    if not shape:
+        return value
+    aligned = next(n for n in range(len(shape), -1, -1) if _is_aligned(site, axes, n))
+    return widen_mask(view, value, shape, site.groups[len(site.groups) - aligned :], site.sources, site.keys_sure)
 
 
 def place_at_softmax(site: Site, value: Expr | None) -> Expr | None:
@@ -96,7 +103,8 @@ def place_at_softmax(site: Site, value: Expr | None) -> Expr | None:
 
 def place_on_probabilities(view: GraphView, patterns: Patterns, site: Site, value: Expr) -> Expr:
     """Takes a tensor that broadcasts to the softmax's result, and gives one that broadcasts to the canonical dims."""
-    return _make_fit(view, patterns, site, site.frames.given)(value)
+    placed = _make_fit(view, patterns, site, site.frames.given)(value)
+    return _widen(view, site, site.frames.given, placed) if placed is value else placed
 
 
 def _make_fit(view: GraphView, patterns: Patterns, site: Site, axes: Sequence[Axis]) -> Callable[[Expr], Expr]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnx_fa.graph.dims import known
+from onnx_fa.graph.dims import broadcast_parts, known
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.exprs import Expr, values_of
@@ -133,6 +133,9 @@ def _refuse_broadcast(view: GraphView, outer: ir.Value, peel: Peel) -> None:
     after, before = view.shape(outer), view.shape(inner)
     if after is None or before is None:
         return  # the mask terms ask for the shapes that they need
-    pairs = zip(after, before, strict=False)
+    # Of lengths that are broadcast to each other it is seen later what has which (`joined`).
+    pairs = [
+        (a, b) for a, b in zip(after, before, strict=False) if len(broadcast_parts(a)) < 2 or not view.takes_in(a, b)
+    ]
     if len(after) != len(before) or any(known(a) and a != b and (known(b) or isinstance(a, int)) for a, b in pairs):
         raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", outer.producer())

@@ -70,7 +70,7 @@ def skip_added_zero(view: GraphView, anchor: Anchor, value: ir.Value, users: Seq
     if other is None or have is None or want is None or not _is_zero(view, other):
         return None
     pairs = zip(reversed(have), reversed(want), strict=False)
-    fits = len(have) <= len(want) and all(h == 1 or (h is not None and h == w) for h, w in pairs)
+    fits = len(have) <= len(want) and all(h == 1 or view.takes_in(w, h) for h, w in pairs)
     if not fits:
         raise NoMatch(
             f"zeros of shape {list(have)} that are added to the probabilities may widen {list(want)}", users[0]

@@ -23,6 +23,7 @@ from onnx_fa.graph.dims import (
     range_dim,
     smaller_dim,
     subtract_dims,
+    takes_in,
 )
 from onnx_fa.graph.lengths import MAX_LETTERS, dim_of, expression
 from onnx_fa.graph.limits import Limits
@@ -101,13 +102,13 @@ def test_a_cut_table_broadcasts_to_what_it_was_cut_to_and_to_nothing_else() -> N
     assert cut == "min(512, seq)"
     assert is_cut_to(cut, "seq")
     assert broadcast([("b", "seq", 8), (1, cut, 8)]) == ("b", "seq", 8)
-    assert broadcast([("b", "other", 8), (1, cut, 8)]) == ("b", None, 8)
+    assert broadcast([("b", "other", 8), (1, cut, 8)]) == ("b", "broadcast(min(512, seq), other)", 8)
     # Of a table of one row the rows may be repeated, and no rows stay none.
     assert not is_cut_to(slice_dim(1, 0, "seq", 1), "seq")
     # A window that ends behind the table may be empty beside one query.
     window = slice_dim(512, "past", "past + seq", 1)
     assert window == "min(512, past + seq) - min(512, past)"
-    assert broadcast([("b", "seq"), (1, window)]) == ("b", None)
+    assert broadcast([("b", "seq"), (1, window)]) == ("b", f"broadcast({window}, seq)")
 
 
 def test_a_limit_once_learnt_resolves_the_minima_below_it() -> None:
@@ -120,6 +121,27 @@ def test_a_limit_once_learnt_resolves_the_minima_below_it() -> None:
     assert limits.settle(("seq - min(1, seq)",)) == ("seq - min(1, seq)",)
     limits.learn_lengths(("seq - 1", 7))
     assert limits.settle(("seq - min(1, seq)",)) == ("seq - 1",)
+
+
+def test_what_lengths_broadcast_to_has_a_normal_form() -> None:
+    assert dim_of(expression("broadcast(n, broadcast(1, m), n)")) == "broadcast(m, n)"
+    assert dim_of(expression("4*broadcast(m, m) + broadcast(n, 1)")) == "4*m + n"
+    assert dim_of(expression("broadcast(n, 0, m)")) == 0
+    assert takes_in("broadcast(m, n)", "n") and takes_in("n", "n") and takes_in(4, "n") and takes_in("n", 1)
+    assert not takes_in("n", "broadcast(m, n)") and not takes_in("n", "m") and not takes_in("n", 4)
+
+
+def test_lengths_that_must_be_equal_show_which_broadcasts_to_which() -> None:
+    """Of a tensor with 4 * broadcast(b, c) rows beside one with 4 * b neither has one row. What a MatMul sums over does not
+    broadcast at all."""
+    limits = Limits()
+    limits.learn_broadcast([("4*broadcast(b, c)", 9, 9), ("4*b", 9, 8)])
+    assert limits.settle(("broadcast(b, c)", "2*broadcast(b, c)", "c")) == ("b", "2*b", "c")
+    limits.learn_equal("broadcast(s, t)", "t")
+    assert limits.settle(("broadcast(s, t)", "broadcast(s, t, u)")) == ("t", "broadcast(s, t, u)")
+    limits.learn_equal("n", "m")
+    limits.learn_broadcast([("broadcast(n, m)",), ("n",)])
+    assert limits.settle(("n", "m", "broadcast(m, n)")) == ("n", "m", "broadcast(m, n)")
 
 
 def test_maxima_are_written_as_minima() -> None:

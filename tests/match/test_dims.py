@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 import pytest
 
@@ -37,7 +39,11 @@ def test_letters_become_atoms() -> None:
     atoms = name_atoms(qk, qk.node)
     assert {x: a.size for x, a in atoms.items()} == {"A": 2, "B": 3, "m": 6, "k": 4, "n": "n"}
     assert is_unit(qk, 0, "A") and not is_unit(qk, 1, "A")
-    other = product_of("float[b,3,6,4] q, float[c,3,4,8] kt", "y = MatMul(q, kt)")
+    apart = product_of("float[b,3,6,4] q, float[c,3,4,8] kt", "y = MatMul(q, kt)")
+    assert name_atoms(apart, apart.node)["A"].size == "broadcast(b, c)"
+    assert [x for x, a in name_atoms(apart, apart.node).items() if a.apart] == ["A"]
+    other = product_of("float[b,3,6,4] q, float[N,3,4,8] kt", "y = MatMul(q, kt)")
+    other = replace(other, shapes=(other.shapes[0], (None, *other.shapes[1][1:])))
     with pytest.raises(NoMatch, match=r"batch dims of Q .* and K .* are not provably equal"):
         name_atoms(other, other.node)
 

@@ -955,7 +955,7 @@ def keys_concatenated_along_heads() -> onnx.ModelProto:
 # Lengths known only at run time
 
 
-SIZES = {"b": 2, "c": 2, "s": 5, "t": 7, "p": 3, "u": 7, "w": 6}
+SIZES = {"b": 2, "c": 2, "s": 5, "t": 7, "p": 3, "u": 7, "w": 6, "m": 5, "n": 5, "bh": B * H}
 """What the symbols are in a test."""
 
 
@@ -1109,20 +1109,40 @@ def dynamic_mask_of_another_length() -> onnx.ModelProto:
     return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "s", E)
 
 
-@refuse
+@match
 def dynamic_masks_of_other_rows() -> onnx.ModelProto:
     """One query and a mask of many would be many queries. Which of two masks has how many is not known."""
     g = Dynamic(17)
     q, k, v = qkv(g, ("b", H, "s", D), ("b", H, "t", D), ("b", H, "t", E))
     score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
-    score = g.op("Add", score, g.input("mask", ["b", 1, "u", "t"]))
-    score = g.op("Add", score, g.input("mask2", ["b", 1, "w", "t"]))
-    return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "u", E)
+    score = g.op("Add", score, g.input("mask", ["b", 1, "m", "t"]))
+    score = g.op("Add", score, g.input("mask2", ["b", 1, "n", "t"]))
+    return g.done(g.op("MatMul", g.softmax(score), v), "b", H, "o", E)
 
 
-@refuse
+@match
 def dynamic_batches_that_may_differ() -> onnx.ModelProto:
+    """A batch of one broadcasts."""
     g = Dynamic(17)
     q, k, v = qkv(g, ("b", H, "s", D), ("c", H, "t", D), ("c", H, "t", E))
     score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
     return g.done(g.op("MatMul", g.softmax(score), v), "d", H, "s", E)
+
+
+@match
+def dynamic_batches_beside_heads() -> onnx.ModelProto:
+    """Of Q a batch and the heads are one axis, of K a batch."""
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, S, D), ("bh", "t", D), ("bh", "t", E))
+    q = g.reshape(q, -1, S, D)
+    p = g.softmax(g.scaled(g.op("MatMul", q, g.transpose(k, 0, 2, 1))))
+    return g.done(g.op("MatMul", p, v), "d", S, E)
+
+
+@refuse
+def dynamic_heads_of_a_mask() -> onnx.ModelProto:
+    """A mask of many heads makes many of one head of Q, K and V."""
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", 1, "s", D), ("c", 1, "t", D), ("c", 1, "t", E))
+    score = g.op("Add", g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)), g.input("mask", ["d", "h", "s", "t"]))
+    return g.done(g.op("MatMul", g.softmax(score), v), "e", "oh", "s", E)

@@ -664,14 +664,20 @@ def random_constant(g: Mask, s: str) -> str:
     return g.where(g.const(keep, bool), s)
 
 
-@matched("AddMask(shape=('n4_Softmax_b0', 1, 1, 't')", dims=("b", "s", "t"))
+@matched("AddMask(shape=('broadcast(b, c)', 1, 1, 't')", dims=("b", "s", "t"))
 def symbolic_of_another_name(g: Mask, s: str) -> str:
     return g.op("Add", s, g.input("mask", ["c", 1, 1, "t"]))
 
 
-@matched("AddMask(shape=(1, 'n4_Softmax_sq', 't')", wide=True, dims=(B, "s", "t"))
+@matched("AddMask(shape=(1, 'broadcast(s, u)', 't')", wide=True, dims=(B, "s", "t"))
 def rows_of_another_name(g: Mask, s: str) -> str:
     return g.op("Add", s, g.input("mask", [1, "u", "t"]))
+
+
+@matched("AddMask(shape=('broadcast(b, c, d)', 1, 1, 't')", dims=("b", "s", "t"))
+def two_batches_of_other_names(g: Mask, s: str) -> str:
+    """Either of them may be one, or repeat the scores."""
+    return g.op("Add", g.op("Add", s, g.input("mask", ["c", 1, 1, "t"])), g.input("mask2", ["d", 1, 1, "t"]))
 
 
 # Left alone
@@ -680,12 +686,6 @@ def rows_of_another_name(g: Mask, s: str) -> str:
 @refused("broadcast", dims=(1, S, L))
 def more_rows_than_the_score(g: Mask, s: str) -> str:
     return g.op("Add", s, g.input("mask", [B, 1, S, L]))
-
-
-@refused("broadcast", dims=("b", "s", "t"))
-def two_batches_of_other_names(g: Mask, s: str) -> str:
-    """Either of them may be one, or repeat the scores."""
-    return g.op("Add", g.op("Add", s, g.input("mask", ["c", 1, 1, "t"])), g.input("mask2", ["d", 1, 1, "t"]))
 
 
 @refused("broadcast", dims=("b", "s", "t"))

@@ -67,6 +67,18 @@ def apart() -> onnx.ModelProto:
     return g.done(g.op("MatMul", p, v), "unk__10", H, S, D)
 
 
+def padded(zero: float = 0.0) -> onnx.ModelProto:
+    """A mask of keys with a batch and a length of its own, chosen by sums of products before the softmax and behind it."""
+    g = Layout(18)
+    q, k, v = qkv(g, ("unk__7", H, "unk__1", D), ("unk__7", H, "unk__2", D), ("unk__7", H, "unk__2", D))
+    keep = g.input("keep", ["unk__8", 1, 1, "unk__3"], onnx.TensorProto.BOOL)
+    kept, left = (g.op("Cast", x, to=onnx.TensorProto.FLOAT) for x in (keep, g.op("Not", keep)))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    masked = g.op("Add", g.op("Mul", score, kept), g.op("Mul", g.const(-1e9), left))
+    p = g.op("Add", g.op("Mul", g.softmax(masked), kept), g.op("Mul", g.const(zero), left))
+    return g.done(g.op("MatMul", p, v), "unk__10", H, "unk__11", D)
+
+
 def where_as_sums(zero: float) -> onnx.ModelProto:
     """Where(mask, scores, -1e9) and Where(mask, p, zero) as sums of products: Keras's masked softmax."""
     g = Layout(18)
@@ -83,9 +95,11 @@ MATCH: dict[str, Callable[[], onnx.ModelProto]] = {
     "packed": packed,
     "einsum_as_products_of_three_axes": lambda: einsum(H),
     "zero_that_a_condition_chooses": lambda: where_as_sums(0.0),
+    "batches_that_may_broadcast": apart,
+    "mask_of_another_batch_and_length": padded,
 }
 REFUSE: dict[str, Callable[[], onnx.ModelProto]] = {
-    "batches_that_may_broadcast": apart,
     "products_of_three_axes_of_one_head": lambda: einsum(1),
+    "number_beside_a_mask_of_another_length": lambda: padded(1e-9),
     "number_that_a_condition_chooses": lambda: where_as_sums(1e-9),
 }

@@ -76,6 +76,15 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[dict[str, int], ...
         tuple(x | {"h": h} for x in BATCH["n"] for h in (1, H)),
     ),
     "a batch for all keys": (lambda: model(["n", 1, "s", 1]), ({"n": B}, {"n": 1}, {"n": 3, "b": 1})),
+    "a batch of K and V": (lambda: model(["s", "t"], kv="c"), ({"c": B}, {"c": 1}, {"b": 1, "c": 3}, {"b": 1, "c": 1})),
+    "a batch of K and V, a batch and rows": (
+        lambda: model(["n", 1, "m", "t"], kv="c", causal=True),
+        (
+            *({"c": 1} | x for x in BATCH["n"]),
+            {"b": 1, "c": 3, "n": 1, "m": S},
+            {"b": 1, "c": 3, "n": 3, "s": 1, "m": 4},
+        ),
+    ),
     "rows and no row": (lambda: model(["m", "t"]), ({"s": 0, "m": 0}, {"s": 0, "m": 1}, {"s": 1, "m": 0})),
 }
 
