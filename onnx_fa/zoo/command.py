@@ -151,7 +151,7 @@ def list_(args: argparse.Namespace) -> None:
             " ".join([f"{e.exporter}{e.opset}", e.attn, e.quantize]).strip() if e.source not in ("path", "url") else "-"
         )
         rows.append((e.name, f"{e.source} {e.of}", how, e.expected, "yes" if e.subset else ""))
-    print(text_table(("entry", "source", "export", "expected sites", "subset"), rows))
+    print(text_table(("entry", "source", "export", "expected", "subset"), rows))
     print(f"{len(rows)} entries")
 
 
@@ -160,7 +160,8 @@ def export(args: argparse.Namespace) -> int:
     for r in results:
         said = r["steps"]["export"]
         print(printable(f"{r['name']}: {r['export']['model'] if said['ok'] else said['message']}"))
-    return 0 if all(r["ok"] for r in results) else 1
+    steps = [r["steps"]["export"] for r in results]
+    return 0 if all(said["ok"] or said["skipped"] for said in steps) else 1
 
 
 def run(args: argparse.Namespace) -> int:

@@ -97,6 +97,8 @@ class Entry:
 
     @property
     def expected(self) -> str:
+        if self.suite is not None:
+            return self.suite.outcome
         words = ", ".join(dict.fromkeys(self.variants)) or "any kind"
         return f"{'?' if self.sites is None else self.sites} x {words}"
 

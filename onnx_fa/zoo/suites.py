@@ -129,19 +129,19 @@ def _of_test(test: str, models: Path, files: list[str]) -> Entry:
     where, _, function = test.partition("::")
     found = re.fullmatch(r"(\w+)\[(.*)\]", function)
     wanted = found[2] if found else function.removeprefix("test_")
-    if not wanted or ".." in wanted.split("/"):
-        return missing(test, f"{test!r} names no model")
+    if not wanted or wanted.startswith("/") or ".." in wanted.split("/"):
+        return missing(test, f"{test!r} names no model under {models}")
     ending = wanted if wanted.endswith(".onnx") else f"{wanted}.onnx"
-    fitting = [f for f in files if f == ending or f.endswith(f"/{ending}")]
+    fitting = [f for f in files if f"/{f}".endswith(f"/{ending}")]
     if len(fitting) > 1:
         folder = re.sub(r"^(tests/)?(model_zoo/)?", "", re.sub(r"(_models)?_test\.py$", "", where))
-        fitting = [f for f in fitting if f"{folder}/{ending}" in f"/{f}" or f.startswith(folder)]
-    if len(fitting) == 1:
+        fitting = [f for f in fitting if f"/{folder}/" in f"/{f}"]
+        if len(fitting) != 1:
+            return missing(test, f"several files {ending} under {models}, and not one in {folder}")
+    if fitting:
         return of_file(test, fitting[0], models)
     place = find_model(models, (wanted,))
-    return (
-        of_file(test, place.path, models) if place.path else missing(test, f"no {wanted}, or several, under {models}")
-    )
+    return of_file(test, place.path, models) if place.path else missing(test, place.why)
 
 
 def _with_skips(entry: Entry, config: Mapping[str, Any]) -> Entry:

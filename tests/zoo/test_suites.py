@@ -161,6 +161,8 @@ def test_the_tests_of_models(tmp_path: Path) -> None:
         f"{where}::test_models[mnist/model/mnist-12.onnx]": "pass",
         f"{where}::test_models[alex/net.onnx]": "fail-import",
         f"{where}::test_models[twice.onnx]": "fail-run",
+        f"{where}::test_models[/etc/x.onnx]": "pass",
+        f"{where}::test_none": "pass",
         f"{where}::test_plain": "fail-compile",
         f"{where}::test_gone": "skip",
     }
@@ -171,8 +173,13 @@ def test_the_tests_of_models(tmp_path: Path) -> None:
         "models[alex/net.onnx]": ("alex/net.onnx", "fail-import"),
         "models[mnist/model/mnist-12.onnx]": ("validated/vision/classification/mnist/model/mnist-12.onnx", "pass"),
         "models[twice.onnx]": ("", "fail-run"),
+        "models[/etc/x.onnx]": ("", "pass"),
+        "none": ("", "pass"),
         "plain": ("plain/model.onnx", "fail-compile"),
     }
+    assert of["models[twice.onnx]"].of.startswith("several files twice.onnx under")
+    assert "names no model under" in of["models[/etc/x.onnx]"].of
+    assert of["none"].of == f"no none/model.onnx, none.onnx or none.tar.gz under {models}"
     assert [s for s, _ in of["gone"].skip] == list(ALL_STEPS)
     # Other than by default, what has no outcome of its own is a test too.
     more = read(config(tmp_path, tests_and_expected_outcomes={"default": "fail-run", **outcomes}), models)
