@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,8 +10,11 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from onnx_fa.errors import ModelError
-from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
+from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
+from onnx_fa.iree.legalise import activations, fused_products, norms
+from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
+from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 
 EXPAND = (
@@ -46,58 +47,8 @@ def legalize(model: onnx.ModelProto) -> onnx.ModelProto:
     return out
 
 
-class _Graph:
-    """Types, constants and fresh names of one graph while its nodes are rewritten."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        graph = model.graph
-        self.graph = graph
-        self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
-        self.types: dict[str, tuple[int, list[int | str | None] | None]] = {}
-        for v in (*graph.input, *graph.value_info, *graph.output):
-            t = v.type.tensor_type
-            shape: list[int | str | None] | None = None
-            if t.HasField("shape"):
-                shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in t.shape.dim]
-            self.types[v.name] = (t.elem_type, shape)
-        self.constants = {t.name: t for t in graph.initializer}
-        for node in graph.node:
-            if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
-                self.constants[node.output[0]] = node.attribute[0].t
-        for t in graph.initializer:
-            self.types[t.name] = (t.data_type, list(t.dims))
-        self.names = set(self.types) | {o for n in graph.node for o in n.output}
-        self.nodes: list[onnx.NodeProto] = []
-
-    def fresh(self, hint: str) -> str:
-        name, n = hint, 1
-        while name in self.names:
-            n += 1
-            name = f"{hint}_{n}"
-        self.names.add(name)
-        return name
-
-    def add(self, op: str, inputs: Sequence[str], hint: str, *, out: str | None = None, **attrs: Any) -> str:
-        name = out or self.fresh(hint)
-        self.nodes.append(helper.make_node(op, list(inputs), [name], name=f"{hint}/{op}", **attrs))
-        return name
-
-    def const(self, array: Any, hint: str) -> str:
-        name = self.fresh(hint)
-        tensor = numpy_helper.from_array(np.asarray(array), name)
-        self.graph.initializer.append(tensor)
-        self.constants[name] = tensor
-        return name
-
-    def shape(self, name: str) -> list[int | str | None] | None:
-        return self.types.get(name, (0, None))[1]
-
-
-_Handler = Callable[[_Graph, onnx.NodeProto], bool]
-
-
 def _rewrite(model: onnx.ModelProto) -> None:
-    g = _Graph(model)
+    g = GraphWriter(model)
     for node in model.graph.node:
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
@@ -107,35 +58,7 @@ def _rewrite(model: onnx.ModelProto) -> None:
     model.graph.node.extend(nodes)
 
 
-def _attr(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
-
-
-def _rms_norm(g: _Graph, node: onnx.NodeProto) -> bool:
-    """x / sqrt(mean(x^2) + eps) * scale. The function body computes its axes at run time, which IREE refuses."""
-    x, scale = node.input
-    kind, shape = g.types.get(x, (0, None))
-    axis = _attr(node, "axis", -1)
-    if axis < 0 or shape is not None:
-        axes = list(range(axis, 0)) if axis < 0 else list(range(axis, len(shape or [])))
-    else:
-        return False
-    stash = _attr(node, "stash_type", 1)
-    if not kind:
-        return False
-    hint = node.name or "RMSNormalization"
-    wide = x if kind == stash else g.add("Cast", [x], hint, to=stash)
-    mean = g.add("ReduceMean", [g.add("Mul", [wide, wide], hint), g.const(np.array(axes, np.int64), hint)], hint)
-    eps = numpy_helper.to_array(helper.make_tensor("eps", stash, [], [_attr(node, "epsilon", 1e-5)]))
-    root = g.add("Sqrt", [g.add("Add", [mean, g.const(eps, hint)], hint)], hint)
-    normal = g.add("Div", [wide, root], hint)
-    if kind != stash:
-        normal = g.add("Cast", [normal], hint, to=kind)
-    g.add("Mul", [normal, scale], hint, out=node.output[0])
-    return True
-
-
-def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
+def _rotary(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """RotaryEmbedding in the layout that it comes in, without the transposes of its function body."""
     x, cos, sin, ids = [*node.input, ""][:4]
     cache, shape = g.shape(cos), g.shape(x)
@@ -144,7 +67,7 @@ def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
         return False
     hint = node.name or "RotaryEmbedding"
     flat = len(shape) == 3
-    heads = _attr(node, "num_heads", 0)
+    heads = attr_of(node, "num_heads", 0)
     head_dim = shape[-1] // heads if flat and heads and isinstance(shape[-1], int) else shape[-1]
     if not isinstance(head_dim, int):
         return False
@@ -163,7 +86,7 @@ def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
         ints,
         lambda number: g.const(np.array(number, np.int64), hint),
     )
-    interleaved = bool(_attr(node, "interleaved", 0))
+    interleaved = bool(attr_of(node, "interleaved", 0))
     made = rotate_heads(ops, x, tables[0], tables[1], half=half, head_dim=head_dim, interleaved=interleaved)
     if flat:
         g.add("Reshape", [made, ints(0, 0, heads * head_dim)], hint, out=node.output[0])
@@ -172,7 +95,7 @@ def _rotary(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _contrib_rotary(g: _Graph, node: onnx.NodeProto) -> bool:
+def _contrib_rotary(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """onnxruntime's RotaryEmbedding. IREE reads heads that lie behind the sequence in the wrong order, and refuses the other forms.
 
     Raises ModelError where the shapes of its inputs are unknown.
@@ -180,10 +103,10 @@ def _contrib_rotary(g: _Graph, node: onnx.NodeProto) -> bool:
     x, ids, cos, sin = node.input[:4]
     shape, cache, at = g.shape(x), g.shape(cos), g.shape(ids)
     half = cache[-1] if cache else None
-    heads = _attr(node, "num_heads", 0)
+    heads = attr_of(node, "num_heads", 0)
     width = shape[-1] if shape else None
     usable = isinstance(half, int) and isinstance(width, int) and shape is not None and at is not None
-    if not usable or _attr(node, "scale", 1.0) != 1.0:
+    if not usable or attr_of(node, "scale", 1.0) != 1.0:
         raise ModelError(
             f"node {node.name!r}: RotaryEmbedding of com.microsoft with unknown shapes or a scale is not supported"
         )
@@ -200,20 +123,20 @@ def _contrib_rotary(g: _Graph, node: onnx.NodeProto) -> bool:
         [x, cos, sin, ids],
         list(node.output),
         name=hint,
-        interleaved=_attr(node, "interleaved", 0),
+        interleaved=attr_of(node, "interleaved", 0),
         num_heads=heads or (width // (2 * half) if len(shape) == 3 else 0),
     )
     return _rotary(g, made)
 
 
-def _reshape(g: _Graph, node: onnx.NodeProto) -> bool:
+def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Reshape to [-1, tail] that merges two or more dynamic dims.
 
     IREE casts all but one of them to 1 (silently wrong, or a run-time failure) unless the input ends in the same tail.
     In two steps it is right: the static dims first, or all of it flat where dynamic dims do not lead.
     """
     shape, target = g.shape(node.input[0]), g.constants.get(node.input[1])
-    if shape is None or target is None or _attr(node, "allowzero", 0):
+    if shape is None or target is None or attr_of(node, "allowzero", 0):
         return False
     want = [int(i) for i in numpy_helper.to_array(target).ravel()]
     dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
@@ -231,7 +154,7 @@ def _reshape(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _patches(g: _Graph, node: onnx.NodeProto) -> bool:
+def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A 2-D Conv whose patches do not overlap (stride = kernel, no padding) as one matmul: how a ViT embeds its image.
 
     IREE's direct convolution takes about eight times as long, and a matmul's constant weight is packed at compile time.
@@ -241,11 +164,11 @@ def _patches(g: _Graph, node: onnx.NodeProto) -> bool:
         return False
     kernel = list(weight.dims)[2:]
     plain = (
-        _attr(node, "strides", [1, 1]) == kernel
-        and not any(_attr(node, "pads", [0]))
-        and _attr(node, "auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
-        and all(d == 1 for d in _attr(node, "dilations", [1]))
-        and _attr(node, "group", 1) == 1
+        attr_of(node, "strides", [1, 1]) == kernel
+        and not any(attr_of(node, "pads", [0]))
+        and attr_of(node, "auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
+        and all(d == 1 for d in attr_of(node, "dilations", [1]))
+        and attr_of(node, "group", 1) == 1
     )
     channels, height, width = shape[1:]
     if not plain or not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
@@ -268,7 +191,7 @@ def _patches(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _flat_rows(g: _Graph, node: onnx.NodeProto) -> bool:
+def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A MatMul of four or more dims by a matrix, as one of rows.
 
     In packed layout IREE copies the matrix for every batch first (17 of 22 ms of SAM's encoder).
@@ -292,7 +215,7 @@ def _flat_rows(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
+def _loop(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Loop without a first condition: IREE wants one. Raises ModelError for that of the blocked form, which ends the compiler
     by a segmentation fault."""
     if any(p.key == SPEC_KEY for p in node.metadata_props):
@@ -309,13 +232,13 @@ def _loop(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _dequantize_blocks(g: _Graph, node: onnx.NodeProto) -> bool:
+def _dequantize_blocks(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """One scale for every block of neighbours, which IREE refuses, as Cast, Sub and Mul: only the product rounds, as in the op."""
-    block = _attr(node, "block_size", 0)
+    block = attr_of(node, "block_size", 0)
     shape = g.shape(node.input[0])
     if not block or shape is None or any(e.name == "output_dtype" for e in node.attribute):
         return False
-    axis = _attr(node, "axis", 1) % len(shape)
+    axis = attr_of(node, "axis", 1) % len(shape)
     width, (kind, scale_shape) = shape[axis], g.types.get(node.input[1], (0, None))
     if not isinstance(width, int) or width % block or not kind or scale_shape is None:
         return False
@@ -331,12 +254,25 @@ def _dequantize_blocks(g: _Graph, node: onnx.NodeProto) -> bool:
     return True
 
 
-_HANDLERS: dict[str, _Handler] = {
+_HANDLERS: dict[str, Handler] = {
+    "SimplifiedLayerNormalization": norms.rms_norm,  # exporters write it so, though ONNX has none
+    f"{CONTRIB}.SimplifiedLayerNormalization": norms.rms_norm,
+    f"{CONTRIB}.SkipLayerNormalization": norms.skip_norm,
+    f"{CONTRIB}.SkipSimplifiedLayerNormalization": norms.skip_norm,
+    f"{CONTRIB}.EmbedLayerNormalization": norms.embed_norm,
+    f"{CONTRIB}.Gelu": activations.gelu,
+    f"{CONTRIB}.BiasGelu": activations.gelu,
+    f"{CONTRIB}.FastGelu": activations.fast_gelu,
+    f"{CONTRIB}.QuickGelu": activations.quick_gelu,
+    f"{CONTRIB}.BiasAdd": activations.bias_add,
+    **dict.fromkeys(FUSED_MATMULS, fused_products.fused_matmul),
+    f"{CONTRIB}.MatMulNBits": matmul_nbits,
+    f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
     "Loop": _loop,
     "MatMul": _flat_rows,
     "Conv": _patches,
     "DequantizeLinear": _dequantize_blocks,
-    "RMSNormalization": _rms_norm,
+    "RMSNormalization": norms.rms_norm,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,
     f"{CONTRIB}.RotaryEmbedding": _contrib_rotary,

@@ -1,0 +1,116 @@
+"""MatMulNBits of onnxruntime's own domain: a product with a weight of 2, 4 or 8 bits, in smaller operators (ContribOperators.md of
+onnxruntime).
+
+The weight lies there as (N, blocks, bytes), where the lowest bits of a byte are the first number. It stays so: with P numbers in
+a byte the product becomes P products, of every P-th column of A with the numbers at one place of the bytes, which become floats
+where they are multiplied. Nothing holds the weight as floats.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from onnx_fa.errors import ModelError
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+
+
+def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """A dequantised(B)^T + bias, summed in f32. Raises ModelError for columns in another order (g_idx), for weights that a GPU has
+    packed, and for other bits."""
+    a, packed, scales, zeros, order, bias = (*node.input, *[""] * 6)[:6]
+    kind, hint = g.kind(a) or g.kind(scales), node.name or node.op_type
+    bits, size = attr_of(node, "bits", 4), attr_of(node, "block_size", 0)
+    width, rows = attr_of(node, "K", 0), attr_of(node, "N", 0)
+    if not kind:
+        return False
+    _check(g, node, bits, order)
+    blocks = math.ceil(width / size)
+    per_byte = 8 // bits
+    wide = g.cast(a, kind, TensorProto.FLOAT, hint)
+    if blocks * size != width:
+        wide = _pad_columns(g, wide, blocks * size - width, len(g.shape(a) or ()), hint)
+    scale = _column(g, g.cast(scales, kind, TensorProto.FLOAT, hint), rows, blocks, hint)
+    zero = _zero_points(g, zeros, bits, rows, blocks, hint)
+    data = g.add("Reshape", [packed, g.const(np.array([rows, blocks, -1], np.int64), hint)], hint)
+    total = ""
+    for place in range(per_byte):
+        number = g.cast(_bits_at(g, data, place, bits, hint), TensorProto.UINT8, TensorProto.FLOAT, hint)
+        weight = g.add("Mul", [g.add("Sub", [number, zero], hint), scale], hint)
+        flat = g.add("Reshape", [weight, g.const(np.array([rows, -1], np.int64), hint)], hint)
+        columns = _every(g, wide, place, per_byte, hint)
+        product = g.add("MatMul", [columns, g.add("Transpose", [flat], hint, perm=[1, 0])], hint)
+        total = g.add("Add", [total, product], hint) if total else product
+    if bias:
+        total = g.add("Add", [total, g.cast(bias, kind, TensorProto.FLOAT, hint)], hint)
+    g.cast(total, TensorProto.FLOAT, kind, hint, out=node.output[0])
+    return True
+
+
+def _check(g: GraphWriter, node: onnx.NodeProto, bits: int, order: str) -> None:
+    name = f"node {node.name!r}: MatMulNBits"
+    if bits not in (2, 4, 8):
+        raise ModelError(f"{name} of {bits} bits is not supported")
+    if attr_of(node, "weight_prepacked", 0):
+        raise ModelError(f"{name} has a weight in a layout of a GPU (weight_prepacked); build the model for CPUs")
+    if order:
+        at = g.constants.get(order)
+        size = attr_of(node, "block_size", 1)
+        plain = at is not None and bool((numpy_helper.to_array(at) == np.arange(math.prod(at.dims)) // size).all())
+        if not plain:
+            raise ModelError(f"{name} with columns in an order of its own (g_idx) is not supported")
+
+
+def _bits_at(g: GraphWriter, data: str, place: int, bits: int, hint: str) -> str:
+    """The numbers of so many bits at a place of each byte, by division, which every opset has for bytes."""
+    if bits == 8:
+        return data
+
+    def byte(number: int) -> str:
+        return g.const(np.array(number, np.uint8), hint)
+
+    shifted = g.add("Div", [data, byte(1 << (bits * place))], hint) if place else data
+    if bits * (place + 1) == 8:
+        return shifted
+    return g.add("Mod", [shifted, byte(1 << bits)], hint)
+
+
+def _zero_points(g: GraphWriter, zeros: str, bits: int, rows: int, blocks: int, hint: str) -> str:
+    """(N, blocks, 1) floats, or one for all of them."""
+    if not zeros:
+        return g.const(np.array(1 << (bits - 1), np.float32), hint)
+    kind = g.kind(zeros)
+    if kind != TensorProto.UINT8:
+        return _column(g, g.cast(zeros, kind, TensorProto.FLOAT, hint), rows, blocks, hint)
+    data = g.add("Reshape", [zeros, g.const(np.array([rows, -1, 1], np.int64), hint)], hint)
+    parts = [_bits_at(g, data, place, bits, hint) for place in range(8 // bits)]
+    numbers = parts[0] if len(parts) == 1 else g.add("Concat", parts, hint, axis=2)
+    flat = g.add("Reshape", [numbers, g.const(np.array([rows, -1], np.int64), hint)], hint)
+    if blocks % len(parts):
+        flat = g.add("Gather", [flat, g.const(np.arange(blocks), hint)], hint, axis=1)
+    return _column(g, g.cast(flat, TensorProto.UINT8, TensorProto.FLOAT, hint), rows, blocks, hint)
+
+
+def _column(g: GraphWriter, x: str, rows: int, blocks: int, hint: str) -> str:
+    return g.add("Reshape", [x, g.const(np.array([rows, blocks, 1], np.int64), hint)], hint)
+
+
+def _every(g: GraphWriter, a: str, place: int, step: int, hint: str) -> str:
+    """Columns `place`, `place + step`, ... of a."""
+    if step == 1:
+        return a
+
+    def ints(*numbers: int) -> str:
+        return g.const(np.array(numbers, np.int64), hint)
+
+    return g.add("Slice", [a, ints(place), ints((1 << 31) - 1), ints(-1), ints(step)], hint)
+
+
+def _pad_columns(g: GraphWriter, a: str, count: int, rank: int, hint: str) -> str:
+    """a with `count` columns of zeros behind. Raises ModelError where nobody knows how many dims it has."""
+    if not rank:
+        raise ModelError(f"{hint}: MatMulNBits with a last block that is not whole, of an input of unknown rank")
+    return g.add("Pad", [a, g.const(np.array([0] * (2 * rank - 1) + [count], np.int64), hint)], hint)

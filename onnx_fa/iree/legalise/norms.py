@@ -1,0 +1,119 @@
+"""Normalisations of onnxruntime's own domain, and of new opsets, in smaller operators.
+
+ContribOperators.md of onnxruntime and ONNX's Operators.md say what they compute. Means of narrower types are taken in f32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+
+_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_SKIP_EPSILON = 1e-12
+"""The default of SkipLayerNormalization and EmbedLayerNormalization."""
+
+
+def rms_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """RMSNormalization, or SimplifiedLayerNormalization under whichever domain: x / sqrt(mean(x^2) + eps) * scale. IREE refuses the
+    function body of the former, which computes its axes at run time."""
+    x, scale = node.input[:2]
+    kind, shape = g.types.get(x, (0, None))
+    kind = kind or g.kind(scale)
+    axis = attr_of(node, "axis", -1)
+    if not kind or (axis >= 0 and shape is None):
+        return False
+    _refuse_statistics(node, 1)
+    axes = list(range(axis, 0)) if axis < 0 else list(range(axis, len(shape or [])))
+    hint = node.name or node.op_type
+    stash = attr_of(node, "stash_type", TensorProto.FLOAT)
+    if op_of(node) != "RMSNormalization" and kind not in _NARROW:  # onnxruntime takes means of f64 in f64
+        stash = kind
+    normal = _normal(g, g.cast(x, kind, stash, hint), stash, axes, attr_of(node, "epsilon", 1e-5), hint)
+    g.add("Mul", [g.cast(normal, stash, kind, hint), scale], hint, out=node.output[0])
+    return True
+
+
+def skip_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """SkipLayerNormalization and SkipSimplifiedLayerNormalization: the norm of input + skip + bias, and that sum, output 3."""
+    simplified = op_of(node).endswith("SkipSimplifiedLayerNormalization")
+    x, skip, gamma, *rest = node.input
+    beta, bias = ("", *rest, "")[:2] if simplified else (*rest, "", "")[:2]
+    kind = g.kind(x) or g.kind(gamma)
+    if not kind:
+        return False
+    _refuse_statistics(node, 3)
+    hint = node.name or node.op_type
+    shown = node.output[3] if len(node.output) > 3 and node.output[3] else None
+    total = g.add("Add", [x, skip], hint, out=None if bias else shown)
+    if bias:
+        total = g.add("Add", [total, bias], hint, out=shown)
+    _write_norm(
+        g, total, kind, (gamma, beta), simplified, attr_of(node, "epsilon", _SKIP_EPSILON), hint, node.output[0]
+    )
+    return True
+
+
+def embed_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """EmbedLayerNormalization: the norm of the sum of a word's, a position's and a segment's row. Output 1 counts the mask's ones
+    in each batch row, output 2 is the sum."""
+    ids, segments, words, positions, segment_rows, gamma, beta, mask, places = (*node.input, *[""] * 9)[:9]
+    kind = g.kind(words)
+    hint = node.name or node.op_type
+    if not kind:
+        return False
+    if len(node.output) > 1 and node.output[1] and mask and attr_of(node, "mask_index_type", 1) != 0:
+        total = g.add("ReduceSum", [mask, g.const(np.array([1], np.int64), hint)], hint, keepdims=0)
+        g.cast(total, TensorProto.INT32, TensorProto.INT32, hint, out=node.output[1])
+    elif len(node.output) > 1 and node.output[1]:
+        first = g.add("Gather", [g.add("Shape", [ids], hint), g.const(np.array([0], np.int64), hint)], hint, axis=0)
+        zero = onnx.helper.make_tensor("zero", TensorProto.INT32, [1], [0])
+        g.add("ConstantOfShape", [first], hint, out=node.output[1], value=zero)
+    if not places:
+        length = g.add("Gather", [g.add("Shape", [ids], hint), g.const(np.array(1, np.int64), hint)], hint, axis=0)
+        places = g.add(
+            "Range", [g.const(np.array(0, np.int64), hint), length, g.const(np.array(1, np.int64), hint)], hint
+        )
+    shown = node.output[2] if len(node.output) > 2 and node.output[2] else None
+    word = g.add("Gather", [words, ids], hint, axis=0)
+    place = g.add("Gather", [positions, places], hint, axis=0)
+    total = g.add("Add", [word, place], hint, out=None if segments else shown)
+    if segments:
+        total = g.add("Add", [total, g.add("Gather", [segment_rows, segments], hint, axis=0)], hint, out=shown)
+    _write_norm(g, total, kind, (gamma, beta), False, attr_of(node, "epsilon", _SKIP_EPSILON), hint, node.output[0])
+    return True
+
+
+def _write_norm(
+    g: GraphWriter, x: str, kind: int, scale: tuple[str, str], simplified: bool, epsilon: float, hint: str, out: str
+) -> None:
+    """The norm of x over its last axis times gamma, plus beta where there is one."""
+    gamma, beta = scale
+    stash = TensorProto.FLOAT if kind in _NARROW else kind
+    wide = g.cast(x, kind, stash, hint)
+    if not simplified:
+        wide = g.add("Sub", [wide, g.mean(wide, [-1], hint)], hint)
+    normal = _normal(g, wide, stash, [-1], epsilon, hint)
+    scaled = g.add("Mul", [normal, g.cast(gamma, kind, stash, hint)], hint)
+    if beta:
+        scaled = g.add("Add", [scaled, g.cast(beta, kind, stash, hint)], hint)
+    g.cast(scaled, stash, kind, hint, out=out)
+
+
+def _normal(g: GraphWriter, x: str, kind: int, axes: list[int], epsilon: float, hint: str) -> str:
+    """x / sqrt(mean(x^2) + epsilon)"""
+    mean = g.mean(g.add("Mul", [x, x], hint), axes, hint)
+    root = g.add("Sqrt", [g.add("Add", [mean, g.scalar(epsilon, kind, hint)], hint)], hint)
+    return g.add("Div", [x, root], hint)
+
+
+def _refuse_statistics(node: onnx.NodeProto, end: int) -> None:
+    """Raises ModelError where means or inverse deviations, outputs 1 to `end`, are asked for: they are for training."""
+    if any(node.output[1 : max(end, 2)]):
+        raise ModelError(
+            f"node {node.name!r}: the statistics of {node.op_type}, which are for training, are not supported"
+        )

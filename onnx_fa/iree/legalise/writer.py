@@ -1,0 +1,88 @@
+"""One graph while its nodes are replaced: what is known of its values, and how nodes and constants are added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnx_fa.graph.ops import STANDARD, op_of
+
+
+class GraphWriter:
+    """Types, constants and fresh names of one graph while its nodes are rewritten."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        graph = model.graph
+        self.graph = graph
+        self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+        self.types: dict[str, tuple[int, list[int | str | None] | None]] = {}
+        for v in (*graph.input, *graph.value_info, *graph.output):
+            t = v.type.tensor_type
+            shape: list[int | str | None] | None = None
+            if t.HasField("shape"):
+                shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in t.shape.dim]
+            self.types[v.name] = (t.elem_type, shape)
+        self.constants = {t.name: t for t in graph.initializer}
+        for node in graph.node:
+            if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
+                self.constants[node.output[0]] = node.attribute[0].t
+        for t in graph.initializer:
+            self.types[t.name] = (t.data_type, list(t.dims))
+        self.names = set(self.types) | {o for n in graph.node for o in n.output}
+        self.nodes: list[onnx.NodeProto] = []
+
+    def fresh(self, hint: str) -> str:
+        name, n = hint, 1
+        while name in self.names:
+            n += 1
+            name = f"{hint}_{n}"
+        self.names.add(name)
+        return name
+
+    def add(self, op: str, inputs: Sequence[str], hint: str, *, out: str | None = None, **attrs: Any) -> str:
+        name = out or self.fresh(hint)
+        self.nodes.append(helper.make_node(op, list(inputs), [name], name=self.fresh(f"{hint}/{op}"), **attrs))
+        return name
+
+    def const(self, array: Any, hint: str) -> str:
+        name = self.fresh(hint)
+        tensor = numpy_helper.from_array(np.asarray(array), name)
+        self.graph.initializer.append(tensor)
+        self.constants[name] = tensor
+        return name
+
+    def kind(self, name: str) -> int:
+        """The element type as ONNX numbers them; 0 where it is unknown."""
+        return self.types.get(name, (0, None))[0]
+
+    def scalar(self, number: float, kind: int, hint: str) -> str:
+        """A constant of no dims."""
+        return self.const(numpy_helper.to_array(helper.make_tensor("number", kind, [], [number])), hint)
+
+    def mean(self, x: str, axes: Sequence[int], hint: str) -> str:
+        """The mean over axes, which stay as dims of one."""
+        if self.opset < 18:
+            return self.add("ReduceMean", [x], hint, axes=list(axes), keepdims=1)
+        return self.add("ReduceMean", [x, self.const(np.array(axes, np.int64), hint)], hint, keepdims=1)
+
+    def cast(self, x: str, kind: int, to: int, hint: str, *, out: str | None = None) -> str:
+        """x of type `kind` as type `to`; x itself if that is the same and no name for the result is given."""
+        if kind == to and out is None:
+            return x
+        return self.add("Identity", [x], hint, out=out) if kind == to else self.add("Cast", [x], hint, out=out, to=to)
+
+    def shape(self, name: str) -> list[int | str | None] | None:
+        return self.types.get(name, (0, None))[1]
+
+
+Handler = Callable[[GraphWriter, onnx.NodeProto], bool]
+"""Writes smaller nodes for one, whose last makes its output; false where the node is to stay as it is."""
+
+
+def attr_of(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """An attribute's value, or the default."""
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
