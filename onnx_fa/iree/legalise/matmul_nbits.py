@@ -38,7 +38,7 @@ def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
     data = g.add("Reshape", [packed, g.const(np.array([rows, blocks, -1], np.int64), hint)], hint)
     total = ""
     for place in range(per_byte):
-        number = g.cast(_bits_at(g, data, place, bits, hint), TensorProto.UINT8, TensorProto.FLOAT, hint)
+        number = _bits_at(g, data, place, bits, hint)
         weight = g.add("Mul", [g.add("Sub", [number, zero], hint), scale], hint)
         flat = g.add("Reshape", [weight, g.const(np.array([rows, -1], np.int64), hint)], hint)
         columns = _every(g, wide, place, per_byte, hint)
@@ -65,17 +65,19 @@ def _check(g: GraphWriter, node: onnx.NodeProto, bits: int, order: str) -> None:
 
 
 def _bits_at(g: GraphWriter, data: str, place: int, bits: int, hint: str) -> str:
-    """The numbers of so many bits at a place of each byte, by division, which every opset has for bytes."""
+    """The numbers of so many bits at a place of each byte, as floats. They are divided as int32: IREE takes bytes to be signed."""
     if bits == 8:
-        return data
+        return g.cast(data, TensorProto.UINT8, TensorProto.FLOAT, hint)
 
-    def byte(number: int) -> str:
-        return g.const(np.array(number, np.uint8), hint)
+    def number(value: int) -> str:
+        return g.const(np.array(value, np.int32), hint)
 
-    shifted = g.add("Div", [data, byte(1 << (bits * place))], hint) if place else data
-    if bits * (place + 1) == 8:
-        return shifted
-    return g.add("Mod", [shifted, byte(1 << bits)], hint)
+    found = g.cast(data, TensorProto.UINT8, TensorProto.INT32, hint)
+    if place:
+        found = g.add("Div", [found, number(1 << (bits * place))], hint)
+    if bits * (place + 1) < 8:
+        found = g.add("Mod", [found, number(1 << bits)], hint)
+    return g.cast(found, TensorProto.INT32, TensorProto.FLOAT, hint)
 
 
 def _zero_points(g: GraphWriter, zeros: str, bits: int, rows: int, blocks: int, hint: str) -> str:
@@ -91,7 +93,7 @@ def _zero_points(g: GraphWriter, zeros: str, bits: int, rows: int, blocks: int, 
     flat = g.add("Reshape", [numbers, g.const(np.array([rows, -1], np.int64), hint)], hint)
     if blocks % len(parts):
         flat = g.add("Gather", [flat, g.const(np.arange(blocks), hint)], hint, axis=1)
-    return _column(g, g.cast(flat, TensorProto.UINT8, TensorProto.FLOAT, hint), rows, blocks, hint)
+    return _column(g, flat, rows, blocks, hint)
 
 
 def _column(g: GraphWriter, x: str, rows: int, blocks: int, hint: str) -> str:
