@@ -213,7 +213,20 @@ def with_shapes(term: MaskTerm, change: Callable[[tuple[Dim, ...]], tuple[Dim, .
     return term
 
 
+def _fills_finitely(term: MaskTerm) -> bool:
+    """Whether what a term masks becomes a finite number, and all else stays as it was."""
+    match term:
+        case AddMask():
+            return False
+        case Elementwise(Apply("Where", (_, yes, no))):
+            kept, fill = (yes, no) if yes == SCORE else (no, yes)
+            return kept == SCORE and isinstance(fill, Float) and math.isfinite(fill.value)
+        case Elementwise():
+            return False
+    return term.fill != -math.inf
+
+
 def never_empty(masks: Iterable[MaskTerm]) -> bool:
     """Whether every row certainly keeps a key, whatever the lengths and the mask tensors."""
-    infinite = [m for m in masks if isinstance(m, (AddMask, Elementwise)) or m.fill == -math.inf]
+    infinite = [m for m in masks if not _fills_finitely(m)]
     return all(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset >= 0 for m in infinite)

@@ -43,6 +43,10 @@ def _weighted(how: str, kv: int = H) -> Callable[[], onnx.ModelProto]:
         if how in ("masked otherwise", "drop where rows may be empty", "divided anew where rows may be empty"):
             fill = -1e9 if how == "masked otherwise" else -np.inf
             score = g.op("Where", g.input("mask_other", [S, N], T.BOOL), score, g.const(fill))
+        if how.startswith("triangle dropped"):  # what Keras and keras_hub do about a causal mask
+            keep = g.const(np.tril(np.ones((S, N))), bool)
+            score = g.op("Where", keep, score, g.const(-1e9 if how == "triangle dropped" else -1.0))
+            keep = g.const(np.tril(np.ones((S, N)), -1), bool) if how.endswith("rows") else keep
         if how == "masked by -inf":
             score = g.op("Where", keep, score, g.const(-np.inf))
         p = _probabilities(g, how, score, keep)
@@ -63,7 +67,13 @@ def _probabilities(g: Layout, how: str, score: str, keep: str) -> str:
     p = g.op("Softmax", score, axis=-2 if how == "upright" else -1)
     zero = g.const(0.0)
     match how:
-        case "drop" | "masked otherwise" | "drop where rows may be empty":
+        case (
+            "drop"
+            | "masked otherwise"
+            | "drop where rows may be empty"
+            | "triangle dropped"
+            | "triangle dropped, other rows"
+        ):
             return g.op("Where", keep, p, zero)
         case "drop inverted":
             return g.op("Where", keep, zero, p)
@@ -103,7 +113,7 @@ def _probabilities(g: Layout, how: str, score: str, keep: str) -> str:
 
 MATCH = (
     *("plain", "drop", "drop inverted", "masked otherwise", "times a mask", "of heads", "triangle"),
-    *("masked by -inf", "upright", "and per row", "deferred"),
+    *("masked by -inf", "upright", "and per row", "deferred", "triangle dropped", "triangle dropped, other rows"),
     *("divided anew", "divided anew, dropped", "divided anew where rows may be empty"),
 )
 MODELS = {how: _weighted(how) for how in MATCH} | {"shared heads": _weighted("drop", 2), "one head": _weighted("", 1)}
