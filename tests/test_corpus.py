@@ -4,6 +4,7 @@ run, the journal of a build, what becomes of a file, and the tables."""
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,28 @@ def test_reasons_are_grouped_without_names_and_numbers() -> None:
     assert group("Add_12's dim 'batch' may differ from 4") == group("Add_12's dim 'b' may differ from 512")
     assert group("the log-sum-exp node_LSE_8 (at /a/b)") == group("the log-sum-exp /LSE (at /c_2)")
     assert group("feeds MatMul") != group("feeds Gather")
+
+
+def test_changes_lie_near_a_softmax() -> None:
+    """Of a chain of nodes with a softmax at its end, only the last ones are near it; a change elsewhere is drawn anew."""
+    mutations, random = module("corpus_mutations"), module("random")
+    names = [f"v{i}" for i in range(30)]
+    nodes = [helper.make_node("Relu", [a], [b], name=b) for a, b in itertools.pairwise(names)]
+    nodes.append(helper.make_node("Softmax", [names[-1]], ["y"], name="softmax"))
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in ("v0", "y")]
+    opset = [helper.make_opsetid("", 18)]
+    model = helper.make_model(helper.make_graph(nodes, "g", info[:1], info[1:]), opset_imports=opset, ir_version=10)
+    near = mutations.values_near(model)
+    assert "y" in near and "v29" in near and "v10" not in near
+    changed, done = mutations.change(model, random.Random(1))
+    assert done and mutations.values_changed(model, changed) & near
+    other = onnx.ModelProto.FromString(model.SerializeToString())
+    other.graph.node[0].op_type = "Neg"
+    assert mutations.values_changed(model, other) == {"v0", "v1"}
+
+
+def test_weights_of_infinities_are_found() -> None:
+    model = with_inputs(x=(TensorProto.FLOAT, [2, 2]))
+    for name, number in (("plain", 1.0), ("odd", np.inf)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((2, 2), number, np.float32), name))
+    assert module("corpus_mutations").odd_numbers(model) == {"odd"}
