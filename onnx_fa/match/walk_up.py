@@ -66,8 +66,7 @@ class _Parser:
         if not tried and node is None:
             self._fail(NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K"))
         elif not tried and node is not None:
-            name = op_of(node)
-            self._fail(NoMatch(f"{name} between the softmax and a matmul of Q and K is not a known layer", node))
+            self._fail(NoMatch(_name_unknown(node), node))
         return found
 
     def _needs(self, peel: Peel, qk: ir.Node) -> bool:
@@ -81,6 +80,17 @@ class _Parser:
     def _fail(self, reason: NoMatch) -> list[Reading]:
         self.failure = self.failure or reason
         return []
+
+
+def _name_unknown(node: ir.Node) -> str:
+    """Why no layer is found behind a node, and what can be done where that is known."""
+    condition = node.inputs[0] if op_of(node) == "If" else None
+    if condition is None:
+        return f"{op_of(node)} between the softmax and a matmul of Q and K is not a known layer"
+    what = "an If makes the scores, so that which nodes make them is known at run time only"
+    if condition.is_graph_input():
+        return f"{what}; --set {condition.name}=1 (or 0) takes one of its branches"
+    return f"{what}; its condition is computed: an export without it (often a guard against empty arrays) has one way to make them"
 
 
 def operands_of(step: Step) -> list[ir.Value]:

@@ -13,6 +13,7 @@ from onnx import numpy_helper as nh
 from onnx_fa.forms.rewrite import FORMS, explain, rewrite
 from onnx_fa.spec.terms import AddMask, Softcap
 from tests.match.test_match import LARGE_SCORE_TOLERANCE
+from tests.support import spellings_functions
 from tests.support.ort_run import TOLERANCE, assert_same, run
 from tests.support.spellings_score import MATCH, NOTHING_HERE, REASONS, REFUSE, SITES, H, Site, feeds, more_robust
 
@@ -132,3 +133,15 @@ def test_constant_scales_that_are_not_finite_are_not_moved_to_q(op: str, bad: fl
     assert report.sites[0].spec.masks and not report.misses
     inputs = feeds(model)
     assert_same(run(model, inputs), run(new, inputs), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("scores_that_an_input_chooses", "--set c=1 (or 0)"),
+        ("scores_that_a_guard_against_empty_arrays_chooses", "its condition is computed"),
+    ],
+)
+def test_scores_that_an_if_makes(name: str, reason: str) -> None:
+    (miss,) = explain(spellings_functions.REFUSE[name]()).misses
+    assert reason in miss.reason

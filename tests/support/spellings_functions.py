@@ -120,6 +120,28 @@ def scores_shown_and_computed_with() -> onnx.ModelProto:
     return g.model(outs | {"scores": (WHOLE, T.FLOAT), "shown": (WHOLE, T.FLOAT)})
 
 
+def _scores_of_an_if(decided: bool) -> onnx.ModelProto:
+    g = Layout(18)
+    score, v = scores(g, dynamic=False)
+    condition = g.input("c", [], T.BOOL) if decided else g.op("Equal", g.op("Size", v), g.const(0, np.int64))
+    branches = [
+        h.make_graph([h.make_node(op, [score], [op])], op, [], [h.make_tensor_value_info(op, T.FLOAT, WHOLE)])
+        for op in ("Neg", "Abs")
+    ]
+    made = g.op("If", condition, then_branch=branches[0], else_branch=branches[1])
+    return g.done(g.op("MatMul", g.softmax(made), v), B, H, S, E)
+
+
+@refuse
+def scores_that_an_input_chooses() -> onnx.ModelProto:
+    return _scores_of_an_if(True)
+
+
+@refuse
+def scores_that_a_guard_against_empty_arrays_chooses() -> onnx.ModelProto:
+    return _scores_of_an_if(False)
+
+
 @refuse
 def largest_shown_score_of_a_key() -> onnx.ModelProto:
     g = Layout(18)
