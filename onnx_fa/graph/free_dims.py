@@ -47,10 +47,18 @@ def input_shapes(
 
     Raises ModelError when an input has no shape, or `dims` names an unknown symbol or a size below 0.
     """
-    known, given = symbols(model), dict(dims or {})
-    _check_given(given, known)
-    sizes = {s: given.get(s, 2 if s.lower().startswith(_BATCH_WORDS) else default) for s in known}
+    sizes = free_sizes(model, dims or {}, default)
     return {str(v.name): tuple(_size(d, sizes, v) for d in _dims(v)) for v in graph_inputs(model)}
+
+
+def free_sizes(model: ir.Model, dims: Mapping[str, int], default: int) -> dict[str, int]:
+    """The size of each free dim: that of `dims`, else 2 for a batch and `default` for others.
+
+    Raises ModelError when `dims` names an unknown symbol or a size below 0.
+    """
+    known = symbols(model)
+    _check_given(dims, known)
+    return {s: dims.get(s, 2 if s.lower().startswith(_BATCH_WORDS) else default) for s in known}
 
 
 def _check_given(sizes: Mapping[str, int], known: tuple[str, ...]) -> None:

@@ -24,6 +24,7 @@ from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.zoo import suite_steps
 from onnx_fa.zoo.archives import is_archive, unpack
 from onnx_fa.zoo.entries import Entry
+from onnx_fa.zoo.sizes import runnable_sizes
 
 Json = dict[str, Any]
 SENTENCES = (
@@ -235,7 +236,8 @@ def verify(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """Original against rewritten against compiled against float64; on given inputs too, where the entry has some."""
     from onnx_fa.verifier.verifier import verify as compare
 
-    report = compare(_model(folder), target, seeds=SEEDS, dims=dict(entry.dims), module=folder / "model.vmfb")
+    dims = runnable_sizes(_model(folder), dict(entry.dims))
+    report = compare(_model(folder), target, seeds=SEEDS, dims=dims, module=folder / "model.vmfb")
     checks = [c.to_dict() for c in report.checks]
     if (folder / "inputs.npz").is_file():
         checks += _on_given(folder, target)
@@ -307,7 +309,7 @@ def bench(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
         rounds=settings["rounds"],
         calls=settings["calls"],
         threads=settings["threads"],
-        dims=dict(entry.dims),
+        dims=runnable_sizes(_model(folder), dict(entry.dims)),
         stock_flags=(suite_steps.flags_for_any_device(entry),) if entry.suite else STOCK_FLAGS,
         compiled=folder / "model.vmfb",
         others={ROAD: folder / "stock.vmfb"} if "stock" in settings.get("uses", ()) else {},

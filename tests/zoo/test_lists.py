@@ -7,7 +7,10 @@ import json
 import tarfile
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import tests.support.tiny as tiny
 from onnx_fa.cli.command import main
@@ -17,6 +20,7 @@ from onnx_fa.zoo.collections import read
 from onnx_fa.zoo.entries import Entry, chosen, folder_name
 from onnx_fa.zoo.judge import judge
 from onnx_fa.zoo.places import find_model
+from onnx_fa.zoo.sizes import runnable_sizes
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -185,6 +189,44 @@ def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "b.tar.gz").write_bytes(data)
         with pytest.raises(ModelError, match=r"b\.tar\.gz: cannot be unpacked"):
             unpack(tmp_path / "b.tar.gz", tmp_path / "out")
+
+
+# Sizes of free dims, which a list does not say.
+
+
+def with_free_dims(path: Path, nodes: list[onnx.NodeProto], **constants: object) -> Path:
+    """A model of x to y, both of batch x S."""
+    inputs, outputs = ([helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", "S"])] for n in "xy")
+    held = [numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize(("rows", "length"), [(64, None), (32, 24), (16, 12), (8, 1)])
+def test_lengths_that_a_model_can_be_run_with(tmp_path: Path, rows: int, length: int | None) -> None:
+    """A table of positions may end early."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], start=1, end=2),
+        helper.make_node("Squeeze", ["shape"], ["length"]),
+        helper.make_node("Range", ["zero", "length", "one"], ["positions"]),
+        helper.make_node("Gather", ["table", "positions"], ["rows"]),
+        helper.make_node("Add", ["x", "rows"], ["y"]),
+    ]
+    path = with_free_dims(tmp_path / "m.onnx", nodes, table=np.arange(rows, dtype=np.float32), zero=0, one=1)
+    assert runnable_sizes(path, {}) == ({} if length is None else {"batch": 2, "S": length})
+    assert runnable_sizes(path, {"batch": 3, "S": 5}) == {"batch": 3, "S": 5}
+    assert runnable_sizes(path, {"batch": 3}) == {"batch": 3} | ({} if length is None else {"S": length})
+
+
+def test_a_model_that_runs_with_no_length(tmp_path: Path) -> None:
+    weights = np.ones((5, 5), np.float32)
+    assert (
+        runnable_sizes(
+            with_free_dims(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], w=weights), {}
+        )
+        == {}
+    )
 
 
 # A run over a list.
