@@ -70,11 +70,11 @@ def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:
     elif (past_k is None) != (past_v is None):
         raise NoMatch("past_key and past_value must come together")
     heads[:2] = _normalised(view, node, heads[:2], inputs[14:16], D, q.dtype)
-    if attr_int(node, "do_rotary", 0):
+    if attr_int(node, "do_rotary", 0) == 1:
         if cos is None or sin is None:
             raise NoMatch("rotary embedding without its tables")
         at = _query_positions(positions, seqlen, before, prompt)
-        interleaved = bool(attr_int(node, "rotary_interleaved", 0))
+        interleaved = attr_int(node, "rotary_interleaved", 0) == 1
         heads[:2] = [
             _rotate_heads(view, x, cos, sin, at, D, h, interleaved) for x, h in zip(heads[:2], (Hq, Hkv), strict=True)
         ]

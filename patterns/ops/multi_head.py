@@ -179,7 +179,7 @@ def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Opera
         steps.append(AddTerm(_whole_bias(view, given.bias, operands)))
     if given.padding is not None:
         terms.append(read_padding_mask(view, given.padding, operands, attr_float(node, "mask_filter_value", -10000.0)))
-    if attr_int(node, "unidirectional", 0):
+    if attr_int(node, "unidirectional", 0) == 1:  # onnxruntime takes no other number for true
         if queries != keys:
             raise NoMatch(
                 "unidirectional with other keys than queries: the CPU provider shows all of them to the last query"

@@ -610,7 +610,7 @@ def gqa(
     outputs: list[Input] = [("o", [b, s, HQ * d], kind)]
     outputs += [(n, [b, HKV, kept, cache[1]], cache[0]) for n in ("nk", "nv")]
     if rotary:
-        attrs["do_rotary"] = 1
+        attrs.setdefault("do_rotary", 1)
     fixed = {"lengths": [n - 1 for n in lengths], "total": [total], "positions": positions}
     return contrib("GroupQueryAttention", inputs, outputs, fixed, num_heads=HQ, kv_num_heads=HKV, **attrs)
 
@@ -643,6 +643,9 @@ _CONTRIB: dict[str, Builder] = {
     "mha-extra": partial(mha, extra=[1, HQ, S, L]),
     "mha-extra-padding": partial(mha, [B, L], extra=[B, 1, S, L]),
     "mha-causal": partial(mha, unidirectional=1),
+    "mha-causal-2": partial(mha, unidirectional=2),  # which onnxruntime does not take for true
+    "gqa-rotary-2": partial(gqa, rotary=8, do_rotary=2),
+    "gqa-interleaved-minus-1": partial(gqa, rotary=8, rotary_interleaved=-1),
     "mha-causal-padding": partial(mha, [B, S], unidirectional=1),
     "mha-past": partial(mha, past=3),
     "mha-past-causal-bias": partial(mha, past=3, unidirectional=1, bias=True),
