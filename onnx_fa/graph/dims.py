@@ -183,6 +183,12 @@ def range_dim(start: Dim | None, limit: Dim | None, step: Dim | None) -> Dim | N
     return None
 
 
+def factors_of(dim: Dim) -> tuple[Dim, ...]:
+    """The numbers and lengths whose product a dim is; the dim itself where that cannot be said."""
+    parts = [dim_of(part) for part in sympy.Mul.make_args(expression(dim))]
+    return tuple(p for p in parts if p is not None) if None not in parts else (dim,)
+
+
 def product_of(dims: Iterable[Dim | None]) -> Dim | None:
     total: Dim | None = 1
     for d in dims:

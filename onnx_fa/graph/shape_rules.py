@@ -84,8 +84,19 @@ def reshape_dims(source: Shape, to: tuple[Dim | None, ...], allow_zero: bool) ->
         rest = Counter(d for d in source if d is not None)
         over, under = product_of((rest - kept).elements()), product_of((kept - rest).elements())
         left = None if over is None or under is None else quotient(over, under)
+        if left is None and not (isinstance(over, int) and isinstance(under, int)):
+            left = divide_dims(over, under)  # a Reshape fails where that leaves a remainder
     dims[dims.index(-1)] = left
     return tuple(dims)
+
+
+def gather_nd_dims(source: Shape, indices: Shape | None, batch: int) -> Shape | None:
+    """What GatherND picks: for every index, the last axis of `indices`, what stands there behind the axes that it counts along. The
+    first `batch` axes both have."""
+    if not indices or not isinstance(indices[-1], int) or not 0 <= batch < len(indices):
+        return None
+    behind = batch + indices[-1]
+    return None if behind > len(source) else (*indices[:-1], *source[behind:])
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.named import Named
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, outer_reads, typed_attr
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
-from onnx_fa.graph.shape_rules import Window, multiply_shapes, reshape_dims, slice_dim, window_dims
+from onnx_fa.graph.shape_rules import Window, gather_nd_dims, multiply_shapes, reshape_dims, slice_dim, window_dims
 from onnx_fa.spec.terms import Dim
 
 _SAME = frozenset(
@@ -177,6 +177,8 @@ class SymbolicShapes:
             return (product_of(first[:axis]), product_of(first[axis:]))
         if kind == "GatherElements":
             return self._in(node, 1)
+        if kind == "GatherND":
+            return gather_nd_dims(first, self._in(node, 1), attr_int(node, "batch_dims", 0))
         if kind == "TopK":
             count, sorted_axis = self.elements(node.inputs[1]), placed_axis(attr_int(node, "axis", -1), len(first))
             if count is None or len(count) != 1 or sorted_axis is None:

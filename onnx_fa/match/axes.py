@@ -5,6 +5,7 @@ An atom is a dim of a site, or a factor of one. Dims of size one are no atoms: a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from onnx_fa.graph.dims import factors_of, product_of
 from onnx_fa.match.exprs import Call, Const, Expr
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.spec.terms import Dim
@@ -27,7 +29,13 @@ Size = tuple[int, Counter[str]]
 
 
 def size_of(dim: Dim) -> Size:
-    return (dim, Counter()) if isinstance(dim, int) else (1, Counter([dim]))
+    """A number and the symbols that multiply it: of 2*s the number is 2."""
+    if isinstance(dim, int):
+        return dim, Counter()
+    if "*" not in dim:
+        return 1, Counter([dim])
+    factors = factors_of(dim)
+    return math.prod(f for f in factors if isinstance(f, int)), Counter(f for f in factors if isinstance(f, str))
 
 
 def multiply_sizes(atoms: Sequence[Sized]) -> Size:
@@ -55,9 +63,16 @@ def regroup(
     right: list[list[A]] = []
     left: list[list[A]] = []
     todo = list(dims)
-    while todo and (axis := _take(rest, todo[-1], True, split)) is not None:
-        right.insert(0, axis)
-        todo.pop()
+    while todo:
+        axis = _take(rest, todo[-1], True, split)
+        if axis is not None:
+            right.insert(0, axis)
+            todo.pop()
+            continue
+        cut = _cut_last(rest, todo, spread) if spread is not None else None
+        if cut is None:
+            break
+        right = [*cut, *right]
     while len(todo) > 1 and (axis := _take(rest, todo[0], False, split)) is not None:
         left.append(axis)
         todo.pop(0)
@@ -69,6 +84,21 @@ def regroup(
         left += [[next(parts)] if d != 1 else [] for d in todo]
         rest, todo = [], []
     return None if todo or rest else [*left, *right]
+
+
+def _cut_last(
+    rest: list[A], todo: list[Dim | None], spread: Callable[[A, Sequence[Dim | None]], list[A]]
+) -> list[list[A]] | None:
+    """Removes the last atom of `rest` and those last dims of `todo` whose product its size is, as in 2*s for (2, s)."""
+    if not rest or isinstance(rest[-1].size, int):
+        return None
+    for count in range(2, len(todo) + 1):
+        dims = todo[-count:]
+        if product_of(dims) == rest[-1].size:
+            parts = iter(spread(rest.pop(), [d for d in dims if d != 1]))
+            del todo[-count:]
+            return [[next(parts)] if d != 1 else [] for d in dims]
+    return None
 
 
 def _take(

@@ -137,6 +137,8 @@ def name_value_axes(
 
 
 def merge_sizes(at: ir.Node, name: str, atoms: Sequence[Atom]) -> Dim:
+    if len(atoms) == 1:
+        return atoms[0].size
     number, symbols = multiply_sizes(atoms)
     if not symbols:
         return number

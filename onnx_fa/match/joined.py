@@ -50,13 +50,16 @@ def _widen(atom: Atom, size: Dim) -> bool:
 def find_size(view: GraphView, atom: Atom, values: Iterable[ir.Value]) -> Source | None:
     """Where the size of an atom can be read: off a value that has it, or off some that broadcast to it. None where a part is
     nowhere to be read."""
-    places = [(dim, Source(value, axis)) for value in values for axis, dim in enumerate(view.shape(value) or ())]
+    parts = {*broadcast_parts(atom.size)}
     found: list[Source] = []
-    for part in [atom.size] if atom.size in dict(places) else broadcast_parts(atom.size):
-        if part not in dict(places):
-            return None
-        found.append(next(source for dim, source in places if dim == part))
-    return Source(found[0].value, found[0].axis, tuple(found[1:]))
+    for value in values:
+        for axis, dim in enumerate(view.shape(value) or ()):
+            if dim == atom.size:
+                return Source(value, axis)
+            if parts & {*broadcast_parts(dim)} and view.takes_in(atom.size, dim):
+                found.append(Source(value, axis))
+                parts -= {*broadcast_parts(dim)}
+    return None if parts else Source(found[0].value, found[0].axis, tuple(found[1:]))
 
 
 def widen_reading(

@@ -190,5 +190,5 @@ def test_a_reshape_keeps_what_is_left_over() -> None:
     assert reshape_dims(("4*b", 9, 9), (-1, 4, 9, 9, 1), False) == ("b", 4, 9, 9, 1)
     assert reshape_dims(("b", "s", 32), ("b", "s", 4, -1), False) == ("b", "s", 4, 8)
     assert reshape_dims(("a*c + b*c", 3), ("a + b", -1), False) == ("a + b", "3*c")
-    assert reshape_dims(("b", "s"), (5, -1), False) == (5, None)
+    assert reshape_dims(("b", "s"), (5, -1), False) == (5, "((b*s)//(5))")
     assert quotient("b", 2) is None

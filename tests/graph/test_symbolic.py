@@ -101,6 +101,13 @@ def test_cast_like_has_the_shape_of_what_is_cast() -> None:
     assert shape(view, "y") == ("b", 3)
 
 
+@pytest.mark.parametrize(
+    ("batch", "indices"), [(0, [[[1, 0]]]), (1, [[[0]], [[1]]]), (0, [[1]]), (1, [[[1, 2]], [[0, 0]]])]
+)
+def test_what_gather_nd_picks(batch: int, indices: list[object]) -> None:
+    check([h.make_node("GatherND", ["x", "i"], ["y"], batch_dims=batch)], (2, 3, 4), i=indices)
+
+
 def test_expand_to_a_shape_that_keeps_dims_by_minus_one() -> None:
     """What TorchScript writes for expand(3, -1)."""
     nodes = [

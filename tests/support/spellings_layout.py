@@ -1129,6 +1129,28 @@ def dynamic_batches_that_may_differ() -> onnx.ModelProto:
     return g.done(g.op("MatMul", g.softmax(score), v), "d", H, "s", E)
 
 
+def folded(cut_first: bool, masked: bool) -> onnx.ModelProto:
+    """Groups of heads and queries are one axis for the products, and are cut apart for the mask: as they were put together, or
+    otherwise, so that a row of the mask meets other queries."""
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", 2, 3, "s", D), ("b", 2, "t", D), ("b", 2, "t", E))
+    b, s, t = g.dim(q, 0), g.dim(q, 3), g.dim(k, 2)
+    heads, rows = g.op("Mul", b, g.const(2, np.int64)), g.op("Mul", s, g.const(3, np.int64))
+    score = g.op("MatMul", g.to(q, heads, rows, D), g.transpose(g.to(k, heads, t, D), 0, 2, 1))
+    score = g.to(g.scaled(score), b, 2, *((3, s) if cut_first else (s, 3)), t)
+    if masked:
+        score = g.op("Add", score, g.input("mask", [*((1, "s") if cut_first else ("s", 1)), "t"]))
+    p = g.to(g.softmax(score), heads, rows, t)
+    return g.done(g.to(g.op("MatMul", p, g.to(v, heads, t, E)), b, 2, 3, s, E), "b", 2, 3, "s", E)
+
+
+MATCH |= {
+    "dynamic_groups_folded_into_queries": lambda: folded(True, True),
+    "dynamic_groups_folded_and_cut_otherwise": lambda: folded(False, True),
+    "dynamic_groups_folded_without_a_mask": lambda: folded(False, False),
+}
+
+
 @match
 def dynamic_batches_beside_heads() -> onnx.ModelProto:
     """Of Q a batch and the heads are one axis, of K a batch."""
