@@ -40,7 +40,7 @@ _SAME = frozenset(
     "LpNormalization LRN Hardmax ReverseSequence Shrink Softsign Erfc".split()
 )
 """Erfc is no operator of ONNX: tf2onnx leaves TensorFlow's, which is elementwise, under its name."""
-_BROADCAST = frozenset(
+BROADCASTS = frozenset(
     "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod PRelu".split()
 )
 _REDUCE = frozenset(
@@ -102,7 +102,7 @@ class SymbolicShapes:
                 continue
             if have is not None and len(have) == len(found):
                 # Of two lengths that might differ it is not known which one a broadcast has, whatever somebody calls it.
-                pairs, told = zip(have, found, strict=True), op_of(node) in _BROADCAST
+                pairs, told = zip(have, found, strict=True), op_of(node) in BROADCASTS
                 found = tuple(h if is_trusted(out, h) or not (told or self._says_more(f, h)) else f for h, f in pairs)
             self._shapes[out] = found
 
@@ -115,7 +115,7 @@ class SymbolicShapes:
         """Keeps what must hold for the node not to fail, if it is sure to run."""
         if node not in self._running:
             return
-        if op_of(node) in _BROADCAST or op_of(node) == "MatMul":
+        if op_of(node) in BROADCASTS or op_of(node) == "MatMul":
             shapes = [shape for i in range(len(node.inputs)) if (shape := self._in(node, i)) is not None]
             batch = op_of(node) == "MatMul"
             self._limits.learn_broadcast([shape[:-2] if batch else shape for shape in shapes])
@@ -131,7 +131,7 @@ class SymbolicShapes:
     def _infer(self, node: ir.Node) -> Shape | None:
         first = self._in(node, 0)
         kind = op_of(node)
-        if kind in _BROADCAST:
+        if kind in BROADCASTS:
             shapes = [self._in(node, i) for i in range(len(node.inputs))]
             return None if any(s is None for s in shapes) else broadcast([s for s in shapes if s is not None])
         if kind == "Range":

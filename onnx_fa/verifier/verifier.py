@@ -23,6 +23,7 @@ from onnx_fa.forms.replace import Site
 from onnx_fa.forms.report import SiteReport
 from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.graph import io
+from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import symbols
 from onnx_fa.graph.view import DTYPES
@@ -66,9 +67,10 @@ def verify(
     """Compares on `seeds` random inputs, and on adversarial ones where the model has inputs for them.
 
     `module` is what `compile_model` made of the model; without it the model is compiled here, and its sites are inspected.
-    `dims` fixes symbolic dims; the others take lengths that divide nothing. `values` fixes inputs of one element as in
-    `compile_model`: the model as passed is called with them, and compared with what it becomes. Does not raise on a mismatch: ask
-    `.check()` or `.ok`. Raises ModelError, CompileError, RunError, and MissingDependencyError without onnxruntime.
+    `dims` fixes symbolic dims; those that the graph leaves no choice have that size, the others lengths that divide nothing.
+    `values` fixes inputs of one element as in `compile_model`: the model as passed is called with them, and compared with what it
+    becomes. Does not raise on a mismatch: ask `.check()` or `.ok`. Raises ModelError, CompileError, RunError, and
+    MissingDependencyError without onnxruntime.
     """
     target = parse_target(target) if isinstance(target, str) else target
     given = io.load(model)
@@ -77,6 +79,7 @@ def verify(
     # What `rewrite` writes is matched by itself, and what is compiled once more: a match holds nodes, values and functions over
     # values of the one graph in which it was found, and what is prepared before matching depends on the form.
     report, sites = rewrite_in_place(rewritten, "decomposed")
+    sizes = determined_sizes(rewritten) | dict(dims or {})
     # Values inside a subgraph cannot be made outputs of the model.
     sites = [s for s in sites if s.nodes and s.nodes[-1].graph is rewritten.graph]
     label = "model" if isinstance(model, (ir.Model, onnx.ModelProto)) else str(model)
@@ -101,7 +104,7 @@ def verify(
         compared = _Comparison(
             runs, kernels, load_module(module, target.device), _narrowest(clean, rewritten), coarse, fixed
         )
-        drawn = draw(clean, seeds, dims)
+        drawn = draw(clean, seeds, sizes)
         for draw_ in drawn:
             progress(f"inputs {draw_.name}")
             compared.on(draw_)

@@ -1,0 +1,65 @@
+"""Free dims of a model's inputs that the graph leaves no choice: any other size, but for 1 in a broadcast, ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+import onnx_ir as ir
+
+from onnx_fa.graph.dims import Shape
+from onnx_fa.graph.free_dims import symbols
+from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.graph.symbolic import BROADCASTS
+from onnx_fa.graph.view import GraphView
+from onnx_fa.spec.terms import Dim
+
+
+def determined_sizes(model: ir.Model) -> dict[str, int]:
+    """The sizes that products, convolutions, broadcasts and Concats (of a cache with new rows) ask of free dims, by their names.
+    A dim of which they ask two sizes has none here."""
+    free, view = frozenset(symbols(model)), GraphView(model)
+    found: dict[str, set[int]] = {}
+    for node in model.graph:
+        for first, second in _equal_dims(view, node):
+            for name, size in ((first, second), (second, first)):
+                if isinstance(name, str) and name in free and isinstance(size, int):
+                    found.setdefault(name, set()).add(size)
+    return {name: next(iter(sizes)) for name, sizes in found.items() if len(sizes) == 1}
+
+
+def _equal_dims(view: GraphView, node: ir.Node) -> Iterator[tuple[Dim | None, Dim | None]]:
+    """Pairs of dims of a node's inputs that have to be equal."""
+    shapes: list[Shape | None] = [None if value is None else view.shape(value) for value in node.inputs]
+    kind = op_of(node)
+    if kind == "Concat":
+        yield from _beside_axis([s for s in shapes if s is not None], attr_int(node, "axis", 0))
+        return
+    if kind in BROADCASTS:
+        yield from _broadcast_beside([s for s in shapes if s is not None])
+        return
+    if len(shapes) < 2 or shapes[0] is None or shapes[1] is None:
+        return
+    left, right = shapes[0], shapes[1]
+    if kind == "MatMul" and min(len(left), len(right)) > 1:
+        yield left[-1], right[-2]
+    elif kind == "Gemm" and len(left) == len(right) == 2:
+        yield left[0 if attr_int(node, "transA", 0) else 1], right[1 if attr_int(node, "transB", 0) else 0]
+    elif kind == "Conv" and len(left) > 2 and isinstance(right[1], int):
+        yield left[1], right[1] * attr_int(node, "group", 1)
+
+
+def _broadcast_beside(shapes: list[Shape]) -> Iterator[tuple[Dim | None, Dim | None]]:
+    """The dims that meet each other, of which a number is above 1."""
+    for first, second in combinations(shapes, 2):
+        for pair in zip(reversed(first), reversed(second), strict=False):
+            if any(isinstance(d, int) and d > 1 for d in pair):
+                yield pair
+
+
+def _beside_axis(shapes: list[Shape], axis: int) -> Iterator[tuple[Dim | None, Dim | None]]:
+    """The dims of tensors that are joined, but for those along which they are."""
+    for first, second in pairwise(shapes):
+        if len(first) == len(second):
+            at = axis % len(first)
+            yield from (pair for i, pair in enumerate(zip(first, second, strict=True)) if i != at)
