@@ -52,6 +52,19 @@ def test_moved_into_a_loop() -> None:
     assert done.returncode < 0, REPAIRED
 
 
+def test_norm_of_two_axes() -> None:
+    model, draw = _model("norm_of_two_axes"), np.random.default_rng(0).standard_normal
+    feeds = {name: draw((2, 3, 8)).astype(np.float32) for name in ("x", "skip")} | {"scale": np.ones(8, np.float32)}
+    total = feeds["x"] + feeds["skip"]
+
+    def norm(axes: tuple[int, ...]) -> Array:
+        centred = total - total.mean(axes, keepdims=True)
+        return np.asarray(centred / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5))
+
+    np.testing.assert_allclose(run(model, feeds, optimise=False)[0], norm((-2, -1)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run(model, feeds)[0], norm((-1,)), rtol=0, atol=1e-5, err_msg=REPAIRED)
+
+
 def test_output_rounded_behind_a_move() -> None:
     model, feeds = _model("output_rounded_behind_a_move"), {"x": X.astype(np.float32) / 8}
     np.testing.assert_array_equal(run(model, feeds, optimise=False)[0], -X / 8)
