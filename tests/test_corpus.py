@@ -152,6 +152,26 @@ def test_a_result_that_differs_is_seen() -> None:
     assert check.distance([a], [a.astype(np.float32)]) == np.inf
 
 
+@pytest.mark.parametrize(("rows", "verdict"), [(5, "not compared"), (4, "invalid")])
+def test_a_rewritten_model_is_invalid_only_where_the_original_runs(rows: int, verdict: str, tmp_path: Path) -> None:
+    """A model whose lengths do not fit fails in a run; one whose shapes say so does not even load."""
+    check, table = module("corpus.check"), module("corpus.report_page")
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [d]) for n, d in (("a", "n"), ("b", 4))]
+    out = [helper.make_tensor_value_info("c", TensorProto.FLOAT, [None])]
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"])], "g", values, out),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=10,
+    )
+    other = onnx.ModelProto.FromString(model.SerializeToString())
+    other.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 5
+    outcome = check.Outcome()
+    arrays = {"a": np.zeros(rows, np.float32), "b": np.zeros(4, np.float32)}
+    np.savez(tmp_path / "one.npz", **arrays)
+    check.compare(outcome, model, other, {"one": tmp_path / "one.npz"})
+    assert table.verdict_of(outcome.to_dict()).startswith(verdict + ":")
+
+
 def test_reasons_are_grouped_without_names_and_numbers() -> None:
     group = module("corpus.report_page").group_of
     assert group("Add_12's dim 'batch' may differ from 4") == group("Add_12's dim 'b' may differ from 512")

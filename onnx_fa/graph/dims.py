@@ -46,7 +46,7 @@ def pad_shapes(shapes: Sequence[Shape]) -> list[Shape]:
 
 def broadcast_dims(dims: Iterable[Dim | None]) -> Dim | None:
     """The length that all of `dims` broadcast to, in every run in which they do."""
-    wide = {d for d in dims if d != 1}
+    wide = _without_guards({d for d in dims if d != 1})
     fixed = {d for d in wide if isinstance(d, int)}
     if fixed:
         return next(iter(fixed))
@@ -70,6 +70,27 @@ def takes_in(whole: Dim | None, dim: Dim | None) -> bool:
     return whole is not None and dim is not None and broadcast_dims((whole, dim)) == whole
 
 
+def _without_guards(dims: set[Dim | None]) -> set[Dim | None]:
+    """The dims with n for max(1, n) beside one that is never more than n: where n is 0 that other one is 0 too, and so is what
+    both broadcast to, beside a 1 as beside a 0. Elsewhere max(1, n) is n."""
+    found: set[Dim | None] = set()
+    for dim in dims:
+        guarded = None if not isinstance(dim, str) or "min(" not in dim else _guarded(expression(dim))
+        others = [expression(d) for d in dims if d is not None and d != dim]
+        bounded = guarded is not None and any(is_never_negative(guarded - other) for other in others)
+        found.add(dim_of(guarded) if bounded and guarded is not None else dim)
+    return found
+
+
+def _guarded(expr: sympy.Expr) -> sympy.Expr | None:
+    """n of max(1, n), which is 1 + n - min(1, n)."""
+    for cut in expr.atoms(sympy.Min):
+        rest = sympy.expand(expr - 1 + cut)
+        if set(cut.args) == {sympy.Integer(1), rest}:
+            return rest
+    return None
+
+
 def is_cut_to(dim: Dim | None, whole: Dim | None) -> bool:
     """Whether `dim` broadcasts beside `whole` to nothing but `whole`, because it is cut to it: the smaller one of it and a number
     above 1, or the last `whole` of no fewer."""
@@ -77,8 +98,12 @@ def is_cut_to(dim: Dim | None, whole: Dim | None) -> bool:
         return False
     cut, length = expression(dim), expression(whole)
     if isinstance(cut, Tail):
-        # Where nothing is cut off because `whole` is 0, it is no other number than 0 or 1, and the result is empty.
-        return bool(cut.args[1] == length) and is_never_negative(cut.args[0] - length)
+        # Where nothing is cut off because `whole` is 0, it is no other number than 0 or 1, and the result is empty. Of a number
+        # above 1 there are `whole` or, where that is 0 or larger, the number itself, which does not broadcast beside it.
+        number = cut.args[0]
+        return bool(cut.args[1] == length) and (
+            bool(number.is_Integer and number > 1) or is_never_negative(number - length)
+        )
     if not isinstance(cut, sympy.Min) or length not in cut.args:
         return False
     # Where `whole` is the larger one, the number is neither 1 nor `whole`, and they do not broadcast.

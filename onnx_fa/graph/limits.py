@@ -9,7 +9,7 @@ from typing import TypeVar
 import sympy
 
 from onnx_fa.graph.dims import Shape, is_cut_to, pad_shapes
-from onnx_fa.graph.lengths import Widest, dim_of, expression, is_never_negative
+from onnx_fa.graph.lengths import Tail, Widest, dim_of, expression, is_never_negative
 from onnx_fa.spec.terms import Dim
 
 _MaybeShape = TypeVar("_MaybeShape", Shape, Shape | None)
@@ -38,8 +38,9 @@ class Limits:
             for cut in wide:
                 for whole in wide - {cut}:
                     expr = expression(cut)
-                    if isinstance(expr, sympy.Min) and is_cut_to(cut, whole) and len(self._most) < _MOST:
-                        number = min(a for a in expr.args if a.is_Integer)
+                    numbers = [a for a in expr.args if a.is_Integer] if isinstance(expr, sympy.Min | Tail) else []
+                    if numbers and is_cut_to(cut, whole) and len(self._most) < _MOST:
+                        number = min(numbers)
                         self._most[expression(whole)] = min(number, self._most.get(expression(whole), number))
 
     def _learn_equal(self, dims: Sequence[str]) -> None:

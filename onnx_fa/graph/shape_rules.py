@@ -72,6 +72,28 @@ def multiply_shapes(a: Shape, b: Shape | None, swap_a: bool = False, swap_b: boo
     return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
 
 
+def einsum_dims(equation: str, shapes: Sequence[Shape]) -> Shape | None:
+    """The shape that an Einsum with an explicit output has. What "..." stands for is aligned at the right, as in broadcasting."""
+    terms, arrow, out = equation.replace(" ", "").partition("->")
+    if not arrow or len(terms.split(",")) != len(shapes):
+        return None
+    dims: dict[str, list[Shape]] = {}
+    unnamed: list[Shape] = []
+    for term, shape in zip(terms.split(","), shapes, strict=True):
+        before, dots, behind = term.partition("...")
+        if len(before) + len(behind) > len(shape) or (not dots and len(before) != len(shape)):
+            return None
+        end = len(shape) - len(behind)
+        for letter, dim in zip(before + behind, shape[: len(before)] + shape[end:], strict=True):
+            dims.setdefault(letter, []).append((dim,))
+        unnamed += [shape[len(before) : end]] if dots else []
+    before, dots, behind = out.partition("...")
+    if any(letter not in dims for letter in before + behind):
+        return None
+    named = [broadcast(dims[letter])[0] for letter in before + behind]
+    return (*named[: len(before)], *(broadcast(unnamed) if dots else ()), *named[len(before) :])
+
+
 def reshape_dims(source: Shape, to: tuple[Dim | None, ...], allow_zero: bool) -> Shape:
     """Dims after a Reshape, where 0 copies and -1 is what is left over, if that can be told."""
     dims = [source[i] if d == 0 and not allow_zero and i < len(source) else d for i, d in enumerate(to)]

@@ -29,7 +29,15 @@ from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.named import Named
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, outer_reads, typed_attr
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
-from onnx_fa.graph.shape_rules import Window, gather_nd_dims, multiply_shapes, reshape_dims, slice_dim, window_dims
+from onnx_fa.graph.shape_rules import (
+    Window,
+    einsum_dims,
+    gather_nd_dims,
+    multiply_shapes,
+    reshape_dims,
+    slice_dim,
+    window_dims,
+)
 from onnx_fa.spec.terms import Dim
 
 _SAME = frozenset(
@@ -76,8 +84,12 @@ class SymbolicShapes:
         )
 
     def _visit(self, node: ir.Node) -> None:
+        runs = node in self._running
+        if runs:
+            self._learn_inputs(node)  # first: what one axis shows may tell the length of another one
         self._follow(node)
-        self._learn(node)
+        if runs:
+            self._learn_outputs(node)
 
     def _follow(self, node: ir.Node) -> None:
         if node.domain not in (*STANDARD, CONTRIB, BLOCKED) or not node.outputs:
@@ -111,16 +123,17 @@ class SymbolicShapes:
         stands elsewhere too."""
         return self._named.knows(found) or (found is not None and not known(have))
 
-    def _learn(self, node: ir.Node) -> None:
-        """Keeps what must hold for the node not to fail, if it is sure to run."""
-        if node not in self._running:
-            return
+    def _learn_inputs(self, node: ir.Node) -> None:
+        """Keeps what must hold for a node that is sure to run not to fail."""
         if op_of(node) in BROADCASTS or op_of(node) == "MatMul":
             shapes = [shape for i in range(len(node.inputs)) if (shape := self._in(node, i)) is not None]
             batch = op_of(node) == "MatMul"
             self._limits.learn_broadcast([shape[:-2] if batch else shape for shape in shapes])
             if batch and len(shapes) == 2 and min(map(len, shapes)) > 1:
                 self._limits.learn_equal(shapes[0][-1], shapes[1][-2])
+
+    def _learn_outputs(self, node: ir.Node) -> None:
+        """Keeps that what a node makes that is sure to run has lengths."""
         for out in node.outputs:
             self._limits.learn_lengths(self.shape(out) or ())
 
@@ -202,14 +215,8 @@ class SymbolicShapes:
 
     def _einsum(self, node: ir.Node) -> Shape | None:
         shapes = [self._in(node, i) for i in range(len(node.inputs))]
-        terms, arrow, out = node.attributes["equation"].as_string().replace(" ", "").partition("->")
-        if not arrow or "." in terms or any(s is None for s in shapes):
-            return None
-        dims: dict[str, list[Shape]] = {}
-        for term, shape in zip(terms.split(","), shapes, strict=True):
-            for letter, dim in zip(term, shape or (), strict=False):
-                dims.setdefault(letter, []).append((dim,))
-        return tuple(broadcast(dims[x])[0] for x in out) if all(x in dims for x in out) else None
+        given = [shape for shape in shapes if shape is not None]
+        return einsum_dims(node.attributes["equation"].as_string(), given) if len(given) == len(shapes) else None
 
     def _windows(self, node: ir.Node, first: Shape) -> Shape | None:
         if len(first) < 3:

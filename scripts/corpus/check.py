@@ -29,8 +29,8 @@ class Outcome:
     """What a file came to. `sites` and `misses` are what a rewrite found and left alone (node, op, reason). `explain` and `rewrite`
     say what went wrong there, "" for nothing; `refused` says why onnx_fa does not take a model that onnxruntime does not load
     either. `original` says why the original does not load or run, so that nothing can be compared; `loads` why the rewritten model
-    does not, and `differs` where its results are others. `error` is the largest relative norm error of all outputs in all runs,
-    `runs` how many were compared."""
+    does not where the original does, and `differs` where its results are others. `error` is the largest relative norm error of
+    all outputs in all runs, `runs` how many were compared."""
 
     sites: int = 0
     misses: list[list[str]] = field(default_factory=list)
@@ -106,6 +106,8 @@ def compare(outcome: Outcome, original: onnx.ModelProto, rewritten: onnx.ModelPr
             outcome.error = max(outcome.error, found)
             if found > allowed and found > MOVED * (spread := _spread(original, arrays, usable)):
                 outcome.differs = f"{run} ({kind}): relative error {found:.1e}, the original's own {spread:.1e}"
+    if feeds and not outcome.runs:
+        outcome.loads = ""  # of a model that never runs the rewritten one need not load: its shapes may show what fails
 
 
 def _spread(original: onnx.ModelProto, arrays: Mapping[str, Array], wants: Mapping[str, list[Array]]) -> float:

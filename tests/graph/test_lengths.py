@@ -25,7 +25,7 @@ from onnx_fa.graph.dims import (
     subtract_dims,
     takes_in,
 )
-from onnx_fa.graph.lengths import MAX_LETTERS, dim_of, expression
+from onnx_fa.graph.lengths import MAX_LETTERS, Tail, Widest, dim_of, expression
 from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.shape_rules import reshape_dims, slice_dim
 from onnx_fa.spec.attention import Dim
@@ -34,10 +34,17 @@ SYMBOLS = ("past", "seq", "b.0", "odd name")
 SIZES = st.fixed_dictionaries({s: st.integers(0, 9) for s in SYMBOLS})
 LEAVES = st.one_of(st.integers(-3, 9), st.sampled_from(SYMBOLS))
 
+BROADCAST_DIMS = (
+    *(1, 3, "seq", "past", "min(3, seq)", "1 + seq - min(1, seq)", "1 + past - min(1, past)", "min(3, past)"),
+    *("tail(3, seq)", "tail(1, seq)", "tail(3, past)", "tail(past + seq, seq)"),
+)
+
 
 def value(dim: Dim, sizes: Mapping[str, int]) -> int:
     expr = expression(dim)
-    return int(expr.subs({x: sizes[x.name] for x in expr.free_symbols}))
+    number = expr.subs({x: sizes[x.name] for x in expr.free_symbols})
+    number = number.replace(Tail, lambda whole, count: min(whole, count) if count else whole)
+    return int(number.replace(Widest, lambda *lengths: next((n for n in lengths if n != 1), 1)))
 
 
 @st.composite
@@ -142,6 +149,42 @@ def test_lengths_that_must_be_equal_show_which_broadcasts_to_which() -> None:
     limits.learn_equal("n", "m")
     limits.learn_broadcast([("broadcast(n, m)",), ("n",)])
     assert limits.settle(("n", "m", "broadcast(m, n)")) == ("n", "m", "broadcast(m, n)")
+
+
+def test_the_end_of_a_table_broadcasts_to_what_it_was_cut_to() -> None:
+    end = slice_dim(7, "0 - seq", 1 << 40, 1)
+    assert end == "tail(7, seq)"
+    assert broadcast([("b", "seq", "seq"), (1, end, end)]) == ("b", "seq", "seq")
+    assert broadcast([("b", "other"), (1, end)]) == ("b", "broadcast(other, tail(7, seq))")
+    # The only row of a table is there once however many rows are asked for: nothing is learnt from it.
+    assert slice_dim(1, "0 - seq", 1 << 40, 1) == "tail(1, seq)"
+    assert not is_cut_to("tail(1, seq)", "seq")
+    limits = Limits()
+    limits.learn_broadcast([("seq",), ("tail(1, seq)",)])
+    assert limits.settle(("min(7, seq)",)) == ("min(7, seq)",)
+    limits.learn_broadcast([("seq",), (end,)])
+    assert limits.settle(("min(7, seq)",)) == ("seq",)
+
+
+def test_an_axis_that_is_never_empty_beside_one_that_is_no_longer() -> None:
+    filled = larger_dim(1, "seq")
+    assert filled == "1 + seq - min(1, seq)"
+    assert broadcast([("b", filled), (1, "min(64, seq)")]) == ("b", "seq")
+    # Beside a length of its own it is 1 where there is no row, and that is repeated.
+    for other in ("other", "1 + seq"):
+        assert broadcast([("b", filled), (1, other)]) == ("b", dim_of(Widest(expression(filled), expression(other))))
+        assert not takes_in(other, filled)
+    assert broadcast([("b", filled), (1, 1)]) == ("b", filled)
+    assert not takes_in("seq", larger_dim(2, "seq"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(BROADCAST_DIMS), min_size=2, max_size=3), SIZES)
+def test_a_broadcast_has_the_length_that_numpy_gives(parts: list[Dim], sizes: dict[str, int]) -> None:
+    told = broadcast([(part,) for part in parts])[0]
+    numbers = [value(part, sizes) for part in parts]
+    if told is not None and min(numbers) >= 0 and len({n for n in numbers if n != 1}) < 2:
+        assert value(told, sizes) == np.broadcast_shapes(*((n,) for n in numbers))[0]
 
 
 def test_maxima_are_written_as_minima() -> None:

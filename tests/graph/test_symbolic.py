@@ -12,7 +12,9 @@ from onnx import helper as h
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnx_fa.graph.dims import Shape
 from onnx_fa.graph.io import load
+from onnx_fa.graph.shape_rules import einsum_dims
 from onnx_fa.graph.view import GraphView
 from tests.support.ort_run import run
 
@@ -106,6 +108,20 @@ def test_cast_like_has_the_shape_of_what_is_cast() -> None:
 )
 def test_what_gather_nd_picks(batch: int, indices: list[object]) -> None:
     check([h.make_node("GatherND", ["x", "i"], ["y"], batch_dims=batch)], (2, 3, 4), i=indices)
+
+
+@pytest.mark.parametrize(
+    ("equation", "second", "want"),
+    [
+        ("...ij,...jk->...ik", (1, 4, 5), ("a", "b", 3, 5)),
+        ("...ij, jk -> ...ik", (4, 5), ("a", "b", 3, 5)),
+        ("...ij,jk->ik...", (4, 5), (3, 5, "a", "b")),
+        ("...ij,...jk", (4, 5), None),
+        ("...ij,jkl->...ik", (4, 5), None),
+    ],
+)
+def test_einsum_with_dots(equation: str, second: Shape, want: Shape | None) -> None:
+    assert einsum_dims(equation, [("a", "b", 3, 4), second]) == want
 
 
 def test_expand_to_a_shape_that_keeps_dims_by_minus_one() -> None:
