@@ -63,6 +63,7 @@ def dim_of(expr: sympy.Expr) -> Dim | None:
     return None if text is None or len(text) > MAX_LETTERS else text
 
 
+@lru_cache(maxsize=4096)
 def is_never_negative(expr: sympy.Expr) -> bool:
     """Whether an expression is at least 0 whatever its symbols are."""
     normal = sympy.expand(expr)
@@ -126,6 +127,7 @@ class Widest(sympy.Function):  # type: ignore[misc]
         return None if tuple(wide) == given else cls(*wide)
 
 
+@lru_cache(maxsize=4096)
 def smaller_of(*given: sympy.Expr) -> sympy.Expr:
     """The smallest one; which one it is, where that is certain. What all have in common stands outside and no minimum stands in
     another, so that equal minima are written alike."""
@@ -134,10 +136,10 @@ def smaller_of(*given: sympy.Expr) -> sympy.Expr:
         if not any(is_never_negative(expr - other) for other in found):
             found = [other for other in found if not is_never_negative(other - expr)] + [expr]
     if len(found) == 1 or len(found) > _MAX_TERMS:
-        return found[0] if len(found) == 1 else sympy.Min(*found)
+        return found[0] if len(found) == 1 else sympy.Min(*found, evaluate=False)
     terms = [x.as_coefficients_dict() for x in found]
     shared = sympy.Add(*(min(t[x] for t in terms) * x for x in {x for t in terms for x in t if not x.has(sympy.Min)}))
-    return shared + sympy.Min(*(x - shared for x in found))
+    return shared + sympy.Min(*(x - shared for x in found), evaluate=False)
 
 
 def _spread(expr: sympy.Expr) -> list[sympy.Expr]:

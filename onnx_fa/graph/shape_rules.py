@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import onnx_ir as ir
 import sympy
@@ -30,6 +31,7 @@ _ALL = 10**9
 above, for an end that is left open."""
 
 
+@lru_cache(maxsize=4096)
 def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim | None:
     """The length of dim[start:end:step]."""
     # NumPy and ONNX clamp alike, save that ONNX stops a backward slice at the start where Python wraps around.
