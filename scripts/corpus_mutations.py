@@ -127,13 +127,27 @@ def odd_numbers(model: onnx.ModelProto) -> set[str]:
     return {t.name for t in weights if not np.isfinite(onnx.numpy_helper.to_array(t)).all()}
 
 
+def has_wide_norm(model: onnx.ModelProto) -> bool:
+    """Whether a LayerNormalization is over two axes, which onnxruntime's optimiser takes for one
+    (docs/developer/onnxruntime-bugs.md)."""
+    axes = [
+        a.i
+        for node in model.graph.node
+        if node.op_type == "LayerNormalization"
+        for a in node.attribute
+        if a.name == "axis"
+    ]
+    return any(axis < -1 for axis in axes)
+
+
 def attempt(file: File, random: Random, seed: int, keep: Path | None, say: Callable[[str], None]) -> Result:
     """Changes the file's model, and compares it with what a rewrite makes of it, on one of the file's runs. `say` hears what runs
     next, the "original" or the "rewrite", so that a process that ends tells whose fault it was."""
     given = onnx.load(file.path)
     model, names = change(given, random)
-    if not names or odd_numbers(model) - odd_numbers(given):
+    if not names or odd_numbers(model) - odd_numbers(given) or has_wide_norm(model):
         return Result(seed, file.key, names, "none")
+    del model.graph.value_info[:]  # what is declared need not be true any more
     say("original")
     run = random.choice(sorted(file.runs))
     runs = {run: file.runs[run]}
