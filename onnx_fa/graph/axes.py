@@ -12,6 +12,10 @@ from onnx_fa.graph.ops import attr_int
 
 Const = Callable[[ir.Value | None], "npt.NDArray[np.generic] | None"]
 
+OPEN_END = 10**9
+"""An end of a Slice that no length reaches: what is read of masks takes lengths to be at most 2^24. Exporters write it, and numbers
+above, for an end that is left open."""
+
 
 def node_axes(node: ir.Node, const: Const) -> list[int] | None:
     """Axes of a Reduce*, Squeeze or Unsqueeze in either spelling (attribute, or constant second input); None when unknown."""

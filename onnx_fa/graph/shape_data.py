@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_fa.graph.axes import Const, node_axes, placed_axes
+from onnx_fa.graph.axes import OPEN_END, Const, node_axes, placed_axes
 from onnx_fa.graph.dims import (
     Shape,
     add_dims,
@@ -33,8 +33,6 @@ from onnx_fa.spec.terms import Dim
 Data = npt.NDArray[Any]
 MOST_ELEMENTS = 64
 """Elements of a tensor that is followed; no shape is longer."""
-_BEHIND = 1 << 31
-"""From here on an end of a Slice means the end of the axis."""
 _INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
 _WHOLE = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE, None)
 """Types that hold every length."""
@@ -185,7 +183,7 @@ def _slice(inputs: Inputs) -> Data | None:
         if not -data.ndim <= axis < data.ndim:
             return None
         # Python takes -1 for the last element where ONNX means "before the first" only from here on.
-        last = None if step < 0 and end <= -_BEHIND else end
+        last = None if step < 0 and end <= -OPEN_END else end
         cut[axis] = slice(start, last, step)
     return data[tuple(cut)]
 

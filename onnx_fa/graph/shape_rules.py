@@ -10,6 +10,7 @@ from functools import lru_cache
 import onnx_ir as ir
 import sympy
 
+from onnx_fa.graph.axes import OPEN_END
 from onnx_fa.graph.dims import (
     Shape,
     add_dims,
@@ -26,10 +27,6 @@ from onnx_fa.graph.lengths import dim_of, expression, is_never_negative
 from onnx_fa.graph.ops import typed_attr
 from onnx_fa.spec.terms import Dim
 
-_ALL = 10**9
-"""An end of a Slice that no length reaches: what is read of masks takes lengths to be at most 2^24. Exporters write it, and numbers
-above, for an end that is left open."""
-
 
 @lru_cache(maxsize=4096)
 def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim | None:
@@ -43,13 +40,13 @@ def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | N
         return None
     if (
         isinstance(end, int)
-        and end >= _ALL
+        and end >= OPEN_END
         and step == 1
         and isinstance(start, str)
         and is_never_negative(-expression(start))
     ):
         return tail_dim(dim, subtract_dims(0, start))
-    last = dim if isinstance(end, int) and end >= _ALL else smaller_dim(_from_front(dim, end), dim)
+    last = dim if isinstance(end, int) and end >= OPEN_END else smaller_dim(_from_front(dim, end), dim)
     # A start behind the end needs no clamping: nothing is left then.
     length = larger_dim(subtract_dims(last, _from_front(dim, start)), 0)
     return divide_dims(add_dims(length, step - 1), step)

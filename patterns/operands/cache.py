@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnx_fa.graph.axes import node_axis, placed_axis
+from onnx_fa.graph.axes import OPEN_END, node_axis, placed_axis
 from onnx_fa.graph.dims import add_dims
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Cap, Expr, Nothing, Product, Scale, Step
@@ -19,8 +19,6 @@ from onnx_fa.patterns.score.passthrough import is_noop
 from onnx_fa.spec.terms import Dim
 
 Reading = tuple[tuple[Step, ...], Product]
-_MIN_END_OF_ALL = (1 << 31) - 1
-"""An end of a Slice that no length reaches."""
 
 
 def join_scores(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Sequence[Reading]]) -> Reading | None:
@@ -188,7 +186,7 @@ def _pieces(view: GraphView, prob: ir.Value, users: Sequence[ir.Node]) -> tuple[
         left.remove(following[0])
         end = following[0].end
     inner = [c.end for c in parts[:-1]]
-    if not isinstance(end, int) or end < (length if isinstance(length, int) else _MIN_END_OF_ALL):
+    if not isinstance(end, int) or end < (length if isinstance(length, int) else OPEN_END):
         return None
     # A single cut parts an axis wherever it falls; of several it must be certain which comes first.
     if len(inner) > 1 and not _ascending(inner):
@@ -230,7 +228,7 @@ def _cut(view: GraphView, node: ir.Node, shape: Sequence[Dim | None]) -> _Cut | 
         if start is None or end is None or (len(axes) > 1 and not (isinstance(start, int) and isinstance(end, int))):
             return None
         length = shape[axis]
-        if start != 0 or not isinstance(end, int) or end < (length if isinstance(length, int) else _MIN_END_OF_ALL):
+        if start != 0 or not isinstance(end, int) or end < (length if isinstance(length, int) else OPEN_END):
             found.append(_Cut(node.outputs[0], axis, start, end))
     return found[0] if len(found) == 1 else None
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import OPEN_END
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import After, Anchor, Call, NoMatch, Select, positive_or, reciprocal_of
 from onnx_fa.patterns.softmax import rows
-
-_MIN_END_OF_ALL = 1 << 31
-"""An end of a Slice from which on it means "to the end"."""
 
 
 def cut_sink(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
@@ -40,7 +38,7 @@ def cut_sink(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[i
     if anchor.column == "last":
         exact = first == 0 and (last == -1 or (isinstance(width, int) and last == width - 1))
     else:
-        exact = first == 1 and (last >= _MIN_END_OF_ALL or (isinstance(width, int) and last >= width))
+        exact = first == 1 and (last >= OPEN_END or (isinstance(width, int) and last >= width))
     if not exact:
         raise NoMatch(f"a slice [{first}:{last}] of the probabilities does not cut off just the sink's column", node)
     return After(node.outputs[0], cut=True)
