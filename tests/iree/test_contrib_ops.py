@@ -180,6 +180,31 @@ def test_refused(op: str, arrays: Any, outputs: Any, attrs: dict[str, Any], word
         written(model)
 
 
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+@pytest.mark.parametrize(
+    ("kind", "wide"), [(T.UINT8, T.INT32), (T.UINT16, T.INT32), (T.UINT32, T.INT64), (T.INT8, None)]
+)
+def test_unsigned_integers_are_divided_as_signed_ones(op: str, kind: int, wide: int | None) -> None:
+    info = [h.make_tensor_value_info(name, kind, [4]) for name in "xyz"]
+    graph = h.make_graph([h.make_node(op, ["x", "y"], ["z"], name="node")], "g", info[:2], info[2:])
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
+    new, dtype = written(model), h.tensor_dtype_to_np_dtype(kind)
+    assert [a.i for n in new.graph.node for a in n.attribute if a.name == "to"] == (
+        [] if wide is None else [wide, wide, kind]
+    )
+    x, y = np.array([100, 37, 29, 125]).astype(dtype), np.array([10, 16, 7, 100]).astype(dtype)
+    if wide is not None:
+        x = x * dtype.type(2) + dtype.type(1)
+    np.testing.assert_array_equal(run(new, {"x": x, "y": y})[0], x // y if op == "Div" else x % y)
+
+
+def test_a_division_of_uint64_is_refused() -> None:
+    info = [h.make_tensor_value_info(name, T.UINT64, [4]) for name in "xyz"]
+    graph = h.make_graph([h.make_node("Div", ["x", "y"], ["z"], name="node")], "g", info[:2], info[2:])
+    with pytest.raises(ModelError, match=r"'node'.*uint64"):
+        written(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9))
+
+
 def test_an_rms_norm_keeps_the_type_of_its_mean() -> None:
     """RMSNormalization of f64 takes its mean in f32, where ONNX says so (`stash_type`)."""
     node = h.make_node("RMSNormalization", ["x", "scale"], ["y"], name="node", axis=-1)

@@ -79,6 +79,13 @@ def test_refused(name: str, message: str, flags: tuple[str, ...], tmp_path: Path
     assert message in caught.value.stderr
 
 
+def test_unsigned_division(tmp_path: Path) -> None:
+    run = load_module(_compiled("unsigned_division", tmp_path))
+    x, y = np.array([200, 37, 129, 255], np.uint8), np.array([10, 16, 7, 100], np.uint8)
+    quotient, rest = (np.asarray(found).view(np.uint8) for found in run(x, y))
+    assert (quotient != x // y).any() and (rest != x % y).any(), REPAIRED
+
+
 def test_slice_by_scalars(tmp_path: Path) -> None:
     source = (FOLDER / "slice_by_scalars").with_suffix(".mlir")
     with pytest.raises(CompileError, match="killed by signal SIGSEGV"):

@@ -14,6 +14,7 @@ from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.iree.legalise import activations, fused_products, norms
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
+from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 
@@ -267,6 +268,8 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.BiasAdd": activations.bias_add,
     **dict.fromkeys(FUSED_MATMULS, fused_products.fused_matmul),
     f"{CONTRIB}.MatMulNBits": matmul_nbits,
+    "Div": divide_signed,
+    "Mod": divide_signed,
     f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
     "Loop": _loop,
     "MatMul": _flat_rows,
