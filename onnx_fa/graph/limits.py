@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import sympy
 
-from onnx_fa.graph.dims import Shape, is_cut_to, pad_shapes
+from onnx_fa.graph.dims import Shape, is_cut_to, pad_shapes, product_of
 from onnx_fa.graph.lengths import Tail, Widest, dim_of, expression, is_never_negative
 from onnx_fa.spec.terms import Dim
 
@@ -28,7 +28,7 @@ class Limits:
         self._least: set[sympy.Expr] = set()
         """Expressions that are the length of something, and so never negative."""
         self._same: dict[sympy.Expr, sympy.Expr] = {}
-        """Symbols, and lengths that others broadcast to, which equal another one, in which none of them stands."""
+        """Symbols, and lengths that others broadcast to, which equal another one or a number; none of them stands in these."""
 
     def learn_broadcast(self, shapes: Sequence[Shape]) -> None:
         """Takes in what must hold for shapes to broadcast to each other."""
@@ -58,6 +58,15 @@ class Limits:
         beside a third, that third one is absorbed."""
         if isinstance(a, str) and isinstance(b, str) and a != b:
             self._learn_widest(*(self._resolve(expression(d)) for d in (a, b)))
+
+    def learn_count(self, shape: Shape, count: int) -> None:
+        """Takes in that a tensor has so many elements, which may say what one symbol of its shape is."""
+        total = product_of(shape)
+        if not isinstance(total, str) or len(self._same) >= _MOST:
+            return
+        times, symbol = self._resolve(expression(total)).as_coeff_Mul()
+        if symbol.is_Symbol and times > 0 and count % int(times) == 0:
+            self._set_same(symbol, sympy.Integer(count // int(times)))
 
     def _learn_widest(self, a: sympy.Expr, b: sympy.Expr) -> None:
         """Takes in that two lengths are equal, of which one is what the other and more lengths broadcast to."""

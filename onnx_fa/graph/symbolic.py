@@ -6,6 +6,7 @@ the graph once, carrying dims (ints or symbols) and small integer tensors made o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -131,6 +132,18 @@ class SymbolicShapes:
             self._limits.learn_broadcast([shape[:-2] if batch else shape for shape in shapes])
             if batch and len(shapes) == 2 and min(map(len, shapes)) > 1:
                 self._limits.learn_equal(shapes[0][-1], shapes[1][-2])
+
+        elif op_of(node) == "Reshape" and len(node.inputs) > 1:
+            self._learn_reshape(node)
+
+    def _learn_reshape(self, node: ir.Node) -> None:
+        """A Reshape to numbers alone fails for any other number of elements: a length that an exporter has fixed."""
+        first, target = self._in(node, 0), self.elements(node.inputs[1])
+        if first is None or target is None:
+            return
+        numbers = [d for d in target if isinstance(d, int) and d > 0]
+        if len(numbers) == len(target):
+            self._limits.learn_count(first, math.prod(numbers))
 
     def _learn_outputs(self, node: ir.Node) -> None:
         """Keeps that what a node makes that is sure to run has lengths."""

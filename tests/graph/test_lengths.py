@@ -151,6 +151,17 @@ def test_lengths_that_must_be_equal_show_which_broadcasts_to_which() -> None:
     assert limits.settle(("n", "m", "broadcast(m, n)")) == ("n", "m", "broadcast(m, n)")
 
 
+def test_a_number_of_elements_shows_what_a_length_is() -> None:
+    limits = Limits()
+    limits.learn_count(("b", "s"), 14)
+    limits.learn_count((3, "t"), 14)  # of no valid run
+    assert limits.settle(("b", "s", "t")) == ("b", "s", "t")
+    limits.learn_count((2, "s"), 14)
+    assert limits.settle(("b", "s", "1 + 2*s")) == ("b", 7, 15)
+    limits.learn_count(("s", "b"), 35)
+    assert limits.settle(("b",)) == (5,)
+
+
 def test_the_end_of_a_table_broadcasts_to_what_it_was_cut_to() -> None:
     end = slice_dim(7, "0 - seq", 1 << 40, 1)
     assert end == "tail(7, seq)"

@@ -43,6 +43,19 @@ def a_bias_of_the_last_rows_of_a_table() -> onnx.ModelProto:
 
 
 @match
+def a_bias_of_positions_counted_at_export() -> onnx.ModelProto:
+    """The exporter wrote ROWS where it reshaped the positions: other lengths fail there."""
+    g = Dynamic(17)
+    q, k, v = qkv(g, ("b", H, "t", D), ("b", H, "t", D), ("b", H, "t", E))
+    score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
+    zero, one = (g.const(n, np.int64) for n in (0, 1))
+    positions = g.op("Range", zero, g.dim(q, 2), one)
+    across, down = (g.op("Reshape", positions, g.const(to, np.int64)) for to in ([1, ROWS], [ROWS, 1]))
+    bias = g.op("Cast", g.op("Sub", across, down), to=1)
+    return g.done(g.op("MatMul", g.softmax(g.op("Add", score, bias)), v), "b", H, "t", E)
+
+
+@match
 def rows_of_neighbours_filled_up() -> onnx.ModelProto:
     """Q is of what is moved up by one row and filled up by another, beside a table of positions."""
     g = Dynamic(17)

@@ -69,6 +69,11 @@ MODELS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ),
 )
 """A name, its options, and the side of the image."""
+MIXED = {
+    "cait_xxs24_224": (1, "the blocks before the class token's mix the heads of their probabilities"),
+    "convit_tiny": (1, "the first block combines the probabilities of two softmaxes before it multiplies them by V"),
+}
+"""How many attentions models have of whose softmaxes some are none (docs/guide/refusals.md), and why."""
 BOTH = ("vit_tiny_patch16_224", "beit_base_patch16_224", "swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224")
 
 
@@ -85,6 +90,7 @@ def cases() -> Iterator[Case]:
             name,
             partial(make, name, options),
             {"image": (2, 3, side, side)},
+            *MIXED.get(name, (None, "")),
             exporters=("torchscript", "dynamo") if name in BOTH else ("torchscript",),
         )
         for name, options, side in MODELS
