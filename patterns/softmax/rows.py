@@ -85,6 +85,8 @@ def reduction(view: GraphView, value: ir.Value | None, *kinds: str, axis: int = 
             unit, value = True, node.inputs[0]
         elif op_of(node) == "Reshape":
             reshaped, value = True, node.inputs[0]
+        elif (kept := _above_minus_infinity(view, node)) is not None:
+            value = kept
         else:
             break
     if node is None or op_of(node) not in kinds or node.inputs[0] is None or outer is None:
@@ -97,6 +99,17 @@ def reduction(view: GraphView, value: ir.Value | None, *kinds: str, axis: int = 
     if reshaped:
         return source if is_column(view, outer, source, axis) else None
     return source if keeps != unit else None
+
+
+def _above_minus_infinity(view: GraphView, node: ir.Node) -> ir.Value | None:
+    """x of Max(x, -inf), which is x: how JAX gives a maximum of nothing a value."""
+    if op_of(node) != "Max" or len(node.inputs) != 2:
+        return None
+    first, second = node.inputs
+    for kept, other in ((first, second), (second, first)):
+        if kept is not None and view.scalar(other) == float("-inf"):
+            return kept
+    return None
 
 
 def row_max(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:

@@ -51,6 +51,11 @@ class Site(Graph):
         y = self.op(kind, x, *axes, keepdims=int(keep), **attrs)
         return y if keep else self.unsqueeze(y)
 
+    def reduce_away(self, kind: str, x: str) -> str:
+        """A reduction over the last axis, which goes."""
+        axes = [self.const([-1], np.int64)] if self.opset >= 18 else []
+        return self.op(kind, x, *axes, keepdims=0, **({} if axes else {"axes": [-1]}))
+
     def unsqueeze(self, x: str, axis: int = -1) -> str:
         if self.opset < 13:
             return self.op("Unsqueeze", x, axes=[axis if axis >= 0 else 3])
@@ -519,6 +524,23 @@ def _masked_exponentials(g: Site, s: str) -> str:
 
 
 more_robust["probability/exponentials masked, then divided"] = in_place_of_softmax(_masked_exponentials)
+
+
+def _above(least: float) -> Callable[[Site, str], str]:
+    """The maximum, kept above a number before it gets its axis back and is spread over the row: JAX's softmax, with -inf."""
+
+    def change(g: Site, s: str) -> str:
+        top = g.op("Max", g.const(least), g.reduce_away("ReduceMax", s))
+        column = g.op("Reshape", top, g.const([B, H, SQ, 1], np.int64))
+        spread = g.op("Identity", g.op("Expand", column, g.const([B, H, SQ, 1], np.int64)))
+        e = g.op("Exp", g.op("Sub", s, spread))
+        return g.op("Div", e, g.reduce("ReduceSum", e))
+
+    return change
+
+
+match("softmax/maximum above -inf, spread")(in_place_of_softmax(_above(-np.inf)))
+refuse("maximum above a number, spread", "computed from the scores")(in_place_of_softmax(_above(0.5)))
 
 
 def _overall(keep: int) -> Callable[[Site, str], str]:
