@@ -7,6 +7,7 @@ import onnx
 from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter
 
 _WIDER: dict[int, int] = {
@@ -26,6 +27,6 @@ def divide_signed(g: GraphWriter, node: onnx.NodeProto) -> bool:
     wide = _WIDER.get(kind)
     if wide is None:
         return False
-    found = g.add(node.op_type, [g.cast(x, kind, wide, hint) for x in node.input], hint)
+    found = g.add(op_of(node), [g.cast(x, kind, wide, hint) for x in node.input], hint)
     g.cast(found, wide, kind, hint, out=node.output[0])
     return True
