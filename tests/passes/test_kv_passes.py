@@ -201,7 +201,11 @@ def test_all_but_a_few_spellings_are_counted() -> None:
     tensors too. Else the reason is given: shapes that only a run decides."""
     sites = [s for e in entries()[::2] if e.expected == "match" for s in explain(e.build(), passes=True).sites]
     lacking = [s.passes.reason for s in sites if s.passes is None or "?" in s.passes.words]
-    assert len(sites) > 210 and len(lacking) < 12 and all("passes not counted: " in reason for reason in lacking)
+    assert (
+        len(sites) > 210
+        and len(lacking) < len(sites) / 18
+        and all("passes not counted: " in reason for reason in lacking)
+    )
     assert {s.passes.after.count for s in sites if s.passes is not None and s.passes.after is not None} <= {1, 2}
 
 
