@@ -19,6 +19,7 @@ from onnx_fa.forms.replace import Form, Site, replace_site
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.forms.site_passes import site_passes
 from onnx_fa.graph.builder import OnnxBuilder, names_in
+from onnx_fa.graph.contradiction import find_contradiction
 from onnx_fa.graph.dead_code import release_inputs, sweep
 from onnx_fa.graph.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.graph.normalise import infer_shapes
@@ -94,10 +95,12 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
         if distribute(view, PATTERNS, lambda match: form is None or _refusal(match, form, opset) is None):
             view = GraphView(model)
         matches, misses = find_sites(view, PATTERNS)
+        why = find_contradiction(view) if misses else None
     except (IndexError, KeyError, TypeError, ValueError):
         check_valid(model)  # nodes that break ONNX's rules end in one of these; else it is an error of this package
         raise
-    return view, matches, misses + inside
+    misses += inside
+    return view, matches, misses if why is None else [replace(miss, reason=why) for miss in misses]
 
 
 def _refusal(match: Match, form: Form, opset: int) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from corpus.broken import why_broken
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.ort_session import ort_session
@@ -29,8 +30,8 @@ class Outcome:
     """What a file came to. `sites` and `misses` are what a rewrite found and left alone (node, op, reason). `explain` and `rewrite`
     say what went wrong there, "" for nothing; `refused` says why onnx_fa does not take a model that onnxruntime does not load
     either. `original` says why the original does not load or run, so that nothing can be compared; `loads` why the rewritten model
-    does not where the original does, and `differs` where its results are others. `error` is the largest relative norm error of
-    all outputs in all runs, `runs` how many were compared."""
+    does not where the original does, and `differs` where its results are others. `broken` says why nobody can run the original,
+    "" where somebody may. `error` is the largest relative norm error of all outputs in all runs, `runs` how many were compared."""
 
     sites: int = 0
     misses: list[list[str]] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Outcome:
     refused: str = ""
     rewrite_seconds: float = 0.0
     original: str = ""
+    broken: str = ""
     loads: str = ""
     differs: str = ""
     error: float = 0.0
@@ -66,8 +68,10 @@ def check(path: Path, runs: Mapping[str, Path]) -> Iterator[Outcome]:
         rewritten, report = rewrite(original)
     except Exception as error:
         outcome.rewrite = words(error)
-        if isinstance(error, OnnxFaError) and not _sessions(original)[0]:
+        sessions, failed = _sessions(original) if isinstance(error, OnnxFaError) else ({}, "")
+        if failed and not sessions:
             outcome.refused, outcome.rewrite, outcome.explain = outcome.rewrite, "", ""
+            outcome.broken = why_broken(original, failed, _feeds(runs).values())
         yield outcome
         return
     outcome.rewrite_seconds = round(time.perf_counter() - start, 3)
@@ -82,10 +86,11 @@ def check(path: Path, runs: Mapping[str, Path]) -> Iterator[Outcome]:
 def compare(outcome: Outcome, original: onnx.ModelProto, rewritten: onnx.ModelProto, runs: Mapping[str, Path]) -> None:
     """Runs both models in onnxruntime without its optimiser and with it; each rewritten result against the original's of the same
     kind, or else against the one without."""
-    feeds = {name: dict(np.load(path)) for name, path in runs.items()}
+    feeds = _feeds(runs)
     originals, failed = _sessions(original)
     if not originals:
         outcome.original = f"does not load: {failed}"
+    refused = "" if originals else failed
     ours, failed = _sessions(rewritten)
     if len(ours) < len(originals):
         outcome.loads = failed
@@ -108,6 +113,12 @@ def compare(outcome: Outcome, original: onnx.ModelProto, rewritten: onnx.ModelPr
                 outcome.differs = f"{run} ({kind}): relative error {found:.1e}, the original's own {spread:.1e}"
     if feeds and not outcome.runs:
         outcome.loads = ""  # of a model that never runs the rewritten one need not load: its shapes may show what fails
+        outcome.broken = why_broken(original, refused, feeds.values())
+
+
+def _feeds(runs: Mapping[str, Path]) -> dict[str, dict[str, Array]]:
+    """The inputs of each run."""
+    return {name: dict(np.load(path)) for name, path in runs.items()}
 
 
 def _spread(original: onnx.ModelProto, arrays: Mapping[str, Array], wants: Mapping[str, list[Array]]) -> float:

@@ -20,9 +20,12 @@ from its configuration. *found*: those of them that are rewritten. *equal*: rewr
 optimiser and without, and give what the original gives on every run (a prompt, steps of decoding, padding on either side, a chunk
 of a prompt, as the file allows); *not compared*: the original does not load or run in onnxruntime's CPU provider. *refused*: the
 file is invalid, onnxruntime does not load it either. *extra sites*: softmaxes that are sites and no attentions by that count.
-*slowest*: of `explain` or a rewrite.
+*slowest*: of `explain` or a rewrite. *broken*: attentions in files that nobody can run, which the two columns before do not count:
+neither onnxruntime nor ONNX's reference evaluator takes the file (not for want of a kernel), or its shapes contradict each other
+whatever its inputs are.
 
-**{found} of {attentions} attentions are found; {wrong} rewritten files are wrong, {invalid} do not load or run.**
+**{found} of {attentions} attentions ({percent:.1f}%) are found in the files that can run; {wrong} rewritten files are wrong,
+{invalid} do not load or run.** {broken} further attentions, of which {seen} are found, stand in broken files ({unusable} of them).
 """
 COLUMNS = (
     "producer",
@@ -35,12 +38,14 @@ COLUMNS = (
     "explain_s",
     "rewrite_s",
     "reasons",
+    "broken",
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """A file: its true attentions and what came of it. `missing` are the reasons of what is not found."""
+    """A file: its true attentions and what came of it. `missing` are the reasons of what is not found, `broken` says why nobody can
+    run it ("" where somebody may)."""
 
     producer: str
     name: str
@@ -53,6 +58,7 @@ class Row:
     runs: int
     explain_seconds: float
     rewrite_seconds: float
+    broken: str = ""
 
     @property
     def found(self) -> int:
@@ -84,6 +90,7 @@ class Row:
             outcome.get("runs", 0),
             outcome.get("explain_seconds", 0.0),
             outcome.get("rewrite_seconds", 0.0),
+            outcome.get("broken", ""),
         )
 
 
@@ -123,6 +130,7 @@ PRODUCER_HEAD = (
     "files",
     "attentions",
     "found",
+    "broken",
     "equal",
     "not compared",
     "wrong",
@@ -148,19 +156,27 @@ def _producer_row(name: str, rows: Sequence[Row]) -> list[str]:
     return [
         name,
         str(len(rows)),
-        str(sum(row.attentions for row in rows)),
-        str(sum(row.found for row in rows)),
+        *(str(count) for count in _count(rows)),
         *(str(verdicts[kind]) for kind in ("equal", "not compared", "wrong", "invalid", "failed", "refused")),
         str(sum(max(row.sites - row.attentions, 0) for row in rows)),
         f"{slowest:.1f}",
     ]
 
 
+def _count(rows: Sequence[Row]) -> tuple[int, int, int]:
+    """The attentions of files that can run, how many of them are found, and the attentions of broken files."""
+    whole = [row for row in rows if not row.broken]
+    broken = sum(row.attentions for row in rows if row.broken)
+    return sum(row.attentions for row in whole), sum(row.found for row in whole), broken
+
+
 def reason_rows(rows: Iterable[Row]) -> list[list[str]]:
-    """Producer, reason, how often, and a file with it; the most frequent first within a producer."""
+    """Producer, reason, how often, and a file with it; the most frequent first within a producer. Broken files have none."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     example: dict[tuple[str, str], str] = {}
     for row in rows:
+        if row.broken:
+            continue
         for reason in row.missing:
             group = group_of(reason)
             counts[row.producer][group] += 1
@@ -174,11 +190,17 @@ def reason_rows(rows: Iterable[Row]) -> list[list[str]]:
 
 def page(rows: Sequence[Row]) -> str:
     """The whole of docs/results/corpus.md."""
+    attentions, found, in_broken = _count(rows)
+    broken = [[row.producer, row.name, f"{row.found}/{row.attentions}", row.broken] for row in rows if row.broken]
     head = HEAD.format(
         files=len(rows),
         producers=len({row.producer for row in rows}),
-        found=sum(row.found for row in rows),
-        attentions=sum(row.attentions for row in rows),
+        found=found,
+        attentions=attentions,
+        percent=100 * found / max(attentions, 1),
+        broken=in_broken,
+        seen=sum(row.found for row in rows if row.broken),
+        unusable=len(broken),
         wrong=sum(row.verdict.startswith("wrong") for row in rows),
         invalid=sum(row.verdict.startswith("invalid") for row in rows),
     )
@@ -191,6 +213,8 @@ def page(rows: Sequence[Row]) -> str:
         markdown_table(("producer", "reason", "softmaxes", "for example"), reason_rows(rows)),
         "## What went wrong",
         markdown_table(("producer", "file", "what"), bad) if bad else "Nothing.",
+        "## Files that nobody can run",
+        markdown_table(("producer", "file", "found", "why"), broken) if broken else "None.",
         "## Producers",
         markdown_table(("producer", "versions"), [list(pair) for pair in versions]),
     ]
@@ -205,4 +229,4 @@ def rows_as_csv(rows: Iterable[Row], path: Path) -> None:
         for row in rows:
             cells = (row.producer, row.name, row.attentions, row.found, row.sites, row.verdict, f"{row.error:.1e}")
             seconds = (f"{row.explain_seconds:.2f}", f"{row.rewrite_seconds:.2f}")
-            out.writerow([*cells, *seconds, "; ".join(dict.fromkeys(map(group_of, row.missing)))])
+            out.writerow([*cells, *seconds, "; ".join(dict.fromkeys(map(group_of, row.missing))), row.broken])
