@@ -10,7 +10,7 @@ from onnx_fa.graph.dims import known
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, multiply_sizes
 from onnx_fa.match.frames import Frames
-from onnx_fa.match.joined import join_dims, widen_by_operand, widen_to_probabilities
+from onnx_fa.match.joined import join_dims, name_keys, widen_by_operand, widen_to_probabilities
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import Product, Weighting
 from onnx_fa.spec.terms import Dim
@@ -112,9 +112,7 @@ def name_value_axes(
             axis_of[letter] = [atom] if dim != 1 else []
             axes.append(axis_of[letter])
         elif letter in contracted:
-            if (len(keys) == 1 and isinstance(dim, int)) or (len(keys) == 1 and not known(keys[0].size) and known(dim)):
-                assert dim is not None
-                keys[0].size = dim  # the product with V makes them equal
+            name_keys(view, keys, pv.shapes[side][p_letters.index(letter)], dim)
             axes.append(axis_of[letter])
         elif dim == 1:
             axes.append([])

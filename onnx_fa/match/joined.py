@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnx_fa.graph.dims import broadcast_dims, broadcast_parts
+from onnx_fa.graph.dims import broadcast_dims, broadcast_parts, known
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Atom, Axis, Group, Source, Sources, expand_axes, leaves
 from onnx_fa.match.exprs import Call, Expr
@@ -33,6 +33,18 @@ def widen_to_probabilities(view: GraphView, axis: Axis, dim: Dim | None) -> None
     """Takes in that the probabilities have another length than the scores' axis: a mask in between has widened it."""
     if len(axis) == 1 and len(broadcast_parts(dim)) > 1 and view.takes_in(dim, axis[0].size) and dim is not None:
         _widen(axis[0], dim)
+
+
+def name_keys(view: GraphView, axis: Axis, of_probabilities: Dim | None, of_values: Dim | None) -> None:
+    """Gives the keys the length of V's rows, where that says more: the product with V fails for any other number of them. Where a
+    mask has widened the scores, K has that many keys or a single one, which the mask repeats: then K is expanded to V's length."""
+    if len(axis) != 1 or of_values is None:
+        return
+    keys = axis[0]
+    if of_probabilities != keys.size != of_values and view.takes_in(of_probabilities, keys.size):
+        _widen(keys, of_values)
+    elif isinstance(of_values, int) or (not known(keys.size) and known(of_values)):
+        keys.size = of_values
 
 
 def widen_by_operand(axis: Axis, dim: Dim | None) -> bool:

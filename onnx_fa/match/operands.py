@@ -97,7 +97,8 @@ def plan_site(
     groups = (*lead, q_rows, Group("t", tuple(keys), Skv))
     canonical = [list(g.atoms) for g in groups]
     plain = all([leaves(a) for a in f] == canonical[-len(f) :] for f in (*frames.steps, frames.given))
-    return Site(operands, groups, sources, frames, plain, _are_lengths_equal(k, v, keys))
+    keys_sure = _are_lengths_equal(k, v, keys) or any(a.apart for a in keys)
+    return Site(operands, groups, sources, frames, plain, keys_sure)
 
 
 def _group_lead(

@@ -29,7 +29,7 @@ class Site:
     plain: bool
     """No step moves axes: whatever broadcasts to the score broadcasts to the canonical dims."""
     keys_sure: bool
-    """K and V have provably equal lengths: then what broadcasts with the score has that many keys, or one."""
+    """K and V have provably equal lengths, or K is expanded to V's: what broadcasts with the score has that many keys, or one."""
 
 
 def place_steps(

@@ -17,10 +17,15 @@ B, S, N = 2, 5, 7
 
 
 def model(
-    mask: list[int | str], kind: int = T.FLOAT, causal: bool = False, guard: bool = False, kv: str = "b"
+    mask: list[int | str],
+    kind: int = T.FLOAT,
+    causal: bool = False,
+    guard: bool = False,
+    kv: str = "b",
+    keys: tuple[int | str, int | str] = ("t", "t"),
 ) -> onnx.ModelProto:
     g = Layout(18)
-    q, k, v = qkv(g, ("b", H, "s", D), (kv, H, "t", D), (kv, H, "t", E))
+    q, k, v = qkv(g, ("b", H, "s", D), (kv, H, keys[0], D), (kv, H, keys[1], E))
     score = g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))
     bias = g.input("mask", mask, kind)
     if causal:
@@ -65,6 +70,7 @@ BATCH = {
         {"b": 1, "n": 3, "s": 1, "m": 4},
     )
 }
+KEYS = ({"k": N, "v": N, "m": N}, {"k": 1, "v": N, "m": N}, {"k": N, "v": N, "m": 1}, {"k": 1, "v": 1, "m": 1})
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[dict[str, int], ...]]] = {
     "rows": (lambda: model(["m", "t"]), ROWS["m"]),
     "rows that keep": (lambda: model(["m", "t"], T.BOOL), ROWS["m"]),
@@ -84,6 +90,14 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[dict[str, int], ...
             {"b": 1, "c": 3, "n": 1, "m": S},
             {"b": 1, "c": 3, "n": 3, "s": 1, "m": 4},
         ),
+    ),
+    "keys of K, of V and of the mask": (lambda: model(["b", 1, 1, "m"], keys=("k", "v")), KEYS),
+    "keys of each, that keep": (lambda: model(["s", "m"], T.BOOL, keys=("k", "v")), KEYS),
+    "keys of each, a causal mask of K's": (lambda: model(["b", 1, 1, "m"], causal=True, keys=("k", "v")), KEYS),
+    "keys of K and of the mask": (lambda: model(["b", 1, 1, "m"], keys=("k", N)), KEYS[:3]),
+    "keys and batches of each": (
+        lambda: model(["n", 1, 1, "m"], kv="c", keys=("k", "v")),
+        tuple(x | {"n": n, "c": c} for x in KEYS for n, c in ((1, B), (B, 1))),
     ),
     "rows and no row": (lambda: model(["m", "t"]), ({"s": 0, "m": 0}, {"s": 0, "m": 1}, {"s": 1, "m": 0})),
 }
@@ -112,6 +126,15 @@ def test_a_mask_that_does_not_fit_fails_as_before() -> None:
     for each in (written, new):
         with pytest.raises(Exception, match=r"(?i)broadcast|invalid|dimension"):
             run(each, feeds)
+
+
+def test_a_mask_that_widens_a_single_key_expands_k_alone() -> None:
+    """V has all the keys: the product with V fails for any other number of them."""
+    new, _ = rewrite(model(["b", 1, 1, "m"], keys=("k", "v")))
+    expanded = {x for node in new.graph.node if node.op_type == "Expand" for x in node.input[:1]}
+    assert expanded == {"k", "mask"}
+    new, _ = rewrite(model(["b", 1, 1, "k"], keys=("k", "v")))
+    assert "Expand" not in {node.op_type for node in new.graph.node}
 
 
 @pytest.mark.parametrize("heads", ["h", H + 1])

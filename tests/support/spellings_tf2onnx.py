@@ -79,6 +79,18 @@ def padded(zero: float = 0.0) -> onnx.ModelProto:
     return g.done(g.op("MatMul", p, v), "unk__10", H, "unk__11", D)
 
 
+def keys_of_each(cut: bool = False) -> onnx.ModelProto:
+    """K, V and the mask have lengths of their own: a mask may repeat a single key, and V has as many rows as come of it. `cut`: V
+    has as many as K, and so many of the probabilities multiply it."""
+    g = Layout(18)
+    q, k, v = qkv(g, ("unk__7", H, "unk__1", D), ("unk__8", H, "unk__2", D), ("unk__9", H, "unk__3", D))
+    mask = g.op("Mul", g.input("mask", ["unk__10", 1, 1, "unk__4"]), g.const(-1e9))
+    p = g.softmax(g.op("Add", g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2))), mask))
+    if cut:
+        p = g.op("Slice", p, g.const([0], np.int64), g.op("Shape", k, start=2, end=3), g.const([3], np.int64))
+    return g.done(g.op("MatMul", p, v), "unk__11", H, "unk__12", D)
+
+
 def where_as_sums(zero: float) -> onnx.ModelProto:
     """Where(mask, scores, -1e9) and Where(mask, p, zero) as sums of products: Keras's masked softmax."""
     g = Layout(18)
@@ -97,9 +109,11 @@ MATCH: dict[str, Callable[[], onnx.ModelProto]] = {
     "zero_that_a_condition_chooses": lambda: where_as_sums(0.0),
     "batches_that_may_broadcast": apart,
     "mask_of_another_batch_and_length": padded,
+    "keys_of_each": keys_of_each,
 }
 REFUSE: dict[str, Callable[[], onnx.ModelProto]] = {
     "products_of_three_axes_of_one_head": lambda: einsum(1),
     "number_beside_a_mask_of_another_length": lambda: padded(1e-9),
+    "probabilities_cut_to_the_keys_of_k": lambda: keys_of_each(cut=True),
     "number_that_a_condition_chooses": lambda: where_as_sums(1e-9),
 }
