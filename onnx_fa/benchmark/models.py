@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io as text_io
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from onnx_fa.errors import CompileError, MissingDependencyError, RunError
 from onnx_fa.files import scratch_folder, write_whole
 from onnx_fa.forms.report import SiteReport
 from onnx_fa.graph import io
+from onnx_fa.iree.archives import copy_module
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import benchmark_module, function_of, run_module
@@ -246,7 +246,7 @@ class _Modules:
 
         def build(out: Path) -> None:
             if compiled is not None:
-                shutil.copyfile(compiled, out)
+                copy_module(compiled, out)
             else:
                 sites.extend(compile_model(path, out, target).sites)
 
@@ -257,7 +257,7 @@ class _Modules:
 
     def add_made(self, what: str, made: Path) -> None:
         """Another module of the model, made elsewhere."""
-        self._add(Contestant(what), lambda out: shutil.copyfile(made, out))
+        self._add(Contestant(what), lambda out: copy_module(made, out))
 
     def _add(self, contestant: Contestant, build: Callable[[Path], object]) -> None:
         """Builds and checks a module; one that cannot be built or run says so."""

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnx_fa.cli.iree_lines import note_lines
 from onnx_fa.cli.outputs import check_outputs, write_json
 from onnx_fa.cli.phases import Phases
 from onnx_fa.cli.printing import check_strict, note, note_left_alone, print_lossy, tile_words
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 
 def run_compile(args: argparse.Namespace) -> None:
+    from onnx_fa.graph.fixed_inputs import fix_inputs
+    from onnx_fa.graph.free_dims import fix_dims
     from onnx_fa.iree.compile import compile_model
 
     target = read_target(args)
@@ -34,6 +37,7 @@ def run_compile(args: argparse.Namespace) -> None:
         dims=dict(args.dim),
         values=dict(args.set),
         timeout_s=args.timeout,
+        parameters=args.parameters,
         progress=phases.begin,
     )
     phases.end()
@@ -47,8 +51,13 @@ def run_compile(args: argparse.Namespace) -> None:
         f"{args.output}: {found} found, {len(done.sites)} with a kernel, {fused} of them one fused dispatch, "
         f"{len(done.misses)} left alone",
     )
+    if done.archive is not None:
+        size = done.archive.stat().st_size / 1e6
+        note(args, f"{done.archive}: the weights, {size:.0f} MB; the module does not run without them")
     note_left_alone(args, done.misses)
     print_lossy(args, target, done.sites)
+    model = fix_inputs(args.model, dict(args.set))
+    note_lines(args, Path(args.output), fix_dims(model, dict(args.dim)), target)
     check_strict(args, done.misses)
 
 

@@ -106,6 +106,14 @@ def parse_value(text: str) -> tuple[str, bool | int | float]:
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE with a number, true or false")
 
 
+def parse_parameters(text: str) -> tuple[str, str]:
+    """(scope, file)"""
+    scope, _, path = text.rpartition("=")
+    if not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SCOPE=FILE")
+    return scope, path
+
+
 def parse_numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(p.isdigit() and int(p) > 0 for p in parts):

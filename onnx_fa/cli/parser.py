@@ -11,7 +11,7 @@ import onnx_fa
 from onnx_fa.cli.bench import run_bench
 from onnx_fa.cli.compile import run_compile
 from onnx_fa.cli.explain import run_explain
-from onnx_fa.cli.import_ import run_import
+from onnx_fa.cli.import_ import add_import, run_import
 from onnx_fa.cli.inspect import run_inspect
 from onnx_fa.cli.options import (
     add_dims,
@@ -24,12 +24,14 @@ from onnx_fa.cli.options import (
     add_target,
     add_values,
     parse_numbers,
+    parse_parameters,
     parse_seconds,
 )
 from onnx_fa.cli.rewrite import run_rewrite
 from onnx_fa.cli.run import run_run
 from onnx_fa.cli.tune import run_tune
 from onnx_fa.cli.verify import run_verify
+from onnx_fa.iree.archives import PARAMETERS
 from onnx_fa.spec.target import TARGET_NAMES
 
 
@@ -103,19 +105,6 @@ def _add_rewrite(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--force", action="store_true", help="overwrite MODEL itself where --output names it")
 
 
-def _add_import(sub: argparse.ArgumentParser) -> None:
-    add_model(sub)
-    sub.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="the MLIR file to write, or - for standard output"
-    )
-    add_report(sub)
-    add_target(sub)
-    add_kernels(sub)
-    add_lossy(sub)
-    add_values(sub)
-    add_strict(sub)
-
-
 def _add_compile(sub: argparse.ArgumentParser) -> None:
     add_model(sub)
     sub.add_argument("-o", "--output", required=True, metavar="FILE", help="the module to write (.vmfb)")
@@ -127,6 +116,13 @@ def _add_compile(sub: argparse.ArgumentParser) -> None:
         default=1800,
         metavar="S",
         help="stop iree-compile after S seconds (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--parameters",
+        choices=PARAMETERS,
+        default="auto",
+        help="where weights go: into the module, into an archive beside it (.irpa), or there where they take more than 64 MiB "
+        "(default: %(default)s)",
     )
     add_iree_flags(sub)
     add_target(sub)
@@ -151,6 +147,14 @@ def _add_run(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the random inputs, a number (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--parameters",
+        action="append",
+        default=[],
+        type=parse_parameters,
+        metavar="[SCOPE=]FILE",
+        help="an archive of weights (.irpa), as iree-run-module takes it (default: the one that lies beside the module)",
     )
     sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
     sub.add_argument("--device", metavar="NAME", help="as iree-run-module takes it (default: the target's)")
@@ -275,9 +279,7 @@ def _add_tune_limits(sub: argparse.ArgumentParser) -> None:
 COMMANDS = (
     Command("explain", "show every attention found, and every softmax left alone and why", _add_explain, run_explain),
     Command("rewrite", "write the model with its attention in one canonical form", _add_rewrite, run_rewrite),
-    Command(
-        "import", "import to MLIR with kernels in place, as iree-import-onnx does without", _add_import, run_import
-    ),
+    Command("import", "import to MLIR with kernels in place, as iree-import-onnx does without", add_import, run_import),
     Command("compile", "compile to an IREE module with every attention fused", _add_compile, run_compile),
     Command("run", "run a compiled module", _add_run, run_run),
     Command("inspect", "say per site whether it is fused, from the compiler's own output", _add_inspect, run_inspect),

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from onnx_fa.cli.iree_lines import note_lines
 from onnx_fa.cli.outputs import check_outputs, write_json
 from onnx_fa.cli.printing import check_strict, note, note_left_alone
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import write_whole
 from onnx_fa.printable import printable
-from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.target import Target, parse_target
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def run_rewrite(args: argparse.Namespace) -> None:
@@ -52,4 +59,20 @@ def run_rewrite(args: argparse.Namespace) -> None:
         lossy = sum(bool(s.lossy) for s in report.sites)
         for name, error in rewrite_error(original, model).items():
             print(printable(f"int8 QK in {lossy} sites: output {name} differs by {error:.2e} (2-norm, relative)"))
+    if args.spec and target:
+        _note_stock_road(args, model, text, target)
     check_strict(args, report.misses)
+
+
+def _note_stock_road(args: argparse.Namespace, model: ir.Model, text: str, target: Target) -> None:
+    """What to call of IREE's tools, and with which flags."""
+    from onnx_fa.iree.stock_road import spec_flags
+
+    imported, module = (Path(args.output).with_suffix(suffix) for suffix in (".mlir", ".vmfb"))
+    spec = f"--iree-preprocessing-transform-spec-filename={args.spec}"
+    for command in (
+        ["iree-import-onnx", args.output, "-o", str(imported)],
+        ["iree-compile", str(imported), spec, *target.flags, *spec_flags(text), "-o", str(module)],
+    ):
+        note(args, f"then: {shlex.join(command)}")
+    note_lines(args, module, model, target)

@@ -24,7 +24,7 @@ def run_run(args: argparse.Namespace) -> None:
     path = Path(args.module)
     if not path.is_file():
         raise RunError(f"{path}: no such file")
-    outputs = load_module(path, device)(*arrays)
+    outputs = load_module(path, device, parameters=dict(args.parameters) or None)(*arrays)
     if args.output:
         Path(args.output).mkdir(exist_ok=True)
     for n, out in enumerate(outputs):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import onnx.version_converter
 import onnx_ir as ir
 
 from onnx_fa.errors import ModelError, one_line
@@ -20,8 +21,9 @@ _MAX_ELEMENTS_READ = 64  # elements: shapes, axes and scalars, which shape infer
 _MAX_BYTES_INSIDE = 1 << 30  # protobuf refuses files over 2 GiB; weights go to one external file well before
 
 
-def load(model: ModelLike) -> ir.Model:
-    """The model as onnx_ir. External weights stay on disk until someone reads them. An ir.Model is returned as it is.
+def load(model: ModelLike, data_dir: Path | None = None) -> ir.Model:
+    """The model as onnx_ir. External weights stay on disk until someone reads them: in the model's folder, or in `data_dir`. An
+    ir.Model is returned as it is.
 
     Raises ModelError when the file is missing, is not ONNX, is truncated, or breaks a rule that `checks` knows: external data that
     is not there or lies elsewhere, a graph with a cycle, a tensor with too little data, ...
@@ -30,7 +32,7 @@ def load(model: ModelLike) -> ir.Model:
         return model
     name = "model" if isinstance(model, onnx.ModelProto) else os.fspath(model)
     proto = model if isinstance(model, onnx.ModelProto) else _read(Path(name))
-    base = Path() if isinstance(model, onnx.ModelProto) else Path(name).resolve().parent
+    base = data_dir or (Path() if isinstance(model, onnx.ModelProto) else Path(name).resolve().parent)
     try:
         check_proto(proto, base)
     except ModelError as e:
@@ -126,6 +128,18 @@ def to_proto(model: ModelLike) -> onnx.ModelProto:
     m = load(model)
     ir.external_data.load_to_model(m)
     return ir.to_proto(m)
+
+
+def raise_opset(model: ModelLike, version: int) -> ir.Model:
+    """The model in a newer opset, as onnx converts it; as it is where it has that or a newer one. Raises ModelError where onnx
+    cannot, as of a model beyond protobuf's 2 GiB."""
+    loaded = load(model)
+    if loaded.opset_imports.get("", 0) >= version:
+        return loaded
+    try:
+        return ir.from_proto(onnx.version_converter.convert_version(to_proto(loaded), version))
+    except Exception as e:  # the converter raises classes of its own, and protobuf's
+        raise ModelError(f"the model cannot be converted to opset {version}: {one_line(e)}") from e
 
 
 def save(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> None:

@@ -378,6 +378,8 @@ class SymbolicShapes:
         """As `elements`, of any rank."""
         if value is None or value in self._data:
             return None if value is None else self._data[value]
+        if value.const_value is not None and value.const_value.size > MOST_ELEMENTS:
+            return None  # weights, which nobody reads to learn this
         array = self._const(value)
         if array is None or array.size > MOST_ELEMENTS or array.dtype.kind not in "iu":
             return None

@@ -80,6 +80,13 @@ _LOOPS = frozenset(["GatherND", "ScatterND"])
 _MAX_LOOP_STEPS = 1 << 20
 
 
+_LIGHT_ELEMENTS = 1 << 12
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.size > _LIGHT_ELEMENTS
+
+
 class GraphView:
     """Memoised facts about one model's values. Not valid any more once the graph has been changed."""
 
@@ -109,13 +116,23 @@ class GraphView:
                 stack += above
                 continue
             self._consts[top] = None
+            self._read_weights(top)
             self._consts[top] = self._evaluate(top)
         return self._consts[value]
 
     def _folded_from(self, value: ir.Value) -> list[ir.Value]:
-        """The values that have to be known for this one to be."""
+        """The values that have to be known for this one to be, but for weights, which are read when all others are known."""
         node = self._folded(value)
-        return [] if node is None else [i for i in node.inputs if i is not None]
+        return [] if node is None else [i for i in node.inputs if i is not None and not _is_weight(i)]
+
+    def _read_weights(self, value: ir.Value) -> None:
+        """Reads what a folded node has of weights, unless another of its inputs is not known."""
+        node = self._folded(value)
+        inputs = [] if node is None else [i for i in node.inputs if i is not None]
+        if all(self._consts.get(i) is not None for i in inputs if not _is_weight(i)):
+            for weight in filter(_is_weight, inputs):
+                if weight not in self._consts:
+                    self._consts[weight] = self._evaluate(weight)
 
     def _folded(self, value: ir.Value) -> ir.Node | None:
         """The node that makes the value, if it is one that is evaluated."""

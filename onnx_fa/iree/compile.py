@@ -11,16 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnx_fa.errors import CompileError
+from onnx_fa.errors import CompileError, OnnxFaError
 from onnx_fa.files import writing
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import fix_dims
-from onnx_fa.graph.io import ModelLike, save, to_proto
+from onnx_fa.graph.io import ModelLike, save
 from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
+from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
+from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
 from onnx_fa.spec.target import Target, parse_target
@@ -50,6 +52,8 @@ class ImportedModule:
     text: str
     planned: Planned
     flags: tuple[str, ...]
+    parameters: tuple[Parameter, ...] = ()
+    """Weights that the text asks an archive for."""
 
     @property
     def report(self) -> RewriteReport:
@@ -82,6 +86,8 @@ class CompileReport:
     vmfb_bytes: int
     inspection: Inspection
     refused: Mapping[str, str] = field(default_factory=dict)
+    archive: Path | None = None
+    """The weights, where they are not in the module."""
 
     def __repr__(self) -> str:
         fused = sum(site.fused is True for site in self.sites)
@@ -98,29 +104,42 @@ class CompileReport:
             "command": list(self.command),
             "seconds": self.seconds,
             "vmfb_bytes": self.vmfb_bytes,
+            "archive": None if self.archive is None else str(self.archive),
         }
 
 
 def import_model(
-    model: ModelLike, target: Target | str = "cpu-host", *, values: Mapping[str, Scalar] | None = None
+    model: ModelLike,
+    target: Target | str = "cpu-host",
+    *,
+    values: Mapping[str, Scalar] | None = None,
+    externalize: Externalize | None = None,
+    verify: bool = True,
+    data_prop: bool = True,
 ) -> ImportedModule:
     """`model` as MLIR with a kernel in the place of every attention that one can express. `values` fixes inputs of one element: the
-    function does not take them, and an If that they decide is its branch.
+    function does not take them, and an If that they decide is its branch. `externalize` says which weights are parameters, not
+    constants; they are in the result's `parameters`. `verify` and `data_prop` as for `import_mlir`.
 
     A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
     target = parse_target(target) if isinstance(target, str) else target
-    return import_planned(plan_kernels(fix_inputs(model, values) if values else model, target))
+    planned = plan_kernels(fix_inputs(model, values) if values else model, target)
+    return import_planned(planned, externalize, verify=verify, data_prop=data_prop)
 
 
-def import_planned(planned: Planned) -> ImportedModule:
-    """The planned model as MLIR, with its kernels in place. Raises ModelError."""
+def import_planned(
+    planned: Planned, externalize: Externalize | None = None, *, verify: bool = True, data_prop: bool = True
+) -> ImportedModule:
+    """The planned model as MLIR, with its kernels in place. `externalize` says which weights are not in it, but its `parameters`.
+    Raises ModelError."""
     from onnx_fa.iree.importer import import_mlir  # it needs the compiler, which timing does not
 
-    text = import_mlir(to_proto(planned.model), {site.name: site for site in planned.sites})
+    sites = {site.name: site for site in planned.sites}
+    text, parameters = import_mlir(planned.model, sites, externalize, verify=verify, data_prop=data_prop)
     own = KEEP_F64 if _F64.search(text) else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
-    return ImportedModule(text, planned, flags)
+    return ImportedModule(text, planned, flags, tuple(parameters))
 
 
 def compile_model(
@@ -134,11 +153,15 @@ def compile_model(
     values: Mapping[str, Scalar] | None = None,
     timeout_s: float = 1800,
     memory_bytes: int = 12 << 30,
+    parameters: str = "auto",
     progress: Callable[[str], None] = lambda phase: None,
 ) -> CompileReport:
     """Compiles `model` to `output` (.vmfb) and inspects the result. `flags` come last, so they win. `dims` gives symbolic dims of
     the inputs a size; `values` fixes inputs of one element, which the compiled function then does not take, and an If that they
     decide is its branch; `progress` hears of each phase as it begins.
+
+    `parameters` says where the weights go: "embed", into the module; "archive", into a file of the same name that ends in .irpa,
+    without which the module does not run; "auto", into an archive where they take more than 64 MiB.
 
     `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
     after each phase (weights elided). Raises ModelError and CompileError.
@@ -155,6 +178,7 @@ def compile_model(
         flags=flags,
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
+        parameters=parameters,
         progress=progress,
     )
     return replace(report, seconds=time.monotonic() - start)
@@ -168,12 +192,14 @@ def compile_planned(
     flags: Sequence[str] = (),
     timeout_s: float = 1800,
     memory_bytes: int = 12 << 30,
+    parameters: str = "auto",
     progress: Callable[[str], None] = lambda phase: None,
 ) -> tuple[CompileReport, Planned]:
     """As `compile_model`, for a model whose kernels are planned. Also returns the plan that was compiled: without the kernels that
     the compiler refused, whose sites are replaced in the model of the plan that was passed. Raises ModelError and CompileError."""
     target, start = planned.target, time.monotonic()
-    imported, refused = import_planned(planned), dict[str, str]()
+    externalize = _where_weights_go(planned, parameters)
+    imported, refused = import_planned(planned, externalize), dict[str, str]()
     options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
     with writing(output), staging_folder(output.parent) as tmp:
         staged, log = tmp / output.name, output.with_name(output.name + ".log")
@@ -194,7 +220,7 @@ def compile_planned(
             elif refused := _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes):
                 # The sites of those kernels alone are written anew. The importer numbers the values of a program through, so its
                 # text cannot be changed in one place: the planned model is imported a second time.
-                imported = import_planned(replace_refused(imported.planned, refused))
+                imported = import_planned(replace_refused(imported.planned, refused), externalize)
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:
                     _keep_imported(imported, keep_intermediates)
@@ -208,14 +234,35 @@ def compile_planned(
         inspection = inspect_phases(phases, imported.planned.sites)
         if not target.is_gpu:
             _check_stacks(inspection)
+        archive = _write_weights(imported, output, progress)
         os.replace(staged, output)
         _remove_stale(log)
     sites = tuple(inspection.fill(site) for site in imported.planned.sites if not site.reason)
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
     seconds = time.monotonic() - start
-    report = CompileReport(output, sites, imported.misses, command, seconds, size, inspection, refused)
+    report = CompileReport(output, sites, imported.misses, command, seconds, size, inspection, refused, archive)
     return report, imported.planned
+
+
+def _where_weights_go(planned: Planned, parameters: str) -> Externalize | None:
+    """Raises OnnxFaError for a word that `compile_model` does not know."""
+    if parameters not in PARAMETERS:
+        raise OnnxFaError(f"parameters={parameters!r}: not one of {', '.join(PARAMETERS)}")
+    large = weight_bytes(planned.model) > ARCHIVE_BYTES
+    return FOR_COMPILE if parameters == "archive" or (parameters == "auto" and large) else None
+
+
+def _write_weights(imported: ImportedModule, output: Path, progress: Callable[[str], None]) -> Path | None:
+    """The archive beside the module, where the module asks for one."""
+    if not imported.parameters:
+        return None
+    progress("writing the weights")
+    archive = archive_of(output)
+    if archive.exists():
+        output.unlink(missing_ok=True)  # for a moment it would be a module with another's weights
+    write_archive(imported.parameters, archive)
+    return archive
 
 
 def _keep_imported(imported: ImportedModule, folder: Path) -> None:

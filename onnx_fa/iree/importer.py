@@ -13,13 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 from onnx_fa.errors import MissingDependencyError, ModelError
 from onnx_fa.graph.bounded import infer_followed
+from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.parameters import WeightImporter
+from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.spec.dtypes import ONNX
@@ -35,16 +39,24 @@ _INFERENCE_BYTES = 1 << 12
 """Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
 
 
-def import_mlir(model: onnx.ModelProto, sites: Mapping[str, PlannedSite]) -> str:
-    """MLIR text of `model`, whose AttentionSite nodes call the kernel of the site that `sites` holds under the node's name.
+def import_mlir(
+    model: ModelLike,
+    sites: Mapping[str, PlannedSite],
+    externalize: Externalize | None = None,
+    *,
+    verify: bool = True,
+    data_prop: bool = True,
+) -> tuple[str, list[Parameter]]:
+    """MLIR text of `model`, whose AttentionSite nodes call the kernel of the site that `sites` holds under the node's name; and the
+    weights that are not in it, which `externalize` chooses.
 
-    The model is legalized for IREE on the way. Raises ModelError naming the node for an operator of a domain that IREE
-    does not know, and for what the importer cannot express.
+    The model is legalized for IREE on the way. Without `verify` the result is not looked at; without `data_prop` shape inference
+    does not follow numbers. Raises ModelError naming the node for an operator of a domain that IREE does not know, and for what the
+    importer cannot express.
     """
-    typed = onnx.ModelProto()
-    typed.CopyFrom(model)
-    infer_types(typed, sites)
-    proto = legalize(typed)
+    typed, held = hold_weights(load(model))
+    infer_types(typed, sites, data_prop=data_prop)
+    proto = legalize(typed, held)
     for node in _all_nodes(proto.graph):
         if node.domain not in (*STANDARD, CONTRIB) and not (op_of(node) == SITE and node.name in sites):
             raise ModelError(
@@ -56,10 +68,10 @@ def import_mlir(model: onnx.ModelProto, sites: Mapping[str, PlannedSite]) -> str
                 f"node {node.name!r}: {node.op_type} of com.microsoft could not be written in standard operators "
                 "(explain says why), and IREE's own import of it is not to be relied on"
             )
-    infer_types(proto, sites)
+    infer_types(proto, sites, data_prop=data_prop)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
-    importer = _SiteImporter.define(info.main_graph, module, sites)
+    importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
     kernels = list({k.name: k for k in called if k is not None}.values())
     with warnings.catch_warnings():
@@ -68,16 +80,23 @@ def import_mlir(model: onnx.ModelProto, sites: Mapping[str, PlannedSite]) -> str
             importer.import_all()
         except stock.OnnxImportError as e:
             raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
+    if verify:
+        _verify(module, kernels)
+    text: str = module.get_asm(assume_verified=True)
+    # Kernels come first: IREE lowers no store to a global that is defined behind the function (docs/developer/iree-bugs.md).
+    start = re.search(r"^module.*\{\n", text, re.M)
+    assert start is not None
+    whole = text[: start.end()] + "\n".join(k.text for k in kernels) + "\n" + text[start.end() :]
+    return whole, importer.weights.parameters
+
+
+def _verify(module: Any, kernels: Sequence[Kernel]) -> None:
+    """Raises ModelError where the module is not one."""
     with _declared(module, kernels):
         try:
             module.verify()
         except mlir.MLIRError as e:
             raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
-    text: str = module.get_asm(assume_verified=True)
-    # Kernels come first: IREE lowers no store to a global that is defined behind the function (docs/developer/iree-bugs.md).
-    start = re.search(r"^module.*\{\n", text, re.M)
-    assert start is not None
-    return text[: start.end()] + "\n".join(k.text for k in kernels) + "\n" + text[start.end() :]
 
 
 @contextlib.contextmanager
@@ -109,7 +128,7 @@ def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return nodes
 
 
-def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite]) -> None:
+def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, data_prop: bool = True) -> None:
     """Shape inference in place. Results of `sites` (by the names of their nodes) have the types of their specs. Large weights stay
     out of it, so models beyond protobuf's 2 GiB work too."""
     light = onnx.ModelProto()
@@ -133,7 +152,7 @@ def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite]) -> Non
                 name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
             )
     for _ in range(_INFERENCE_ROUNDS):
-        inferred = infer_followed(light)
+        inferred = infer_followed(light) if data_prop else onnx.shape_inference.infer_shapes(light)
         del graph.value_info[:]
         graph.value_info.extend(inferred.graph.value_info)
         if not _refine_slices(graph):
@@ -174,11 +193,20 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["sites"]
+    __slots__ = ["sites", "weights"]
     sites: Mapping[str, PlannedSite]
+    weights: WeightImporter
 
     @classmethod
-    def define(cls, graph: Any, module: Any, sites: Mapping[str, PlannedSite]) -> _SiteImporter:
+    def define(
+        cls,
+        graph: Any,
+        module: Any,
+        sites: Mapping[str, PlannedSite],
+        held: Mapping[str, ir.TensorProtocol],
+        externalize: Externalize | None,
+    ) -> _SiteImporter:
+        parameters = _take_inputs(graph, externalize)
         base = stock.NodeImporter.define_function(graph, module)
         # define_function makes a NodeImporter whatever class it is called on.
         self = cls(
@@ -191,7 +219,18 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         )
         self._nv_map = base._nv_map
         self.sites = sites
+        self.weights = WeightImporter(base._p, base._cc, held, externalize)
+        for name, info in parameters.items():
+            self._nv_map[name] = self.weights.load_input(info, self._b)
         return self
+
+    def import_initializer(self, initializer: onnx.TensorProto, extern_name: str | None = None) -> Any:
+        name = extern_name or initializer.name
+        value = self.weights.load(initializer, name, self._b)
+        if value is None:
+            return super().import_initializer(initializer, extern_name)
+        self._nv_map[name] = value
+        return value
 
     def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
         if node.domain != DOMAIN:
@@ -217,6 +256,20 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 cast = _cast(result, _builtin(torch_type, element_type(dtype)))
                 self._nv_map[name] = _op("torch_c.from_builtin_tensor", cast, torch_type)
         return True
+
+
+def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:
+    """Takes the inputs that are parameters from the function's arguments. Raises ModelError where there are not so many."""
+    if externalize is None or externalize.first_input is None:
+        return {}
+    names = list(graph.input_map)
+    if not 0 <= externalize.first_input < len(names):
+        raise ModelError(
+            f"input {externalize.first_input} cannot be a parameter: the model has {len(names)}, from 0 on"
+        )
+    taken = {name: graph.input_map[name] for name in names[externalize.first_input :]}
+    graph.input_map = {name: graph.input_map[name] for name in names[: externalize.first_input]}
+    return taken
 
 
 def _op(name: str, operand: Any, result: Any) -> Any:

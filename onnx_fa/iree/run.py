@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnx_fa import processes as limits
 from onnx_fa.errors import MissingDependencyError, RunError, TargetError, one_line
+from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
 
 Array = NDArray[Any]
 
@@ -62,22 +63,32 @@ def find_gpu(device: str) -> Gpu:
     return Gpu(found["name"] + version, 10 * int(facts[1]) + int(facts[2]) if facts else 0)
 
 
-def run(module: str | os.PathLike[str], *inputs: Array, device: str = "local-task") -> list[Array]:
+def run(
+    module: str | os.PathLike[str],
+    *inputs: Array,
+    device: str = "local-task",
+    parameters: Mapping[str, str | os.PathLike[str]] | None = None,
+) -> list[Array]:
     """One call of a compiled module (.vmfb) with NumPy arrays in the model's order: its results.
 
     `device` is a driver of IREE's runtime: "local-task" for CPUs, "cuda", "hip", ... Who calls more than once uses `load_module`.
+    `parameters` are archives of weights (.irpa) by their scopes; without them it is the one that `compile_model` wrote beside the
+    module.
     Raises RunError for a file that is no module, and for inputs of another number, shape or type than the module's.
     """
-    return load_module(Path(module), device)(*inputs)
+    return load_module(Path(module), device, parameters=parameters)(*inputs)
 
 
 def load_module(
-    vmfb: Path | bytes, device: str = "local-task", function: str | None = None
+    vmfb: Path | bytes,
+    device: str = "local-task",
+    function: str | None = None,
+    parameters: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> Callable[..., list[Array]]:
     """A callable that takes NumPy arrays in the function's argument order and returns its results as a list.
 
-    `function` is needed only when the module exports more than one. Raises RunError when the module cannot be loaded or
-    a call fails.
+    `function` is needed only when the module exports more than one; `parameters` as for `run`. Raises RunError when the module
+    cannot be loaded or a call fails.
     """
     rt = _runtime()
     name = "the module" if isinstance(vmfb, bytes) else str(vmfb)
@@ -86,13 +97,15 @@ def load_module(
         config = rt.Config(device)
         context = rt.SystemContext(config=config)
         module = _read_module(rt, context, data, name)
+        if archives := _archives(vmfb, parameters):
+            context.add_vm_module(_parameter_module(rt, context, archives))
         context.add_vm_module(module)
     except RunError:
         raise
     except OSError as e:
         raise RunError(f"{name}: cannot be read: {e.strerror}") from e
     except Exception as e:  # the bindings raise whatever their C++ throws
-        raise RunError(f"the module cannot be loaded on {device}: {one_line(e)}") from e
+        raise RunError(f"the module cannot be loaded on {device}: {_load_problem(e, name)}") from e
     names = [n for n in module.function_names if not n.startswith("__")]
     if function is None:
         public = [n for n in names if not n.endswith("$async")]
@@ -123,6 +136,49 @@ def _read_module(rt: Any, context: Any, data: bytes, name: str) -> Any:
             "" if "/archive.c:" in str(e) else f": {one_line(e)}"
         )  # of what it cannot read the runtime tells only offsets
         raise RunError(f"{name}: not an IREE module, or a truncated one (`onnx-fa compile` writes one){reason}") from e
+
+
+def _archives(
+    vmfb: Path | bytes, parameters: Mapping[str, str | os.PathLike[str]] | None
+) -> Mapping[str, str | os.PathLike[str]]:
+    """Archives by their scopes: what the caller says, else what lies beside the module."""
+    if parameters is not None or isinstance(vmfb, bytes):
+        return parameters or {}
+    archive = archive_of(vmfb)
+    return {SCOPE: archive} if archive.is_file() else {}
+
+
+def _parameter_module(rt: Any, context: Any, archives: Mapping[str, str | os.PathLike[str]]) -> Any:
+    """What a module takes its weights from. Raises RunError for a file that is no archive."""
+    providers = []
+    for scope, path in archives.items():
+        index = rt.ParameterIndex()
+        if not Path(path).is_file():
+            raise RunError(f"{path}: no such file: there should be an archive of weights")
+        try:
+            index.load(os.fspath(path))
+        except Exception as e:  # the bindings raise whatever their C++ throws
+            raise RunError(f"{path}: not an archive of weights, or a truncated one: {one_line(e)}") from e
+        providers.append(index.create_provider(scope=scope))
+    return rt.create_io_parameters_module(context.instance, *providers)
+
+
+_NO_WEIGHTS = re.compile(
+    r"no provider registered|io_parameters[^;]* not (?:found|registered|available)|'io_parameters'"
+)
+_OTHER_WEIGHTS = re.compile(r"parameter `([^`]*)` range out of bounds|no parameter found in index with key '([^']*)'")
+
+
+def _load_problem(error: Exception, name: str) -> str:
+    """Why a module was not loaded: in own words where its weights are not there."""
+    text = str(error)
+    if found := _OTHER_WEIGHTS.search(text):
+        return (
+            f"its weight {found[1] or found[2]!r} is not in the archive, or of another size: this is another module's"
+        )
+    if _NO_WEIGHTS.search(text):
+        return f"its weights are missing: they lie in the .irpa file that was written with {name}"
+    return one_line(error)
 
 
 _COUNT = re.compile(r"expected (\d+) arguments but passed (\d+)")
@@ -172,7 +228,7 @@ class Samples:
 def _module_flags(
     folder: Path, vmfb: Path, inputs: Sequence[Array | Path], function: str, device: str, threads: int | None
 ) -> list[str]:
-    flags = [f"--module={vmfb}", f"--device={device}", f"--function={function}"]
+    flags = [f"--module={vmfb}", *parameter_flags(vmfb), f"--device={device}", f"--function={function}"]
     if threads is not None:
         flags.append(f"--task_topology_max_group_count={threads}")
     for i, array in enumerate(inputs):

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
@@ -57,9 +57,8 @@ def _check(g: GraphWriter, node: onnx.NodeProto, bits: int, order: str) -> None:
     if attr_of(node, "weight_prepacked", 0):
         raise ModelError(f"{name} has a weight in a layout of a GPU (weight_prepacked); build the model for CPUs")
     if order:
-        at = g.constants.get(order)
-        size = attr_of(node, "block_size", 1)
-        plain = at is not None and bool((numpy_helper.to_array(at) == np.arange(math.prod(at.dims)) // size).all())
+        at, size = g.array(order), attr_of(node, "block_size", 1)
+        plain = at is not None and bool((at == np.arange(at.size).reshape(at.shape) // size).all())
         if not plain:
             raise ModelError(f"{name} with columns in an order of its own (g_idx) is not supported")
 

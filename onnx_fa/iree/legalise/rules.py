@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import helper, numpy_helper
+import onnx_ir as ir
+from onnx import helper
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
@@ -32,24 +34,24 @@ EXPAND = (
 """Operators that are replaced by their ONNX function body where `legalize` has no better spelling."""
 
 
-def legalize(model: onnx.ModelProto) -> onnx.ModelProto:
+def legalize(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None) -> onnx.ModelProto:
     """A model with equal results that IREE can import; the model passed is not changed.
 
     Model-local functions are inlined and operators that IREE refuses become smaller ones. The types of values are
-    taken from `value_info`: infer shapes before.
+    taken from `value_info`: infer shapes before. `held` are initializers whose data are not in the model.
     """
     out = onnx.ModelProto()
     out.CopyFrom(model)
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
-    _rewrite(out)
+    _rewrite(out, held or {})
     if {op_of(n) for n in out.graph.node} & set(EXPAND):
         out = onnx.inliner.inline_selected_functions(out, [("", name) for name in EXPAND], inline_schema_functions=True)
     return out
 
 
-def _rewrite(model: onnx.ModelProto) -> None:
-    g = GraphWriter(model)
+def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol]) -> None:
+    g = GraphWriter(model, held)
     for node in model.graph.node:
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
@@ -136,10 +138,10 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     IREE casts all but one of them to 1 (silently wrong, or a run-time failure) unless the input ends in the same tail.
     In two steps it is right: the static dims first, or all of it flat where dynamic dims do not lead.
     """
-    shape, target = g.shape(node.input[0]), g.constants.get(node.input[1])
+    shape, target = g.shape(node.input[0]), g.array(node.input[1])
     if shape is None or target is None or attr_of(node, "allowzero", 0):
         return False
-    want = [int(i) for i in numpy_helper.to_array(target).ravel()]
+    want = [int(i) for i in target.ravel()]
     dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
     tail = want[1:]
     if len(dynamic) < 2 or not tail or want[0] != -1 or 0 in tail or shape[-len(tail) :] == tail:
@@ -160,10 +162,10 @@ def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
     IREE's direct convolution takes about eight times as long, and a matmul's constant weight is packed at compile time.
     """
-    shape, weight = g.shape(node.input[0]), g.constants.get(node.input[1])
-    if shape is None or len(shape) != 4 or weight is None or weight.data_location == onnx.TensorProto.EXTERNAL:
+    shape, weight = g.shape(node.input[0]), g.array(node.input[1])
+    if shape is None or len(shape) != 4 or weight is None:
         return False
-    kernel = list(weight.dims)[2:]
+    kernel = list(weight.shape)[2:]
     plain = (
         attr_of(node, "strides", [1, 1]) == kernel
         and not any(attr_of(node, "pads", [0]))
@@ -177,14 +179,14 @@ def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     kh, kw = kernel
     if height % kh or width % kw:
         return False
-    h, w, out = height // kh, width // kw, weight.dims[0]
+    h, w, out = height // kh, width // kw, weight.shape[0]
     hint = node.name or "Conv"
 
     def reshape(value: str, *dims: int, to: str | None = None) -> str:
         return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint, out=to)
 
     rows = g.add("Transpose", [reshape(node.input[0], 0, channels, h, kh, w, kw)], hint, perm=[0, 2, 4, 1, 3, 5])
-    matrix = np.ascontiguousarray(numpy_helper.to_array(weight).reshape(out, -1).T)
+    matrix = np.ascontiguousarray(weight.reshape(out, -1).T)
     result = g.add("MatMul", [reshape(rows, 0, h * w, channels * kh * kw), g.const(matrix, hint)], hint)
     if len(node.input) > 2 and node.input[2]:
         result = g.add("Add", [result, node.input[2]], hint)

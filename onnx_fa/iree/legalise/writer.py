@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnx_fa.graph.ops import STANDARD, op_of
@@ -15,9 +16,11 @@ from onnx_fa.graph.ops import STANDARD, op_of
 class GraphWriter:
     """Types, constants and fresh names of one graph while its nodes are rewritten."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None) -> None:
+        """`held` has the initializers whose data are not in the model."""
         graph = model.graph
         self.graph = graph
+        self.held = held or {}
         self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
         self.types: dict[str, tuple[int, list[int | str | None] | None]] = {}
         for v in (*graph.input, *graph.value_info, *graph.output):
@@ -58,6 +61,15 @@ class GraphWriter:
     def kind(self, name: str) -> int:
         """The element type as ONNX numbers them; 0 where it is unknown."""
         return self.types.get(name, (0, None))[0]
+
+    def array(self, name: str) -> np.ndarray[Any, Any] | None:
+        """The elements of a constant; None where that is none."""
+        if name in self.held:
+            return self.held[name].numpy()
+        tensor = self.constants.get(name)
+        if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return None
+        return numpy_helper.to_array(tensor)
 
     def scalar(self, number: float, kind: int, hint: str) -> str:
         """A constant of no dims."""
