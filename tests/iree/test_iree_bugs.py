@@ -86,6 +86,12 @@ def test_unsigned_division(tmp_path: Path) -> None:
     assert (quotient != x // y).any() and (rest != x % y).any(), REPAIRED
 
 
+def test_negative_pads(tmp_path: Path) -> None:
+    x = np.arange(1, 6, dtype=np.float32)[None]
+    (found,) = load_module(_compiled("negative_pads", tmp_path))(x)
+    assert found.tolist() != [[0, 1, 2, 3, 4]], REPAIRED
+
+
 def test_slice_by_scalars(tmp_path: Path) -> None:
     source = (FOLDER / "slice_by_scalars").with_suffix(".mlir")
     with pytest.raises(CompileError, match="killed by signal SIGSEGV"):

@@ -14,7 +14,7 @@ from onnx import helper
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
-from onnx_fa.iree.legalise import activations, fused_products, norms
+from onnx_fa.iree.legalise import activations, fused_products, norms, pads
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
@@ -274,6 +274,7 @@ _HANDLERS: dict[str, Handler] = {
     "Mod": divide_signed,
     f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
     "Loop": _loop,
+    "Pad": pads.pad,
     "MatMul": _flat_rows,
     "Conv": _patches,
     "DequantizeLinear": _dequantize_blocks,

@@ -1,0 +1,93 @@
+"""Pads that IREE does not compute (docs/developer/iree-bugs.md). Negative ones come out wrong without a word: what they take away is
+cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from onnx_fa.errors import ModelError
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+
+Pads = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+_END = (1 << 31) - 1
+
+
+def pad(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """A Slice for the negative pads, and a Pad or, of mode "wrap", Gathers for the others. Raises ModelError for "wrap" of an axis
+    whose size or pads only a run knows."""
+    pads = _pads(g, node)
+    wraps = attr_of(node, "mode", b"constant") == b"wrap"
+    if wraps and pads is None:
+        raise ModelError(
+            f'node {node.name!r}: Pad of mode "wrap" with pads that only a run knows: iree-compile does not end'
+        )
+    if pads is None or ((pads >= 0).all() and not wraps):
+        return False
+    named = [int(a) for a in _array(g, node, 3, np.arange(len(pads) // 2))]
+    if wraps:
+        _wrap(g, node, pads, named)
+    else:
+        _cut_then_pad(g, node, pads, named)
+    return True
+
+
+def _wrap(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[int]) -> None:
+    shape, x, hint = g.shape(node.input[0]), node.input[0], node.name or "Pad"
+    for axis, low, high in zip(named, *np.split(pads, 2), strict=True):
+        if not low and not high:
+            continue
+        size = None if shape is None else shape[axis]
+        if not isinstance(size, int):
+            raise ModelError(
+                f'node {node.name!r}: Pad of mode "wrap" needs a static axis {axis}: iree-compile does not end otherwise'
+            )
+        kept = np.arange(max(-low, 0), size + min(high, 0))  # what negative pads take away is not wrapped around either
+        at = kept[np.arange(-max(low, 0), kept.size + max(high, 0)) % kept.size]
+        x = g.add("Gather", [x, g.const(at, hint)], hint, axis=axis)
+    g.add("Identity", [x], hint, out=node.output[0])
+
+
+def _cut_then_pad(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[int]) -> None:
+    hint = node.name or "Pad"
+    before, behind = np.split(pads, 2)
+    axes = [axis for axis, low, high in zip(named, before, behind, strict=True) if min(low, high) < 0]
+    starts = [int(max(-low, 0)) for low, high in zip(before, behind, strict=True) if min(low, high) < 0]
+    ends = [int(high) if high < 0 else _END for low, high in zip(before, behind, strict=True) if min(low, high) < 0]
+    rest = np.maximum(pads, 0)
+    cut = _slice(g, node.input[0], starts, ends, axes, hint, None if rest.any() else node.output[0])
+    if not rest.any():
+        return
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[0] = cut
+    if len(made.input) > 1:
+        made.input[1] = g.const(rest, hint)
+    for attribute in made.attribute:
+        if attribute.name == "pads":
+            attribute.ints[:] = [int(pad) for pad in rest]
+    g.nodes.append(made)
+
+
+def _pads(g: GraphWriter, node: onnx.NodeProto) -> Pads | None:
+    """Those before every axis, then those behind; None where only a run knows them."""
+    said = attr_of(node, "pads", None)
+    if said is not None:  # before opset 11
+        return np.array(said, np.int64)
+    if len(node.input) > 3 and node.input[3] and g.array(node.input[3]) is None:
+        return None  # nobody knows which axes they are of
+    return g.array(node.input[1])
+
+
+def _array(g: GraphWriter, node: onnx.NodeProto, position: int, default: Pads) -> Pads:
+    found = g.array(node.input[position]) if len(node.input) > position and node.input[position] else None
+    return default if found is None else found
+
+
+def _slice(
+    g: GraphWriter, x: str, starts: list[int], ends: list[int], axes: list[int], hint: str, out: str | None
+) -> str:
+    if g.opset < 10:  # attributes until then
+        return g.add("Slice", [x], hint, out=out, starts=starts, ends=ends, axes=axes)
+    numbers = [g.const(np.array(values, np.int64), hint) for values in (starts, ends, axes)]
+    return g.add("Slice", [x, *numbers], hint, out=out)

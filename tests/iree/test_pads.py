@@ -1,0 +1,88 @@
+"""Pads that IREE computes wrongly: the same results in onnxruntime as written out, and compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+from onnx_fa.errors import ModelError
+from onnx_fa.iree.compile import import_model
+from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import parse_target
+from tests.support.ort_run import run
+
+X = np.arange(1, 36, dtype=np.float32).reshape(5, 7)
+
+
+def padded(
+    pads: list[int], mode: str, axes: list[int] | None = None, opset: int = 19, shape: tuple[Any, ...] = X.shape
+) -> onnx.ModelProto:
+    numbers = {"pads": np.array(pads), **({"axes": np.array(axes)} if axes else {})}
+    attributes: dict[str, Any] = {"pads": pads} if opset < 11 else {}
+    inputs = ["x"] if opset < 11 else ["x", "pads", "", "axes"] if axes else ["x", "pads"]
+    info = [h.make_tensor_value_info(n, 1, s) for n, s in (("x", shape), ("y", ("a", "b")))]
+    node = h.make_node("Pad", inputs, ["y"], "node", mode=mode, **attributes)
+    constants = [nh.from_array(a, n) for n, a in numbers.items()] if opset >= 11 else []
+    graph = h.make_graph([node], "main_graph", info[:1], info[1:], constants)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=9)
+
+
+def written(model: onnx.ModelProto) -> onnx.ModelProto:
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    infer_types(typed, {})
+    return legalize(typed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-2, 2), min_size=4, max_size=4),
+    st.sampled_from(["constant", "edge", "reflect", "wrap"]),
+    st.sampled_from([None, [0, 1], [1, 0], [-1, 0]]),
+)
+def test_any_pads(pads: list[int], mode: str, axes: list[int] | None) -> None:
+    model = padded(pads, mode, axes)
+    new = written(model)
+    left = [n for n in new.graph.node if n.op_type == "Pad"]
+    assert not (left and mode == "wrap") or min(pads) >= 0
+    given_ = {t.name: nh.to_array(t) for t in new.graph.initializer}
+    assert all((given_[n.input[1]] >= 0).all() for n in left)
+    np.testing.assert_array_equal(run(new, {"x": X})[0], run(model, {"x": X})[0])
+
+
+@pytest.mark.parametrize("opset", [8, 10, 11, 18])
+@pytest.mark.parametrize("pads", [[-1, 2, 0, -3], [-1, -2, 0, 0], [1, 0, 0, 2]])
+def test_any_opset(pads: list[int], opset: int) -> None:
+    model = padded(pads, "constant", opset=opset)
+    np.testing.assert_array_equal(run(written(model), {"x": X})[0], run(model, {"x": X})[0])
+
+
+@pytest.mark.parametrize(
+    ("pads", "mode"), [([0, 1, 0, -1], "constant"), ([-1, 1, 1, -2], "edge"), ([1, -1, 2, 3], "wrap")]
+)
+def test_compiled(pads: list[int], mode: str, tmp_path: Path) -> None:
+    model, module = padded(pads, mode), tmp_path / "m.vmfb"
+    done = import_model(model)
+    iree_compile(done.text, module, parse_target("cpu-host"), flags=done.flags, timeout_s=60)
+    np.testing.assert_array_equal(load_module(module)(X)[0], run(model, {"x": X})[0])
+
+
+def test_what_would_never_end_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"'node'.*wrap.*static axis 0"):
+        written(padded([1, 0, 0, 0], "wrap", shape=("N", 7)))
+    model = padded([1, 0, 0, 0], "wrap")
+    model.graph.input.append(h.make_tensor_value_info("pads", 7, [4]))
+    del model.graph.initializer[:]
+    with pytest.raises(ModelError, match=r"'node'.*wrap.*only a run knows"):
+        written(model)
