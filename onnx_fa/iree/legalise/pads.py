@@ -1,5 +1,5 @@
-"""Pads that IREE does not compute (docs/developer/iree-bugs.md). Negative ones come out wrong without a word: what they take away is
-cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather."""
+"""Pads that IREE does not compute (docs/developer/iree-bugs.md). Negative ones come out wrong without a word: what they take away
+is cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather."""
 
 from __future__ import annotations
 
