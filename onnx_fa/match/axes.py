@@ -301,7 +301,10 @@ def run_time_size(axis: Axis, sources: Sources, own: Source | None = None) -> Ex
     """A one-element int64 tensor: the size of an axis of one atom. Raises NoMatch where no operand has it."""
     source = own or (sources.get(axis[0]) if len(axis) == 1 else None)
     if source is None:
-        raise NoMatch("a reshape of Q, K, V or a mask needs a size that is not known")
+        sizes = "*".join(str(a.size) for a in axis)
+        raise NoMatch(
+            f"a reshape of Q, K, V or a mask needs the size {sizes}, which is that of no axis of theirs at run time"
+        )
     return broadcast_sizes([_read_size(s) for s in (source, *source.others)])
 
 

@@ -10,6 +10,7 @@ from onnx_fa.graph.dims import known
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Atom, Axis, Group, has_size, leaves, multiply_sizes
 from onnx_fa.match.frames import Frames
+from onnx_fa.match.hints import say_sizes
 from onnx_fa.match.joined import join_dims, name_keys, widen_by_operand, widen_to_probabilities
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import Product, Weighting
@@ -20,7 +21,7 @@ def is_unit(p: Product, side: int, letter: str) -> bool:
     return p.shapes[side][p.letters[side].index(letter)] == 1
 
 
-def name_atoms(p: Product, at: ir.Node) -> dict[str, Atom]:
+def name_atoms(view: GraphView, p: Product, at: ir.Node) -> dict[str, Atom]:
     """An atom for every letter that is not of size one. Batch dims that are not provably equal broadcast. Raises NoMatch where it
     is not known what to."""
     atoms: dict[str, Atom] = {}
@@ -33,12 +34,19 @@ def name_atoms(p: Product, at: ir.Node) -> dict[str, Atom]:
             joined = join_dims(*wide) if apart else None
             if apart and joined is None:
                 batch = _list_batch_dims(p)
-                raise NoMatch(f"the batch dims of Q {batch[0]} and K {batch[1]} are not provably equal", at)
+                raise _refuse_batch(view, f"Q {batch[0]} and K {batch[1]}", wide, at)
             dims = [joined] if apart else wide
         size = best_name(dims, f"{at.name}_{letter}")
         if size != 1:
             atoms[letter] = Atom(letter, size, apart=apart)
     return atoms
+
+
+def _refuse_batch(view: GraphView, what: str, dims: Sequence[Dim | None], at: ir.Node) -> NoMatch:
+    """The reason for batch dims of which these two are not known to be equal."""
+    if all(isinstance(d, int) for d in dims):
+        return NoMatch(f"the batch dims of {what} are not equal: their product fails in every run", at)
+    return NoMatch(f"the batch dims of {what} are not provably equal{say_sizes(view, dims)}", at)
 
 
 def _list_batch_dims(p: Product) -> list[list[Dim | None]]:
@@ -126,10 +134,8 @@ def name_value_axes(
             provable = dim is not None and (has_size(have, dim) or dim == p_dim)
             if not provable and not widen_by_operand(have, dim):
                 batch = _list_batch_dims(pv)
-                raise NoMatch(
-                    f"the batch dims of the probabilities {batch[side]} and V {batch[1 - side]} are not provably equal",
-                    pv.node,
-                )
+                what = f"the probabilities {batch[side]} and V {batch[1 - side]}"
+                raise _refuse_batch(view, what, (p_dim, dim), pv.node)
             axes.append(have)
     return axes, [axis_of[x] for x in pv.out], own
 

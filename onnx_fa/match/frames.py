@@ -11,6 +11,7 @@ from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match.axes import Axis, leaves, regroup, split_atom, spread_atom
+from onnx_fa.match.hints import refuse_rank, say_sizes
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import Regroup, Step, Weighting
 
@@ -59,7 +60,7 @@ def _pad_axes(view: GraphView, axes: list[Axis], value: ir.Value | None) -> list
     """The axes, and in front of them the unit dims that a mask has added by broadcasting."""
     shape = view.shape(value)
     if shape is None:
-        raise NoMatch("the rank of the score is unknown", value.producer() if value is not None else None)
+        raise refuse_rank(view, "the score", value)
     extra = len(shape) - len(axes)
     if extra < 0 or any(d != 1 for d in shape[:extra]):
         raise NoMatch("a mask broadcasts the score to more dims", value.producer() if value is not None else None)
@@ -70,7 +71,7 @@ def follow_node(view: GraphView, node: ir.Node, axes: list[Axis]) -> list[Axis]:
     """The axes behind a Reshape, Transpose, Squeeze, Unsqueeze or Flatten. Raises NoMatch where they cannot be told."""
     shape = view.shape(node.outputs[0])
     if shape is None:
-        raise NoMatch("the rank of the score is unknown", node)
+        raise refuse_rank(view, "the score", node.outputs[0], node)
     if op_of(node) == "Transpose":
         perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(len(axes)))[::-1]
         return [axes[p] for p in perm]
@@ -83,7 +84,8 @@ def follow_node(view: GraphView, node: ir.Node, axes: list[Axis]) -> list[Axis]:
         return [[] if i in placed else next(rest) for i in range(len(shape))]
     if placed is not None:
         if any(leaves(axes[i]) for i in placed):
-            raise NoMatch("an axis that is not provably of size one is squeezed", node)
+            hint = say_sizes(view, [a.size for i in placed for a in leaves(axes[i])])
+            raise NoMatch(f"an axis that is not provably of size one is squeezed{hint}", node)
         return [axis for i, axis in enumerate(axes) if i not in placed]
     found = regroup([a for axis in axes for a in leaves(axis)], shape, split_atom, spread_atom)
     if found is None:

@@ -20,6 +20,7 @@ from onnx_fa.match.dims import (
 )
 from onnx_fa.match.exprs import Expr, values_of
 from onnx_fa.match.frames import Frames, trace_axes
+from onnx_fa.match.hints import say_sizes
 from onnx_fa.match.joined import find_size, widen_reading
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.placed import Site
@@ -60,7 +61,7 @@ def plan_site(
     Raises NoMatch where a dim cannot be proved equal to the one it must equal, or where the products are not an attention's.
     """
     pv, at = weighting.product, qk.node
-    atoms = name_atoms(qk, at)
+    atoms = name_atoms(view, qk, at)
     axes = [
         [[atoms[x]] if x in atoms and not is_unit(qk, side, x) else [] for x in qk.letters[side]] for side in (0, 1)
     ]
@@ -78,7 +79,8 @@ def plan_site(
     sizes = [merge_sizes(at, name, x) for name, x in (("q", rows), ("k", keys), ("d", d_atoms), ("e", e_atoms))]
     (Sq, Skv, D, Dv) = sizes
     if not isinstance(D, int) or not isinstance(Dv, int):
-        raise NoMatch("the head dim is not static", at)
+        whose = "V" if isinstance(D, int) else "Q and K"
+        raise NoMatch(f"the head dim of {whose} is not static{say_sizes(view, (D, Dv))}", at)
     lead = _group_lead(frames, [*rows, *keys], q_axes, k_axes)
     q_rows, k_rows = Group("s", tuple(rows), Sq), Group("s", tuple(keys), Skv)
     d_group, e_group = Group("d", tuple(d_atoms), D), Group("d", tuple(e_atoms), Dv)

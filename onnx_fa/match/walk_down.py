@@ -12,6 +12,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.exprs import Expr
 from onnx_fa.match.misses import NoMatch
+from onnx_fa.match.no_product import refuse_combined, refuse_product
 from onnx_fa.match.shown import only_shows
 from onnx_fa.match.types import (
     AddTerm,
@@ -88,7 +89,7 @@ def _walk_behind(
         joined = patterns.joined_values(view, prob, users, patterns.product)
         if joined is not None:
             return [_before_product(anchor, state, joined)]
-        _name_combined(view, users)
+        _name_combined(view, patterns, users)
         if len(users) > 1:
             return _walk_branches(view, anchor, patterns, state, users, depth + 1)
         return [_at_product(view, anchor, patterns, state, users[0])]
@@ -111,33 +112,19 @@ def _showing(anchor: Anchor, state: _Peeled, further: Sequence[ir.Node]) -> _Pee
     return replace(state, shown=(*state.shown, Shown(state.prob, state.wrap)))
 
 
-def _name_combined(view: GraphView, users: Sequence[ir.Node]) -> None:
-    """Raises NoMatch for the weighted difference of two softmaxes that could not be parted (`distribute`)."""
+def _name_combined(view: GraphView, patterns: Patterns, users: Sequence[ir.Node]) -> None:
+    """Raises NoMatch for the weighted sum or difference of two softmaxes that could not be parted (`distribute`)."""
     for user in users:
-        for value in (user.outputs[0], *(u.outputs[0] for u in view.users(user.outputs[0]))):
-            node = view.producer(value, "Sub", "Add")
-            if node is not None and op_of(user) in ("Sub", "Add", "Mul") and all(_from_softmax(i) for i in node.inputs):
-                what = "the probabilities of two softmaxes are combined (differential attention)"
-                raise NoMatch(f"{what}, and not each of them is an attention by itself", node)
-
-
-def _from_softmax(value: ir.Value | None) -> bool:
-    """Whether a softmax makes the value, or one of the factors of a product of few."""
-    stack, seen = [value], {value}
-    while stack and len(seen) <= _MAX_LAYERS:
-        node = value.producer() if (value := stack.pop()) is not None else None
-        if node is not None and op_of(node) == "Softmax":
-            return True
-        above = [i for i in dict.fromkeys(node.inputs) if i not in seen] if node and op_of(node) == "Mul" else []
-        seen.update(above)
-        stack += above
-    return False
+        for node in (user, *view.users(user.outputs[0])) if op_of(user) in ("Sub", "Add", "Mul") else ():
+            refused = refuse_combined(view, patterns, node)
+            if refused is not None:
+                raise refused
 
 
 def _at_product(view: GraphView, anchor: Anchor, patterns: Patterns, state: _Peeled, node: ir.Node) -> Behind:
     pv = patterns.product(view, node.outputs[0])
     if pv is None:
-        raise NoMatch(f"the softmax result feeds {op_of(node)}, not a matmul with V", node)
+        raise refuse_product(view, state.prob, node)
     return _before_product(anchor, state, pv)
 
 

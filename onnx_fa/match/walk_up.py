@@ -10,6 +10,7 @@ from onnx_fa.graph.dims import broadcast_parts, known
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.exprs import Expr, values_of
+from onnx_fa.match.hints import say_own_scores, say_sizes
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import AddTerm, Factor, Map, Patterns, Peel, Product, Scale, Select, Step
 
@@ -58,7 +59,10 @@ class _Parser:
                     continue
                 for steps, qk in self.read(peel.inner, depth + 1):
                     if self._needs(peel, qk.node):
-                        why = "reads a value that is itself computed from the scores, such as a top-k threshold"
+                        made = say_own_scores(self.view, operands_of(peel.step), qk.node)
+                        why = (
+                            f"reads what is itself computed from the scores, by {made}; a mask or bias is known before"
+                        )
                         self._fail(NoMatch(f"a {self._name(value)} before the softmax {why}", value.producer()))
                     elif len(found) < _MAX_SOLUTIONS:
                         found.append(((*steps, peel.step), qk))
@@ -148,4 +152,5 @@ def _refuse_broadcast(view: GraphView, outer: ir.Value, peel: Peel) -> None:
         (a, b) for a, b in zip(after, before, strict=False) if len(broadcast_parts(a)) < 2 or not view.takes_in(a, b)
     ]
     if len(after) != len(before) or any(known(a) and a != b and (known(b) or isinstance(a, int)) for a, b in pairs):
-        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}", outer.producer())
+        hint = say_sizes(view, [d for a, b in pairs if a != b for d in (a, b)])
+        raise NoMatch(f"the score of shape {list(before)} is broadcast to {list(after)}{hint}", outer.producer())

@@ -11,6 +11,7 @@ from onnx_fa.graph.axes import placed_axes
 from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, NoMatch
+from onnx_fa.match.hints import refuse_rank, say_sizes
 from onnx_fa.patterns.masks.elements import Untraceable, kind_of_value
 from onnx_fa.patterns.masks.expressions import AxisPosition, MaskTensor, reads
 from onnx_fa.patterns.masks.tracer import Leaf, Tracer
@@ -123,7 +124,7 @@ class Reader(Tracer):
         """The value as an operand whose dims are 1 or provably those of the score."""
         dims, shape = self.shape_of(value), self.shape
         if dims is None:
-            raise NoMatch("the rank of a mask is unknown", producer_of(value))
+            raise refuse_rank(self.view, "a mask", value)
         if len(dims) > len(shape):
             extra = dims[: len(dims) - len(shape)]
             if any(d != 1 for d in extra):
@@ -133,10 +134,8 @@ class Reader(Tracer):
         fitted: list[Dim] = []
         for have, want in zip(dims, shape[len(shape) - len(dims) :], strict=True):
             if have is None or have not in (1, want):
-                raise NoMatch(
-                    f"a mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}",
-                    producer_of(value),
-                )
+                what = f"a mask of shape {list(dims)} does not provably broadcast to the score's {list(shape)}"
+                raise NoMatch(what + say_sizes(self.view, (have, want)), producer_of(value))
             fitted.append(have)
         return value, tuple(fitted)
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, NoMatch
 from onnx_fa.match.axes import Axis, Group, Sources, has_size, leaves, move_axes
+from onnx_fa.match.hints import refuse_rank, say_sizes
 from onnx_fa.patterns.operands.upwards import Piece, Pieces, Standing, step_up
 from onnx_fa.patterns.operands.viewed import spread_axes
 from onnx_fa.spec.terms import Dim
@@ -30,16 +31,17 @@ def place_tensor(view: GraphView, value: Expr, axes: Sequence[Axis], groups: Seq
     elif extra > 0:
         raise _refuse(value, "a mask has more dims than the score")
     axes = [leaves(a) for a in axes][len(axes) - len(dims) :]
+    what = f"a mask of shape {list(dims)} does not provably broadcast to the score"
     pieces: list[Pieces] = []
     for dim, axis in zip(dims, axes, strict=True):
         if dim == 1 or not axis:
             if dim != 1:
-                raise _refuse(value, f"a mask of shape {list(dims)} does not provably broadcast to the score")
+                raise _refuse(value, what + say_sizes(view, (dim, *(a.size for a in axis))))
             pieces.append(())
         elif dim is not None and has_size(axis, dim):
             pieces.append(tuple(Piece(a, a.size) for a in axis))
         else:
-            raise _refuse(value, f"a mask of shape {list(dims)} does not provably broadcast to the score")
+            raise _refuse(value, what + say_sizes(view, (dim, *(a.size for a in axis))))
     if isinstance(value, ir.Value):
         best: ir.Value | None = None
         state: Standing | None = Standing(value, tuple(pieces), None)
@@ -79,7 +81,7 @@ def _dims_of(view: GraphView, value: Expr) -> tuple[Dim | None, ...]:
         return _dims_of(view, value.args[0])
     dims = view.shape(value) if isinstance(value, ir.Value) else None
     if dims is None:
-        raise _refuse(value, "the rank of a mask is unknown")
+        raise refuse_rank(view, "a mask", value)
     return dims
 
 

@@ -143,13 +143,13 @@ def test_sizes_known_only_at_run_time() -> None:
         == "Expand(x, Concat([1], Slice(Shape(q), [1], [2]), [2], axis=0))"
     )
     assert name_of(expand_axes(X, [None, []], sources)) == "x"
-    with pytest.raises(NoMatch, match="a size that is not known"):
+    with pytest.raises(NoMatch, match="needs the size m, which is that of no axis"):
         regroup_axes(X, [[n, m], [a]], [[n], [m], [a]], sources)
     sources[m] = Source(ir.Value(name="k"), 0)
     said = "Reshape(x, Concat([-1], Slice(Shape(k), [0], [1]), [2], axis=0))"
     assert name_of(regroup_axes(X, [[n, m], [a]], [[n], [m], [a]], sources)) == said
     del sources[m]
-    with pytest.raises(NoMatch, match="a size that is not known"):
+    with pytest.raises(NoMatch, match="needs the size m, which is that of no axis"):
         expand_axes(X, [[m]], sources)
     with pytest.raises(NoMatch, match="none of the attention's"):
         move_axes(X, [[n]], [[m]], sources)

@@ -1,0 +1,82 @@
+"""What a user can do about a miss, in words that its reason ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnx_fa.graph.free_dims import symbols
+from onnx_fa.graph.lengths import expression
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
+from onnx_fa.match.exprs import Expr
+from onnx_fa.match.misses import NoMatch
+from onnx_fa.spec.terms import Dim
+
+_MOST = 4
+"""Dims that a hint names."""
+_MAX_NODES = 16
+"""Nodes that are looked at for the ops between scores and what is made of them."""
+
+
+def say_sizes(view: GraphView, dims: Iterable[Dim | None]) -> str:
+    """Which sizes would turn the dims into numbers: those of the inputs' free dims that stand in them, or any of the inputs' where
+    a dim is not known or made of other lengths. "" where the inputs leave none free."""
+    dims, free = list(dims), symbols(view.model)
+    used = {str(s) for d in dims if isinstance(d, str) for s in expression(d).free_symbols}
+    sure = None not in dims and used <= set(free)
+    named = [s for s in free if s in used or not sure]
+    if not named:
+        return ""
+    more = " ..." if len(named) > _MOST else ""
+    options = " ".join(f"--dim '{name}=N'" for name in named[:_MOST])
+    return f"; {options}{more} (of compile, import and verify) {'settles' if sure else 'may settle'} it"
+
+
+def refuse_rank(view: GraphView, what: str, value: Expr | None, at: ir.Node | None = None) -> NoMatch:
+    """Says why the rank of `value`, which is called `what`, is unknown, and names the node that is to blame: the first one above it
+    that makes a rank that is not known of ones that are. Where there is none it is `at`."""
+    lost = _find_lost(view, value) if isinstance(value, ir.Value) else None
+    if lost is None:
+        return NoMatch(f"the rank of {what} is unknown", at)
+    node = lost.producer()
+    told = f"a shape for {lost.name!r} in the file's value_info tells it"
+    if node is None:
+        return NoMatch(f"the rank of {what} is unknown, because {lost.name!r} has no shape in the file", at)
+    label = node.name or f"{op_of(node)}:{lost.name}"
+    if op_of(node) != "If":
+        return NoMatch(f"the rank of {what} is unknown, because {label} makes one that is not known; {told}", node)
+    condition = node.inputs[0]
+    if condition is not None and condition.is_graph_input():
+        told = f"--set {condition.name}=1 (or 0) takes one of its branches, or {told}"
+    why = f"{label} chooses at run time between branches that are not known to make the same one"
+    return NoMatch(f"the rank of {what} is unknown, because {why}; {told}", node)
+
+
+def say_own_scores(view: GraphView, operands: Iterable[ir.Value], qk: ir.Node) -> str:
+    """Which ops make the operands of the product `qk` of Q and K, in the model's order."""
+    found: dict[str, None] = {}
+    todo, seen = [v for v in operands if view.depends(v, qk)], set[ir.Value]()
+    while todo and len(seen) < _MAX_NODES:
+        value = todo.pop(0)
+        node = value.producer()
+        if value in seen or node is None or node is qk:
+            continue
+        seen.add(value)
+        found.setdefault(op_of(node))
+        todo += [i for i in node.inputs if i is not None and view.depends(i, qk)]
+    return ", ".join([*found][::-1]) + (" (a top-k threshold)" if "TopK" in found else "")
+
+
+def _find_lost(view: GraphView, value: ir.Value | None) -> ir.Value | None:
+    """The first value of unknown rank, from `value` upwards, that is made of values of known rank."""
+    seen: set[ir.Value] = set()
+    while value is not None and value not in seen and view.shape(value) is None:
+        seen.add(value)
+        node = value.producer()
+        unknown = [i for i in node.inputs if i is not None and view.shape(i) is None] if node is not None else []
+        if not unknown:
+            return value
+        value = unknown[0]
+    return None
