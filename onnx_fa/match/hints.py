@@ -15,7 +15,7 @@ from onnx_fa.match.misses import NoMatch
 from onnx_fa.spec.terms import Dim
 
 _MOST = 4
-"""Dims that a hint names."""
+"""Dims, or ops, that a hint names."""
 _MAX_NODES = 16
 """Nodes that are looked at for the ops between scores and what is made of them."""
 
@@ -54,6 +54,35 @@ def refuse_rank(view: GraphView, what: str, value: Expr | None, at: ir.Node | No
     return NoMatch(f"the rank of {what} is unknown, because {why}; {told}", node)
 
 
+def say_unknown_op(node: ir.Node) -> str:
+    """Why no layer leads from the scores that `node` makes to a product of Q and K, and what can be done where that is known."""
+    if op_of(node) == "If" and (condition := node.inputs[0]) is not None:
+        what = "an If makes the scores, so that which nodes make them is known at run time only"
+        if condition.is_graph_input():
+            return f"{what}; --set {condition.name}=1 (or 0) takes one of its branches"
+        guard = "an export without it (often a guard against empty arrays) has one way to make them"
+        return f"{what}; its condition is computed: {guard}"
+    summed = _ops_above(node) if op_of(node) == "ReduceSum" else set()
+    if "Tanh" in summed:
+        return "the scores are sums of Tanh (additive attention), which no product of Q and K gives"
+    if "Mul" in summed:
+        return "the scores are a ReduceSum of a Mul; a MatMul or an Einsum in its place would be read as a product of Q and K"
+    return f"{op_of(node)} between the softmax and a matmul of Q and K is not a known layer"
+
+
+def _ops_above(node: ir.Node) -> set[str]:
+    """The ops that make what a node sums up, through factors and casts."""
+    found: set[str] = set()
+    todo = [node.inputs[0]]
+    while todo and len(found) < _MAX_NODES:
+        above = value.producer() if (value := todo.pop()) is not None else None
+        if above is None or op_of(above) in found - {"Cast"}:
+            continue
+        found.add(op_of(above))
+        todo += above.inputs if op_of(above) in ("Cast", "Identity", "Mul") else ()
+    return found
+
+
 def say_own_scores(view: GraphView, operands: Iterable[ir.Value], qk: ir.Node) -> str:
     """Which ops make the operands of the product `qk` of Q and K, in the model's order."""
     found: dict[str, None] = {}
@@ -66,7 +95,10 @@ def say_own_scores(view: GraphView, operands: Iterable[ir.Value], qk: ir.Node) -
         seen.add(value)
         found.setdefault(op_of(node))
         todo += [i for i in node.inputs if i is not None and view.depends(i, qk)]
-    return ", ".join([*found][::-1]) + (" (a top-k threshold)" if "TopK" in found else "")
+    ops = [*found][::-1]
+    return ", ".join([*ops[:_MOST], *(["..."] if len(ops) > _MOST else [])]) + (
+        " (a top-k threshold)" if "TopK" in ops else ""
+    )
 
 
 def _find_lost(view: GraphView, value: ir.Value | None) -> ir.Value | None:

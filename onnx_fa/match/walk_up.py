@@ -10,7 +10,7 @@ from onnx_fa.graph.dims import broadcast_parts, known
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.exprs import Expr, values_of
-from onnx_fa.match.hints import say_own_scores, say_sizes
+from onnx_fa.match.hints import say_own_scores, say_sizes, say_unknown_op
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import AddTerm, Factor, Map, Patterns, Peel, Product, Scale, Select, Step
 
@@ -70,7 +70,7 @@ class _Parser:
         if not tried and node is None:
             self._fail(NoMatch("the score comes straight from a graph input or constant, not from a matmul of Q and K"))
         elif not tried and node is not None:
-            self._fail(NoMatch(_name_unknown(node), node))
+            self._fail(NoMatch(say_unknown_op(node), node))
         return found
 
     def _needs(self, peel: Peel, qk: ir.Node) -> bool:
@@ -84,17 +84,6 @@ class _Parser:
     def _fail(self, reason: NoMatch) -> list[Reading]:
         self.failure = self.failure or reason
         return []
-
-
-def _name_unknown(node: ir.Node) -> str:
-    """Why no layer is found behind a node, and what can be done where that is known."""
-    condition = node.inputs[0] if op_of(node) == "If" else None
-    if condition is None:
-        return f"{op_of(node)} between the softmax and a matmul of Q and K is not a known layer"
-    what = "an If makes the scores, so that which nodes make them is known at run time only"
-    if condition.is_graph_input():
-        return f"{what}; --set {condition.name}=1 (or 0) takes one of its branches"
-    return f"{what}; its condition is computed: an export without it (often a guard against empty arrays) has one way to make them"
 
 
 def operands_of(step: Step) -> list[ir.Value]:

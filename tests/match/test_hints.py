@@ -118,6 +118,28 @@ def test_operands_that_are_made_of_the_scores() -> None:
     assert "computed from the scores, by " in said and "top-k" not in said
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "e = Mul(qu, ku) s = ReduceSum <keepdims = 0> (e, last)",
+            "a MatMul or an Einsum in its place would be read as",
+        ),
+        (
+            "a = Add(qu, ku) t = Tanh(a) c = Cast <to = 1> (t) e = Mul(c, w) s = ReduceSum <keepdims = 0> (e, last)",
+            "sums of Tanh (additive attention)",
+        ),
+        (
+            "e = Add(qu, ku) s = ReduceSum <keepdims = 0> (e, last)",
+            "ReduceSum between the softmax and a matmul of Q and K",
+        ),
+    ],
+)
+def test_scores_that_are_a_sum(body: str, said: str) -> None:
+    made = f"qu = Unsqueeze(q, three) ku = Unsqueeze(k, two) {body} p = Softmax <axis = -1> (s) o = MatMul(p, v)"
+    assert said in reason(f"{QKV}, float[8] w", made, two=[2], three=[3], last=[-1])
+
+
 TWO = "s = MatMul(q, k) p1 = Softmax <axis = -1> (s) p2 = Softmax <axis = -1> (t) both = Add(p1, p2) "
 
 
