@@ -18,9 +18,10 @@ import onnx_ir as ir
 from onnx_fa.errors import MissingDependencyError, ModelError
 from onnx_fa.graph.bounded import infer_followed
 from onnx_fa.graph.io import ModelLike, load
-from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
+from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.kernels import PlannedSite
+from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
@@ -57,17 +58,7 @@ def import_mlir(
     typed, held = hold_weights(load(model))
     infer_types(typed, sites, data_prop=data_prop)
     proto = legalize(typed, held)
-    for node in _all_nodes(proto.graph):
-        if node.domain not in (*STANDARD, CONTRIB) and not (op_of(node) == SITE and node.name in sites):
-            raise ModelError(
-                f"node {node.name!r}: operator {node.op_type} of domain {node.domain!r} has no definition in the model "
-                "and is unknown to IREE; export it as standard operators or as a model-local function"
-            )
-        if node.domain == CONTRIB and ("Attention" in op_of(node) or op_of(node).endswith(".RotaryEmbedding")):
-            raise ModelError(
-                f"node {node.name!r}: {node.op_type} of com.microsoft could not be written in standard operators "
-                "(explain says why), and IREE's own import of it is not to be relied on"
-            )
+    check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
@@ -116,16 +107,6 @@ def _declared(module: Any, kernels: Sequence[Kernel]) -> Iterator[None]:
     finally:
         for declaration in declarations:
             declaration.operation.erase()
-
-
-def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        nodes.append(node)
-        for attr in node.attribute:
-            if attr.type == onnx.AttributeProto.GRAPH:
-                nodes += _all_nodes(attr.g)
-    return nodes
 
 
 def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, data_prop: bool = True) -> None:

@@ -16,6 +16,7 @@ from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.iree.legalise import activations, fused_products, norms, pads
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
+from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
@@ -275,6 +276,7 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
     "Loop": _loop,
     "Pad": pads.pad,
+    "TensorScatter": tensor_scatter,
     "MatMul": _flat_rows,
     "Conv": _patches,
     "DequantizeLinear": _dequantize_blocks,

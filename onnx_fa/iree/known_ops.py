@@ -1,0 +1,108 @@
+"""Operators that IREE's ONNX frontend does not know, found before iree-compile starts: all of them, not the first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import onnx
+
+from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
+from onnx_fa.graph.site_op import SITE
+
+UNKNOWN = frozenset(
+    [
+        "CausalConvWithState",
+        "ConcatFromSequence",
+        "CumProd",
+        "ImageDecoder",
+        "LinearAttention",
+        "RegexFullMatch",
+        "StringConcat",
+        "StringNormalizer",
+        "StringSplit",
+        "TensorScatter",
+    ]
+)
+"""Standard operators whose names the library of IREE 3.13 does not have. Some have a function body, which is written out before."""
+
+KNOWN_CONTRIB = frozenset(
+    [
+        "DequantizeLinear",
+        "GatherND",
+        "GridSample",
+        "Pad",
+        "QLinearAdd",
+        "QLinearAveragePool",
+        "QLinearConcat",
+        "QLinearConv",
+        "QLinearGlobalAveragePool",
+        "QLinearLeakyRelu",
+        "QLinearMul",
+        "QLinearSigmoid",
+        "QuantizeLinear",
+        "Range",
+        "Trilu",
+    ]
+)
+"""Operators of onnxruntime's own domain that it does know, or that are a standard operator under another domain."""
+
+_NODES_SHOWN = 2
+
+
+def check_known(graph: onnx.GraphProto, sites: Collection[str]) -> None:
+    """`sites` are the names of the nodes that a kernel takes the place of. Raises ModelError that names all that is unknown."""
+    refused: dict[tuple[str, str], list[str]] = {}
+    for node in _all_nodes(graph):
+        if reason := _reason(node, sites):
+            refused.setdefault((_words(node), reason), []).append(node.name)
+    if not refused:
+        return
+    if len(refused) == 1:
+        ((op, reason),) = refused
+        raise ModelError(f"{_shown(next(iter(refused.values())))}: {op} {reason}")
+    told = [f"{op} {reason} ({_shown(names)})" for (op, reason), names in refused.items()]
+    raise ModelError(f"{sum(map(len, refused.values()))} nodes cannot be compiled: " + "; ".join(told))
+
+
+def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
+    """Why a node cannot be compiled; "" where it can."""
+    op = op_of(node)
+    if node.domain in STANDARD:
+        return "is unknown to IREE" if op in UNKNOWN else ""
+    if op == SITE and node.name in sites:
+        return ""
+    if node.domain != CONTRIB:
+        return (
+            "has no definition in the model and is unknown to IREE; export it as standard operators or as a "
+            "model-local function"
+        )
+    if "Attention" in op or op.endswith(".RotaryEmbedding"):
+        return (
+            "could not be written in standard operators (explain says why), and IREE's own import of it is not to be "
+            "relied on"
+        )
+    return "" if node.op_type in KNOWN_CONTRIB else "is unknown to IREE, and not written out for it"
+
+
+def _words(node: onnx.NodeProto) -> str:
+    if node.domain in STANDARD:
+        return node.op_type
+    return (
+        f"{node.op_type} of com.microsoft"
+        if node.domain == CONTRIB
+        else f"operator {node.op_type} of domain {node.domain!r}"
+    )
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _NODES_SHOWN} more" * (len(names) > _NODES_SHOWN)
+    return f"node {', '.join(map(repr, names[:_NODES_SHOWN]))}{more}"
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _all_nodes(attribute.g)
