@@ -82,17 +82,19 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
             "could not be written in standard operators (explain says why), and IREE's own import of it is not to be "
             "relied on"
         )
-    return "" if node.op_type in KNOWN_CONTRIB else "is unknown to IREE, and not written out for it"
+    return "" if _bare(op) in KNOWN_CONTRIB else "is unknown to IREE, and not written out for it"
 
 
 def _words(node: onnx.NodeProto) -> str:
+    op = _bare(op_of(node))
     if node.domain in STANDARD:
-        return node.op_type
-    return (
-        f"{node.op_type} of com.microsoft"
-        if node.domain == CONTRIB
-        else f"operator {node.op_type} of domain {node.domain!r}"
-    )
+        return op
+    return f"{op} of com.microsoft" if node.domain == CONTRIB else f"operator {op} of domain {node.domain!r}"
+
+
+def _bare(op: str) -> str:
+    """The name without its domain."""
+    return op.rpartition(".")[2]
 
 
 def _shown(names: list[str]) -> str:
