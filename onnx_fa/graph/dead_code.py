@@ -1,4 +1,4 @@
-"""Takes out of a graph what a rewrite has left without readers."""
+"""What of a graph is run, and the removal of what a rewrite has left without readers."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ def release_inputs(nodes: Iterable[ir.Node]) -> None:
         for attr in node.attributes.values():
             if attr.type == ir.AttributeType.GRAPH:
                 release_inputs(attr.as_graph().all_nodes())
+
+
+def nodes_that_run(model: ir.Model) -> set[ir.Node]:
+    """The nodes of the main graph that its outputs need. Others may be left out, and a subgraph may not be run."""
+    found: set[ir.Node] = set()
+    todo = [p for out in model.graph.outputs if (p := out.producer()) is not None]
+    while todo:
+        node = todo.pop()
+        if node in found or node.graph is not model.graph:
+            continue
+        found.add(node)
+        todo += [p for v in (*node.inputs, *outer_reads(node)) if v is not None and (p := v.producer()) is not None]
+    return found

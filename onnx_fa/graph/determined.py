@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from onnx_fa.graph.dims import Shape
 from onnx_fa.graph.free_dims import symbols
+from onnx_fa.graph.op_kinds import BROADCASTS
 from onnx_fa.graph.ops import attr_int, op_of
-from onnx_fa.graph.symbolic import BROADCASTS
 from onnx_fa.graph.view import GraphView
 from onnx_fa.spec.terms import Dim
 

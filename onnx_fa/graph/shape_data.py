@@ -188,6 +188,31 @@ def _slice(inputs: Inputs) -> Data | None:
     return data[tuple(cut)]
 
 
+def _expand(inputs: Inputs) -> Data | None:
+    data, to = inputs.data(0), inputs.numbers(1)
+    if data is None or to is None or min(to, default=0) < 0 or np.prod(to) > MOST_ELEMENTS:
+        return None
+    try:
+        return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(to)))
+    except ValueError:
+        return None  # the node fails too
+
+
+def _scatter(inputs: Inputs) -> Data | None:
+    """ScatterND of single elements into a vector: how a dim of a shape is replaced."""
+    data, at, put, node = inputs.data(0), inputs.numbers(1), inputs.data(2), inputs.node
+    replaces = "reduction" not in node.attributes or node.attributes["reduction"].as_string() == "none"
+    if data is None or at is None or put is None or not replaces or data.ndim != 1 or put.shape != (len(at),):
+        return None
+    if any(not -data.size <= i < data.size for i in at):
+        return None
+    if len({i % data.size for i in at}) < len(at):
+        return None  # of two values for one place it is not said which one stays
+    made = data.copy()
+    made[at] = put
+    return made
+
+
 def _constant(inputs: Inputs) -> Data | None:
     dims, node = inputs.numbers(0), inputs.node
     fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else None
@@ -266,6 +291,8 @@ _RULES: dict[str, Callable[[Inputs], Data | None]] = {
     "Transpose": _transpose,
     "Gather": _gather,
     "Slice": _slice,
+    "Expand": _expand,
+    "ScatterND": _scatter,
     "ConstantOfShape": _constant,
     "Range": _range,
     "ReduceProd": _reducing(multiply_dims),

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_fa.graph.axes import Const, node_axes, node_axis, placed_axes, placed_axis
+from onnx_fa.graph.carried import follow_graphs, graphs_of
 from onnx_fa.graph.contrib_shapes import contrib_shapes
+from onnx_fa.graph.dead_code import nodes_that_run
 from onnx_fa.graph.dims import (
     Shape,
     add_dims,
@@ -28,7 +30,8 @@ from onnx_fa.graph.dims import (
 )
 from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.named import Named
-from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, outer_reads, typed_attr
+from onnx_fa.graph.op_kinds import BROADCASTS, REDUCE, SAME
+from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, typed_attr
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
 from onnx_fa.graph.shape_rules import (
     Window,
@@ -41,20 +44,6 @@ from onnx_fa.graph.shape_rules import (
 )
 from onnx_fa.spec.terms import Dim
 
-_SAME = frozenset(
-    "Identity Cast CastLike Softmax LogSoftmax LayerNormalization RMSNormalization SimplifiedLayerNormalization Neg Abs Sqrt Exp "
-    "Reciprocal ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu "
-    "Swish Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu "
-    "QuantizeLinear DequantizeLinear RandomUniformLike RandomNormalLike Bernoulli Selu Celu Mish HardSigmoid ThresholdedRelu "
-    "LpNormalization LRN Hardmax ReverseSequence Shrink Softsign Erfc".split()
-)
-"""Erfc is no operator of ONNX: tf2onnx leaves TensorFlow's, which is elementwise, under its name."""
-BROADCASTS = frozenset(
-    "Add Sub Mul Div Pow Where And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Max Min Mod PRelu".split()
-)
-_REDUCE = frozenset(
-    "ReduceMax ReduceSum ReduceMin ReduceMean ReduceProd ReduceLogSumExp ReduceSumSquare ReduceL2".split()
-)
 _MAX_SHAPE = 4096
 """Elements of a constant that may be read as dims: sizes, ends, positions of dims."""
 
@@ -64,13 +53,31 @@ class SymbolicShapes:
 
     def __init__(self, model: ir.Model, const: Const) -> None:
         self._const = const
-        self._running = _nodes_that_run(model)
+        self._running = nodes_that_run(model)
         self._limits = Limits()
         self._named = Named(model)
         self._shapes: dict[ir.Value, Shape | None] = {}
         self._data: dict[ir.Value, Data] = {}  # what small integer tensors hold
-        for node in model.graph.all_nodes():
+        self._opset = model.graph.opset_imports.get("", 1)
+        self.depth = 0
+        self.follow(model.graph)
+
+    def follow(self, graph: ir.Graph) -> None:
+        """Goes through the nodes of a graph, forgetting what an earlier walk through them found."""
+        self.depth += 1
+        for node in graph:
+            for out in node.outputs:
+                self._shapes.pop(out, None)
+                self._data.pop(out, None)
             self._visit(node)
+        self.depth -= 1
+
+    def assume(self, value: ir.Value, shape: Shape | None) -> None:
+        """Takes a body's input to have this shape; None for what is recorded of it."""
+        if shape is None:
+            self._shapes.pop(value, None)
+        else:
+            self._shapes[value] = shape
 
     def shape(self, value: ir.Value) -> Shape | None:
         """Dims as ints, symbol names, or None; None when not even the rank is known."""
@@ -93,6 +100,7 @@ class SymbolicShapes:
             self._learn_outputs(node)
 
     def _follow(self, node: ir.Node) -> None:
+        inner = follow_graphs(node, self, self._opset) if graphs_of(node) else None
         if node.domain not in (*STANDARD, CONTRIB, BLOCKED) or not node.outputs:
             return
         standard = node.domain in STANDARD
@@ -101,7 +109,10 @@ class SymbolicShapes:
             self._data[node.outputs[0]] = data
         if all(settled(out, recorded(out)) for out in node.outputs):
             return
-        if op_of(node) == "Split":
+        shapes: Sequence[Shape | None]
+        if inner is not None:
+            shapes = inner
+        elif op_of(node) == "Split":
             shapes = self._split(node)
         elif op_of(node) == "TopK":
             shapes = [self._infer(node)] * 2
@@ -166,7 +177,7 @@ class SymbolicShapes:
             return self.elements(node.inputs[0])
         if first is None:
             return None
-        if kind in _SAME:
+        if kind in SAME:
             return first
         if kind == "MatMul":
             return multiply_shapes(first, self._in(node, 1))
@@ -183,7 +194,7 @@ class SymbolicShapes:
             return self._slice(node, first)
         if kind == "Pad":
             return self._padded(node, first)
-        if kind in _REDUCE:
+        if kind in REDUCE:
             return self._reduced(node, first)
         moved = self._moved(node, first)
         folded = self._const(node.outputs[0]) if moved is None else None
@@ -384,16 +395,3 @@ class SymbolicShapes:
         if array is None or array.size > MOST_ELEMENTS or array.dtype.kind not in "iu":
             return None
         return array.astype(object)
-
-
-def _nodes_that_run(model: ir.Model) -> set[ir.Node]:
-    """The nodes of the main graph that its outputs need. Others may be left out, and a subgraph may not be run."""
-    found: set[ir.Node] = set()
-    todo = [p for out in model.graph.outputs if (p := out.producer()) is not None]
-    while todo:
-        node = todo.pop()
-        if node in found or node.graph is not model.graph:
-            continue
-        found.add(node)
-        todo += [p for v in (*node.inputs, *outer_reads(node)) if v is not None and (p := v.producer()) is not None]
-    return found

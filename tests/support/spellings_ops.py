@@ -204,6 +204,7 @@ _CONTAINERS: dict[str, Builder] = {
     "if-split": partial(in_if, split=True),
     "if-shared": partial(in_if, shared=True),
     "loop": in_loop,
+    "loop-undeclared": partial(in_loop, declared=False),
     "loop-if": partial(in_loop, nested=True),
     "scan": in_scan,
     "function": in_function,
@@ -237,7 +238,6 @@ def plain_function() -> onnx.ModelProto:
 
 
 NOT_CONTAINERS: dict[str, Builder] = {
-    "loop-undeclared": partial(in_loop, declared=False),  # x could change its shape from turn to turn
     "function-classifier": plain_function,
 }
 
