@@ -215,7 +215,7 @@ def test_attentions_of_broken_files_are_counted_apart() -> None:
     text = table.page(rows)
     assert "**1 of 2 attentions (50.0%) are found in the files that can run" in text
     assert "2 further attentions, of which 0 are found, stand in broken files (1 of them)" in text
-    assert "| maker | 2 | 2 | 1 | 2 |" in text  # files, attentions, found, broken
+    assert "| maker | 2 | 2 | 1 | 50.0 | 2 |" in text  # files, attentions, found, %, broken
     assert "| maker | a reason | 1 | good |" in text
     assert "| maker | bad | 0/2 | heads \\| lost |" in text
 

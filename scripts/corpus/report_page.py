@@ -20,7 +20,7 @@ from its configuration. *found*: those of them that are rewritten. *equal*: rewr
 optimiser and without, and give what the original gives on every run (a prompt, steps of decoding, padding on either side, a chunk
 of a prompt, as the file allows); *not compared*: the original does not load or run in onnxruntime's CPU provider. *refused*: the
 file is invalid, onnxruntime does not load it either. *extra sites*: softmaxes that are sites and no attentions by that count.
-*slowest*: of `explain` or a rewrite. *broken*: attentions in files that nobody can run, which the two columns before do not count:
+*slowest*: of `explain` or a rewrite. *broken*: attentions in files that nobody can run, which the columns before do not count:
 neither onnxruntime nor ONNX's reference evaluator takes the file (not for want of a kernel), or its shapes contradict each other
 whatever its inputs are.
 
@@ -130,6 +130,7 @@ PRODUCER_HEAD = (
     "files",
     "attentions",
     "found",
+    "%",
     "broken",
     "equal",
     "not compared",
@@ -152,11 +153,15 @@ def producer_rows(rows: Sequence[Row]) -> list[list[str]]:
 
 def _producer_row(name: str, rows: Sequence[Row]) -> list[str]:
     verdicts = Counter(row.verdict.split(":")[0] for row in rows)
+    attentions, found, broken = _count(rows)
     slowest = max(max(row.explain_seconds, row.rewrite_seconds) for row in rows)
     return [
         name,
         str(len(rows)),
-        *(str(count) for count in _count(rows)),
+        str(attentions),
+        str(found),
+        f"{100 * found / attentions:.1f}" if attentions else "-",
+        str(broken),
         *(str(verdicts[kind]) for kind in ("equal", "not compared", "wrong", "invalid", "failed", "refused")),
         str(sum(max(row.sites - row.attentions, 0) for row in rows)),
         f"{slowest:.1f}",
