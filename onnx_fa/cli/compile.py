@@ -54,6 +54,8 @@ def run_compile(args: argparse.Namespace) -> None:
     if done.archive is not None:
         size = done.archive.stat().st_size / 1e6
         note(args, f"{done.archive}: the weights, {size:.0f} MB; the module does not run without them")
+    if done.note:
+        note(args, f"compiled {done.note}")
     note_left_alone(args, done.misses)
     print_lossy(args, target, done.sites)
     model = fix_inputs(args.model, dict(args.set))

@@ -88,6 +88,8 @@ class CompileReport:
     refused: Mapping[str, str] = field(default_factory=dict)
     archive: Path | None = None
     """The weights, where they are not in the module."""
+    note: str = ""
+    """How the module had to be compiled otherwise than usual, and why."""
 
     def __repr__(self) -> str:
         fused = sum(site.fused is True for site in self.sites)
@@ -212,18 +214,23 @@ def compile_planned(
             iree_compile, output=staged, target=target, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log
         )
         progress("iree-compile")
+        note = ""
         try:
             compile_text(imported.text, flags=(*options, *dump))
         except CompileError as e:
-            if _PACKED_BOOL in str(e) and not any(f.startswith(_TILING) for f in flags):
-                options = merge_flags(options, (f"{_TILING}=false",))
-            elif refused := _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes):
+            packed = not target.is_gpu and not any(f.startswith(_TILING) for f in flags)
+            if not (packed and any(message in str(e) for message in _PACKING_FAILS)):
+                refused = _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes)
+            if refused:
                 # The sites of those kernels alone are written anew. The importer numbers the values of a program through, so its
                 # text cannot be changed in one place: the planned model is imported a second time.
                 imported = import_planned(replace_refused(imported.planned, refused), externalize)
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:
                     _keep_imported(imported, keep_intermediates)
+            elif packed and " was stopped " not in str(e):
+                options = merge_flags(options, (f"{_TILING}=false",))
+                note = f"without packed matrix products, which may be slower: with them {_without_log(e)}"
             else:
                 raise
             for stale in (*phases.iterdir(), log, log.with_suffix(".failed.mlir")):
@@ -241,7 +248,7 @@ def compile_planned(
     command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
     size = output.stat().st_size
     seconds = time.monotonic() - start
-    report = CompileReport(output, sites, imported.misses, command, seconds, size, inspection, refused, archive)
+    report = CompileReport(output, sites, imported.misses, command, seconds, size, inspection, refused, archive, note)
     return report, imported.planned
 
 
@@ -263,6 +270,10 @@ def _write_weights(imported: ImportedModule, output: Path, progress: Callable[[s
         output.unlink(missing_ok=True)  # for a moment it would be a module with another's weights
     write_archive(imported.parameters, archive)
     return archive
+
+
+def _without_log(error: CompileError) -> str:
+    return str(error).partition("; command and messages")[0]
 
 
 def _keep_imported(imported: ImportedModule, folder: Path) -> None:
@@ -314,7 +325,7 @@ def _refused(
             seconds = min(timeout_s, TIMEOUT_S)
             compile_alone(kernel, output, target, flags=flags, timeout_s=seconds, memory_bytes=memory_bytes)
         except CompileError as e:
-            found[kernel.name] = str(e).partition("; command and messages")[0]
+            found[kernel.name] = _without_log(e)
     return found
 
 
@@ -322,8 +333,12 @@ STACK_BYTES = 131072 - 4096
 """What a workgroup may keep on a runtime worker's stack (--task_worker_stack_size), less some for calls and spills."""
 
 _TILING = "--iree-opt-data-tiling"
-_PACKED_BOOL = "expected padding_value has 'i8' but got: 'i1'"
-"""The compiler's error for a boolean that is read behind a matmul in packed layout (docs/developer/iree-bugs.md)."""
+_PACKING_FAILS = (
+    "expected padding_value has 'i8' but got: 'i1'",
+    "'iree_codegen.load_from_buffer' op buffer and tensor shapes must be compatible",
+    "'affine.delinearize_index' op no basis element may be statically non-positive",
+)
+"""Errors of the compiler that come of matmuls in packed layout alone (docs/developer/iree-bugs.md)."""
 
 _ELIDE = ("--mlir-elide-resource-strings-if-larger=64", "--mlir-elide-elementsattrs-if-larger=64")
 """Keeps weights out of dumped IR; they are in the module all the same."""

@@ -27,6 +27,7 @@ from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import benchmark_module, load_module, run_module
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import parse_target
+from tests.support import ort_run
 
 TARGET = parse_target("cpu-host")
 DOUBLE = """module {
@@ -266,6 +267,36 @@ def test_convolution_of_patches_is_a_matmul(tmp_path: Path, batch: int | str) ->
     _check(model, tmp_path, _random(2, 3, 8, 6))
     overlapping = _model([helper.make_node("Conv", ["x", "w", "b"], ["y"])], {"x": [2, 3, 8, 6]}, constants, None)
     assert "Conv" in {n.op_type for n in legalize(overlapping).graph.node}
+
+
+@pytest.mark.parametrize("batch", [2, "b"])
+def test_patches_of_a_free_batch_compile(tmp_path: Path, batch: int | str) -> None:
+    """One transposition of six dims in front of a packed matmul is an error of iree-compile where the batch is free."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], strides=[8, 8], kernel_shape=[8, 8])
+    model = _model([node], {"x": [batch, 3, 32, 32]}, {"w": _random(48, 3, 8, 8)}, None)
+    assert "Conv" not in {n.op_type for n in legalize(model).graph.node}
+    report = compile_model(model, tmp_path / "m.vmfb", TARGET)
+    assert not report.note
+    x = _random(2, 3, 32, 32)
+    ort_run.assert_same(ort_run.run(model, {"x": x}), load_module(tmp_path / "m.vmfb")(x))
+
+
+def test_what_fails_packed_is_compiled_without(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "split"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[0, 2, 4, 1, 3, 5]),
+        helper.make_node("Reshape", ["b", "rows"], ["c"]),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    constants = {"split": np.array([0, 3, 4, 8, 4, 8]), "rows": np.array([0, 16, 192]), "w": _random(192, 48)}
+    model = _model(nodes, {"x": ["b", 3, 32, 32]}, constants, ["b", 16, 48])
+    report = compile_model(model, tmp_path / "m.vmfb", TARGET)
+    assert "without packed matrix products" in report.note and "delinearize_index" in report.note
+    assert "--iree-opt-data-tiling=false" in report.command
+    x = _random(2, 3, 32, 32)
+    ort_run.assert_same(ort_run.run(model, {"x": x}), load_module(tmp_path / "m.vmfb")(x))
+    with pytest.raises(CompileError, match="delinearize_index"):
+        compile_model(model, tmp_path / "m.vmfb", TARGET, flags=["--iree-opt-data-tiling"])
 
 
 @pytest.mark.parametrize("batch", [2, "b"])

@@ -186,7 +186,9 @@ def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     def reshape(value: str, *dims: int, to: str | None = None) -> str:
         return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint, out=to)
 
-    rows = g.add("Transpose", [reshape(node.input[0], 0, channels, h, kh, w, kw)], hint, perm=[0, 2, 4, 1, 3, 5])
+    # Rows of patches before patches: one transposition of all six dims fails to compile where the batch is free.
+    strips = g.add("Transpose", [reshape(node.input[0], 0, channels, h, kh, width)], hint, perm=[0, 2, 1, 3, 4])
+    rows = g.add("Transpose", [reshape(strips, 0, h, channels * kh, w, kw)], hint, perm=[0, 1, 3, 2, 4])
     matrix = np.ascontiguousarray(weight.reshape(out, -1).T)
     result = g.add("MatMul", [reshape(rows, 0, h * w, channels * kh * kw), g.const(matrix, hint)], hint)
     if len(node.input) > 2 and node.input[2]:
