@@ -5,6 +5,7 @@ A row lies along the last axis of the scores, or along another one where they st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -114,9 +115,12 @@ def _above_minus_infinity(view: GraphView, node: ir.Node) -> ir.Value | None:
 
 def row_max(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:
     """x where `value` is max(x) over `axis`, as a column."""
-    source = reduction(view, value, "ReduceMax", axis=axis)
+    source = reduction(view, value, "ReduceMax", axis=axis) or _of_more_axes(view, value, axis)
     if source is not None:
         return source
+    kept = _beside_nan(view, value, axis)
+    if kept is not None:
+        return kept
     node = view.producer(value, "Neg")  # -min(-x)
     low = reduction(view, node.inputs[0], "ReduceMin", axis=axis) if node is not None else None
     negated = view.producer(low, "Neg")
@@ -128,6 +132,36 @@ def row_max(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value
         if attr_int(top, "largest", 1) == 1 and x is not None and view.is_axis(x, over, axis):
             return x
     return None
+
+
+def _of_more_axes(view: GraphView, value: ir.Value | None, axis: int) -> ir.Value | None:
+    """x of Squeeze(ReduceMax(Unsqueeze(x))), where an axis is put behind the others and taken away again."""
+    dropped = view.producer(plain(view, value), "Squeeze")
+    top = view.producer(dropped.inputs[0], "ReduceMax") if dropped is not None else None
+    put = view.producer(top.inputs[0], "Unsqueeze") if top is not None else None
+    if dropped is None or top is None or put is None or attr_int(top, "keepdims", 1) != 1:
+        return None
+    shape = view.shape(put.outputs[0])
+    placed = [
+        None if (axes := axes_of(view, n)) is None or shape is None else placed_axes(axes, len(shape))
+        for n in (dropped, top, put)
+    ]
+    if shape is None or placed[0] != {len(shape) - 1} or placed[2] != placed[0] or placed[1] != {len(shape) - 1 + axis}:
+        return None
+    return put.inputs[0]
+
+
+def _beside_nan(view: GraphView, value: ir.Value | None, axis: int) -> ir.Value | None:
+    """x of Where(any(isnan(x)), nan, max(x)): a maximum that is sure to be NaN for a row with one. The row's softmax is NaN
+    throughout without that too, since the sum of its exponentials is."""
+    node = view.producer(plain(view, value), "Where")
+    if node is None or not math.isnan(view.scalar(node.inputs[1]) or 0.0):
+        return None
+    some = _as_bool(view, reduction(view, _as_bool(view, node.inputs[0]), "ReduceMax", axis=axis))
+    cells = view.producer(some, "IsNaN")
+    top = node.inputs[2]
+    source = reduction(view, top, "ReduceMax", axis=axis) or _of_more_axes(view, top, axis)
+    return source if cells is not None and source is not None and _same_score(view, cells.inputs[0], source) else None
 
 
 def overall_max(view: GraphView, value: ir.Value | None, axis: int = -1) -> ir.Value | None:

@@ -543,6 +543,25 @@ match("softmax/maximum above -inf, spread")(in_place_of_softmax(_above(-np.inf))
 refuse("maximum above a number, spread", "computed from the scores")(in_place_of_softmax(_above(0.5)))
 
 
+def _with_nan(axis: int = 3, of: str = "") -> Callable[[Site, str], str]:
+    """ndonnx's maximum: NaN for a row with one, whatever ReduceMax makes of it; over an axis of the scores with one more behind."""
+
+    def change(g: Site, s: str) -> str:
+        bad = g.op("Cast", g.op("IsNaN", of or s), to=T.INT32)
+        some = g.op("Cast", g.reduce("ReduceMax", bad), to=T.BOOL)
+        behind, over = (g.const([a], np.int64) for a in (4, axis))
+        top = g.op("Squeeze", g.op("ReduceMax", g.op("Unsqueeze", s, behind), over), behind)
+        e = g.op("Exp", g.op("Sub", s, g.op("Where", some, g.const(np.nan), top)))
+        return g.op("Div", e, g.reduce("ReduceSum", e))
+
+    return change
+
+
+match("softmax/maximum with NaN")(in_place_of_softmax(_with_nan()))
+refuse("maximum over queries, with NaN", "")(in_place_of_softmax(_with_nan(axis=2)))
+refuse("maximum of a row, NaN where another tensor has it", "")(in_place_of_softmax(_with_nan(of="q")))
+
+
 def _overall(keep: int) -> Callable[[Site, str], str]:
     def change(g: Site, s: str) -> str:
         e = g.op("Exp", g.op("Sub", s, g.op("ReduceMax", s, keepdims=keep)))
