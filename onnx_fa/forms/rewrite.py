@@ -25,9 +25,10 @@ from onnx_fa.graph.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.graph.view import GraphView
+from onnx_fa.graph.view import GraphView, default_opset
 from onnx_fa.match import Match, find_sites
 from onnx_fa.match.misses import Miss
+from onnx_fa.match.prepare.branches import take_branches
 from onnx_fa.match.prepare.distribute import distribute
 from onnx_fa.match.prepare.functions import inline_attention
 from onnx_fa.match.prepare.gathered import read_from_pools
@@ -90,9 +91,14 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
     try:
         infer_shapes(model)
         inside = inline_attention(model, PATTERNS)
+        opset = default_opset(model)
+
+        def is_accepted(match: Match) -> bool:
+            return form is None or _refusal(match, form, opset) is None
+
+        take_branches(model, PATTERNS, is_accepted)
         view = GraphView(model)
-        opset = view.opset
-        if distribute(view, PATTERNS, lambda match: form is None or _refusal(match, form, opset) is None):
+        if distribute(view, PATTERNS, is_accepted):
             view = GraphView(model)
         matches, misses = find_sites(view, PATTERNS)
         why = find_contradiction(view) if misses else None

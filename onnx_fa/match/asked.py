@@ -23,13 +23,19 @@ def find_asked(
     """The nodes that ask what is computed from the product of Q and K for its shape or type, and what they are told instead, so
     that nothing keeps the scores. `outputs` are the values that the site makes, which go on to exist. Raises NoMatch for a shape
     that the operands do not tell."""
-    above = _computed_from(qk)
+    above, last = _computed_from(qk), match.output.producer()
     sources = [value for value in values_of(*match.operands) if value in above]
     found: list[tuple[ir.Node, Expr]] = []
     for value in _made_from(view, qk, outputs):
         for node in view.asking(value):
             if node.graph is not qk.graph:
                 raise NoMatch("a subgraph asks for the shape of the scores", node)
+            if last is not None and last.graph is not node.graph:
+                raise NoMatch(
+                    "the product with V lies in a branch of an If, before which the shape of scores or probabilities is asked for; "
+                    "an export without that If makes one attention of them",
+                    node,
+                )
             if op_of(node) == "CastLike":
                 found.append((node, _cast(node, value)))
             else:

@@ -139,7 +139,7 @@ def test_constant_scales_that_are_not_finite_are_not_moved_to_q(op: str, bad: fl
     ("name", "reason"),
     [
         ("scores_that_an_input_chooses", "--set c=1 (or 0)"),
-        ("scores_that_a_guard_against_empty_arrays_chooses", "its condition is computed"),
+        ("scores_that_values_choose", "its condition is computed"),
     ],
 )
 def test_scores_that_an_if_makes(name: str, reason: str) -> None:

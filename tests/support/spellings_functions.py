@@ -120,10 +120,10 @@ def scores_shown_and_computed_with() -> onnx.ModelProto:
     return g.model(outs | {"scores": (WHOLE, T.FLOAT), "shown": (WHOLE, T.FLOAT)})
 
 
-def _scores_of_an_if(decided: bool) -> onnx.ModelProto:
+def _scores_of_an_if(choose: Callable[[Layout, str], str]) -> onnx.ModelProto:
     g = Layout(18)
     score, v = scores(g, dynamic=False)
-    condition = g.input("c", [], T.BOOL) if decided else g.op("Equal", g.op("Size", v), g.const(0, np.int64))
+    condition = choose(g, v)
     branches = [
         h.make_graph([h.make_node(op, [score], [op])], op, [], [h.make_tensor_value_info(op, T.FLOAT, WHOLE)])
         for op in ("Neg", "Abs")
@@ -134,12 +134,17 @@ def _scores_of_an_if(decided: bool) -> onnx.ModelProto:
 
 @refuse
 def scores_that_an_input_chooses() -> onnx.ModelProto:
-    return _scores_of_an_if(True)
+    return _scores_of_an_if(lambda g, v: g.input("c", [], T.BOOL))
+
+
+@match
+def scores_that_a_guard_against_empty_arrays_chooses() -> onnx.ModelProto:
+    return _scores_of_an_if(lambda g, v: g.op("Equal", g.op("Size", v), g.const(0, np.int64)))
 
 
 @refuse
-def scores_that_a_guard_against_empty_arrays_chooses() -> onnx.ModelProto:
-    return _scores_of_an_if(False)
+def scores_that_values_choose() -> onnx.ModelProto:
+    return _scores_of_an_if(lambda g, v: g.op("Greater", g.op("ReduceMax", v, keepdims=0), g.const(0.0)))
 
 
 @refuse

@@ -44,7 +44,7 @@ def inline_attention(model: ir.Model, patterns: Patterns) -> list[Miss]:
         return _not_inlined(model, e)
     infer_shapes(trial)
     matches, misses = find_sites(GraphView(trial), patterns)
-    needed = {mark for match in matches for node in _nodes_of(match) for mark in node.metadata_props}
+    needed = {mark for match in matches for node in nodes_of(match) for mark in node.metadata_props}
     marked = {
         node.name: [k for k in node.metadata_props if k.startswith(_MARK)]
         for graph in trial.graphs()
@@ -81,7 +81,7 @@ def _mark(key: tuple[str, str, str]) -> str:
     return _MARK + ".".join(key)
 
 
-def _nodes_of(match: Match) -> list[ir.Node]:
+def nodes_of(match: Match) -> list[ir.Node]:
     """The nodes from a match's operands, or from the DequantizeLinear of one, to its output, but not what only asks for shapes."""
     stop = set(values_of(*match.operands))
     found: dict[ir.Node, None] = {}
