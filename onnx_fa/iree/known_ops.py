@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 
 import onnx
@@ -69,6 +70,8 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
     """Why a node cannot be compiled; "" where it can."""
     op = op_of(node)
     if node.domain in STANDARD:
+        if op not in _standard_names():
+            return "is no operator of ONNX, and no model-local function either"
         return "is unknown to IREE" if op in UNKNOWN else ""
     if op == SITE and node.name in sites:
         return ""
@@ -83,6 +86,11 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
             "relied on"
         )
     return "" if _bare(op) in KNOWN_CONTRIB else "is unknown to IREE, and not written out for it"
+
+
+@functools.cache
+def _standard_names() -> frozenset[str]:
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain in STANDARD)
 
 
 def _words(node: onnx.NodeProto) -> str:

@@ -60,3 +60,11 @@ def test_the_lists_are_those_of_the_installed_compiler() -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
         known = {name for name in (*KNOWN_CONTRIB, *UNKNOWN) if library.find(b"\0" + name.encode() + b"\0") >= 0}
     assert known == KNOWN_CONTRIB
+
+
+def test_a_name_that_onnx_does_not_have() -> None:
+    """As tf2onnx writes what it has no name for."""
+    with pytest.raises(
+        ModelError, match="'gelu/Erfc': Erfc is no operator of ONNX, and no model-local function either"
+    ):
+        check_known(graph(node("Erfc", "gelu/Erfc")), ())

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from onnx_fa.graph.normalise import infer_shapes
+from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.legalise.known_shapes import settle_shapes
+from onnx_fa.iree.run import load_module
 
 
 def reshaped(length: int | str) -> ir.Model:
@@ -45,3 +51,31 @@ def test_one_that_is_known_at_run_time_stays() -> None:
     settle_shapes(model)
     (node,) = [n for n in model.graph if n.op_type == "Reshape"]
     assert node.inputs[1] is not None and node.inputs[1].name == "wanted"
+
+
+def test_sizes_that_follow_from_arithmetic_are_declared(tmp_path: Path) -> None:
+    """(B, S, 12) -> (B, S, 3, 4) -> (B, 3, S, 4) as torch's own modules write it, by Slices of the Shape whose ends are computed:
+    onnx infers not even the rank."""
+    text = """
+        <ir_version: 9, opset_import: ["": 18]>
+        main_graph (float[B,S,12] x) => (float[B,T,S,U] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[2] heads = {3, 4}, int64[1] rank = {3}, int64[1] minus = {-1}> {
+            shape = Shape(x)
+            last = Mod(minus, rank)
+            lead = Slice(shape, zero, last)
+            full = Concat<axis=0>(lead, heads)
+            split = Reshape(x, full)
+            turned = Transpose<perm=[0,2,1,3]>(split)
+            y = Relu(turned)
+        }
+    """
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    infer_shapes(model)
+    settle_shapes(model)
+    shapes = {o.name: str(o.shape) for n in model.graph for o in n.outputs}
+    assert shapes["split"] == "[None,None,3,4]" and shapes["turned"] == "[None,3,None,4]"
+    compiled = compile_model(model, tmp_path / "m.vmfb")
+    assert not compiled.note
+    x = np.random.default_rng(0).standard_normal((2, 5, 12)).astype(np.float32)
+    want = np.maximum(x.reshape(2, 5, 3, 4).transpose(0, 2, 1, 3), 0)
+    np.testing.assert_array_equal(load_module(tmp_path / "m.vmfb")(x)[0], want)

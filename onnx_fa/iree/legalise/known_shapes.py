@@ -1,4 +1,5 @@
-"""Shapes that a graph computes although they are known, for IREE's importer: it takes a rank from constants alone."""
+"""Shapes that a graph computes although they are known, for IREE's importer: it takes a rank from constants alone, and sizes from
+what onnx infers, which follows no arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from onnx_fa.graph.view import GraphView
 
 
 def settle_shapes(model: ir.Model) -> None:
-    """Where the rank of a Reshape's result is not known and its shape operand can be computed now, a constant takes its place."""
+    """Where the rank of a Reshape's result is not known and its shape operand can be computed now, a constant takes its place. Then
+    every value of the main graph has the sizes that follow from the ops before it."""
     view = GraphView(model)
     changed = False
     for node in model.graph:
@@ -28,3 +30,25 @@ def settle_shapes(model: ir.Model) -> None:
         changed = True
     if changed:
         infer_shapes(model)
+    _declare_sizes(model)
+
+
+def _declare_sizes(model: ir.Model) -> None:
+    """Ranks and static sizes that onnx does not infer. Free dims keep the names that they have; others get none."""
+    view = GraphView(model)
+    found: list[tuple[ir.Value, list[int | str | None]]] = []
+    for node in model.graph:
+        for out in node.outputs:
+            shape = view.shape(out)
+            if shape is None or out.type is None:
+                continue
+            have = [None] * len(shape) if out.shape is None else [_named(d) for d in out.shape]
+            sizes = [d if isinstance(d, int) else old for d, old in zip(shape, have, strict=True)]
+            if out.shape is None or sizes != have:
+                found.append((out, sizes))
+    for out, sizes in found:
+        out.shape = ir.Shape(sizes)
+
+
+def _named(dim: int | ir.SymbolicDim) -> int | str | None:
+    return dim if isinstance(dim, int) else dim.value
