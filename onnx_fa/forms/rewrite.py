@@ -92,11 +92,16 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
         infer_shapes(model)
         inside = inline_attention(model, PATTERNS)
         opset = default_opset(model)
+        refused: dict[str, str] = {}
 
         def is_accepted(match: Match) -> bool:
-            return form is None or _refusal(match, form, opset) is None
+            why = None if form is None else _refusal(match, form, opset)
+            if why is not None:
+                refused[match.name] = why
+            return why is None
 
         take_branches(model, PATTERNS, is_accepted)
+        behind_ifs = dict(refused)  # of these the form is what stands in the way, not the Ifs that stay
         view = GraphView(model)
         if distribute(view, PATTERNS, is_accepted):
             view = GraphView(model)
@@ -105,7 +110,7 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
     except (IndexError, KeyError, TypeError, ValueError):
         check_valid(model)  # nodes that break ONNX's rules end in one of these; else it is an error of this package
         raise
-    misses += inside
+    misses = [replace(miss, reason=behind_ifs.get(miss.node, miss.reason)) for miss in misses] + inside
     return view, matches, misses if why is None else [replace(miss, reason=why) for miss in misses]
 
 

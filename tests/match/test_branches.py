@@ -30,6 +30,13 @@ def test_guarded_attention_of_no_elements(batch: int, queries: int, keys: int) -
         np.testing.assert_array_equal(want, have)
 
 
+def test_a_form_that_cannot_hold_it_says_so() -> None:
+    model = guarded()
+    new, report = rewrite(model, "attention")
+    assert [n.op_type for n in new.graph.node] == [n.op_type for n in model.graph.node]
+    assert ["opset 23" in miss.reason for miss in report.misses] == [True]
+
+
 def branch_taken(then: str, other: str, *, count: str = "Size(x)", behind: str = "Identity(made)") -> str | None:
     """The name of the branch of an If on `count` == 0, over x of [s, 4]."""
     model = load(
