@@ -22,7 +22,7 @@ def run_compile(args: argparse.Namespace) -> None:
     from onnx_fa.graph.free_dims import fix_dims
     from onnx_fa.iree.compile import compile_model
 
-    target = read_target(args)
+    target = read_target(args, runs=args.check)
     check_outputs(args, files=[args.output], texts=[args.report])
     keep = Path(args.keep_intermediates) if args.keep_intermediates else None
     if keep:
@@ -58,8 +58,13 @@ def run_compile(args: argparse.Namespace) -> None:
         note(args, f"compiled {done.note}")
     note_left_alone(args, done.misses)
     print_lossy(args, target, done.sites)
-    model = fix_inputs(args.model, dict(args.set))
-    note_lines(args, Path(args.output), fix_dims(model, dict(args.dim)), target)
+    model = fix_dims(fix_inputs(args.model, dict(args.set)), dict(args.dim))
+    note_lines(args, Path(args.output), model, target)
+    if args.check:
+        from onnx_fa.verifier.once import check_once
+
+        check_once(model, Path(args.output), target, [site.lossy for site in done.sites])
+        note(args, f"{args.output}: one run on random inputs equals onnxruntime's")
     check_strict(args, done.misses)
 
 

@@ -118,6 +118,11 @@ def _add_compile(sub: argparse.ArgumentParser) -> None:
         help="stop iree-compile after S seconds (default: %(default)s)",
     )
     sub.add_argument(
+        "--check",
+        action="store_true",
+        help="run the module once on random inputs: exit with 1 if a result is not onnxruntime's",
+    )
+    sub.add_argument(
         "--parameters",
         choices=PARAMETERS,
         default="auto",

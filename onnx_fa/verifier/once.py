@@ -1,0 +1,53 @@
+"""One call of a compiled module on random inputs, beside onnxruntime: what `compile --check` asks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_fa.errors import RunError
+from onnx_fa.graph.determined import determined_sizes
+from onnx_fa.graph.view import DTYPES
+from onnx_fa.spec.target import Target
+from onnx_fa.verifier.comparisons import compare_outputs
+from onnx_fa.verifier.inputs import random_inputs
+from onnx_fa.verifier.runners import Runner
+from onnx_fa.verifier.verifier import MODEL_TOLERANCE
+
+
+def check_once(
+    model: ir.Model, module: Path, target: Target, lossy: Sequence[str] = (), dims: Mapping[str, int] | None = None
+) -> None:
+    """Raises RunError where a result of the module is NaN or infinite and onnxruntime's is not, or differs from it by more than
+    the tolerance of `verify` for the narrowest type and what makes sites less exact (`lossy`); or where one of them does not run.
+    `dims` are sizes of free dims."""
+    from onnx_fa.iree.run import load_module
+
+    arrays = random_inputs(model, dims=determined_sizes(model) | dict(dims or {}))
+    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
+        original = Runner(model, Path(folder) / "model.onnx")
+        want = original(arrays)
+    got = load_module(module, target.device)(*arrays.values())
+    kinds = [_narrowest_type(model), *(word for word in lossy if word in MODEL_TOLERANCE)]
+    allowed = max(MODEL_TOLERANCE[kind] for kind in kinds)
+    for (name, expected), result in zip(want.items(), got, strict=True):
+        if result.dtype != expected.dtype and result.dtype.itemsize == expected.dtype.itemsize:
+            result = result.view(expected.dtype)  # the runtime has no unsigned integers, nor bf16
+        check = compare_outputs("random", name, "onnxruntime", result, np.asarray(expected), allowed)
+        if not check.ok:
+            note = f" ({check.note})" if check.note else ""
+            raise RunError(
+                f"{module}: output {name!r} is not what onnxruntime computes on random inputs: it differs by {check.error:.2g} "
+                f"of the largest number, and {check.allowed:g} is allowed{note}; `onnx-fa verify` says where"
+            )
+
+
+def _narrowest_type(model: ir.Model) -> str:
+    """Of the floats among inputs, outputs and weights."""
+    values = (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values())
+    seen = {DTYPES[v.dtype] for v in values if v.dtype in DTYPES}
+    return next((kind for kind in ("bf16", "f16", "f32") if kind in seen), "f32")
