@@ -259,6 +259,32 @@ def test_rotary_embedding(tmp_path: Path, shape: list[int | str], attrs: dict[st
     _check(_model([node], {"x": shape}, constants, shape), tmp_path, _random(*(int(d) for d in shape)))
 
 
+@pytest.mark.parametrize(
+    ("dims", "made", "x"),
+    [
+        (["b", "s", 6], ["b", 2, 2, 6], (3, 4, 6)),
+        (["s", "b", "h", 3], ["s", "b", "d"], (5, 4, 2, 3)),
+        (["s", "b", 6], ["s", "c", 3], (5, 3, 6)),
+        (["c", "s", 3], ["b", 2, "s", 3], (6, 5, 3)),
+        (["s", "b", 2, "e"], ["r", 6], (5, 4, 2, 3)),
+        (["s", "b", 6], ["s", "b", 2, 3], (5, 4, 6)),
+        (["s", "b", 2, 3], ["s", "b", 6], (5, 4, 2, 3)),
+    ],
+)
+def test_reshapes_whose_target_only_a_run_knows(
+    dims: list[Any], made: list[Any], x: tuple[int, ...], tmp_path: Path
+) -> None:
+    """IREE takes free dims that are merged or split for others, some of them without a word."""
+    given = {name: size for name, size in zip(dims, x, strict=True) if isinstance(name, str)}
+    sizes = {"r": 20, "b": 3, "d": 6, "c": 2 * given.get("b", 3), **given}
+    target = [sizes[d] if isinstance(d, str) else d for d in made]
+    model = _model(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"], "split")], {"x": dims, "shape": [len(made)]}, {}, made
+    )
+    model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    _check(model, tmp_path, _random(*x), np.array(target))
+
+
 @pytest.mark.parametrize("batch", [2, "b"])
 def test_convolution_of_patches_is_a_matmul(tmp_path: Path, batch: int | str) -> None:
     node = helper.make_node("Conv", ["x", "w", "b"], ["y"], strides=[4, 2], kernel_shape=[4, 2])

@@ -140,8 +140,10 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     In two steps it is right: the static dims first, or all of it flat where dynamic dims do not lead.
     """
     shape, target = g.shape(node.input[0]), g.array(node.input[1])
-    if shape is None or target is None or attr_of(node, "allowzero", 0):
+    if shape is None or attr_of(node, "allowzero", 0):
         return False
+    if target is None:
+        return _computed_reshape(g, node, shape)
     want = [int(i) for i in target.ravel()]
     dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
     tail = want[1:]
@@ -155,6 +157,19 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
         first = [-1]
     middle = g.add("Reshape", [node.input[0], g.const(np.array(first, np.int64), hint)], hint)
     g.add("Reshape", [middle, node.input[1]], hint, out=node.output[0])
+    return True
+
+
+def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None]) -> bool:
+    """A Reshape whose target only a run knows, to a shape of one free dim at most: flat in between. IREE takes free dims that are
+    merged for 1 (silently wrong), and refuses to split one into static ones. What keeps its free dims stays as it is."""
+    made = g.shape(node.output[0])
+    free, left = (sum(not isinstance(d, int) for d in dims or ()) for dims in (shape, made))
+    if made is None or free < 2 or left > 1:
+        return False
+    hint = node.name or "Reshape"
+    flat = g.add("Reshape", [node.input[0], g.const(np.array([-1], np.int64), hint)], hint)
+    g.add("Reshape", [flat, node.input[1]], hint, out=node.output[0])
     return True
 
 
