@@ -12,6 +12,7 @@ from onnx_fa.graph.dims import Shape, known, recorded
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.spec.terms import Dim
 
+_BRANCHES = ("then_branch", "else_branch")
 _MAX_VISITS = 3
 """How often a body is followed, each time with fewer dims assumed, before nothing is assumed."""
 _MAX_DEPTH = 3
@@ -41,8 +42,18 @@ def graphs_of(node: ir.Node) -> list[ir.Graph]:
     return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
 
 
-def follow_graphs(node: ir.Node, walk: Walk, opset: int) -> list[Shape | None]:
-    """Follows the graphs inside a node, and returns the shapes of its results as far as these say them."""
+def branches_of(node: ir.Node, condition: Sequence[Dim | None] | None) -> list[ir.Graph]:
+    """The branches of an If that may run: one where its condition is known."""
+    picked = condition[0] if condition is not None and len(condition) == 1 else None
+    names = _BRANCHES if not isinstance(picked, int) else (_BRANCHES[0 if picked else 1],)
+    return [node.attributes[name].as_graph() for name in names if name in node.attributes]
+
+
+def follow_graphs(
+    node: ir.Node, walk: Walk, opset: int, condition: Sequence[Dim | None] | None = None
+) -> list[Shape | None]:
+    """Follows the graphs inside a node, and returns the shapes of its results as far as these say them. `condition` is what is known
+    of an If's."""
     kind, graphs = op_of(node), graphs_of(node)
     if kind == "Loop" and len(graphs) == 1:
         return _carry(walk, graphs[0], node.inputs[2:], graphs[0].inputs[2:], graphs[0].outputs[1:])
@@ -53,7 +64,8 @@ def follow_graphs(node: ir.Node, walk: Walk, opset: int) -> list[Shape | None]:
         walk.follow(graph)
     if kind != "If":
         return []
-    return [_agreed(*map(walk.shape, results)) for results in zip(*(g.outputs for g in graphs), strict=False)]
+    may_run = branches_of(node, condition)
+    return [_agreed(*map(walk.shape, results)) for results in zip(*(g.outputs for g in may_run), strict=False)]
 
 
 def _agreed(first: Shape | None, *others: Shape | None) -> Shape | None:

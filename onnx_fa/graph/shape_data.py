@@ -104,7 +104,10 @@ def _concat(inputs: Inputs) -> Data | None:
 
 
 def _cast(inputs: Inputs) -> Data | None:
-    return inputs.data(0) if inputs.node.outputs[0].dtype in _WHOLE else None
+    data, dtype = inputs.data(0), inputs.node.outputs[0].dtype
+    if dtype == ir.DataType.BOOL and data is not None:
+        return _objects([compare_dims(compare_dims(x, 0), 0) for x in data.flat]).reshape(data.shape)
+    return data if dtype in _WHOLE else None
 
 
 def _same(inputs: Inputs) -> Data | None:
@@ -276,6 +279,7 @@ _ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {
     "Div": divide_dims,
     "Mod": remainder_dim,
     "Neg": lambda x: subtract_dims(0, x),
+    "Not": lambda x: subtract_dims(1, x),
     "Min": lambda *dims: reduce(smaller_dim, dims),
     "Max": lambda *dims: reduce(larger_dim, dims),
 }

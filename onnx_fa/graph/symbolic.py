@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_fa.graph.axes import Const, node_axes, node_axis, placed_axes, placed_axis
-from onnx_fa.graph.carried import follow_graphs, graphs_of
+from onnx_fa.graph.carried import branches_of, follow_graphs, graphs_of
 from onnx_fa.graph.contrib_shapes import contrib_shapes
 from onnx_fa.graph.dead_code import nodes_that_run
 from onnx_fa.graph.dims import (
@@ -100,13 +100,18 @@ class SymbolicShapes:
             self._learn_outputs(node)
 
     def _follow(self, node: ir.Node) -> None:
-        inner = follow_graphs(node, self, self._opset) if graphs_of(node) else None
+        condition = self.elements(node.inputs[0]) if op_of(node) == "If" else None
+        inner = follow_graphs(node, self, self._opset, condition) if graphs_of(node) else None
         if node.domain not in (*STANDARD, CONTRIB, BLOCKED) or not node.outputs:
             return
         standard = node.domain in STANDARD
         data = data_of(Inputs(node, self._elements, self.shape, self._const)) if standard else None
         if data is not None:
             self._data[node.outputs[0]] = data
+        if op_of(node) == "If" and len(picked := branches_of(node, condition)) == 1:
+            for out, value in zip(node.outputs, picked[0].outputs, strict=False):
+                if (data := self._elements(value)) is not None:
+                    self._data[out] = data
         if all(settled(out, recorded(out)) for out in node.outputs):
             return
         shapes: Sequence[Shape | None]
@@ -360,14 +365,14 @@ class SymbolicShapes:
         return tuple(1 if i in put else next(rest) for i in range(rank))
 
     def elements(self, value: ir.Value | None) -> tuple[Dim | None, ...] | None:
-        """The elements of an integer tensor of rank 0 or 1, as dims."""
+        """The elements of a tensor of integers or truth values, of rank 0 or 1, as dims."""
         if value is None:
             return None
         if value in self._data:
             data = self._data[value]
             return self._limits.settle(tuple(data.flat)) if data.ndim <= 1 else None
         array = self._const(value)
-        if array is None or array.ndim > 1 or array.size > _MAX_SHAPE or array.dtype.kind not in "iu":
+        if array is None or array.ndim > 1 or array.size > _MAX_SHAPE or array.dtype.kind not in "biu":
             return None
         return tuple(int(a) for a in array.reshape(-1))
 
