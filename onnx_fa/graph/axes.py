@@ -12,6 +12,10 @@ from onnx_fa.graph.ops import attr_int
 
 Const = Callable[[ir.Value | None], "npt.NDArray[np.generic] | None"]
 
+Axes = tuple[int, ...]
+"""Axes of a value, counted from the end: the first of two comes first."""
+LAST_AXIS: Axes = (-1,)
+
 OPEN_END = 10**9
 """An end of a Slice that no length reaches: what is read of masks takes lengths to be at most 2^24. Exporters write it, and numbers
 above, for an end that is left open."""

@@ -42,7 +42,13 @@ def graphs_of(node: ir.Node) -> list[ir.Graph]:
     return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
 
 
-def branches_of(node: ir.Node, condition: Sequence[Dim | None] | None) -> list[ir.Graph]:
+def sure_results(node: ir.Node, condition: Sequence[Dim | None] | None) -> list[tuple[ir.Value, ir.Value]]:
+    """The outputs of an If whose condition is known, and what the branch that it picks makes of them."""
+    branches = _branches(node, condition) if op_of(node) == "If" else []
+    return list(zip(node.outputs, branches[0].outputs, strict=False)) if len(branches) == 1 else []
+
+
+def _branches(node: ir.Node, condition: Sequence[Dim | None] | None) -> list[ir.Graph]:
     """The branches of an If that may run: one where its condition is known."""
     picked = condition[0] if condition is not None and len(condition) == 1 else None
     names = _BRANCHES if not isinstance(picked, int) else (_BRANCHES[0 if picked else 1],)
@@ -52,8 +58,8 @@ def branches_of(node: ir.Node, condition: Sequence[Dim | None] | None) -> list[i
 def follow_graphs(
     node: ir.Node, walk: Walk, opset: int, condition: Sequence[Dim | None] | None = None
 ) -> list[Shape | None]:
-    """Follows the graphs inside a node, and returns the shapes of its results as far as these say them. `condition` is what is known
-    of an If's."""
+    """Follows the graphs inside a node, and returns the shapes of its results as far as these say them. `condition` is what is
+    known of an If's."""
     kind, graphs = op_of(node), graphs_of(node)
     if kind == "Loop" and len(graphs) == 1:
         return _carry(walk, graphs[0], node.inputs[2:], graphs[0].inputs[2:], graphs[0].outputs[1:])
@@ -64,7 +70,7 @@ def follow_graphs(
         walk.follow(graph)
     if kind != "If":
         return []
-    may_run = branches_of(node, condition)
+    may_run = _branches(node, condition)
     return [_agreed(*map(walk.shape, results)) for results in zip(*(g.outputs for g in may_run), strict=False)]
 
 

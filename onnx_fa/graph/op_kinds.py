@@ -7,7 +7,7 @@ SAME = frozenset(
     "Reciprocal ScatterND ScatterElements TensorScatter Sign Round BatchNormalization InstanceNormalization GroupNormalization Elu "
     "Swish Log Erf Tanh Sigmoid Relu Gelu LeakyRelu Dropout IsNaN Not Clip Softplus HardSwish Floor Ceil Cos Sin CumSum Trilu "
     "QuantizeLinear DequantizeLinear RandomUniformLike RandomNormalLike Bernoulli Selu Celu Mish HardSigmoid ThresholdedRelu "
-    "LpNormalization LRN Hardmax ReverseSequence Shrink Softsign Erfc".split()
+    "IsInf LpNormalization LRN Hardmax ReverseSequence Shrink Softsign Erfc".split()
 )
 """Erfc is no operator of ONNX: tf2onnx leaves TensorFlow's, which is elementwise, under its name."""
 BROADCASTS = frozenset(

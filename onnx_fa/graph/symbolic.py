@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_fa.graph.axes import Const, node_axes, node_axis, placed_axes, placed_axis
-from onnx_fa.graph.carried import branches_of, follow_graphs, graphs_of
+from onnx_fa.graph.carried import follow_graphs, graphs_of, sure_results
 from onnx_fa.graph.contrib_shapes import contrib_shapes
 from onnx_fa.graph.dead_code import nodes_that_run
 from onnx_fa.graph.dims import (
@@ -108,10 +108,9 @@ class SymbolicShapes:
         data = data_of(Inputs(node, self._elements, self.shape, self._const)) if standard else None
         if data is not None:
             self._data[node.outputs[0]] = data
-        if op_of(node) == "If" and len(picked := branches_of(node, condition)) == 1:
-            for out, value in zip(node.outputs, picked[0].outputs, strict=False):
-                if (data := self._elements(value)) is not None:
-                    self._data[out] = data
+        for out, value in sure_results(node, condition):
+            if (data := self._elements(value)) is not None:
+                self._data[out] = data
         if all(settled(out, recorded(out)) for out in node.outputs):
             return
         shapes: Sequence[Shape | None]
@@ -394,9 +393,8 @@ class SymbolicShapes:
         """As `elements`, of any rank."""
         if value is None or value in self._data:
             return None if value is None else self._data[value]
-        if value.const_value is not None and value.const_value.size > MOST_ELEMENTS:
-            return None  # weights, which nobody reads to learn this
-        array = self._const(value)
+        weight = value.const_value is not None and value.const_value.size > MOST_ELEMENTS
+        array = None if weight else self._const(value)
         if array is None or array.size > MOST_ELEMENTS or array.dtype.kind not in "iu":
             return None
         return array.astype(object)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onnx_fa.graph.axes import node_axes
+from onnx_fa.graph.axes import LAST_AXIS, Axes, node_axes, placed_axes
 from onnx_fa.graph.bounded import MAX_FOLDED_ELEMENTS, result_elements
 from onnx_fa.graph.dims import recorded, takes_in
 from onnx_fa.graph.ops import STANDARD, asks_only, attr_int, op_of
@@ -279,15 +280,17 @@ class GraphView:
                 known[node] = any(known.get(p) for p in sources)
         return start is not None and known[start]
 
-    def is_axis(self, value: ir.Value, axis: int, want: int) -> bool:
-        """Whether `axis` of `value` is its axis `want`, which counts from the end (-1 is the last one). Unknown ranks answer False
-        unless `axis` counts from the end too."""
+    def are_axes(self, value: ir.Value, axes: Sequence[int] | None, want: Axes) -> bool:
+        """Whether `axes` of `value`, in any order, are its axes `want`. False where they are not known, or the rank is not and they
+        do not count from the end too."""
         shape = self.shape(value)
-        return axis == want or (shape is not None and axis == len(shape) + want)
+        if axes is None or shape is None:
+            return axes is not None and sorted(axes) == sorted(want)
+        return (placed := placed_axes(axes, len(shape))) is not None and placed == {len(shape) + a for a in want}
 
     def last_axis(self, node: ir.Node, value: ir.Value, axis: int) -> bool:
         """Whether `axis` of `value` is its last one; unknown ranks answer False unless it is -1."""
-        return self.is_axis(value, axis, -1)
+        return self.are_axes(value, [axis], LAST_AXIS)
 
 
 def default_opset(model: ir.Model) -> int:

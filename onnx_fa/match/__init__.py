@@ -175,7 +175,7 @@ def _match_tail(
     for _, (inner, qk) in readings:
         try:
             steps, guarded, weights, why = _dropped_or_weighted([*inner, *behind.steps], behind, guard, anchor)
-            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axis)
+            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axes)
             placed = place_steps(view, patterns, site, steps, dtype)
             match = build_match(
                 view,

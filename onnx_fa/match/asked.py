@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.dims import broadcast_parts
+from onnx_fa.graph.moves import EACH_ONCE
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import broadcast_sizes
@@ -24,7 +25,7 @@ def find_asked(
     that nothing keeps the scores. `outputs` are the values that the site makes, which go on to exist. Raises NoMatch for a shape
     that the operands do not tell."""
     above, last = _computed_from(qk), match.output.producer()
-    sources = [value for value in values_of(*match.operands) if value in above]
+    sources = [x for value in values_of(*match.operands) if value in above for x in _moved_from(view, value)]
     found: list[tuple[ir.Node, Expr]] = []
     for value in _made_from(view, qk, outputs):
         for node in view.asking(value):
@@ -71,6 +72,14 @@ def _computed_from(qk: ir.Node) -> set[ir.Value]:
         node = value.producer()
         stack += node.inputs if node is not None else ()
     return found
+
+
+def _moved_from(view: GraphView, value: ir.Value | None) -> Iterator[ir.Value]:
+    """The value, and those whose axes are moved to make it: heads that an operand has in one axis with the batch are two there."""
+    while value is not None:
+        yield value
+        node = view.producer(value, *EACH_ONCE)
+        value = node.inputs[0] if node is not None else None
 
 
 def _cast(node: ir.Node, value: ir.Value) -> Expr:

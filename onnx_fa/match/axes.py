@@ -274,6 +274,9 @@ def regroup_axes(expr: Expr, have: Sequence[Axis], want: Sequence[Axis], sources
             rest = True
         else:
             pieces.append(run_time_size(axis, sources, Source(expr, have.index(axis)) if axis in have else None))
+    if not all(isinstance(p, int) for p in pieces):
+        # IREE divides by a 0 in a shape that is known at run time, in place of the size that it stands for.
+        pieces = [_read_size(Source(expr, i)) if p == 0 else p for i, p in enumerate(pieces)]
     return Call("Reshape", (expr, _vector(pieces)))
 
 

@@ -78,15 +78,23 @@ def find_side_of_keys(qk: Product, atoms: dict[str, Atom], keys: Sequence[Atom],
     for side in (1, 0):
         if set(keys) <= free[side]:
             return side
+    if any(set(keys) & own for own in free):
+        why = "the softmax is over keys and over another axis too, so that the weights of a query do not add up to one"
+        raise NoMatch(why, at)
     raise NoMatch("the softmax is over another axis than the keys", at)
 
 
-def find_queries(frames: Frames, free: set[Atom], letters: Sequence[Atom]) -> list[Atom]:
-    """The queries: of Q's own dims the one next to the keys, else the last."""
+def find_queries(frames: Frames, free: set[Atom], letters: Sequence[Atom], count: int) -> list[Atom]:
+    """The queries: of Q's own dims the one next to the keys, else the last. Where the keys are `count` dims of K, as the rows and
+    columns of an image are, the queries are as many dims of Q, if it has them."""
+    own = [x for x in letters if x.leaves() and set(x.leaves()) <= free]
+    if count > 1:
+        order = [a for axis in frames.softmax for a in leaves(axis)]
+        best = sorted(own, key=lambda x: order.index(x.leaves()[0]))[-count:]
+        return [a for x in best for a in x.leaves()]
     second = set(leaves(frames.softmax[-2])) if len(frames.softmax) > 1 else set()
     if not second:
         return []  # a single query
-    own = [x for x in letters if x.leaves() and set(x.leaves()) <= free]
     near = [x for x in own if second & set(x.leaves())]
     best = (near or own)[-1:]
     return [a for x in best for a in x.leaves()]
@@ -106,7 +114,11 @@ def name_value_axes(
     for letter, p_dim in zip(p_letters, pv.shapes[side], strict=True):
         if letter not in contracted:
             widen_to_probabilities(view, axis_of[letter], p_dim)
-    if [a for x in contracted for a in axis_of[x]] != list(keys) or len(contracted) != 1:
+    summed = [a for x in contracted for a in axis_of[x]]
+    if set(summed) < set(keys):
+        why = "the softmax is over more axes than the product with V sums over, which is no weighted mean of its rows"
+        raise NoMatch(why, pv.node)
+    if not contracted or set(summed) != set(keys):
         raise NoMatch(
             "the probabilities are not the left operand of the matmul with V, or it sums over another axis than the keys",
             pv.node,
@@ -120,8 +132,9 @@ def name_value_axes(
             axis_of[letter] = [atom] if dim != 1 else []
             axes.append(axis_of[letter])
         elif letter in contracted:
-            name_keys(view, keys, pv.shapes[side][p_letters.index(letter)], dim)
-            axes.append(axis_of[letter])
+            have = axis_of[letter]
+            name_keys(view, have, pv.shapes[side][p_letters.index(letter)], dim)
+            axes.append(have)
         elif dim == 1:
             axes.append([])
         elif not axis_of[letter]:  # the probabilities broadcast: one more dim of V's own

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnx_fa.graph.axes import placed_axes
+from onnx_fa.graph.axes import Axes, placed_axes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView, axes_of
 from onnx_fa.match.axes import Axis, leaves, regroup, split_atom, spread_atom
@@ -26,12 +26,12 @@ class Frames:
     given: list[Axis] = field(default_factory=list)
     """The axes of the softmax's input, which are those of its result."""
     softmax: list[Axis] = field(default_factory=list)
-    """The same axes, the one that the softmax is over as the last one."""
+    """The same axes, those that the softmax is over as one axis, the last."""
     prob: list[Axis] = field(default_factory=list)
 
 
 def trace_axes(
-    view: GraphView, start: list[Axis], steps: Sequence[Step], score: ir.Value, weighting: Weighting, over: int
+    view: GraphView, start: list[Axis], steps: Sequence[Step], score: ir.Value, weighting: Weighting, over: Axes
 ) -> Frames:
     """Follows the axes through the steps. Atoms split where a Reshape splits an axis."""
     frames = Frames(start)
@@ -46,10 +46,11 @@ def trace_axes(
             axes = follow_node(view, step.node, axes)
             node = next(after)
     frames.given = axes = _pad_axes(view, axes, score)
-    if not -len(axes) <= over < 0:
-        raise NoMatch(f"the softmax is over axis {over} of scores that have {len(axes)}")
-    at = len(axes) + over
-    frames.softmax = [*axes[:at], *axes[at + 1 :], axes[at]]
+    at = placed_axes(over, len(axes))
+    if at is None:
+        raise NoMatch(f"the softmax is over axes {list(over)} of scores that have {len(axes)}")
+    keys = [atom for i in sorted(at) for atom in axes[i]]
+    frames.softmax = [*(axis for i, axis in enumerate(axes) if i not in at), keys]
     for moved_by in weighting.regroups:
         axes = follow_node(view, moved_by, axes)
     frames.prob = axes

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import LAST_AXIS, Axes
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Atom, Axis, Group, Source, Sources, leaves, move_axes
 from onnx_fa.match.dims import (
@@ -53,10 +54,10 @@ def plan_site(
     steps: Sequence[Step],
     score: ir.Value,
     weighting: Weighting,
-    over: int = -1,
+    over: Axes = LAST_AXIS,
 ) -> Site:
     """Names the dims of the product of Q and K, of the score on its way through `steps` to the input `score` of a softmax over
-    the axis `over`, and of the product with V, and reads Q, K and V.
+    the axes `over`, and of the product with V, and reads Q, K and V.
 
     Raises NoMatch where a dim cannot be proved equal to the one it must equal, or where the products are not an attention's.
     """
@@ -75,7 +76,9 @@ def plan_site(
     v_axes, out, e_atoms = name_value_axes(view, weighting, frames, keys)
     in_q, in_k = ({a for axis in x for a in leaves(axis)} for x in (q_axes, k_axes))
     d_atoms = [a for x in q_letters if x not in qk.out and x in atoms for a in atoms[x].leaves()]
-    rows = find_queries(frames, in_q - in_k, [atoms[x] for x in q_letters if x in atoms and x in qk.out])
+    key_dims = [x for x in qk.letters[k_side] if x in atoms and set(atoms[x].leaves()) <= set(keys)]
+    own = [atoms[x] for x in q_letters if x in atoms and x in qk.out]
+    rows = find_queries(frames, in_q - in_k, own, len(key_dims))
     sizes = [merge_sizes(at, name, x) for name, x in (("q", rows), ("k", keys), ("d", d_atoms), ("e", e_atoms))]
     (Sq, Skv, D, Dv) = sizes
     if not isinstance(D, int) or not isinstance(Dv, int):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import Axes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.axes import leaves, move_axes
@@ -51,7 +52,7 @@ def add_statistics(
         _check(view, match, anchor, behind, value)
         if which not in stats:
             stats.append(which)
-        further.append(Further(value, 1 + stats.index(which), (_as_read(view, site, match, value, anchor.axis),)))
+        further.append(Further(value, 1 + stats.index(which), (_as_read(view, site, match, value, anchor.axes),)))
     return replace(match, spec=replace(match.spec, stats=tuple(stats)), further=tuple(further)), own
 
 
@@ -90,7 +91,7 @@ def _over_keys(view: GraphView, node: ir.Node, anchor: Anchor) -> bool:
     else:
         given = view.const(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
         axes = [] if given is None else [int(a) for a in given.ravel()]
-    return len(axes) == 1 and view.is_axis(anchor.score, axes[0], anchor.axis)
+    return view.are_axes(anchor.score, axes, anchor.axes)
 
 
 def _check(view: GraphView, match: Match, anchor: Anchor, behind: Behind, value: ir.Value) -> None:
@@ -102,12 +103,13 @@ def _check(view: GraphView, match: Match, anchor: Anchor, behind: Behind, value:
     check_low_scores(view, match.spec, match.operands, node)
 
 
-def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, axis: int) -> Callable[[Expr], Expr]:
+def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, over: Axes) -> Callable[[Expr], Expr]:
     """A function that turns a statistic of shape (*B, Hq, Sq) into the value that the model reads."""
     shape = view.shape(value)
     rows = [leaves(a) for a in site.frames.softmax[:-1]]
-    if shape is not None and len(shape) == len(rows) + 1:
-        rows.insert(len(rows) + 1 + axis, [])
+    if shape is not None and len(shape) == len(rows) + len(over):
+        for at in sorted(len(shape) + axis for axis in over):
+            rows.insert(at, [])
     canonical = [list(g.atoms) for g in site.groups[:-1]]
     changed = canonical != rows
     want = value.dtype

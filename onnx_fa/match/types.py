@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import LAST_AXIS, Axes
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import Axis, Group, Sources
 from onnx_fa.match.exprs import Expr
@@ -37,8 +38,8 @@ class Anchor:
     """`prob` are exponentials that are masked first, and then divided by their sum."""
     by_log: bool = False
     """`prob` is the exponential of the score less the row's log-sum-exp, as numbers of the score's size."""
-    axis: int = -1
-    """The axis of `score` and `prob` that the softmax is over, counted from the end."""
+    axes: Axes = LAST_AXIS
+    """The axes of `score` and `prob` that the softmax is over."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def skip_added_zero(view: GraphView, anchor: Anchor, value: ir.Value, users: Seq
     left, right = users[0].inputs
     other = right if left is value else left
     have, want = (None if x is None else view.shape(x) for x in (other, value))
-    if other is None or have is None or want is None or not _is_zero(view, other):
+    if other is None or have is None or want is None or not is_zero(view, other):
         return None
     pairs = zip(reversed(have), reversed(want), strict=False)
     fits = len(have) <= len(want) and all(h == 1 or view.takes_in(w, h) for h, w in pairs)
@@ -78,7 +78,7 @@ def skip_added_zero(view: GraphView, anchor: Anchor, value: ir.Value, users: Seq
     return After(users[0].outputs[0])
 
 
-def _is_zero(view: GraphView, value: ir.Value) -> bool:
+def is_zero(view: GraphView, value: ir.Value) -> bool:
     """Whether a value is zero throughout: a constant, or zero times a condition as a number, which is no infinity."""
     known = view.const(value)
     if known is not None:

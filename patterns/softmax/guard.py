@@ -48,7 +48,7 @@ def read_guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence
         return After(out, guard="guarded") if keeps == (kind == "number") else None
     if len(users) != 1:
         return None
-    if any(not k and rows.is_minus_infinity(view, c, anchor.score, anchor.axis) for c, k in levels):
+    if any(not k and rows.is_minus_infinity(view, c, anchor.score, anchor.axes) for c, k in levels):
         return After(out, guard="zero")
     return _by_mask(view, anchor, value, test, keeps, out)
 
@@ -62,7 +62,7 @@ def _by_mask(
         return None
     if made is not None and view.depends(test, made):
         raise NoMatch("probabilities are set to zero by a condition on the scores", test.producer())
-    if rows.one_per_row(shape, anchor.axis):
+    if rows.one_per_row(shape, anchor.axes):
         if anchor.row_sum is not None and not anchor.floored:
             raise NoMatch(
                 "rows of exponentials are set to zero, and the sum that divides the product with V is not",

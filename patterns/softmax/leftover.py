@@ -35,7 +35,8 @@ def refuse_leftover(view: GraphView, node: ir.Node) -> Anchor | None:
             why = f"{_name(by)} divides {what} by a sum of theirs ({_name(total)}), which is no known spelling of a softmax"
             raise NoMatch(why, by)
         if kind == "Exp" and (lse := _less_log_sum_exp(view, node)) is not None:
-            raise NoMatch(f"the log-sum-exp {_name(lse)} is not that of the rows whose scores it is taken from", lse)
+            why = "is in no known spelling, or not that of the rows whose scores it is taken from"
+            raise NoMatch(f"the log-sum-exp {_name(lse)} {why}", lse)
     return None
 
 

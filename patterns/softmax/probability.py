@@ -75,10 +75,10 @@ def move_factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
     number = view.const(other)
     if number is not None and not (np.isfinite(number).all() and (op_of(node) == "Mul" or number.all())):
         raise NoMatch("the probabilities times infinity or NaN are no factor times what V makes of them", node)
-    if rows.one_per_row(shape, anchor.axis):
+    if rows.one_per_row(shape, anchor.axes):
         op = op_of(node)
         return After(node.outputs[0], rows=lambda row: Call(op, (row, other)))
-    if rows.one_per_key(shape, anchor.axis) and op_of(node) == "Mul":
+    if rows.one_per_key(shape, anchor.axes) and op_of(node) == "Mul":
         return After(node.outputs[0], keys=other)
     if op_of(node) == "Mul":
         return After(node.outputs[0], weights=other)
@@ -152,10 +152,10 @@ def _divided_anew(view: GraphView, anchor: Anchor, masked: ir.Value) -> ir.Value
         by = reciprocal_of(view, node.inputs[1] if node.inputs[0] is masked else node.inputs[0])
     if by is None:
         return None
-    if rows.row_sum(view, by, anchor.axis) is masked:
+    if rows.row_sum(view, by, anchor.axes) is masked:
         return node.outputs[0]
     where = view.producer(by, "Where")
-    if where is not None and rows.row_sum(view, where.inputs[1], anchor.axis) is masked:
+    if where is not None and rows.row_sum(view, where.inputs[1], anchor.axes) is masked:
         total = where.inputs[1]
         if total is not None and positive_or(view, total, total, 1.0) is by:
             if _guarded_quotient(view, node.outputs[0]) is not None:

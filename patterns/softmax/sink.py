@@ -20,10 +20,10 @@ def read_gate(view: GraphView, anchor: Anchor, output: ir.Value) -> Tail | None:
     other = node.inputs[1] if node.inputs[0] is output else node.inputs[0]
     sigmoid = view.producer(rows.plain(view, other), "Sigmoid")
     minus = rows.difference(view, sigmoid.inputs[0]) if sigmoid is not None else None
-    if minus is None or rows.log_sum_exp(view, minus[0], anchor.axis) is not anchor.score:
+    if minus is None or rows.log_sum_exp(view, minus[0], anchor.axes) is not anchor.score:
         return None
     sink, column = minus[1], view.shape(minus[0])
     shape = view.shape(sink)
-    if shape is None or column is None or not rows.one_per_row(shape, anchor.axis) or len(shape) > len(column):
+    if shape is None or column is None or not rows.one_per_row(shape, anchor.axes) or len(shape) > len(column):
         raise NoMatch("a gate of log-sum-exp and a sink does not have one value per row", node)
     return Tail(node.outputs[0], sink)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph.axes import placed_axis
+from onnx_fa.graph.axes import LAST_AXIS, Axes, placed_axis
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import Anchor, Const, Expr, NoMatch, one_if_zero, reciprocal_of
@@ -44,7 +44,7 @@ def find_softmax(view: GraphView, node: ir.Node) -> Anchor | None:
     # The softmax of x - max(x) is that of x: taking the maximum out a second time changes nothing. It does where the sum has one
     # more logit, which stays as it is; a sink that is a column of x is moved with the others.
     while found.sink is None and (minus := rows.difference(view, score)) is not None:
-        if rows.row_max(view, minus[1], found.axis) is not minus[0]:
+        if rows.row_max(view, minus[1], found.axes) is not minus[0]:
             break
         score = minus[0]
     return _without_column(view, replace(found, score=score))
@@ -68,9 +68,10 @@ def _over_axis(view: GraphView, node: ir.Node, score: ir.Value, prob: ir.Value, 
     turned = _turned(view, node, axis)
     if turned is not None:
         return Anchor(node, op, *turned)
-    if shape is None or placed is None or view.opset < 13:
+    if shape is None or placed is None:
         raise NoMatch(f"the softmax is over axis {axis}, not over the last one")
-    return Anchor(node, op, score, prob, axis=placed - len(shape))
+    axes = (placed - len(shape),) if view.opset >= 13 else tuple(range(placed - len(shape), 0))
+    return Anchor(node, op, score, prob, axes=axes)
 
 
 def _turned(view: GraphView, node: ir.Node, axis: int) -> tuple[ir.Value, ir.Value] | None:
@@ -97,9 +98,9 @@ def _of_log(view: GraphView, exp: ir.Node) -> Anchor | None:
     minus = rows.difference(view, inner)
     if minus is None:
         return None
-    for axis in rows.axes_from_last(view, minus[0]):
-        if rows.log_sum_exp(view, minus[1], axis) is minus[0]:
-            return Anchor(exp, "LogSumExp/Sub/Exp", minus[0], exp.outputs[0], axis=axis, by_log=True)
+    for axes in rows.possible_axes(view, *minus):
+        if rows.log_sum_exp(view, minus[1], axes) is minus[0]:
+            return Anchor(exp, "LogSumExp/Sub/Exp", minus[0], exp.outputs[0], axes=axes, by_log=True)
     return None
 
 
@@ -124,8 +125,8 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
         return None
     e = exp.outputs[0]
     inside: list[ir.Node] = []
-    axis, total = _sum_of(view, e, inside)
-    score, shift = _shifted(view, inner, axis)
+    axes, total = _sum_of(view, e, inside)
+    score, shift = _shifted(view, inner, axes)
     if total is None:
         if any(_is_masked_and_divided(view, u, e) for u in view.users(e)):
             return Anchor(exp, "Exp/Mul/ReduceSum/Div", score, e, unscaled=True)
@@ -161,23 +162,23 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
     if prob is not None:
         producer = prob.producer()
         assert producer is not None
-        return Anchor(producer, f"{names}/Div", score, prob, floored=floored, sink=sink, axis=axis)
+        return Anchor(producer, f"{names}/Div", score, prob, floored=floored, sink=sink, axes=axes)
     readers = [u for u in view.users(e) if u not in inside]
     if not readers and not e.is_graph_output():
         return None  # part of a log-sum-exp
     names = f"{names}/MatMul/Div"
-    return Anchor(exp, names, score, e, row_sum=total, floored=floored, sink=sink, inside=tuple(inside), axis=axis)
+    return Anchor(exp, names, score, e, row_sum=total, floored=floored, sink=sink, inside=tuple(inside), axes=axes)
 
 
-def _shifted(view: GraphView, inner: ir.Value, axis: int) -> tuple[ir.Value, _Shift]:
+def _shifted(view: GraphView, inner: ir.Value, axes: Axes) -> tuple[ir.Value, _Shift]:
     minus = rows.difference(view, inner)
     if minus is None:
         return inner, _Shift(None)
     score, shift = minus
     parts = _maxima(view, shift)
     for part in parts:
-        of_row = rows.row_max(view, part, axis)
-        source = of_row or rows.overall_max(view, part, axis)
+        of_row = rows.row_max(view, part, axes)
+        source = of_row or rows.overall_max(view, part, axes)
         if source is not None and rows.plain(view, source) is rows.plain(view, score):
             return score, _Shift(shift, tuple(p for p in parts if p is not part), of_row is not None)
     return inner, _Shift(None)
@@ -200,23 +201,23 @@ def _maxima(view: GraphView, value: ir.Value) -> list[ir.Value]:
     return found
 
 
-def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> tuple[int, ir.Value | None]:
-    """An axis, and the sum of `e` over it, as a column. Nodes that read `e` for it are added to `inside`."""
+def _sum_of(view: GraphView, e: ir.Value, inside: list[ir.Node]) -> tuple[Axes, ir.Value | None]:
+    """Axes, and the sum of `e` over them, as a column. Nodes that read `e` for it are added to `inside`."""
     for user in view.users(e):
         if op_of(user) not in ("ReduceSum", "Cast"):
             continue
         value = user.outputs[0]
         while True:  # forward through what keeps the sum
-            for axis in rows.axes_from_last(view, e):
-                summed = rows.row_sum(view, value, axis)
+            for axes in rows.possible_axes(view, e, value):
+                summed = rows.row_sum(view, value, axes)
                 if summed is not None and rows.plain(view, summed) is e:
                     inside.append(user)
-                    return axis, value
+                    return axes, value
             readers = view.users(value)
             if len(readers) != 1 or op_of(readers[0]) not in ("Unsqueeze", "Reshape", "ReduceSum", "Identity"):
                 break
             value = readers[0].outputs[0]
-    return -1, None
+    return LAST_AXIS, None
 
 
 def _more_sum(view: GraphView, total: ir.Value, e: ir.Value, shift: _Shift) -> tuple[ir.Value, Expr | None] | None:
@@ -332,7 +333,7 @@ def _without_column(view: GraphView, found: Anchor) -> Anchor:
     node = view.producer(rows.plain(view, found.score), "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is None or node.inputs[1] is None:
         return found
-    if found.axis != -1 or not view.last_axis(node, node.outputs[0], attr_int(node, "axis", 0)):
+    if found.axes != LAST_AXIS or not view.last_axis(node, node.outputs[0], attr_int(node, "axis", 0)):
         return found
     first, last = (view.shape(i) for i in node.inputs)
     if last is not None and last[-1:] == (1,) and not _has_matmul(view, node.inputs[1]):

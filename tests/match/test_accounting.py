@@ -76,7 +76,7 @@ def _with_a_bias(g: Site) -> str:
         (lambda g: _over_an_axis(g, -2), "sums over another axis than the keys"),
         (_of_changed, "divides exponentials by a sum of theirs"),
         (_log_changed, "changed before its exponential is taken"),
-        (_log_sum_of_others, "the log-sum-exp n3_ReduceLogSumExp is not that"),
+        (_log_sum_of_others, "the log-sum-exp n3_ReduceLogSumExp is in no known spelling, or not that"),
         (_powers_of_two, "divides powers of a constant by a sum of theirs"),
         (_with_a_bias, "com.microsoft.BiasSoftmax is not read"),
     ],

@@ -56,14 +56,24 @@ def test_which_operand_is_k() -> None:
     assert find_side_of_keys(qk, atoms, [atoms["m"]], qk.node) == 0
     with pytest.raises(NoMatch, match="over another axis than the keys"):
         find_side_of_keys(qk, atoms, [atoms["B"]], qk.node)
+    with pytest.raises(NoMatch, match="over keys and over another axis too"):
+        find_side_of_keys(qk, atoms, [atoms["m"], atoms["n"]], qk.node)
 
 
 def test_which_dim_are_the_queries() -> None:
     b, h, s, t = Atom("b", 2), Atom("h", 3), Atom("s", 6), Atom("t", 8)
     frames = Frames([], softmax=[[b], [h], [s], [t]])
-    assert find_queries(frames, {h, s}, [h, s]) == [s]
-    assert find_queries(frames, {h}, [h]) == [h]
-    assert find_queries(Frames([], softmax=[[b], [], [t]]), {b}, [b]) == []
+    assert find_queries(frames, {h, s}, [h, s], 1) == [s]
+    assert find_queries(frames, {h}, [h], 1) == [h]
+    assert find_queries(Frames([], softmax=[[b], [], [t]]), {b}, [b], 1) == []
+
+
+def test_which_dims_are_the_queries_where_keys_are_two() -> None:
+    b, h, i, j, t = Atom("b", 2), Atom("h", 3), Atom("i", 6), Atom("j", 5), Atom("t", 8)
+    frames = Frames([], softmax=[[b], [h], [i], [j], [t]])
+    assert find_queries(frames, {j, i, h}, [j, i, h], 2) == [i, j]
+    assert find_queries(frames, {j}, [h, j], 2) == [j]
+    assert find_queries(frames, set(), [h], 2) == []
 
 
 def test_sizes_of_several_atoms() -> None:

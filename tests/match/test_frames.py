@@ -65,10 +65,12 @@ def test_the_frames_of_a_score() -> None:
     product = read_product(graph.view, graph.value("y"))
     assert product is not None
     weighting = Weighting(product, 0, graph.value("p"))
-    frames = trace_axes(graph.view, axes_of(b=2, h=3, s=6, t=8), steps, graph.value("t"), weighting, -2)
+    frames = trace_axes(graph.view, axes_of(b=2, h=3, s=6, t=8), steps, graph.value("t"), weighting, (-2,))
     assert [named(f) for f in frames.steps] == ["b h s t", "b h s t"]
     assert (named(frames.given), named(frames.softmax), named(frames.prob)) == ("b h t s", "b h s t", "b h t s")
-    with pytest.raises(NoMatch, match="over axis -5"):
-        trace_axes(graph.view, axes_of(b=2, h=3, s=6, t=8), steps, graph.value("t"), weighting, -5)
+    frames = trace_axes(graph.view, axes_of(b=2, h=3, s=6, t=8), steps, graph.value("t"), weighting, (-3, -2))
+    assert (named(frames.given), named(frames.softmax)) == ("b h t s", "b s h*t")
+    with pytest.raises(NoMatch, match=r"over axes \[-5\]"):
+        trace_axes(graph.view, axes_of(b=2, h=3, s=6, t=8), steps, graph.value("t"), weighting, (-5,))
     with pytest.raises(NoMatch, match="to more dims"):
-        trace_axes(graph.view, axes_of(h=3, s=6, t=8), steps, graph.value("t"), weighting, -1)
+        trace_axes(graph.view, axes_of(h=3, s=6, t=8), steps, graph.value("t"), weighting, (-1,))

@@ -15,6 +15,8 @@ INPUTS = (
 )
 EXP = "m = ReduceMax <keepdims = 1> (s, last) d = Sub(s, m) e = Exp(d) "
 SUM = "t = ReduceSum <keepdims = 1> (e, last) "
+ZERO = "m = ReduceMax <keepdims = 1> (s, last) "
+SHIFTED = "d = Sub(s, w) e = Exp(d) " + SUM + "l = Log(t) y = Add(l, w)"
 NUMBERS: dict[str, Constant] = {
     "last": [-1],
     "rows": [2],
@@ -41,7 +43,7 @@ def describe(anchor: Anchor | None) -> str:
     if anchor is None:
         return "none"
     said = [f"{anchor.op}: {name_of(anchor.score)} to {name_of(anchor.prob)}"]
-    said += [f"axis {anchor.axis}"] if anchor.axis != -1 else []
+    said += [f"axes {anchor.axes}"] if anchor.axes != (-1,) else []
     said += [f"sum {name_of(anchor.row_sum)}"] if anchor.row_sum is not None else []
     said += [f"sink {name_of(anchor.sink)} {anchor.column}".strip()] if anchor.sink is not None else []
     flags = {"floored": anchor.floored, "unscaled": anchor.unscaled, "by log": anchor.by_log}
@@ -53,7 +55,7 @@ def describe(anchor: Anchor | None) -> str:
     [
         ("p = Softmax(s)", "p", "Softmax: s to p"),
         ("p = Softmax <axis = 3> (s)", "p", "Softmax: s to p"),
-        ("p = Softmax <axis = 2> (s)", "p", "Softmax: s to p, axis -2"),
+        ("p = Softmax <axis = 2> (s)", "p", "Softmax: s to p, axes (-2,)"),
         (
             "u = Transpose <perm = [0, 1, 3, 2]> (s) w = Softmax <axis = 2> (u) p = Transpose <perm = [0, 1, 3, 2]> (w)",
             "w",
@@ -114,7 +116,6 @@ def test_spelling(body: str, node: str, said: str) -> None:
             "no sink",
             18,
         ),
-        ("p = Softmax <axis = 1> (s)", "p", "not over the last one", 12),
         (
             "e = Exp(s) t = ReduceSum <keepdims = 1> (e) w = Div(e, t) p = MatMul(w, v)",
             "e",
@@ -231,32 +232,55 @@ def test_row_maximum(body: str, found: bool) -> None:
         ("e = Exp(s) t = ReduceSum <keepdims = 1> (e, last) y = Log(t)", True),
         ("e = Exp(s) y = ReduceLogSum <keepdims = 1> (e, last)", True),
         (EXP + SUM + "l = Log(t) y = Add(l, m)", True),
+        (ZERO + "i = IsInf(m) w = Where(i, zero, m) " + SHIFTED, True),
+        (ZERO + "i = IsInf(m) n = IsNaN(m) o = Or(i, n) k = Not(o) w = Where(k, m, zero) " + SHIFTED, True),
+        (
+            ZERO + "i = IsInf(m) k = Not(i) f = Cast <to = 1> (k) n = Cast <to = 1> (i) a = Mul(m, f) b = Mul(zero, n) "
+            "w = Add(a, b) " + SHIFTED,
+            True,
+        ),
+        (ZERO + "i = IsInf(m) w = Where(i, m, zero) " + SHIFTED, False),
+        (ZERO + "i = Less(m, zero) w = Where(i, zero, m) " + SHIFTED, False),
+        (ZERO + "i = IsInf(m) n = IsNaN(m) o = Or(i, n) w = Where(o, m, zero) " + SHIFTED, False),
+        (ZERO + "i = IsInf(m) n = Less(m, zero) o = Or(i, n) w = Where(o, zero, m) " + SHIFTED, False),
+        (
+            ZERO + "i = IsInf(m) w = Where(i, zero, m) d = Sub(s, w) e = Exp(d) " + SUM + "l = Log(t) y = Add(l, zero)",
+            False,
+        ),
         (EXP + SUM + "l = Log(t) y = Sub(l, m)", False),
         ("e = Exp(s) t = ReduceSum <keepdims = 1> (e, rows) y = Log(t)", False),
         ("t = ReduceSum <keepdims = 1> (s, last) y = Log(t)", False),
     ],
 )
 def test_log_sum_exp(body: str, found: bool) -> None:
-    graph = TextGraph("float[2,3,6,8] s", body, outputs="y", last=[-1], rows=[2])
+    numbers: dict[str, Constant] = {"zero": 0.0} if "zero" in body else {}
+    graph = TextGraph("float[2,3,6,8] s", body, outputs="y", last=[-1], rows=[2], **numbers)
     assert (rows.log_sum_exp(graph.view, graph.value("y")) is graph.value("s")) == found
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "per_row", "per_key"),
+    ("shape", "axes", "per_row", "per_key"),
     [
-        ((2, 3, 6, 1), -1, True, False),
-        ((2, 3, 1, 8), -1, False, True),
-        ((8,), -1, False, True),
-        ((), -1, True, True),
-        ((6, 8), -1, False, False),
-        ((2, 3, 1, 8), -2, True, False),
-        ((2, 3, 6, 1), -2, False, True),
-        ((8,), -2, True, False),
-        (("n", 1), -1, True, False),
+        ((2, 3, 6, 1), (-1,), True, False),
+        ((2, 3, 1, 8), (-1,), False, True),
+        ((8,), (-1,), False, True),
+        ((), (-1,), True, True),
+        ((6, 8), (-1,), False, False),
+        ((2, 3, 1, 8), (-2,), True, False),
+        ((2, 3, 6, 1), (-2,), False, True),
+        ((8,), (-2,), True, False),
+        (("n", 1), (-1,), True, False),
+        ((2, 3, 1, 1), (-2, -1), True, False),
+        ((2, 3, 1, 8), (-2, -1), False, False),
+        ((1, 1, 6, 8), (-2, -1), False, True),
+        ((8,), (-2, -1), False, True),
+        ((), (-2, -1), True, True),
     ],
 )
-def test_values_per_row_and_per_key(shape: tuple[int | str, ...], axis: int, per_row: bool, per_key: bool) -> None:
-    assert (rows.one_per_row(shape, axis), rows.one_per_key(shape, axis)) == (per_row, per_key)
+def test_values_per_row_and_per_key(
+    shape: tuple[int | str, ...], axes: tuple[int, ...], per_row: bool, per_key: bool
+) -> None:
+    assert (rows.one_per_row(shape, axes), rows.one_per_key(shape, axes)) == (per_row, per_key)
 
 
 @pytest.mark.parametrize(
