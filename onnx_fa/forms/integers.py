@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph.builder import Attr, OnnxBuilder, unused_name
 from onnx_fa.graph.casts import MOVED_THROUGH, is_dropout_at_rest, is_looked_through, without_round_trip
-from onnx_fa.graph.ops import DEQUANTIZE, op_of
+from onnx_fa.graph.ops import DEQUANTIZE, constant_tensor, op_of
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.terms import Dim, Quantized, Rounding
@@ -160,7 +160,7 @@ def _times_scale(
 def _check_scale(scale: ir.Value) -> None:
     """onnxruntime's optimiser takes a Mul by a number into the product with a matrix, and infinity times a sum is not the sum of
     terms times infinity."""
-    known = ir.convenience.get_const_tensor(scale)
+    known = constant_tensor(scale)
     if known is not None and not np.isfinite(known.numpy().astype(np.float64)).all():
         raise UnsupportedError(f"the scale {scale.name} of integers is infinite or NaN")
 

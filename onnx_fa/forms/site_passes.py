@@ -230,7 +230,7 @@ def _keys(view: GraphView, expr: Expr, axis: int, sizes: _Sizes) -> list[tuple[i
     found.sort(key=lambda x: x[1].at)
     ends = [keys.at + sizes((view.shape(leaf) or ())[keys.axis]) for leaf, keys in found]
     if not found or [keys.at for _, keys in found] != [0, *ends[:-1]] or ends[-1] != found[0][1].of:
-        raise UnsupportedError("passes not counted: the keys are no axis of the tensors that hold K or V")
+        raise UnsupportedError("passes not counted: the keys are no single axis of the tensors that hold K or V")
     return found
 
 

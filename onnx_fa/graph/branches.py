@@ -25,7 +25,7 @@ def put_in_place(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
     _give_own_names(moved, taken)
     for value in list(branch.initializers.values()):
         del branch.initializers[str(value.name)]
-        value.name = unused_name(str(value.name), taken)
+        _name_constant(value, unused_name(str(value.name), taken))
         graph.register_initializer(value)
     graph.insert_before(node, moved)
     for old, result in zip(node.outputs, results, strict=True):
@@ -50,9 +50,19 @@ def _give_own_names(nodes: Iterable[ir.Node], taken: set[str]) -> None:
             for name, value in list(graph.initializers.items()):
                 if not value.is_graph_input():
                     del graph.initializers[name]
-                    value.name = unused_name(name, taken)
+                    _name_constant(value, unused_name(name, taken))
                     graph.register_initializer(value)
             _give_own_names(graph, taken)
+
+
+def _name_constant(value: ir.Value, name: str) -> None:
+    """Names an initializer that no graph holds. Its tensor is copied where the name is new: onnx_ir names the tensor too, and that
+    may be the caller's own."""
+    tensor = value.const_value
+    if tensor is not None and value.name != name:
+        base = tensor.base_dir if isinstance(tensor, ir.ExternalTensor) else ""
+        value.const_value = ir.serde.deserialize_tensor(ir.serde.serialize_tensor(tensor), base)
+    value.name = name
 
 
 def _hand_over(node: ir.Node, old: ir.Value, new: ir.Value, *, own: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx
 import onnx_ir as ir
 
-from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.ops import constant_tensor, op_of
 
 _CONTENT_BYTES = 1 << 12
 """Constants up to this size take part (as shapes, axes and the like)."""
@@ -97,7 +97,7 @@ def _made_shape(node: ir.Node, value: ir.Value, model: ir.Model) -> ir.Shape | N
 
 def _content(value: ir.Value, model: ir.Model) -> ir.TensorProtocol | None:
     """A small constant that the caller of the model cannot replace."""
-    tensor = ir.convenience.get_const_tensor(value)
+    tensor = constant_tensor(value)
     if tensor is None or tensor.nbytes > _CONTENT_BYTES or (value.is_graph_input() and (model.ir_version or 4) >= 4):
         return None
     return tensor

@@ -19,7 +19,7 @@ from onnx_fa.graph.bounded import may_follow
 from onnx_fa.graph.contrib_shapes import contrib_types
 from onnx_fa.graph.declared import correct_outputs
 from onnx_fa.graph.moves import EACH_ONCE
-from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.ops import constant_tensor, op_of
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -68,7 +68,7 @@ def _correct_constants(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if op_of(node) != "Constant" or not node.outputs:
             continue
-        tensor, declared = ir.convenience.get_const_tensor(node.outputs[0]), node.outputs[0].shape
+        tensor, declared = constant_tensor(node.outputs[0]), node.outputs[0].shape
         if tensor is not None and declared is not None and declared != tensor.shape:
             node.outputs[0].shape = ir.Shape(int(n) for n in tensor.numpy().shape)
 
@@ -89,7 +89,7 @@ def _number(value: ir.Value | None, depth: int = 0) -> float | None:
     """A number that constants decide, through a little arithmetic."""
     if value is None or depth > _MAX_DEPTH:
         return None
-    tensor = ir.convenience.get_const_tensor(value)
+    tensor = constant_tensor(value)
     if tensor is not None:
         return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 and tensor.dtype != ir.DataType.STRING else None
     node = value.producer()

@@ -63,3 +63,13 @@ def asks_only(node: ir.Node, position: int) -> bool:
     return op_of(node) in ("Shape", "Size") or (
         op_of(node) == "CastLike" and position == 1 and node.inputs[0] is not node.inputs[1]
     )
+
+
+def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or Constant. onnx_ir's function for it gives a Constant's tensor the name of the value, and that
+    tensor may be the caller's own."""
+    node = value.producer()
+    held = node.attributes.get("value") if node is not None and op_of(node) == "Constant" else None
+    if value.const_value is not None or held is None or held.is_ref():
+        return ir.convenience.get_const_tensor(value)
+    return held.as_tensor()

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_fa.graph.axes import LAST_AXIS, Axes, node_axes, placed_axes
 from onnx_fa.graph.bounded import MAX_FOLDED_ELEMENTS, result_elements
 from onnx_fa.graph.dims import recorded, takes_in
-from onnx_fa.graph.ops import STANDARD, asks_only, attr_int, op_of
+from onnx_fa.graph.ops import STANDARD, asks_only, attr_int, constant_tensor, op_of
 from onnx_fa.graph.symbolic import SymbolicShapes
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.terms import Dim, DType
@@ -162,7 +162,7 @@ class GraphView:
         if node is None or node.domain not in STANDARD:
             return None
         if op_of(node) == "Constant":
-            tensor = ir.convenience.get_const_tensor(value)
+            tensor = constant_tensor(value)
             return None if tensor is None else tensor.numpy()
         if op_of(node) in ("Shape", "Size"):
             return self._shape_of(node)

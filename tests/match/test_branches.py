@@ -6,13 +6,13 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from onnx_fa.forms.rewrite import rewrite
+from onnx_fa.forms.rewrite import FORMS, rewrite
 from onnx_fa.graph.empty_guards import sure_branch
 from onnx_fa.graph.io import load
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.view import GraphView
 from tests.support.ort_run import run
-from tests.support.spellings_inside import guarded
+from tests.support.spellings_inside import MATCH, REFUSE, guarded
 
 _HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 
@@ -90,3 +90,19 @@ def test_what_meets_nothing_but_empty_tensors() -> None:
     assert branch_taken(row, top, behind="Sub(x, made)") == "other"
     assert branch_taken(row, top, behind="Neg(made)") is None
     assert branch_taken(row, top) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["guards against no elements", "guard against one element", "loop that keeps the shape"]
+)
+def test_the_model_given_stays_as_it_is(name: str) -> None:
+    """To the byte: constants that share a tensor with it keep their names, in branches too."""
+    model = (MATCH | REFUSE)[name]()
+    for node in model.graph.node:
+        for branch in (a.g for a in node.attribute if a.name == "else_branch"):
+            # The constant of a branch has a name that the graph around it has too.
+            branch.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "o/decided"))
+    before = model.SerializeToString()
+    for form in FORMS:
+        rewrite(model, form)
+        assert model.SerializeToString() == before

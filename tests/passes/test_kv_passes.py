@@ -198,14 +198,11 @@ def test_explain_counts(tmp_path: Path) -> None:
 
 def test_all_but_a_few_spellings_are_counted() -> None:
     """Every other row of the table: those with onnxruntime's products, functions with attributes left out, and keys in several
-    tensors too. Else the reason is given: shapes that only a run decides."""
+    tensors too. Else the reason is given: keys of several axes, or, of a few, shapes that only a run decides."""
     sites = [s for e in entries()[::2] if e.expected == "match" for s in explain(e.build(), passes=True).sites]
     lacking = [s.passes.reason for s in sites if s.passes is None or "?" in s.passes.words]
-    assert (
-        len(sites) > 210
-        and len(lacking) < len(sites) / 18
-        and all("passes not counted: " in reason for reason in lacking)
-    )
+    assert len(sites) > 210 and all("passes not counted: " in reason for reason in lacking)
+    assert sum("no single axis" not in reason for reason in lacking) < len(sites) / 18
     assert {s.passes.after.count for s in sites if s.passes is not None and s.passes.after is not None} <= {1, 2}
 
 

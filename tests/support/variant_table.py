@@ -113,6 +113,10 @@ GRAPHS: dict[str, tuple[str, str]] = {
         "tests/match/test_shared.py",
         "one site; V side by side, a copy of S x Dv; apart where a V is made of another's result, or with a single query",
     ),
+    "keys and queries of several axes, as the rows and columns of an image": (
+        "tests/support/spellings_axes.py",
+        "one site, the axes merged",
+    ),
     "log-sum-exp or maximum as an output": (
         "tests/match/test_shared.py",
         "one site with more results; not on the stock road",
