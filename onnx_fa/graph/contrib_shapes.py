@@ -109,8 +109,18 @@ def _by_blocks(node: ir.Node, read: Read) -> list[Shape | None]:
     return [] if not first or width < 1 else [(*first[:-1], width)]
 
 
-def _blocked_conv(node: ir.Node, read: Read) -> list[Shape | None]:
-    """As a Conv: the file holds the weights as many as there are channels in whole blocks."""
+def _table_of_bits(node: ir.Node, read: Read) -> list[Shape | None]:
+    """Rows of a table along its first axis, several numbers to a byte."""
+    table, indices = read(0), read(1)
+    if not table or indices is None or attr_int(node, "gather_axis", 0) % len(table) != 0:
+        return []
+    packed = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
+    width = multiply_dims(table[-1], 8 // attr_int(node, "bits", 4)) if packed else table[-1]
+    return [(*indices, *table[1:-1], width)]
+
+
+def _conv(node: ir.Node, read: Read) -> list[Shape | None]:
+    """A Conv of images; of a blocked one the file holds the weights as many as there are channels in whole blocks."""
     image, weights = read(0), read(1)
     if image is None or weights is None or len(image) != 4 or len(weights) != 4:
         return []
@@ -141,12 +151,18 @@ _RULES: dict[str, Rule] = {
     f"{CONTRIB}.MultiHeadAttention": _multi_head,
     f"{CONTRIB}.GroupQueryAttention": _grouped,
     f"{CONTRIB}.MatMulNBits": _by_blocks,
-    f"{BLOCKED}.Conv": _blocked_conv,
+    f"{CONTRIB}.MatMulBnb4": _by_blocks,
+    f"{CONTRIB}.DynamicQuantizeMatMul": _product,
+    f"{CONTRIB}.MatMulIntegerToFloat": _product,
+    f"{CONTRIB}.GatherBlockQuantized": _table_of_bits,
+    f"{CONTRIB}.FusedConv": _conv,
+    f"{BLOCKED}.Conv": _conv,
     f"{BLOCKED}.ReorderOutput": _unblocked,
 }
 _TYPE_FROM: dict[str, int] = {
-    **{name: 0 for name in _RULES if name not in (f"{CONTRIB}.EmbedLayerNormalization", f"{CONTRIB}.QAttention")},
+    **{name: 0 for name in _RULES if name != f"{CONTRIB}.EmbedLayerNormalization"},
     f"{CONTRIB}.QAttention": 3,  # the scale of its integers
+    f"{CONTRIB}.MatMulIntegerToFloat": 2,
+    f"{CONTRIB}.GatherBlockQuantized": 2,
     f"{CONTRIB}.FusedGemm": 0,
-    f"{CONTRIB}.FusedConv": 0,
 }

@@ -25,6 +25,8 @@ def floats(*dims: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(dims).astype(np.float32)
 
 
+BYTES = np.arange(C * 5, dtype=np.uint8).reshape(C, 5)
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
     # operator: inputs (dims with symbols, or constants; None is left out), attributes, outputs
     "FastGelu": ({"x": ["b", "s", C], "bias": WEIGHT}, {}, {}, 1),
@@ -53,6 +55,25 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
         {},
         1,
     ),
+    "DynamicQuantizeMatMul": (
+        {"a": ["b", "s", C], "w": BYTES, "scale": np.array(0.5, np.float32)},
+        {},
+        {},
+        1,
+    ),
+    "MatMulIntegerToFloat": (
+        {"a": ["s", C], "w": BYTES, "scale": np.array(0.5, np.float32), "other": np.array(0.25, np.float32)},
+        {},
+        {"a": np.uint8},
+        1,
+    ),
+    "GatherBlockQuantized": (
+        {"table": np.zeros((7, 16), np.uint8), "ids": ["b", "s"], "scales": floats(7, 2)},
+        {"block_size": 16, "gather_axis": 0, "quantize_axis": 1},
+        {"ids": np.int32},
+        1,
+    ),
+    "FusedConv": ({"x": ["b", 4, 9, 7], "w": floats(6, 4, 3, 3)}, {"activation": "Relu", "strides": [2, 1]}, {}, 1),
     "FusedMatMul": ({"a": ["b", "s", C], "w": floats(5, C)}, {"transB": 1}, {}, 1),
 }
 

@@ -140,6 +140,96 @@ CASES |= {
 }
 
 
+def integers(*shape: int, dtype: Any = np.int8) -> Array:
+    ends = np.iinfo(dtype)
+    return np.random.default_rng(sum(shape)).integers(ends.min, ends.max, shape, dtype, endpoint=True)
+
+
+def table(bits: int, size: int, zeros: bool = False, dtype: Any = np.float32) -> Any:
+    """A case of GatherBlockQuantized: nine rows of 64 numbers."""
+    blocks = 64 // size
+    packed = integers(9, 64 * bits // 8, dtype=np.uint8)
+    zero = integers(9, -(-blocks * bits // 8), dtype=np.uint8) if zeros else None
+    scales = (np.abs(numbers(9, blocks)) + 0.1).astype(dtype)
+    attrs = {"bits": bits, "block_size": size, "gather_axis": 0, "quantize_axis": 1}
+    return [packed, np.array([[1, 8, 0], [-1, 2, 2]], np.int64), scales, zero], [3], None, attrs
+
+
+def four_bit_floats(kind: int, size: int, dtype: Any = np.float32) -> Any:
+    """A case of MatMulBnb4: a weight of (6, 64)."""
+    largest = (np.abs(numbers(6 * 64 // size)) + 0.1).astype(dtype)
+    attrs = {"K": 64, "N": 6, "block_size": size, "quant_type": kind}
+    return [numbers(2, 3, 64, dtype=dtype), integers(6 * 32, dtype=np.uint8), largest], [3], None, attrs
+
+
+HALF = np.array(0.5, np.float32)
+SCALES = np.abs(numbers(5)) + np.float32(0.1)
+CASES |= {
+    "FusedConv": (
+        [numbers(1, 4, 6, 6), numbers(8, 4, 3, 3), numbers(8)],
+        [4],
+        None,
+        {"activation": "Relu", "pads": [1, 1, 1, 1]},
+    ),
+    "FusedConv, sum": (
+        [numbers(1, 4, 7, 7), numbers(8, 2, 3, 3), numbers(8), numbers(1, 8, 3, 3)],
+        [4],
+        None,
+        {"activation": "Relu", "strides": [2, 2], "group": 2},
+    ),
+    "FusedConv, slope": (
+        [numbers(1, 4, 6, 6), numbers(8, 4, 3, 3)],
+        [4],
+        None,
+        {"activation": "LeakyRelu", "activation_params": [0.3], "dilations": [2, 2]},
+    ),
+    "FusedConv, clip": (
+        [numbers(1, 4, 6, 6), numbers(8, 4, 1, 1), numbers(8)],
+        [4],
+        None,
+        {"activation": "Clip", "activation_params": [-0.5, 1.5]},
+    ),
+    "FusedConv, hard sigmoid": (
+        [numbers(1, 4, 6, 6), numbers(8, 4, 1, 1), numbers(8)],
+        [4],
+        None,
+        {"activation": "HardSigmoid", "activation_params": [0.3, 0.4]},
+    ),
+    "DynamicQuantizeMatMul": ([numbers(2, 3, 8), integers(8, 5), HALF], [3]),
+    "DynamicQuantizeMatMul, zeros": ([numbers(2, 3, 8) * np.float32(0), integers(8, 5), HALF, None, numbers(5)], [3]),
+    "DynamicQuantizeMatMul, above zero": ([np.abs(numbers(2, 3, 8)), integers(8, 5), HALF], [3]),
+    "DynamicQuantizeMatMul, columns": (
+        [numbers(2, 3, 8), integers(8, 5, dtype=np.uint8), SCALES, integers(5, dtype=np.uint8), numbers(5)],
+        [3],
+    ),
+    "MatMulIntegerToFloat": ([integers(3, 8, dtype=np.uint8), integers(8, 5), HALF, HALF], [2]),
+    "MatMulIntegerToFloat, zero points": (
+        [
+            integers(3, 8, dtype=np.uint8),
+            integers(8, 5, dtype=np.uint8),
+            HALF,
+            SCALES,
+            np.array(130, np.uint8),
+            integers(5, dtype=np.uint8),
+            numbers(5),
+        ],
+        [2],
+    ),
+    "MatMulIntegerToFloat, signed": (
+        [integers(3, 8), integers(8, 5), HALF, HALF, np.array(-7, np.int8), np.array(9, np.int8)],
+        [2],
+    ),
+    "MatMulBnb4, FP4": four_bit_floats(0, 32),
+    "MatMulBnb4, NF4": four_bit_floats(1, 16),
+    "MatMulBnb4, a block for a row": four_bit_floats(1, 64),
+    "GatherBlockQuantized": table(4, 16),
+    "GatherBlockQuantized, zero points": table(4, 16, zeros=True),
+    "GatherBlockQuantized, zero points, odd": table(4, 64, zeros=True),
+    "GatherBlockQuantized, 8 bits": table(8, 32, zeros=True),
+    "GatherBlockQuantized, f16": table(4, 32, dtype=np.float16),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_written_out(name: str) -> None:
     arrays, outputs, domain, attrs = (*CASES[name], None, {})[:4] if len(CASES[name]) < 4 else CASES[name]
@@ -171,6 +261,29 @@ def test_bias_add() -> None:
             [3],
             {"bits": 4, "K": 64, "N": 6, "block_size": 32},
             "g_idx",
+        ),
+        ("FusedConv", [numbers(1, 4, 6, 6), numbers(8, 4, 1, 1)], [4], {"activation": "Mish"}, "'Mish'"),
+        (
+            "MatMulIntegerToFloat",
+            [integers(3, 8), integers(8, 5), SCALES[:3], HALF],
+            [2],
+            {},
+            "each row",
+        ),
+        (
+            "MatMulBnb4",
+            four_bit_floats(1, 32)[0],
+            [3],
+            {"K": 64, "N": 6, "block_size": 128, "quant_type": 1},
+            "end of a row",
+        ),
+        ("GatherBlockQuantized", table(4, 16)[0], [3], {"block_size": 16, "gather_axis": 1}, "first axis"),
+        (
+            "GatherBlockQuantized",
+            [integers(9, 64), *table(4, 16)[0][1:]],
+            [3],
+            {"block_size": 16},
+            "bytes",
         ),
     ],
 )

@@ -7,6 +7,9 @@ import onnx
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
+_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_PARAMETERS = {"LeakyRelu": ("alpha",), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
+"""Attributes of activations, in the order in which a fused node gives them."""
 _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "Elu", "HardSigmoid", "Softplus", "Softsign")
 
 
@@ -48,6 +51,27 @@ def fused_gemm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if kind not in _ACTIVATIONS:
         raise ModelError(f"node {node.name!r}: FusedGemm with the activation {kind!r} is not supported")
     attrs = {n: v for n in ("alpha", "beta", "gamma") if (v := attr_of(node, f"activation_{n}", None)) is not None}
-    wanted = {"LeakyRelu": ("alpha",), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta")}.get(kind, ())
+    wanted = _PARAMETERS.get(kind, ())
     g.add(kind, [product], hint, out=node.output[0], **{n: v for n, v in attrs.items() if n in wanted})
+    return True
+
+
+def fused_conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """FusedConv: a Conv, a tensor added to its result (Z), and an activation. Raises ModelError for an activation that has no name
+    in ONNX."""
+    hint = node.name or node.op_type
+    kind, z = attr_of(node, "activation", b"").decode(), node.input[3] if len(node.input) > 3 else ""
+    numbers = [float(n) for n in attr_of(node, "activation_params", [])]
+    attrs = {n: v for n in _CONV if (v := attr_of(node, n, None)) is not None}
+    inputs = [x for x in node.input[:3] if x]
+    made = g.add("Conv", inputs, hint, **attrs)
+    if z:
+        made = g.add("Add", [made, z], hint)
+    if kind == "Clip" and len(numbers) == 2 and (dtype := g.kind(node.input[0])):
+        g.add("Clip", [made, *(g.scalar(n, dtype, hint) for n in numbers)], hint, out=node.output[0])
+        return True
+    if kind not in ("", *_ACTIVATIONS):
+        raise ModelError(f"node {node.name!r}: FusedConv with the activation {kind!r} is not supported")
+    named = dict(zip(_PARAMETERS.get(kind, ()), numbers, strict=False))
+    g.add(kind or "Identity", [made], hint, out=node.output[0], **named)
     return True

@@ -38,10 +38,10 @@ def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
     data = g.add("Reshape", [packed, g.const(np.array([rows, blocks, -1], np.int64), hint)], hint)
     total = ""
     for place in range(per_byte):
-        number = _bits_at(g, data, place, bits, hint)
+        number = bits_at(g, data, place, bits, hint)
         weight = g.add("Mul", [g.add("Sub", [number, zero], hint), scale], hint)
         flat = g.add("Reshape", [weight, g.const(np.array([rows, -1], np.int64), hint)], hint)
-        columns = _every(g, wide, place, per_byte, hint)
+        columns = every_column(g, wide, place, per_byte, hint)
         product = g.add("MatMul", [columns, g.add("Transpose", [flat], hint, perm=[1, 0])], hint)
         total = g.add("Add", [total, product], hint) if total else product
     if bias:
@@ -63,7 +63,7 @@ def _check(g: GraphWriter, node: onnx.NodeProto, bits: int, order: str) -> None:
             raise ModelError(f"{name} with columns in an order of its own (g_idx) is not supported")
 
 
-def _bits_at(g: GraphWriter, data: str, place: int, bits: int, hint: str) -> str:
+def bits_at(g: GraphWriter, data: str, place: int, bits: int, hint: str) -> str:
     """The numbers of so many bits at a place of each byte, as floats. They are divided as int32: IREE takes bytes to be signed."""
     if bits == 8:
         return g.cast(data, TensorProto.UINT8, TensorProto.FLOAT, hint)
@@ -87,7 +87,7 @@ def _zero_points(g: GraphWriter, zeros: str, bits: int, rows: int, blocks: int, 
     if kind != TensorProto.UINT8:
         return _column(g, g.cast(zeros, kind, TensorProto.FLOAT, hint), rows, blocks, hint)
     data = g.add("Reshape", [zeros, g.const(np.array([rows, -1, 1], np.int64), hint)], hint)
-    parts = [_bits_at(g, data, place, bits, hint) for place in range(8 // bits)]
+    parts = [bits_at(g, data, place, bits, hint) for place in range(8 // bits)]
     numbers = parts[0] if len(parts) == 1 else g.add("Concat", parts, hint, axis=2)
     flat = g.add("Reshape", [numbers, g.const(np.array([rows, -1], np.int64), hint)], hint)
     if blocks % len(parts):
@@ -99,7 +99,7 @@ def _column(g: GraphWriter, x: str, rows: int, blocks: int, hint: str) -> str:
     return g.add("Reshape", [x, g.const(np.array([rows, blocks, 1], np.int64), hint)], hint)
 
 
-def _every(g: GraphWriter, a: str, place: int, step: int, hint: str) -> str:
+def every_column(g: GraphWriter, a: str, place: int, step: int, hint: str) -> str:
     """Columns `place`, `place + step`, ... of a."""
     if step == 1:
         return a

@@ -14,7 +14,9 @@ from onnx import helper
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
-from onnx_fa.iree.legalise import activations, fused_products, norms, pads
+from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
+from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
+from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
@@ -288,9 +290,14 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.BiasAdd": activations.bias_add,
     **dict.fromkeys(FUSED_MATMULS, fused_products.fused_matmul),
     f"{CONTRIB}.MatMulNBits": matmul_nbits,
+    f"{CONTRIB}.MatMulBnb4": matmul_bnb4,
     "Div": divide_signed,
     "Mod": divide_signed,
     f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
+    f"{CONTRIB}.FusedConv": fused_products.fused_conv,
+    f"{CONTRIB}.DynamicQuantizeMatMul": quantized_products.dynamic_quantize_matmul,
+    f"{CONTRIB}.MatMulIntegerToFloat": quantized_products.matmul_integer_to_float,
+    f"{CONTRIB}.GatherBlockQuantized": gather_block_quantized,
     "Loop": _loop,
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
