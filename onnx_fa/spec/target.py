@@ -65,6 +65,15 @@ def _host_flags() -> str:
         return ""
 
 
+def foreign_cpu(target: Target) -> str:
+    """Why this machine's processor cannot run a CPU target's code, in words; empty where it can, and for GPUs."""
+    if target.is_gpu or target.name == "cpu-host":
+        return ""
+    if (platform.machine() in ("aarch64", "arm64")) != (target.name == "cpu-neon"):
+        return f"{target.name} is another architecture than this machine's"
+    return f"this machine's vectors are shorter than {target.name}'s" if target.lanes > _host_simd()[0] else ""
+
+
 _AARCH64 = ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic")
 _CPUS = {
     "cpu-host": ("--iree-llvmcpu-target-cpu=host",),

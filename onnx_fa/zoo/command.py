@@ -58,10 +58,12 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
     choice(sub)
     _add_work(sub)
 
-    sub = command("run", run, "export, explain, rewrite, compile on both roads, inspect, verify and time every model")
+    sub = command(
+        "run", run, "export, explain, rewrite, compile on both roads, inspect, check, verify and time every model"
+    )
     choice(sub)
     _add_work(sub)
-    sub.add_argument("--steps", metavar="A,B", help="only these steps, and what they need")
+    sub.add_argument("--steps", metavar="A,B", help="only these steps, and what they need; check follows compile")
     sub.add_argument("--rounds", type=_positive, default=5, metavar="N", help="timed rounds (default: %(default)s)")
     sub.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads (default: %(default)s)")
     baseline(sub)

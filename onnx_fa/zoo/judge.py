@@ -6,6 +6,7 @@ from typing import Any
 
 from onnx_fa.iree.inspect import OUTSIDE
 from onnx_fa.zoo.entries import Entry
+from onnx_fa.zoo.stages import RUNNING
 
 Json = dict[str, Any]
 Found = list[tuple[str, str]]
@@ -50,7 +51,7 @@ def _expected(entry: Entry, result: Json) -> Found:
     if entry.suite is None or not step or (said is not None and (said["ok"] or said["skipped"])):
         return []
     why = f"{entry.suite.config} expects {entry.suite.outcome}"
-    ours = ("verify", "bench") if step == "iree-run" else ("compile", "stock", "verify", "bench")
+    ours = RUNNING[1:] if step == "iree-run" else ("compile", "stock", *RUNNING[1:])
     return [(s, why) for s in (step, *ours)]
 
 

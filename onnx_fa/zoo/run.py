@@ -13,14 +13,16 @@ from pathlib import Path
 
 from onnx_fa import processes as limits
 from onnx_fa.benchmark.worker_process import package_environment
-from onnx_fa.errors import OnnxFaError
+from onnx_fa.errors import MissingDependencyError, OnnxFaError, TargetError
 from onnx_fa.files import write_whole, writing
+from onnx_fa.iree.run import require_device
 from onnx_fa.machine import machine_facts
+from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.zoo.compare import NOT_TRIED
 from onnx_fa.zoo.entries import Entry, key
 from onnx_fa.zoo.judge import judge
 from onnx_fa.zoo.shards import Shard, part, zoo_digest
-from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, USES, stage_reached, stages_of, steps_of
+from onnx_fa.zoo.stages import ALL_STEPS, ALWAYS, NEEDS, USES, stage_reached, stages_of, steps_of
 from onnx_fa.zoo.steps import Json
 
 TIMEOUTS = {
@@ -32,6 +34,7 @@ TIMEOUTS = {
     "iree-import": 300,
     "iree-compile": 300,
     "iree-run": 120,
+    "check": 120,
     "verify": 300,
     "bench": 240,
 }
@@ -50,7 +53,8 @@ MADE = {
 
 @dataclass(frozen=True)
 class Settings:
-    """`steps`: those to run, with those they need. Times: `rounds` of `calls` on `threads`. `factor` stretches all time limits."""
+    """`steps`: those to run, with those they need and those that always follow.
+    Times: `rounds` of `calls` on `threads`. `factor` stretches all time limits."""
 
     steps: tuple[str, ...] = ALL_STEPS
     rounds: int = 5
@@ -65,6 +69,7 @@ class Settings:
         for step in reversed(ALL_STEPS):
             if step in found:
                 found |= set(NEEDS[step])
+        found |= {behind for step, behind in ALWAYS.items() if step in found}
         return tuple(s for s in ALL_STEPS if s in found)
 
     def wanted_of(self, entry: Entry) -> tuple[str, ...]:
@@ -105,7 +110,8 @@ def run(
         (folder / "work").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OnnxFaError(f"{folder}: cannot be written: {e.strerror}") from e
-    states = [_EntryRun(e, target, folder / "work" / e.folder, settings) for e in part(entries, shard)]
+    absent = _absent(target)
+    states = [_EntryRun(e, target, folder / "work" / e.folder, settings, absent) for e in part(entries, shard)]
     partial = folder / "results.partial.jsonl"
     write_whole(partial, "")
 
@@ -142,11 +148,24 @@ def run(
     return results
 
 
+def _absent(target: str) -> str:
+    """Why this machine cannot run what is compiled for the target; empty where it can."""
+    parsed = parse_target(target)
+    if not parsed.is_gpu:
+        return foreign_cpu(parsed)
+    try:
+        require_device(parsed.device)
+    except (MissingDependencyError, TargetError) as e:
+        return str(e)
+    return ""
+
+
 class _EntryRun:
     """One entry on its way: what each step said, and what is on disk of it."""
 
-    def __init__(self, entry: Entry, target: str, folder: Path, settings: Settings) -> None:
+    def __init__(self, entry: Entry, target: str, folder: Path, settings: Settings, absent: str = "") -> None:
         self.entry, self.target, self.folder, self.settings = entry, target, folder, settings
+        self.skips = ({"check": absent} if absent else {}) | dict(entry.skip)
         self.done: dict[str, Json] = {}
         self.stop = False
 
@@ -154,7 +173,7 @@ class _EntryRun:
         """Runs a step, or takes over what it said before (then the answer is true)."""
         if self.stop:
             return False
-        if (why := dict(self.entry.skip).get(step)) is not None:
+        if (why := self.skips.get(step)) is not None:
             self.done[step] = _said(False, why, skipped=True)
             return True
         missing = [n for n in NEEDS[step] if not self.done[n]["ok"]]

@@ -16,6 +16,7 @@ ALL_STEPS = (
     "iree-import",
     "iree-compile",
     "iree-run",
+    "check",
     "verify",
     "bench",
 )
@@ -29,14 +30,17 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "iree-import": ("export",),
     "iree-compile": ("iree-import",),
     "iree-run": ("iree-compile",),
+    "check": ("compile",),
     "verify": ("compile",),
     "bench": ("compile",),
 }
 USES: dict[str, tuple[str, ...]] = {"bench": ("stock",)}
 """Steps whose files a step takes too, where they are run and succeed."""
 OF_SUITE = ("iree-import", "iree-compile", "iree-run")
-RUNNING = ("iree-run", "verify", "bench")
+RUNNING = ("iree-run", "check", "verify", "bench")
 """Steps that run a compiled module."""
+ALWAYS = {"compile": "check"}
+"""What a run does behind a step, asked for or not: no module is right because it compiled."""
 
 OF_SHARK = {
     "export": "setup",
@@ -44,6 +48,7 @@ OF_SHARK = {
     "rewrite": "preprocessing",
     "compile": "compilation",
     "stock": "compilation",
+    "check": "compiled_inference",
     "verify": "compiled_inference",
     "bench": "benchmark",
 }
@@ -57,6 +62,7 @@ OF_IREE = {
     "iree-import": "import",
     "iree-compile": "compile",
     "iree-run": "run",
+    "check": "run",
     "verify": "run",
     "bench": "run",
 }

@@ -177,7 +177,7 @@ def compile_(entry: Entry, target: Target, folder: Path, settings: Json) -> Json
         _model(folder), vmfb, target, flags=suite_steps.flags_for_any_device(entry), timeout_s=settings["timeout_s"] * 0.9,
         memory_bytes=6 << 30,
     )  # fmt: skip
-    names = ("name", "variant", "fused", "dispatches", "largest_buffer_bytes")
+    names = ("name", "variant", "fused", "dispatches", "largest_buffer_bytes", "lossy")
     return {
         "sites": [{n: getattr(s, n) for n in names} | {"body": (s.tiles or {}).get("body")} for s in done.sites],
         "misses": [m.to_dict() for m in done.misses],
@@ -230,6 +230,17 @@ def iree_compile(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
 
 def iree_run(entry: Entry, _: Target, folder: Path, settings: Json) -> Json:
     return suite_steps.run(entry, _model(folder), folder, settings)
+
+
+def check(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
+    """The compiled module once on random inputs beside onnxruntime, as `compile --check` runs it."""
+    from onnx_fa.graph import io
+    from onnx_fa.verifier.once import check_once
+
+    sites = json.loads((folder / "compile.json").read_text())["sites"]
+    dims = runnable_sizes(_model(folder), dict(entry.dims))
+    check_once(io.load(_model(folder)), folder / "model.vmfb", target, [s["lossy"] for s in sites], dims)
+    return {"dims": dims}
 
 
 def verify(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
@@ -350,6 +361,7 @@ STEPS: dict[str, Step] = {
     "iree-import": iree_import,
     "iree-compile": iree_compile,
     "iree-run": iree_run,
+    "check": check,
     "verify": verify,
     "bench": bench,
 }

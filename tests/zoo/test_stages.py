@@ -50,6 +50,7 @@ def test_every_step_has_a_stage_of_theirs() -> None:
         (SHARK, "export", "setup"),
         (SHARK, "explain", "import_model"),
         (SHARK, "compile", "compilation"),
+        (SHARK, "check", "compiled_inference"),
         (SHARK, "verify", "compiled_inference"),
         (SHARK, "bench", "benchmark"),
         (IREE, "", "PASS"),
@@ -86,11 +87,15 @@ def test_stages_in_the_reports(tmp_path: Path) -> None:
     ]
     rows = {r[0]: r[1:] for r in stages(results)}
     assert rows["setup"] == ("export", "1") and rows["compilation"] == ("compile, stock", "0")
-    assert rows["run"] == ("iree-run, verify, bench", "1") and rows["expectations"][1] == "1" and "Numerics" not in rows
+    assert (
+        rows["run"] == ("iree-run, check, verify, bench", "1")
+        and rows["expectations"][1] == "1"
+        and "Numerics" not in rows
+    )
     text = markdown(results, {}, None)
     assert (
         "## Stages\n\n| stage | steps here | models that it stopped |" in text
-        and "| run | iree-run, verify, bench | 1 |" in text
+        and "| run | iree-run, check, verify, bench | 1 |" in text
     )
     suites = ET.fromstring(junit(results, None))
     cases = {s.get("name"): [c.get("name") for c in s] for s in suites}

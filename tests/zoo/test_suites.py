@@ -216,6 +216,8 @@ def said(ok: bool, skipped: bool = False) -> dict[str, Any]:
         ("fail-compile", "iree-import", ("iree-import",), ()),
         ("fail-run", "iree-run", (), ("iree-run",)),
         ("fail-run", "iree-run verify", (), ("iree-run", "verify")),
+        ("fail-run", "iree-run check", (), ("iree-run", "check")),
+        ("pass", "check", ("check",), ()),
         ("fail-run", "iree-run compile", ("compile",), ("iree-run",)),
         ("fail-run", "iree-compile", ("iree-compile",), ()),
         ("fail-run", "", ("iree-run",), ()),

@@ -21,7 +21,7 @@ import onnx_fa.models.export as exporting
 import onnx_fa.zoo.run as running
 import tests.support.tiny as tiny
 from onnx_fa.cli.command import main
-from onnx_fa.errors import OnnxFaError, UnsupportedError
+from onnx_fa.errors import OnnxFaError, RunError, UnsupportedError
 from onnx_fa.forms import decomposed
 from onnx_fa.forms.score import modify
 from onnx_fa.iree import kernels
@@ -358,6 +358,30 @@ def test_a_kernel_of_another_scale_is_caught(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(kernels, "emit_kernel", rescaled)
     result = steps(tmp_path, "export", "compile", "verify")
     assert any(p.startswith("verify: IREE: output o against original") for p in result["problems"]), result["problems"]
+    with pytest.raises(RunError, match="output 'o' is not what onnxruntime computes on random inputs"):
+        steps(tmp_path, "check")
+
+
+def test_what_compiles_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever steps are asked for; where the device is not at hand the reason is said, and nothing fails."""
+    assert Settings(steps=("compile",)).wanted == ("export", "compile", "check")
+    assert Settings(steps=("bench",)).wanted == ("export", "compile", "check", "bench")
+    assert Settings(steps=("rewrite",)).wanted == ("export", "rewrite")
+    tiny.attention(tmp_path / "a.onnx")
+    entries, settings = load(zoo_file(tmp_path, 'name = "a"\npath = "a.onnx"')), Settings(steps=("compile",))
+    started: list[str] = []
+
+    def start(self: Any, step: str, timeout_s: float) -> dict[str, Any]:
+        started.append(step)
+        return running._said(True, "")
+
+    monkeypatch.setattr(running._EntryRun, "_start", start)
+    assert run(entries, "cpu-host", tmp_path / "here", settings)[0]["steps"]["check"]["ok"]
+    for target, why in (("cpu-neon", "architecture"), ("cuda-sm_80", "device cuda")):
+        (result,) = run(entries, target, tmp_path / target, settings)
+        said = result["steps"]["check"]
+        assert said["skipped"] and why in said["message"] and result["ok"], said
+    assert started.count("check") == 1
 
 
 def test_a_site_without_a_kernel_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
