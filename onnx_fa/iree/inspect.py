@@ -17,6 +17,7 @@ from onnx_fa.spec.attention import AttentionSpec
 
 if TYPE_CHECKING:
     from onnx_fa.iree.kernels import PlannedSite
+    from onnx_fa.kernels.mlir.kernel import Kernel
 
 _TENSOR = re.compile(r"tensor<((?:(?:\?|\d+)x)*)([a-z]+[0-9a-zA-Z]*)")
 _DISPATCH = re.compile(r"(?:(%[\w$.]+)(?::\d+)? = )?flow\.dispatch \{?@([\w$.]+)::@([\w$.]+)(.*)")
@@ -108,7 +109,8 @@ class Inspection:
 def inspect_phases(folder: Path, sites: Sequence[PlannedSite]) -> Inspection:
     """Reads what `--dump-compilation-phases-to=folder` left of a model that has these sites.
 
-    A dispatch belongs to a kernel when the kernel's name is in its symbol. Raises RunError when a phase is missing.
+    A dispatch belongs to a kernel when the kernel's name is in its symbol, or that of one that the compiler merged with it.
+    Raises RunError when a phase is missing.
     """
     flow = _phase(folder, "flow")
     bodies = dict(_executables(flow, "flow.executable"))
@@ -123,11 +125,11 @@ def inspect_phases(folder: Path, sites: Sequence[PlannedSite]) -> Inspection:
         for name in (n for n in stacks if function.startswith(n)):
             allocas = stacks[name]
             stacks[name] = None if allocas is None else max(allocas, size)
-    specs = {k.name: k.spec for k in kernels}
+    specs, twins = {k.name: k.spec for k in kernels}, _twins(kernels)
     by_kernel = {}
     for name, spec in specs.items():
-        uses = max(1, sum(k.name == name for k in kernels))
-        own = [c for c in calls if name in c.executable]
+        uses = sum(k.name in twins[name] for k in kernels)
+        own = [c for c in calls if any(n in c.executable for n in twins[name])]
         scores = tuple(b for c in own for b in _score_buffers(c, [spec]))
         inner = [_bytes(t) for c in own if not c.computes for t in c.results]
         inner += [_bytes(t) for c in own if c.computes for t in c.results if not _is_output(t, spec)]
@@ -148,6 +150,15 @@ def inspect_phases(folder: Path, sites: Sequence[PlannedSite]) -> Inspection:
             everywhere += [_buffer(call, t, OUTSIDE) for t in call.results]
     unique = {(b.dispatch, b.type): b for b in reversed(everywhere)}
     return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks)
+
+
+def _twins(kernels: Sequence[Kernel]) -> dict[str, set[str]]:
+    """By the name of each kernel the names of all that have its text but for the name. The compiler keeps one of them, which every
+    site then dispatches: they differ in the names of free lengths, of which nothing is left in the text."""
+    of_text: dict[str, set[str]] = {}
+    for k in kernels:
+        of_text.setdefault(k.text.replace(k.name, ""), set()).add(k.name)
+    return {name: names for names in of_text.values() for name in names}
 
 
 _LABEL = re.compile(r'^"?([\w$.]+)"?:')

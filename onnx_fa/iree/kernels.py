@@ -23,6 +23,7 @@ from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE, SPEC_ATTRIBUTE
+from onnx_fa.iree.legalise.expand import mark_expands
 from onnx_fa.iree.legalise.known_shapes import settle_shapes
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -91,6 +92,7 @@ def plan_kernels(model: ModelLike, target: Target) -> Planned:
     chooser = _Chooser(work, target, {}, {})
     # In the order of the graph, which is how constants that sites share get the same names every time.
     chosen = {node: chooser.choose(by_node[node]) for node in list(work.graph) if node in by_node}
+    mark_expands(work)
     return Planned(work, target, tuple(chosen.get(site.node, site) for site in sites), report.misses)
 
 
@@ -101,8 +103,9 @@ def replace_refused(planned: Planned, refused: Mapping[str, str]) -> Planned:
     """
     made = {site.spec: site.kernel for site in planned.sites if site.kernel is not None}
     chooser = _Chooser(planned.model, planned.target, made, refused)
-    sites = (chooser.choose(s) if s.kernel is not None and s.kernel.name in refused else s for s in planned.sites)
-    return replace(planned, sites=tuple(sites))
+    sites = tuple(chooser.choose(s) if s.kernel is not None and s.kernel.name in refused else s for s in planned.sites)
+    mark_expands(planned.model)
+    return replace(planned, sites=sites)
 
 
 class _Chooser:

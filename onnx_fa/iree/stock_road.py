@@ -55,6 +55,7 @@ def emit_transform_spec(
     """
     seen: set[bytes] = set()
     kernels: dict[str, Kernel] = {}
+    of_text: dict[str, Kernel] = {}
     replacements: list[Replacement] = []
     for site in sites:
         try:
@@ -66,6 +67,8 @@ def emit_transform_spec(
                 continue
             kernel = emit(site.spec, target)
             kernel = replace(kernel, text=_without_state(kernel.text))
+            # Kernels of free lengths with other names are one, as the compiler makes one of them.
+            kernel = of_text.setdefault(kernel.text.replace(kernel.name, ""), kernel)
             replacement = make_replacement(site, _lower(proto, site.name), kernel, f"onnx_fa_{len(replacements)}")
         except UnsupportedError as error:
             if left_out is None:

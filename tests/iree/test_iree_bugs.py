@@ -62,6 +62,11 @@ def test_expand_dynamic_unit(tmp_path: Path) -> None:
         pytest.fail(REPAIRED)
 
 
+def test_instance_norm_free(tmp_path: Path) -> None:
+    x = np.array([[[1, 2, 3, 4], [5, 6, 7, 9]]], np.float32)
+    assert np.isnan(load_module(_compiled("instance_norm_free", tmp_path))(x)[0]).all(), REPAIRED
+
+
 @pytest.mark.parametrize(
     ("name", "message", "flags"),
     [

@@ -1,4 +1,4 @@
-"""Activations of onnxruntime's own domain, in smaller operators (ContribOperators.md of onnxruntime)."""
+"""Activations that IREE does not know, in smaller operators (ContribOperators.md of onnxruntime, Operators.md of ONNX)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def fast_gelu(g: GraphWriter, node: onnx.NodeProto) -> bool:
     slope = g.add("Add", [square, g.scalar(outer, kind, hint)], hint)
     inner = g.add("Tanh", [g.add("Mul", [x, slope], hint)], hint)
     _times_half(g, node, x, inner, kind, hint)
+    return True
+
+
+def softsign(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Softsign: x / (1 + |x|), which IREE refuses."""
+    hint, kind = node.name or node.op_type, g.kind(node.input[0])
+    if not kind:
+        return False
+    below = g.add("Add", [g.scalar(1.0, kind, hint), g.add("Abs", [node.input[0]], hint)], hint)
+    g.add("Div", [node.input[0], below], hint, out=node.output[0])
     return True
 
 

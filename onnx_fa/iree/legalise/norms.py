@@ -88,6 +88,26 @@ def embed_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """InstanceNormalization of (N, C, D1 ... Dn) with sizes that only a run knows, over which IREE takes wrong means
+    (docs/developer/iree-bugs.md): NaN for most inputs. Known sizes it computes rightly."""
+    x, scale, bias = node.input
+    kind, shape = g.types.get(x, (0, None))
+    if not kind or shape is None or all(isinstance(d, int) for d in shape[2:]):
+        return False
+    hint = node.name or "InstanceNormalization"
+    stash = TensorProto.FLOAT if kind in _NARROW else kind
+    axes = list(range(2, len(shape)))
+    wide = g.cast(x, kind, stash, hint)
+    centred = g.add("Sub", [wide, g.mean(wide, axes, hint)], hint)
+    normal = _normal(g, centred, stash, axes, attr_of(node, "epsilon", 1e-5), hint)
+    rows = g.const(np.array([-1, *[1] * len(axes)], np.int64), hint)
+    factor, summand = (g.cast(g.add("Reshape", [v, rows], hint), kind, stash, hint) for v in (scale, bias))
+    scaled = g.add("Add", [g.add("Mul", [normal, factor], hint), summand], hint)
+    g.cast(scaled, stash, kind, hint, out=node.output[0])
+    return True
+
+
 def _write_norm(
     g: GraphWriter, x: str, kind: int, scale: tuple[str, str], simplified: bool, epsilon: float, hint: str, out: str
 ) -> None:

@@ -15,6 +15,7 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
+from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
@@ -305,6 +306,9 @@ _HANDLERS: dict[str, Handler] = {
     "Conv": _patches,
     "DequantizeLinear": _dequantize_blocks,
     "RMSNormalization": norms.rms_norm,
+    "InstanceNormalization": norms.instance_norm,
+    "Expand": expand,
+    "Softsign": activations.softsign,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,
     f"{CONTRIB}.RotaryEmbedding": _contrib_rotary,
