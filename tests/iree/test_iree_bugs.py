@@ -67,6 +67,11 @@ def test_instance_norm_free(tmp_path: Path) -> None:
     assert np.isnan(load_module(_compiled("instance_norm_free", tmp_path))(x)[0]).all(), REPAIRED
 
 
+def test_rows_left_over(tmp_path: Path) -> None:
+    x = np.arange(18, dtype=np.float32).reshape(2, 1, 3, 3)
+    assert load_module(_compiled("rows_left_over", tmp_path))(x)[0].ravel().tolist() != [4, 13], REPAIRED
+
+
 @pytest.mark.parametrize(
     ("name", "message", "flags"),
     [

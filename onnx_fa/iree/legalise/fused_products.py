@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnx_fa.errors import ModelError
+from onnx_fa.iree.legalise.windows import trim_rows
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -65,6 +66,8 @@ def fused_conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
     attrs = {n: v for n in _CONV if (v := attr_of(node, n, None)) is not None}
     inputs = [x for x in node.input[:3] if x]
     made = g.add("Conv", inputs, hint, **attrs)
+    conv = g.nodes.pop()
+    g.nodes.append(trim_rows(g, conv) or conv)
     if z:
         made = g.add("Add", [made, z], hint)
     if kind == "Clip" and len(numbers) == 2 and (dtype := g.kind(node.input[0])):

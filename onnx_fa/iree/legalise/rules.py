@@ -21,6 +21,7 @@ from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
+from onnx_fa.iree.legalise.windows import trim_rows, window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 
@@ -176,6 +177,16 @@ def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | st
     return True
 
 
+def _conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """A Conv without rows that no window reads where IREE miscounts them, and as a matmul where it is one."""
+    trimmed = trim_rows(g, node)
+    if _patches(g, trimmed or node):
+        return True
+    if trimmed is not None:
+        g.nodes.append(trimmed)
+    return trimmed is not None
+
+
 def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A 2-D Conv whose patches do not overlap (stride = kernel, no padding) as one matmul: how a ViT embeds its image.
 
@@ -303,7 +314,8 @@ _HANDLERS: dict[str, Handler] = {
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
     "MatMul": _flat_rows,
-    "Conv": _patches,
+    "Conv": _conv,
+    **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
     "DequantizeLinear": _dequantize_blocks,
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,

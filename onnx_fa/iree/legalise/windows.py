@@ -1,0 +1,70 @@
+"""Windows of which an axis has a single place and that leave rows over: IREE takes all rows for the window's own, which is silently
+wrong where the batch is free, and else refused (docs/developer/iree-bugs.md). The rows that no window reads are taken away."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+
+_WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
+"""Which input has the windows' sizes, where no attribute has them."""
+
+
+def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The node with fewer pads at the end, on a Slice of its input where these are not enough; None where it leaves nothing over
+    along an axis with one window, or its sizes are not known."""
+    shape, kernel = g.shape(node.input[0]), attr_of(node, "kernel_shape", None)
+    if kernel is None and op_of(node) in _WEIGHTS:
+        weight = g.shape(node.input[_WEIGHTS[op_of(node)]])
+        kernel = None if weight is None else weight[2:]
+    if shape is None or not kernel or len(shape) != len(kernel) + 2 or attr_of(node, "ceil_mode", 0):
+        return None
+    axes = len(kernel)
+    strides, dilations = attr_of(node, "strides", [1] * axes), attr_of(node, "dilations", [1] * axes)
+    pads = list(attr_of(node, "pads", [0] * 2 * axes))
+    same = attr_of(node, "auto_pad", b"NOTSET").startswith(b"SAME")
+    cut: dict[int, int] = {}
+    changed = False
+    for i, (size, width) in enumerate(zip(shape[2:], kernel, strict=True)):
+        if not isinstance(size, int) or not isinstance(width, int):
+            continue
+        reach = (width - 1) * dilations[i] + 1
+        if same and (size < reach or size > strides[i]):
+            continue  # padded to the last window's end, no further
+        left = size + pads[i] + pads[axes + i] - reach
+        if not 0 < left < strides[i]:
+            continue
+        changed = True
+        take = min(left, pads[axes + i])
+        pads[axes + i] -= take
+        if left > take:
+            cut[i + 2] = size - (left - take)
+    if not changed or any(end <= 0 for end in cut.values()) or (same and any(pads)):
+        return None
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    if cut:
+        hint = node.name or node.op_type
+        starts, ends, where = ([0] * len(cut), list(cut.values()), list(cut))
+        if g.opset < 10:  # attributes until then
+            made.input[0] = g.add("Slice", [node.input[0]], hint, starts=starts, ends=ends, axes=where)
+        else:
+            numbers = [g.const(np.array(values, np.int64), hint) for values in (starts, ends, where)]
+            made.input[0] = g.add("Slice", [node.input[0], *numbers], hint)
+    if not same:
+        kept = [a for a in made.attribute if a.name not in ("pads", "auto_pad")]
+        del made.attribute[:]
+        made.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+    return made
+
+
+def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """A convolution of integers, or a pool."""
+    made = trim_rows(g, node)
+    if made is not None:
+        g.nodes.append(made)
+    return made is not None
