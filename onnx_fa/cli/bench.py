@@ -28,6 +28,10 @@ def run_bench(args: argparse.Namespace) -> int:
         raise OnnxFaError("give a model, or --heads, --head-dim and --seq")
     if args.model is None:
         return _bench_sweep(args)
+    if args.prompt or args.generate:
+        from onnx_fa.cli.bench_generate import bench_generation
+
+        return bench_generation(args)
     if args.modules or args.build_only:
         raise OnnxFaError("--modules and --build-only are for --heads, --head-dim and --seq")
     args.target = args.target or "cpu-host"

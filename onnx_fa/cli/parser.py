@@ -11,6 +11,7 @@ import onnx_fa
 from onnx_fa.cli.bench import run_bench
 from onnx_fa.cli.compile import run_compile
 from onnx_fa.cli.explain import run_explain
+from onnx_fa.cli.generate import run_generate
 from onnx_fa.cli.import_ import add_import, run_import
 from onnx_fa.cli.inspect import run_inspect
 from onnx_fa.cli.options import (
@@ -215,6 +216,17 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
         "--threads", type=int, default=2, metavar="N", help="threads of every contestant (default: %(default)s)"
     )
     sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
+    sub.add_argument(
+        "--prompt", type=int, default=0, metavar="N", help="of a decoder with caches: time a prompt of N random tokens"
+    )
+    sub.add_argument("--generate", type=int, default=0, metavar="N", help="and N tokens after it, one by one")
+    sub.add_argument(
+        "--timeout",
+        type=parse_seconds,
+        default=1800,
+        metavar="S",
+        help="of --prompt: stop iree-compile after S seconds (default: %(default)s)",
+    )
     add_dims(sub)
     sub.add_argument(
         "--target",
@@ -243,6 +255,28 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--build-only", action="store_true", help="fill --modules for a machine that has a device, but no compiler"
     )
+
+
+def _add_generate(sub: argparse.ArgumentParser) -> None:
+    add_model(sub, "a decoder with its caches: an ONNX file, or a folder of onnxruntime-genai or optimum")
+    sub.add_argument(
+        "--prompt-ids", type=parse_numbers, required=True, metavar="N,N", help="the tokens of the prompt, as numbers"
+    )
+    sub.add_argument("--tokens", type=int, default=16, metavar="N", help="how many to generate (default: %(default)s)")
+    sub.add_argument("--modules", metavar="DIR", help="keep the compiled modules there")
+    sub.add_argument("--no-compare", action="store_true", help="do not run onnxruntime beside")
+    sub.add_argument("--threads", type=int, metavar="N", help="of every contestant (default: all)")
+    sub.add_argument(
+        "--timeout",
+        type=parse_seconds,
+        default=1800,
+        metavar="S",
+        help="stop each iree-compile after S seconds (default: %(default)s)",
+    )
+    add_report(sub, "tokens and times")
+    add_target(sub)
+    add_kernels(sub)
+    add_lossy(sub)
 
 
 def _add_tune(sub: argparse.ArgumentParser) -> None:
@@ -300,6 +334,7 @@ COMMANDS = (
         _add_bench,
         run_bench,
     ),
+    Command("generate", "generate tokens with a decoder, beside onnxruntime", _add_generate, run_generate),
     Command("tune", "measure tiles and compile options on this machine, for the tuning database", _add_tune, run_tune),
 )
 """In the order in which --help shows them."""

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnx_fa.forms.integers import written_out
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.casts import MOVED_THROUGH
+from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.match import Call, Const, Expr
 
 
@@ -31,8 +32,11 @@ def _write_call(b: OnnxBuilder, expr: Call, replaced: dict[ir.Value, ir.Value]) 
     args = [realise(b, a, replaced) for a in expr.args]
     if b.for_onnxruntime and expr.op not in MOVED_THROUGH:  # what moves axes is written out as a whole
         args = [written_out(b, a) for a in args]
-    out = b.op_of("", expr.op, args, dict(expr.attrs))
+    domain, _, name = expr.op.rpartition(".")
+    out = b.op_of(domain, name, args, dict(expr.attrs))
     first = expr.args[0]
+    if expr.op == APPEND_ROWS and isinstance(first, ir.Value):
+        out.shape, out.type = first.shape, first.type
     if expr.shape is not None and expr.op == "Expand" and isinstance(first, ir.Value) and first.type is not None:
         out.shape, out.type = ir.Shape(expr.shape), first.type  # more than inference can tell
     return out

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.io import ModelLike, load
+from onnx_fa.graph.normalise import infer_shapes
+from onnx_fa.graph.view import GraphView
 
 ODD_LENGTH = 37
 """The default size of a symbolic length: no tile or vector size divides it."""
@@ -82,11 +84,45 @@ def fix_dims(model: ModelLike, sizes: Mapping[str, int]) -> ir.Model:
         if value.shape is not None:
             named = [sizes.get(f"{value.name}.{a}") if _is_unnamed(d) else d for a, d in enumerate(value.shape)]
             value.shape = ir.Shape(named)
+    said: dict[ir.Value, list[int | ir.SymbolicDim | None]] = {}
     for graph in fixed.graphs():
-        for value in (*graph.inputs, *(o for node in graph for o in node.outputs)):
+        for value in graph.inputs:
             if value.shape is not None:
                 value.shape = ir.Shape([_fixed_dim(d, sizes) for d in value.shape])
+        for value in (o for node in graph for o in node.outputs):
+            if value.shape is not None and (dims := [_fixed_dim(d, sizes) for d in value.shape]) != list(value.shape):
+                said[value], value.shape = dims, None
+    _follow(fixed, said)
     return fixed
+
+
+def _follow(model: ir.Model, said: Mapping[ir.Value, Sequence[int | ir.SymbolicDim | None]]) -> None:
+    """Gives values that nodes make the dims that follow from the inputs, and where nothing follows those that the file `said`.
+
+    Some exporters call two lengths by one name inside a graph (onnxruntime-genai's builder the queries' and the keys'), which does
+    no harm until one of them is fixed."""
+    if not said:
+        return
+    infer_shapes(model)
+    view = GraphView(model)
+    for value, dims in said.items():
+        found = view.shape(value)
+        if found is None or len(found) != len(dims):
+            value.shape = ir.Shape(dims)
+        else:
+            value.shape = ir.Shape([told if told is not None else d for told, d in zip(found, dims, strict=True)])
+
+
+def rename_dim(model: ir.Model, old: str, new: str) -> None:
+    """Calls a free dim of a model otherwise, wherever it stands by itself: `new` may be a sum of other dims that it equals."""
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(o for node in graph for o in node.outputs)):
+            if value.shape is not None and any(_symbol(d) == old for d in value.shape):
+                value.shape = ir.Shape([new if _symbol(d) == old else d for d in value.shape])
+
+
+def _symbol(dim: int | ir.SymbolicDim) -> str | None:
+    return dim.value if isinstance(dim, ir.SymbolicDim) else None
 
 
 def _is_unnamed(dim: int | ir.SymbolicDim) -> bool:

@@ -17,16 +17,18 @@ import onnx_ir as ir
 
 from onnx_fa.errors import MissingDependencyError, ModelError
 from onnx_fa.graph.bounded import infer_followed
+from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
+from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.kernels.mlir.text import element_type
+from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.spec.dtypes import ONNX
 
 try:
@@ -72,18 +74,19 @@ def import_mlir(
         except stock.OnnxImportError as e:
             raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
     if verify:
-        _verify(module, kernels)
+        _verify(module, [*map(_declaration, kernels), *map(declare, importer.appending.values())])
     text: str = module.get_asm(assume_verified=True)
     # Kernels come first: IREE lowers no store to a global that is defined behind the function (docs/developer/iree-bugs.md).
     start = re.search(r"^module.*\{\n", text, re.M)
     assert start is not None
-    whole = text[: start.end()] + "\n".join(k.text for k in kernels) + "\n" + text[start.end() :]
+    added = [*(k.text for k in kernels), *importer.appending.values()]
+    whole = text[: start.end()] + "\n".join(added) + "\n" + text[start.end() :]
     return whole, importer.weights.parameters
 
 
-def _verify(module: Any, kernels: Sequence[Kernel]) -> None:
-    """Raises ModelError where the module is not one."""
-    with _declared(module, kernels):
+def _verify(module: Any, declarations: Sequence[str]) -> None:
+    """Raises ModelError where the module is not one. `declarations` are of functions whose text joins it later."""
+    with _declared(module, declarations):
         try:
             module.verify()
         except mlir.MLIRError as e:
@@ -91,22 +94,27 @@ def _verify(module: Any, kernels: Sequence[Kernel]) -> None:
 
 
 @contextlib.contextmanager
-def _declared(module: Any, kernels: Sequence[Kernel]) -> Iterator[None]:
-    """Declares the kernels' functions for the time of a verification; their text joins the module later."""
-    declarations = []
+def _declared(module: Any, declarations: Sequence[str]) -> Iterator[None]:
+    """Declares functions for the time of a verification."""
+    made = []
     with module.context, mlir.Location.unknown(), mlir.InsertionPoint(module.regions[0].blocks[0]):
-        for kernel in kernels:
-            spec = kernel.spec
-            types = zip(spec.operand_shapes, spec.operand_dtypes, strict=True)
-            args = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in types)
-            results = ", ".join(str(_tensor(shape, dtype)) for shape, dtype in spec.results)
-            declarations.append(mlir.Operation.parse(f"util.func private @{kernel.name}({args}) -> ({results})"))
-            mlir.InsertionPoint(module.regions[0].blocks[0]).insert(declarations[-1])
+        for text in declarations:
+            made.append(mlir.Operation.parse(text))
+            mlir.InsertionPoint(module.regions[0].blocks[0]).insert(made[-1])
     try:
         yield
     finally:
-        for declaration in declarations:
+        for declaration in made:
             declaration.operation.erase()
+
+
+def _declaration(kernel: Kernel) -> str:
+    spec = kernel.spec
+    args, results = (
+        ", ".join(tensor_type(shape, element_type(dtype)) for shape, dtype in types)
+        for types in (zip(spec.operand_shapes, spec.operand_dtypes, strict=True), spec.results)
+    )
+    return f"util.func private @{kernel.name}({args}) -> ({results})"
 
 
 def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, data_prop: bool = True) -> None:
@@ -174,9 +182,11 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["sites", "weights"]
+    __slots__ = ["appending", "sites", "weights"]
     sites: Mapping[str, PlannedSite]
     weights: WeightImporter
+    appending: dict[str, str]
+    """Functions that write rows into caches, by their names."""
 
     @classmethod
     def define(
@@ -200,6 +210,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         )
         self._nv_map = base._nv_map
         self.sites = sites
+        self.appending = {}
         self.weights = WeightImporter(base._p, base._cc, held, externalize)
         for name, info in parameters.items():
             self._nv_map[name] = self.weights.load_input(info, self._b)
@@ -238,6 +249,24 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 self._nv_map[name] = _op("torch_c.from_builtin_tensor", cast, torch_type)
         return True
 
+    def _handle_node_AppendRows(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != APPEND_ROWS:
+            return False
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            cache, new = (self._nv_map[name] for name in node.input)
+            element = _element(cache.type)
+            whole = _builtin(cache.type, element)
+            dims = [None if whole.is_dynamic_dim(i) else whole.get_dim_size(i) for i in range(1, whole.rank)]
+            name, rows = function_name(dims, element), mlir.Type.parse(rows_type(dims, element))
+            self.appending[name] = append_rows_text(dims, element)
+            operands = [
+                _cast(_op("torch_c.to_builtin_tensor", x, _builtin(x.type, element)), rows) for x in (cache, new)
+            ]
+            callee = {"callee": mlir.FlatSymbolRefAttr.get(name)}
+            made = mlir.Operation.create("util.call", results=[rows], operands=operands, attributes=callee).result
+            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", _cast(made, whole), cache.type)
+        return True
+
 
 def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:
     """Takes the inputs that are parameters from the function's arguments. Raises ModelError where there are not so many."""
@@ -264,6 +293,12 @@ def _cast(value: Any, want: Any) -> Any:
 def _tensor(shape: tuple[int | str, ...], dtype: str) -> Any:
     dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
     return mlir.Type.parse(f"tensor<{dims}{element_type(dtype)}>")
+
+
+def _element(torch_type: Any) -> str:
+    """The builtin element type for a `!torch.vtensor<[1,?],si8>`: integers have no sign there."""
+    element = str(torch_type).rpartition(",")[2].removesuffix(">")
+    return element.removeprefix("s").removeprefix("u") if element[:2] in ("si", "ui") else element
 
 
 def _builtin(torch_type: Any, element: str) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 import onnx
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
 from onnx_fa.graph.site_op import SITE
 
@@ -73,7 +74,7 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
         if op not in _standard_names():
             return "is no operator of ONNX, and no model-local function either"
         return "is unknown to IREE" if op in UNKNOWN else ""
-    if op == SITE and node.name in sites:
+    if op == APPEND_ROWS or (op == SITE and node.name in sites):
         return ""
     if node.domain != CONTRIB:
         return (

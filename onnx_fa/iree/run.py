@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
 Array = NDArray[Any]
 
 
-def _runtime() -> Any:
+def runtime() -> Any:
+    """The package iree.runtime. Raises MissingDependencyError."""
     try:
         import iree.runtime as rt
     except ImportError as e:
@@ -29,10 +30,15 @@ def _runtime() -> Any:
     return rt
 
 
+def limit_threads(count: int) -> None:
+    """Gives CPU devices of this process so many workers, as --task_topology_max_group_count does: before the first one is made."""
+    runtime().flags.parse_flags(f"--task_topology_max_group_count={count}")
+
+
 def require_device(device: str) -> None:
     """Raises TargetError where IREE's runtime finds no such device here. `device` is a driver, with or without a device of it:
     "cuda", "hip", "vulkan://0"."""
-    rt, driver = _runtime(), device.partition(":")[0]
+    rt, driver = runtime(), device.partition(":")[0]
     if driver not in (known := rt.query_available_drivers()):
         raise TargetError(f"device {device}: IREE's runtime has no driver {driver!r} here, only {', '.join(known)}")
     try:
@@ -55,7 +61,7 @@ class Gpu:
 def find_gpu(device: str) -> Gpu:
     """The first device of a driver. Raises TargetError where there is none."""
     require_device(device)
-    driver = _runtime().get_driver(device.partition(":")[0])
+    driver = runtime().get_driver(device.partition(":")[0])
     found = driver.query_available_devices()[0]
     facts = re.search(r"gpu-compute-capability: (\d+)\.(\d)", driver.dump_device_info(found["device_id"]))
     driver_version = Path("/sys/module/nvidia/version")
@@ -90,7 +96,38 @@ def load_module(
     `function` is needed only when the module exports more than one; `parameters` as for `run`. Raises RunError when the module
     cannot be loaded or a call fails.
     """
-    rt = _runtime()
+    invoke = bind_module(vmfb, device, function, parameters)
+
+    def call(*arrays: Array) -> list[Array]:
+        try:
+            return [np.asarray(r.to_host()) for r in invoke(*arrays)]
+        except Exception as e:  # the bindings raise whatever their C++ throws, and KeyError for types that NumPy lacks
+            raise RunError(f"{invoke.name}: {_call_problem(e, arrays)}") from e
+
+    return call
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A function of a loaded module. Called with arrays of NumPy or of the device, it returns arrays of the device; what the
+    bindings raise passes through."""
+
+    name: str
+    invoke: Callable[..., Any] = field(repr=False)
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        result = self.invoke(*arrays)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def bind_module(
+    vmfb: Path | bytes,
+    device: str = "local-task",
+    function: str | None = None,
+    parameters: Mapping[str, str | os.PathLike[str]] | None = None,
+) -> Bound:
+    """As `load_module`, for results that stay on the device. Modules of one device share it. Raises RunError."""
+    rt = runtime()
     name = "the module" if isinstance(vmfb, bytes) else str(vmfb)
     try:
         data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
@@ -114,17 +151,7 @@ def load_module(
         function = public[0]
     elif function not in names:
         raise RunError(f"the module has no function {function!r}, only {', '.join(names)}")
-    invoke = context.modules[module.name][function]
-
-    def call(*arrays: Array) -> list[Array]:
-        try:
-            result = invoke(*arrays)
-            results = result if isinstance(result, (list, tuple)) else [result]
-            return [np.asarray(r.to_host()) for r in results]
-        except Exception as e:  # the bindings raise whatever their C++ throws, and KeyError for types that NumPy lacks
-            raise RunError(f"{function}: {_call_problem(e, arrays)}") from e
-
-    return call
+    return Bound(function, context.modules[module.name][function])
 
 
 def _read_module(rt: Any, context: Any, data: bytes, name: str) -> Any:
@@ -276,7 +303,7 @@ def benchmark_module(
 
 def function_of(vmfb: Path) -> str:
     """The function that a module of one model exports. Raises RunError."""
-    rt = _runtime()
+    rt = runtime()
     instance = rt.VmInstance()
     module = rt.VmModule.copy_buffer(instance, vmfb.read_bytes())
     names = [n for n in module.function_names if not n.startswith("__") and not n.endswith("$async")]

@@ -32,8 +32,7 @@ def check_once(
         original = Runner(model, Path(folder) / "model.onnx")
         want = original(arrays)
     got = load_module(module, target.device)(*arrays.values())
-    kinds = [_narrowest_type(model), *(word for word in lossy if word in MODEL_TOLERANCE)]
-    allowed = max(MODEL_TOLERANCE[kind] for kind in kinds)
+    allowed = model_tolerance(model, lossy)
     for (name, expected), result in zip(want.items(), got, strict=True):
         if result.dtype != expected.dtype and result.dtype.itemsize == expected.dtype.itemsize:
             result = result.view(expected.dtype)  # the runtime has no unsigned integers, nor bf16
@@ -44,6 +43,11 @@ def check_once(
                 f"{module}: output {name!r} is not what onnxruntime computes on random inputs: it differs by {check.error:.2g} "
                 f"of the largest number, and {check.allowed:g} is allowed{note}; `onnx-fa verify` says where"
             )
+
+
+def model_tolerance(model: ir.Model, lossy: Sequence[str] = ()) -> float:
+    """What `verify` allows for the narrowest float type of a model, and for what makes its sites less exact (`lossy`)."""
+    return max(MODEL_TOLERANCE[kind] for kind in (_narrowest_type(model), *lossy) if kind in MODEL_TOLERANCE)
 
 
 def _narrowest_type(model: ir.Model) -> str:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.growing import APPEND_ROWS, growing_cache, rows_first
 from onnx_fa.match import Call, Const, Expr, NoMatch, OperandChoice, Term
 from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr
 from onnx_fa.spec.terms import Dim, Elementwise, Offset, SlidingWindow, TensorArg, inverse
@@ -56,6 +57,15 @@ def dim_of(value: Expr, axis: int) -> Call:
 def canonical(choice: OperandChoice) -> Expr:
     """The operand as (B, H, S, D), whatever layout it is read in."""
     return transpose(choice.value, *inverse(choice.layout))
+
+
+def append_rows(past: Expr, new: Expr, scale: float, heads: Dim) -> OperandChoice:
+    """New rows (B, H, S, D) behind those of a past (B, H, P, D): in place where the past is that of a growing cache."""
+    growing = growing_cache(past)
+    if growing is None or growing.axis != 2:
+        return OperandChoice(concat(2, past, new), (0, 1, 2, 3), scale, heads)
+    order = rows_first(4, 2)
+    return OperandChoice(op(APPEND_ROWS, growing.cache, transpose(new, *order)), order, scale, heads)
 
 
 def is_read(value: ir.Value | None) -> bool:

@@ -30,6 +30,7 @@ from onnx_fa.patterns.ops.exprs import (
     window,
 )
 from onnx_fa.patterns.ops.filled import Lengths, fill_cache
+from onnx_fa.patterns.ops.grown import grow_cache
 from onnx_fa.patterns.ops.kept import read_kept
 from onnx_fa.patterns.ops.standard import padded_mask
 from onnx_fa.spec.expr import Apply, K, Tensor
@@ -87,8 +88,12 @@ def match_grouped_query(view: GraphView, node: ir.Node, label: str) -> Match:
             read_kept(view, node, which, past, q.dtype, scale, (Hkv, D))
             for which, past, scale in zip("kv", (past_k, past_v), inputs[12:14], strict=True)
         ]
-        lengths_of = Lengths(seqlen, before, seen, whole)
         size = _cached_window(node, bias)
+        if size == 0 and (grown := grow_cache(view, operands, (past_k, past_v), (kept[0], kept[1]))) is not None:
+            made = [(out, x) for i, x in enumerate(grown.presents) if (out := output(node, i + 1))]
+            terms = _bound_keys_at_end(node, causal)
+            return _match_with_bias(view, node, label, grown.operands, terms, bias, sink, made, padded=True)
+        lengths_of = Lengths(seqlen, before, seen, whole)
         filled = fill_cache(view, node, operands, (past_k, past_v), (kept[0], kept[1]), lengths_of, size, label)
         operands, presents, seen = filled.operands, filled.presents, filled.seen
         row = per_row(filled.before, B)
@@ -190,6 +195,13 @@ def _bound_keys(
     if size > 0:
         terms.append(window(size - 1, None, 0, first, row))
     return terms
+
+
+def _bound_keys_at_end(node: ir.Node, causal: bool) -> list[Term]:
+    """As `_bound_keys`, where the last query of every row stands on the last key."""
+    size = attr_int(node, "local_window_size", -1)
+    terms = [Term(Causal("end"))] if causal else []
+    return [*terms, window(size - 1, None, "end", None, None)] if size > 0 else terms
 
 
 def _match_with_bias(

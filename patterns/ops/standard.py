@@ -32,6 +32,7 @@ from onnx_fa.patterns.masks.layers import read_terms
 from onnx_fa.patterns.operands.operand import read_operand
 from onnx_fa.patterns.ops.exprs import (
     HEADS_BEHIND,
+    append_rows,
     canonical,
     cast,
     concat,
@@ -283,7 +284,7 @@ def append(
 ) -> tuple[Operands, Past]:
     """K and V behind a past of `length`, which become the site's operands and the node's present outputs, of length `total`."""
     k, v = (
-        OperandChoice(concat(2, p, canonical(c)), (0, 1, 2, 3), c.scale, c.heads)
+        append_rows(p, canonical(c), c.scale, c.heads)
         for p, c in zip((past_k, past_v), (operands.k, operands.v), strict=True)
     )
     if isinstance(length, int) and isinstance(operands.Skv, int):

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx import helper
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.growing import PAST_ROWS
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
@@ -19,6 +20,7 @@ from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
+from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.windows import trim_rows, window
@@ -313,6 +315,7 @@ _HANDLERS: dict[str, Handler] = {
     "Loop": _loop,
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
+    PAST_ROWS: past_rows,
     "MatMul": _flat_rows,
     "Conv": _conv,
     **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
