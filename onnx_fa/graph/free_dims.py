@@ -15,6 +15,9 @@ from onnx_fa.graph.view import GraphView
 
 ODD_LENGTH = 37
 """The default size of a symbolic length: no tile or vector size divides it."""
+OTHER_LENGTHS = (24, 12, 1, 1600)
+"""Lengths to try where a model does not run with that one: an even one, shorter ones, and one of which a tower of convolutions over
+sound leaves something."""
 
 _BATCH_WORDS = ("batch", "bsz", "bs", "n_batch")
 _OPERATORS: dict[type, Callable[[int, int], int]] = {

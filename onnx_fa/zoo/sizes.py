@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnx_fa.graph import io
-from onnx_fa.graph.free_dims import ODD_LENGTH, free_sizes
+from onnx_fa.graph.free_dims import ODD_LENGTH, OTHER_LENGTHS, free_sizes
 from onnx_fa.ort_session import ort_session
 from onnx_fa.verifier.inputs import random_inputs
-
-SHORTER = (24, 12, 1)
-"""Lengths to try where the usual one does not run."""
 
 
 def runnable_sizes(path: Path, dims: Mapping[str, int]) -> dict[str, int]:
@@ -20,7 +17,7 @@ def runnable_sizes(path: Path, dims: Mapping[str, int]) -> dict[str, int]:
     model = io.load(path)
     if free_sizes(model, dims, ODD_LENGTH) == dict(dims):
         return dict(dims)
-    for length in (ODD_LENGTH, *SHORTER):
+    for length in (ODD_LENGTH, *OTHER_LENGTHS):
         arrays = random_inputs(model, dims=dims, default=length)
         try:
             ort_session(path).run(None, arrays)

@@ -69,6 +69,25 @@ def test_expand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("coordinates", "nearest"), [("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "ceil")]
+)
+@pytest.mark.parametrize("scales", ["1, 1, 2, 3", "1, 1, 1, 4", "1, 1, 1.5, 2"])
+def test_resize(coordinates: str, nearest: str, scales: str) -> None:
+    """Repeated rows are gathered, others stay; both as onnxruntime has them."""
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 18]>
+g (float[N, 2, H, W] x) => (float[N, 2, P, Q] y) <float[4] s = {{{scales}}}> {{
+  y = Resize<mode = "nearest", coordinate_transformation_mode = "{coordinates}", nearest_mode = "{nearest}">(x, , s)
+}}""")
+    infer_types(model, {})
+    written = legalize(model)
+    assert ("Resize" in {n.op_type for n in written.graph.node}) == (nearest == "ceil" or "1.5" in scales)
+    for h, w in ((5, 3), (1, 8)):
+        np.testing.assert_array_equal(
+            run(written, {"x": normal(2, 2, h, w)})[0], run(model, {"x": normal(2, 2, h, w)})[0]
+        )
+
+
+@pytest.mark.parametrize(
     ("shape", "asked", "marked"),
     [
         ("float[1, K] x", "int64[2] s = {3, 1}", False),  # sizes of 1 are known, and a 1 asks for nothing

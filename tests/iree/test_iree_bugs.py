@@ -77,6 +77,11 @@ def test_rows_left_over(tmp_path: Path) -> None:
     [
         ("packed_bool", "expected padding_value has 'i8' but got: 'i1'", ("--iree-opt-data-tiling",)),
         ("blocked_dequantize", 'name = "onnx.DequantizeLinear"', ()),
+        (
+            "resize_free",
+            "failed to resolve workgroup count hint in terms of workload ordinals",
+            ("--iree-opt-data-tiling",),
+        ),
         ("cast_to_int4", 'name = "onnx.Cast"', ()),
         ("loop_without_condition", 'name = "onnx.Loop"', ()),
         ("global_behind", "failed to legalize operation 'util.global.store'", ()),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
@@ -14,7 +15,8 @@ from onnx_fa.cli.command import main
 from onnx_fa.errors import RunError
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.spec.target import parse_target
-from onnx_fa.verifier.once import check_once
+from onnx_fa.verifier.once import _first_run, check_once
+from onnx_fa.verifier.runners import Runner
 from tests.support import tiny
 
 HOST = parse_target("cpu-host")
@@ -24,6 +26,25 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     model = tiny.attention(tmp_path / "a.onnx", s="S", batch="N")
     assert not main(["compile", str(model), "-o", str(tmp_path / "a.vmfb"), "--check", "--dim", "S=19"])
     assert "one run on random inputs equals onnxruntime's" in capsys.readouterr().err
+
+
+def test_lengths_that_the_model_runs_with(tmp_path: Path) -> None:
+    """Halves that are doubled again ask for an even length; two convolutions over sound for a long one."""
+    even = """<ir_version: 9, opset_import: ["": 18]> g (float[N, 2, T] x) => (float[N, 2, T] y) {
+        h = MaxPool<kernel_shape = [2], strides = [2]>(x)
+        d = Concat<axis = 2>(h, h)
+        y = Add(x, d)
+    }"""
+    long = """<ir_version: 9, opset_import: ["": 18]> g (float[N, 2, T] x, float[2, 2, 20] w) => (float[N, 2, U] y) {
+        h = Conv<strides = [10]>(x, w)
+        y = Conv<strides = [10]>(h, w)
+    }"""
+    for text, length in ((even, 24), (long, 1600)):
+        model = ir.from_proto(onnx.parser.parse_model(text))
+        arrays, _ = _first_run(Runner(model, tmp_path / "m.onnx"), model, {})
+        assert arrays["x"].shape[2] == length
+    with pytest.raises(RunError, match="cannot be run"):
+        _first_run(Runner(model, tmp_path / "m.onnx"), model, {"T": 5})
 
 
 @pytest.mark.parametrize("scale", [0.5, np.nan])

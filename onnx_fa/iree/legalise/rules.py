@@ -21,6 +21,7 @@ from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
+from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.windows import trim_rows, window
@@ -326,5 +327,6 @@ _HANDLERS: dict[str, Handler] = {
     "Softsign": activations.softsign,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,
+    "Resize": resize,
     f"{CONTRIB}.RotaryEmbedding": _contrib_rotary,
 }
