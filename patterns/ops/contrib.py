@@ -17,6 +17,7 @@ from onnx_fa.match import Match, NoMatch
 from onnx_fa.patterns.ops.decoder import match_decoder
 from onnx_fa.patterns.ops.grouped_query import match_grouped_query
 from onnx_fa.patterns.ops.multi_head import match_multi_head, match_projected
+from onnx_fa.patterns.ops.projected_integers import match_projected_integers
 
 _REFUSED = {
     "DecoderAttention": "an op with weights and masks of its own that no exporter writes any more",
@@ -25,7 +26,6 @@ _REFUSED = {
     "PackedAttention": "rows of several sequences packed into one, which only the CUDA provider computes",
     "PackedMultiHeadAttention": "rows of several sequences packed into one, which only the CUDA provider computes",
     "PagedAttention": "a cache in pages, which only the CUDA provider computes",
-    "QAttention": "it rounds the quantised product of Q and K, which a fused kernel does not",
     "QOrderedAttention": "it rounds the quantised product of Q and K, which a fused kernel does not",
     "QOrderedLongformerAttention": "it rounds the quantised product of Q and K, which a fused kernel does not",
     "SparseAttention": "a block-sparse mask in compressed form",
@@ -50,6 +50,7 @@ def match_contrib(view: GraphView, node: ir.Node, label: str) -> Match | None:
 _RULES: dict[str, Callable[[GraphView, ir.Node, str], Match]] = {
     "MultiHeadAttention": match_multi_head,
     "Attention": match_projected,
+    "QAttention": match_projected_integers,
     "GroupQueryAttention": match_grouped_query,
     "DecoderMaskedMultiHeadAttention": match_decoder,
 }

@@ -18,6 +18,8 @@ from onnx_fa.spec.terms import AddMask, BoolMask, Dim, Elementwise, TensorArg
 
 _MAX_SWALLOWING_FILL = -1e37
 """A fill of this or lower swallows an f32 score that it is added to."""
+_MAX_FILL = 3.5e38
+"""More is infinite in f32."""
 
 
 def check_bias(view: GraphView, bias: ir.Value, width: int) -> None:
@@ -58,10 +60,18 @@ def match_op(
     )
 
 
-def read_padding_mask(view: GraphView, mask: ir.Value, operands: Operands, fill: float) -> Term:
-    """What a mask of 0 and 1, or of lengths, adds to the scores."""
-    if not math.isfinite(fill):
-        raise NoMatch("an infinite mask_filter_value, with which a row without keys has no defined result")
+def read_padding_mask(view: GraphView, mask: ir.Value, operands: Operands, fill: float) -> list[Term]:
+    """What a mask of 0 and 1, or of lengths, adds to the scores. A mask of one column stands for none, as onnxruntime has it: a
+    single key gets all the weight whatever is added to its score."""
+    dims = view.shape(mask)
+    if dims is not None and len(dims) == 2 and dims[1] == 1 and dims[0] in (1, *operands.batch):
+        return []
+    return [_added_by_mask(view, mask, operands, fill)]
+
+
+def _added_by_mask(view: GraphView, mask: ir.Value, operands: Operands, fill: float) -> Term:
+    if math.isnan(fill) or fill > _MAX_FILL:
+        raise NoMatch(f"a mask_filter_value of {fill:g}")
     dims = view.shape(mask)
     if dims is None:
         raise NoMatch("the rank of the padding mask is unknown")

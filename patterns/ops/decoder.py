@@ -37,7 +37,7 @@ def match_decoder(view: GraphView, node: ir.Node, label: str) -> Match:
     presents: list[tuple[ir.Value, Expr]] = []
     if past_k is None and past_v is None:
         if mask is not None:
-            terms.append(read_padding_mask(view, mask, operands, fill))
+            terms += read_padding_mask(view, mask, operands, fill)
         if extra is not None:
             raise NoMatch("attention_bias in cross-attention, which onnxruntime refuses")
         return match_op(view, node, label, operands, steps, terms, presents, dtype)

@@ -92,9 +92,11 @@ def same(what: str, *dims: Dim | None) -> Dim | None:
     return next(iter(fixed)) if fixed else next((d for d in dims if d is not None), None)
 
 
-def keep_where(keep: ScoreExpr, tensors: tuple[tuple[Expr, TensorArg], ...], label: str) -> Term:
-    """The score where `keep` is true, else -inf."""
-    term = Elementwise(Apply("Where", keep, SCORE, NEG_INF), tuple(arg for _, arg in tensors), label)
+def keep_where(
+    keep: ScoreExpr, tensors: tuple[tuple[Expr, TensorArg], ...], label: str, fill: float = -math.inf
+) -> Term:
+    """The score where `keep` is true, else `fill`."""
+    term = Elementwise(Apply("Where", keep, SCORE, Float(fill)), tuple(arg for _, arg in tensors), label)
     return Term(term, tuple(value for value, _ in tensors))
 
 
@@ -109,11 +111,12 @@ def window(
     offset: Offset,
     first_key: ScoreExpr | None,
     read: tuple[Expr, TensorArg] | None,
+    fill: float = -math.inf,
 ) -> Term:
     """Keys from `left` before to `right` behind the query (None: no bound), whose position is q + offset, or q + `first_key`
-    where that depends on the tensor `read`."""
+    where that depends on the tensor `read`. The scores of others become `fill`."""
     if first_key is None or read is None:
-        return Term(SlidingWindow(left, right, offset))
+        return Term(SlidingWindow(left, right, offset, fill))
     position: ScoreExpr = Apply("Add", Q, first_key)
     bounds: list[ScoreExpr] = []
     if right is not None:
@@ -121,7 +124,7 @@ def window(
     if left is not None:
         bounds.append(Apply("LessOrEqual", Apply("Sub", position, Int(left)) if left else position, K))
     keep = bounds[0] if len(bounds) == 1 else Apply("And", *bounds)
-    return keep_where(keep, (read,), "causal" if (left, right) == (None, 0) else "window")
+    return keep_where(keep, (read,), "causal" if (left, right) == (None, 0) else "window", fill)
 
 
 def inverse_root(D: int) -> float:

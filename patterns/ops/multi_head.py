@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,15 +33,22 @@ from onnx_fa.spec.terms import Causal, Dim
 def match_multi_head(view: GraphView, node: ir.Node, label: str) -> Match:
     """MultiHeadAttention: Q, K and V come projected, perhaps with a past."""
     q, k, v, bias, padding, extra, past_k, past_v, past_length, indirection = (present(node, i) for i in range(10))
-    if q is None or k is None or v is None:
-        raise NoMatch("packed QKV")
+    if q is None:
+        raise NoMatch("MultiHeadAttention without its query")
     if past_length is not None or indirection is not None:
         raise NoMatch("a cache buffer that is shared between steps, or beams")
-    if output(node, 3) is not None:
-        raise NoMatch("the scores are an output that somebody reads")
-    operands = split_heads(view, node, q, k, v, bias, label)
-    given = _Given(q.dtype, padding, extra, past_k, past_v)
-    return _match_with_past(view, node, label, operands, given)
+    if k is None or v is None:
+        operands = split_packed(view, node, q, k, bias, label)
+    else:
+        operands = split_heads(view, node, q, k, v, bias, label)
+    given = Given(q.dtype, padding, extra, past_k, past_v)
+    match = _match_with_past(view, node, label, operands, given)
+    scores = output(node, 3)
+    if scores is None:
+        return match
+    if attr_int(node, "unidirectional", 0) == 1:
+        raise NoMatch("the scores are an output that somebody reads, with keys ahead of a query at the least float")
+    return replace(match, scores=(scores, "masked"))
 
 
 def split_heads(
@@ -80,6 +88,34 @@ def split_heads(
     return Operands(choices[0], choices[1], choices[2], (b,), heads, heads, Sq, Skv, d, Dv)
 
 
+def split_packed(
+    view: GraphView, node: ir.Node, q: ir.Value, kv: ir.Value | None, bias: ir.Value | None, label: str
+) -> Operands:
+    """Q, K and V of each head side by side, (B, S, H, 3, D); or Q (B, S, H * D), and K and V of each head, (B, L, H, 2, D). Only
+    the CUDA provider computes these."""
+    heads, packed = attr_int(node, "num_heads", 0), q if kv is None else kv
+    shape, q_shape = view.shape(packed), view.shape(q)
+    if shape is None or q_shape is None:
+        raise NoMatch("the rank of packed QKV or KV is unknown")
+    count = 3 if kv is None else 2
+    d = shape[-1]
+    if len(shape) != 5 or shape[2:4] != (heads, count) or not isinstance(d, int) or heads < 1:
+        raise NoMatch("packed QKV or KV that is not known to be one of each for every head")
+    if bias is not None:
+        raise NoMatch("a projection's bias with packed QKV or KV")
+    b = same("the batch dims", shape[0], q_shape[0]) or f"{label}_b"
+    Skv = shape[1] if shape[1] is not None else f"{label}_skv"
+    parts: list[Expr] = [op("Gather", packed, Const(np.asarray(i)), axis=3) for i in range(count)]
+    Sq = Skv
+    if kv is not None:
+        if len(q_shape) != 3 or q_shape[2] != heads * d:
+            raise NoMatch("packed KV with other heads than Q's")
+        Sq = q_shape[1] if q_shape[1] is not None else f"{label}_sq"
+        parts.insert(0, reshape(q, 0, 0, heads, d))
+    choices = [OperandChoice(x, HEADS_BEHIND, 1.0, heads) for x in parts]
+    return Operands(choices[0], choices[1], choices[2], (b,), heads, heads, Sq, Skv, d, d)
+
+
 def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
     """Attention: the projections of Q, K and V are part of the op."""
     x, weights, bias, mask, past, extra, past_length = (present(node, i) for i in range(7))
@@ -101,17 +137,33 @@ def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
     if bias is not None:
         check_bias(view, bias, ws[1])
         projected = op("Add", projected, bias)
+    given = Given(x.dtype, mask, extra, is_stacked=True)
+    return match_projection(view, node, label, projected, (xs[0], xs[1]), wide, past, given)
+
+
+def match_projection(
+    view: GraphView,
+    node: ir.Node,
+    label: str,
+    projected: Expr,
+    rows: tuple[Dim | None, Dim | None],
+    wide: tuple[int, ...],
+    past: ir.Value | None,
+    given: Given,
+) -> Match:
+    """The match of Q, K and V side by side in `projected` (B, S, the sum of `wide`); `rows` are B and S, None where unknown, and
+    `past` is (2, B, H, P, D)."""
+    heads = attr_int(node, "num_heads", 0)
     choices, start = [], 0
     for w in wide:
         part = columns(projected, start, start + w)
         choices.append(OperandChoice(reshape(part, 0, 0, heads, w // heads), HEADS_BEHIND, 1.0, heads))
         start += w
-    b = xs[0] if xs[0] is not None else f"{label}_b"
-    s = xs[1] if xs[1] is not None else f"{label}_s"
+    b = rows[0] if rows[0] is not None else f"{label}_b"
+    s = rows[1] if rows[1] is not None else f"{label}_s"
     operands = Operands(
         choices[0], choices[1], choices[2], (b,), heads, heads, s, s, wide[0] // heads, wide[2] // heads
     )
-    given = _Given(x.dtype, mask, extra, is_stacked=True)
     if past is not None:
         dims = view.shape(past)
         if dims is None or len(dims) != 5:
@@ -122,7 +174,7 @@ def match_projected(view: GraphView, node: ir.Node, label: str) -> Match:
 
 
 @dataclass(frozen=True)
-class _Given:
+class Given:
     """What a node of MultiHeadAttention or Attention has beside Q, K and V."""
 
     dtype: ir.DataType | None
@@ -151,7 +203,18 @@ def _whole_bias(view: GraphView, bias: ir.Value, operands: Operands) -> Expr:
     return Call("Identity", (bias,), shape=(*dims[:2], *lengths))
 
 
-def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Operands, given: _Given) -> Match:
+def _fill_ahead(given: Given, filter_value: float) -> float:
+    """What takes the place of a score ahead of its query. The op has the least float there, which counts where padding is no
+    higher: then a row without any other key sees these."""
+    lowest = float(np.finfo(np.float32).min)
+    if given.padding is None or filter_value > lowest:
+        return -math.inf
+    if filter_value < lowest:
+        raise NoMatch("an infinite mask_filter_value with unidirectional: a row without keys sees those ahead of it")
+    return lowest
+
+
+def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Operands, given: Given) -> Match:
     """The match of MultiHeadAttention or Attention, from operands with heads."""
     past_k, past_v, past_length = given.past_k, given.past_v, given.past_length
     past = Past()
@@ -177,13 +240,18 @@ def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Opera
     terms: list[Term] = []
     if given.bias is not None:
         steps.append(AddTerm(_whole_bias(view, given.bias, operands)))
+    filter_value = attr_float(node, "mask_filter_value", -10000.0)
     if given.padding is not None:
-        terms.append(read_padding_mask(view, given.padding, operands, attr_float(node, "mask_filter_value", -10000.0)))
+        terms += read_padding_mask(view, given.padding, operands, filter_value)
     if attr_int(node, "unidirectional", 0) == 1:  # onnxruntime takes no other number for true
         if queries != keys:
             raise NoMatch(
                 "unidirectional with other keys than queries: the CPU provider shows all of them to the last query"
             )
-        terms.append(Term(Causal(past.fixed)) if past.expr is None else window(None, 0, 0, past.expr, past.read))
+        fill = _fill_ahead(given, filter_value)
+        if past.expr is None:
+            terms.append(Term(Causal(past.fixed, fill)))
+        else:
+            terms.append(window(None, 0, 0, past.expr, past.read, fill))
     dtype = DTYPES.get(given.dtype or ir.DataType.UNDEFINED)
     return match_op(view, node, label, operands, steps, terms, presents, dtype)

@@ -242,6 +242,17 @@ def test_written_out(name: str) -> None:
     onnx.checker.check_model(new, full_check=True)
 
 
+@pytest.mark.parametrize(("a", "b", "added"), [(np.uint8, np.int8, 1), (np.uint8, np.uint8, 1), (np.int8, np.int8, 0)])
+def test_a_product_of_integers_gets_a_zero_point(a: Any, b: Any, added: int) -> None:
+    given = {"x": integers(3, 8, dtype=a), "y": integers(8, 5, dtype=b)}
+    info = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in given.items()]
+    result = h.make_tensor_value_info("z", T.INT32, [3, 5])
+    graph = h.make_graph([h.make_node("MatMulInteger", ["x", "y"], ["z"], name="node")], "g", info, [result])
+    new = written(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9))
+    assert [len(n.input) for n in new.graph.node] == [2 + added]
+    np.testing.assert_array_equal(run(new, given)[0], given["x"].astype(np.int32) @ given["y"].astype(np.int32))
+
+
 def test_bias_add() -> None:
     """onnxruntime has no kernel for CPUs."""
     arrays = [numbers(2, 6, 8), numbers(8), numbers(2, 6, 8) * 2]

@@ -101,6 +101,12 @@ def test_unsigned_division(tmp_path: Path) -> None:
     assert (quotient != x // y).any() and (rest != x % y).any(), REPAIRED
 
 
+def test_integer_product(tmp_path: Path) -> None:
+    x = np.full((1, 1), 200, np.uint8)
+    (found,) = load_module(_compiled("integer_product", tmp_path))(x, x)
+    assert found.tolist() != [[40000]], REPAIRED
+
+
 def test_negative_pads(tmp_path: Path) -> None:
     x = np.arange(1, 6, dtype=np.float32)[None]
     (found,) = load_module(_compiled("negative_pads", tmp_path))(x)

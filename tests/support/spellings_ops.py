@@ -568,6 +568,40 @@ def projected(
     return contrib("Attention", inputs, outputs, {"mask": values} if values else None, num_heads=HQ, **attrs)
 
 
+def projected_integers(
+    mask: Dims | None = None,
+    *,
+    past: int | None = None,
+    columns: bool = False,
+    zeros: str = "xw",
+    signed: bool = True,
+    values: Any = None,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """QAttention; `columns`: a scale and a zero point for each column of the weights; `zeros`: which zero points there are."""
+    wide, width = 10, 3 * HQ * D
+    kind, each = T.INT8 if signed else T.UINT8, [width] if columns else [1]
+    inputs: list[Input | None] = [
+        ("q", [B, S, wide], T.UINT8),
+        ("weights", [wide, width], kind),
+        ("bias", [width], T.FLOAT),
+        ("x_scale", [], T.FLOAT),
+        ("scale", each, T.FLOAT),
+        ("mask", mask, T.INT32) if mask else None,
+        ("x_zero", [], T.UINT8) if "x" in zeros else None,
+        ("zero", each, kind) if "w" in zeros else None,
+        ("past", [2, B, HQ, past, D], T.FLOAT) if past is not None else None,
+    ]
+    outputs: list[Input] = [("o", [B, S, HQ * D], T.FLOAT)]
+    if past is not None:
+        outputs.append(("present", [2, B, HQ, past + S, D], T.FLOAT))
+    while inputs[-1] is None:
+        inputs.pop()
+    fixed: dict[str, Any] = {"x_scale": 0.02, "scale": [0.01 + i / 1e4 for i in range(each[0])], "mask": values}
+    fixed |= {"x_zero": 130, "zero": [i % 7 for i in range(each[0])]}
+    return contrib("QAttention", inputs, outputs, fixed, num_heads=HQ, **attrs)
+
+
 def gqa(
     s: int = S,
     past: int | None = None,
@@ -631,6 +665,15 @@ def decoder(*, cross: bool = False, held: int = 3, extra: bool = False, **attrs:
     return contrib(name, inputs, outputs, {"held": [held]}, num_heads=HQ, past_present_share_buffer=1, **attrs)
 
 
+def with_scores(model: onnx.ModelProto, *dims: int) -> onnx.ModelProto:
+    """The model with the scores of its one node as an output."""
+    node = model.graph.node[0]
+    node.output.extend([""] * (3 - len(node.output)) + ["scores"])
+    model.graph.output.append(h.make_tensor_value_info("scores", T.FLOAT, dims))
+    return model
+
+
+_LEAST = float(np.finfo(np.float32).min)
 _CONTRIB: dict[str, Builder] = {
     "mha": mha,
     "mha-scale": partial(mha, scale=0.3),
@@ -647,6 +690,11 @@ _CONTRIB: dict[str, Builder] = {
     "gqa-rotary-2": partial(gqa, rotary=8, do_rotary=2),
     "gqa-interleaved-minus-1": partial(gqa, rotary=8, rotary_interleaved=-1),
     "mha-causal-padding": partial(mha, [B, S], unidirectional=1),
+    "mha-causal-least": partial(mha, [B, S], unidirectional=1, mask_filter_value=_LEAST),
+    "mha-causal-least-lengths": partial(mha, [B], values=[3, 0], unidirectional=1, mask_filter_value=_LEAST),
+    "mha-infinite-filter": partial(mha, [B, L], mask_filter_value=-float("inf")),
+    "mha-scores": lambda: with_scores(mha(extra=[1, HQ, S, L], scale=0.2), B, HQ, S, L),
+    "mha-scores-past": lambda: with_scores(mha([B, 3 + S], past=3), B, HQ, S, 3 + S),
     "mha-past": partial(mha, past=3),
     "mha-past-causal-bias": partial(mha, past=3, unidirectional=1, bias=True),
     "mha-past-padding": partial(mha, [B, 3 + S], past=3),
@@ -659,8 +707,16 @@ _CONTRIB: dict[str, Builder] = {
     "attention-ms-padding-3d": partial(projected, [B, S, S]),
     "attention-ms-lengths": partial(projected, [B], values=[3, S]),
     "attention-ms-bounds": partial(projected, [2 * B], values=[3, S, 1, 0]),
+    "attention-ms-no-mask": partial(projected, [1, 1], values=[[0]]),
     "attention-ms-past": partial(projected, [B, 3 + S], past=3, unidirectional=1),
     "attention-ms-extra": partial(projected, extra=[B, HQ, S, S], scale=0.7),
+    "qattention": projected_integers,
+    "qattention-no-zeros": partial(projected_integers, zeros="", signed=False),
+    "qattention-columns": partial(projected_integers, [B, S], columns=True, unidirectional=1),
+    "qattention-lengths": partial(projected_integers, [B], zeros="w", values=[3, S]),
+    "qattention-bounds": partial(projected_integers, [2 * B], zeros="x", values=[3, S, 1, 0]),
+    "qattention-no-mask": partial(projected_integers, [B, 1], columns=True, zeros="", values=[[0], [1]]),
+    "qattention-past": partial(projected_integers, [B, 3 + S], past=3, unidirectional=1, mask_filter_value=-3.4e38),
     "gqa": gqa,
     "gqa-ragged": partial(gqa, lengths=(S, 3)),
     "gqa-buffer": partial(gqa, past=9, lengths=(S, 3)),
@@ -691,7 +747,8 @@ CONTRIB = tuple(_CONTRIB.items())
 onnxruntime, and NaN elsewhere."""
 
 NOT_CONTRIB: dict[str, Builder] = {
-    "mha-infinite-filter": partial(mha, [B, L], mask_filter_value=-float("inf")),
+    "mha-infinite-filter": partial(mha, [B, S], unidirectional=1, mask_filter_value=-float("inf")),
+    "mha-causal-scores": lambda: with_scores(mha(unidirectional=1), B, HQ, S, S),
     "mha-causal-cross": lambda: contrib(
         "MultiHeadAttention",
         [("q", [B, S, HQ * D], T.FLOAT), ("k", [B, L, HQ * D], T.FLOAT), ("v", [B, L, HQ * D], T.FLOAT)],
@@ -735,7 +792,7 @@ def feeds(
                 x[..., 0] = 1
                 if empty_rows:
                     x[empty] = 0
-        elif kind == np.int8:
+        elif kind in (np.int8, np.uint8):
             x = rng.integers(-100, 100, shape).astype(kind)
         else:
             x = rng.standard_normal(shape).astype(kind)

@@ -14,6 +14,7 @@ from onnx_fa.errors import ModelError
 from onnx_fa.iree.legalise.writer import GraphWriter
 
 _LARGEST = 255.0
+_BYTES: dict[int, type[np.generic]] = {TensorProto.INT8: np.int8, TensorProto.UINT8: np.uint8}
 
 
 def dynamic_quantize_matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -39,6 +40,18 @@ def matmul_integer_to_float(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def matmul_integer(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """MatMulInteger without any zero point gets one of 0. Otherwise IREE multiplies bytes as if they had a sign, silently, and
+    refuses those of which one side has a sign (docs/developer/iree-bugs.md)."""
+    kinds = [g.kind(x) for x in node.input[:2]]
+    if any(node.input[2:]) or kinds == [TensorProto.INT8] * 2 or kinds[0] not in _BYTES:
+        return False
+    hint = node.name or node.op_type
+    zero = g.const(np.array(0, _BYTES[kinds[0]]), hint)
+    g.add("MatMulInteger", [*node.input[:2], zero], hint, out=node.output[0])
+    return True
+
+
 def _scaled(g: GraphWriter, product: str, a_scale: str, b_scale: str, bias: str, hint: str, out: str) -> None:
     scale = g.add("Mul", [a_scale, b_scale], hint)
     if bias:
@@ -50,7 +63,7 @@ def _scaled(g: GraphWriter, product: str, a_scale: str, b_scale: str, bias: str,
 def _centred(g: GraphWriter, node: onnx.NodeProto, x: str, zero: str, hint: str) -> str:
     """Integers less their zero point, as floats. Raises ModelError for integers whose type nobody knows."""
     kind = g.kind(x)
-    if kind not in (TensorProto.INT8, TensorProto.UINT8):
+    if kind not in _BYTES:
         raise ModelError(f"node {node.name!r}: {node.op_type} of {x!r}, which is not known to be int8 or uint8")
     number = g.cast(x, kind, TensorProto.FLOAT, hint)
     return g.add("Sub", [number, g.cast(zero, kind, TensorProto.FLOAT, hint)], hint) if zero else number

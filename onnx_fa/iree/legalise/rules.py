@@ -311,6 +311,7 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
     f"{CONTRIB}.FusedConv": fused_products.fused_conv,
     f"{CONTRIB}.DynamicQuantizeMatMul": quantized_products.dynamic_quantize_matmul,
+    "MatMulInteger": quantized_products.matmul_integer,
     f"{CONTRIB}.MatMulIntegerToFloat": quantized_products.matmul_integer_to_float,
     f"{CONTRIB}.GatherBlockQuantized": gather_block_quantized,
     "Loop": _loop,
