@@ -9,12 +9,19 @@ import onnx
 import onnx.parser
 import pytest
 
+from onnx_fa.errors import ModelError
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.importer import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from tests.support.ort_run import run
 
+SHUFFLES = """<ir_version: 9, opset_import: ["": 18]>
+shuffles (float[N, 12, H, W] x, float[2, 18, 2, 4] y) => (float[N, 3, P, Q] a, float[2, 2, 6, 12] b, float[N, 3, P, Q] c) {
+  a = DepthToSpace<blocksize = 2, mode = "CRD">(x)
+  b = DepthToSpace<blocksize = 3, mode = "CRD">(y)
+  c = DepthToSpace<blocksize = 2, mode = "DCR">(x)
+}"""
 NORMS = """<ir_version: 10, opset_import: ["": 21]>
 norms (float[N, 6, T] x, float[N, 6, H, W] y, float[6] s, float[6] b) => (float[N, 6, T] a, float[N, 6, H, W] c, float[N, 6, T] d) {
   a = InstanceNormalization<epsilon = 0.001>(x, s, b)
@@ -44,6 +51,16 @@ def test_instance_normalization(tmp_path: Path) -> None:
             np.testing.assert_allclose(
                 got, want, rtol=1e-5, atol=1e-4
             )  # one element is 0 / sqrt(epsilon), up to rounding
+
+
+def test_pixel_shuffle(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(SHUFFLES)
+    compile_model(model, tmp_path / "a.vmfb")
+    inputs = {"x": normal(2, 12, 3, 5), "y": normal(2, 18, 2, 4)}
+    for got, want in zip(load_module(tmp_path / "a.vmfb")(*inputs.values()), run(model, inputs), strict=True):
+        np.testing.assert_array_equal(got, want)
+    with pytest.raises(ModelError, match="static number of channels"):
+        import_model(onnx.parser.parse_model(SHUFFLES.replace("[N, 12,", "[N, C,").replace("[N, 3,", "[N, D,")))
 
 
 def test_known_sizes_stay_one_node() -> None:

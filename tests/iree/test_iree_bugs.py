@@ -72,6 +72,12 @@ def test_rows_left_over(tmp_path: Path) -> None:
     assert load_module(_compiled("rows_left_over", tmp_path))(x)[0].ravel().tolist() != [4, 13], REPAIRED
 
 
+def test_pixel_shuffle(tmp_path: Path) -> None:
+    x = np.arange(48, dtype=np.float32).reshape(1, 12, 2, 2)
+    right = x.reshape(1, 3, 2, 2, 2, 2).transpose(0, 1, 4, 2, 5, 3).reshape(1, 3, 4, 4)
+    assert (load_module(_compiled("pixel_shuffle", tmp_path))(x)[0] != right).any(), REPAIRED
+
+
 @pytest.mark.parametrize(
     ("name", "message", "flags"),
     [

@@ -21,6 +21,7 @@ from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
+from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
@@ -325,6 +326,7 @@ _HANDLERS: dict[str, Handler] = {
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
     "Expand": expand,
+    "DepthToSpace": depth_to_space,
     "Softsign": activations.softsign,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,
