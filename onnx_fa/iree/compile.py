@@ -22,6 +22,7 @@ from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
+from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
@@ -209,10 +210,11 @@ def compile_planned(
         phases.mkdir(parents=True, exist_ok=True)
         if keep_intermediates:
             _keep_imported(imported, keep_intermediates)
-        dump = _dump_flags(phases)
-        compile_text = partial(
-            iree_compile, output=staged, target=target, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log
-        )
+        encoder = tmp / "encoder.mlir"
+        packs = not target.is_gpu and may_pack(imported.parameters, flags)
+        dump = (*_dump_flags(phases), *(encoder_flags(encoder) if packs else ()))
+        within = partial(iree_compile, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log)
+        compile_text = partial(within, output=staged, target=target)
         progress("iree-compile")
         note = ""
         try:
@@ -233,7 +235,7 @@ def compile_planned(
                 note = f"without packed matrix products, which may be slower: with them {_without_log(e)}"
             else:
                 raise
-            for stale in (*phases.iterdir(), log, log.with_suffix(".failed.mlir")):
+            for stale in (*phases.iterdir(), encoder, log, log.with_suffix(".failed.mlir")):
                 stale.unlink(missing_ok=True)
             progress("iree-compile, once more")
             compile_text(imported.text, flags=(*options, *dump))
@@ -241,11 +243,21 @@ def compile_planned(
         inspection = inspect_phases(phases, imported.planned.sites)
         if not target.is_gpu:
             _check_stacks(inspection)
-        archive = _write_weights(imported, output, progress)
+        progress("writing the weights")
+        try:
+            archive = _write_weights(imported, output, encoder, phases, within)
+        except CompileError as e:
+            if not encoder.exists():
+                raise
+            note = f"weights are packed whenever the module is loaded, not in its archive: {_without_log(e)}"
+            encoder.unlink()
+            compile_text(imported.text, flags=(*options, *_dump_flags(phases)))
+            archive, packs = _write_weights(imported, output, encoder, phases, within), False
         os.replace(staged, output)
         _remove_stale(log)
     sites = tuple(inspection.fill(site) for site in imported.planned.sites if not site.reason)
-    command = (str(find_compiler()), "MODEL.mlir", *target.flags, *options, "-o", str(output))
+    asked = (*target.flags, *options, *(encoder_flags(Path("ENCODER.mlir")) if packs else ()))
+    command = (str(find_compiler()), "MODEL.mlir", *asked, "-o", str(output))
     size = output.stat().st_size
     seconds = time.monotonic() - start
     report = CompileReport(output, sites, imported.misses, command, seconds, size, inspection, refused, archive, note)
@@ -260,15 +272,23 @@ def _where_weights_go(planned: Planned, parameters: str) -> Externalize | None:
     return FOR_COMPILE if parameters == "archive" or (parameters == "auto" and large) else None
 
 
-def _write_weights(imported: ImportedModule, output: Path, progress: Callable[[str], None]) -> Path | None:
-    """The archive beside the module, where the module asks for one."""
+def _write_weights(
+    imported: ImportedModule, output: Path, encoder: Path, phases: Path, compile_within: Callable[..., None]
+) -> Path | None:
+    """The archive beside the module, where the module asks for one: packed, where iree-compile wrote an `encoder`. `phases` has
+    the module's IR. Raises CompileError where the encoder does not compile or run."""
     if not imported.parameters:
         return None
-    progress("writing the weights")
     archive = archive_of(output)
     if archive.exists():
         output.unlink(missing_ok=True)  # for a moment it would be a module with another's weights
-    write_archive(imported.parameters, archive)
+    if not encoder.exists():
+        write_archive(imported.parameters, archive)
+        return archive
+    program = encoder.with_suffix(".vmfb")
+    compile_within(encoder, program, parse_target("cpu-host"), flags=ENCODER_FLAGS)  # it runs here, whatever the target
+    kept = asked_for(imported.parameters, "".join(path.read_text() for path in phases.glob("*.hal.mlir")))
+    write_packed_archive(kept, asked_for(imported.parameters, encoder.read_text()), program, archive)
     return archive
 
 

@@ -6,23 +6,25 @@ and name when it is loaded, and its bytes go from the model's file to an archive
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
 
-from onnx_fa.errors import MissingDependencyError
+from onnx_fa.errors import ModelError
 from onnx_fa.files import staged_file
+from onnx_fa.iree.archive_format import lay_out
 from onnx_fa.iree.archives import SCOPE
 
 ARCHIVE_BYTES = 64 << 20
 """A model of larger weights keeps them in an archive."""
 HELD_BYTES = 1 << 10
 """Initializers above this size are not looked at on the way; shapes, axes and the like are smaller."""
+_BLOCK = 16 << 20
+"""Bytes that are copied at once."""
 _KEPT = (ir.DataType.BOOL, ir.DataType.STRING, ir.DataType.UNDEFINED)
 """Types of initializers that stay in the graph: no archive holds them as they lie in the model."""
 
@@ -97,43 +99,34 @@ def write_archive(parameters: Sequence[Parameter], path: Path) -> None:
 
     Bytes of external tensors go from file to file. Raises OnnxFaError where the place cannot be written.
     """
-    try:
-        import iree.runtime as rt
-    except ImportError as e:
-        raise MissingDependencyError("the IREE runtime is not installed: pip install iree-base-runtime") from e
-    with staged_file(path) as staged, contextlib.ExitStack() as stack:
-        inside = staged.with_name("inside")
-        places = _places(parameters, inside)
-        handles = {}
-        for file in {place.file for place in places}:
-            descriptor = os.open(file, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            handles[file] = rt.FileHandle.wrap_fd(descriptor)
-        index = rt.ParameterIndex()
-        for parameter, place in zip(parameters, places, strict=True):
-            index.add_from_file_handle(parameter.key, handles[place.file], place.length, place.offset)
-        staged.touch()  # with the modes that the user's files have: the runtime would give it others
-        index.create_archive_file(str(staged))
-        del index, handles
+    with staged_file(path) as staged, staged.open("wb") as file:
+        begin_archive(parameters, (), file)
 
 
-@dataclass(frozen=True)
-class _Place:
-    file: Path
-    offset: int
-    length: int
+def begin_archive(
+    parameters: Sequence[Parameter], reserved: Sequence[tuple[str, int]], file: BinaryIO
+) -> tuple[int, ...]:
+    """Writes an archive of the parameters, with room for further entries of these names and lengths: where each entry begins."""
+    layout = lay_out([*((p.key, p.tensor.nbytes) for p in parameters), *reserved])
+    file.write(layout.head)
+    for parameter, at in zip(parameters, layout.offsets, strict=False):
+        file.seek(at)
+        _copy(parameter.tensor, file)
+    file.truncate(layout.size)
+    return layout.offsets
 
 
-def _places(parameters: Sequence[Parameter], inside: Path) -> list[_Place]:
-    """Where the bytes of each parameter lie: in a file beside the model, else in `inside`, to which this writes them."""
-    places, at = [], 0
-    with inside.open("wb") as file:
-        for parameter in parameters:
-            tensor = parameter.tensor
-            if isinstance(tensor, ir.ExternalTensor):
-                places.append(_Place(Path(tensor.path), tensor.offset or 0, tensor.nbytes))
-                continue
-            file.write(tensor.tobytes())
-            places.append(_Place(inside, at, tensor.nbytes))
-            at += tensor.nbytes
-    return places
+def _copy(tensor: ir.TensorProtocol, to: BinaryIO) -> None:
+    """Writes what an archive holds of a tensor."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        to.write(tensor.tobytes())
+        return
+    left = tensor.nbytes
+    with open(tensor.path, "rb") as file:
+        file.seek(tensor.offset or 0)
+        while left:
+            block = file.read(min(left, _BLOCK))
+            if not block:
+                raise ModelError(f"{tensor.path}: ends before the data of {tensor.name!r}")
+            to.write(block)
+            left -= len(block)
