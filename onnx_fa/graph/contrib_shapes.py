@@ -138,7 +138,7 @@ def _unblocked(node: ir.Node, read: Read) -> list[Shape | None]:
 
 
 _ONE_FOR_ONE = (
-    "Gelu FastGelu BiasGelu QuickGelu BiasAdd LayerNormalization SimplifiedLayerNormalization RotaryEmbedding"
+    "Gelu FastGelu BiasGelu QuickGelu BiasAdd MoE QMoE LayerNormalization SimplifiedLayerNormalization RotaryEmbedding"
 )
 _SKIPS = frozenset([f"{CONTRIB}.SkipLayerNormalization", f"{CONTRIB}.SkipSimplifiedLayerNormalization"])
 _RULES: dict[str, Rule] = {

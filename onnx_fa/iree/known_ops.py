@@ -28,6 +28,9 @@ UNKNOWN = frozenset(
 )
 """Standard operators whose names the library of IREE 3.13 does not have. Some have a function body, which is written out before."""
 
+_NOT_MEANT = frozenset(["BitCast"])
+"""Standard operators whose names the library has for something else."""
+
 KNOWN_CONTRIB = frozenset(
     [
         "DequantizeLinear",
@@ -73,7 +76,7 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
     if node.domain in STANDARD:
         if op not in _standard_names():
             return "is no operator of ONNX, and no model-local function either"
-        return "is unknown to IREE" if op in UNKNOWN else ""
+        return "is unknown to IREE" if op in UNKNOWN | _NOT_MEANT else ""
     if op == APPEND_ROWS or (op == SITE and node.name in sites):
         return ""
     if node.domain != CONTRIB:

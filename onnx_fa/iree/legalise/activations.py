@@ -6,6 +6,7 @@ import math
 
 import onnx
 
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 
@@ -44,14 +45,19 @@ def softsign(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def quick_gelu(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """QuickGelu: x * sigmoid(alpha x)."""
+def swish(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """QuickGelu and Swish: x * sigmoid(alpha x); SwiGLU: that times its second input."""
     hint, kind = node.name or node.op_type, g.kind(node.input[0])
     if not kind:
         return False
-    x = node.input[0]
-    alpha = g.scalar(attr_of(node, "alpha", 1.702), kind, hint)
-    g.add("Mul", [x, g.add("Sigmoid", [g.add("Mul", [x, alpha], hint)], hint)], hint, out=node.output[0])
+    x, *factors = node.input
+    alpha, slope = attr_of(node, "alpha", 1.702 if op_of(node).endswith("QuickGelu") else 1.0), x
+    if alpha != 1.0:
+        slope = g.add("Mul", [x, g.scalar(alpha, kind, hint)], hint)
+    gated = [x, g.add("Sigmoid", [slope], hint)]
+    for factor in factors:
+        gated = [g.add("Mul", gated, hint), factor]
+    g.add("Mul", gated, hint, out=node.output[0])
     return True
 
 

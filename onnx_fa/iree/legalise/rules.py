@@ -13,10 +13,11 @@ from onnx import helper
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.growing import PAST_ROWS
-from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, op_of
+from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
 from onnx_fa.iree.legalise.expand import expand
+from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
@@ -34,7 +35,6 @@ EXPAND = (
     "AffineGrid",
     "Attention",
     "CausalConvWithState",
-    "LinearAttention",
     "RMSNormalization",
     "RotaryEmbedding",
     "SwiGLU",
@@ -55,6 +55,7 @@ def legalize(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | Non
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {})
     if {op_of(n) for n in out.graph.node} & set(EXPAND):
+        _write_defaults(out)
         out = onnx.inliner.inline_selected_functions(out, [("", name) for name in EXPAND], inline_schema_functions=True)
     return out
 
@@ -68,6 +69,18 @@ def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol]) -> N
     nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in g.nodes]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
+
+
+def _write_defaults(model: onnx.ModelProto) -> None:
+    """Gives operators that their function body is to replace the attributes that they leave out: the inliner writes none."""
+    version = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+    for node in model.graph.node:
+        if op_of(node) not in EXPAND:
+            continue
+        given = {a.name for a in node.attribute}
+        for name, attribute in onnx.defs.get_schema(op_of(node), version, "").attributes.items():
+            if name not in given and attribute.default_value.type:
+                node.attribute.append(attribute.default_value)
 
 
 def _rotary(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -302,7 +315,9 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.Gelu": activations.gelu,
     f"{CONTRIB}.BiasGelu": activations.gelu,
     f"{CONTRIB}.FastGelu": activations.fast_gelu,
-    f"{CONTRIB}.QuickGelu": activations.quick_gelu,
+    f"{CONTRIB}.QuickGelu": activations.swish,
+    "Swish": activations.swish,
+    "SwiGLU": activations.swish,
     f"{CONTRIB}.BiasAdd": activations.bias_add,
     **dict.fromkeys(FUSED_MATMULS, fused_products.fused_matmul),
     f"{CONTRIB}.MatMulNBits": matmul_nbits,
@@ -315,6 +330,8 @@ _HANDLERS: dict[str, Handler] = {
     "MatMulInteger": quantized_products.matmul_integer,
     f"{CONTRIB}.MatMulIntegerToFloat": quantized_products.matmul_integer_to_float,
     f"{CONTRIB}.GatherBlockQuantized": gather_block_quantized,
+    f"{CONTRIB}.MoE": moe,
+    f"{CONTRIB}.QMoE": quantized_moe,
     "Loop": _loop,
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
