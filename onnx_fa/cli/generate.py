@@ -47,6 +47,7 @@ def run_job(args: argparse.Namespace, job: Job) -> tuple[list[Contestant], str, 
     from onnx_fa.generate.compare import check_tokens, run_contestants
     from onnx_fa.generate.layout import find_files
     from onnx_fa.generate.modules import build_modules
+    from onnx_fa.generate.ort_decoder import rounding_error
     from onnx_fa.generate.worker import KINDS, OURS
     from onnx_fa.graph import io
     from onnx_fa.verifier.once import model_tolerance
@@ -61,7 +62,8 @@ def run_job(args: argparse.Namespace, job: Job) -> tuple[list[Contestant], str, 
         kinds = (OURS,) if args.no_compare else KINDS
         made = run_contestants(files, Path(args.model), modules, target.device, job, kinds, phases.begin)
         phases.end()
-        told = check_tokens(made, model_tolerance(io.load(files.step)))
+        model = io.load(files.step)
+        told = check_tokens(made, model_tolerance(model), rounding_error(model))
         budget = _budget(files.step, modules[1], job) if target.device.startswith("local") else None
     return made, told, modules, budget
 

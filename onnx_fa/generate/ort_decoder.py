@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ class _Session:
 def rounds_activations(model: ir.Model) -> bool:
     """Whether onnxruntime rounds to 8 bits what weights of few bits multiply: accuracy_level 4 of MatMulNBits."""
     return any(_level(node) == _ROUNDED for node in model.graph)
+
+
+def rounding_error(model: ir.Model) -> float:
+    """What that rounding may do to a result, as a part of the largest: half a step of 254 for each product, and as many independent
+    ones as there are products."""
+    return math.sqrt(sum(_level(node) == _ROUNDED for node in model.graph)) / 254
 
 
 def _level(node: ir.Node) -> int:

@@ -25,7 +25,9 @@ def rows_type(dims: Sequence[int | None], element: str) -> str:
 
 
 def declare(text: str) -> str:
-    """A function without its body and the names of its arguments."""
+    """A function without its body and the names of its arguments; "" for another text."""
+    if not text.startswith("util.func "):
+        return ""
     return re.sub(r"%\w+: ", "", text.partition(" {\n")[0])
 
 

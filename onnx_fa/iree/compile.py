@@ -139,7 +139,9 @@ def import_planned(
     from onnx_fa.iree.importer import import_mlir  # it needs the compiler, which timing does not
 
     sites = {site.name: site for site in planned.sites}
-    text, parameters = import_mlir(planned.model, sites, externalize, verify=verify, data_prop=data_prop)
+    text, parameters = import_mlir(
+        planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop
+    )
     own = KEEP_F64 if _F64.search(text) else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
     return ImportedModule(text, planned, flags, tuple(parameters))

@@ -24,12 +24,16 @@ from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
+from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
+from onnx_fa.kernels.cpu.bits_product import product_texts
+from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.spec.dtypes import ONNX
+from onnx_fa.spec.target import Target
 
 try:
     from iree.compiler import ir as mlir
@@ -47,24 +51,27 @@ def import_mlir(
     sites: Mapping[str, PlannedSite],
     externalize: Externalize | None = None,
     *,
+    target: Target | None = None,
     verify: bool = True,
     data_prop: bool = True,
 ) -> tuple[str, list[Parameter]]:
     """MLIR text of `model`, whose AttentionSite nodes call the kernel of the site that `sites` holds under the node's name; and the
     weights that are not in it, which `externalize` chooses.
 
-    The model is legalized for IREE on the way. Without `verify` the result is not looked at; without `data_prop` shape inference
-    does not follow numbers. Raises ModelError naming the node for an operator of a domain that IREE does not know, and for what the
-    importer cannot express.
+    The model is legalized for IREE on the way; with a `target` that is a CPU, products by weights of a few bits call kernels too.
+    Without `verify` the result is not looked at; without `data_prop` shape inference does not follow numbers. Raises ModelError
+    naming the node for an operator of a domain that IREE does not know, and for what the importer cannot express.
     """
     typed, held = hold_weights(load(model))
     infer_types(typed, sites, data_prop=data_prop)
-    proto = legalize(typed, held)
+    cpu = None if target is None or target.is_gpu else target
+    proto = legalize(typed, held, cpu=cpu)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
+    importer.cpu = cpu
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
     kernels = list({k.name: k for k in called if k is not None}.values())
     with warnings.catch_warnings():
@@ -74,12 +81,12 @@ def import_mlir(
         except stock.OnnxImportError as e:
             raise ModelError(f"the model cannot be imported: {' '.join(str(e).split())[:300]}") from e
     if verify:
-        _verify(module, [*map(_declaration, kernels), *map(declare, importer.appending.values())])
+        _verify(module, [*map(_declaration, kernels), *filter(None, map(declare, importer.functions.values()))])
     text: str = module.get_asm(assume_verified=True)
     # Kernels come first: IREE lowers no store to a global that is defined behind the function (docs/developer/iree-bugs.md).
     start = re.search(r"^module.*\{\n", text, re.M)
     assert start is not None
-    added = [*(k.text for k in kernels), *importer.appending.values()]
+    added = [*(k.text for k in kernels), *importer.functions.values()]
     whole = text[: start.end()] + "\n".join(added) + "\n" + text[start.end() :]
     return whole, importer.weights.parameters
 
@@ -182,11 +189,12 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["appending", "sites", "weights"]
+    __slots__ = ["cpu", "functions", "sites", "weights"]
     sites: Mapping[str, PlannedSite]
     weights: WeightImporter
-    appending: dict[str, str]
-    """Functions that write rows into caches, by their names."""
+    functions: dict[str, str]
+    """The texts of functions that are called and are no attention's, and of their executables, by their symbols."""
+    cpu: Target | None
 
     @classmethod
     def define(
@@ -210,7 +218,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         )
         self._nv_map = base._nv_map
         self.sites = sites
-        self.appending = {}
+        self.functions = {}
         self.weights = WeightImporter(base._p, base._cc, held, externalize)
         for name, info in parameters.items():
             self._nv_map[name] = self.weights.load_input(info, self._b)
@@ -258,13 +266,44 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             whole = _builtin(cache.type, element)
             dims = [None if whole.is_dynamic_dim(i) else whole.get_dim_size(i) for i in range(1, whole.rank)]
             name, rows = function_name(dims, element), mlir.Type.parse(rows_type(dims, element))
-            self.appending[name] = append_rows_text(dims, element)
+            self.functions[name] = append_rows_text(dims, element)
             operands = [
                 _cast(_op("torch_c.to_builtin_tensor", x, _builtin(x.type, element)), rows) for x in (cache, new)
             ]
             callee = {"callee": mlir.FlatSymbolRefAttr.get(name)}
             made = mlir.Operation.create("util.call", results=[rows], operands=operands, attributes=callee).result
             self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", _cast(made, whole), cache.type)
+        return True
+
+    def _handle_node_BitsProduct(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != BITS_PRODUCT:
+            return False
+        assert self.cpu is not None  # else no such node is written
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            values = [self._nv_map[name] for name in node.input]
+            types = [_builtin(x.type, _element(x.type)) for x in values]
+            block, bits, rounded = (
+                next(a.i for a in node.attribute if a.name == name) for name in ("block", "bits", "rounded")
+            )
+            x, weight, scales = types[:3]
+            zeros = (
+                "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
+            )
+            rows = None if x.is_dynamic_dim(0) else x.get_dim_size(0)
+            N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
+            product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
+            self.functions.update(product_texts(product, self.cpu))
+            wanted = [mlir.Type.parse(x.type) for x in product.operands]
+            operands = [
+                _cast(_op("torch_c.to_builtin_tensor", value, have), want)
+                for value, have, want in zip(values, types, wanted, strict=True)
+            ]
+            callee = {"callee": mlir.FlatSymbolRefAttr.get(product.name)}
+            result = mlir.Type.parse(product.y.type)
+            made = mlir.Operation.create("util.call", results=[result], operands=operands, attributes=callee).result
+            torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
+            cast = _cast(made, _builtin(torch_type, "f32"))
+            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
         return True
 
 

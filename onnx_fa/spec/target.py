@@ -19,7 +19,8 @@ KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 class Target:
     """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
     register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
-    attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results."""
+    attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results. `byte_dots`: a CPU
+    with AVX512_VNNI."""
 
     name: str
     backend: str
@@ -32,6 +33,7 @@ class Target:
     kernels: Kernels = "auto"
     tf32: bool = False
     bf16_dot: bool = False
+    byte_dots: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -124,9 +126,9 @@ def _with_bf16_dot(target: Target) -> Target:
 
 def _parse(name: str, kernels: Kernels) -> Target:
     if name in _CPUS:
-        return Target(
-            name, "llvm-cpu", _CPU + _CPUS[name], "local-task", *(_SIMD.get(name) or _host_simd()), kernels=kernels
-        )
+        dots = name == "cpu-host" and "avx512_vnni" in _host_flags()
+        simd = _SIMD.get(name) or _host_simd()
+        return Target(name, "llvm-cpu", _CPU + _CPUS[name], "local-task", *simd, kernels=kernels, byte_dots=dots)
     family, _, arch = name.partition("-")
     if family == "cuda" and (arch in ("", *_CUDA) or _newer(arch)):
         note = ""

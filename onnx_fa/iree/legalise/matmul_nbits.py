@@ -15,7 +15,11 @@ import onnx
 from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
+from onnx_fa.iree.legalise.bits_product import Weight, bits_product
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+
+_ROUNDED = 4
+"""The accuracy_level that allows integers of 8 bits on either side."""
 
 
 def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -33,6 +37,9 @@ def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
     wide = g.cast(a, kind, TensorProto.FLOAT, hint)
     if blocks * size != width:
         wide = _pad_columns(g, wide, blocks * size - width, len(g.shape(a) or ()), hint)
+    kept = Weight(packed, scales, zeros, rows, blocks, size, bits, attr_of(node, "accuracy_level", 0) == _ROUNDED)
+    if whole := bits_product(g, wide, kept, hint):
+        return _finish(g, whole, bias, kind, hint, node.output[0])
     scale = _column(g, g.cast(scales, kind, TensorProto.FLOAT, hint), rows, blocks, hint)
     zero = _zero_points(g, zeros, bits, rows, blocks, hint)
     data = g.add("Reshape", [packed, g.const(np.array([rows, blocks, -1], np.int64), hint)], hint)
@@ -44,9 +51,14 @@ def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
         columns = every_column(g, wide, place, per_byte, hint)
         product = g.add("MatMul", [columns, g.add("Transpose", [flat], hint, perm=[1, 0])], hint)
         total = g.add("Add", [total, product], hint) if total else product
+    return _finish(g, total, bias, kind, hint, node.output[0])
+
+
+def _finish(g: GraphWriter, total: str, bias: str, kind: int, hint: str, out: str) -> bool:
+    """The sum and the bias in the type of the node's result."""
     if bias:
         total = g.add("Add", [total, g.cast(bias, kind, TensorProto.FLOAT, hint)], hint)
-    g.cast(total, TensorProto.FLOAT, kind, hint, out=node.output[0])
+    g.cast(total, TensorProto.FLOAT, kind, hint, out=out)
     return True
 
 

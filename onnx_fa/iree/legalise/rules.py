@@ -15,7 +15,9 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.growing import PAST_ROWS
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
+from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
+from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
@@ -29,6 +31,7 @@ from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.windows import trim_rows, window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
+from onnx_fa.spec.target import Target
 
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
@@ -43,25 +46,31 @@ EXPAND = (
 """Operators that are replaced by their ONNX function body where `legalize` has no better spelling."""
 
 
-def legalize(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None) -> onnx.ModelProto:
+def legalize(
+    model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, cpu: Target | None = None
+) -> onnx.ModelProto:
     """A model with equal results that IREE can import; the model passed is not changed.
 
     Model-local functions are inlined and operators that IREE refuses become smaller ones. The types of values are
     taken from `value_info`: infer shapes before. `held` are initializers whose data are not in the model.
+    `cpu` is the target if that is a CPU: nodes of our own domain may stand for kernels of it.
     """
     out = onnx.ModelProto()
     out.CopyFrom(model)
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
-    _rewrite(out, held or {})
-    if {op_of(n) for n in out.graph.node} & set(EXPAND):
+    _rewrite(out, held or {}, cpu)
+    ops = {op_of(n) for n in out.graph.node}
+    if BITS_PRODUCT in ops and not any(i.domain == DOMAIN for i in out.opset_import):
+        out.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if ops & set(EXPAND):
         _write_defaults(out)
         out = onnx.inliner.inline_selected_functions(out, [("", name) for name in EXPAND], inline_schema_functions=True)
     return out
 
 
-def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol]) -> None:
-    g = GraphWriter(model, held)
+def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], cpu: Target | None) -> None:
+    g = GraphWriter(model, held, cpu=cpu)
     for node in model.graph.node:
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):

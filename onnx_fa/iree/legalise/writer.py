@@ -11,13 +11,22 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnx_fa.graph.ops import STANDARD, op_of
+from onnx_fa.spec.target import Target
 
 
 class GraphWriter:
     """Types, constants and fresh names of one graph while its nodes are rewritten."""
 
-    def __init__(self, model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None) -> None:
-        """`held` has the initializers whose data are not in the model."""
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        held: Mapping[str, ir.TensorProtocol] | None = None,
+        *,
+        cpu: Target | None = None,
+    ) -> None:
+        """`held` has the initializers whose data are not in the model. `cpu` is the target if that is a CPU: nodes of our own
+        domain may stand for kernels of it."""
+        self.cpu = cpu
         graph = model.graph
         self.graph = graph
         self.held = held or {}

@@ -1,0 +1,72 @@
+"""A product with a weight of a few bits as one node, which becomes a call of a kernel for CPUs (kernels/cpu/bits_product.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.kernels.cpu.bits_product import can_multiply
+from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+
+BITS_PRODUCT = f"{DOMAIN}.BitsProduct"
+"""Inputs as the operands of a BitsProduct; attributes `block`, `bits` and `rounded`."""
+_ELEMENTS: dict[int, str] = {TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of N rows of `width` numbers of so many bits, in blocks that have a scale and perhaps a zero point: names of values,
+    packed (N, blocks, bytes), scales of N * blocks numbers, zeros "" or of either kind that MatMulNBits has."""
+
+    packed: str
+    scales: str
+    zeros: str
+    N: int
+    blocks: int
+    block: int
+    bits: int
+    may_round: bool = False
+    """The model allows that what it multiplies is rounded to 8 bits."""
+
+
+def bits_product(g: GraphWriter, x: str, weight: Weight, hint: str) -> str:
+    """The product (..., N) in f32 of x (..., K) in f32 with the weight, where K is a multiple of the block. "" where no kernel is
+    written for it."""
+    if g.cpu is None:
+        return ""
+    shape, (kind, zero_kind) = g.shape(x), (g.kind(weight.scales), g.kind(weight.zeros))
+    free = [i for i, d in enumerate(shape or ()) if not isinstance(d, int)]
+    if shape is None or len(free) > 1 or 0 in shape or kind not in _ELEMENTS:
+        return ""
+    zeros = "" if not weight.zeros else "packed" if zero_kind == TensorProto.UINT8 else _ELEMENTS.get(zero_kind, "?")
+    rows = None if free else int(np.prod([d for d in shape[:-1] if isinstance(d, int)], dtype=np.int64))
+    K = weight.blocks * weight.block
+    plain = BitsProduct(rows, weight.N, K, weight.block, weight.bits, _ELEMENTS[kind], zeros)
+    tried = [replace(plain, rounded=True)] * weight.may_round + [plain]
+    made = next((p for p in tried if zeros != "?" and can_multiply(p, g.cpu)), None)
+    if made is None:
+        return ""
+
+    def reshape(value: str, *dims: int) -> str:
+        return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint)
+
+    columns = reshape(x, -1 if rows is None else rows, K)
+    if not made.rounded:
+        parted = reshape(columns, -1 if rows is None else rows, K // made.places, made.places)
+        columns = g.add("Transpose", [parted], hint, perm=[0, 2, 1])
+    packed = reshape(weight.packed, weight.N, K // made.places)
+    inputs = [columns, packed, reshape(weight.scales, weight.N, weight.blocks)]
+    if zeros:
+        inputs.append(reshape(weight.zeros, weight.N, -1))
+    y = g.fresh(hint)
+    node = helper.make_node("BitsProduct", inputs, [y], g.fresh(f"{hint}/BitsProduct"), domain=DOMAIN)
+    numbers = {"block": weight.block, "bits": weight.bits, "rounded": int(made.rounded)}
+    node.attribute.extend(helper.make_attribute(name, number) for name, number in numbers.items())
+    g.nodes.append(node)
+    made_of = [rows if rows is not None else "rows", weight.N]
+    g.graph.value_info.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, made_of))
+    return reshape(y, *(d if isinstance(d, int) else -1 for d in shape[:-1]), weight.N)

@@ -1,0 +1,124 @@
+"""Products with weights of a few bits: every layout of scales and zero points, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.iree.run import load_module
+from onnx_fa.kernels.cpu.bits_product import can_multiply, product_texts
+from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.spec.target import Target, parse_target
+
+HOST = parse_target("cpu-host")
+SHORT = replace(HOST, lanes=8, registers=16)
+"""A processor with fewer and shorter registers."""
+Array = np.ndarray[Any, Any]
+
+FLOATS = [
+    (BitsProduct(1, 64, 128, 32, 4, "f32"), 1),
+    (BitsProduct(None, 72, 128, 16, 4, "f16", "packed"), 7),
+    (BitsProduct(3, 40, 256, 32, 8, "f32", "f32"), 3),
+    (BitsProduct(None, 130, 96, 32, 4, "f32"), 0),
+]
+SHORTER = [(BitsProduct(None, 40, 256, 64, 2, "f32", "packed"), 5)]
+ROUNDED = [
+    (BitsProduct(1, 64, 128, 32, 4, "f32", rounded=True), 1),
+    (BitsProduct(None, 72, 256, 16, 4, "f16", "packed", rounded=True), 7),
+    (BitsProduct(None, 72, 512, 256, 4, "f32", rounded=True), 9),
+    (BitsProduct(2, 40, 256, 32, 8, "f32", "f32", rounded=True), 2),
+    (BitsProduct(None, 64, 96, 32, 4, "f32", "packed", rounded=True), 3),
+]
+Products = list[tuple[BitsProduct, int]]
+
+
+def numbers(p: BitsProduct, packed: Array) -> Array:
+    """The integers of bytes (.., n) as (.., n * P)."""
+    places = [(packed >> (p.bits * i)) & ((1 << p.bits) - 1) for i in range(p.places)]
+    return np.stack(places, -1).reshape(*packed.shape[:-1], -1).astype(np.float64)
+
+
+def multiply(p: BitsProduct, x: Array, weight: Array, scale: Array, zero: Array | None) -> Array:
+    """In float64; a rounded x as the kernel's description says, its scales and inverses in f32."""
+    if p.rounded:
+        parts = x.reshape(len(x), p.blocks, p.block)
+        most = np.abs(parts).max(-1, keepdims=True)
+        inverse = np.where(most == 0, np.float32(0), np.float32(127) / np.where(most == 0, np.float32(1), most))
+        columns = np.rint(parts * inverse) * (most / np.float32(127)).astype(np.float64)
+    else:
+        columns = x.transpose(0, 2, 1).astype(np.float64)
+    zeros: Array | float = float(p.middle)
+    if zero is not None:
+        whole = numbers(p, zero)[:, : p.blocks] if p.zeros == "packed" else zero.astype(np.float64)
+        zeros = whole[:, :, None]
+    values = (numbers(p, weight).reshape(p.N, p.blocks, -1) - zeros) * scale.astype(np.float64)[:, :, None]
+    return columns.reshape(len(x), p.K) @ values.reshape(p.N, p.K).T
+
+
+def draw(p: BitsProduct, rows: int) -> tuple[Array, Array, Array, Array | None]:
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((rows, *p.x.shape[1:])).astype(np.float32)  # type: ignore[arg-type]
+    if p.rounded and rows > 1:
+        x[1, : p.block] = 0  # a block that has no largest number
+    weight = rng.integers(0, 256, (p.N, p.K // p.places)).astype(np.uint8)
+    scale = rng.standard_normal((p.N, p.blocks)).astype({"f32": np.float32, "f16": np.float16}[p.scales])
+    if p.zeros == "packed":
+        return x, weight, scale, rng.integers(0, 256, (p.N, -(-p.blocks // p.places))).astype(np.uint8)
+    return x, weight, scale, rng.standard_normal((p.N, p.blocks)).astype(np.float32) if p.zeros else None
+
+
+def build(products: Products, target: Target, folder: Path) -> Callable[[BitsProduct], Callable[..., list[Array]]]:
+    """One module with a function for each product."""
+    texts: dict[str, str] = {}
+    public = []
+    for p, _ in products:
+        texts |= product_texts(p, target)
+        types = [x.type for x in p.operands]
+        args = ", ".join(f"%a{i}: {t}" for i, t in enumerate(types))
+        values = ", ".join(f"%a{i}" for i in range(len(types)))
+        call = f"%y = util.call @{p.name}({values}) : ({', '.join(types)}) -> {p.y.type}"
+        head = f"util.func public @run_{p.name}({args}) -> {p.y.type} {{"
+        public.append(f"{head}\n{call}\nutil.return %y : {p.y.type}\n}}")
+    module = folder / "module.vmfb"
+    text = "\n".join(["module {", *texts.values(), *public, "}"])
+    iree_compile(text, module, target, flags=(), timeout_s=120)
+    return lambda p: load_module(module, function=f"run_{p.name}")
+
+
+@pytest.mark.parametrize(
+    ("products", "target"), [(FLOATS, HOST), (SHORTER, SHORT), (ROUNDED, HOST)], ids=["floats", "short", "rounded"]
+)
+def test_products(products: Products, target: Target, tmp_path: Path) -> None:
+    if not all(can_multiply(p, target) for p, _ in products):
+        pytest.skip("this processor has no AVX512_VNNI")
+    function = build(products, target, tmp_path)
+    for p, rows in products:
+        x, weight, scale, zero = draw(p, rows)
+        given = [a.view(np.int8) if a.dtype == np.uint8 else a for a in (x, weight, scale, zero) if a is not None]
+        got, want = function(p)(*given)[0], multiply(p, x, weight, scale, zero)
+        assert got.shape == want.shape
+        assert np.abs(got - want).max(initial=0) <= 1e-6 * np.abs(want).max(initial=0), p.name
+
+
+@pytest.mark.parametrize(
+    ("product", "why"),
+    [
+        (BitsProduct(1, 8, 96, 48, 4, "f32"), "a block that is no power of two"),
+        (BitsProduct(1, 8, 64, 8, 4, "f32", rounded=True), "blocks of 4 bytes"),
+        (BitsProduct(1, 8, 64, 32, 2, "f32", rounded=True), "2 bits by bytes"),
+    ],
+)
+def test_what_has_no_kernel(product: BitsProduct, why: str) -> None:
+    assert not can_multiply(product, replace(HOST, byte_dots=True)), why
+
+
+def test_integers_need_the_instruction() -> None:
+    product = BitsProduct(1, 8, 64, 32, 4, "f32", rounded=True)
+    assert can_multiply(product, replace(HOST, byte_dots=True))
+    assert not can_multiply(product, replace(HOST, byte_dots=False))
