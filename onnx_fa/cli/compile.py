@@ -63,8 +63,8 @@ def run_compile(args: argparse.Namespace) -> None:
     if args.check:
         from onnx_fa.verifier.once import check_once
 
-        check_once(model, Path(args.output), target, [site.lossy for site in done.sites])
-        note(args, f"{args.output}: one run on random inputs equals onnxruntime's")
+        how = check_once(model, Path(args.output), target, [site.lossy for site in done.sites])
+        note(args, f"{args.output}: one run on random inputs equals onnxruntime's{how}")
     check_strict(args, done.misses)
 
 

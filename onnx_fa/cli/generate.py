@@ -47,9 +47,9 @@ def run_job(args: argparse.Namespace, job: Job) -> tuple[list[Contestant], str, 
     from onnx_fa.generate.compare import check_tokens, run_contestants
     from onnx_fa.generate.layout import find_files
     from onnx_fa.generate.modules import build_modules
-    from onnx_fa.generate.ort_decoder import rounding_error
     from onnx_fa.generate.worker import KINDS, OURS
     from onnx_fa.graph import io
+    from onnx_fa.graph.accuracy_levels import rounding_error
     from onnx_fa.verifier.once import model_tolerance
 
     target = read_target(args, runs=True)

@@ -17,9 +17,9 @@ from onnx_fa.errors import RunError
 from onnx_fa.generate.greedy import Generation
 from onnx_fa.generate.layout import DecoderFiles
 from onnx_fa.generate.modules import Module, describe_to
-from onnx_fa.generate.ort_decoder import rounds_activations
 from onnx_fa.generate.worker import EXACT, GENAI, KINDS, ORT, OURS
 from onnx_fa.graph import io
+from onnx_fa.graph.accuracy_levels import rounds_activations
 
 
 @dataclass(frozen=True)

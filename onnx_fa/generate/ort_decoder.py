@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from onnx_fa.errors import RunError, one_line
 from onnx_fa.generate.layout import DecoderFiles
 from onnx_fa.generate.roles import Input, call_arrays, read_roles
 from onnx_fa.graph import io
+from onnx_fa.graph.accuracy_levels import clear_levels
 from onnx_fa.graph.caches import find_cache_pairs, first_rows
 from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.free_dims import graph_inputs
-from onnx_fa.graph.ops import CONTRIB, attr_int, op_of
 from onnx_fa.ort_session import ort_session
 
 Array = npt.NDArray[np.generic]
@@ -43,10 +42,6 @@ _WAYS = (
 )
 
 
-_ROUNDED = 4
-"""The accuracy_level with which onnxruntime may multiply integers of 8 bits."""
-
-
 class _Session:
     """One file: what it takes and returns, and onnxruntime's session of it."""
 
@@ -62,31 +57,10 @@ class _Session:
         if not exact:
             self.session = ort_session(path, **options)
             return
-        _clear_levels(model)
+        clear_levels(model)
         with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
             io.save(model, copy := Path(folder) / path.name)
             self.session = ort_session(copy, **options)
-
-
-def rounds_activations(model: ir.Model) -> bool:
-    """Whether onnxruntime rounds to 8 bits what weights of few bits multiply: accuracy_level 4 of MatMulNBits."""
-    return any(_level(node) == _ROUNDED for node in model.graph)
-
-
-def rounding_error(model: ir.Model) -> float:
-    """What that rounding may do to a result, as a part of the largest: half a step of 254 for each product, and as many independent
-    ones as there are products."""
-    return math.sqrt(sum(_level(node) == _ROUNDED for node in model.graph)) / 254
-
-
-def _level(node: ir.Node) -> int:
-    return attr_int(node, "accuracy_level", 0) if op_of(node) == f"{CONTRIB}.MatMulNBits" else 0
-
-
-def _clear_levels(model: ir.Model) -> None:
-    for node in model.graph:
-        if _level(node) == _ROUNDED:
-            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
 
 
 def _empty(value: ir.Value, sizes: dict[str, int], head_size: int | None, room: int) -> Array:
@@ -113,7 +87,7 @@ class OrtDecoder:
 
     def __init__(self, files: DecoderFiles, room: int, threads: int | None = None, *, exact: bool = False) -> None:
         """`room` is the most tokens that will be seen. `exact`: products by weights of few bits do not round what they multiply
-        (see `rounds_activations`)."""
+        (see `graph/accuracy_levels.py`)."""
         self._files, self._threads, self.note, self._exact, self._room = files, threads, "", exact, room
         self._left = [*_WAYS]
         self._load(_USUAL)

@@ -10,39 +10,53 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.errors import RunError
+from onnx_fa.graph.accuracy_levels import clear_levels, rounds_activations
 from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.free_dims import ODD_LENGTH, OTHER_LENGTHS, free_sizes
 from onnx_fa.graph.view import DTYPES
 from onnx_fa.spec.target import Target
 from onnx_fa.verifier.comparisons import compare_outputs
 from onnx_fa.verifier.inputs import Array, random_inputs
+from onnx_fa.verifier.rounded_activations import judge_rounded
 from onnx_fa.verifier.runners import Runner
 from onnx_fa.verifier.verifier import MODEL_TOLERANCE
+
+LEVEL_0 = "that at accuracy_level 0, without roundings of activations to 8 bits"
 
 
 def check_once(
     model: ir.Model, module: Path, target: Target, lossy: Sequence[str] = (), dims: Mapping[str, int] | None = None
-) -> None:
-    """Raises RunError where a result of the module is NaN or infinite and onnxruntime's is not, or differs from it by more than
+) -> str:
+    """Words for what the result was compared with where that is not the model as given: accuracy_level 4 may be 0 there. Raises
+    RunError where a result of the module is NaN or infinite and onnxruntime's is not, or differs from it by more than
     the tolerance of `verify` for the narrowest type and what makes sites less exact (`lossy`); or where one of them does not run.
     `dims` are sizes of free dims."""
     from onnx_fa.iree.run import load_module
 
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
+        given = None
+        if rounds_activations(model):
+            given, model = Runner(model, Path(folder) / "given.onnx"), model.clone()
+            clear_levels(model)
         original = Runner(model, Path(folder) / "model.onnx")
         arrays, want = _first_run(original, model, determined_sizes(model) | dict(dims or {}))
+        rounded = None if given is None else given(arrays)
     got = load_module(module, target.device)(*arrays.values())
-    allowed = model_tolerance(model, lossy)
+    allowed, notes = model_tolerance(model, lossy), dict[str, None]()
     for (name, expected), result in zip(want.items(), got, strict=True):
         if result.dtype != expected.dtype and result.dtype.itemsize == expected.dtype.itemsize:
             result = result.view(expected.dtype)  # the runtime has no unsigned integers, nor bf16
         check = compare_outputs("random", name, "onnxruntime", result, np.asarray(expected), allowed)
+        if rounded is not None:
+            check = judge_rounded(check, result, np.asarray(expected), rounded[name])
+            notes[check.note or LEVEL_0] = None
         if not check.ok:
-            note = f" ({check.note})" if check.note else ""
+            why = f" ({check.note})" if check.note else ""
             raise RunError(
                 f"{module}: output {name!r} is not what onnxruntime computes on random inputs: it differs by {check.error:.2g} "
-                f"of the largest number, and {check.allowed:g} is allowed{note}; `onnx-fa verify` says where"
+                f"of the largest number, and {check.allowed:g} is allowed{why}; `onnx-fa verify` says where"
             )
+    return "".join(f"; {note}" for note in notes)
 
 
 def model_tolerance(model: ir.Model, lossy: Sequence[str] = ()) -> float:

@@ -28,12 +28,13 @@ from onnx_fa.errors import RunError
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.verifier.comparisons import F64, Check, compare_outputs
 from onnx_fa.verifier.inputs import Array
+from onnx_fa.verifier.rounded_activations import AS_GIVEN, SPREAD, judge_rounded
 from onnx_fa.verifier.runners import OptimisedRunner, Runner, rounds
 
 AT_FAULT = "onnxruntime's optimiser changes the original itself"
 OPTIMISED = " (optimiser on)"
+COARSER = "the original as given may round activations to 8 bits (accuracy_level 4): not judged"
 TIES = "roundings behind the sites fall on other sides"
-SPREAD = 2.0
 _DRAWS = 3
 
 Values = Mapping[str, Array]
@@ -65,17 +66,22 @@ class Results:
 
 
 class OutputChecks:
-    """Compares the outputs of models that have no further outputs yet. `sites` are names of the sites' outputs in the original."""
+    """Compares the outputs of models that have no further outputs yet. `sites` are names of the sites' outputs in the original.
+    `given` is the original at the accuracy_level that it came with, where that is not the one that is compared."""
 
-    def __init__(self, original: ir.Model, rewritten: ir.Model, sites: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, original: ir.Model, rewritten: ir.Model, sites: Sequence[str], folder: Path, given: ir.Model | None = None
+    ) -> None:
         self._names = [str(o.name) for o in original.graph.outputs]
         self._original = OptimisedRunner(original, folder / "original_optimised.onnx")
         self._rewritten = OptimisedRunner(rewritten, folder / "rewritten_optimised.onnx")
+        self._given = None if given is None else OptimisedRunner(given, folder / "given.onnx")
         self._behind = Runner(_behind(original, sites), folder / "behind.onnx") if rounds(original) else None
 
     def compare(self, run: Results, *, optimised: bool = True) -> list[Check]:
         """The checks of one run. `optimised`: also of both models with the optimiser."""
         exact, spread = self._settle(run)
+        given = None if self._given is None else _try(self._given, run.arrays)
         theirs, ours = (_try(r, run.arrays) if optimised else "" for r in (self._original, self._rewritten))
         checks = []
         for n, name in enumerate(self._names):
@@ -89,7 +95,24 @@ class OutputChecks:
                 checks.append(_rewritten_optimised(run, name, ours, theirs, original, more))
             if run.compiled is not None:
                 what = f"IREE: output {name}"
-                checks.append(_within(run.inputs, what, run.compiled[n], want, run.allowed_compiled, more))
+                found = _within(run.inputs, what, run.compiled[n], want, run.allowed_compiled, more)
+                if isinstance(given, Mapping):
+                    found = judge_rounded(found, run.compiled[n], want, given[name])
+                checks.append(found)
+        return checks if given is None else checks + self._as_given(run, given)
+
+    def _as_given(self, run: Results, given: Values | str) -> list[Check]:
+        """How far the original without roundings, and the compiled model, are from the original as its users run it."""
+        checks = []
+        for n, name in enumerate(self._names):
+            found = {"original": run.want[name]} | ({} if run.compiled is None else {"IREE": run.compiled[n]})
+            for who, result in found.items():
+                what = f"{who}: output {name}"
+                if isinstance(given, str):
+                    checks.append(Check(run.inputs, what, AS_GIVEN, None, None, None, given))
+                    continue
+                check = compare_outputs(run.inputs, what, AS_GIVEN, result, given[name], run.allowed)
+                checks.append(check if check.ok else replace(check, ok=None, note=COARSER))
         return checks
 
     def _settle(self, run: Results) -> tuple[Values | None, dict[str, float]]:

@@ -23,6 +23,7 @@ from onnx_fa.forms.replace import Site
 from onnx_fa.forms.report import SiteReport
 from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.graph import io
+from onnx_fa.graph.accuracy_levels import clear_levels, rounds_activations
 from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import symbols
@@ -35,12 +36,17 @@ from onnx_fa.verifier.fixed_checks import FixedChecks
 from onnx_fa.verifier.inputs import VARIANTS, Array, Variant, has_float_input, has_mask_input, random_inputs
 from onnx_fa.verifier.output_checks import OutputChecks, Results, SiteOutput
 from onnx_fa.verifier.report import VerifyReport
+from onnx_fa.verifier.rounded_activations import AS_GIVEN
 from onnx_fa.verifier.runners import Runner
 from onnx_fa.verifier.site_checks import ROUNDING, SITE_TOLERANCE, SiteChecks, SiteKernels
 
 MODEL_TOLERANCE = {"f64": 1e-12, "f32": 1e-4, "f16": 2e-3, "bf16": 1e-2, **LOSSY_PRODUCT}
 """Whole models: largest difference over the largest magnitude of the output, by the model's narrowest float type, or by how a site
 was compiled because it was asked for."""
+LEVELS = (
+    "at accuracy_level 4 onnxruntime may round what weights of few bits multiply to 8 bits: all is compared with the original at "
+    f"level 0, or held to what such roundings move, and the rows against the {AS_GIVEN} say how far it is from what its users run"
+)
 ODD_LENGTHS = (37, 61, 1)
 """Sizes of free dims over the seeds: no tile divides them, and a single one."""
 
@@ -75,7 +81,13 @@ def verify(
     target = parse_target(target) if isinstance(target, str) else target
     given = io.load(model)
     original = fix_inputs(given, values or {})  # a copy: outputs are added to it below
-    clean, rewritten = original.clone(), original.clone()
+    clean = original.clone()  # what is compiled
+    coarser = original.clone() if rounds_activations(original) else None
+    if coarser is not None:
+        given = given.clone()
+        clear_levels(given)
+        clear_levels(original)
+    rewritten = original.clone()
     # What `rewrite` writes is matched by itself, and what is compiled once more: a match holds nodes, values and functions over
     # values of the one graph in which it was found, and what is prepared before matching depends on the form.
     report, sites = rewrite_in_place(rewritten, "decomposed")
@@ -84,11 +96,12 @@ def verify(
     sites = [s for s in sites if s.nodes and s.nodes[-1].graph is rewritten.graph]
     label = "model" if isinstance(model, (ir.Model, onnx.ModelProto)) else str(model)
     notes = [f"left alone: {m.node} ({m.op}): {m.reason}" for m in report.misses]
+    notes += [LEVELS] if coarser is not None else []
     from onnx_fa.iree.run import load_module
 
     with scratch_folder() as folder:
         # Before anything is compiled, so that a model that no runtime can run is refused at once.
-        runs = _Runs(original, rewritten, sites, folder)
+        runs = _Runs(original, rewritten, sites, folder, coarser)
         notes += runs.notes
         fixed = FixedChecks(given, values or {}, folder)
         planned, inspected = plan_kernels(clean, target), report.sites
@@ -128,11 +141,13 @@ class _Runs:
     """Both models without the optimiser, with the sites' operands and outputs among their outputs, and the checks of their own
     outputs."""
 
-    def __init__(self, original: ir.Model, rewritten: ir.Model, sites: Sequence[Site], folder: Path) -> None:
+    def __init__(
+        self, original: ir.Model, rewritten: ir.Model, sites: Sequence[Site], folder: Path, coarser: ir.Model | None
+    ) -> None:
         self.sites, self.names = sites, [str(o.name) for o in original.graph.outputs]
         values = {str(o.name): o for node in original.graph for o in node.outputs}
         self.cut = [s for s in sites if s.output.name in values]
-        self.outputs = OutputChecks(original, rewritten, [str(s.output.name) for s in self.cut], folder)
+        self.outputs = OutputChecks(original, rewritten, [str(s.output.name) for s in self.cut], folder, coarser)
         self.taps = {id(s): _site_output(s) for s in sites}
         shown = [v for s in sites for v in (*s.operands, self.taps[id(s)], s.output)]
         _show(rewritten.graph, shown)
