@@ -175,7 +175,8 @@ def _describe(
         shape = tuple(d if isinstance(d, int) else None for d in value.shape)
         if sum(d is None for d in shape) != 1:
             raise UnsupportedError(
-                f"input {pair.past!r} of shape {list(value.shape)}: a cache has one free dim, its rows, when the batch is one row"
+                f"input {pair.past!r} of shape [{', '.join(map(str, value.shape))}]: a cache has one free dim, its rows, when the "
+                "batch is one row; give the others a size"
             )
         kind, is_grown = _NAMES[int(value.dtype)], pair.past in grown.grown
         caches.append(Cache(pair.past, pair.present, shape, kind, is_grown, first[pair.past]))

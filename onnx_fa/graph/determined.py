@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 import onnx_ir as ir
 
+from onnx_fa.graph.caches import GROUPED, TAKING_A_PAST
 from onnx_fa.graph.dims import Shape
 from onnx_fa.graph.free_dims import symbols
 from onnx_fa.graph.op_kinds import BROADCASTS
@@ -38,6 +39,9 @@ def _equal_dims(view: GraphView, node: ir.Node) -> Iterator[tuple[Dim | None, Di
     if kind in BROADCASTS:
         yield from _broadcast_beside([s for s in shapes if s is not None])
         return
+    if kind in TAKING_A_PAST:
+        yield from _cache_dims(node, shapes)
+        return
     if len(shapes) < 2 or shapes[0] is None or shapes[1] is None:
         return
     left, right = shapes[0], shapes[1]
@@ -47,6 +51,31 @@ def _equal_dims(view: GraphView, node: ir.Node) -> Iterator[tuple[Dim | None, Di
         yield left[0 if attr_int(node, "transA", 0) else 1], right[1 if attr_int(node, "transB", 0) else 0]
     elif kind == "Conv" and len(left) > 2 and isinstance(right[1], int):
         yield left[1], right[1] * attr_int(node, "group", 1)
+
+
+def _cache_dims(node: ir.Node, shapes: Sequence[Shape | None]) -> Iterator[tuple[Dim | None, Dim | None]]:
+    """Heads and head dims of the caches (B, H, P, D) that an attention takes, as its queries, keys and values have them."""
+    kind = op_of(node)
+    q, k, v = (shapes[i] if i < len(shapes) else None for i in range(3))
+    pasts = [shapes[i] if i < len(shapes) else None for i in TAKING_A_PAST[kind]]
+    for past, new, what in zip(pasts, (k, v), "kv", strict=True):
+        if past is None or len(past) != 4:
+            continue
+        heads = attr_int(node, "kv_num_heads", 0) or attr_int(node, "num_heads", 0)
+        if kind == GROUPED and new is None and q is not None and len(q) == 3 and isinstance(q[2], int):
+            width = q[2] // (attr_int(node, "num_heads", 1) + 2 * heads) * heads  # Q, K and V lie side by side
+        elif new is not None and len(new) == 4:
+            yield from ((past[1], new[1]), (past[3], new[3]))
+            continue
+        elif new is not None and len(new) == 3 and isinstance(new[2], int):
+            width = new[2]
+        else:
+            continue
+        if heads < 1 or width % heads:
+            continue
+        packed = kind == GROUPED and node.attributes.get(f"{what}_quant_type") is not None
+        in_pairs = packed and attr_int(node, "kv_cache_bit_width", 8) == 4
+        yield from ((past[1], heads), (past[3], width // heads // 2 if in_pairs else width // heads))
 
 
 def _broadcast_beside(shapes: list[Shape]) -> Iterator[tuple[Dim | None, Dim | None]]:

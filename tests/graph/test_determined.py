@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onnx_fa.graph.determined import determined_sizes
+from onnx_fa.graph.io import load
+from tests.support import tiny_decoders
 from tests.support.text_graphs import TextGraph
 
 
@@ -25,3 +27,15 @@ from tests.support.text_graphs import TextGraph
 )
 def test_determined_sizes(inputs: str, body: str, sizes: dict[str, int]) -> None:
     assert determined_sizes(TextGraph(inputs, body, outputs="y").model) == sizes
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("grouped", 2), ("multi_head", 2), ("attention", 2), ("concat", 2)])
+def test_sizes_of_caches(kind: str, heads: int) -> None:
+    """The heads and the head dim that the new keys have."""
+    model = tiny_decoders.IN_PLACE[kind]()
+    for value in model.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.shape.dim[1].dim_param = "heads"
+            value.type.tensor_type.shape.dim[3].dim_param = "width"
+    found = determined_sizes(load(model))
+    assert (found.get("heads"), found.get("width")) == (heads, tiny_decoders.D)
