@@ -9,7 +9,7 @@ import onnx
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.growing import APPEND_ROWS
-from onnx_fa.graph.ops import CONTRIB, STANDARD, op_of
+from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, op_of
 from onnx_fa.graph.site_op import SITE
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 
@@ -80,6 +80,11 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
         return "is unknown to IREE" if op in UNKNOWN | _NOT_MEANT else ""
     if op in (APPEND_ROWS, BITS_PRODUCT) or (op == SITE and node.name in sites):
         return ""
+    if node.domain == BLOCKED:
+        return (
+            "has channels in blocks whose size the file does not say: that of the machine on which onnxruntime saved it; save the "
+            "model with a lower level of optimisation (ORT_ENABLE_EXTENDED)"
+        )
     if node.domain != CONTRIB:
         return (
             "has no definition in the model and is unknown to IREE; export it as standard operators or as a "
@@ -102,6 +107,8 @@ def _words(node: onnx.NodeProto) -> str:
     op = _bare(op_of(node))
     if node.domain in STANDARD:
         return op
+    if node.domain == BLOCKED:
+        return "what onnxruntime computes on its own layout"
     return f"{op} of com.microsoft" if node.domain == CONTRIB else f"operator {op} of domain {node.domain!r}"
 
 

@@ -19,6 +19,7 @@ from onnx_fa.patterns.ops.exprs import (
     concat,
     ints,
     inverse_root,
+    keep_where,
     op,
     output,
     present,
@@ -27,6 +28,7 @@ from onnx_fa.patterns.ops.exprs import (
     window,
 )
 from onnx_fa.patterns.ops.standard import Past, append
+from onnx_fa.spec.expr import SQ, Apply, Int, K, Q, ScoreExpr
 from onnx_fa.spec.terms import Causal, Dim
 
 
@@ -41,14 +43,10 @@ def match_multi_head(view: GraphView, node: ir.Node, label: str) -> Match:
         operands = split_packed(view, node, q, k, bias, label)
     else:
         operands = split_heads(view, node, q, k, v, bias, label)
-    given = Given(q.dtype, padding, extra, past_k, past_v)
-    match = _match_with_past(view, node, label, operands, given)
     scores = output(node, 3)
-    if scores is None:
-        return match
-    if attr_int(node, "unidirectional", 0) == 1:
-        raise NoMatch("the scores are an output that somebody reads, with keys ahead of a query at the least float")
-    return replace(match, scores=(scores, "masked"))
+    given = Given(q.dtype, padding, extra, past_k, past_v, shows_scores=scores is not None)
+    match = _match_with_past(view, node, label, operands, given)
+    return match if scores is None else replace(match, scores=(scores, "masked"))
 
 
 def split_heads(
@@ -64,8 +62,6 @@ def split_heads(
     b = same("the batch dims", q_shape[0], k_shape[0], v_shape[0]) or f"{label}_b"
     Sq = q_shape[1] if q_shape[1] is not None else f"{label}_sq"
     cross = len(k_shape) == 4
-    if cross and bias is not None:
-        raise NoMatch("a projection's bias with K and V that are projected already")
     length = 2 if cross else 1
     Skv = same("the lengths of K and V", k_shape[length], v_shape[length]) or f"{label}_skv"
     width, width_v = q_shape[2], v_shape[3] if cross else v_shape[2]
@@ -77,7 +73,10 @@ def split_heads(
     if bias is not None:
         check_bias(view, bias, 2 * hd + hv)
         ends = (0, hd, 2 * hd, 2 * hd + hv)
-        parts = [op("Add", x, columns(bias, ends[i], ends[i + 1])) for i, x in enumerate(parts)]
+        # K and V that have heads already have their bias, too.
+        parts[: 1 if cross else 3] = [
+            op("Add", x, columns(bias, ends[i], ends[i + 1])) for i, x in enumerate(parts[: 1 if cross else 3])
+        ]
     straight = (0, 1, 2, 3)
     choices = [OperandChoice(reshape(parts[0], 0, 0, heads, d), HEADS_BEHIND, 1.0, heads)]
     for part, w in zip(parts[1:], (d, Dv), strict=True):
@@ -190,6 +189,8 @@ class Given:
     """P, where `past_k` is cut out of another value, so that its own shape is not known."""
     is_stacked: bool = False
     """The present is one output, K above V."""
+    shows_scores: bool = False
+    """Somebody reads the masked scores."""
 
 
 def _whole_bias(view: GraphView, bias: ir.Value, operands: Operands) -> Expr:
@@ -203,22 +204,31 @@ def _whole_bias(view: GraphView, bias: ir.Value, operands: Operands) -> Expr:
     return Call("Identity", (bias,), shape=(*dims[:2], *lengths))
 
 
-def _fill_ahead(given: Given, filter_value: float) -> float:
-    """What takes the place of a score ahead of its query. The op has the least float there, which counts where padding is no
-    higher: then a row without any other key sees these."""
+def _causal(given: Given, operands: Operands, past: Past, fresh: Dim, filter_value: float) -> Term:
+    """`unidirectional`, as the CPU provider has it: no query sees keys ahead of it but the last, which sees all; these are more
+    than its own where there are `fresh` keys, other than queries.
+
+    The op has the least float in the place of such scores. That counts where the scores are read, and where padding puts others as
+    low: then a row without any other key sees these.
+    """
     lowest = float(np.finfo(np.float32).min)
-    if given.padding is None or filter_value > lowest:
-        return -math.inf
-    if filter_value < lowest:
-        raise NoMatch("an infinite mask_filter_value with unidirectional: a row without keys sees those ahead of it")
-    return lowest
+    counts = given.shows_scores or (given.padding is not None and filter_value <= lowest)
+    fill = lowest if counts else -math.inf
+    if fresh == operands.Sq:
+        if past.expr is None:
+            return Term(Causal(past.fixed, fill))
+        return window(None, 0, 0, past.expr, past.read, fill)
+    before: ScoreExpr = past.expr or Int(past.fixed if isinstance(past.fixed, int) else 0)
+    seen = Apply("LessOrEqual", K, Apply("Add", Q, before))
+    keep = Apply("Or", seen, Apply("Equal", Q, Apply("Sub", SQ, Int(1))))
+    return keep_where(keep, () if past.read is None else (past.read,), "causal", fill)
 
 
 def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Operands, given: Given) -> Match:
     """The match of MultiHeadAttention or Attention, from operands with heads."""
     past_k, past_v, past_length = given.past_k, given.past_v, given.past_length
     past = Past()
-    queries, keys = operands.Sq, operands.Skv
+    keys = operands.Skv
     if (past_k is None) != (past_v is None):
         raise NoMatch("past_key and past_value must come together")
     if past_k is not None and past_v is not None:
@@ -244,14 +254,6 @@ def _match_with_past(view: GraphView, node: ir.Node, label: str, operands: Opera
     if given.padding is not None:
         terms += read_padding_mask(view, given.padding, operands, filter_value)
     if attr_int(node, "unidirectional", 0) == 1:  # onnxruntime takes no other number for true
-        if queries != keys:
-            raise NoMatch(
-                "unidirectional with other keys than queries: the CPU provider shows all of them to the last query"
-            )
-        fill = _fill_ahead(given, filter_value)
-        if past.expr is None:
-            terms.append(Term(Causal(past.fixed, fill)))
-        else:
-            terms.append(window(None, 0, 0, past.expr, past.read, fill))
+        terms.append(_causal(given, operands, past, keys, filter_value))
     dtype = DTYPES.get(given.dtype or ir.DataType.UNDEFINED)
     return match_op(view, node, label, operands, steps, terms, presents, dtype)

@@ -48,6 +48,12 @@ def test_one_is_a_plain_sentence() -> None:
         check_known(graph(node("GroupQueryAttention", "a", "com.microsoft")), ())
 
 
+def test_a_layout_of_onnxruntimes_is_one_line() -> None:
+    nodes = [node(op, f"n{i}", "com.microsoft.nchwc") for i, op in enumerate(("Conv", "MaxPool", "ReorderOutput"))]
+    with pytest.raises(ModelError, match=r"^node 'n0', 'n1' and 1 more: what onnxruntime .* \(ORT_ENABLE_EXTENDED\)$"):
+        check_known(graph(*nodes), ())
+
+
 def test_sites_are_known_by_their_names() -> None:
     site = node("AttentionSite", "here", "onnx_fa")
     check_known(graph(site), ["here"])

@@ -64,4 +64,4 @@ def test_what_cannot_be_written_otherwise_is_not_compiled(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="with unknown shapes or a scale"):
         compile_model(model, tmp_path / "m.vmfb")
     with pytest.raises(ModelError, match="could not be written in standard operators"):
-        compile_model(so.NOT_CONTRIB["mha-infinite-filter"](), tmp_path / "m.vmfb")
+        compile_model(so.NOT_CONTRIB["gqa-window-cache"](), tmp_path / "m.vmfb")

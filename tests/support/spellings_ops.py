@@ -649,20 +649,33 @@ def gqa(
     return contrib("GroupQueryAttention", inputs, outputs, fixed, num_heads=HQ, kv_num_heads=HKV, **attrs)
 
 
-def decoder(*, cross: bool = False, held: int = 3, extra: bool = False, **attrs: Any) -> onnx.ModelProto:
+def decoder(
+    *, cross: bool = False, held: int = 3, extra: bool = False, bias: bool = False, **attrs: Any
+) -> onnx.ModelProto:
     """DecoderMaskedMultiHeadAttention: one query, over another sequence or over a cache buffer that holds `held` rows."""
     q: Input = ("q", [B, 1, HQ * D], T.FLOAT)
     outputs: list[Input] = [("o", [B, 1, HQ * D], T.FLOAT)]
     name = "DecoderMaskedMultiHeadAttention"
     if cross:
         keys: list[Input] = [(n, [B, HQ, L, D], T.FLOAT) for n in "kv"]
-        return contrib(name, [q, *keys], outputs, num_heads=HQ, **attrs)
+        added: list[Input | None] = [*[None] * 7, ("bias", [3 * HQ * D], T.FLOAT)] if bias else []
+        return contrib(name, [q, *keys, *added], outputs, num_heads=HQ, **attrs)
     rows: list[Input] = [(n, [B, 1, HQ * D], T.FLOAT) for n in "kv"]
     pasts: list[Input] = [(n, [B, HQ, L, D], T.FLOAT) for n in ("pk", "pv")]
     outputs += [(n, [B, HQ, L, D], T.FLOAT) for n in ("nk", "nv")]
-    added: Input | None = ("extra", [1, HQ, 1, held + 1], T.FLOAT) if extra else None
-    inputs = [q, *rows, None, added, *pasts, ("held", [1], T.INT32)]
+    mask: Input | None = ("extra", [1, HQ, 1, held + 1], T.FLOAT) if extra else None
+    inputs = [q, *rows, None, mask, *pasts, ("held", [1], T.INT32)]
     return contrib(name, inputs, outputs, {"held": [held]}, num_heads=HQ, past_present_share_buffer=1, **attrs)
+
+
+def causal_cross(length: int, past: int | None = None) -> onnx.ModelProto:
+    """MultiHeadAttention with `unidirectional` and other keys than queries."""
+    inputs: list[Input | None] = [("q", [B, S, HQ * D], T.FLOAT), *((n, [B, length, HQ * D], T.FLOAT) for n in "kv")]
+    outputs: list[Input] = [("o", [B, S, HQ * D], T.FLOAT)]
+    if past is not None:
+        inputs += [None, None, None, *((n, [B, HQ, past, D], T.FLOAT) for n in ("pk", "pv"))]
+        outputs += [(n, [B, HQ, past + length, D], T.FLOAT) for n in ("nk", "nv")]
+    return contrib("MultiHeadAttention", inputs, outputs, num_heads=HQ, unidirectional=1)
 
 
 def with_scores(model: onnx.ModelProto, *dims: int) -> onnx.ModelProto:
@@ -693,6 +706,11 @@ _CONTRIB: dict[str, Builder] = {
     "mha-causal-least": partial(mha, [B, S], unidirectional=1, mask_filter_value=_LEAST),
     "mha-causal-least-lengths": partial(mha, [B], values=[3, 0], unidirectional=1, mask_filter_value=_LEAST),
     "mha-infinite-filter": partial(mha, [B, L], mask_filter_value=-float("inf")),
+    "mha-infinite-filter-causal": partial(mha, [B, S], unidirectional=1, mask_filter_value=-float("inf")),
+    "mha-causal-cross": partial(causal_cross, L),
+    "mha-causal-cross-fewer": partial(causal_cross, S - 2),
+    "mha-causal-cross-past": partial(causal_cross, L, past=3),
+    "mha-causal-scores": lambda: with_scores(mha([B, S], unidirectional=1), B, HQ, S, S),
     "mha-scores": lambda: with_scores(mha(extra=[1, HQ, S, L], scale=0.2), B, HQ, S, L),
     "mha-scores-past": lambda: with_scores(mha([B, 3 + S], past=3), B, HQ, S, 3 + S),
     "mha-past": partial(mha, past=3),
@@ -700,6 +718,7 @@ _CONTRIB: dict[str, Builder] = {
     "mha-past-padding": partial(mha, [B, 3 + S], past=3),
     "mha-past-empty": partial(mha, past=0),
     "mha-projected": partial(mha, projected=True),
+    "mha-projected-bias": partial(mha, [B, L], projected=True, bias=True),
     "attention-ms": projected,
     "attention-ms-sizes": partial(projected, sizes=[HQ * D, HQ * D, HQ * DV]),
     "attention-ms-causal": partial(projected, unidirectional=1),
@@ -740,6 +759,7 @@ _CONTRIB: dict[str, Builder] = {
     "decoder": decoder,
     "decoder-extra": partial(decoder, extra=True, scale=0.1),
     "decoder-cross": partial(decoder, cross=True),
+    "decoder-cross-bias": partial(decoder, cross=True, bias=True),
 }
 
 CONTRIB = tuple(_CONTRIB.items())
@@ -747,15 +767,6 @@ CONTRIB = tuple(_CONTRIB.items())
 onnxruntime, and NaN elsewhere."""
 
 NOT_CONTRIB: dict[str, Builder] = {
-    "mha-infinite-filter": partial(mha, [B, S], unidirectional=1, mask_filter_value=-float("inf")),
-    "mha-causal-scores": lambda: with_scores(mha(unidirectional=1), B, HQ, S, S),
-    "mha-causal-cross": lambda: contrib(
-        "MultiHeadAttention",
-        [("q", [B, S, HQ * D], T.FLOAT), ("k", [B, L, HQ * D], T.FLOAT), ("v", [B, L, HQ * D], T.FLOAT)],
-        [("o", [B, S, HQ * D], T.FLOAT)],
-        num_heads=HQ,
-        unidirectional=1,
-    ),
     "gqa-quantised": partial(gqa, k_quant_type="PER_TENSOR"),
     "gqa-window-cache": partial(gqa, sliding_window_cache=1),
     "packed": lambda: contrib(
