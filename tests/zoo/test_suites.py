@@ -138,6 +138,7 @@ def test_the_tests_of_operators(tmp_path: Path) -> None:
     assert {n for n, e in of.items() if e.source == "missing"} == set("fgyz")
     assert [s for s, _ in of["c"].skip] == list(ALL_STEPS) and [s for s, _ in of["d"].skip] == [
         "iree-run",
+        "check",
         "verify",
         "bench",
     ]

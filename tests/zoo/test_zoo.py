@@ -408,7 +408,7 @@ def test_steps_are_stopped_at_their_limits(tmp_path: Path, monkeypatch: pytest.M
 def test_needs_are_earlier_steps() -> None:
     names = list(STEPS)
     assert all(names.index(n) < names.index(step) for step, needs in NEEDS.items() for n in needs)
-    assert Settings(steps=("verify",)).wanted == ("export", "compile", "verify")
+    assert Settings(steps=("verify",)).wanted == ("export", "compile", "check", "verify")
 
 
 # What a comparison sees.
