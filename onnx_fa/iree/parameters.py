@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -16,6 +17,8 @@ try:
     from iree.compiler.dialects import util
 except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
+
+NIBBLES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 
 
 class WeightImporter:
@@ -39,6 +42,8 @@ class WeightImporter:
             key = self._unused(name)
             self.parameters.append(Parameter(key, ir.serde.deserialize_tensor(weight) if tensor is None else tensor))
             return self._global(key, name, tuple(weight.dims), weight.data_type, block)
+        if tensor is None and weight.data_type in NIBBLES:
+            tensor = ir.serde.deserialize_tensor(weight)
         return None if tensor is None else self._constant(weight, name, tensor, block)
 
     def load_input(self, info: onnx.ValueInfoProto, block: Any) -> Any:
@@ -65,10 +70,10 @@ class WeightImporter:
                 return mlir.Operation.create("torch_c.from_builtin_tensor", results=[seen], operands=[loaded]).result
 
     def _constant(self, weight: onnx.TensorProto, name: str, tensor: ir.TensorProtocol, block: Any) -> Any:
-        """As the stock importer writes a tensor with raw data."""
+        """As the stock importer writes a tensor with raw data, but for those of 4 bits."""
         with self._function.context, mlir.InsertionPoint(block), mlir.Location.name(name):
             resource = mlir.DenseResourceElementsAttr.get_from_buffer(
-                tensor.tobytes(),
+                _elements_as_bytes(tensor) if weight.data_type in NIBBLES else tensor.tobytes(),
                 self._cache._sanitize_name(name),
                 self._cache.tensor_proto_to_builtin_type(weight),
                 alignment=8,
@@ -85,6 +90,12 @@ class WeightImporter:
             key, n = f"{plain}_{n}", n + 1
         self._keys.add(key)
         return key
+
+
+def _elements_as_bytes(tensor: ir.TensorProtocol) -> bytes:
+    """MLIR's constants hold an element of 4 bits in a byte of its own, whose upper half is 0. The stock importer hands on the bytes
+    of ONNX, with two elements each, and what is compiled is wrong, or iree-compile reads past their end."""
+    return (tensor.numpy().astype(np.int8).view(np.uint8) & 0xF).tobytes()
 
 
 def _elements(weight: onnx.TensorProto) -> int:

@@ -18,6 +18,7 @@ from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
@@ -293,28 +294,6 @@ def _loop(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _dequantize_blocks(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """One scale for every block of neighbours, which IREE refuses, as Cast, Sub and Mul: only the product rounds, as in the op."""
-    block = attr_of(node, "block_size", 0)
-    shape = g.shape(node.input[0])
-    if not block or shape is None or any(e.name == "output_dtype" for e in node.attribute):
-        return False
-    axis = attr_of(node, "axis", 1) % len(shape)
-    width, (kind, scale_shape) = shape[axis], g.types.get(node.input[1], (0, None))
-    if not isinstance(width, int) or width % block or not kind or scale_shape is None:
-        return False
-    hint = node.name or "DequantizeLinear"
-    parts = list(node.input[1:])
-    if 1 < block < width:
-        indices = g.const(np.repeat(np.arange(width // block), block), hint)
-        parts = [g.add("Gather", [p, indices], f"{hint}/{i}", axis=axis) for i, p in enumerate(parts)]
-    number = g.add("Cast", [node.input[0]], hint, to=kind)
-    if len(parts) > 1:
-        number = g.add("Sub", [number, g.add("Cast", [parts[1]], f"{hint}/zero", to=kind)], hint)
-    g.add("Mul", [number, parts[0]], hint, out=node.output[0])
-    return True
-
-
 _HANDLERS: dict[str, Handler] = {
     "SimplifiedLayerNormalization": norms.rms_norm,  # exporters write it so, though ONNX has none
     f"{CONTRIB}.SimplifiedLayerNormalization": norms.rms_norm,
@@ -348,7 +327,8 @@ _HANDLERS: dict[str, Handler] = {
     "MatMul": _flat_rows,
     "Conv": _conv,
     **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
-    "DequantizeLinear": _dequantize_blocks,
+    "DequantizeLinear": dequantize,
+    "Cast": cast_nibbles,
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
     "Expand": expand,
