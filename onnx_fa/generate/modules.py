@@ -13,12 +13,12 @@ from onnx_fa.errors import ModelError, UnsupportedError
 from onnx_fa.files import write_whole
 from onnx_fa.generate.grow import Grown, grow_caches, return_rows_first
 from onnx_fa.generate.layout import DecoderFiles
-from onnx_fa.generate.roles import Input, read_roles, tokens_input
 from onnx_fa.graph import io
 from onnx_fa.graph.caches import CachePair, find_cache_pairs, first_rows
 from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import fix_dims, graph_inputs, rename_dim, symbols
+from onnx_fa.graph.roles import Input, read_roles, tokens_input
 from onnx_fa.graph.view import GraphView
 from onnx_fa.iree.compile import CompileReport, compile_planned
 from onnx_fa.iree.kernels import Planned, plan_kernels

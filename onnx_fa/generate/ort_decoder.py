@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from onnx_fa.errors import RunError, one_line
 from onnx_fa.generate.layout import DecoderFiles
-from onnx_fa.generate.roles import Input, call_arrays, read_roles
 from onnx_fa.graph import io
 from onnx_fa.graph.accuracy_levels import clear_levels
 from onnx_fa.graph.caches import find_cache_pairs, first_rows
 from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.free_dims import graph_inputs
+from onnx_fa.graph.roles import Input, call_arrays, read_roles
 from onnx_fa.ort_session import ort_session
 
 Array = npt.NDArray[np.generic]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from onnx_fa.errors import RunError, one_line
 from onnx_fa.generate.modules import Cache, Module
-from onnx_fa.generate.roles import call_arrays
+from onnx_fa.graph.roles import call_arrays
 from onnx_fa.iree.device import Device
 from onnx_fa.iree.run import bind_module
 from onnx_fa.spec.dtypes import NUMPY

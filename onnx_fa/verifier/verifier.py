@@ -31,6 +31,7 @@ from onnx_fa.graph.view import DTYPES
 from onnx_fa.iree.kernels import Planned, plan_kernels
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.verifier.calls import decoder_calls
 from onnx_fa.verifier.comparisons import Check, norm_error
 from onnx_fa.verifier.fixed_checks import FixedChecks
 from onnx_fa.verifier.inputs import VARIANTS, Array, Variant, has_float_input, has_mask_input, random_inputs
@@ -70,7 +71,8 @@ def verify(
     module: Path | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> VerifyReport:
-    """Compares on `seeds` random inputs, and on adversarial ones where the model has inputs for them.
+    """Compares on `seeds` random inputs, on adversarial ones where the model has inputs for them, and on a prompt, a step and a
+    chunk where it has caches.
 
     `module` is what `compile_model` made of the model; without it the model is compiled here, and its sites are inspected.
     `dims` fixes symbolic dims; those that the graph leaves no choice have that size, the others lengths that divide nothing.
@@ -117,7 +119,9 @@ def verify(
         compared = _Comparison(
             runs, kernels, load_module(module, target.device), _narrowest(clean, rewritten), coarse, fixed
         )
-        drawn = draw(clean, seeds, sizes)
+        calls, left_out = decoder_calls(clean, sizes)
+        notes += left_out
+        drawn = [*(_Drawn(name, arrays) for name, arrays in calls.items()), *draw(clean, seeds, sizes)]
         for draw_ in drawn:
             progress(f"inputs {draw_.name}")
             compared.on(draw_)

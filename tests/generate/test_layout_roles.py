@@ -14,9 +14,9 @@ from onnx import helper as h
 
 from onnx_fa.errors import ModelError
 from onnx_fa.generate.layout import find_files
-from onnx_fa.generate.roles import Input, call_arrays, read_roles
 from onnx_fa.graph.caches import CachePair, find_cache_pairs
 from onnx_fa.graph.io import load
+from onnx_fa.graph.roles import Input, call_arrays, read_roles
 from tests.support import tiny_decoders
 
 KEY, VALUE = (CachePair(f"past_key_values.0.{x}", f"present.0.{x}", 2) for x in ("key", "value"))
