@@ -107,15 +107,17 @@ def store(t: Text, value: str, type_: str, x: Operand, offsets: Sequence[str], s
 
 class RowsOfWeight(ABC):
     """The body of one workgroup: a group of the weight's rows by all rows of x, `own` of the first and `shared` of the second at a
-    time. `from_x` are the operands that have x's rows, `registers` those of the processor."""
+    time, of the second no more than `most`. `from_x` are the operands that have x's rows, `registers` those of the processor."""
 
-    def __init__(self, product: BitsProduct, from_x: Sequence[Operand], registers: int) -> None:
+    def __init__(self, product: BitsProduct, from_x: Sequence[Operand], registers: int, most: int = 4) -> None:
         self.p, self.t, self.from_x = product, Text(), list(from_x)
         self.group = min(_ROWS_A_GROUP, product.N)
         wide = registers >= MANY_REGISTERS
-        self.shared = min(4 if wide else 2, product.rows or 4)
-        most = (8 if self.shared == 1 else 4) if wide else 2
-        self.own = next(n for n in (8, 4, 2, 1) if n <= most and self.group % n == 0)
+        self.shared = min(most if wide else 2, product.rows or 4)
+        # By a single row of x the weight's bytes are used once, and what counts is that they come in a row from memory: processors
+        # fetch ahead along one stream in a page, and rows of a weight are shorter than one. Two at a time take 1.6 times as long.
+        own = 1 if self.shared == 1 else 4 if wide else 2
+        self.own = next(n for n in (4, 2, 1) if n <= own and self.group % n == 0)
         self.loaded: dict[str, tuple[str, str]] = {}
 
     def text(self, symbol: str) -> list[str]:

@@ -30,6 +30,8 @@ _BYTES = (64, 32, 16)
 _LEAST_BLOCK = 8
 """Bytes of the smallest block."""
 _LARGEST = 127.0
+_ROWS_OF_X = 2
+"""At a time: a pair of rows has a sum of integers and one of floats, and 16 pairs of both would be all registers."""
 
 
 def _vector_bytes(product: BitsProduct) -> int:
@@ -119,7 +121,7 @@ class ByteProducts(RowsOfWeight):
     """Numbers of a few bits as bytes, by bytes."""
 
     def __init__(self, product: BitsProduct, sorted_x: list[Operand], registers: int) -> None:
-        super().__init__(product, sorted_x, registers)
+        super().__init__(product, sorted_x, registers, _ROWS_OF_X)
         self.bytes = _vector_bytes(product)
         self.count = self.bytes // 4
         of_block = product.block // product.places
