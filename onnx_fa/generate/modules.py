@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import fix_dims, graph_inputs, rename_dim, symbols
 from onnx_fa.graph.roles import Input, read_roles, tokens_input
 from onnx_fa.graph.view import GraphView
+from onnx_fa.iree.archives import archive_of
 from onnx_fa.iree.compile import CompileReport, compile_planned
 from onnx_fa.iree.kernels import Planned, plan_kernels
 from onnx_fa.spec.dtypes import ONNX
@@ -76,7 +79,20 @@ def build_modules(
     for phase, path in (("prompt", files.prompt), ("step", files.step)):
         progress(f"compiling for {'prompts' if phase == 'prompt' else 'one token'}")
         made.append(_build(path, phase, files, target, folder, timeout_s))
+    _join_archives(*(archive_of(Path(module.vmfb)) for module in made))
     return made[0], made[1]
+
+
+def _join_archives(prompt: Path, step: Path) -> None:
+    """Makes one file of both modules' weights where they are the same, so that they are in memory once."""
+    if not (prompt.is_file() and step.is_file() and filecmp.cmp(prompt, step, shallow=False)):
+        return
+    link = step.with_name(f"{step.name}.link")
+    try:
+        os.link(prompt, link)
+    except OSError:
+        return  # a file system without links keeps two files
+    link.replace(step)
 
 
 def _build(path: Path, phase: str, files: DecoderFiles, target: Target, folder: Path, timeout_s: float) -> Module:

@@ -25,7 +25,8 @@ class IreeDecoder:
     def __init__(self, prompt: Module, step: Module, device: str, capacity: int) -> None:
         self._modules, self._capacity, self.note = (prompt, step), capacity, ""
         self.device = Device(device)
-        self._calls = [bind_module(Path(m.vmfb), device) for m in self._modules]
+        opened: dict[tuple[int, int], Any] = {}
+        self._calls = [bind_module(Path(m.vmfb), device, opened=opened) for m in self._modules]
         self._buffers: dict[str, Any] = {}
         self._past: dict[str, Any] = {}
         self._seen = 0

@@ -125,8 +125,10 @@ def bind_module(
     device: str = "local-task",
     function: str | None = None,
     parameters: Mapping[str, str | os.PathLike[str]] | None = None,
+    opened: dict[tuple[int, int], Any] | None = None,
 ) -> Bound:
-    """As `load_module`, for results that stay on the device. Modules of one device share it. Raises RunError."""
+    """As `load_module`, for results that stay on the device. Modules of one device share it. Modules that are bound with the same
+    `opened`, empty at first, share the weights of archives that are one file. Raises RunError."""
     rt = runtime()
     name = "the module" if isinstance(vmfb, bytes) else str(vmfb)
     try:
@@ -135,7 +137,7 @@ def bind_module(
         context = rt.SystemContext(config=config)
         module = _read_module(rt, context, data, name)
         if archives := _archives(vmfb, parameters):
-            context.add_vm_module(_parameter_module(rt, context, archives))
+            context.add_vm_module(_parameter_module(rt, context, archives, {} if opened is None else opened))
         context.add_vm_module(module)
     except RunError:
         raise
@@ -175,17 +177,23 @@ def _archives(
     return {SCOPE: archive} if archive.is_file() else {}
 
 
-def _parameter_module(rt: Any, context: Any, archives: Mapping[str, str | os.PathLike[str]]) -> Any:
+def _parameter_module(
+    rt: Any, context: Any, archives: Mapping[str, str | os.PathLike[str]], opened: dict[tuple[int, int], Any]
+) -> Any:
     """What a module takes its weights from. Raises RunError for a file that is no archive."""
     providers = []
     for scope, path in archives.items():
-        index = rt.ParameterIndex()
         if not Path(path).is_file():
             raise RunError(f"{path}: no such file: there should be an archive of weights")
-        try:
-            index.load(os.fspath(path))
-        except Exception as e:  # the bindings raise whatever their C++ throws
-            raise RunError(f"{path}: not an archive of weights, or a truncated one: {one_line(e)}") from e
+        status = os.stat(path)
+        index = opened.get(file := (status.st_dev, status.st_ino))
+        if index is None:
+            index = rt.ParameterIndex()
+            try:
+                index.load(os.fspath(path))
+            except Exception as e:  # the bindings raise whatever their C++ throws
+                raise RunError(f"{path}: not an archive of weights, or a truncated one: {one_line(e)}") from e
+            opened[file] = index
         providers.append(index.create_provider(scope=scope))
     return rt.create_io_parameters_module(context.instance, *providers)
 

@@ -11,7 +11,7 @@ import pytest
 from onnx_fa.errors import RunError
 from onnx_fa.generate.greedy import generate
 from onnx_fa.generate.layout import DecoderFiles, find_files
-from onnx_fa.generate.modules import Module, build_modules, describe_to, read_described
+from onnx_fa.generate.modules import Module, _join_archives, build_modules, describe_to, read_described
 from onnx_fa.generate.ort_decoder import OrtDecoder
 from onnx_fa.generate.resident import IreeDecoder
 from onnx_fa.spec.target import parse_target
@@ -96,3 +96,13 @@ def test_cache_kept_in_a_copy(tmp_path: Path) -> None:
     decoder = IreeDecoder(*modules, "local-task", len(PROMPT) + COUNT)
     ours, theirs = (generate(d, PROMPT, COUNT) for d in (decoder, OrtDecoder(files, len(PROMPT) + COUNT)))
     assert ours.tokens == theirs.tokens
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_equal_archives_become_one_file(same: bool, tmp_path: Path) -> None:
+    prompt, step = tmp_path / "prompt.irpa", tmp_path / "step.irpa"
+    prompt.write_bytes(b"weights")
+    step.write_bytes(b"weights" if same else b"other")
+    _join_archives(prompt, step)
+    assert prompt.samefile(step) == same and step.read_bytes() == (b"weights" if same else b"other")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompt.irpa", "step.irpa"]

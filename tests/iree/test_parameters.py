@@ -22,7 +22,7 @@ from onnx_fa.cli.command import main
 from onnx_fa.errors import ModelError, OnnxFaError, RunError
 from onnx_fa.iree.archives import archive_of, copy_module
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.run import benchmark_module, load_module, run, tool_path
+from onnx_fa.iree.run import benchmark_module, bind_module, load_module, run, tool_path
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, write_archive
 from tests.support import tiny
 
@@ -171,6 +171,18 @@ def test_a_module_takes_its_weights_from_beside_it(compiled: dict[str, Path], tm
     copy_module(compiled["archive"], tmp_path / "copy.vmfb")
     np.testing.assert_array_equal(load_module(tmp_path / "copy.vmfb")(*given)[0], got)
     assert benchmark_module(compiled["archive"], given, repetitions=1).ms
+
+
+def test_modules_share_an_archive_that_is_one_file(compiled: dict[str, Path], tmp_path: Path) -> None:
+    link = tmp_path / "link.vmfb"
+    copy_module(compiled["archive"], link)
+    archive_of(link).unlink()
+    os.link(archive_of(compiled["archive"]), archive_of(link))
+    opened: dict[tuple[int, int], Any] = {}
+    first, second = (bind_module(path, opened=opened) for path in (compiled["archive"], link))
+    assert len(opened) == 1
+    for a, b in zip(first(*inputs()), second(*inputs()), strict=True):
+        assert (a.to_host() == b.to_host()).all()
 
 
 def test_iree_run_module_takes_the_archive(compiled: dict[str, Path]) -> None:
