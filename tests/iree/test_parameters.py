@@ -181,7 +181,8 @@ def test_modules_share_an_archive_that_is_one_file(compiled: dict[str, Path], tm
     opened: dict[tuple[int, int], Any] = {}
     first, second = (bind_module(path, opened=opened) for path in (compiled["archive"], link))
     assert len(opened) == 1
-    for a, b in zip(first(*inputs()), second(*inputs()), strict=True):
+    given = inputs()
+    for a, b in zip(first(*given), second(*given), strict=True):
         assert (a.to_host() == b.to_host()).all()
 
 
