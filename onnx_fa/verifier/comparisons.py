@@ -34,6 +34,12 @@ class Check:
         return data
 
 
+def as_declared(result: Array, dtype: np.dtype[Any]) -> Array:
+    """A result of IREE's runtime, which has no unsigned integers and no bf16, as the type that the model declares."""
+    same = result.dtype != dtype and result.dtype.itemsize == dtype.itemsize
+    return result.view(dtype) if same else result
+
+
 def compare_outputs(inputs: str, what: str, against: str, got: Array, want: Array, allowed: float) -> Check:
     """Largest difference over largest magnitude; NaN and infinity must be at the same places."""
     if got.shape != want.shape:

@@ -32,7 +32,7 @@ from onnx_fa.iree.kernels import Planned, plan_kernels
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.verifier.calls import decoder_calls
-from onnx_fa.verifier.comparisons import Check, norm_error
+from onnx_fa.verifier.comparisons import Check, as_declared, norm_error
 from onnx_fa.verifier.fixed_checks import FixedChecks
 from onnx_fa.verifier.inputs import VARIANTS, Array, Variant, has_float_input, has_mask_input, random_inputs
 from onnx_fa.verifier.output_checks import OutputChecks, Results, SiteOutput
@@ -201,7 +201,7 @@ class _Comparison:
             self.skipped.append(f"inputs {drawn.name} skipped: {e}")
             return
         got = self.runs.after(drawn.arrays)
-        compiled = self._compiled(drawn)
+        compiled = self._compiled(drawn, want)
         known = {**self.runs.constants, **drawn.arrays, **got}
         given = self.kernels.operands(drawn.arrays)
         sites = [SiteChecks(drawn.name, s, self.runs.taps[id(s)], known, want) for s in self.runs.sites]
@@ -228,7 +228,7 @@ class _Comparison:
             self.checks += site.checks
             self.checks.append(site.kernel(self.kernels, given.get(site.site.name)))
 
-    def _compiled(self, drawn: _Drawn) -> list[Array] | None:
+    def _compiled(self, drawn: _Drawn, want: Mapping[str, Array]) -> list[Array] | None:
         try:
             results = self.call(*drawn.arrays.values())
         except RunError as e:
@@ -236,7 +236,7 @@ class _Comparison:
             return None
         if len(results) != len(self.runs.names):
             raise RunError(f"the compiled model returns {len(results)} results, the original {len(self.runs.names)}")
-        return results
+        return [as_declared(x, want[name].dtype) for x, name in zip(results, self.runs.names, strict=True)]
 
     def _remember(self, want: Mapping[str, Array], compiled: Sequence[Array] | None) -> None:
         for n, name in enumerate(self.runs.names):

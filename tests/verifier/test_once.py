@@ -17,6 +17,7 @@ from onnx_fa.iree.compile import compile_model
 from onnx_fa.spec.target import parse_target
 from onnx_fa.verifier.once import _first_run, check_once
 from onnx_fa.verifier.runners import Runner
+from onnx_fa.verifier.verifier import verify
 from tests.support import tiny
 
 HOST = parse_target("cpu-host")
@@ -61,3 +62,17 @@ def test_a_module_of_another_model(scale: float, tmp_path: Path) -> None:
         RunError, match=r"b\.vmfb: output 'o' is not what onnxruntime computes on random inputs: it differs by"
     ):
         check_once(ir.from_proto(model), tmp_path / "b.vmfb", HOST)
+
+
+def test_outputs_of_unsigned_bytes() -> None:
+    """IREE's runtime returns them as signed ones."""
+    text = """<ir_version: 9, opset_import: ["": 18]> g (float[N, 40] x) => (uint8[N, 40] y) {
+        scale = Constant<value_float = 0.01>()
+        zero = Constant<value = uint8 {128}>()
+        y = QuantizeLinear(x, scale, zero)
+    }"""
+    model = onnx.parser.parse_model(text)
+    report = verify(model, seeds=2)
+    report.check()
+    compiled = next(c for c in report.checks if c.what.startswith("IREE"))
+    assert compiled.ok
