@@ -227,10 +227,14 @@ def _random(*shape: int) -> Any:
         (["b", "s", 128], [-1, 64]),
         (["b", 4, "s", 32], [-1, 128]),
         (["b", "s", 4, 32], [-1, 32]),
+        (["s", "b", 8], [2, -1]),
     ],
 )
-def test_reshape_that_merges_dynamic_dims(tmp_path: Path, dims: list[int | str], target: list[int]) -> None:
-    node = helper.make_node("Reshape", ["x", "s"], ["r"])
+@pytest.mark.parametrize("zeros", [{}, {"allowzero": 1}])
+def test_reshape_that_merges_dynamic_dims(
+    tmp_path: Path, dims: list[int | str], target: list[int], zeros: dict[str, int]
+) -> None:
+    node = helper.make_node("Reshape", ["x", "s"], ["r"], **zeros)
     model = _model([node, helper.make_node("Mul", ["r", "r"], ["y"])], {"x": dims}, {"s": target}, None)
     shape = [{"b": 2, "s": 5}.get(d, d) if isinstance(d, str) else d for d in dims]
     _check(model, tmp_path, _random(*(int(d) for d in shape)))

@@ -168,19 +168,25 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Reshape to [-1, tail] that merges two or more dynamic dims.
 
     IREE casts all but one of them to 1 (silently wrong, or a run-time failure) unless the input ends in the same tail.
-    In two steps it is right: the static dims first, or all of it flat where dynamic dims do not lead.
+    So the static dims come first, or all of it flat where dynamic dims do not lead. A target without a 0 means the same with
+    `allowzero`, which PyTorch's exporter always sets.
     """
     shape, target = g.shape(node.input[0]), g.array(node.input[1])
-    if shape is None or attr_of(node, "allowzero", 0):
+    if shape is None:
         return False
     if target is None:
         return _computed_reshape(g, node, shape)
     want = [int(i) for i in target.ravel()]
     dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
     tail = want[1:]
+    hint = node.name or "Reshape"
+    if (
+        dynamic[:1] == [0] and -1 in tail and want[0] > 0 and 0 not in tail
+    ):  # IREE takes the first dim for as large as the target's
+        g.add("Reshape", [_flat(g, node.input[0], hint), node.input[1]], hint, out=node.output[0])
+        return True
     if len(dynamic) < 2 or not tail or want[0] != -1 or 0 in tail or shape[-len(tail) :] == tail:
         return False
-    hint = node.name or "Reshape"
     lead = len(dynamic)
     if dynamic == list(range(lead)) and math.prod(d for d in shape if isinstance(d, int)) == math.prod(tail):
         first = [0] * lead + tail
@@ -191,6 +197,10 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _flat(g: GraphWriter, x: str, hint: str) -> str:
+    return g.add("Reshape", [x, g.const(np.array([-1], np.int64), hint)], hint)
+
+
 def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None]) -> bool:
     """A Reshape whose target only a run knows, to a shape of one free dim at most: flat in between. IREE takes free dims that are
     merged for 1 (silently wrong), and refuses to split one into static ones. What keeps its free dims stays as it is."""
@@ -199,8 +209,9 @@ def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | st
     if made is None or free < 2 or left > 1:
         return False
     hint = node.name or "Reshape"
-    flat = g.add("Reshape", [node.input[0], g.const(np.array([-1], np.int64), hint)], hint)
-    g.add("Reshape", [flat, node.input[1]], hint, out=node.output[0])
+    flat = _flat(g, node.input[0], hint)
+    zeros = {"allowzero": 1} if attr_of(node, "allowzero", 0) else {}
+    g.add("Reshape", [flat, node.input[1]], hint, out=node.output[0], **zeros)
     return True
 
 
