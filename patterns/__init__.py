@@ -9,12 +9,13 @@ from onnx_fa.patterns.operands import cache, operand, place, product
 from onnx_fa.patterns.ops import blocked, contrib, flex, standard
 from onnx_fa.patterns.quant import rounding
 from onnx_fa.patterns.score import elementwise, passthrough, regroup, scale, softcap
-from onnx_fa.patterns.softmax import guard, leftover, probability, sink, spellings, unnormalised
+from onnx_fa.patterns.softmax import guard, in_place, leftover, own_sum, probability, sink, spellings, unnormalised
 
 PATTERNS = Patterns(
     anchors=(
         unnormalised.refuse_mixed_scores,
         spellings.find_softmax,
+        in_place.find_weights,
         unnormalised.refuse_unnormalised,
         leftover.refuse_leftover,
     ),
@@ -39,6 +40,8 @@ PATTERNS = Patterns(
         passthrough.skip_noop,
         passthrough.skip_added_zero,
         regroup.follow_regroup,
+        own_sum.divide_by_own_sum,
+        own_sum.drop_by_product,
         probability.divide_anew,
         guard.read_guard,
         probability.cut_sink,

@@ -7,6 +7,7 @@ Miss with a reason and a node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from onnx_fa.match.asked import find_asked
 from onnx_fa.match.assemble import Found, build_match
 from onnx_fa.match.division import one_if_zero, positive_or, reciprocal_of, walk_tail
 from onnx_fa.match.exprs import Call, Const, Expr, known_array, values_of
+from onnx_fa.match.in_place import fold_drops, in_words_of_weights, value_at, write_weighting
 from onnx_fa.match.low_scores import check_whole_rows
 from onnx_fa.match.misses import Miss, NoMatch
 from onnx_fa.match.nans import check_nan
@@ -44,6 +46,7 @@ from onnx_fa.match.types import (
     Nothing,
     OperandChoice,
     Operands,
+    OwnSum,
     Patterns,
     Peel,
     Product,
@@ -60,6 +63,7 @@ from onnx_fa.match.types import (
 from onnx_fa.match.walk_down import apply_drops, walk_after
 from onnx_fa.match.walk_up import parse_score
 from onnx_fa.match.wraps import wrap_in_type
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import never_empty
 
 
@@ -85,6 +89,8 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
             except NoMatch as miss:
                 where = miss.node.name or miss.node.op_type if miss.node is not None else None
                 reason = miss.reason if where in (None, label) else f"{miss.reason} (at {where})"
+                if anchor is not None and anchor.weight is not None:
+                    reason = in_words_of_weights(reason)
                 misses.append(Miss(label, anchor.op if anchor else op_of(node), reason))
     return matches, misses
 
@@ -108,8 +114,11 @@ def _match_anchor(view: GraphView, anchor: Anchor, label: str, patterns: Pattern
     first = add_probabilities(view, behinds[0], first, site)
     first = replace(first, shown=tuple(find_shown_scores(view, qk, anchor.score)))
     outputs += [f.value for f in first.probabilities]
-    matches[0], own = add_statistics(view, anchor, behinds[0], first, site, qk, outputs)
-    outputs += [*own, *(f.value for f in matches[0].further)]
+    if anchor.weight is None:
+        matches[0], own = add_statistics(view, anchor, behinds[0], first, site, qk, outputs)
+        outputs += [*own, *(f.value for f in matches[0].further)]
+    else:
+        matches[0] = first
     for _, qk, _ in found:
         reader = find_other_reader(view, qk, outputs, first.shown)
         if reader is not None:
@@ -123,7 +132,7 @@ def _match_behind(
     view: GraphView, anchor: Anchor, label: str, patterns: Patterns, behind: Behind
 ) -> tuple[Match, ir.Node, Site]:
     """The match, the product of Q and K, and the site's dims."""
-    if behind.shown:  # they are shown without the share of a sink that a gate stands for
+    if behind.shown or anchor.weight is not None:  # they are shown without the share of a sink that a gate stands for
         patterns = replace(patterns, tail=())
     found = _match_tail(view, anchor, label, patterns, behind)
     spec = found[0].spec
@@ -138,6 +147,11 @@ def _dropped_or_weighted(
 ) -> tuple[list[Step], Guard, Expr | None, NoMatch | None]:
     """The steps, the guard and the weights of the probabilities. A mask that sets some to zero and is not the score's own is a
     weight of 0 or 1: then also why it is not the score's. Raises NoMatch where it is neither."""
+    if anchor.weight is not None:
+        kept, left = fold_drops(steps, behind, anchor.weight)
+        if left is None:
+            return kept, guard, behind.weights, None
+        return kept, guard, _kept(left), NoMatch("weights that may be NaN are set to zero", anchor.node)
     if behind.renormalised and len(behind.drops) == 1 and behind.rounding is None:
         return list(steps), guard, _kept(behind.drops[0]), None
     if behind.renormalised:
@@ -148,6 +162,15 @@ def _dropped_or_weighted(
         if len(behind.drops) != 1 or behind.rounding is not None:
             raise
         return list(steps), guard, _kept(behind.drops[0]), why
+
+
+def _is_nan_dropped(spec: AttentionSpec) -> bool:
+    """Whether a key that is dropped behind the softmax, or what stands in its place, may have a NaN there."""
+    weighting = spec.weighting
+    if weighting is None:
+        return spec.empty_row == "nan" and not never_empty(spec.masks)
+    zero_by_zero = weighting.total is not None and not (weighting.plus > 0.0 or weighting.least > 0.0)
+    return zero_by_zero or (bool(spec.masks) and math.isnan(value_at(weighting.weight, -math.inf)))
 
 
 def _kept(drop: Select) -> Expr:
@@ -195,9 +218,10 @@ def _match_tail(
                     weights=None if weights is None else place_on_probabilities(view, patterns, site, weights),
                     keeps=why is not None or behind.renormalised,
                     renormalised=behind.renormalised,
+                    weighting=write_weighting(anchor, behind),
                 ),
             )
-            if why is not None and match.spec.empty_row == "nan" and not never_empty(match.spec.masks):
+            if why is not None and _is_nan_dropped(match.spec):
                 raise why  # a dropped probability is zero even where its row is NaN
             if anchor.by_log:
                 check_whole_rows(view, match.spec, match.operands, anchor.node)
@@ -231,6 +255,7 @@ __all__ = [
     "Nothing",
     "OperandChoice",
     "Operands",
+    "OwnSum",
     "Patterns",
     "Peel",
     "Product",

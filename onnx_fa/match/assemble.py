@@ -13,12 +13,23 @@ from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.exprs import Call, Const, Expr
 from onnx_fa.match.factors import multiply_q, multiply_v
 from onnx_fa.match.fold import fold_steps, tighten_causal
+from onnx_fa.match.in_place import sink_fills
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import Guard, Map, MaskRule, Match, OperandChoice, Operands, Step, Term
 from onnx_fa.spec.attention import AttentionSpec, EmptyRow
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import Apply, ScoreExpr, Tensor
-from onnx_fa.spec.terms import BoolMask, Dim, IndexMask, MaskTerm, Quantized, ScoreMod, TensorArg, term_tensors
+from onnx_fa.spec.terms import (
+    BoolMask,
+    Dim,
+    IndexMask,
+    MaskTerm,
+    Quantized,
+    ScoreMod,
+    TensorArg,
+    Weighting,
+    term_tensors,
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,8 @@ class Found:
     keeps: bool = False
     renormalised: bool = False
     """What the weights keep of a row is divided by its own sum."""
+    weighting: Weighting | None = None
+    """What stands in place of a softmax."""
 
 
 def build_match(view: GraphView, mask: MaskRule, found: Found) -> Match:
@@ -71,7 +84,8 @@ def build_match(view: GraphView, mask: MaskRule, found: Found) -> Match:
     scale *= operands.q.scale * operands.k.scale
     if not (math.isfinite(scale) and math.isfinite(operands.v.scale)):
         raise NoMatch("a scale is not finite", anchor)
-    terms = tighten_causal([*terms, *found.extra_terms], scale, dtype)
+    terms = [*terms, *found.extra_terms]
+    terms = tighten_causal(terms, scale, dtype) if found.weighting is None else sink_fills(terms, found.weighting)
     weights, sink = (
         _fit_weights(view, mask, found, score_shape, dtype),
         _fit_sink(view, mask, found, score_shape, dtype),
@@ -185,7 +199,8 @@ def _write_spec(
             sink=_one_tensor(sink),
             weights=_one_tensor(weights),
             renormalised=found.renormalised,
-            empty_row=_empty_row(masks, found.guard),
+            weighting=found.weighting,
+            empty_row="nan" if found.weighting is not None else _empty_row(masks, found.guard),
             q_layout=operands.q.layout,
             k_layout=operands.k.layout,
             v_layout=operands.v.layout,

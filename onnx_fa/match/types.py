@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -40,6 +41,10 @@ class Anchor:
     """`prob` is the exponential of the score less the row's log-sum-exp, as numbers of the score's size."""
     axes: Axes = LAST_AXIS
     """The axes of `score` and `prob` that the softmax is over."""
+    weight: ScoreExpr | None = None
+    """There is no softmax: `prob` is this function of `score`, and `axes` are those that the product with V sums over."""
+    label: str = ""
+    """What an attention of such a weight is called."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,17 @@ class Peel:
 
 
 @dataclass(frozen=True)
+class OwnSum:
+    """What weights are divided by where there is no softmax: max(sum over the keys of `of` + plus, least). `of` is a function of
+    the weight; `drops` have set weights to zero before."""
+
+    of: ScoreExpr
+    plus: float = 0.0
+    least: float = -math.inf
+    drops: tuple[Select, ...] = ()
+
+
+@dataclass(frozen=True)
 class After:
     """One layer taken off behind the softmax: goes on at `value`."""
 
@@ -152,6 +168,8 @@ class After:
     """A node that only moves axes of the probabilities."""
     rounding: Rounding | None = None
     """It rounds the probabilities to a grid."""
+    total: OwnSum | None = None
+    """It divides weights, where there is no softmax, by a sum of theirs."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +286,7 @@ class Behind:
     """Probabilities that are an output of the model too."""
     renormalised: bool = False
     """What the one drop leaves of a row is divided by its own sum."""
+    total: OwnSum | None = None
 
 
 @dataclass(frozen=True)

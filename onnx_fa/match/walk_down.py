@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.exprs import Expr
+from onnx_fa.match.in_place import check_layer
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.no_product import refuse_combined, refuse_product
 from onnx_fa.match.shown import only_shows
@@ -22,6 +23,7 @@ from onnx_fa.match.types import (
     Guard,
     Map,
     Nothing,
+    OwnSum,
     Patterns,
     Product,
     Scale,
@@ -51,11 +53,22 @@ class _Peeled:
     weights: Expr | None = None
     shown: tuple[Shown, ...] = ()
     renormalised: bool = False
+    total: OwnSum | None = None
 
     @property
     def meaning(self) -> tuple[object, ...]:
         """What makes the probabilities others than those of the softmax."""
-        return self.guard, self.wrap, self.keys, self.steps, self.drops, self.cut, self.rounding, self.renormalised
+        return (
+            self.guard,
+            self.wrap,
+            self.keys,
+            self.steps,
+            self.drops,
+            self.cut,
+            self.rounding,
+            self.renormalised,
+            self.total,
+        )
 
 
 def walk_after(view: GraphView, anchor: Anchor, patterns: Patterns) -> list[Behind]:
@@ -81,6 +94,8 @@ def _walk_behind(
         after = next((a for layer in patterns.after if (a := layer(view, anchor, prob, users)) is not None), None)
         if after is not None:
             _check_deferred(anchor, after)
+            if anchor.weight is not None:
+                check_layer(after)
             new = _add_layer(state, after)
             if state.shown and new.meaning[:1] + new.meaning[3:] != state.meaning[:1] + state.meaning[3:]:
                 raise NoMatch("the probabilities are an output, and are changed before they multiply V", users[0])
@@ -151,6 +166,7 @@ def _before_product(anchor: Anchor, state: _Peeled, pv: Product) -> Behind:
         state.weights,
         state.shown,
         state.renormalised,
+        state.total,
     )
 
 
@@ -219,6 +235,9 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
         raise NoMatch("probabilities that were divided anew are guarded or masked once more", node)
     if state.rounding is not None and (after.guard or after.step is not None or after.drop is not None):
         raise NoMatch("the probabilities are masked or guarded after they are rounded", node)
+    if after.total is not None and (state.wrap or state.keys or weighted or state.regroups or state.total is not None):
+        raise NoMatch("the weights are changed before they are divided by their sum", node)
+    total = state.total if after.total is None else replace(after.total, drops=state.drops)
     placed = after.cut or after.rows or after.keys or after.weights or after.step or after.drop or after.guard == "zero"
     if placed and state.regroups:
         raise NoMatch("the axes of the probabilities are moved before they are changed", node)
@@ -229,12 +248,13 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
         wrap=state.wrap if after.rows is None else (*state.wrap, after.rows),
         keys=state.keys if after.keys is None else (*state.keys, after.keys),
         steps=state.steps if after.step is None else (*state.steps, after.step),
-        drops=state.drops if after.drop is None else (*state.drops, after.drop),
+        drops=() if after.total is not None else state.drops if after.drop is None else (*state.drops, after.drop),
         cut=state.cut or after.cut,
         regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
         rounding=after.rounding or state.rounding,
         weights=after.weights or state.weights,
         renormalised=after.renormalised or state.renormalised,
+        total=total,
     )
 
 

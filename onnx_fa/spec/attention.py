@@ -32,6 +32,7 @@ from onnx_fa.spec.terms import (
     Softcap,
     TensorArg,
     TensorMask,
+    Weighting,
     term_tensors,
     with_shapes,
 )
@@ -42,8 +43,10 @@ Stat = Literal["lse", "max"]
 LOWEST_STAT = -1e37
 """Finite row statistics below this, which only masks make, are given as the lowest f32."""
 _TERMS: dict[str, type] = {
-    kind.__name__: kind for kind in (Softcap, *get_args(MaskTerm), TensorArg, Quantized, Gathered, Rounding)
+    kind.__name__: kind for kind in (Softcap, *get_args(MaskTerm), TensorArg, Quantized, Gathered, Rounding, Weighting)
 }
+_EXPRESSIONS = ("expr", "weight", "total")
+"""Fields of terms that are score expressions."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class AttentionSpec:
     too. `weights`, of a shape that broadcasts to the score's, multiply the normalised probabilities before those multiply v (true
     is 1, false is 0): a row's probabilities then need not add up to one. `renormalised` says that what the weights, which are then
     booleans, keep of a row is divided by its own sum; the row's maximum remains that of all keys, and `empty_row` is "guarded".
+    `weighting` replaces the softmax: what multiplies v is its weight of the masked score (see Weighting), with `weights`, if there
+    are any, times that; there is then no sink, no row statistic, no rounding.
     Raises ValueError when fields contradict each other.
     """
 
@@ -90,6 +95,7 @@ class AttentionSpec:
     rounding: Rounding | None = None
     weights: TensorArg | None = None
     renormalised: bool = False
+    weighting: Weighting | None = None
 
     def __post_init__(self) -> None:
         if self.weights is not None and (self.rounding is not None or self.weights.kind == "int"):
@@ -101,6 +107,8 @@ class AttentionSpec:
                 )
             if self.sink is not None or self.stats:
                 raise ValueError("renormalised probabilities have no sink and no row statistics")
+        if self.weighting is not None and (self.sink is not None or self.stats or self.rounding or self.renormalised):
+            raise ValueError("an attention without a softmax has no sink, no row statistics and no rounding")
         for name in ("q_layout", "k_layout", "v_layout", "o_layout"):
             layout = getattr(self, name) or tuple(range(self.rank))
             if sorted(layout) != list(range(self.rank)):
@@ -271,6 +279,8 @@ class AttentionSpec:
             words.append(f"p:{self.rounding.dtype}")
         if self.weights is not None:
             words.append("renormalised" if self.renormalised else "weighted")
+        if self.weighting is not None:
+            words.append(self.weighting.label)
         return "+".join(words)
 
     def bind(self, dims: Mapping[str, int]) -> AttentionSpec:
@@ -323,7 +333,11 @@ class AttentionSpec:
 
         def dec(x: Any) -> Any:
             if isinstance(x, dict):
-                fields = {k: from_json(v) if k == "expr" else dec(v) for k, v in x.items() if k != "kind"}
+                fields = {
+                    k: from_json(v) if k in _EXPRESSIONS and v is not None else dec(v)
+                    for k, v in x.items()
+                    if k != "kind"
+                }
                 if x.get("kind") not in _TERMS:
                     raise ValueError(f"unknown term {x.get('kind')!r} in an attention spec")
                 return _TERMS[x["kind"]](**fields)

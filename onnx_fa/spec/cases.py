@@ -30,6 +30,7 @@ from onnx_fa.spec.terms import (
     Softcap,
     TensorArg,
     TensorMask,
+    Weighting,
 )
 
 Array = npt.NDArray[Any]
@@ -41,8 +42,9 @@ DOCUMENTS = 4
 @dataclass(frozen=True)
 class Case:
     """One attention. `sizes` are where a dynamic spec is tried: each a tuple of (symbol, size). Tag "table" puts it in the table
-    of benchmarks, "quick" in the short one, "tune" among what the tuner tries, "bench" keeps it out of tests that run everything.
-    `title` is for tables."""
+    of benchmarks, "quick" in the short one, "tune" among what the tuner tries, "ablate" among what optimisations are switched off
+    for, "forms" among what stock IREE is given in every form, "bench" keeps it out of tests that run everything; those tags with
+    "_gpu" are for GPUs. `title` is for tables."""
 
     name: str
     spec: AttentionSpec
@@ -92,6 +94,8 @@ def _cases() -> Iterator[Case]:
     yield from _decode_cases()
     yield from _tuner_cases()
     yield from _gpu_cases()
+    yield from _ablation_cases()
+    yield case("tiny", "bench", Sq=8, Skv=8, D=4, Dv=4)  # what benchmarks take for next to nothing
 
 
 def _in_table(name: str, title: str, *tags: str, S: int = 0, **changes: Any) -> Case:
@@ -111,17 +115,18 @@ def _prefill_cases() -> Iterator[Case]:
         end, word = ("_causal", " causal") if causal else ("", "")
         masks: dict[str, Any] = {"masks": (Causal(),)} if causal else {}
         for s in (512, 1024, 2048, 4096, 8192):
-            quick = _tags_if(quick=s == 512, tune=s == 1024)
+            ablate = s == (2048 if causal else 1024)
+            quick = _tags_if(quick=s == 512, tune=s == 1024, ablate=ablate)
             yield _in_table(f"bench_s{s}{end}", f"B1 H8 S{s} D64{word}", *quick, S=s, **masks)
         for s, name in ((1024, "bench_d128"), (4096, "bench_d128_s4096")):
             tags = _tags_if(tune=s == 1024)
             yield _in_table(f"{name}{end}", f"B1 H16 S{s} D128{word}", *tags, S=s, **h16 | masks)
     for s, name in ((4096, "bench_window"), (8192, "bench_window_s8192")):
-        tags = _tags_if(tune=s == 4096)
+        tags = _tags_if(tune=s == 4096, ablate=s == 4096)
         yield _in_table(name, f"B1 H8 S{s} D64 window 256", *tags, S=s, masks=(SlidingWindow(256, 0),))
     s = 1024
     yield _in_table("bench_alibi", f"B1 H8 S{s} D64 ALiBi causal", "quick", "tune", S=s, masks=(alibi(8), Causal()))
-    yield _in_table("bench_softcap", f"B1 H8 S{s} D64 softcap", S=s, mods=(Softcap(20.0),))
+    yield _in_table("bench_softcap", f"B1 H8 S{s} D64 softcap", "ablate", S=s, mods=(Softcap(20.0),))
     yield _in_table("bench_prefix", f"B1 H8 S{s} D64 prefix 256", S=s, masks=(prefix(256),))
     yield _in_table("bench_document", f"B1 H8 S{s} D64 {DOCUMENTS} documents", S=s, masks=(document(1, s),))
     yield _in_table("bench_t5", f"B1 H8 S{s} D64 T5 bias", "tune", S=s, scale=1.0, masks=(AddMask((1, 8, s, s)),))
@@ -144,7 +149,7 @@ def _decode_cases() -> Iterator[Case]:
             f"bench_decode{end}", f"B1 H32 Sq1 Skv{skv} D128 decode", "decode", *quick, Skv=skv, **decode | {"Hkv": 32}
         )
     for skv, end in ((2048, ""), (8192, "_8k"), (32768, "_32k")):
-        tags = _tags_if(tune=skv == 8192)
+        tags = _tags_if(tune=skv == 8192, ablate=skv == 8192)
         yield _in_table(
             f"bench_decode_gqa{end}",
             f"B1 H32:8 Sq1 Skv{skv} D128 decode",
@@ -168,6 +173,14 @@ def _tuner_cases() -> Iterator[Case]:
     """Not in the table of benchmarks: for the tuner."""
     s1024 = {"Sq": 1024, "Skv": 1024}
     yield case("bench_gqa", "bench", **_BENCH | s1024 | {"Hkv": 2, "masks": (Causal(),)})
+    squared: ScoreExpr = Apply("Mul", Apply("Relu", SCORE), Apply("Relu", SCORE))
+    without_softmax = {
+        "sigmoid": Weighting(Apply("Sigmoid", SCORE), label="sigmoid"),
+        "relu": Weighting(Apply("Div", Apply("Relu", SCORE), Float(1024.0)), label="relu"),
+        "relu2": Weighting(squared, squared, label="relu2"),
+    }
+    for name, weighting in without_softmax.items():
+        yield case(f"bench_{name}", "bench", "weighting", **_BENCH | s1024 | {"weighting": weighting})
     yield case("bench_add_mask", "bench", **_BENCH | s1024 | {"masks": (AddMask((1, 1, 1, 1024)),)})
     yield case(
         "bench_bert",
@@ -178,12 +191,34 @@ def _tuner_cases() -> Iterator[Case]:
     yield case("bench_dynamic", "bench", "dynamic", **_BENCH | {"Sq": "s", "Skv": "s"}, sizes=((("s", 1024),),))
 
 
+def _half(name: str, H: int, S: int, D: int, *tags: str, B: int = 1, **changes: Any) -> Case:
+    """A case in f16 of as many queries as keys."""
+    base: dict[str, Any] = {"dtype": "f16", "Hq": H, "Hkv": H, "Sq": S, "Skv": S, "D": D, "Dv": D, "batch": (B,)}
+    return case(name, "bench", *tags, **base | changes)
+
+
+def _ablation_cases() -> Iterator[Case]:
+    """What the other cases with the tag lack: halves on CPUs, a few queries, tensors with heads behind their lengths."""
+    order = (0, 2, 1, 3)
+    bshd: dict[str, Any] = {f"{x}_layout": order for x in "qkvo"}
+    few: dict[str, Any] = {"Hq": 4, "Hkv": 1, "Sq": 2, "Skv": 16384, "D": 128, "Dv": 128}
+    s1024 = _BENCH | {"Sq": 1024, "Skv": 1024}
+    yield case("ablate_f16", "bench", "ablate", title="B1 H8 S1024 D64 f16", **s1024 | {"dtype": "f16"})
+    yield case("ablate_few", "bench", "ablate", title="B1 H4:1 Sq2 Skv16384 D128", **_BENCH | few)
+    yield case("ablate_bshd", "bench", "ablate", title="B1 S1024 H8 D64 (BSHD)", **s1024 | bshd)
+    title = "B1 H32:8 Sq4 Skv16384 D128 f16"
+    yield _half("ablate_gpu_few", 32, 16384, 128, "ablate_gpu", title=title, Hkv=8, Sq=4)
+    yield case("forms", "bench", "forms", title="B1 H8 S2048 D64", **_BENCH | {"Sq": 2048, "Skv": 2048})
+    yield _half("forms_gpu", 16, 2048, 64, "forms_gpu", title="B1 H16 S2048 D64 f16")
+    yield _half("ablate_gpu_bshd", 16, 2048, 128, "ablate_gpu", title="B2 S2048 H16 D128 f16 (BSHD)", B=2, **bshd)
+
+
 def _gpu_cases() -> Iterator[Case]:
     """What the tuner tries on GPUs: large enough to fill one, K and V of a decode too large for its cache."""
 
     def gpu(name: str, H: int, S: int, D: int, B: int = 1, **changes: Any) -> Case:
-        base: dict[str, Any] = {"dtype": "f16", "Hq": H, "Hkv": H, "Sq": S, "Skv": S, "D": D, "Dv": D, "batch": (B,)}
-        return case(f"gpu_{name}", "bench", "tune_gpu", **base | changes)
+        tags = _tags_if(ablate_gpu=name in ("causal", "window", "s4096_d128", "decode", "f32"))
+        return _half(f"gpu_{name}", H, S, D, "tune_gpu", *tags, B=B, **changes)
 
     causal: dict[str, Any] = {"masks": (Causal(),)}
     yield gpu("s512", 32, 512, 64)

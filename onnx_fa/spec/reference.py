@@ -10,7 +10,17 @@ import numpy.typing as npt
 
 from onnx_fa.spec.attention import LOWEST_STAT, AttentionSpec, Stat
 from onnx_fa.spec.expr import evaluate
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, Offset, Rounding, SlidingWindow, inverse
+from onnx_fa.spec.terms import (
+    AddMask,
+    BoolMask,
+    Causal,
+    Elementwise,
+    Offset,
+    Rounding,
+    SlidingWindow,
+    Weighting,
+    inverse,
+)
 
 Array = npt.NDArray[np.generic]
 F64 = npt.NDArray[np.float64]
@@ -127,6 +137,8 @@ def rounded(rounding: Rounding, p: F64) -> F64:
 
 def probabilities(spec: AttentionSpec, *operands: Array) -> F64:
     """What multiplies V, (*B, Hq, Sq, Skv)."""
+    if spec.weighting is not None:
+        return weighed(spec, spec.weighting, *operands)
     s = logits(spec, *operands)
     with np.errstate(invalid="ignore"):
         p: F64 = np.exp(s - s.max(axis=-1, keepdims=True, initial=-np.inf))
@@ -145,6 +157,21 @@ def probabilities(spec: AttentionSpec, *operands: Array) -> F64:
                 p = p / p.sum(axis=-1, keepdims=True)
                 p = np.where(np.isnan(p), 0.0, p)
     return p
+
+
+def weighed(spec: AttentionSpec, weighting: Weighting, *operands: Array) -> F64:
+    """What multiplies V without a softmax, (*B, Hq, Sq, Skv)."""
+    s = scores(spec, *operands)
+    p = np.broadcast_to(evaluate(weighting.weight, s, []), s.shape).astype(np.float64)
+    if weighting.total is not None:
+        each = np.broadcast_to(evaluate(weighting.total, s, []), s.shape)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            p = p / np.maximum(each.sum(axis=-1, keepdims=True) + weighting.plus, weighting.least)
+        if spec.empty_row == "guarded":
+            p = np.where(np.isnan(p), 0.0, p)
+        elif spec.empty_row == "zero":
+            p = np.where(np.isneginf(s).all(axis=-1, keepdims=True), 0.0, p)
+    return p * operands[2 + len(spec.tensors)].astype(np.float64) if spec.weights is not None else p
 
 
 def attention(spec: AttentionSpec, *operands: Array) -> F64:

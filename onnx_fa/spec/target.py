@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from onnx_fa.errors import TargetError
+from onnx_fa.spec.switches import ALL_ON, Switch
 
 Kernels = Literal["auto", "iree", "triton"]
 """Who makes the kernels: IREE's own code generation, Triton, or whichever is there and faster (see kernels/providers.py)."""
@@ -20,7 +21,7 @@ class Target:
     """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
     register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
     attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results. `byte_dots`: a CPU
-    with AVX512_VNNI."""
+    with AVX512_VNNI. `off`: optimisations that kernels do without, to see what they are worth."""
 
     name: str
     backend: str
@@ -34,6 +35,16 @@ class Target:
     tf32: bool = False
     bf16_dot: bool = False
     byte_dots: bool = False
+    off: frozenset[Switch] = ALL_ON
+
+    def has(self, switch: Switch) -> bool:
+        """Whether an optimisation is on."""
+        return switch not in self.off
+
+    @property
+    def switched_off(self) -> list[str]:
+        """The words of what is off, in order."""
+        return sorted(s.word for s in self.off)
 
     @property
     def is_gpu(self) -> bool:

@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from onnx_fa.spec.expr import SCORE, Apply, Float, Kind, ScoreExpr, Tensor, kind_of, substitute, tensors_of
+from onnx_fa.spec.expr import (
+    SCORE,
+    Apply,
+    Float,
+    Kind,
+    Position,
+    ScoreExpr,
+    Tensor,
+    kind_of,
+    leaves,
+    substitute,
+    tensors_of,
+)
 
 Dim = int | str
 DType = Literal["f64", "f32", "f16", "bf16"]
@@ -145,6 +157,31 @@ class Rounding:
     def most(self) -> int:
         """The largest number of steps from 0."""
         return GRIDS[self.dtype][1] - self.zero_point
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """What multiplies V in place of a softmax's probabilities: `weight` of the masked score, such as its sigmoid or its squared
+    ReLU. Where there is a `total`, the output is divided by max(sum of total(score) over the keys + plus, least).
+
+    Both are expressions of the score, the lengths and constants (see expr.py). A masked score is -inf as everywhere, of which most
+    weights are 0. Without a `total` a row without keys is a sum of nothing, zero.
+
+    Raises ValueError where an expression is no float or reads anything else.
+    """
+
+    weight: ScoreExpr
+    total: ScoreExpr | None = None
+    plus: float = 0.0
+    least: float = -math.inf
+    label: str = field(default="unnormalised", compare=False)
+
+    def __post_init__(self) -> None:
+        for expr in (self.weight, *([self.total] if self.total is not None else [])):
+            if kind_of(expr, []) != "float" or any(isinstance(leaf, Position) for leaf in leaves(expr)):
+                raise ValueError("a weight is a float that follows from the score, the lengths and constants")
+        if self.total is None and (self.plus != 0.0 or self.least != -math.inf):
+            raise ValueError("what nothing is divided by has no least value")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import words as expression
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, MaskTerm, SlidingWindow
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Elementwise, MaskTerm, SlidingWindow, Weighting
 
 _EMPTY_ROW = {
     "nan": "NaN",
@@ -65,11 +65,22 @@ def rounding_words(spec: AttentionSpec) -> list[str]:
     return [f"probabilities rounded to {r.dtype} in steps of {r.scale:.6g}, zero point {r.zero_point}"]
 
 
+def weighting_words(weighting: Weighting) -> str:
+    """What multiplies V in place of probabilities, e.g. "sigmoid(score)"."""
+    words = expression(weighting.weight)
+    if weighting.total is None:
+        return words
+    total = f"sum of {expression(weighting.total)}" + (f" + {weighting.plus:g}" if weighting.plus else "")
+    return f"{words} / " + (f"max({total}, {weighting.least:g})" if weighting.least > float("-inf") else f"({total})")
+
+
 def weight_words(spec: AttentionSpec) -> list[str]:
     """What the probabilities are multiplied by before they multiply V."""
     w = spec.weights
     if w is None:
         return []
+    if spec.weighting is not None:
+        return [f"weights times {w.dtype} {shape_words(w.shape)}"]
     anew = ", divided by their own sum" if spec.renormalised else ""
     return [f"probabilities times {w.dtype} {shape_words(w.shape)}{anew}"]
 
@@ -84,10 +95,10 @@ def sentence(spec: AttentionSpec) -> str:
     width = f"head dim {spec.D}" + ("" if spec.Dv == spec.D else f" ({spec.Dv} for V)")
     batch = f"batch {shape_words(spec.batch)}, " if spec.batch else ""
     then = "; ".join(score_words(spec)) or "no mask"
-    return (
-        f"{spec.dtype}, {batch}{heads}, {lengths}, {width}. Scores times {spec.scale:.6g}; {then}. "
-        f"A row without a key yields {_EMPTY_ROW[spec.empty_row]}."
-    )
+    said = f"{spec.dtype}, {batch}{heads}, {lengths}, {width}. Scores times {spec.scale:.6g}; {then}."
+    if spec.weighting is not None:
+        return f"{said} No softmax: a key's weight is {weighting_words(spec.weighting)}."
+    return f"{said} A row without a key yields {_EMPTY_ROW[spec.empty_row]}."
 
 
 def einsums(spec: AttentionSpec) -> list[str]:
@@ -98,7 +109,9 @@ def einsums(spec: AttentionSpec) -> list[str]:
     lines = [f"S = {spec.scale:.6g} * einsum('{q}sd,{k}td->{q}st', Q, K)"]
     lines += [f"S = {m.cap:g} * tanh(S / {m.cap:g})" for m in spec.mods]
     lines += [f"S = mask(S): {mask_words(m)}" for m in spec.masks]
-    if spec.sink is None:
+    if spec.weighting is not None:
+        lines.append(f"P = {weighting_words(spec.weighting)} over t")
+    elif spec.sink is None:
         lines.append("P = softmax(S) over t")
     else:
         lines.append("P = softmax([S, sink]) over t, without the sink's column")

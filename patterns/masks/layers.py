@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match import AddTerm, Map, NoMatch, Peel, Select, Term
+from onnx_fa.match import AddTerm, Call, Expr, Map, NoMatch, Peel, Select, Term
 from onnx_fa.patterns.masks.biases import add_bias_terms
 from onnx_fa.patterns.masks.conditions import keep_where_true
 from onnx_fa.patterns.masks.elements import Untraceable
@@ -20,7 +20,7 @@ from onnx_fa.patterns.masks.elementwise import map_score
 from onnx_fa.patterns.masks.expressions import TooComplex
 from onnx_fa.patterns.masks.reader import Reader
 from onnx_fa.patterns.masks.tracer import Tracer
-from onnx_fa.spec.expr import SCORE, Float
+from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr
 from onnx_fa.spec.terms import Dim
 
 
@@ -95,10 +95,20 @@ def read_terms(
         raise NoMatch(str(e)) from e
 
 
+def _chosen_by_number(reader: Reader, keep: Expr) -> ScoreExpr | None:
+    """The condition on which a number is 1 and otherwise 0, of one that is cast to a condition; None for every other mask."""
+    if not isinstance(keep, Call) or keep.op != "Cast" or not isinstance(keep.args[0], ir.Value):
+        return None
+    match reader.read(keep.args[0], "float"):
+        case Apply("Where", (condition, Float(1.0), Float(0.0))):
+            return condition
+    return None
+
+
 def _read_terms(reader: Reader, step: AddTerm | Select | Map, before: Sequence[Term]) -> list[Term]:
     match step:
         case Select(keep, inverted, fill):
-            cond = reader.read(keep, "bool")
+            cond = _chosen_by_number(reader, keep) or reader.read(keep, "bool")
             return keep_where_true(reader, reader.algebra.negate(cond) if inverted else cond, fill)
         case AddTerm(value, factor):
             return add_bias_terms(reader, reader.read(value, "float"), factor, before)

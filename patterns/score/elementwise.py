@@ -71,7 +71,12 @@ def _mish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
 
 def _gelu(node: ir.Node, x: ScoreExpr) -> ScoreExpr | None:
     approximate = typed_attr(node, "approximate", ir.AttributeType.STRING)
-    if approximate is not None and approximate.as_string() != "none":
+    kind = "none" if approximate is None else approximate.as_string()
+    if kind == "tanh":
+        cubed = Apply("Mul", _f(0.044715), Apply("Mul", x, Apply("Mul", x, x)))
+        bent = Apply("Tanh", Apply("Mul", _f(math.sqrt(2 / math.pi)), Apply("Add", x, cubed)))
+        return Apply("Mul", Apply("Mul", x, _f(0.5)), Apply("Add", _f(1), bent))
+    if kind != "none":
         return None
     return Apply(
         "Mul", Apply("Mul", x, _f(0.5)), Apply("Add", _f(1), Apply("Erf", Apply("Mul", x, _f(math.sqrt(0.5)))))
@@ -86,7 +91,7 @@ def _swish(node: ir.Node, x: ScoreExpr) -> ScoreExpr:
     return Apply("Mul", x, Apply("Sigmoid", Apply("Mul", x, _f(attr_float(node, "alpha", 1.0)))))
 
 
-_COMPOSED: dict[str, Callable[[ir.Node, ScoreExpr], ScoreExpr | None]] = {
+COMPOSED: dict[str, Callable[[ir.Node, ScoreExpr], ScoreExpr | None]] = {
     "LeakyRelu": _leaky,
     "Elu": _elu,
     "Celu": _celu,
@@ -99,7 +104,7 @@ _COMPOSED: dict[str, Callable[[ir.Node, ScoreExpr], ScoreExpr | None]] = {
     "ThresholdedRelu": _thresholded,
     "Swish": _swish,
 }
-_KNOWN = frozenset([*_UNARY, *_BINARY, *_FOLDED, *_COMPOSED, "Where", "Clip", "Cast", "Identity", "IsInf"]) | {
+_KNOWN = frozenset([*_UNARY, *_BINARY, *_FOLDED, *COMPOSED, "Where", "Clip", "Cast", "Identity", "IsInf"]) | {
     "DequantizeLinear",
     "QuantizeLinear",
 }
@@ -121,6 +126,20 @@ def peel_elementwise(view: GraphView, value: ir.Value) -> Iterator[Peel]:
         except ValueError:
             continue
         yield Peel(Map(expr, tuple(reading.tensors), _label(value)), root)
+
+
+def read_function(view: GraphView, value: ir.Value, root: ir.Value) -> ScoreExpr | None:
+    """`value` as a function of `root` and constants alone; None where it is none."""
+    if view.producer(value, *_KNOWN) is None or not _fits(view, value, root) or root.dtype not in FLOATS:
+        return None
+    reading = _Reading(view, root)
+    expr = reading.read(value)
+    if expr is None or not reading.used or reading.tensors or value.dtype not in FLOATS:
+        return None
+    try:
+        return expr if kind_of(expr, []) == "float" else None
+    except ValueError:
+        return None
 
 
 def _label(value: ir.Value) -> str:
@@ -259,7 +278,7 @@ class _Reading:
             return self._cast(node, value, known[0])
         if kind == "IsInf":
             return self._is_infinite(node, known[0])
-        return _COMPOSED[kind](node, known[0])
+        return COMPOSED[kind](node, known[0])
 
     def _cast(self, node: ir.Node, value: ir.Value, x: ScoreExpr) -> ScoreExpr | None:
         source = node.inputs[0]

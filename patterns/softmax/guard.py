@@ -93,7 +93,7 @@ def _is_probability(view: GraphView, anchor: Anchor, value: ir.Value) -> bool:
     """Whether nothing but casts, guards and the like lies between the softmax and `value`: it is from 0 to 1, or NaN."""
     for _ in range(8):
         if value is anchor.prob:
-            return anchor.row_sum is None and not anchor.unscaled
+            return anchor.row_sum is None and not anchor.unscaled and anchor.weight is None
         # Of the ops that move elements, those that models have there: any other ends the search.
         node = view.producer(value, "Cast", "Identity", "Dropout", "Where", "Reshape", "Transpose", "Slice")
         inner = None if node is None else node.inputs[0]

@@ -73,6 +73,8 @@ def move_factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
     if made is not None and view.depends(other, made):
         raise NoMatch("a factor on the probabilities is computed from the scores", node)
     number = view.const(other)
+    if anchor.weight is not None and op_of(node) == "Mul" and not rows.one_per_row(shape, anchor.axes):
+        _check_unsummed(view, node.outputs[0])
     if number is not None and not (np.isfinite(number).all() and (op_of(node) == "Mul" or number.all())):
         raise NoMatch("the probabilities times infinity or NaN are no factor times what V makes of them", node)
     if rows.one_per_row(shape, anchor.axes):
@@ -85,9 +87,16 @@ def move_factor(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequenc
     raise NoMatch("the probabilities are divided by a tensor with values per query and key", node)
 
 
+def _check_unsummed(view: GraphView, weights: ir.Value) -> None:
+    """Raises NoMatch where weights are divided by their sum behind a factor of theirs."""
+    total = next((u for u in view.users(weights) if op_of(u) in rows.SUMS), None)
+    if total is not None:
+        raise NoMatch("weights are multiplied by values that are not provably 0 or 1, and divided by their sum", total)
+
+
 def divide_anew(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """p * m / sum(p * m), or the same with Where(m, p, 0): the softmax over the keys that m keeps."""
-    if len(users) != 1:
+    if len(users) != 1 or anchor.weight is not None:
         return None
     node = view.producer(users[0].outputs[0], "Mul", "Where")
     if node is None:
@@ -109,7 +118,7 @@ def _kept(view: GraphView, node: ir.Node, value: ir.Value) -> tuple[ir.Value, bo
     """(condition, inverted) on which a Mul or Where keeps `value`; elsewhere it makes zero. Raises NoMatch for other factors."""
     if op_of(node) == "Mul":
         other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-        keep = _zero_or_one(view, other) if other is not None else None
+        keep = zero_or_one(view, other) if other is not None else None
         if keep is None:
             raise NoMatch("probabilities are multiplied by values that are not provably 0 or 1, and divided anew", node)
         return keep
@@ -167,7 +176,7 @@ def _divided_anew(view: GraphView, anchor: Anchor, masked: ir.Value) -> ir.Value
     raise NoMatch("masked probabilities are divided by something else than their sum over the keys", node)
 
 
-def _zero_or_one(view: GraphView, value: ir.Value) -> tuple[ir.Value, bool] | None:
+def zero_or_one(view: GraphView, value: ir.Value) -> tuple[ir.Value, bool] | None:
     """(condition, inverted) where `value` is 1 for true (false, if inverted) and 0 otherwise."""
     inverted = False
     while (node := view.producer(value, "Cast", "Sub", "Where")) is not None:

@@ -19,6 +19,8 @@ from onnx_fa.spec.terms import Dim
 
 _AROUND_REDUCTIONS = frozenset("Log Add Sub Mul Neg Max Where Identity Cast Expand Unsqueeze Reshape".split())
 """What stands between a reduction of the scores and the statistic of a row that is made of it."""
+SUMS = ("ReduceSum", "ReduceL1")
+"""Reductions that weights are divided by; the second is of their sizes."""
 _MAX_VALUES_FOLLOWED = 32
 """The search for that reduction stops after this many values."""
 

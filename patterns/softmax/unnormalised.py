@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -10,34 +10,56 @@ from onnx_fa.graph.moves import REGROUPS
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, NoMatch
-from onnx_fa.patterns.softmax import rows
+from onnx_fa.patterns.softmax import in_place, rows
 from onnx_fa.spec.terms import Dim
 
-_NAMES = {
-    "Sigmoid": "sigmoid attention",
-    "HardSigmoid": "sigmoid attention",
-    "Relu": "ReLU attention",
-    "Gelu": "attention with GELU in place of the softmax",
-    "Tanh": "attention with tanh in place of the softmax",
-    "Softplus": "attention with softplus in place of the softmax",
-}
 _BETWEEN = frozenset("Add Sub Mul Div Pow Where Cast Identity Dropout Reshape Clip".split())
-_WHY = "has no row sum to divide by, and the fused kernels always divide"
+_MAX_NODES = 32
+"""Nodes between two products that are looked at."""
 
 
 def refuse_unnormalised(view: GraphView, node: ir.Node) -> Anchor | None:
-    """Raises NoMatch naming an attention without softmax; None for every other node."""
-    if view.producer(node.outputs[0], *_NAMES) is node and _product(view, node.inputs[0]) is not None:
-        if not _feeds_product(view, node.outputs[0]):
-            return None
-        squared = any(_is_square(view, u) for u in view.users(node.outputs[0]))
-        raise NoMatch(f"{'squared ' * squared}{_NAMES[op_of(node)]} {_WHY}")
-    if op_of(node) == "MatMul" and view.producer(node.outputs[0]) is not None:
-        value = node.inputs[0]
-        inner = _product(view, value, steps=4)
-        if inner is not None and _at_run_time(view, node.inputs[1]) and _is_transposed(view, inner.inputs[1]):
-            raise NoMatch(f"attention without softmax (linear attention) {_WHY}")
-    return None
+    """Raises NoMatch, at the product with V, for an attention without a softmax whose weights are the scores themselves, or no
+    known function of theirs; None for every other node."""
+    if op_of(node) != "MatMul" or view.producer(node.outputs[0]) is None:
+        return None
+    value = node.inputs[0]
+    inner = _product(view, value, steps=4, between=_BETWEEN | in_place.FUNCTIONS)
+    if inner is None or not in_place.is_of_the_run(view, node.inputs[1]) or not _is_transposed(view, inner.inputs[1]):
+        return None
+    shape = view.shape(node.inputs[1])
+    if shape is None or len(shape) < 3:
+        raise NoMatch("attention without softmax, whose V has no batch rows or heads of its own")
+    between = list(_nodes_between(view, value, inner))
+    if any(in_place.find_weights(view, n) is not None for n in between):
+        return None
+    if any(_bends(view, n, inner) for n in between):
+        raise NoMatch("attention without softmax, whose weights are no known function of one score")
+    raise NoMatch(
+        "attention without softmax (linear attention): nothing bends its scores, so that K^T V may come first"
+    )
+
+
+def _nodes_between(view: GraphView, value: ir.Value | None, product: ir.Node) -> Iterator[ir.Node]:
+    """The nodes that make `value` of a product."""
+    stack, seen = [value], {value}
+    while stack and len(seen) < _MAX_NODES:
+        at = stack.pop()
+        node = view.producer(at)
+        if node is None or at is None or node is product or not view.depends(at, product):
+            continue
+        yield node
+        new = [i for i in node.inputs if i is not None and i not in seen]
+        seen.update(new)
+        stack += new
+
+
+def _bends(view: GraphView, node: ir.Node, product: ir.Node) -> bool:
+    """Whether a node makes something else than a linear function of the scores."""
+    if op_of(node) in in_place.FUNCTIONS | {"Pow", "Max", "Min"}:
+        return True
+    reads = [i for i in node.inputs if i is not None and view.depends(i, product)]
+    return len(reads) > 1 or any(i.dtype == ir.DataType.BOOL for i in reads)
 
 
 def refuse_mixed_scores(view: GraphView, node: ir.Node) -> Anchor | None:
@@ -101,19 +123,6 @@ def _product(
     return None
 
 
-def _feeds_product(view: GraphView, value: ir.Value) -> bool:
-    """Whether `value`, through elementwise ops, is the left operand of a matmul with a value of the run."""
-    for _ in range(8):
-        users = view.users(value)
-        if any(op_of(u) == "MatMul" and u.inputs[0] is value and _at_run_time(view, u.inputs[1]) for u in users):
-            return True
-        onward = [u for u in users if op_of(u) in _BETWEEN]
-        if not onward:
-            return False
-        value = onward[0].outputs[0]
-    return False
-
-
 def _at_run_time(view: GraphView, value: ir.Value | None) -> bool:
     """Whether a value is no weight: neither constant nor a constant that is only cast or moved."""
     while value is not None:
@@ -126,12 +135,6 @@ def _at_run_time(view: GraphView, value: ir.Value | None) -> bool:
             return True
         value = node.inputs[0]
     return False
-
-
-def _is_square(view: GraphView, node: ir.Node) -> bool:
-    if op_of(node) == "Pow":
-        return view.scalar(node.inputs[1]) == 2.0
-    return op_of(node) == "Mul" and node.inputs[0] is node.inputs[1]
 
 
 def _is_transposed(view: GraphView, value: ir.Value | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from onnx_fa.spec.terms import (
     SlidingWindow,
     Softcap,
     TensorArg,
+    Weighting,
 )
 
 __all__ = ["BY_NAME", "CASES", "FLOAT_MIN", "TOLERANCE", "Case", "draw_operands", "select"]
@@ -510,6 +512,37 @@ def _cases() -> Iterator[Case]:
     yield case("dyn_pair_bias", "dynamic", "expression", **dyn, batch=("b",), masks=(pair,))
     yield case("dyn_sink", "dynamic", "expression", **dyn, batch=("b",), sink=TensorArg((1, 2, "s", 1)))
     yield case("dyn_swapped", "dynamic", **dyn, q_layout=kt, o_layout=kt)
+    for name, changes in _weighed_cases():
+        yield case(f"weighed_{name}", "weighting", **changes)
+
+
+def _weighed_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Attentions without a softmax, as changes to the base (B2 H2 S64 D32): functions, divisors, masks, sizes."""
+    relu: ScoreExpr = Apply("Relu", SCORE)
+    squared: ScoreExpr = Apply("Mul", relu, relu)
+    sigmoid = Weighting(Apply("Sigmoid", SCORE), label="sigmoid")
+    shared = Weighting(squared, squared, label="relu2")
+    per_key = Weighting(Apply("Div", relu, Apply("ToFloat", SKV)), label="relu")
+    odd = {"Sq": 45, "Skv": 77, "D": 33, "Dv": 21}
+    two = ((("s", 64), ("t", 64)), (("s", 13), ("t", 29)))
+    yield "sigmoid", {"weighting": sigmoid}
+    yield "sigmoid_bias", {"weighting": sigmoid, "masks": (AddMask((64, 64)),)}
+    yield "sigmoid_causal", {"weighting": sigmoid, "masks": (Causal(),), **odd}
+    yield "sigmoid_decode", {"weighting": sigmoid, "Sq": 1, "Hq": 8, "Skv": 130}
+    yield "relu_per_key", {"weighting": per_key, **odd}
+    yield "relu2", {"weighting": shared}
+    yield "relu2_split", {"weighting": shared, "Sq": 1, "Skv": 4096, "batch": (1,)}
+    yield "relu2_window", {"weighting": dataclasses.replace(shared, plus=1e-6), "masks": (SlidingWindow(9, 3),)}
+    yield (
+        "relu2_guarded",
+        {"weighting": shared, "masks": (BoolMask((2, 1, 1, 64)),), "empty_row": "guarded", "Hq": 8},
+    )
+    yield "floored", {"weighting": Weighting(relu, relu, least=1e-3), "mods": (Softcap(3.0),), **odd}
+    yield "one_more", {"weighting": Weighting(Apply("Exp", SCORE), Apply("Exp", SCORE), plus=1.0)}
+    yield "f16", {"weighting": sigmoid, "dtype": "f16", **odd}
+    yield "integers", {"weighting": sigmoid, "k_quant": Quantized("i8", ()), "v_quant": Quantized("i8", ())}
+    yield "weights", {"weighting": shared, "weights": TensorArg((64, 64), "bool")}
+    yield "dynamic", {"weighting": per_key, "Sq": "s", "Skv": "t", "sizes": two}
 
 
 CASES: tuple[Case, ...] = (*_cases(), *cases.CASES)

@@ -11,6 +11,8 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
+from tests.support.weights import WEIGHTS
+
 SCALE = ("none", "q", "k", "both", "mul", "mul_left", "div", "mul_4d", "after_mask", "twice", "runtime", "heads")
 KT = ("transpose", "sandwich", "bshd", "given", "bmm", "einsum", "keys_first", "fused", "rank_5")
 PV = ("matmul", "left", "einsum", "folded", "fused")
@@ -43,6 +45,8 @@ SOFTMAX = (
     "plus_one",
     "column",
 )
+WEIGHT = tuple(WEIGHTS)
+"""What may stand in place of a softmax: further values of `softmax`."""
 GUARD = ("none", "isnan", "dropout", "identity", "not_nan", "lost_rows", "row_factor", "key_factor")
 
 
@@ -306,6 +310,8 @@ def _exponentials(g: Graph, score: str, keep: bool = True) -> tuple[str, str]:
 
 
 def _softmax(g: Graph, s: Spelling, score: str) -> str:
+    if s.softmax in WEIGHTS:
+        return WEIGHTS[s.softmax](g, score)
     rank = 3 if s.kt == "bmm" else 4
     match s.softmax:
         case "explicit":

@@ -1024,13 +1024,6 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(g.softmax(g.op("Where", g.op("Less", s, least), g.const(-np.inf), s))))
 
 
-refuse("sigmoid attention", "sigmoid attention")(in_place_of_softmax(lambda g, s: g.op("Sigmoid", s)))
-refuse("sigmoid attention with a bias", "sigmoid attention")(
-    in_place_of_softmax(lambda g, s: g.op("Sigmoid", g.op("Add", s, g.const(-2.0))))
-)
-refuse("squared ReLU attention", "squared ReLU attention")(
-    in_place_of_softmax(lambda g, s: g.op("Pow", g.op("Relu", s), g.const(2.0)))
-)
 refuse("linear attention", "linear attention")(in_place_of_softmax(lambda g, s: s))
 
 

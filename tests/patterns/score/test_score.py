@@ -142,7 +142,14 @@ def test_functions_of_the_score(body: str, constants: dict[str, Constant], said:
 
 @pytest.mark.parametrize(
     ("approximate", "said"),
-    [("none", ["((score * 0.5) * (1 + erf((score * 0.707107)))) on s"]), ("tanh", [])],
+    [
+        ("none", ["((score * 0.5) * (1 + erf((score * 0.707107)))) on s"]),
+        (
+            "tanh",
+            ["((score * 0.5) * (1 + tanh((0.797885 * (score + (0.044715 * (score * (score * score)))))))) on s"],
+        ),
+        ("other", []),
+    ],
 )
 def test_gelu(approximate: str, said: list[str]) -> None:
     assert peel(elementwise.peel_elementwise, f'y = Gelu <approximate = "{approximate}"> (s)', opset=20) == said

@@ -132,20 +132,21 @@ def test_what_is_refused(body: str, node: str, why: str, opset: int) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("x = MatMul(q, kt) p = Sigmoid(x) o = MatMul(p, v)", "sigmoid attention"),
-        ("x = MatMul(q, kt) r = Mul(x, one) p = Relu(r) o = MatMul(p, v)", "^ReLU attention"),
-        ("x = MatMul(q, kt) p = Relu(x) w = Mul(p, p) o = MatMul(w, v)", "^squared ReLU attention"),
-        ("x = MatMul(q, kt) p = Tanh(x) o = Relu(p)", None),
-        ("p = Sigmoid(s) o = MatMul(p, v)", None),
+        ("x = MatMul(q, kt) p = Sigmoid(x) o = MatMul(p, v)", None),
+        ("x = MatMul(q, kt) p = Mul(x, x) o = MatMul(p, v)", None),
+        ("x = MatMul(q, kt) p = Mul(x, one) o = MatMul(p, v)", "linear attention"),
+        ("x = MatMul(q, kt) l = Greater(x, one) p = Where(l, x, one) o = MatMul(p, v)", "no known function"),
     ],
 )
 def test_attention_without_a_softmax(body: str, why: str | None) -> None:
-    graph = TextGraph(INPUTS, body, outputs="o", one=1.0)
+    inputs = INPUTS.replace("q, ", "q, ", 1)
+    text = body.replace("kt)", "u)")
+    graph = TextGraph(inputs, f"u = Transpose <perm = [0, 1, 3, 2]> (v) {text}", outputs="o", one=1.0)
     if why is None:
-        assert unnormalised.refuse_unnormalised(graph.view, graph.node("p")) is None
+        assert unnormalised.refuse_unnormalised(graph.view, graph.node("o")) is None
         return
     with pytest.raises(NoMatch, match=why):
-        unnormalised.refuse_unnormalised(graph.view, graph.node("p"))
+        unnormalised.refuse_unnormalised(graph.view, graph.node("o"))
 
 
 def test_linear_attention() -> None:
