@@ -55,12 +55,13 @@ def build_modules(
     modules: KeptModules,
     who: Sequence[str] = TABLE,
     note: Callable[[str], None] = lambda message: None,
+    variants: Mapping[str, Target] | None = None,
 ) -> list[str]:
     """Compiles all that `bench_attention` would time of the cases, and runs none of it. Returns what could not be compiled."""
     problems = []
-    for case in (TINY, *wanted):
+    for case, named in ((TINY, (OURS,)), *((case, who) for case in wanted)):
         with scratch_folder() as folder:
-            bench = CaseBench(case, target, plan, folder, 0, note, (OURS,) if case is TINY else who, modules)
+            bench = CaseBench(case, target, plan, folder, 0, note, named, modules, variants=variants)
             problems += bench.build()
     return problems
 
@@ -75,9 +76,10 @@ def bench_attention(
     who: Sequence[str] = TABLE,
     note: Callable[[str], None] = lambda message: None,
     modules: KeptModules | None = None,
+    variants: Mapping[str, Target] | None = None,
 ) -> list[CaseResult]:
-    """All cases with the contestants `who`, those that an interrupted run with the same plan, machine and
-    versions has finished read from PREFIX.partial.
+    """All cases with the contestants `who` (of which `variants` are this project for other targets), those that an interrupted run
+    with the same plan, machine and versions has finished read from PREFIX.partial.
 
     What is not installed here is a problem of its contestants. Raises OnnxFaError.
     """
@@ -113,7 +115,7 @@ def bench_attention(
             if case.name in results:
                 continue
             with scratch_folder() as folder:
-                done = CaseBench(case, target, plan, folder, base_bytes, note, who, modules, session).run()
+                done = CaseBench(case, target, plan, folder, base_bytes, note, who, modules, session, variants).run()
             write_whole(partial / f"{case.name}.json", json.dumps({"head": head, "result": done.to_dict()}))
             results[case.name] = done
             guessed, spent = guessed + left.pop(case.name), spent + done.seconds

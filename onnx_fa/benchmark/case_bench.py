@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +34,7 @@ from onnx_fa.benchmark.models import (
     without_log,
 )
 from onnx_fa.benchmark.plot import COPY, OURS
+from onnx_fa.benchmark.stock_forms import FORMS, compile_form
 from onnx_fa.benchmark.worker_process import Worker, WorkerRun
 from onnx_fa.benchmark.worker_session import Session
 from onnx_fa.errors import CompileError, MissingDependencyError, RunError
@@ -42,6 +43,7 @@ from onnx_fa.forms.plain import input_names, plain_model, plain_model_in_halves
 from onnx_fa.forms.rewrite import rewrite
 from onnx_fa.graph import io
 from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.kernels import plan_kernels
 from onnx_fa.iree.run import benchmark_module, function_of, run_module
 from onnx_fa.spec import cases
 from onnx_fa.spec.accuracy import Expected, expect
@@ -55,6 +57,8 @@ OTHERS_TOLERANCE = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
 """Relative error (2-norm) above which another contestant counts as wrong; ours has to meet accuracy.TOLERANCE."""
 TABLE = (STOCK, OURS, ORT, TORCH)
 """Who is timed, if nothing else is said."""
+SAME = "the same kernel: this changes nothing here"
+"""The problem of a variant that is not timed for this reason."""
 TORCH_CALLS = {TORCH: "sdpa", EAGER: "eager", COMPILED: "compile"}
 
 _Run = Callable[[int], tuple[Sequence[float], int]]
@@ -62,8 +66,8 @@ _Run = Callable[[int], tuple[Sequence[float], int]]
 
 class CaseBench:
     """One case, from its model to its samples. `base_bytes` is the peak of an IREE program that computes next to nothing; `who` are
-    the contestants, in their order; `modules` holds what is compiled (else that goes with `folder`);
-    PyTorch runs in `session`, if there is one."""
+    the contestants, in their order, of which `variants` are this project for other targets; `modules` holds what is compiled (else
+    that goes with `folder`); PyTorch runs in `session`, if there is one."""
 
     def __init__(
         self,
@@ -76,12 +80,14 @@ class CaseBench:
         who: Sequence[str] = TABLE,
         modules: KeptModules | None = None,
         session: Session | None = None,
+        variants: Mapping[str, Target] | None = None,
     ):
-        self.session = session
+        self.session, self.variants = session, variants or {}
         self.modules = modules or KeptModules(folder / "modules")
         self.case, self.target, self.plan, self.folder, self.base_bytes = case, target, plan, folder, base_bytes
         self.note, self.who = note, who
         self.tried: list[Contestant] = []
+        self.many_stock = 0
         self.others_tolerance = OTHERS_TOLERANCE.get(case.spec.dtype, OTHERS_TOLERANCE["f32"])
         self.spec: AttentionSpec = case.bound()[0]
         self.model = folder / "model.onnx"
@@ -112,10 +118,10 @@ class CaseBench:
 
     def _contestant(self, what: str, expected: Expected) -> tuple[Contestant, _Run]:
         self.note(f"{self.case.name}: {what}")
-        if what == STOCK:
-            return self._stock(expected)
-        if what == OURS:
-            return self._ours(expected)
+        if what == STOCK or what in FORMS:
+            return self._stock(expected, what)
+        if what == OURS or what in self.variants:
+            return self._ours(expected, what)
         if what in TORCH_CALLS:
             return self._torch(what, expected)
         if self.target.is_gpu:
@@ -158,12 +164,14 @@ class CaseBench:
         return expect(self.spec, operands, budget=CHECKED_SCORES)
 
     def _write_model(self) -> None:
-        """In f16 throughout on GPUs, which are slow in f32; onnxruntime's CPU kernels are for f32."""
+        """In f16 throughout on GPUs, which are slow in f32; onnxruntime's CPU kernels, which have no part in an ablation, are for
+        f32."""
         written = plain_model_in_halves if self._in_halves() else plain_model
         io.save(written(self.spec), self.model)
 
     def _in_halves(self) -> bool:
-        return self.target.is_gpu and self.spec.dtype == "f16" and not self.spec.tensors and self.spec.sink is None
+        there = self.target.is_gpu or "ablate" in self.case.tags
+        return there and self.spec.dtype == "f16" and not self.spec.tensors and self.spec.sink is None
 
     def _named(self, what: str) -> str:
         """What a module is kept by."""
@@ -194,14 +202,16 @@ class CaseBench:
 
         return run
 
-    def _stock(self, expected: Expected) -> tuple[Contestant, _Run]:
+    def _stock(self, expected: Expected, what: str = STOCK) -> tuple[Contestant, _Run]:
         """The fastest flags with right numbers; all that were tried are kept in `self.tried`."""
         tried: list[tuple[Contestant, Path]] = []
-        for n, flags in enumerate(GPU_STOCK_FLAGS if self.target.is_gpu else STOCK_FLAGS):
-            c, vmfb = Contestant(TRIED, " ".join(flags) or "defaults"), self.folder / f"stock{n}.vmfb"
-            self.note(f"{self.case.name}: {STOCK} {c.flags}")
+        for flags in GPU_STOCK_FLAGS if self.target.is_gpu else STOCK_FLAGS:
+            c, vmfb = Contestant(TRIED, " ".join(flags) or "defaults"), self.folder / f"stock{self.many_stock}.vmfb"
+            self.many_stock += 1
+            self.note(f"{self.case.name}: {what} {c.flags}")
             try:
-                c.compile_s = self._compiled_stock(flags, vmfb).seconds
+                made = self._compiled_stock(flags, vmfb, what)
+                c.compile_s, c.flags = made.seconds, "; ".join(filter(None, (made.said, c.flags)))
                 (first,), _ = self._module_run(vmfb)(1)
                 calls = min(3, self.plan.calls(first))
                 again = self._module_run(vmfb)(calls)[0] if calls > 1 else []
@@ -210,16 +220,18 @@ class CaseBench:
             except (CompileError, MissingDependencyError, RunError) as e:
                 c.problem = without_log(str(e))
             tried.append((c, vmfb))
-        self.tried = [c for c, _ in tried]
+        self.tried += [c for c, _ in tried]
         ran = sorted((t for t in tried if not t[0].problem), key=lambda t: t[0].first_ms)
         for c, vmfb in ran:
             self._check_module(c, vmfb, expected, self.others_tolerance)
             if not c.problem:
-                return dataclasses.replace(c, what=STOCK, samples=[]), self._module_run(vmfb)
-        return Contestant(STOCK, problem=self.tried[0].problem), _never
+                return dataclasses.replace(c, what=what, samples=[]), self._module_run(vmfb)
+        return Contestant(what, problem=tried[0][0].problem), _never
 
-    def _compiled_stock(self, flags: Sequence[str], vmfb: Path) -> Made:
+    def _compiled_stock(self, flags: Sequence[str], vmfb: Path, what: str = STOCK) -> Made:
         def build(out: Path) -> Made:
+            if what in FORMS:
+                return Made(str(compile_form(what, self.model, self.spec, self.target, flags, out)))
             imported = self.folder / "stock.mlir"
             if not imported.exists() and isinstance(refused := stock_import(self.model, self.folder), str):
                 raise CompileError(refused)
@@ -227,39 +239,46 @@ class CaseBench:
             compile_stock(imported, self.target, settings, out)
             return Made()
 
-        return self.modules.get(self._named(STOCK), self.spec, self.target, flags, vmfb, build)
+        return self.modules.get(self._named(what), self.spec, self.target, flags, vmfb, build)
 
-    def compiled(self, vmfb: Path) -> Made:
-        """This project's module of the case's model. Raises CompileError, and MissingDependencyError without the compiler."""
+    def compiled(self, vmfb: Path, what: str = OURS) -> Made:
+        """This project's module of the case's model, or a variant's. Raises CompileError, also for a variant whose kernels are
+        those of no variant, and MissingDependencyError without the compiler."""
+        target = self.variants.get(what, self.target)
 
         def build(out: Path) -> Made:
-            done = compile_model(self.model, out, self.target)
+            if target != self.target and _same_kernels(self.model, self.target, target):
+                raise CompileError(SAME)
+            done = compile_model(self.model, out, target)
             said = fused_sites(done.sites) + "".join(f"; left alone: {m.reason}" for m in done.misses)
             return Made(said, ", ".join(sorted({s.lossy for s in done.sites})))
 
-        return self.modules.get(self._named(OURS), self.spec, self.target, (), vmfb, build)
+        return self.modules.get(self._named(OURS), self.spec, target, (), vmfb, build)
 
     def build(self) -> list[str]:
         """Compiles what `run` would time. Returns the problems."""
         self._write_model()
         problems = []
-        wanted = [(OURS, partial(self.compiled, self.folder / "ours.vmfb"))] * (OURS in self.who)
+        own = [w for w in self.who if w == OURS or w in self.variants]
+        wanted = [(w, partial(self.compiled, self.folder / "ours.vmfb", w)) for w in own]
         flags = GPU_STOCK_FLAGS if self.target.is_gpu else STOCK_FLAGS
-        stock = [(STOCK, partial(self._compiled_stock, f, self.folder / "stock.vmfb")) for f in flags]
-        for what, make in wanted + stock * (STOCK in self.who):
+        stock = [w for w in self.who if w == STOCK or w in FORMS]
+        wanted += [(w, partial(self._compiled_stock, f, self.folder / "stock.vmfb", w)) for w in stock for f in flags]
+        for what, make in wanted:
             self.note(f"{self.case.name}: {what}")
             try:
                 make()
             except CompileError as e:
-                problems.append(f"{self.case.name}: {what}: {without_log(str(e))}")
+                if str(e) != SAME:
+                    problems.append(f"{self.case.name}: {what}: {without_log(str(e))}")
         return problems
 
-    def _ours(self, expected: Expected) -> tuple[Contestant, _Run]:
-        c, vmfb = Contestant(OURS), self.folder / "ours.vmfb"
+    def _ours(self, expected: Expected, what: str = OURS) -> tuple[Contestant, _Run]:
+        c, vmfb = Contestant(what), self.folder / f"ours{self.who.index(what)}.vmfb"
         try:
-            made = self.compiled(vmfb)
+            made = self.compiled(vmfb, what)
         except (CompileError, MissingDependencyError) as e:
-            return Contestant(OURS, problem=without_log(str(e))), _never
+            return Contestant(what, problem=without_log(str(e))), _never
         c.compile_s, c.flags = made.seconds, made.said
         if there := elsewhere(made):
             c.flags += f"; compiled elsewhere by {there}"
@@ -293,6 +312,12 @@ class CaseBench:
         return Worker(kind, argument, self.inputs, plan.threads, plan.timeout_s, plan.memory_bytes, session)
 
 
+def _same_kernels(model: Path, *targets: Target) -> bool:
+    """Whether a model has the same kernels for some targets."""
+    texts = [{n: (k.text, k.flags) for n, k in plan_kernels(model, t).kernels.items()} for t in targets]
+    return all(text == texts[0] for text in texts)
+
+
 def _never(calls: int) -> tuple[Sequence[float], int]:
     raise AssertionError("a contestant with a problem is not run")
 
@@ -305,7 +330,7 @@ def _judge(c: Contestant, expected: Expected, result: Any, tolerance: float | No
         c.problem = f"wrong numbers: {seen.problem}"
 
 
-TINY = cases.case("tiny", Sq=8, Skv=8, D=4, Dv=4)
+TINY = cases.find("tiny")
 
 
 def base_memory(target: Target, plan: Plan, modules: KeptModules | None = None) -> int:

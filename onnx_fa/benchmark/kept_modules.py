@@ -49,7 +49,8 @@ class KeptModules:
     ) -> Made:
         """`output` becomes the module that `build` makes of the attention, or made before. Raises CompileError, also where it was
         one before, and what `build` raises."""
-        key = json.dumps([what, spec.to_dict(), target.name, target.flags, target.kernels, target.lossy, list(flags)])
+        parts = [what, spec.to_dict(), target.name, target.flags, target.kernels, target.lossy, list(flags)]
+        key = json.dumps([*parts, *target.switched_off])
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
         kept, facts = self.folder / f"{name}.vmfb", self.folder / f"{name}.json"
         made = self._read(facts)

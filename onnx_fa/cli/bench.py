@@ -24,6 +24,16 @@ def run_bench(args: argparse.Namespace) -> int:
     if (args.rounds is not None and args.rounds < 1) or args.threads < 1 or args.batch < 1:
         raise OnnxFaError("--rounds, --threads and --batch must be at least 1")
     sizes = (args.heads, args.head_dim, args.seq)
+    if args.ablate:
+        if args.model is not None or any(sizes):
+            raise OnnxFaError("--ablate has cases of its own: give no model, and no sizes")
+        if not args.build_only:
+            check_plot(args)
+        from onnx_fa.cli.bench_ablate import bench_ablation
+
+        return bench_ablation(args)
+    if args.case or args.switch or args.no_forms:
+        raise OnnxFaError("--case, --switch and --no-forms are for --ablate")
     if (args.model is None) != all(sizes) or (args.model is not None and any(sizes)):
         raise OnnxFaError("give a model, or --heads, --head-dim and --seq")
     if args.model is None:
@@ -36,7 +46,7 @@ def run_bench(args: argparse.Namespace) -> int:
         raise OnnxFaError("--modules and --build-only are for --heads, --head-dim and --seq")
     args.target = args.target or "cpu-host"
     target = read_target(args, runs=True)
-    _check_plot(args)
+    check_plot(args)
     prefix = Path(args.output or f"{Path(args.model).stem}.bench")
     check_writable(f"{prefix}.csv")
     result = measure(
@@ -53,7 +63,7 @@ def run_bench(args: argparse.Namespace) -> int:
     return 1 if any(c.what == OURS and c.problem for c in result.contestants) else 0
 
 
-def _check_plot(args: argparse.Namespace) -> None:
+def check_plot(args: argparse.Namespace) -> None:
     """Raises MissingDependencyError where the plot could not be drawn: before anything is measured."""
     if not args.no_plot and find_spec("matplotlib") is None:
         raise MissingDependencyError(
@@ -92,7 +102,7 @@ def _bench_sweep(args: argparse.Namespace) -> int:
     if args.rounds:
         plan = dataclasses.replace(plan, rounds=args.rounds, slow_rounds=min(args.rounds, plan.slow_rounds))
     if not args.build_only:
-        _check_plot(args)
+        check_plot(args)
     modules = KeptModules(Path(args.modules)) if args.modules else None
     say = partial(note, args)
     if args.build_only and modules:

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_fa
 from onnx_fa.cli.bench import run_bench
 from onnx_fa.cli.compile import run_compile
+from onnx_fa.cli.derive import run_derive
 from onnx_fa.cli.explain import run_explain
 from onnx_fa.cli.generate import run_generate
 from onnx_fa.cli.import_ import add_import, run_import
@@ -33,6 +34,7 @@ from onnx_fa.cli.run import run_run
 from onnx_fa.cli.tune import run_tune
 from onnx_fa.cli.verify import run_verify
 from onnx_fa.iree.archives import PARAMETERS
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import TARGET_NAMES
 
 
@@ -82,6 +84,15 @@ def _add_explain(sub: argparse.ArgumentParser) -> None:
     add_model(sub)
     add_report(sub, "the same")
     sub.add_argument("--html", metavar="FILE", help="write a page with the graph around every site, before and after")
+
+
+def _add_derive(sub: argparse.ArgumentParser) -> None:
+    add_model(sub)
+    sub.add_argument("--site", metavar="N", help="only the site of that name, or number from 0 (default: all)")
+    add_report(sub, "the chains")
+    sub.add_argument("--html", metavar="FILE", help="write a page with every step")
+    add_target(sub, "cpu-host", "what the kernel is for")
+    add_kernels(sub)
 
 
 def _add_rewrite(sub: argparse.ArgumentParser) -> None:
@@ -200,11 +211,12 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
         help="an ONNX file; or --heads, --head-dim and --seq: attention alone, in all their combinations",
     )
     _add_sweep(sub)
+    _add_ablation(sub)
     sub.add_argument(
         "-o",
         "--output",
         metavar="PREFIX",
-        help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./attention.bench)",
+        help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./attention.bench, ./ablation-<target>.bench)",
     )
     sub.add_argument(
         "--rounds",
@@ -237,6 +249,30 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
     add_lossy(sub)
 
 
+def _add_ablation(sub: argparse.ArgumentParser) -> None:
+    """Options of `--ablate`."""
+    sub.add_argument(
+        "--ablate",
+        action="store_true",
+        help="time a table of attentions with each optimisation off by itself, and stock IREE on every form of ONNX",
+    )
+    sub.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of --ablate: this case of onnx_fa/spec/cases.py; repeatable",
+    )
+    sub.add_argument(
+        "--switch",
+        action="append",
+        default=[],
+        choices=[s.word for s in Switch],
+        help="of --ablate: this optimisation alone; repeatable",
+    )
+    sub.add_argument("--no-forms", action="store_true", help="of --ablate: without stock IREE")
+
+
 def _add_sweep(sub: argparse.ArgumentParser) -> None:
     """Options of attention alone."""
     for name, help_ in (
@@ -250,7 +286,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dtype", choices=("f32", "f16"), help="of Q, K and V (default: f32 on CPUs, f16 on GPUs)")
     sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted sweep")
     sub.add_argument(
-        "--modules", metavar="DIR", help="of a sweep: keep compiled modules there, and use those that are there"
+        "--modules",
+        metavar="DIR",
+        help="of a sweep or --ablate: keep compiled modules there, and use those that are there",
     )
     sub.add_argument(
         "--build-only", action="store_true", help="fill --modules for a machine that has a device, but no compiler"
@@ -317,6 +355,7 @@ def _add_tune_limits(sub: argparse.ArgumentParser) -> None:
 
 COMMANDS = (
     Command("explain", "show every attention found, and every softmax left alone and why", _add_explain, run_explain),
+    Command("derive", "show how the loop over keys follows from the model's own arithmetic", _add_derive, run_derive),
     Command("rewrite", "write the model with its attention in one canonical form", _add_rewrite, run_rewrite),
     Command("import", "import to MLIR with kernels in place, as iree-import-onnx does without", add_import, run_import),
     Command("compile", "compile to an IREE module with every attention fused", _add_compile, run_compile),

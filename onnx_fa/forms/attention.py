@@ -36,6 +36,8 @@ def check(spec: AttentionSpec, opset: int) -> None:
         raise UnsupportedError("the model turns NaN probabilities into zero, the Attention op does not")
     if spec.sink is not None:
         raise UnsupportedError("the Attention op has no sink")
+    if spec.weighting is not None:
+        raise UnsupportedError("the Attention op has a softmax, the site has none")
     if spec.weights is not None:
         raise UnsupportedError("the Attention op multiplies its probabilities by nothing")
     if spec.dtype == "f64" and spec.mods and not _is_float32(spec.mods[0].cap):

@@ -1,5 +1,5 @@
-"""The `blocked` form: a Loop over K/V blocks with running maximum, sum and rescaling (online softmax, Milakov and Gimelshein
-2018; FlashAttention, Dao et al. 2022), in standard ops. Memory is O(Sq x block) on any runtime."""
+"""The `blocked` form: a Loop over K/V blocks in standard ops that carries what was derived for the spec (for a softmax a running
+maximum, a sum and the output: Milakov and Gimelshein 2018; Dao et al. 2022). Memory is O(Sq x block) on any runtime."""
 
 from __future__ import annotations
 
@@ -11,17 +11,29 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.derive.attention import STEPS, function_of
+from onnx_fa.derive.loop import MASS, MAXIMUM, OLD_MAXIMUM, SCORE, Walk, loop_of
+from onnx_fa.derive.terms import Term, known
+from onnx_fa.derive.writer import write
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.forms.decomposed import canonical_operands, finish, leave
+from onnx_fa.forms.decomposed import canonical_operands, finish, leave, positions
 from onnx_fa.forms.integers import rounded
-from onnx_fa.forms.score import Integer, Positions, cast, compute_type, modify, narrowest, weighted
+from onnx_fa.forms.score import (
+    Integer,
+    Positions,
+    apply_function,
+    cast,
+    compute_type,
+    modify,
+    narrowest,
+    weighted,
+)
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.casts import without_round_trip
 from onnx_fa.graph.ops import op_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
-from onnx_fa.spec.terms import Rounding
 
 MOST_UNROLLED = 64
 """Blocks up to which the form is written without a Loop."""
@@ -46,6 +58,7 @@ class _Step:
     """Those of the mask terms and the weights, of these keys."""
     columns: Callable[[ir.Value, int], ir.Value]
     carried: list[ir.Value]
+    positions: Callable[[], Positions]
 
 
 def emit_unrolled(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
@@ -69,87 +82,130 @@ def emit(
     kind = np.dtype(NUMPY[compute_type(spec)])
     rows = _row_shape(b, inner, q)
     minus_inf, nought = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
-    # A sink is a key that has been seen already: its logit is the first maximum, its exponential 1.
     unit = b.const(np.asarray(1, kind))
-    starts = {
-        "max": b.op("Expand", minus_inf if sink is None else sink, rows(1)),
-        "sum": b.op("Expand", nought if sink is None else unit, rows(1)),
-        "acc": b.op("Expand", nought, rows(spec.Dv)),
-    }
-    online = _Online(inner, v, minus_inf, nought)
-
-    def loop(names: Sequence[str], step: Callable[[_Step], list[ir.Value]]) -> list[ir.Value]:
+    language, recurrence = OnnxLanguage(b, spec, lambda: positions(b, spec, q, kt)), loop_of(spec)
+    found: dict[Term, ir.Value] = {}
+    for walk in recurrence.walks:
+        # A sink is a key that has been seen already: its logit is the first maximum, its exponential 1.
+        names = ["max"] * walk.has_maximum + ["sum"] * (walk.mass is not None) + ["acc"] * (walk.weight is not None)
+        starts = {
+            "max": lambda: b.op("Expand", minus_inf if sink is None else sink, rows(1)),
+            "sum": lambda: b.op("Expand", nought if sink is None else unit, rows(1)),
+            "acc": lambda: b.op("Expand", nought, rows(spec.Dv)),
+        }
+        step = _Block(inner, walk, v, minus_inf, nought, dict(found))
         over = _unrolled if unrolled else _loop
-        return over(b, spec, (inner, q, kt, masks), {n: starts[n] for n in names}, step)
-
-    if spec.rounding is None:
-        _, total, acc = loop(("max", "sum", "acc"), online.add_block)
-        _remember(b, spec)
-        if isinstance(spec.Skv, str):  # without any keys the output is 0, and not 0 / 0
-            none = b.op("Equal", b.dim(kt, -1), b.const(np.asarray(0, np.int64)))
-            total = b.op("Add", total, cast(b, none, compute_type(spec)))
-        return [finish(b, spec, acc, total)]
-    row_max, total = loop(("max", "sum"), online.add_block)
-    safe = online.make_finite(b, row_max)
-    # A row without keys is NaN before it is rounded, as 0 * (1 / 0), where the spec says that it is NaN.
-    share = b.op("Div", unit, total)
-    if spec.empty_row != "nan":
-        share = b.op("Where", b.op("Equal", total, nought), nought, share)
-    (acc,) = loop(("acc",), _Rounded(spec, spec.rounding, v, nought, safe, share).add_block)
+        ends = dict(
+            zip(names, over(b, spec, (inner, q, kt, masks), {n: starts[n]() for n in names}, step.add), strict=True)
+        )
+        place = {term: ends[name] for term, name in ((MAXIMUM, "max"), (MASS, "sum")) if name in ends}
+        if walk.weight is None:
+            if MAXIMUM in place:
+                place[MAXIMUM] = step.make_finite(b, place[MAXIMUM])
+            found |= {known(name): write(term, language, place) for name, term in walk.results.items()}
     _remember(b, spec)
-    return [leave(b, spec, acc)]
+    acc = ends["acc"]
+    if recurrence.factor != 1.0:
+        acc = b.op("Mul", acc, b.const(np.asarray(recurrence.factor, kind)))
+    if recurrence.divisor is None:
+        return [leave(b, spec, acc)]
+    total = write(recurrence.divisor, language, place)
+    if isinstance(spec.Skv, str):  # without any keys the output is 0, and not 0 / 0
+        none = b.op("Equal", b.dim(kt, -1), b.const(np.asarray(0, np.int64)))
+        total = b.op("Add", total, cast(b, none, compute_type(spec)))
+    return [finish(b, spec, acc, total)]
 
 
 @dataclass(frozen=True)
-class _Online:
-    """Maximum and sum of the rows, and the output if it is carried, brought up to date block by block."""
+class OnnxLanguage:
+    """The ops of terms as standard ONNX ops."""
+
+    b: OnnxBuilder
+    spec: AttentionSpec
+    positions: Callable[[], Positions]
+
+    def add(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.b.op("Add", a, b)
+
+    def sub(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.b.op("Sub", a, b)
+
+    def mul(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.b.op("Mul", a, b)
+
+    def div(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.b.op("Div", a, b)
+
+    def max(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.b.op("Max", a, b)
+
+    def exp(self, x: ir.Value) -> ir.Value:
+        return self.b.op("Exp", x)
+
+    def log(self, x: ir.Value) -> ir.Value:
+        return self.b.op("Log", x)
+
+    def num(self, value: float) -> ir.Value:
+        return self.b.const(np.asarray(value, NUMPY[compute_type(self.spec)]))
+
+    def map(self, name: str, x: ir.Value) -> ir.Value:
+        if name == "Reciprocal":
+            share = self.div(self.num(1.0), x)
+            # A row without keys is NaN before it is rounded, as 0 * (1 / 0), where the spec says that it is NaN.
+            if self.spec.empty_row == "nan":
+                return share
+            return self.b.op("Where", self.b.op("Equal", x, self.num(0.0)), self.num(0.0), share)
+        if name == STEPS and self.spec.rounding is not None:
+            if self.spec.empty_row == "guarded":
+                x = self.b.op("Where", self.b.op("IsNaN", x), self.num(0.0), x)
+            return self.div(rounded(self.b, self.spec.rounding, x), self.num(self.spec.rounding.scale))
+        return apply_function(self.b, self.spec, function_of(self.spec, name), x, self.positions)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a block of keys changes. `found`: what earlier walks left."""
 
     spec: AttentionSpec
+    walk: Walk
     v: ir.Value
     minus_inf: ir.Value
     nought: ir.Value
+    found: dict[Term, ir.Value]
 
     def make_finite(self, b: OnnxBuilder, row_max: ir.Value) -> ir.Value:
         """A row with no key so far has max -inf; subtracting 0 instead keeps its exponentials at exp(-inf) = 0, not NaN."""
         return b.op("Where", b.op("Equal", row_max, self.minus_inf), self.nought, row_max)
 
-    def add_block(self, step: _Step) -> list[ir.Value]:
+    def add(self, step: _Step) -> list[ir.Value]:
         """What is carried, with one more block."""
-        b, (row_max, total, *accs) = step.b, step.carried
-        new_max = b.op("Max", row_max, b.reduce_max(step.score))
-        safe = self.make_finite(b, new_max)
-        # What was summed with the old maximum taken out is rescaled to the new one.
-        alpha = b.op("Exp", b.op("Sub", row_max, safe))
-        p = b.op("Exp", b.op("Sub", step.score, safe))
-        if self.spec.renormalised:
-            p = weighted(b, self.spec, p, step.tensors)
-        new = [new_max, b.op("Add", b.op("Mul", total, alpha), b.reduce_sum(p))]
-        for acc in accs:
-            kept = p if self.spec.renormalised else weighted(b, self.spec, p, step.tensors)
-            pv = b.op("MatMul", kept, step.columns(self.v, -2))
-            new.append(b.op("Add", b.op("Mul", acc, alpha), pv))
+        b, walk, new, carried = step.b, self.walk, list[ir.Value](), list(step.carried)
+        language, place, alpha = OnnxLanguage(b, self.spec, step.positions), {SCORE: step.score} | self.found, None
+        if walk.has_maximum:
+            row_max = carried.pop(0)
+            new.append(b.op("Max", row_max, b.reduce_max(step.score)))
+            place[MAXIMUM] = self.make_finite(b, new[0])
+            if walk.correction is not None:
+                # What was summed with the old maximum taken out is rescaled to the new one.
+                alpha = write(walk.correction, language, {OLD_MAXIMUM: row_max, MAXIMUM: place[MAXIMUM]})
+        memo: dict[Term, ir.Value] = {}
+
+        def kept(old: ir.Value) -> ir.Value:
+            return old if alpha is None else b.op("Mul", old, alpha)
+
+        def value(term: Term, *, multiplied: bool) -> ir.Value:
+            x = write(term, language, place, memo)
+            if multiplied and Term("weighted", (term,)) not in memo:
+                memo[Term("weighted", (term,))] = weighted(b, self.spec, x, step.tensors)
+            return memo[Term("weighted", (term,))] if multiplied else x
+
+        if walk.mass is not None:
+            p = value(walk.mass, multiplied=walk.mass_multiplied)
+            new.append(b.op("Add", kept(carried.pop(0)), b.reduce_sum(p)))
+        if walk.weight is not None:
+            p = value(walk.weight, multiplied=walk.weight_multiplied)
+            new.append(b.op("Add", kept(carried.pop(0)), b.op("MatMul", p, step.columns(self.v, -2))))
         return new
-
-
-@dataclass(frozen=True)
-class _Rounded:
-    """Normalised probabilities, rounded, times V: the second walk over the keys, when maximum and sum are known."""
-
-    spec: AttentionSpec
-    rounding: Rounding
-    v: ir.Value
-    nought: ir.Value
-    row_max: ir.Value
-    share: ir.Value
-    """1 / sum of each row."""
-
-    def add_block(self, step: _Step) -> list[ir.Value]:
-        """The output with one more block."""
-        p = step.b.op("Mul", step.b.op("Exp", step.b.op("Sub", step.score, self.row_max)), self.share)
-        if self.spec.empty_row == "guarded":
-            p = step.b.op("Where", step.b.op("IsNaN", p), self.nought, p)
-        pv = step.b.op("MatMul", rounded(step.b, self.rounding, p), step.columns(self.v, -2))
-        return [step.b.op("Add", step.carried[0], pv)]
 
 
 def _remember(b: OnnxBuilder, spec: AttentionSpec) -> None:
@@ -197,7 +253,7 @@ class _Keys:
             columns(t, -1) if arg.shape and arg.shape[-1] != 1 else t
             for t, arg in zip(masks, inner.tensors, strict=True)
         ]
-        return _Step(body, modify(body, inner, score, tensors, positions), tensors, columns, carried)
+        return _Step(body, modify(body, inner, score, tensors, positions), tensors, columns, carried, positions)
 
 
 def _unrolled(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +12,12 @@ import onnx_ir as ir
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.groups import is_grouped, join_heads, split_spec, split_tensor
 from onnx_fa.forms.integers import dequantized, rounded
-from onnx_fa.forms.score import Integer, Positions, cast, compute_type, modify, weighted
+from onnx_fa.forms.score import Integer, Positions, cast, compute_type, modify, weigh, weighted
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.match import ScoreStage
 from onnx_fa.spec.attention import AttentionSpec, Stat
 from onnx_fa.spec.dtypes import NUMPY
-from onnx_fa.spec.terms import AddMask, Elementwise, inverse
+from onnx_fa.spec.terms import AddMask, Elementwise, Weighting, inverse
 
 FORM_KEY = "onnx_fa.form"
 """Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only
@@ -38,6 +38,10 @@ def emit(
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt, kind))
+    if spec.weighting is not None:
+        p, divisor = _weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt, kind))
+        out = b.op("MatMul", weighted(b, spec, p, tensors), v)
+        return [leave(b, spec, out if divisor is None else b.op("Div", out, divisor))]
     p, total = _exponentials(b, spec, score, sink)
     stats = [statistic(b, spec, score, which) for which in spec.stats]
     if spec.rounding is None and isinstance(spec.Skv, int) and not spec.renormalised:
@@ -51,6 +55,36 @@ def emit(
         p = b.op("Where", b.op("IsNaN", p), b.const(np.asarray(0, NUMPY[compute_type(spec)])), p)
     p = weighted(b, spec, p, tensors) if spec.rounding is None else rounded(b, spec.rounding, p)
     return [leave(b, spec, b.op("MatMul", p, v)), *stats]
+
+
+def _weights(
+    b: OnnxBuilder, spec: AttentionSpec, weighting: Weighting, score: ir.Value, at: Callable[[], Positions]
+) -> tuple[ir.Value, ir.Value | None]:
+    """What multiplies V without a softmax, and what the product is to be divided by; None where nothing is left to divide by.
+
+    The division stands before the product with V where that is needed to tell a row without keys, and where a run may have no keys.
+    """
+    before = len(b.nodes)
+    p, each = weigh(b, spec, weighting, score, at)
+    for node in b.nodes[before:]:
+        node.metadata_props[FORM_KEY] = "decomposed"
+    if each is None:
+        return p, None
+    kind = NUMPY[compute_type(spec)]
+    total = b.reduce_sum(each)
+    if weighting.plus:
+        total = b.op("Add", total, b.const(np.asarray(weighting.plus, kind)))
+    if weighting.least > -math.inf:
+        total = b.op("Max", total, b.const(np.asarray(weighting.least, kind)))
+    if isinstance(spec.Skv, int) and spec.empty_row not in ("zero", "guarded"):
+        return p, total
+    p, zero = b.op("Div", p, total), b.const(np.asarray(0, kind))
+    if spec.empty_row == "guarded":
+        p = b.op("Where", b.op("IsNaN", p), zero, p)
+    elif spec.empty_row == "zero":
+        empty = b.op("Equal", b.reduce_max(score), b.const(np.asarray(-np.inf, kind)))
+        p = b.op("Where", empty, zero, p)
+    return p, None
 
 
 def _floored(spec: AttentionSpec) -> bool:
@@ -78,7 +112,9 @@ def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], st
     inner, q, kt, _, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
-    if stage == "probabilities":
+    if stage == "probabilities" and spec.weighting is not None:
+        score = _shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
+    elif stage == "probabilities":
         p, total = _exponentials(b, spec, score, sink)
         one = b.const(np.asarray(1, NUMPY[compute_type(spec)]))
         zero = b.const(np.asarray(0, NUMPY[compute_type(spec)]))
@@ -98,7 +134,9 @@ def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Val
         score = join_heads(b, spec, score, spec.Skv)
     kind = NUMPY[compute_type(spec)]
     minus_inf, zero = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
-    if lse is not None:
+    if spec.weighting is not None:
+        p = _shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
+    elif lse is not None:
         top = b.unsqueeze(lse, len(spec.batch) + 2)
         p = b.op("Exp", b.op("Sub", score, top))
         if spec.empty_row == "zero":
@@ -112,18 +150,25 @@ def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Val
         p = b.op("Div", p, total)
     else:
         p = b.op("Softmax", score, axis=-1)
-    if spec.empty_row == "guarded":
+    if spec.empty_row == "guarded" and spec.weighting is None:
         p = b.op("Where", b.op("IsNaN", p), zero, p)
     if lse is None and is_grouped(spec):
         p = join_heads(b, spec, p, spec.Skv)
     return cast(b, p, spec.dtype) if compute_type(spec) != spec.dtype else p
 
 
+def _shown_weights(
+    b: OnnxBuilder, spec: AttentionSpec, weighting: Weighting, score: ir.Value, at: Callable[[], Positions]
+) -> ir.Value:
+    p, total = _weights(b, spec, weighting, score, at)
+    return p if total is None else b.op("Div", p, total)
+
+
 def told_by_lse(spec: AttentionSpec) -> bool:
     """Whether exp(score - log-sum-exp) are the probabilities in every row: no finite number masks scores. In a row that such a
     number has masked throughout, the log-sum-exp is as large as the number, and log(Skv) is lost in its last bits."""
     finite = any(isinstance(m, (AddMask, Elementwise)) or math.isfinite(m.fill) for m in spec.masks)
-    return not finite and spec.sink is None and spec.rounding is None
+    return not finite and spec.sink is None and spec.rounding is None and spec.weighting is None
 
 
 def _exponentials(

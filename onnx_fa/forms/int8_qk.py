@@ -29,9 +29,15 @@ def fits(spec: AttentionSpec) -> bool:
 
 
 def sees_differences_only(spec: AttentionSpec) -> bool:
-    """Whether a number added to all scores of a query changes nothing: no softcap, sink or row statistic, and masks only add, or
-    choose between the score and a fill that no score comes near."""
-    return not spec.mods and spec.sink is None and not spec.stats and all(map(_adds_or_chooses, spec.masks))
+    """Whether a number added to all scores of a query changes nothing: a softmax without softcap, sink or row statistic, and masks
+    that only add, or choose between the score and a fill that no score comes near."""
+    return (
+        spec.weighting is None
+        and not spec.mods
+        and spec.sink is None
+        and not spec.stats
+        and all(map(_adds_or_chooses, spec.masks))
+    )
 
 
 def _adds_or_chooses(term: MaskTerm) -> bool:

@@ -23,6 +23,7 @@ from onnx_fa.spec.terms import (
     SlidingWindow,
     TensorArg,
     TensorMask,
+    Weighting,
     term_expression,
     term_tensors,
 )
@@ -121,6 +122,22 @@ def weighted(b: OnnxBuilder, spec: AttentionSpec, p: ir.Value, tensors: Sequence
     if spec.weights.dtype == "bool" and not spec.renormalised:  # a NaN that is not kept must reach the new sum
         return b.op("Where", value, p, b.const(np.asarray(0, NUMPY[compute_type(spec)])))
     return b.op("Mul", p, value if spec.weights.dtype == compute_type(spec) else cast(b, value, compute_type(spec)))
+
+
+def weigh(
+    b: OnnxBuilder, spec: AttentionSpec, weighting: Weighting, score: ir.Value, positions: Callable[[], Positions]
+) -> tuple[ir.Value, ir.Value | None]:
+    """The weights of masked scores where no softmax makes them, and the terms of the sum that they are divided by, if they are."""
+    writer = _Expression(b, score, (), cache(positions), compute_type(spec))
+    weights = writer.write(weighting.weight)
+    return weights, None if weighting.total is None else writer.write(weighting.total)
+
+
+def apply_function(
+    b: OnnxBuilder, spec: AttentionSpec, expr: ScoreExpr, x: ir.Value, positions: Callable[[], Positions]
+) -> ir.Value:
+    """A function of one number, as an expression of the score, of `x`."""
+    return _Expression(b, x, (), positions, compute_type(spec)).write(expr)
 
 
 class _Expression:

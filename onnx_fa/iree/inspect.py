@@ -152,6 +152,25 @@ def inspect_phases(folder: Path, sites: Sequence[PlannedSite]) -> Inspection:
     return Inspection(by_kernel, tuple(reversed(unique.values())), tuple(dict.fromkeys(calls)), stacks)
 
 
+def inspect_program(folder: Path) -> tuple[Dispatch, ...]:
+    """Every dispatch of a program without kernels of this project, each as often as it is in the text, from what
+    `--dump-compilation-phases-to=folder` left. Raises RunError when the phase is missing."""
+    flow = _phase(folder, "flow")
+    bodies = dict(_executables(flow, "flow.executable"))
+    return tuple(_dispatch(m, bodies) for line in _outside(flow) if (m := _DISPATCH.search(line)))
+
+
+def bytes_of_type(text: str) -> int | None:
+    """The size of a tensor type as dispatches have them; None when a dim is dynamic."""
+    return _bytes(text)
+
+
+def elements_of_type(text: str) -> int | None:
+    """The number of elements of such a type; None when a dim is dynamic."""
+    dims = _shape(text)[0]
+    return None if any(d is None for d in dims) else math.prod(d for d in dims if d is not None)
+
+
 def _twins(kernels: Sequence[Kernel]) -> dict[str, set[str]]:
     """By the name of each kernel the names of all that have its text but for the name. The compiler keeps one of them, which every
     site then dispatches: they differ in the names of free lengths, of which nothing is left in the text."""

@@ -8,12 +8,15 @@ import json
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.providers import emitters
+from onnx_fa.kernels.transposed import in_order, transpose_around
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
 
 def kernel_name(spec: AttentionSpec, target: Target, body: str = "auto") -> str:
-    """ "fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can."""
+    """ "fa_" and ten hex digits: equal for equal kernels, so a model's sites share what they can. What is switched off of a
+    target has no part in it, so that texts with and without can be compared: no module has both."""
     key = json.dumps([spec.to_dict(), target.name, target.flags, target.kernels, target.lossy, body], sort_keys=True)
     return f"fa_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
 
@@ -32,6 +35,8 @@ def emit_kernel(spec: AttentionSpec, target: Target, *, body: str = "auto") -> K
         if kind not in known:
             raise UnsupportedError(f"the target {target.name} has no kernel body {kind!r}, only {', '.join(known)}")
         try:
+            if not target.has(Switch.LAYOUTS) and spec != in_order(spec):
+                return transpose_around(spec, target, name, known[kind])
             return known[kind](spec, target, name)
         except UnsupportedError as error:
             reasons.append(f"{kind}: {error}")

@@ -62,6 +62,9 @@ def test_a_tiny_sweep(tmp_path: Path) -> None:
         ),
         (("m.onnx", "--modules", "m"), "--modules and --build-only are for --heads"),
         (("--heads", "8", "--head-dim", "64", "--seq", "8", "--tf32"), "the target cpu-host has none"),
+        (("--ablate", "m.onnx"), "--ablate has cases of its own"),
+        (("--ablate", "--case", "x", "--no-plot"), "no case 'x'"),
+        (("m.onnx", "--switch", "exp2"), "--case, --switch and --no-forms are for --ablate"),
     ],
 )
 def test_bad_input(args: tuple[str, ...], words: str, tmp_path: Path) -> None:

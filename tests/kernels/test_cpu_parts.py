@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
+from onnx_fa.derive.loop import loop_of
+from onnx_fa.kernels.cpu.language import VectorLanguage
 from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.query_rows import QueriesAlongLanes, QueryRows, VectorPerQuery
-from onnx_fa.kernels.cpu.recurrence import OnlineSoftmax, OnlineSweep, Sweep, visit_block
+from onnx_fa.kernels.cpu.recurrence import visit_block
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
+from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tiles import FewConfig, VectorConfig
-from onnx_fa.kernels.cpu.two_sweeps import RoundedSoftmax, RoundedSweep
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.terms import Rounding
+from onnx_fa.spec.expr import SCORE, Apply
+from onnx_fa.spec.terms import Rounding, Softcap, Weighting
 
 STATE = SoftmaxState("acc", "scores", ("tile",), ("m0", "m1"), ("l0", "l1"))
-TYPES = StateTypes("A", "S", ("T",), "V", 2)
+TYPES = StateTypes("A", "S", ("T",), "V", 2, 2)
 
 
 def _operands(config: VectorConfig | FewConfig, **changes: Any) -> Operands:
@@ -47,11 +50,9 @@ class RecordingKernel:
         self.asked.append("scores")
         return "S", ["n0", "n1"]
 
-    def probabilities(
-        self, weight: Callable[[str, str, str], str], state: SoftmaxState, block: Block
-    ) -> tuple[str, list[str]]:
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
         self.asked.append(f"probabilities of {state.scores} below {' '.join(state.best)}")
-        return "P", ["p0", "p1"]
+        return "P", ["p0", "p1"][: len(state.total)]
 
     def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
         self.asked.append(f"values times {state.scores}")
@@ -66,11 +67,19 @@ def test_a_state_survives_a_loop() -> None:
     assert [t for _, t in TYPES.carried(STATE)] == ["A", "S", "T", "V", "V", "V", "V"]
 
 
+def _sweeps(**changes: Any) -> list[Sweep]:
+    operands = _operands(VectorConfig(4, 8, 8, 4, 4, 1), **changes)
+    language = VectorLanguage(Lanes(4), operands.spec)
+    return [Sweep(language, walk) for walk in loop_of(operands.spec).walks]
+
+
 @pytest.mark.parametrize("multiplies", [True, False])
 def test_a_block_of_online_softmax(multiplies: bool) -> None:
     """Maximum and sum grow; the output does in a sweep that multiplies values."""
     kernel = RecordingKernel()
-    after = visit_block(OnlineSweep(kernel.t, multiplies), kernel, STATE, Block("k0", "rows", False))
+    (sweep,) = _sweeps() if multiplies else _sweeps(rounding=Rounding(1 / 255))[:1]
+    kernel.t = sweep.language.t
+    after = visit_block(sweep, kernel, STATE, Block("k0", "rows", False))
     wanted = ["prepare", "scores", "probabilities of S below n0 n1", "values times P"]
     assert kernel.asked == wanted[: 4 if multiplies else 3]
     assert (after.scores, after.scratch, after.best) == ("P", ("mask",), ("n0", "n1"))
@@ -81,33 +90,22 @@ def test_a_block_of_online_softmax(multiplies: bool) -> None:
 
 
 def test_a_block_of_the_second_sweep() -> None:
-    """Its sums, which are 1 / l, stay; what was added to the output stays as it is."""
-    kernel = RecordingKernel()
-    sweep = RoundedSweep(kernel.t, Rounding(1 / 255))
-    after = visit_block(sweep, kernel, STATE, Block("k0", "rows", False))
-    assert after.total == STATE.total and after.acc == "O"
-    assert sweep.decays(["a", "b"], ["c", "d"]) == [kernel.t.splat(1.0)] * 2
+    """It carries neither maximum nor sum, and what was added to the output stays as it is."""
+    _, sweep = _sweeps(rounding=Rounding(1 / 255))
+    assert not sweep.walk.has_maximum and sweep.walk.mass is None and sweep.decays((), ()) == []
 
 
-def test_sweeps_of_each_recurrence() -> None:
-    """Online softmax walks the keys once; rounded probabilities need their sums first, which the results then have."""
-    operands = _operands(VectorConfig(4, 8, 8, 4, 4, 1), rounding=Rounding(1 / 255))
-    rows = QueriesAlongLanes(operands)
+def test_what_each_loop_carries() -> None:
+    """A softmax has a maximum and a sum, one of bounded scores only the sum, a sigmoid neither."""
 
-    def visits(recurrence: OnlineSoftmax | RoundedSoftmax) -> tuple[list[tuple[type, bool]], SoftmaxState]:
-        seen: list[tuple[type, bool]] = []
+    def carried(**changes: Any) -> list[tuple[bool, bool, bool]]:
+        return [(s.walk.has_maximum, s.walk.mass is not None, s.walk.weight is not None) for s in _sweeps(**changes)]
 
-        def visit(sweep: Sweep, state: SoftmaxState) -> SoftmaxState:
-            seen.append((type(sweep), sweep.multiplies_values))
-            return dataclasses.replace(state, acc=f"{state.acc}+", total=(f"sum{len(seen)}",) * 2)
-
-        return seen, recurrence.attend(STATE, visit)
-
-    once, state = visits(OnlineSoftmax(operands, rows))
-    assert once == [(OnlineSweep, True)] and (state.acc, state.total) == ("acc+", ("sum1", "sum1"))
-    twice, state = visits(RoundedSoftmax(operands, rows, Rounding(1 / 255)))
-    assert twice == [(OnlineSweep, False), (RoundedSweep, True)]
-    assert (state.acc, state.total) == ("acc++", ("sum1", "sum1"))
+    assert carried() == [(True, True, True)]
+    assert carried(mods=(Softcap(30.0),)) == [(False, True, True)]
+    assert carried(mods=(Softcap(80.0),)) == [(True, True, True)]
+    assert carried(weighting=Weighting(Apply("Sigmoid", SCORE))) == [(False, False, True)]
+    assert carried(rounding=Rounding(1 / 255)) == [(True, True, False), (False, False, True)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
+from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.mlir.vectors import Lanes
 
 
@@ -29,15 +30,13 @@ class BlockKernel(Protocol):
         """Copies what the scores are made of into the state's scratch tiles; the block then names those of mask terms."""
 
     def scores(self, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
-        """S of the block, masked, as a tile; and the maxima, those of the state included."""
+        """S of the block, masked, as a tile; and the maxima, those of the state included, if it has any."""
 
-    def probabilities(
-        self, weight: Callable[[str, str, str], str], state: SoftmaxState, block: Block
-    ) -> tuple[str, list[str]]:
-        """weight(score, maximum, sum so far) in the scores' place, as the product with V takes them, and the block's own sums."""
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+        """What the sweep makes of the scores, in their place, as the product with V takes it, and the block's own sums."""
 
     def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
-        """O = O decay + P V, with P in the place of the scores."""
+        """O = O decay + P V, with P in the place of the scores; O + P V without decays."""
 
     def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
-        """The result: O times inverse(sum)."""
+        """The result: O times inverse(sum), of "" where nothing is summed."""

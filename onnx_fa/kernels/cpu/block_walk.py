@@ -20,12 +20,14 @@ from onnx_fa.spec.terms import IndexMask
 class KeyWalk:
     """Walks the keys with a state of `types`, which `step` changes with every block that is visited.
 
-    `clear_apart`: blocks whose terms leave all scores as they are are told apart, and visited with `Block.clear`."""
+    `clear_apart`: blocks whose terms leave all scores as they are are told apart, and visited with `Block.clear`.
+    `best`: the rows' maxima, for a walk that does not find them."""
 
     terms: ScoreTerms
     types: StateTypes
     step: Callable[[SoftmaxState, Block], SoftmaxState]
     clear_apart: bool
+    best: tuple[str, ...] = ()
 
     @property
     def operands(self) -> Operands:
@@ -60,8 +62,8 @@ class KeyWalk:
         anywhere = self.needed(zero, bk) is not True  # blocks between these ranges may have been left out as well
         if self.terms.skips.threshold is None or not (skipped or anywhere):
             return state
-        lowest = state.best[0]
-        for b in state.best[1:]:
+        lowest, *others = state.best or self.best
+        for b in others:
             lowest = t.select(t.compare("olt", b, lowest), b, lowest)
         least = t.let(f"vector.reduction <minnumf>, {lowest} : {t.vec} into f32")
         needed = t.let(f"arith.cmpf ole, {least}, {t.f32(self.terms.skips.threshold)} : f32")

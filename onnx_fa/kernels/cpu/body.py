@@ -7,7 +7,7 @@
 | `ScoreTerms` | what is known of masks and score functions before the first key | |
 | `BlockKernel` | scores, probabilities and products of a block of keys | `LaneKernel` (with a `Product`), `FewKernel` |
 | `KeyWalk` | which blocks are visited | |
-| `Recurrence` | how maximum, sum and output go from block to block | `OnlineSoftmax`, `RoundedSoftmax` |
+| `VectorLoop` | what is carried from block to block, as it was derived (derive/, derive/loop.py) | |
 
 Scores are in units of log2, so that exp is exp2.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from onnx_fa.derive.terms import Term
 from onnx_fa.kernels.cpu.bf16_products import PairProducts
 from onnx_fa.kernels.cpu.block_kernel import BlockKernel
 from onnx_fa.kernels.cpu.block_walk import KeyWalk
@@ -25,12 +26,15 @@ from onnx_fa.kernels.cpu.masks import ScoreTerms
 from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.products import FusedProducts, Product
 from onnx_fa.kernels.cpu.query_rows import QueriesAlongLanes, QueryRows, VectorPerQuery
-from onnx_fa.kernels.cpu.recurrence import OnlineSoftmax, Recurrence, Sweep, visit_block
+from onnx_fa.kernels.cpu.recurrence import VectorLoop, visit_block
 from onnx_fa.kernels.cpu.state import SoftmaxState
+from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import statistic
 from onnx_fa.kernels.cpu.tiles import FewConfig, VectorConfig
-from onnx_fa.kernels.cpu.two_sweeps import RoundedSoftmax
+from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.expr import ScoreExpr, leaves
+from onnx_fa.spec.switches import ALL_ON, Switch
 
 _LOWERING = (
     "#iree_cpu.lowering_config<distribution = [0, 0], vector_common_parallel = [0, 0], vector_reduction = [0, 0]>"
@@ -45,21 +49,24 @@ class AttentionBody:
     rows: QueryRows
     terms: ScoreTerms
     kernel: BlockKernel
-    recurrence: Recurrence
+    recurrence: VectorLoop
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
         operands, t = self.operands, self.operands.t
         self.kernel.load_queries()
-        state = self.recurrence.attend(self._start(), self._visit_keys)
+        state = self._walk_all()
         # Without any keys the output is divided by 1, so that it is 0.
         divided = replace(state, total=self._unless_empty(state.total, 1.0))
         results = [(operands.out, self.kernel.finish_output(divided, self.recurrence.inverse))]
         results += [(slab, self._statistic(i, state)) for i, slab in enumerate(operands.stats)]
         if operands.splits > 1:
-            best = self._unless_empty(divided.best, 0.0)  # of an infinite sink, what the parts weigh would be NaN
+            zeros = (t.splat(0.0),) * self.rows.count
+            best = self._unless_empty(
+                divided.best or zeros, 0.0
+            )  # of an infinite sink, what the parts weigh would be NaN
             results.append((operands.part_best, self.rows.store(operands.part_best, best)))
-            total = self.rows.store(operands.part_total, self.rows.sums(divided.total))
+            total = self.rows.store(operands.part_total, self.rows.sums(divided.total or zeros))
             results.append((operands.part_total, total))
         for (slab, result), (name, shape, element) in zip(results, operands.outputs, strict=True):
             t.do(
@@ -68,25 +75,48 @@ class AttentionBody:
             )
         return t.render()
 
+    def _walk_all(self) -> SoftmaxState:
+        """The state after all walks over the keys, with the maxima and sums that any of them found."""
+        rows, known, language = self.rows, dict[Term, tuple[str, ...]](), self.recurrence.language(self._lengths())
+        state = self._start()
+        best, total = self.recurrence.start(self.recurrence.loop.walks[0], self.terms.sink)
+        state = replace(state, best=best, total=total)
+        for i, walk in enumerate(self.recurrence.loop.walks):
+            sweep = Sweep(language, walk, known)
+            if i:
+                started, summed = self.recurrence.start(walk, ())
+                state = replace(state, best=started, total=summed)
+            state = self._visit_keys(sweep, state, best)
+            best, total = state.best or best, state.total or total
+            if walk is not self.recurrence.loop.walks[-1]:
+                known = known | sweep.results(best, rows.sums(total))
+        return replace(state, best=best, total=total)
+
+    def _lengths(self) -> dict[ScoreExpr, Vector]:
+        """The numbers of queries and keys, where a weighting reads them."""
+        weighting = self.operands.spec.weighting
+        read = [x for x in (weighting.weight, weighting.total) if x is not None] if weighting is not None else []
+        found = {leaf: self.terms.length(leaf) for x in read for leaf in leaves(x)}
+        return {leaf: x for leaf, x in found.items() if x is not None}
+
     def _start(self) -> SoftmaxState:
-        """The state before the first key."""
+        """The tensors before the first key."""
         t, types = self.operands.t, self.kernel.types
         config = f"{{lowering_config = {_LOWERING}}}"
         empty = t.let(f"tensor.empty() : {types.acc}")
         acc = t.let(f"linalg.fill {config} ins({t.f32(0.0)} : f32) outs({empty} : {types.acc}) -> {types.acc}")
         scratch = tuple(t.let(f"tensor.empty() : {s}") for s in types.scratch)
-        scores = t.let(f"tensor.empty() : {types.scores}")
-        best, total = self.recurrence.start(self.terms.sink)
-        return SoftmaxState(acc, scores, scratch, best, total)
+        return SoftmaxState(acc, t.let(f"tensor.empty() : {types.scores}"), scratch, (), ())
 
-    def _visit_keys(self, sweep: Sweep, state: SoftmaxState) -> SoftmaxState:
-        """The state after one walk over the keys."""
+    def _visit_keys(self, sweep: Sweep, state: SoftmaxState, best: tuple[str, ...]) -> SoftmaxState:
+        """The state after one walk over the keys. `best`: the rows' maxima from an earlier walk, if there was one."""
         kernel = self.kernel
         walk = KeyWalk(
             self.terms,
-            kernel.types,
+            replace(kernel.types, maxima=len(state.best), sums=len(state.total)),
             lambda before, block: visit_block(sweep, kernel, before, block),
             kernel.clear_apart,
+            best,
         )
         return walk.visit_keys(state)
 
@@ -106,27 +136,27 @@ class AttentionBody:
         return self.rows.store(operands.stats[i], tuple(numbers))
 
 
-def lane_body(spec: AttentionSpec, config: VectorConfig, splits: int = 1, *, bf16: bool = False) -> AttentionBody:
-    """The body for queries along the lanes; `bf16`: with products of bf16. Raises UnsupportedError where these, or splits of the
-    keys, are not for the spec and its tiles."""
-    operands = Operands(spec, config, splits)
+def lane_body(
+    spec: AttentionSpec,
+    config: VectorConfig,
+    splits: int = 1,
+    *,
+    bf16: bool = False,
+    off: frozenset[Switch] = ALL_ON,
+) -> AttentionBody:
+    """The body for queries along the lanes; `bf16`: with products of bf16; `off`: without these optimisations. Raises
+    UnsupportedError where splits of the keys, or products of bf16, are not for the spec and its tiles."""
+    operands = Operands(spec, config, splits, off)
     rows = QueriesAlongLanes(operands)
     terms = ScoreTerms(operands, rows)
     factor = terms.query_factor
     product: Product = PairProducts(operands, factor) if bf16 else FusedProducts(operands, factor)
-    return AttentionBody(operands, rows, terms, LaneKernel(terms, product), _recurrence(operands, rows))
+    return AttentionBody(operands, rows, terms, LaneKernel(terms, product), VectorLoop(operands, rows, operands.loop))
 
 
-def few_body(spec: AttentionSpec, config: FewConfig, splits: int = 1) -> AttentionBody:
-    """The body for a few queries, config.BM. Raises UnsupportedError where the keys cannot be split."""
-    operands = Operands(spec, config, splits)
+def few_body(spec: AttentionSpec, config: FewConfig, splits: int = 1, off: frozenset[Switch] = ALL_ON) -> AttentionBody:
+    """The body for a few queries, config.BM; `off` as in lane_body. Raises UnsupportedError where the keys cannot be split."""
+    operands = Operands(spec, config, splits, off)
     rows = VectorPerQuery(operands)
     terms = ScoreTerms(operands, rows)
-    return AttentionBody(operands, rows, terms, FewKernel(terms, rows), _recurrence(operands, rows))
-
-
-def _recurrence(operands: Operands, rows: QueryRows) -> Recurrence:
-    """Two sweeps for probabilities that are rounded, else one."""
-    if operands.spec.rounding is None:
-        return OnlineSoftmax(operands, rows)
-    return RoundedSoftmax(operands, rows, operands.spec.rounding)
+    return AttentionBody(operands, rows, terms, FewKernel(terms, rows), VectorLoop(operands, rows, operands.loop))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 
-from onnx_fa.kernels.cpu.tile_loops import guard_output, inverse_of_sum
+from onnx_fa.derive.loop import loop_of
+from onnx_fa.kernels.cpu.language import VectorLanguage, inverse_of
+from onnx_fa.kernels.cpu.tile_loops import guard_output
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, Text, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec
@@ -48,21 +50,23 @@ def combine_call(t: Text, spec: AttentionSpec, symbol: str, parts: list[str], ty
     )
 
 
-def combine_executable(spec: AttentionSpec, splits: int, width: int, symbol: str) -> list[str]:
+def combine_executable(
+    spec: AttentionSpec, splits: int, width: int, symbol: str, *, own_exp2: bool = True
+) -> list[str]:
     """One workgroup per query: the parts' O (splits, *B, Hq, Sq, Dv), maxima and sums (splits, *B, Hq, Sq), f32, become the site's
-    output."""
+    output. `own_exp2` as in Lanes."""
     rows: tuple[Dim, ...] = (splits, *spec.batch, spec.Hq, spec.Sq)
     shapes = [("%parts", (*rows, spec.Dv)), ("%best", rows), ("%total", rows)]
     args = [f"{n}: !iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(s, 'f32')}>" for n, s in shapes]
     args.append(f"%out: !iree_tensor_ext.dispatch.tensor<writeonly:{tensor_type(spec.out_shape, spec.dtype)}>")
     counts = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]
-    return executable(symbol, ["%x"], counts, args, _body(spec, splits, width), CPU_TRANSLATION)
+    return executable(symbol, ["%x"], counts, args, _body(spec, splits, width, own_exp2), CPU_TRANSLATION)
 
 
-def _body(spec: AttentionSpec, splits: int, width: int) -> list[str]:
+def _body(spec: AttentionSpec, splits: int, width: int, own_exp2: bool) -> list[str]:
     while width > spec.Dv:
         width //= 2
-    t = Lanes(width)
+    t = Lanes(width, own_exp2=own_exp2)
     rest = t.let("flow.dispatch.workgroup.id[0] : index")
     row: list[str] = []
     for d in reversed((*spec.batch, spec.Hq, spec.Sq)):
@@ -95,7 +99,7 @@ def _body(spec: AttentionSpec, splits: int, width: int) -> list[str]:
     sums = zero
     for w, x in zip(weights, total, strict=True):
         sums = t.vop("vector.fma", w, x, sums)
-    inverse = inverse_of_sum(t, sums, spec.empty_row)
+    inverse = inverse_of(loop_of(spec), VectorLanguage(t, spec), sums)
     places = {axis: x for axis, x in enumerate(row)}
     offsets = [places.get(axis, "0") for axis in spec.o_layout]
     sizes = [1 if axis in places else spec.Dv for axis in spec.o_layout]

@@ -12,6 +12,7 @@ from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.plan.score import window
 from onnx_fa.kernels.tiles.database import Pick, Tiles, pick
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import IndexMask
 
@@ -19,10 +20,10 @@ MOST_QUERIES = 8
 """From here on, queries along the lanes use the registers better."""
 
 
-def few_queries(spec: AttentionSpec) -> int:
+def few_queries(spec: AttentionSpec, *, merge: bool = True) -> int:
     """How many queries each key/value head has, those of all query heads that share it. Raises UnsupportedError where they are
-    too many, or where an operand is stored head dim first."""
-    folded = fold_queries(spec)
+    too many, or where an operand is stored head dim first. `merge` as in fold_queries: without, those of each query head."""
+    folded = fold_queries(spec, merge=merge)
     if not isinstance(folded.Sq, int) or folded.Sq > MOST_QUERIES:
         raise UnsupportedError(f"few kernel: {folded.Sq} queries per key/value head, more than {MOST_QUERIES}")
     length, width = spec.rank - 2, spec.rank - 1
@@ -51,9 +52,7 @@ def _keys_read(spec: AttentionSpec, block: int) -> float:
 
 def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
     """Measured tiles for the target. Raises UnsupportedError where none fit."""
-    queries, lanes = few_queries(spec), target.lanes
-    while lanes > 4 and lanes > min(spec.D, spec.Dv):
-        lanes //= 2
+    queries, lanes = few_queries(spec, merge=target.has(Switch.FOLDING)), _lanes(spec, target)
 
     def fits(t: Tiles) -> bool:
         return t["lanes"] == lanes and few_stack_bytes(spec, few_config(t, queries)) <= STACK_BYTES
@@ -64,19 +63,38 @@ def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
     return few_config(found.choice.tiles, queries), found
 
 
+def _lanes(spec: AttentionSpec, target: Target) -> int:
+    """The width of vectors: those of head dims."""
+    lanes = target.lanes
+    while lanes > 4 and lanes > min(spec.D, spec.Dv):
+        lanes //= 2
+    return lanes
+
+
+def unmeasured(spec: AttentionSpec, target: Target, queries: int) -> FewConfig:
+    """Tiles by a rule alone, as the search for tiles begins with."""
+    lanes = _lanes(spec, target)
+    return few_config({"lanes": lanes, "BK": 64, "tile_dims": 8, "unroll": 8}, queries)
+
+
 def emit_few(
     spec: AttentionSpec, target: Target, name: str, config: FewConfig | None = None, splits: int | None = None
 ) -> Kernel:
     """The kernel of one site with few queries; `splits` as in emit_vector. Raises UnsupportedError where spec or tiles do not
     fit."""
     check_vector(spec, target)
-    queries, found = few_queries(spec), None
-    if config is None:
+    merge = target.has(Switch.FOLDING)
+    queries, found = few_queries(spec, merge=merge), None
+    if config is None and not target.has(Switch.TILES):
+        config = unmeasured(spec, target, queries)
+    elif config is None:
         config, found = tuned_few(spec, target)
     if queries != config.BM or few_stack_bytes(spec, config) > STACK_BYTES:
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
-    folded = fold_queries(spec)
-    body = few_body(folded, config, splits_of(folded, queries) if splits is None else splits)
+    folded = fold_queries(spec, merge=merge)
+    if splits is None:
+        splits = splits_of(folded, queries) if target.has(Switch.SPLITTING) else 1
+    body = few_body(folded, config, splits, target.off)
     for integers, width in ((body.operands.k_integers, spec.D), (body.operands.v_integers, spec.Dv)):
         if integers is not None and not integers.in_vectors(width):
             raise UnsupportedError(

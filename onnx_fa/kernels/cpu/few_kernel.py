@@ -20,6 +20,7 @@ from onnx_fa.kernels.cpu.masks import ScoreTerms
 from onnx_fa.kernels.cpu.query_rows import VectorPerQuery
 from onnx_fa.kernels.cpu.recurrence import add_decayed
 from onnx_fa.kernels.cpu.state import Block, Slab, SoftmaxState, StateTypes
+from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import guard_output
 from onnx_fa.kernels.mlir.text import tensor_type
 
@@ -38,7 +39,7 @@ class FewKernel:
         self.vectors_of_dv = -(-self.spec.Dv // w)
         self.queries_type = tensor_type((queries, self.vectors_of_d * w), "f32")
         acc = tensor_type((queries, self.vectors_of_dv * w), "f32")
-        self.types = StateTypes(acc, tensor_type((queries, self.config.BK), "f32"), (), self.t.vec, queries)
+        self.types = StateTypes(acc, tensor_type((queries, self.config.BK), "f32"), (), self.t.vec, queries, queries)
 
     def load_queries(self) -> None:
         """Q times the scale, head dims filled up with zeros to whole vectors."""
@@ -71,35 +72,34 @@ class FewKernel:
                 product = products[r] if once else self._products(r, read)
                 s = self.few_scores.score(self._times_scale(product, integers, keys, block), keys, r, block)
                 tile = t.write(s, tile, tile_type, t.index(r), i)
-                best[r] = t.maximum(s, best[r])
+                if best:
+                    best[r] = t.maximum(s, best[r])
             return [tile, *best]
 
         carried = [(state.scores, tile_type), *((b, t.vec) for b in state.best)]
         tile, *best = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, [self.rows.reduce(b, "maxnumf") for b in best]
 
-    def probabilities(
-        self, weight: Callable[[str, str, str], str], state: SoftmaxState, block: Block
-    ) -> tuple[str, list[str]]:
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
         t, tile_type, weights = self.t, self.types.scores, self.terms.plan.weights
 
         def body(i: str, carried: list[str]) -> list[str]:
             tile, sums = carried[0], carried[1:]
             for r in range(self.config.BM):
                 s = t.read(tile, tile_type, t.index(r), i)
-                p = weight(s, state.best[r], state.total[r])
-                if not self.spec.renormalised:
-                    sums[r] = t.vop("arith.addf", sums[r], p)
+                p, mass = sweep.values(r, s, state.best)
+                if mass and not sweep.walk.mass_multiplied:
+                    sums[r] = t.vop("arith.addf", sums[r], mass)
                 keys = self.few_scores.keys_at(i, block)
                 if weights is not None:
                     p = self.few_scores.expression(weights, p, keys, r, block)
-                if self.spec.renormalised:
+                if mass and sweep.walk.mass_multiplied:
                     sums[r] = t.vop("arith.addf", sums[r], p)
                 p = self._times_scale(p, self.operands.v_integers, keys, block)
                 tile = t.write(p, tile, tile_type, t.index(r), i)
             return [tile, *sums]
 
-        carried = [(state.scores, tile_type), *[(t.splat(0.0), t.vec)] * self.config.BM]
+        carried = [(state.scores, tile_type), *[(t.splat(0.0), t.vec)] * len(state.total)]
         tile, *sums = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, sums
 
@@ -117,7 +117,7 @@ class FewKernel:
                     for n, x in zip(dims, new[place * len(dims) :], strict=False):
                         at = (t.index(r), t.index(n * w))
                         old = t.read(acc, acc_type, *at)
-                        acc = t.write(add_decayed(t, old, decay[r], x), acc, acc_type, *at)
+                        acc = t.write(add_decayed(t, old, decay[r] if decay else "", x), acc, acc_type, *at)
         return replace(state, acc=acc)
 
     def _products_with_values(
@@ -147,7 +147,7 @@ class FewKernel:
 
     def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
         t, w, operands, result = self.t, self.t.width, self.operands, self.operands.out.value
-        for r, total in enumerate(self.rows.sums(state.total)):
+        for r, total in enumerate(self.rows.sums(state.total) or ("",) * self.config.BM):
             factor, row = inverse(total), t.index(r)
             for n in range(self.vectors_of_dv):
                 x = t.vop("arith.mulf", t.read(state.acc, self.types.acc, row, t.index(n * w)), factor)

@@ -18,6 +18,7 @@ from onnx_fa.kernels.cpu.masks import LaneScores, ScoreTerms
 from onnx_fa.kernels.cpu.products import Product
 from onnx_fa.kernels.cpu.recurrence import add_decayed
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
+from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import fma_tile, guard_output, over_rows, over_tiles
 from onnx_fa.kernels.cpu.tiles import mask_tiles
 from onnx_fa.kernels.mlir.text import tensor_type
@@ -39,7 +40,7 @@ class LaneKernel:
         if product.copied_type:
             scratch.append(product.copied_type)
         acc = tensor_type((self.spec.Dv, self.config.BM), "f32")
-        self.types = StateTypes(acc, self.lane_scores.tile_type, tuple(scratch), self.t.vec, self.vectors)
+        self.types = StateTypes(acc, self.lane_scores.tile_type, tuple(scratch), self.t.vec, self.vectors, self.vectors)
         self.queries = ""
 
     def load_queries(self) -> None:
@@ -77,16 +78,15 @@ class LaneKernel:
                 for j, x in enumerate(vectors):
                     s = self.lane_scores.score(product.scale_score(x), row, j, block)
                     tile = t.write(s, tile, tile_type, row.at, operands.lane(j))
-                    best[j] = t.maximum(s, best[j])
+                    if best:
+                        best[j] = t.maximum(s, best[j])
             return [tile, *best]
 
         carried = [(state.scores, tile_type), *((b, t.vec) for b in state.best)]
         tile, *best = t.loop((t.index(0), block.rows, t.index(config.tile_keys)), carried, body)
         return tile, best
 
-    def probabilities(
-        self, weight: Callable[[str, str, str], str], state: SoftmaxState, block: Block
-    ) -> tuple[str, list[str]]:
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
         t, tile_type, operands, weights = self.t, self.types.scores, self.operands, self.terms.plan.weights
 
         def body(i: str, carried: list[str]) -> list[str]:
@@ -96,19 +96,19 @@ class LaneKernel:
                 joined = []
                 for n in range(self.product.per_step):
                     s = t.read(tile, tile_type, t.shifted(i, n), operands.lane(j))
-                    p = weight(s, state.best[j], state.total[j])
-                    if not self.spec.renormalised:
-                        sums[j] = t.vop("arith.addf", sums[j], p)
+                    p, mass = sweep.values(j, s, state.best)
+                    if mass and not sweep.walk.mass_multiplied:
+                        sums[j] = t.vop("arith.addf", sums[j], mass)
                     if weights is not None:
                         row = row_at(operands, block, t.shifted(i, n))
                         p = self.lane_scores.expression(weights, p, row, j, block)
-                    if self.spec.renormalised:
+                    if mass and sweep.walk.mass_multiplied:
                         sums[j] = t.vop("arith.addf", sums[j], p)
                     joined.append(p)
                 tile = t.write(self.product.join_weights(joined), tile, tile_type, place, operands.lane(j))
             return [tile, *sums]
 
-        carried = [(state.scores, tile_type), *[(t.splat(0.0), t.vec)] * self.vectors]
+        carried = [(state.scores, tile_type), *[(t.splat(0.0), t.vec)] * len(state.total)]
         tile, *sums = t.loop((t.index(0), block.rows, t.index(self.product.per_step)), carried, body)
         return tile, sums
 
@@ -142,7 +142,9 @@ class LaneKernel:
             for x, row in zip(dims, new, strict=True):
                 for j, value in enumerate(row):
                     old = t.read(acc, acc_type, x, operands.lane(j))
-                    acc = t.write(add_decayed(t, old, decay[j], value), acc, acc_type, x, operands.lane(j))
+                    acc = t.write(
+                        add_decayed(t, old, decay[j] if decay else "", value), acc, acc_type, x, operands.lane(j)
+                    )
             return acc
 
         rest = dv % config.tile_dims
@@ -157,7 +159,7 @@ class LaneKernel:
         row_type, acc_type, guarded = operands.row_type, self.types.acc, operands.guards_output
         inverses = t.let(f"tensor.empty() : {row_type}")
         sums = t.let(f"tensor.empty() : {row_type}") if guarded else ""
-        for j, total in enumerate(state.total):
+        for j, total in enumerate(state.total or ("",) * self.vectors):
             if guarded:
                 sums = t.write(total, sums, row_type, operands.lane(j))
             inverses = t.write(inverse(total), inverses, row_type, operands.lane(j))

@@ -24,6 +24,7 @@ from onnx_fa.kernels.plan.score import (
 )
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.expr import SCORE, SQ, K, Length, Q, ScoreExpr, Tensor, leaves, tensors_of
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.terms import IndexMask
 
 
@@ -37,7 +38,7 @@ class ScoreTerms:
         spec = self.spec
         self.plan = score_plan(spec)
         self.parts = tile_parts(self.plan, spec.tensors)
-        self.skips = skipping(spec)
+        self.skips = skipping(spec, visit_all=Switch.SKIPPING in operands.off)
         self.clear_plan = self.plan.without(self.skips.kept)
         self.clear_parts = set(tile_parts(self.clear_plan, spec.tensors))
 

@@ -35,7 +35,8 @@ class Block:
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """What the loops over keys carry: O^T, score tile, further tiles; per vector of queries the maximum and the sum."""
+    """What the loops over keys carry: O^T, score tile, further tiles; per vector of queries the maximum and the sum, where the walk
+    has them."""
 
     acc: str
     scores: str
@@ -46,13 +47,14 @@ class SoftmaxState:
 
 @dataclass(frozen=True)
 class StateTypes:
-    """The MLIR types of a state: its tensors, and of `vectors` vectors for the maxima, as many for the sums."""
+    """The MLIR types of a state: its tensors, and the vectors of `maxima` and `sums`, so many."""
 
     acc: str
     scores: str
     scratch: tuple[str, ...]
     vector: str
-    vectors: int
+    maxima: int
+    sums: int
 
     def carried(self, state: SoftmaxState) -> list[tuple[str, str]]:
         """(value, type) of all that a loop carries."""
@@ -67,8 +69,8 @@ class StateTypes:
     def unpack(self, values: list[str]) -> SoftmaxState:
         """The state of such values."""
         acc, scores, *rest = values
-        tiles, vectors = len(self.scratch), self.vectors
-        best, total = rest[tiles : tiles + vectors], rest[tiles + vectors :]
+        tiles = len(self.scratch)
+        best, total = rest[tiles : tiles + self.maxima], rest[tiles + self.maxima :]
         return SoftmaxState(acc, scores, tuple(rest[:tiles]), tuple(best), tuple(total))
 
 

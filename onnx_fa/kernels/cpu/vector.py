@@ -25,6 +25,7 @@ from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
 __all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes", "tuned"]
@@ -63,10 +64,8 @@ def default_config(spec: AttentionSpec, target: Target) -> VectorConfig:
 def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
     """Measured tiles for the target, preferring few rows beyond Sq, and where they are from. Raises UnsupportedError where none
     fit."""
-    folded, lanes, dots = fold_queries(spec), target.lanes, multiplies_bf16(spec, target)
-    depth = spec.D // 2 if dots else spec.D
-    while lanes > 4 and (lanes > min(depth, spec.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
-        lanes //= 2  # narrow head dims are transposed in narrow vectors
+    folded, dots = fold_queries(spec, merge=target.has(Switch.FOLDING)), multiplies_bf16(spec, target)
+    lanes = _lanes(folded, target, dots)
     for keys in (1, 2, 4):
 
         def config(t: Tiles, keys: int = keys) -> VectorConfig:
@@ -87,6 +86,20 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
         if found:
             return config(found.choice.tiles), found
     raise UnsupportedError(f"vector kernel: D={spec.D} and Dv={spec.Dv} need more than {STACK_BYTES} bytes of stack")
+
+
+def _lanes(folded: AttentionSpec, target: Target, dots: bool) -> int:
+    """The width of vectors: narrow head dims are transposed in narrow ones, and few queries fill no more."""
+    lanes, depth = target.lanes, folded.D // 2 if dots else folded.D
+    while lanes > 4 and (lanes > min(depth, folded.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
+        lanes //= 2
+    return lanes
+
+
+def unmeasured(folded: AttentionSpec, target: Target) -> VectorConfig:
+    """Tiles by a rule alone: two vectors of queries, and accumulators in half of the registers."""
+    lanes, rows = _lanes(folded, target, multiplies_bf16(folded, target)), target.registers // 4
+    return VectorConfig(lanes, 2 * lanes, 64, rows, min(rows, folded.Dv), 4)
 
 
 def check_vector(spec: AttentionSpec, target: Target) -> None:
@@ -113,16 +126,20 @@ def emit_vector(
     """The kernel of one site as a dispatch of vector code. With `splits` of the keys (None: as many as pay) a small second dispatch
     combines what they found. Raises UnsupportedError where spec or tiles do not fit."""
     check_vector(spec, target)
-    site, spec = spec, fold_queries(spec)
+    site, spec = spec, fold_queries(spec, merge=target.has(Switch.FOLDING))
     found = None
-    if config is None:
+    if config is None and not target.has(Switch.TILES):
+        config = unmeasured(spec, target)
+    elif config is None:
         config, found = tuned(site, target)
     if config.BK % config.lanes and mask_tiles(spec):
         raise UnsupportedError(f"vector kernel: BK={config.BK} is not a multiple of {config.lanes} lanes")
     dots = multiplies_bf16(spec, target)
     if (needed := stack_bytes(spec, config, dots)) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {needed} of {STACK_BYTES} bytes of stack")
-    body = lane_body(spec, config, splits_of(spec, config.BM) if splits is None else splits, bf16=dots)
+    if splits is None:
+        splits = splits_of(spec, config.BM) if target.has(Switch.SPLITTING) else 1
+    body = lane_body(spec, config, splits, bf16=dots, off=target.off)
     text = dispatch_text(site, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
     lossy = target.lossy if dots else ""
@@ -142,7 +159,11 @@ def dispatch_text(site: AttentionSpec, body: AttentionBody, name: str) -> str:
     lines = [*_executable(body, symbol), *_entry(site, body, name, symbol)]
     if body.operands.splits > 1:
         lines += combine_executable(
-            body.operands.spec, body.operands.splits, body.operands.config.lanes, f"{name}_combine"
+            body.operands.spec,
+            body.operands.splits,
+            body.operands.config.lanes,
+            f"{name}_combine",
+            own_exp2=body.operands.t.own_exp2,
         )
     return "\n".join(lines) + "\n"
 

@@ -12,6 +12,7 @@ from onnx_fa.kernels.iree_gpu.matmul import matrix_unit, subgroup_size
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Tiles, pick, queries_computed
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
 SHARED_BYTES = {"cuda": 96 * 1024, "rocm": 64 * 1024}
@@ -110,7 +111,7 @@ def default_config(spec: AttentionSpec, target: Target) -> GpuConfig:
 
 def tuned(spec: AttentionSpec, target: Target) -> tuple[GpuConfig, str]:
     """Measured tiles for the target, and where they are from; else the default's."""
-    folded = fold_queries(spec)
+    folded = fold_queries(spec, merge=target.has(Switch.FOLDING))
     rows = folded.Sq if isinstance(folded.Sq, int) else math.inf
 
     def config(t: Tiles) -> GpuConfig:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from onnx_fa.derive.attention import vanishes
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.terms import AddMask, Elementwise
+from onnx_fa.spec.terms import AddMask, Elementwise, Weighting
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,28 @@ class Kernel:
 def check_operands(spec: AttentionSpec, body: str) -> None:
     """Raises UnsupportedError, which names the body, for what none carries: operands of f64, and masks that fill with infinity or
     NaN."""
+    if spec.weighting is not None:
+        _check_weighting(spec, spec.weighting, body)
     if "f64" in spec.operand_dtypes:
         raise UnsupportedError(f"{body} kernel: f64 operands")
     for mask in spec.masks:
         if not isinstance(mask, (AddMask, Elementwise)) and not mask.fill < math.inf:
             raise UnsupportedError(f"{body} kernel: a mask that fills with {mask.fill}")
+
+
+def _check_weighting(spec: AttentionSpec, weighting: Weighting, body: str) -> None:
+    """Raises UnsupportedError for a weighting that blocks of keys do not carry: masked scores, which are -inf as those of keys past
+    the last one, must weigh nothing, and what stands for 0 / 0 must be told from the sum alone."""
+    if not vanishes(weighting):
+        raise UnsupportedError(f"{body} kernel: a score of -inf would weigh something")
+    if any(not isinstance(m, (AddMask, Elementwise)) and m.fill != -math.inf for m in spec.masks):
+        raise UnsupportedError(f"{body} kernel: finite fills without a softmax")
+    if weighting.total is not None and spec.empty_row not in ("nan", "mean"):
+        same = weighting.total == weighting.weight and not weighting.plus and weighting.least == -math.inf
+        if spec.empty_row != "guarded" or not same:
+            raise UnsupportedError(
+                f"{body} kernel: empty rows of an attention without a softmax that are {spec.empty_row}"
+            )
 
 
 def check_plain(spec: AttentionSpec) -> None:

@@ -19,11 +19,12 @@ NEAREST_INT = 12582912.0
 
 
 class Lanes(Text):
-    """Operations on vectors of `width` lanes: f32 (`vec`), i32 (`ivec`), i1 (`bvec`)."""
+    """Operations on vectors of `width` lanes: f32 (`vec`), i32 (`ivec`), i1 (`bvec`). `own_exp2`: whether exp2 is a polynomial
+    written here, or the compiler's."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, own_exp2: bool = True) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.own_exp2 = width, own_exp2
         self.vec, self.ivec, self.bvec = (f"vector<{width}x{e}>" for e in ("f32", "i32", "i1"))
 
     def type(self, element: str) -> str:
@@ -78,6 +79,8 @@ class Lanes(Text):
         x = n + r with n an integer: a polynomial gives 2^r, and n, added to its exponent bits, scales it. n comes from
         adding 1.5 * 2^23, which leaves it in the low bits of the sum.
         """
+        if not self.own_exp2:
+            return self.vop("math.exp2", x)
         rounded = self.vop("arith.addf", x, self.splat(NEAREST_INT))
         r = self.vop("arith.subf", x, self.vop("arith.subf", rounded, self.splat(NEAREST_INT)))
         p = self.splat(EXP2_POWERS[-1])

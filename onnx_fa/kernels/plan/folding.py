@@ -14,10 +14,10 @@ MOST_ROWS = 32
 """More queries than this fill the vectors of a workgroup by themselves."""
 
 
-def fold_queries(spec: AttentionSpec) -> AttentionSpec:
+def fold_queries(spec: AttentionSpec, *, merge: bool = True) -> AttentionSpec:
     """The same attention with `group` times Sq queries per key/value head, head after head: (*B, Hkv, group * Sq, D). Every
     operand keeps the order of its elements, so that a reshape is all it takes; a spec where that is not so, or with many
-    queries, stays as it is."""
+    queries, stays as it is. `merge` is whether heads are put together at all."""
     if not isinstance(spec.Sq, int) or spec.group * spec.Sq > MOST_ROWS:
         return spec
     heads, length, head_dim = spec.rank - 3, spec.rank - 2, spec.rank - 1
@@ -30,7 +30,7 @@ def fold_queries(spec: AttentionSpec) -> AttentionSpec:
             return tuple(x for axis in layout if axis != length for x in (order if axis == after else (axis,)))
 
         spec = dataclasses.replace(spec, q_layout=moved(spec.q_layout), o_layout=moved(spec.o_layout))
-    if spec.group == 1 or not all(_adjacent(x, heads, length) for x in (spec.q_layout, spec.o_layout)):
+    if not merge or spec.group == 1 or not all(_adjacent(x, heads, length) for x in (spec.q_layout, spec.o_layout)):
         return spec
     further = (*spec.tensors, spec.sink) if spec.sink is not None else spec.tensors
     if not all(_folds(x.shape, spec) for x in further):

@@ -7,7 +7,7 @@ in units of log2, which the softmax works in; finite values below MASK_FLOOR are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -174,8 +174,10 @@ def numbered(spec: AttentionSpec) -> Iterator[tuple[MaskTerm, ScoreExpr | None]]
 
 def score_plan(spec: AttentionSpec) -> ScorePlan:
     """The steps of a spec's mask terms, in order. Everything up to the last term that is more than a sum or a choice sees
-    scores as they are."""
+    scores as they are; without a softmax everything does, and the last step gives them as they are, too."""
     terms = list(numbered(spec))
+    if spec.weighting is not None:
+        return ScorePlan(tuple(_natural_steps(terms)), True, _multiplied(spec))
     natural = max((i + 1 for i, (_, e) in enumerate(terms) if e is not None and not _is_linear(e)), default=0)
     steps: list[IndexStep | ExprStep] = []
     for i, (term, expr) in enumerate(terms):
@@ -188,6 +190,20 @@ def score_plan(spec: AttentionSpec) -> ScorePlan:
         elif isinstance(term, IndexMask):
             fill = max(term.fill, MASK_FLOOR) if math.isfinite(term.fill) else term.fill
             steps.append(IndexStep(term, fill if i < natural else fill_log2(term.fill)))
+    return ScorePlan(tuple(steps), natural > 0, _multiplied(spec))
+
+
+def _natural_steps(terms: Iterable[tuple[MaskTerm, ScoreExpr | None]]) -> Iterator[IndexStep | ExprStep]:
+    """Steps that leave scores in their own units."""
+    for term, expr in terms:
+        if expr is not None:
+            yield ExprStep(expr)
+        elif isinstance(term, IndexMask):
+            yield IndexStep(term, term.fill)
+
+
+def _multiplied(spec: AttentionSpec) -> ScoreExpr | None:
+    """What a probability becomes before it multiplies V, as an expression of itself in the score's place."""
     weights: ScoreExpr | None = None
     if spec.weights is not None:
         read: ScoreExpr = Tensor(len(spec.tensors) - 1)
@@ -197,7 +213,7 @@ def score_plan(spec: AttentionSpec) -> ScorePlan:
             weights = Apply("Where", read, SCORE, Float(0.0))
         else:
             weights = Apply("Mul", SCORE, read)
-    return ScorePlan(tuple(steps), natural > 0, weights)
+    return weights
 
 
 def row_parts(plan: ScorePlan, tensors: tuple[TensorArg, ...]) -> list[ScoreExpr]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onnx_fa.derive.attention import vanishes
 from onnx_fa.kernels.plan.score import fill_log2, free, numbered, varies, window
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, Bool, Float, Score, ScoreExpr, tensors_of
@@ -138,12 +139,12 @@ def provable(condition: ScoreExpr, spec: AttentionSpec) -> bool:
     return all(t.kind != "float" and varies(t) != (True, True) for t in tensors)
 
 
-def skipping(spec: AttentionSpec) -> Skipping:
+def skipping(spec: AttentionSpec, *, visit_all: bool = False) -> Skipping:
     """A key outside an index mask, or one that an expression masks, may go unvisited where its probability is 0 in every
     row.
 
     With a fill of -inf that is so unless a later mask puts a finite fill in its place. With a finite fill it is so in
-    each row whose maximum is far above the fill, which is known once the other keys are done.
+    each row whose maximum is far above the fill, which is known once the other keys are done. `visit_all`: nothing is left out.
     """
     terms: set[int] = set()
     conditions: list[ScoreExpr] = []
@@ -173,13 +174,17 @@ def skipping(spec: AttentionSpec) -> Skipping:
         reached = [*own, *passed.fills]
         if passed.adds and any(f > _MOST_MASKING for f in reached):
             continue  # what is added after the fill could lift it
+        if spec.weighting is not None and not all(vanishes(spec.weighting, f) for f in reached):
+            continue
         if isinstance(mask, IndexMask):
             terms.add(i)
         else:
             conditions.append(condition)
-        if not (certain and all(f <= _MOST_MASKING for f in reached)):
+        if spec.weighting is None and not (certain and all(f <= _MOST_MASKING for f in reached)):
             fills += [fill_log2(f) for f in reached]
     kept = {i: _kept(e) for i, e in enumerate(exprs) if e is not None}
     kept = {i: c for i, c in kept.items() if c != Bool(False) and provable(c, spec)}
+    if visit_all:
+        return Skipping(frozenset(), (), None, kept)
     threshold = max(fills) + _EXP2_RANGE if fills else None
     return Skipping(frozenset(terms), tuple(conditions), threshold, kept)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnx_fa.derive.loop import Loop
 from onnx_fa.kernels.triton.config import TritonConfig
-from onnx_fa.kernels.triton.expressions import Block
+from onnx_fa.kernels.triton.language import output_of
 from onnx_fa.kernels.triton.places import Places
-from onnx_fa.kernels.triton.program import Program, times
+from onnx_fa.kernels.triton.program import Program, loop_in, times
 from onnx_fa.spec.attention import AttentionSpec
 
 _MOST_UNROLLED = 8
@@ -17,18 +18,7 @@ _MOST_LOADED = 128
 """So many numbers per thread are loaded side by side."""
 
 
-def divide_by_sum(t: Block, spec: AttentionSpec, acc: str, total: str, skv: str) -> str:
-    """The output: divided by the sum. Rows without a key have a sum of 0: they are NaN (0 / 0), or 0 if the spec says so, or if
-    there are no keys at all."""
-    result = t.let(f"{acc} / {total}")
-    if isinstance(spec.Skv, str) and spec.empty_row in ("nan", "mean"):
-        return t.let(f"tl.where({skv} == 0, 0.0, {result})")
-    if spec.empty_row == "zero":
-        return t.let(f"tl.where({total} == 0.0, 0.0, {result})")
-    return t.let(f"tl.where({total} > 0.0, {result}, 0.0)") if spec.empty_row == "guarded" else result
-
-
-def combine_last(places: Places, lead: list[str]) -> None:
+def combine_last(places: Places, lead: list[str], loop: Loop) -> None:
     """Of the workgroups that share queries the last to come here combines the parts. It leaves the counter at zero again."""
     t, spec, config = places.t, places.spec, places.config
     assert isinstance(spec.Sq, int)
@@ -40,16 +30,16 @@ def combine_last(places: Places, lead: list[str]) -> None:
     if spec.Sq <= min(_MOST_UNROLLED, config.BM):
         together = max(1, _MOST_LOADED * 32 * config.warps // (config.splits * places.dvp))
         for r in range(0, spec.Sq, together):
-            combine_rows(places, lead, [str(x) for x in range(r, min(r + together, spec.Sq))])
+            combine_rows(places, loop, lead, [str(x) for x in range(r, min(r + together, spec.Sq))])
     else:
         t.do(f"for r in range({places.m0}, tl.minimum({places.m0} + {config.BM}, {spec.Sq})):")
         t.indent += 1
-        combine_rows(places, lead, ["r"])
+        combine_rows(places, loop, lead, ["r"])
         t.indent -= 1
     t.indent -= 1
 
 
-def combine_rows(places: Places, lead: list[str], rows: Sequence[str]) -> None:
+def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str]) -> None:
     """The parts of some queries, weighed by their maxima. All loads come first, so that they go side by side."""
     t, spec, parts = places.t, places.spec, places.config.splits
     narrow = places.narrow(spec.Dv, places.dvp, "ov")
@@ -61,21 +51,24 @@ def combine_rows(places: Places, lead: list[str], rows: Sequence[str]) -> None:
         loaded.append((m, total, places.load(f"part + {at}[:, None] * {spec.Dv} + ov[None, :]", narrow)))
     out = places.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
     for row, (m, total, acc) in zip(rows, loaded, strict=True):
-        weight = t.let(f"tl.exp2({m} - tl.max({m}))")
-        total = t.let(f"tl.sum({weight} * {total})")
-        acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
-        result = divide_by_sum(t, spec, acc, total, places.skv)
+        if loop.has_maximum:
+            weight = t.let(f"tl.exp2({m} - tl.max({m}))")
+            total = t.let(f"tl.sum({weight} * {total})")
+            acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
+        else:
+            total, acc = t.let(f"tl.sum({total})"), t.let(f"tl.sum({acc}, 0)")
+        result = output_of(places, loop, acc, total)
         start = t.let(places.moved(out, row, spec.Sq))
         t.do(f"tl.store({start} + {times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
 
 
-def combine_program(spec: AttentionSpec, config: TritonConfig, name: str) -> Program:
+def combine_program(spec: AttentionSpec, config: TritonConfig, name: str, loop: Loop | None = None) -> Program:
     """The second dispatch of split keys, where there is one: a workgroup per query."""
     places = Places(spec, config, name)
     t = places.t
     t.do("pid = tl.program_id(0)")
     t.do(f"ov = tl.arange(0, {places.dvp})")
     places.head, row = t.let(f"pid // {places.sq}"), t.let(f"pid % {places.sq}")
-    combine_rows(places, places.lead(places.head), [row])
+    combine_rows(places, loop or loop_in(spec), places.lead(places.head), [row])
     pointers = (("part", "f32"), ("stat", "f32"), ("out", spec.dtype))
     return places.written(pointers)

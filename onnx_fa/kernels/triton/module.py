@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
+from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands, check_plain
 from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.combine import combine_program
 from onnx_fa.kernels.triton.config import ARCHITECTURES, TritonConfig, f32_products
 from onnx_fa.kernels.triton.entry import TritonEntry, Variant
 from onnx_fa.kernels.triton.overlapped import OverlappedSource
-from onnx_fa.kernels.triton.program import Program, combines_itself
+from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.kernels.triton.specialised import SpecialisedSource
-from onnx_fa.kernels.triton.tiles import smaller, tf32_tiles, tuned
+from onnx_fa.kernels.triton.tiles import smaller, tf32_tiles, tuned, without
 from onnx_fa.processes import DEFAULT, Limits
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
 WIDEST = 256
@@ -40,8 +43,9 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
     """The kernel of one site as Triton code. `config` holds for every architecture it fits. Raises UnsupportedError where the
     spec cannot be expressed."""
     _check(spec, target)
-    variants, program, reason = _variants(fold_queries(spec), _symbol(name), config, target.tf32)
-    return _kernel(spec, name, variants, program, reason, tf32=target.tf32)
+    folded = fold_queries(spec, merge=target.has(Switch.FOLDING))
+    variants, program, reason = _variants(folded, _symbol(name), config, target)
+    return _kernel(spec, folded, name, variants, program, reason, tf32=target.tf32)
 
 
 def emit_exactly(
@@ -50,9 +54,10 @@ def emit_exactly(
     """The kernel with these tiles and no others, for sm_`arch` alone: what a tuner measures. Raises UnsupportedError where they do
     not fit, or a compilation passes a limit."""
     _check(spec, target)
-    program = program_of(fold_queries(spec), config, _symbol(name), arch, tf32=target.tf32)
+    folded = fold_queries(spec)
+    program = program_of(folded, config, _symbol(name), arch, tf32=target.tf32)
     code = ptx.compile_program(program, arch, config.warps, config.stages, limits)
-    return _kernel(spec, name, [Variant(arch, code, config)], program, "", limits, tf32=target.tf32)
+    return _kernel(spec, folded, name, [Variant(arch, code, config)], program, "", limits, tf32=target.tf32)
 
 
 def _symbol(name: str) -> str:
@@ -61,6 +66,7 @@ def _symbol(name: str) -> str:
 
 def _kernel(
     site: AttentionSpec,
+    spec: AttentionSpec,
     name: str,
     variants: list[Variant],
     program: Program,
@@ -68,13 +74,15 @@ def _kernel(
     limits: Limits = DEFAULT,
     *,
     tf32: bool = False,
+    loop: Loop | None = None,
 ) -> Kernel:
-    """The kernel's text; where parts of split keys are combined by a dispatch of its own, with that."""
-    spec, chosen = fold_queries(site), variants[0].config
+    """The kernel's text; where parts of split keys are combined by a dispatch of its own, with that. `spec` is the site's,
+    folded."""
+    chosen = variants[0].config
     text: list[str] = _executable(_symbol(name), program, variants)
     combine = None
     if chosen.splits > 1 and not combines_itself(spec, chosen):
-        combine = combine_program(spec, chosen, f"{name}_combine")
+        combine = combine_program(spec, chosen, f"{name}_combine", loop)
         archs = [v.arch for v in variants]
         with ThreadPoolExecutor(len(archs)) as pool:
             codes = list(pool.map(lambda a: ptx.compile_program(combine, a, _COMBINE_WARPS, 1, limits), archs))
@@ -99,24 +107,28 @@ def _check(spec: AttentionSpec, target: Target) -> None:
 
 
 def _variants(
-    spec: AttentionSpec, symbol: str, given: TritonConfig | None, tf32: bool
+    spec: AttentionSpec, symbol: str, given: TritonConfig | None, target: Target
 ) -> tuple[list[Variant], Program, str]:
     """The kernel for each architecture, with tiles that fit it; the operands it takes; where the tiles are from."""
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch, tf32), ARCHITECTURES))
+        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch, target), ARCHITECTURES))
     others = "".join(f"; sm_{v.arch}: {reason}" for v, _, reason in made[1:] if reason)
     return [v for v, _, _ in made], made[0][1], (made[0][2] + others).removeprefix("; ")
 
 
 def _variant(
-    spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int, tf32: bool
+    spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int, target: Target
 ) -> tuple[Variant, Program, str]:
-    in_tf32 = tf32_tiles(spec) if tf32 and spec.dtype == "f32" and arch == ARCHITECTURES[0] else None
-    wanted, reason = (given, "") if given else in_tf32 or tuned(spec, arch)
+    single = target.tf32 and spec.dtype == "f32" and arch == ARCHITECTURES[0] and target.has(Switch.TILES)
+    in_tf32 = tf32_tiles(spec) if single else None
+    wanted, reason = (given, "") if given else in_tf32 or tuned(spec, arch, target.off)
+    wanted = without(wanted, target.off)
+    skips = skipping(spec, visit_all=not target.has(Switch.SKIPPING))
+    loop = loop_in(spec, bounded=target.has(Switch.MAXIMUM))
     problem: UnsupportedError | None = None
     for config in smaller(wanted):
         try:
-            program = program_of(spec, config, symbol, arch, tf32=tf32)
+            program = program_of(spec, config, symbol, arch, tf32=target.tf32, skips=skips, loop=loop)
             code = ptx.compile_program(program, arch, config.warps, config.stages)
         except UnsupportedError as e:
             problem = problem or e
@@ -127,14 +139,27 @@ def _variant(
     raise UnsupportedError(f"triton kernel: {problem}")
 
 
-def program_of(spec: AttentionSpec, config: TritonConfig, symbol: str, arch: int, *, tf32: bool = False) -> Program:
-    """The source of a spec (already folded) in the form that the tiles name; `tf32`: of f32 with single products of tf32. Raises
+def program_of(
+    spec: AttentionSpec,
+    config: TritonConfig,
+    symbol: str,
+    arch: int,
+    *,
+    tf32: bool = False,
+    skips: Skipping | None = None,
+    loop: Loop | None = None,
+) -> Program:
+    """The source of a spec (already folded) in the form that the tiles name; `tf32`: of f32 with single products of tf32; `skips`:
+    which blocks of keys may be left out, if not all that can be; `loop`: what is carried, if not what is derived. Raises
     UnsupportedError where they cannot be."""
     if config.overlap and arch // 10 != 9:
         raise UnsupportedError("the overlapped form is Hopper's")
     if config.overlap:
-        return (SpecialisedSource if config.overlap == 2 else OverlappedSource)(spec, config, symbol).program()
-    return AttentionSource(spec, config, symbol, products=f32_products(config, arch, tf32=tf32)).program()
+        return (SpecialisedSource if config.overlap == 2 else OverlappedSource)(
+            spec, config, symbol, skips=skips, loop=loop
+        ).program()
+    products = f32_products(config, arch, tf32=tf32)
+    return AttentionSource(spec, config, symbol, products=products, skips=skips, loop=loop).program()
 
 
 def _executable(symbol: str, program: Program, variants: Sequence[Variant]) -> list[str]:

@@ -11,11 +11,11 @@ Blocks are walked from the last to the first: those on the right edge of a mask,
 
 from __future__ import annotations
 
+from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.plan.score import MAX_START
-from onnx_fa.kernels.plan.skipping import skipping
-from onnx_fa.kernels.triton.combine import divide_by_sum
+from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.language import output_of
 from onnx_fa.kernels.triton.places import Operand
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.attention import AttentionSpec
@@ -55,12 +55,20 @@ class OverlappedSource(AttentionSource):
     blocks_layout = ", layout=tl.SliceLayout(1, s_layout)"
     parts, part = 1, "0"
 
-    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        config: TritonConfig,
+        name: str,
+        *,
+        skips: Skipping | None = None,
+        loop: Loop | None = None,
+    ) -> None:
         if not can_overlap(spec):
             raise UnsupportedError(
                 "the overlapped form is for halves, many queries and heads that the copy engine loads"
             )
-        super().__init__(spec, config, name)
+        super().__init__(spec, config, name, skips=skips, loop=loop)
         self.height = config.BM // self.parts
         if config.splits > 1 or 16 * config.warps > self.height or config.warps % 4:
             raise UnsupportedError(f"the overlapped form has no such tiles: {config}")
@@ -132,8 +140,7 @@ class OverlappedSource(AttentionSource):
     def start(self, lead: list[str]) -> None:
         t = self.t
         t.do(f"acc = tl.zeros([{self.height}, {self.dvp}], tl.float32, layout=o_layout)")
-        t.do(f"m = tl.full([{self.height}], {MAX_START}, tl.float32, layout=m_layout)")
-        t.do(f"l = tl.zeros([{self.height}], tl.float32, layout=m_layout)")
+        self.start_rows(str(self.height), ", layout=m_layout")
         self.start_sink(lead)
 
     def fetch(self, name: str, at: str) -> None:
@@ -201,7 +208,8 @@ class OverlappedSource(AttentionSource):
         p = self.softmax(done, t.let(f"(last - n) * {config.BN}"), edge=edge, first=False)
         t.do(f"acc, _ = warpgroup_mma_wait(0, deps=[{o}, p])  # the products read p until then")
         self.used("n")
-        t.do("acc = acc * tl.convert_layout(alpha, tl.SliceLayout(1, o_layout))[:, None]")
+        if self.sweep.correction is not None:
+            t.do("acc = acc * tl.convert_layout(alpha, tl.SliceLayout(1, o_layout))[:, None]")
         t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
 
     def begin(self) -> None:
@@ -225,10 +233,10 @@ class OverlappedSource(AttentionSource):
         """The probabilities of a block, and the row statistics with it."""
         t = self.t
         inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
-        new, p = self.scores.probabilities(s, k0, inside, edge)
-        t.do(f"alpha = tl.exp2(m - {new})")
-        t.do(f"l = l * alpha + tl.sum({p}, 1)")
-        t.do(f"m = {new}")
+        new, p, mass = self.scores.weigh(self.sweep, s, k0, inside, edge)
+        self.update_rows(new, mass)
+        if new:
+            t.do(f"m = {new}")
         return p
 
     def broadcast(self, s: str) -> str:
@@ -236,8 +244,9 @@ class OverlappedSource(AttentionSource):
 
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
-        t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
-        result = divide_by_sum(t, spec, "acc", "total_row", self.skv)
+        if self.sweep.mass is not None:
+            t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
+        result = output_of(self, self.loop, "acc", "total_row")
         # Sixteen bytes per thread, side by side.
         across = min(self.dvp // 8, 32)
         t.do(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnx_fa.derive.loop import Loop, loop_of
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
@@ -39,3 +40,8 @@ def times(a: str, b: str) -> str:
 def combines_itself(spec: AttentionSpec, config: TritonConfig) -> bool:
     """Whether the kernel of split keys combines the parts, too, which takes a counter for each workgroup of queries."""
     return config.splits > 1 and all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq))
+
+
+def loop_in(spec: AttentionSpec, *, bounded: bool = True) -> Loop:
+    """The derived loop of a spec whose probabilities multiply V in the spec's type; `bounded` as in loop_of."""
+    return loop_of(spec, narrow=spec.dtype == "f16", bounded=bounded)

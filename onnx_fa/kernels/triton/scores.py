@@ -6,12 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from onnx_fa.derive.loop import MAXIMUM, SCORE, Walk
+from onnx_fa.derive.writer import write
 from onnx_fa.kernels.plan.score import LOG2E, ExprStep, IndexStep, ScorePlan, window
 from onnx_fa.kernels.plan.skipping import Skipping
 from onnx_fa.kernels.triton.expressions import SLOPE, Expressions, float_text
+from onnx_fa.kernels.triton.language import TritonLanguage
 from onnx_fa.kernels.triton.places import Places
 from onnx_fa.kernels.triton.ramp import find_ramp, position_text
-from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor, leaves
+from onnx_fa.spec.expr import SCORE as UNCHANGED
+from onnx_fa.spec.expr import SKV, SQ, Apply, K, Q, ScoreExpr, Tensor, leaves
 
 
 class Scores:
@@ -53,13 +57,25 @@ class Scores:
         """What a ramp adds to every score of a block, for the workgroup's first query; "" without one."""
         return self.t.let(f"slope * ({k0} - ramp_start).to(tl.float32)") if self.ramp else ""
 
-    def probabilities(self, s: str, k0: str, inside: str, edge: bool) -> tuple[str, str]:
-        """The new maximum of the rows, and 2 to the power of the scores less it."""
+    def weigh(self, walk: Walk, s: str, k0: str, inside: str, edge: bool) -> tuple[str, str, str]:
+        """Of a block of products of Q and K: the new maximum of the rows, "" where the walk has none; what multiplies V; what is
+        summed, "" for nothing."""
         s, factor = self.score(s, k0, inside, edge)
         times, rise = f" * {factor!r}" if factor != 1.0 else "", self.rise(k0)
-        new = self.t.let(f"tl.maximum(m, tl.max({s}, 1){times}{f' + {rise}' if rise else ''})")
-        less = self.t.let(f"{new} - {rise}") if rise else new
-        return new, self.t.let(f"tl.exp2({s}{times} - {less}[:, None])")
+        known, new = {SCORE: f"{s}{times}"}, ""
+        if walk.has_maximum:
+            new = self.t.let(f"tl.maximum(m, tl.max({s}, 1){times}{f' + {rise}' if rise else ''})")
+            less = self.t.let(f"{new} - {rise}") if rise else new
+            known[MAXIMUM] = f"{less}[:, None]"
+        elif rise:
+            known[SCORE] += f" + {rise}"
+        assert walk.weight is not None
+        language = TritonLanguage(self.places)
+        weight = self.t.let(write(walk.weight, language, known))
+        mass = "" if walk.mass is None else weight
+        if walk.mass is not None and walk.mass != walk.weight:
+            mass = self.t.let(write(walk.mass, language, known))
+        return new, weight, mass
 
     def steps_of(self, edge: bool) -> list[IndexStep | ExprStep]:
         """The steps that blocks need: on an edge all of them, elsewhere what does not leave the score as it is."""
@@ -68,7 +84,7 @@ class Scores:
             if isinstance(step, IndexStep):
                 if edge:
                     steps.append(step)
-            elif edge or self.sure.get(step.expr) != SCORE:
+            elif edge or self.sure.get(step.expr) != UNCHANGED:
                 steps.append(step if edge else ExprStep(self.sure.get(step.expr, step.expr)))
         return steps
 
@@ -105,7 +121,7 @@ class Scores:
             def known(e: ScoreExpr, now: str = now, positions: Mapping[ScoreExpr, str] = positions) -> str | None:
                 if isinstance(e, Tensor):
                     return tiles[e.index]
-                return positions.get(e, now if e == SCORE else None)
+                return positions.get(e, now if e == UNCHANGED else None)
 
             s = t.let(self.expressions.emit(step.expr, known))
         if steps and not late:

@@ -1,5 +1,5 @@
-"""The source of an attention in Triton, for one spec: online softmax over blocks of keys (Dao, "FlashAttention-2"), with what the
-spec's terms add. Scores are in units of log2, so that exp is exp2.
+"""The source of an attention in Triton, for one spec: the loop over blocks of keys that was derived for it (derive/loop.py; for a
+softmax that of Dao, "FlashAttention-2"). Scores are in units of log2, so that exp is exp2.
 
 A workgroup owns BM queries of one head. Blocks of keys that every query of them sees run without masks; blocks that none sees are
 left out (block_ranges.py). A row that turns out to have no key goes back for the blocks that were left out, where that matters.
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 
+from onnx_fa.derive.loop import Loop
 from onnx_fa.kernels.plan.score import LOG2, MAX_START, IndexStep, score_plan, varies
-from onnx_fa.kernels.plan.skipping import skipping
+from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.block_ranges import BlockRanges, Ends
-from onnx_fa.kernels.triton.combine import combine_last, divide_by_sum
+from onnx_fa.kernels.triton.combine import combine_last
 from onnx_fa.kernels.triton.config import FEW, TritonConfig
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
+from onnx_fa.kernels.triton.language import correction_of, output_of
 from onnx_fa.kernels.triton.places import Operand, Places
-from onnx_fa.kernels.triton.program import Program, combines_itself, product
+from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in, product
 from onnx_fa.kernels.triton.scores import Scores
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, Tensor
@@ -27,12 +29,24 @@ class AttentionSource(Places):
 
     blocks_layout = ""
 
-    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str, *, products: str = "tf32x3") -> None:
-        """`products`: how f32 is multiplied, see `f32_products`."""
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        config: TritonConfig,
+        name: str,
+        *,
+        products: str = "tf32x3",
+        skips: Skipping | None = None,
+        loop: Loop | None = None,
+    ) -> None:
+        """`products`: how f32 is multiplied, see `f32_products`; `skips`: which blocks may be left out, if not all that can be;
+        `loop`: what is carried, if not what is derived by default."""
         super().__init__(spec, config, name)
         self.precision = f', input_precision="{products}"' if spec.dtype == "f32" else ""
         self.few = config.BM <= FEW
-        plan, self.skips = score_plan(spec), skipping(spec)
+        plan, self.skips = score_plan(spec), skips or skipping(spec)
+        self.loop = loop or loop_in(spec)
+        self.sweep = self.loop.one_walk
         self.masked = any(isinstance(s, IndexStep) for s in plan.steps)
         self.blocks = BlockRanges(self, plan, self.skips, self.blocks_layout)
         self.scores = Scores(self, plan, self.skips, self.blocks.sure, self.broadcast)
@@ -100,9 +114,16 @@ class AttentionSource(Places):
     def start(self, lead: list[str]) -> None:
         t, config = self.t, self.config
         t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32)")
-        t.do(f"m = tl.full([{config.BM}], {MAX_START}, tl.float32)")
-        t.do(f"l = tl.zeros([{config.BM}], tl.float32)")
+        self.start_rows(str(config.BM), "")
         self.start_sink(lead)
+
+    def start_rows(self, rows: str, layout: str) -> None:
+        """The rows' maxima and sums before the first key. The parts of split keys have them in any case."""
+        split = self.config.splits > 1
+        if self.sweep.has_maximum or split:
+            self.t.do(f"m = tl.full([{rows}], {MAX_START}, tl.float32{layout})")
+        if self.sweep.mass is not None or split:
+            self.t.do(f"l = tl.zeros([{rows}], tl.float32{layout})")
 
     def start_sink(self, lead: list[str]) -> None:
         """One more logit, without a value: the first thing that the maximum and the sum see."""
@@ -144,7 +165,7 @@ class AttentionSource(Places):
                 j = "i"
             t.indent -= 1
             self.block(j, edge=True)
-        threshold = self.skips.threshold
+        threshold = self.skips.threshold if self.sweep.has_maximum else None
         if threshold is None or not self.blocks.may_skip or (first == "0" and end == self.blocks.count):
             return
         found = f"tl.where(row < {self.sq}, m, 0.0)" if self.ragged_rows else "m"
@@ -160,7 +181,7 @@ class AttentionSource(Places):
         return x if least == "0" else f"tl.maximum({x}, {least})"
 
     def block(self, j: str, *, edge: bool) -> None:
-        """One step of online softmax, the body of a loop."""
+        """What a block of keys changes, the body of a loop."""
         t, spec, config = self.t, self.spec, self.config
         t.indent += 1
         k0 = t.let(f"{j} * {config.BN}")
@@ -175,14 +196,24 @@ class AttentionSource(Places):
             self.q = self.query_tile(t.let(f"{self.q_start} + zero * {j} * 16"))
         k = keys(self.k, spec.D, self.dp, "od")
         s = t.let(f"tl.dot({self.q}, tl.trans({k}){self.precision})")
-        new, p = self.scores.probabilities(s, k0, inside, edge)
-        t.do(f"alpha = tl.exp2(m - {new})")
-        t.do(f"l = l * alpha + tl.sum({p}, 1)")
-        t.do("acc = acc * alpha[:, None]")
+        new, p, mass = self.scores.weigh(self.sweep, s, k0, inside, edge)
+        self.update_rows(new, mass)
+        if self.sweep.correction is not None:
+            t.do("acc = acc * alpha[:, None]")
         v = keys(self.v, spec.Dv, self.dvp, "ov")
         t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{self.precision})")
-        t.do(f"m = {new}")
+        if new:
+            t.do(f"m = {new}")
         t.indent -= 1
+
+    def update_rows(self, new: str, mass: str) -> None:
+        """The rows' sums with a block more; and their correction, alpha, where there is one."""
+        t, corrected = self.t, ""
+        if self.sweep.correction is not None:
+            t.do(f"alpha = {correction_of(self, self.sweep.correction, new)}")
+            corrected = " * alpha"
+        if mass:
+            t.do(f"l = l{corrected} + tl.sum({mass}, 1)")
 
     def broadcast(self, s: str) -> str:
         return self.t.let(f"tl.broadcast_to({s}, [{self.config.BM}, {self.config.BN}])")
@@ -190,7 +221,7 @@ class AttentionSource(Places):
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
         if config.splits == 1:
-            result = divide_by_sum(t, spec, "acc", "l[:, None]", self.skv)
+            result = output_of(self, self.loop, "acc", "l[:, None]")
             out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
             start = t.let(self.moved(out, self.m0, spec.Sq))
             self.store(self.tile(start, out, "om", "ov"), f"{result}.to(out.dtype.element_ty)", "ov")
@@ -203,4 +234,4 @@ class AttentionSource(Places):
         t.do(f"tl.store(stat + {rows}, m{mask})")
         t.do(f"tl.store(stat + {self.total_rows()} * {config.splits} + {rows}, l{mask})")
         if combines_itself(spec, config):
-            combine_last(self, lead)
+            combine_last(self, lead, self.loop)

@@ -49,7 +49,9 @@ class SpecialisedSource(OverlappedSource):
         if not can_specialise(self.spec):
             raise UnsupportedError("specialised warps are for attentions whose blocks of keys follow from positions")
         names = [*(n for n, _ in self.pointers()), *self.names.values()]
-        rows, loads = _Rows(self.spec, self.config, self.name), _Loads(self.spec, self.config, self.name)
+        rows, loads = (
+            kind(self.spec, self.config, self.name, skips=self.skips, loop=self.loop) for kind in (_Rows, _Loads)
+        )
         rows.body()
         loads.body()
         self.place()

@@ -14,6 +14,7 @@ from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.specialised import can_specialise
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, Apply, tensors_of
+from onnx_fa.spec.switches import ALL_ON, Switch
 from onnx_fa.spec.terms import Elementwise
 
 PROCESSORS = 128
@@ -28,20 +29,28 @@ _SCANNED_AT_EASE = 1024
 _UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
 
 
-def tuned(spec: AttentionSpec, arch: int) -> tuple[TritonConfig, str]:
-    """Tiles for a spec (already folded), and where they are from."""
-    tiles, reason = tuned_tiles(spec, arch)
+def tuned(spec: AttentionSpec, arch: int, off: frozenset[Switch] = ALL_ON) -> tuple[TritonConfig, str]:
+    """Tiles for a spec (already folded), and where they are from; `off`: without these optimisations."""
+    if Switch.TILES in off:
+        return default_config(spec, arch), "built in, as was asked for"
+    tiles, reason = tuned_tiles(spec, arch, off)
     return config_of(spec, tiles), reason
 
 
-def tuned_tiles(spec: AttentionSpec, arch: int) -> tuple[Tiles, str]:
+def without(config: TritonConfig, off: frozenset[Switch]) -> TritonConfig:
+    """The configuration without what is off of it."""
+    changes = {"splits": Switch.SPLITTING, "stages": Switch.PIPELINING}
+    return dataclasses.replace(config, **{name: 1 for name, switch in changes.items() if switch in off})
+
+
+def tuned_tiles(spec: AttentionSpec, arch: int, off: frozenset[Switch] = ALL_ON) -> tuple[Tiles, str]:
     """The same as the database has them: of entries with these head dims, in halves or in f32 as the spec is."""
     width, single = max(padded(spec.D), padded(spec.Dv)), spec.dtype == "f32"
     found = pick(
         triton_database(arch),
         "triton",
         alike(spec),
-        fitting(spec),
+        fitting(spec, plain_form=Switch.OVERLAPPING in off),
         lambda t: queries_computed(spec.Sq, t["BM"]),
         lambda f: (f.dtype == "f32") == single and max(f.D, f.Dv) == width,
     )
@@ -71,11 +80,11 @@ def alike(spec: AttentionSpec) -> AttentionSpec:
     return dataclasses.replace(spec, D=padded(spec.D), Dv=padded(spec.Dv), masks=masks)
 
 
-def fitting(spec: AttentionSpec) -> Callable[[Tiles], bool]:
-    """Which tiles are for a spec (already folded)."""
+def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles], bool]:
+    """Which tiles are for a spec (already folded); of the plain form alone, if so."""
     plain = not alike(spec).masks and not spec.mods
     keys = spec.Skv if plain and isinstance(spec.Skv, int) else max(OVERLAP_KEYS.values())
-    carried = {0: True, 1: can_overlap(spec), 2: can_specialise(spec)}
+    carried = {0: True, 1: not plain_form and can_overlap(spec), 2: not plain_form and can_specialise(spec)}
     forms = [f for f, least in OVERLAP_KEYS.items() if carried[f] and keys >= least]
     least = 128 if scans_few_keys(spec) else FEW + 1
 

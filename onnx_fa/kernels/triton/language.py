@@ -1,0 +1,93 @@
+"""The terms of a derivation as Triton source: expressions in text, of tiles and columns, with scores in units of log2 where the
+loop takes exponentials of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx_fa.derive.attention import function_of
+from onnx_fa.derive.loop import MASS, MAXIMUM, OLD_MAXIMUM, Loop
+from onnx_fa.derive.terms import Term
+from onnx_fa.derive.writer import write
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.plan.score import LOG2E
+from onnx_fa.kernels.triton.expressions import Expressions, float_text
+from onnx_fa.kernels.triton.places import Places
+from onnx_fa.spec.expr import SCORE as ARGUMENT
+from onnx_fa.spec.expr import SKV, SQ, Apply, ScoreExpr
+
+_SUMS = ("+", "-")
+
+
+def _enclosed(x: str, *, also_products: bool = False) -> str:
+    """The text of an operand, in brackets where it is a sum (or a product)."""
+    depth = 0
+    for i, c in enumerate(x):
+        depth += (c in "([") - (c in ")]")
+        if depth == 0 and c == " " and (also_products or x[i + 1] in _SUMS):
+            return f"({x})"
+    return x
+
+
+@dataclass(frozen=True)
+class TritonLanguage:
+    """The ops of terms as text. Functions are written into the kernel's block first."""
+
+    places: Places
+
+    def add(self, a: str, b: str) -> str:
+        return f"{a} + {b}"
+
+    def sub(self, a: str, b: str) -> str:
+        return f"{a} - {_enclosed(b)}"
+
+    def mul(self, a: str, b: str) -> str:
+        return f"{_enclosed(a)} * {_enclosed(b)}"
+
+    def div(self, a: str, b: str) -> str:
+        return f"{_enclosed(a)} / {_enclosed(b, also_products=True)}"
+
+    def max(self, a: str, b: str) -> str:
+        return f"tl.maximum({a}, {b})"
+
+    def exp(self, x: str) -> str:
+        return f"tl.exp2({x})"
+
+    def log(self, x: str) -> str:
+        return f"tl.log({x})"
+
+    def num(self, value: float) -> str:
+        return float_text(value)
+
+    def map(self, name: str, x: str) -> str:
+        spec, places = self.places.spec, self.places
+        argument, function = places.t.let(x), function_of(spec, name)
+        if function == Apply("Sigmoid", ARGUMENT):
+            # A root's reciprocal, squared, takes two instructions, a division ten. Where 2^-x overflows the result is 0.
+            root = places.t.let(f"tl.rsqrt(1.0 + tl.exp2({argument} * {-LOG2E!r}))")
+            return f"{root} * {root}"
+        writer = Expressions(places.t, spec.Sq, spec.Skv, (), spec.dtype == "f32")
+        lengths: dict[ScoreExpr, str] = {ARGUMENT: argument, SQ: places.sq, SKV: places.skv}
+        return writer.emit(function, lengths.get)
+
+
+def correction_of(places: Places, correction: Term, new: str) -> str:
+    """What a row's sums so far are multiplied by, as its maximum grows from m to `new`."""
+    return write(correction, TritonLanguage(places), {OLD_MAXIMUM: "m", MAXIMUM: new})
+
+
+def output_of(places: Places, loop: Loop, acc: str, total: str) -> str:
+    """The output: what was added up, divided as the loop says. Rows without a key have a sum of 0: they are NaN (0 / 0), or 0 if
+    the spec says so, or if there are no keys at all."""
+    t, spec, skv = places.t, places.spec, places.skv
+    if loop.factor != 1.0:
+        raise UnsupportedError("Triton's kernels do not round probabilities")
+    if loop.divisor is None:
+        return acc
+    divisor = write(loop.divisor, TritonLanguage(places), {MASS: total})
+    result = t.let(f"{acc} / {_enclosed(divisor, also_products=True)}")
+    if isinstance(spec.Skv, str) and spec.empty_row in ("nan", "mean"):
+        return t.let(f"tl.where({skv} == 0, 0.0, {result})")
+    if spec.empty_row == "zero":
+        return t.let(f"tl.where({total} == 0.0, 0.0, {result})")
+    return t.let(f"tl.where({total} > 0.0, {result}, 0.0)") if spec.empty_row == "guarded" else result
