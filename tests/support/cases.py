@@ -539,6 +539,8 @@ def _weighed_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     )
     yield "floored", {"weighting": Weighting(relu, relu, least=1e-3), "mods": (Softcap(3.0),), **odd}
     yield "one_more", {"weighting": Weighting(Apply("Exp", SCORE), Apply("Exp", SCORE), plus=1.0)}
+    softplus = Apply("Softplus", SCORE)
+    yield "softplus_by_sum", {"weighting": Weighting(softplus, softplus, label="softplus"), "masks": (Causal(),), **odd}
     yield "f16", {"weighting": sigmoid, "dtype": "f16", **odd}
     yield "integers", {"weighting": sigmoid, "k_quant": Quantized("i8", ()), "v_quant": Quantized("i8", ())}
     yield "weights", {"weighting": shared, "weights": TensorArg((64, 64), "bool")}
