@@ -24,7 +24,11 @@ class Switch(Enum):
     OVERLAPPING = "overlapping", "gpu", "Triton's plain form: no warps that only load, no softmax behind the products"
     EXP2 = "exp2", "cpu", "the compiler's own exp2, in the place of a polynomial of the kernel"
     LAYOUTS = "layouts", "cpu gpu", "Q, K, V and the output in another order of axes are transposed before and after"
-    MAXIMUM = "bounds", "cpu gpu", "bounds of the scores are not used: a running maximum is kept where a cap makes it needless"
+    MAXIMUM = (
+        "bounds",
+        "cpu gpu",
+        "bounds of the scores are not used: a running maximum is kept where a cap makes it needless",
+    )
     TILES = "tiles", "cpu gpu", "tiles of a rule, not those that were measured"
 
     def __init__(self, word: str, where: str, off: str) -> None:

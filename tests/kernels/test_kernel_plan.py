@@ -26,7 +26,14 @@ from tests.support.cases import BY_NAME, draw_operands
 from tests.support.kernel_harness import HOST
 from tests.support.ort_run import run
 
-EMITTING = {"kernels/choose.py", "explainer/derivation.py", "iree/kernels.py", "iree/stock_road.py", "tuning/search.py", "tuning/command.py"}
+EMITTING = {
+    "kernels/choose.py",
+    "explainer/derivation.py",
+    "iree/kernels.py",
+    "iree/stock_road.py",
+    "tuning/search.py",
+    "tuning/command.py",
+}
 """Those that make a kernel of a spec: the chooser, the one road of whole models, the stock road, whose patterns begin where IREE's
 importer lets them, the tuner, which tries tiles, and what tells how a site becomes a kernel."""
 
