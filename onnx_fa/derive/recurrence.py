@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnx_fa.derive.terms import Term, old, parts
+from onnx_fa.derive.terms import Term, old
 
 
 class NoFactorError(ValueError):
@@ -83,17 +83,9 @@ class Pass:
     carried: tuple[Carried, ...]
     results: Mapping[str, Term]
 
-    def find(self, name: str) -> Carried:
-        return next(c for c in self.carried if c.name == name)
-
     @property
     def wide(self) -> tuple[Carried, ...]:
         return tuple(c for c in self.carried if c.wide)
-
-    def reads(self, term_name: str) -> bool:
-        """Whether some update or result names a known value or key."""
-        terms = [*(c.update for c in self.carried), *self.results.values()]
-        return any(p.name == term_name for t in terms for p in parts(t))
 
 
 @dataclass(frozen=True)

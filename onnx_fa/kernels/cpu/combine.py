@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from onnx_fa.derive.loop import loop_of
+from onnx_fa.derive.loop import MAXIMUM, OLD_MAXIMUM, Loop
+from onnx_fa.derive.writer import write
 from onnx_fa.kernels.cpu.language import VectorLanguage, inverse_of
 from onnx_fa.kernels.cpu.tile_loops import guard_output
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, Text, executable, tensor_type
@@ -51,7 +52,7 @@ def combine_call(t: Text, spec: AttentionSpec, symbol: str, parts: list[str], ty
 
 
 def combine_executable(
-    spec: AttentionSpec, splits: int, width: int, symbol: str, *, own_exp2: bool = True
+    spec: AttentionSpec, loop: Loop, splits: int, width: int, symbol: str, *, own_exp2: bool = True
 ) -> list[str]:
     """One workgroup per query: the parts' O (splits, *B, Hq, Sq, Dv), maxima and sums (splits, *B, Hq, Sq), f32, become the site's
     output. `own_exp2` as in Lanes."""
@@ -60,10 +61,10 @@ def combine_executable(
     args = [f"{n}: !iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(s, 'f32')}>" for n, s in shapes]
     args.append(f"%out: !iree_tensor_ext.dispatch.tensor<writeonly:{tensor_type(spec.out_shape, spec.dtype)}>")
     counts = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]
-    return executable(symbol, ["%x"], counts, args, _body(spec, splits, width, own_exp2), CPU_TRANSLATION)
+    return executable(symbol, ["%x"], counts, args, _body(spec, loop, splits, width, own_exp2), CPU_TRANSLATION)
 
 
-def _body(spec: AttentionSpec, splits: int, width: int, own_exp2: bool) -> list[str]:
+def _body(spec: AttentionSpec, loop: Loop, splits: int, width: int, own_exp2: bool) -> list[str]:
     while width > spec.Dv:
         width //= 2
     t = Lanes(width, own_exp2=own_exp2)
@@ -94,12 +95,17 @@ def _body(spec: AttentionSpec, splits: int, width: int, own_exp2: bool) -> list[
     most = best[0]
     for b in best[1:]:
         most = t.maximum(b, most)
-    weights = [t.exp2(t.vop("arith.subf", b, most)) for b in best]
+    language, correction = VectorLanguage(t, spec), loop.one_walk.correction
+    # A part is corrected to the maximum of all as a block corrects what was before it.
+    weights = [
+        t.splat(1.0) if correction is None else write(correction, language, {OLD_MAXIMUM: b, MAXIMUM: most})
+        for b in best
+    ]
     zero = t.splat(0.0)
     sums = zero
     for w, x in zip(weights, total, strict=True):
         sums = t.vop("vector.fma", w, x, sums)
-    inverse = inverse_of(loop_of(spec), VectorLanguage(t, spec), sums)
+    inverse = inverse_of(loop, language, sums)
     places = {axis: x for axis, x in enumerate(row)}
     offsets = [places.get(axis, "0") for axis in spec.o_layout]
     sizes = [1 if axis in places else spec.Dv for axis in spec.o_layout]

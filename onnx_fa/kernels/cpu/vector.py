@@ -160,6 +160,7 @@ def dispatch_text(site: AttentionSpec, body: AttentionBody, name: str) -> str:
     if body.operands.splits > 1:
         lines += combine_executable(
             body.operands.spec,
+            body.operands.loop,
             body.operands.splits,
             body.operands.config.lanes,
             f"{name}_combine",

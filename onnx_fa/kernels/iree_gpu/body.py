@@ -15,6 +15,7 @@ shared memory; added twice to a row, they spread the reads of matrix instruction
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -102,7 +103,9 @@ class GpuBody(GpuScores):
 
         def total(r: Region, x: list[str], _: str) -> str:
             value, best = logit(r, x)
-            return r.vop("math.exp2", r.vop("arith.subf", value, best))
+            assert self.walk.mass is not None
+            language = dataclasses.replace(self.language(r), exp2=lambda r, x: r.vop("math.exp2", x))  # once per row
+            return write(self.walk.mass, language, {SCORE: value, MAXIMUM: best})
 
         best = self.ops.generic(rows, source, (self.ops.empty(rows), rows, "f32"), lambda r, x, _: logit(r, x)[1])
         return Rows(acc, best, self.ops.generic(rows, source, (self.ops.empty(rows), rows, "f32"), total))

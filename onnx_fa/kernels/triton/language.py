@@ -76,6 +76,11 @@ def correction_of(places: Places, correction: Term, new: str) -> str:
     return write(correction, TritonLanguage(places), {OLD_MAXIMUM: "m", MAXIMUM: new})
 
 
+def merged(places: Places, correction: Term, maxima: str) -> str:
+    """What the sums of several parts, whose maxima are given, are multiplied by to be those of one."""
+    return write(correction, TritonLanguage(places), {OLD_MAXIMUM: maxima, MAXIMUM: f"tl.max({maxima})"})
+
+
 def output_of(places: Places, loop: Loop, acc: str, total: str) -> str:
     """The output: what was added up, divided as the loop says. Rows without a key have a sum of 0: they are NaN (0 / 0), or 0 if
     the spec says so, or if there are no keys at all."""

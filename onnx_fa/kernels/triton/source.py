@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 
-from onnx_fa.derive.loop import Loop
+from onnx_fa.derive.loop import MAXIMUM, SCORE, Loop
+from onnx_fa.derive.writer import write
 from onnx_fa.kernels.plan.score import LOG2, MAX_START, IndexStep, score_plan, varies
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.block_ranges import BlockRanges, Ends
 from onnx_fa.kernels.triton.combine import combine_last
 from onnx_fa.kernels.triton.config import FEW, TritonConfig
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
-from onnx_fa.kernels.triton.language import correction_of, output_of
+from onnx_fa.kernels.triton.language import TritonLanguage, correction_of, output_of
 from onnx_fa.kernels.triton.places import Operand, Places
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in, product
 from onnx_fa.kernels.triton.scores import Scores
@@ -140,7 +141,8 @@ class AttentionSource(Places):
         if self.config.splits > 1:
             value = t.let(f"tl.where(split == 0, {value}, {float_text(-math.inf)})")  # it counts once
         t.do(f"m = tl.maximum({value}, m)")
-        t.do(f"l = tl.exp2({value} - m)")
+        assert self.sweep.mass is not None
+        t.do(f"l = {write(self.sweep.mass, TritonLanguage(self), {SCORE: value, MAXIMUM: 'm'})}")
 
     @property
     def has_edges(self) -> bool:
