@@ -27,6 +27,7 @@ from onnx_fa.spec.terms import (
     SlidingWindow,
     Softcap,
     TensorArg,
+    Weighting,
     with_shapes,
 )
 
@@ -262,7 +263,30 @@ def _length(r: Random) -> int:
 
 
 def random_spec(r: Random) -> Drawn:
-    """One in six has a few queries, one in a hundred no keys, and what has dims that are not known is often tried without any."""
+    """One in six has a few queries, one in a hundred no keys, one in ten no softmax; what has unknown dims is often tried
+    without any."""
+    drawn = _random_softmax(r)
+    return Drawn(_weighed(r, drawn.spec), drawn.sizes) if r.random() < 0.1 else drawn
+
+
+def _weighed(r: Random, spec: AttentionSpec) -> AttentionSpec:
+    """The spec without a softmax. Masks are infinite, and what may be large is not squared, which f32 could not hold."""
+    relu: ScoreExpr = Apply("Relu", SCORE)
+    bounded, plain = Apply("Sigmoid", SCORE), not any(isinstance(m, Elementwise) for m in spec.masks)
+    weight = r.choice((bounded, bounded, relu, Apply("Softplus", SCORE), Apply("Mul", relu, relu) if plain else relu))
+    halves = spec.dtype in ("f16", "bf16")
+    summed = r.random() < 0.5 or (halves and weight != bounded)
+    plus, least = r.choice(((0.0, NEG_INF), (1e-6, NEG_INF), (0.0, 1e-3), (1.0, 2.0))) if summed else (0.0, NEG_INF)
+    weighting = Weighting(weight, weight if summed else None, plus, least)
+    masks = tuple(
+        m if isinstance(m, AddMask | Elementwise) else dataclasses.replace(m, fill=NEG_INF) for m in spec.masks
+    )
+    changed = {"sink": None, "stats": (), "rounding": None, "masks": masks, "empty_row": "nan"}
+    return dataclasses.replace(spec, weighting=weighting, **changed)
+
+
+def _random_softmax(r: Random) -> Drawn:
+    """A spec with a softmax."""
     sq, skv = _length(r), _length(r)
     nothing = r.random() < 0.01
     few = r.randint(1, 4) if r.random() < 0.17 else 0
