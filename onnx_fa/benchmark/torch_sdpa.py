@@ -11,8 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.plain import input_names
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr
 from onnx_fa.spec.reference import masked
 from onnx_fa.spec.terms import Causal, Elementwise, inverse
 
@@ -50,7 +52,7 @@ def torch_attention(
     tensors = [arrays[n] for n in names[3:]]
     gqa = spec.group > 1
     words = ["enable_gqa"] * gqa
-    if call != "sdpa" or spec.mods or not _is_bias(spec, tensors):
+    if call != "sdpa" or spec.mods or spec.weighting is not None or not _is_bias(spec, tensors):
         return _eager(spec, q, k, v, tensors, compiled=call == "compile")
 
     def mask_tensor() -> Any:
@@ -134,6 +136,28 @@ def _without_idle_causal(spec: AttentionSpec) -> AttentionSpec:
     return dataclasses.replace(spec, masks=masks)
 
 
+_OPS: Mapping[str, Callable[..., Any]] = {
+    "Sigmoid": torch.sigmoid,
+    "Relu": torch.relu,
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Mul": torch.mul,
+    "Div": torch.div,
+}
+
+
+def _apply(expr: ScoreExpr, score: Any) -> Any:
+    """A function of the score. Raises UnsupportedError for one that no case of the table has."""
+    match expr:
+        case _ if expr == SCORE:
+            return score
+        case Float(value):
+            return torch.tensor(value, dtype=score.dtype, device=score.device)
+        case Apply(op, args) if op in _OPS:
+            return _OPS[op](*(_apply(a, score) for a in args))
+    raise UnsupportedError(f"PyTorch: {expr} of a score")
+
+
 def _eager(spec: AttentionSpec, q: Any, k: Any, v: Any, tensors: list[Any], compiled: bool = False) -> TorchAttention:
     """Matmul, score function, softmax and matmul in plain ops, or torch.compile of them."""
     plain = dataclasses.replace(spec, mods=())
@@ -149,7 +173,13 @@ def _eager(spec: AttentionSpec, q: Any, k: Any, v: Any, tensors: list[Any], comp
             score = torch.tanh(score / mod.cap) * mod.cap
         if mask is not None:
             score = score + mask
-        return (score.softmax(-1) @ values).permute(spec.o_layout)
+        if spec.weighting is None:
+            return (score.softmax(-1) @ values).permute(spec.o_layout)
+        out = _apply(spec.weighting.weight, score) @ values
+        if spec.weighting.total is not None:
+            total = _apply(spec.weighting.total, score).sum(-1, keepdim=True) + spec.weighting.plus
+            out = out / total.clamp(min=spec.weighting.least)
+        return out.permute(spec.o_layout)
 
     attend = torch.compile(attend, dynamic=False) if compiled else attend
     if spec.mods:

@@ -4,6 +4,7 @@ correction for both. The bodies write its terms in their own language (`onnx_fa.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -108,9 +109,9 @@ def _epilogue(out: Term, walk: Pass) -> tuple[float, Term | None]:
         rest = product(f for f in inner if f.op != "num")
     if rest != now(walk.wide[0].name) if walk.wide else True:
         raise UnsupportedError(f"kernels divide their output by a sum, they do not make {out}")
-    factor = 1.0
-    for n in numbers:
-        factor *= n
+    factor = math.prod(numbers)
+    if divisor is not None and divisor.op == "num":
+        factor, divisor = factor / divisor.number, None
     return factor, divisor
 
 

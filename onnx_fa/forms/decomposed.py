@@ -39,7 +39,7 @@ def emit(
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt, kind))
     if spec.weighting is not None:
-        p, divisor = _weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt, kind))
+        p, divisor = weights_of(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt, kind))
         out = b.op("MatMul", weighted(b, spec, p, tensors), v)
         return [leave(b, spec, out if divisor is None else b.op("Div", out, divisor))]
     p, total = _exponentials(b, spec, score, sink)
@@ -57,7 +57,7 @@ def emit(
     return [leave(b, spec, b.op("MatMul", p, v)), *stats]
 
 
-def _weights(
+def weights_of(
     b: OnnxBuilder, spec: AttentionSpec, weighting: Weighting, score: ir.Value, at: Callable[[], Positions]
 ) -> tuple[ir.Value, ir.Value | None]:
     """What multiplies V without a softmax, and what the product is to be divided by; None where nothing is left to divide by.
@@ -160,7 +160,7 @@ def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Val
 def _shown_weights(
     b: OnnxBuilder, spec: AttentionSpec, weighting: Weighting, score: ir.Value, at: Callable[[], Positions]
 ) -> ir.Value:
-    p, total = _weights(b, spec, weighting, score, at)
+    p, total = weights_of(b, spec, weighting, score, at)
     return p if total is None else b.op("Div", p, total)
 
 

@@ -72,8 +72,9 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
     is not one. Functions are not looked into: see `functions.inline_attention`."""
     matches: list[Match] = []
     misses: list[Miss] = []
+    own: set[int] = set()  # bodies of loops that the rewriter wrote: their products are no attention of their own
     for graph in view.model.graphs():
-        if isinstance(graph, ir.Function):
+        if isinstance(graph, ir.Function) or id(graph) in own:
             continue
         for node in graph:
             label = node.name or f"{node.op_type}:{node.outputs[0].name if node.outputs else '?'}"
@@ -82,6 +83,8 @@ def find_sites(view: GraphView, patterns: Patterns) -> tuple[list[Match], list[M
                 found = _match_op(view, node, label, patterns)
                 if found is not None:
                     matches.append(found)
+                    if found.keep:
+                        own |= {id(a.as_graph()) for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH}
                     continue
                 anchor = next((a for rule in patterns.anchors if (a := rule(view, node)) is not None), None)
                 if anchor is not None:

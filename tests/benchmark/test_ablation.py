@@ -123,7 +123,7 @@ def test_modules_are_kept_by_what_is_off(tmp_path: Path) -> None:
 def test_what_is_planned() -> None:
     plan = plan_ablation(parse_target("cuda"), forms=False)
     assert [*plan.variants] == [called(s) for s in Switch if "gpu" in s.where] and not plan.forms
-    assert {c.spec.dtype for c in plan.cases} == {"f16", "f32", "bf16"}
+    assert all(c.spec.dtype == "f16" or "f32" in c.name for c in plan.cases)
     plan = plan_ablation(HOST, ["bench_vit"], ["tiles"])
     assert [c.name for c in plan.cases] == ["bench_vit"] and [c.name for c in plan.forms] == ["forms"]
     assert plan.variants == {"onnx_fa, no tiles": without(HOST, Switch.TILES)}

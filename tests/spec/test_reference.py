@@ -171,6 +171,10 @@ def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:
                         keep = keep and (mask.right is None or j <= here + mask.right)
                 s = s if keep else mask.fill
             row.append(s)
+        if spec.weighting is not None:
+            last = operands[2 + len(spec.tensors)] if spec.weights is not None else np.ones(1)
+            out[index] = _weighed(spec, row, v[kv], [float(_at(last, (*index, j))) for j in range(spec.Skv)])
+            continue
         if spec.sink is not None:
             row.append(float(_at(operands[-1], (*index, 0))))
         top = max(row)
@@ -184,6 +188,20 @@ def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:
             p = [(min(max(round(w / r.scale) + r.zero_point, low), high) - r.zero_point) * r.scale for w in p]
         out[index] = sum(w * x for w, x in zip(p, v[kv], strict=spec.sink is None))
     return np.transpose(out, spec.o_layout)
+
+
+def _weighed(spec: AttentionSpec, row: list[float], v: Any, weights: list[float]) -> Any:
+    """A row without a softmax. `weights` are the last operand's numbers, where the spec has such."""
+    w = spec.weighting
+    p = [_scalar(w.weight, s, 0, 0, spec, []) for s in row]
+    if w.total is not None:
+        total = max(sum(_scalar(w.total, s, 0, 0, spec, []) for s in row) + w.plus, w.least)
+        if total == 0.0:
+            return 0.0 if spec.empty_row == "guarded" else math.nan
+        p = [x / total for x in p]
+    if spec.weights is not None:
+        p = [x * y for x, y in zip(p, weights, strict=True)]
+    return sum(x * y for x, y in zip(p, v, strict=True))
 
 
 @pytest.mark.parametrize("case", _SMALL, ids=lambda c: c.name)

@@ -523,7 +523,7 @@ def _weighed_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     sigmoid = Weighting(Apply("Sigmoid", SCORE), label="sigmoid")
     shared = Weighting(squared, squared, label="relu2")
     per_key = Weighting(Apply("Div", relu, Apply("ToFloat", SKV)), label="relu")
-    odd = {"Sq": 45, "Skv": 77, "D": 33, "Dv": 21}
+    odd = {"Sq": 45, "Skv": 77, "D": 27, "Dv": 41}
     two = ((("s", 64), ("t", 64)), (("s", 13), ("t", 29)))
     yield "sigmoid", {"weighting": sigmoid}
     yield "sigmoid_bias", {"weighting": sigmoid, "masks": (AddMask((64, 64)),)}
@@ -543,7 +543,7 @@ def _weighed_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "softplus_by_sum", {"weighting": Weighting(softplus, softplus, label="softplus"), "masks": (Causal(),), **odd}
     yield "f16", {"weighting": sigmoid, "dtype": "f16", **odd}
     yield "integers", {"weighting": sigmoid, "k_quant": Quantized("i8", ()), "v_quant": Quantized("i8", ())}
-    yield "weights", {"weighting": shared, "weights": TensorArg((64, 64), "bool")}
+    yield "weights", {"weighting": shared, "weights": TensorArg((2, 2, 1, 1), "bool")}
     yield "dynamic", {"weighting": per_key, "Sq": "s", "Skv": "t", "sizes": two}
 
 

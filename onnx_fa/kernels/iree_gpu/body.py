@@ -118,6 +118,8 @@ class GpuBody(GpuScores):
 
         def body(r: Region, x: list[str], _: str) -> str:
             value = x[0]
+            if self.loop.factor != 1.0:
+                value = r.vop("arith.mulf", value, r.splat(self.loop.factor))
             if divisor is None:
                 return value if dtype == "f32" else r.let(f"arith.truncf {value} : f32 to {dtype}")
             weight = write(divisor, self.language(r), {MASS: x[1]})

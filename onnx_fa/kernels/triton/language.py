@@ -9,7 +9,6 @@ from onnx_fa.derive.attention import function_of
 from onnx_fa.derive.loop import MASS, MAXIMUM, OLD_MAXIMUM, Loop
 from onnx_fa.derive.terms import Term
 from onnx_fa.derive.writer import write
-from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.plan.score import LOG2E
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
 from onnx_fa.kernels.triton.places import Places
@@ -86,7 +85,7 @@ def output_of(places: Places, loop: Loop, acc: str, total: str) -> str:
     the spec says so, or if there are no keys at all."""
     t, spec, skv = places.t, places.spec, places.skv
     if loop.factor != 1.0:
-        raise UnsupportedError("Triton's kernels do not round probabilities")
+        acc = t.let(f"{acc} * {float_text(loop.factor)}")
     if loop.divisor is None:
         return acc
     divisor = write(loop.divisor, TritonLanguage(places), {MASS: total})
