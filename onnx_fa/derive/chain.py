@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
-from onnx_fa.derive.cost import OPERATIONS, Cost, cost_of
+from onnx_fa.derive.cost import OPERATIONS, Cost, is_past, price
 from onnx_fa.derive.factors import factors_of, product
 from onnx_fa.derive.rules import RULES, Rule
 from onnx_fa.derive.search import Derivation
-from onnx_fa.derive.terms import REDUCTIONS, Term, in_range, old, parts, rebuild, show, varies
+from onnx_fa.derive.terms import REDUCTIONS, Term, about_all, names_key, old, parts, rebuild, show, varies
 
 MOST_TERMS = 3000
 _SEVERAL = "several rules at once, by the e-graph"
@@ -51,7 +51,7 @@ def chain_of(derivation: Derivation, output: str) -> list[Step]:
     goal = _worth(cost)
     reached: dict[Term, tuple[Term | None, str, str]] = {start: (None, "", "")}
     front, last = [start], None
-    if _worth(priced(start, program.bounded)) <= goal:
+    if _worth(price(start, program.bounded)) <= goal:
         last = start
     while front and last is None and len(reached) < MOST_TERMS:
         following: list[Term] = []
@@ -63,8 +63,8 @@ def chain_of(derivation: Derivation, output: str) -> list[Step]:
                 if new not in reached:
                     reached[new] = (term, rule.name, rule.proof)
                     following.append(new)
-        done = [t for t in following if _worth(priced(t, program.bounded)) <= goal]
-        last = min(done, key=lambda t: priced(t, program.bounded), default=None)
+        done = [t for t in following if _worth(price(t, program.bounded)) <= goal]
+        last = min(done, key=lambda t: price(t, program.bounded), default=None)
         front = following
     steps: list[Step] = []
     at: Term | None = last
@@ -80,22 +80,16 @@ def chain_of(derivation: Derivation, output: str) -> list[Step]:
     return steps
 
 
-def _worth(cost: Cost) -> tuple[bool, int, int, int]:
-    return cost.keeps, cost.overflows, cost.ready, 0
+def _worth(cost: Cost) -> tuple[bool, int, int]:
+    return cost.keeps, cost.overflows, cost.ready
 
 
 def _step(term: Term, rule: str, proof: str, wide: tuple[str, ...], bounded: tuple[str, ...]) -> Step:
-    held = {in_range(_as_all(p), "all") for p in parts(term) if p.op in REDUCTIONS}
-    columns = {p for p in held if any(k.op == "key" and k.name in wide for k in parts(p))}
-    keyed = {_as_all(p) for p in _streamed(term) if p.op != "key" and varies(p)} | held
+    held = {about_all(p) for p in parts(term) if p.op in REDUCTIONS}
+    columns = {p for p in held if names_key(p, wide)}
+    keyed = {about_all(p) for p in _streamed(term) if p.op != "key" and varies(p)} | held
     count = sum(1 if p.op in REDUCTIONS else OPERATIONS.get(p.op, 1) for p in keyed)
-    return Step(term, rule, proof, priced(term, bounded).ready, len(held), len(columns), count)
-
-
-def _as_all(term: Term) -> Term:
-    """The term about all keys, whichever it is about: what earlier keys gave is the same number of theirs."""
-    made = rebuild(term, _as_all)
-    return Term(made.op, made.args, made.name, made.number, "all") if made.range else made
+    return Step(term, rule, proof, price(term, bounded).ready, len(held), len(columns), count)
 
 
 def _streamed(term: Term) -> Iterator[Term]:
@@ -107,14 +101,6 @@ def _streamed(term: Term) -> Iterator[Term]:
 
 
 # Facts, as the e-graph's.
-
-
-@cache
-def is_past(term: Term) -> bool:
-    """Known when the block before is done."""
-    if term.op in ("key", *REDUCTIONS):
-        return term.range == "before" and all(map(is_past, term.args))
-    return term.op != "now" and all(map(is_past, term.args))
 
 
 def _is_fresh(term: Term) -> bool:
@@ -132,21 +118,6 @@ def _is_positive(term: Term) -> bool:
     return term.op == "num" and term.number > 0
 
 
-def _is_safe(x: Term, bounded: tuple[str, ...]) -> bool:
-    """Whether the exponential of x does not overflow."""
-    if x.op == "key" and x.name in bounded:
-        return True
-    if x.op != "sub":
-        return False
-    a, b = x.args
-    if b.op != "peak":
-        return False
-    inner = b.args[0]
-    if b.range == "all":
-        return a in (inner, *(in_range(inner, r) for r in ("before", "block"))) or a == in_range(b, "before")
-    return a == inner
-
-
 def _holds(fact: str, term: Term, bounded: tuple[str, ...]) -> bool:
     match fact:
         case "free":
@@ -162,18 +133,6 @@ def _holds(fact: str, term: Term, bounded: tuple[str, ...]) -> bool:
         case "bounded":
             return term.op == "key" and term.name in bounded
     return all(p.op not in ("key", "now", "old", *REDUCTIONS) for p in parts(term))
-
-
-def priced(term: Term, bounded: tuple[str, ...]) -> Cost:
-    """What a term costs. A sum over earlier keys that nothing carries is another pass."""
-    op = f"{term.op}_{term.range}" if term.range else term.op
-    if term.op in REDUCTIONS and term.range == "before":
-        op = f"carried_{term.op}" if is_past(term) else f"{term.op}_all"
-    if op == "exp" and _is_safe(term.args[0], bounded):
-        op = "exp_safe"
-    cost = cost_of(op, [priced(a, bounded) for a in term.args])
-    assert cost is not None, term
-    return cost
 
 
 # Rewriting.
@@ -257,6 +216,3 @@ def _match_all(pairs: list[tuple[Term, Term]], found: Mapping[str, Term]) -> Ite
 
 def _put(pattern: Term, found: Mapping[str, Term]) -> Term:
     return found[pattern.name] if pattern.op == "var" else rebuild(pattern, lambda a: _put(a, found))
-
-
-__all__ = ["Step", "chain_of", "normalise", "priced"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from onnx_fa.derive.egraph import Classes, Node, term_of
-from onnx_fa.derive.terms import Term
+from onnx_fa.derive.terms import REDUCTIONS, Term, in_range
 
 _PER_KEY = 64
 """Keys of a block: an operation on each of them counts as so many on a row's number."""
@@ -58,12 +59,38 @@ def cost_of(op: str, args: Sequence[Cost]) -> Cost | None:
     return Cost(keeps, overflows, ready, carried, operations, keyed)
 
 
-def price(term: Term) -> Cost:
-    """The cost of a term as it is written. Raises ValueError for what stands only between steps (on, here, was)."""
+@cache
+def is_past(term: Term) -> bool:
+    """Known when the block before is done."""
+    if term.op in ("key", *REDUCTIONS):
+        return term.range == "before" and all(map(is_past, term.args))
+    return term.op != "now" and all(map(is_past, term.args))
+
+
+def _is_safe(x: Term, bounded: tuple[str, ...]) -> bool:
+    """Whether the exponential of x does not overflow."""
+    if x.op == "key" and x.name in bounded:
+        return True
+    if x.op != "sub":
+        return False
+    a, b = x.args
+    if b.op != "peak":
+        return False
+    inner = b.args[0]
+    if b.range == "all":
+        return a in (inner, *(in_range(inner, r) for r in ("before", "block"))) or a == in_range(b, "before")
+    return a == inner
+
+
+def price(term: Term, bounded: tuple[str, ...] = ()) -> Cost:
+    """The cost of a term as it is written. A sum over earlier keys that nothing carries is another pass. Raises ValueError for what
+    stands only between steps (on, here, was)."""
     op = f"{term.op}_{term.range}" if term.range else term.op
-    if op in ("sum_before", "peak_before"):
-        op = f"carried_{term.op}"
-    cost = cost_of("exp_safe" if op == "exp" else op, [price(a) for a in term.args])
+    if term.op in REDUCTIONS and term.range == "before":
+        op = f"carried_{term.op}" if is_past(term) else f"{term.op}_all"
+    if op == "exp" and _is_safe(term.args[0], bounded):
+        op = "exp_safe"
+    cost = cost_of(op, [price(a, bounded) for a in term.args])
     if cost is None:
         raise ValueError(f"{term} is not a program")
     return cost

@@ -41,9 +41,8 @@ class Saturation:
     them, are finite and not all zero."""
 
     def __init__(self, bounded: tuple[str, ...] = ()) -> None:
-        from egglog import (
-            bindings,
-        )  # the library takes half a second to load, which commands that derive nothing need not wait for
+        # The library takes half a second to load, which commands that derive nothing need not wait for.
+        from egglog import bindings
 
         self._graph: Any = bindings.EGraph()
         self._names: dict[Term, str] = {}
@@ -72,7 +71,7 @@ class Saturation:
             self._run("(run-schedule (saturate (run facts)) (run algebra) (saturate (run facts)))")
             self.rounds += 1
             size = sum(len(f.rows) for f in self._graph.freeze().functions.values())
-            if size in (before,) or size > MOST_NODES:
+            if size == before or size > MOST_NODES:
                 break
             before = size
 

@@ -12,7 +12,7 @@ from onnx_fa.derive.attention import OUTPUT, S, V, W, program_of
 from onnx_fa.derive.factors import factors_of, product, without
 from onnx_fa.derive.recurrence import NoFactorError, Pass
 from onnx_fa.derive.search import derive
-from onnx_fa.derive.terms import Term, in_range, now, num, old
+from onnx_fa.derive.terms import Term, in_range, now, old
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec.attention import AttentionSpec
 
@@ -45,11 +45,6 @@ class Loop:
     walks: tuple[Walk, ...]
     factor: float
     divisor: Term | None
-
-    @property
-    def has_maximum(self) -> bool:
-        """Whether some walk finds the rows' maxima."""
-        return any(w.has_maximum for w in self.walks)
 
     @property
     def one_walk(self) -> Walk:
@@ -113,6 +108,3 @@ def _epilogue(out: Term, walk: Pass) -> tuple[float, Term | None]:
     if divisor is not None and divisor.op == "num":
         factor, divisor = factor / divisor.number, None
     return factor, divisor
-
-
-__all__ = ["MASS", "MAXIMUM", "OLD_MAXIMUM", "SCORE", "Loop", "Walk", "loop_of", "num"]

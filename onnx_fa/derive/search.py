@@ -14,7 +14,19 @@ from functools import cache
 from onnx_fa.derive.cost import Cost, extract, price
 from onnx_fa.derive.egraph import Saturation
 from onnx_fa.derive.recurrence import Carried, Pass, Recurrence
-from onnx_fa.derive.terms import REDUCTIONS, Term, in_range, known, now, old, parts, replace_parts, varies
+from onnx_fa.derive.terms import (
+    REDUCTIONS,
+    Term,
+    about_all,
+    in_range,
+    known,
+    names_key,
+    now,
+    old,
+    parts,
+    replace_parts,
+    varies,
+)
 
 MOST_PASSES = 4
 
@@ -122,10 +134,10 @@ def _close(graph: Saturation, outputs: Mapping[str, Term], wide: tuple[str, ...]
             continue
         name = _name(meaning, wide, [c.name for c in carried.values()])
         graph.add(meaning)
-        graph.unite(_before(meaning), old(name))
+        graph.unite(in_range(meaning, "before"), old(name))
         graph.run()
         ((update, _),) = extract(graph.classes(), meaning, split=True)
-        carried[meaning] = Carried(name, meaning, update, _is_wide(meaning, wide))
+        carried[meaning] = Carried(name, meaning, update, names_key(meaning, wide))
         graph.unite(meaning, now(name))
         graph.run()
         todo += _reductions(update)
@@ -135,27 +147,11 @@ def _close(graph: Saturation, outputs: Mapping[str, Term], wide: tuple[str, ...]
 
 def _reductions(term: Term) -> list[Term]:
     """What a term reduces of all keys, or of earlier ones, as reductions of all."""
-    found = {_whole(p): None for p in parts(term) if p.op in REDUCTIONS and p.range != "block"}
+    found = {about_all(p): None for p in parts(term) if p.op in REDUCTIONS and p.range != "block"}
     return list(found)
-
-
-def _whole(term: Term) -> Term:
-    """A reduction of earlier keys as one of all keys."""
-    if term.range == "before":
-        return Term(term.op, tuple(map(_whole, term.args)), term.name, term.number, "all")
-    return Term(term.op, tuple(map(_whole, term.args)), term.name, term.number, term.range)
-
-
-def _before(meaning: Term) -> Term:
-    """What a reduction of all keys was before this block."""
-    return in_range(meaning, "before")
-
-
-def _is_wide(meaning: Term, wide: tuple[str, ...]) -> bool:
-    return any(p.op == "key" and p.name in wide for p in parts(meaning))
 
 
 def _name(meaning: Term, wide: tuple[str, ...], taken: list[str]) -> str:
     """m for a maximum, o for what has V's columns, l for other sums; numbered from the second on."""
-    letter = "m" if meaning.op == "peak" else "o" if _is_wide(meaning, wide) else "l"
+    letter = "m" if meaning.op == "peak" else "o" if names_key(meaning, wide) else "l"
     return next(n for i in range(len(taken) + 1) if (n := letter + (str(i + 1) if i else "")) not in taken)

@@ -141,6 +141,17 @@ def in_range(term: Term, range_: str) -> Term:
     return rebuild(term, lambda a: in_range(a, range_))
 
 
+def about_all(term: Term) -> Term:
+    """`term` about all keys, whichever it is about: what earlier keys gave is the same number of theirs."""
+    made = rebuild(term, about_all)
+    return Term(made.op, made.args, made.name, made.number, "all") if made.range else made
+
+
+def names_key(term: Term, names: tuple[str, ...]) -> bool:
+    """Whether one of these keys is in a term."""
+    return any(p.op == "key" and p.name in names for p in parts(term))
+
+
 def varies(term: Term) -> bool:
     """Whether a term has a number for every key."""
     if term.op in ("key", "across"):

@@ -113,7 +113,7 @@ def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], st
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt))
     if stage == "probabilities" and spec.weighting is not None:
-        score = _shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
+        score = shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
     elif stage == "probabilities":
         p, total = _exponentials(b, spec, score, sink)
         one = b.const(np.asarray(1, NUMPY[compute_type(spec)]))
@@ -135,7 +135,7 @@ def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Val
     kind = NUMPY[compute_type(spec)]
     minus_inf, zero = b.const(np.asarray(-np.inf, kind)), b.const(np.asarray(0, kind))
     if spec.weighting is not None:
-        p = _shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
+        p = shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
     elif lse is not None:
         top = b.unsqueeze(lse, len(spec.batch) + 2)
         p = b.op("Exp", b.op("Sub", score, top))
@@ -157,9 +157,10 @@ def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Val
     return cast(b, p, spec.dtype) if compute_type(spec) != spec.dtype else p
 
 
-def _shown_weights(
+def shown_weights(
     b: OnnxBuilder, spec: AttentionSpec, weighting: Weighting, score: ir.Value, at: Callable[[], Positions]
 ) -> ir.Value:
+    """What multiplies V without a softmax, divided already."""
     p, total = weights_of(b, spec, weighting, score, at)
     return p if total is None else b.op("Div", p, total)
 

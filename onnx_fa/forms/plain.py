@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.forms.decomposed import canonical_operands, leave, positions, statistic, weights_of
+from onnx_fa.forms.decomposed import canonical_operands, leave, positions, shown_weights, statistic
 from onnx_fa.forms.integers import dequantized, rounded
 from onnx_fa.forms.score import modify, weighted
 from onnx_fa.graph.builder import OnnxBuilder
@@ -49,8 +49,7 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
     inner, q, kt, v, tensors, sink = canonical_operands(b, *dequantized(b, spec, inputs, by_op=True))
     score = modify(b, inner, b.op("MatMul", q, kt), tensors, lambda: positions(b, spec, q, kt))
     if spec.weighting is not None:
-        p, divisor = weights_of(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
-        p = p if divisor is None else b.op("Div", p, divisor)
+        p = shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
     elif sink is None:
         p = b.op("Softmax", score, axis=-1)
     else:

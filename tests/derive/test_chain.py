@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx_fa.derive.chain import chain_of, priced
+from onnx_fa.derive.chain import chain_of
 from onnx_fa.derive.check import evaluate
+from onnx_fa.derive.cost import price
 from onnx_fa.derive.search import derive
 from onnx_fa.derive.terms import key, old, peak, show, total
 from tests.derive.test_search import FUNCTIONS, PROGRAMS, draw_keys
@@ -24,7 +25,7 @@ def test_every_step_is_the_same_number(name: str, output: str) -> None:
         assert np.allclose(evaluate(step.term, keys, functions=FUNCTIONS), first, rtol=1e-9, atol=1e-12), step.cascade
     (best,) = [c for n, _, c in derivation.best if n == output]
     assert chain[-1].passes == best.ready
-    assert priced(chain[-1].term, PROGRAMS[name].bounded).overflows == best.overflows
+    assert price(chain[-1].term, PROGRAMS[name].bounded).overflows == best.overflows
     assert "several" not in "".join(s.rule for s in chain)
 
 
@@ -48,6 +49,6 @@ def test_a_cap_takes_the_maximum_out() -> None:
 
 def test_a_sum_that_nothing_carries_is_a_pass() -> None:
     s = key("s", "before")
-    assert priced(total(s - peak(s, "before"), "before"), ()).ready == 1
-    assert priced(total(s - peak(key("s")), "before"), ()).ready == 2
+    assert price(total(s - peak(s, "before"), "before"), ()).ready == 1
+    assert price(total(s - peak(key("s")), "before"), ()).ready == 2
     assert show(total(s * old("m"), "before")) == "Σ⁻(s⁻ₖ · m)"

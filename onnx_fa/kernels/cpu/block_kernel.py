@@ -36,7 +36,7 @@ class BlockKernel(Protocol):
         """What the sweep makes of the scores, in their place, as the product with V takes it, and the block's own sums."""
 
     def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
-        """O = O decay + P V, with P in the place of the scores; O + P V without decays."""
+        """O = O decay + P V, with P in the place of the scores; O + P V where a decay is ""."""
 
     def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
         """The result: O times inverse(sum), of "" where nothing is summed."""

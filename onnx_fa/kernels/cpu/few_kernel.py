@@ -117,7 +117,7 @@ class FewKernel:
                     for n, x in zip(dims, new[place * len(dims) :], strict=False):
                         at = (t.index(r), t.index(n * w))
                         old = t.read(acc, acc_type, *at)
-                        acc = t.write(add_decayed(t, old, decay[r] if decay else "", x), acc, acc_type, *at)
+                        acc = t.write(add_decayed(t, old, decay[r], x), acc, acc_type, *at)
         return replace(state, acc=acc)
 
     def _products_with_values(

@@ -142,9 +142,7 @@ class LaneKernel:
             for x, row in zip(dims, new, strict=True):
                 for j, value in enumerate(row):
                     old = t.read(acc, acc_type, x, operands.lane(j))
-                    acc = t.write(
-                        add_decayed(t, old, decay[j] if decay else "", value), acc, acc_type, x, operands.lane(j)
-                    )
+                    acc = t.write(add_decayed(t, old, decay[j], value), acc, acc_type, x, operands.lane(j))
             return acc
 
         rest = dv % config.tile_dims

@@ -14,7 +14,7 @@ from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import LOG2E
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE as ARGUMENT
-from onnx_fa.spec.expr import Apply, Length, ScoreExpr
+from onnx_fa.spec.expr import Apply, ScoreExpr
 from onnx_fa.spec.terms import Rounding
 
 
@@ -57,14 +57,15 @@ class VectorLanguage:
             return self._steps(self.spec.rounding, x)
         if name == "Reciprocal":  # 0 in rows without a key, whose probabilities are 0 or NaN, which both become 0
             return t.select(t.compare("ogt", x, t.splat(0.0)), t.vop("arith.divf", t.splat(1.0), x), t.splat(0.0))
-        if function_of(self.spec, name) == Apply("Sigmoid", ARGUMENT):
+        function = function_of(self.spec, name)
+        if function == Apply("Sigmoid", ARGUMENT):
             return self._sigmoid(x)
         vectors = ExprVectors(t, IntBounds(self.spec.Sq, self.spec.Skv, ()), ())
 
         def leaf(e: ScoreExpr) -> Vector | None:
-            return Vector(x, "f32") if e == ARGUMENT else self.lengths.get(e) if isinstance(e, Length) else None
+            return Vector(x, "f32") if e == ARGUMENT else self.lengths.get(e)
 
-        return vectors.emit(function_of(self.spec, name), leaf, {}).value
+        return vectors.emit(function, leaf, {}).value
 
     def _sigmoid(self, x: str) -> str:
         """1 / (1 + 2^y) with y = -log2(e) x up to 126, where that is next to nothing; NaN stays."""

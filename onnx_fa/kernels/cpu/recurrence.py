@@ -24,12 +24,9 @@ def visit_block(sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, block: B
     """The state after a block of keys. Its sums and products are made by themselves first, which rounds less."""
     state, block = kernel.prepare(state, block)
     scores, best = kernel.scores(state, block)
-    decay = sweep.decays(state.best, best) if best else []
+    decay = sweep.decays(state.best, best) or [""] * kernel.types.sums
     weights, sums = kernel.probabilities(sweep, replace(state, scores=scores, best=tuple(best)), block)
-    total = tuple(
-        add_decayed(kernel.t, old, decay[j] if decay else "", new)
-        for j, (old, new) in enumerate(zip(state.total, sums, strict=True))
-    )
+    total = tuple(add_decayed(kernel.t, *update) for update in zip(state.total, decay[: len(sums)], sums, strict=True))
     state = replace(state, scores=weights, best=tuple(best), total=total)
     return kernel.add_values(state, decay, block) if sweep.walk.weight is not None else state
 

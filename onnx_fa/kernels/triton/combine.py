@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from onnx_fa.derive.loop import Loop
 from onnx_fa.kernels.triton.config import TritonConfig
-from onnx_fa.kernels.triton.language import merged, output_of
+from onnx_fa.kernels.triton.language import correction_of, output_of
 from onnx_fa.kernels.triton.places import Places
 from onnx_fa.kernels.triton.program import Program, loop_in, times
 from onnx_fa.spec.attention import AttentionSpec
@@ -53,7 +53,7 @@ def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str
     for row, (m, total, acc) in zip(rows, loaded, strict=True):
         if loop.one_walk.correction is not None:
             # A part is corrected to the maximum of all as a block corrects what was before it.
-            weight = t.let(merged(places, loop.one_walk.correction, m))
+            weight = t.let(correction_of(places, loop.one_walk.correction, f"tl.max({m})", m))
             total = t.let(f"tl.sum({weight} * {total})")
             acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
         else:

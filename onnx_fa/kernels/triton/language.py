@@ -70,14 +70,10 @@ class TritonLanguage:
         return writer.emit(function, lengths.get)
 
 
-def correction_of(places: Places, correction: Term, new: str) -> str:
-    """What a row's sums so far are multiplied by, as its maximum grows from m to `new`."""
-    return write(correction, TritonLanguage(places), {OLD_MAXIMUM: "m", MAXIMUM: new})
-
-
-def merged(places: Places, correction: Term, maxima: str) -> str:
-    """What the sums of several parts, whose maxima are given, are multiplied by to be those of one."""
-    return write(correction, TritonLanguage(places), {OLD_MAXIMUM: maxima, MAXIMUM: f"tl.max({maxima})"})
+def correction_of(places: Places, correction: Term, new: str, old: str = "m") -> str:
+    """What sums so far are multiplied by, as their rows' maxima grow from `old` to `new`; those of a part of the keys, too, to
+    be joined with others."""
+    return write(correction, TritonLanguage(places), {OLD_MAXIMUM: old, MAXIMUM: new})
 
 
 def output_of(places: Places, loop: Loop, acc: str, total: str) -> str:
