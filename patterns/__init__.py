@@ -16,6 +16,7 @@ PATTERNS = Patterns(
         unnormalised.refuse_mixed_scores,
         spellings.find_softmax,
         in_place.find_weights,
+        in_place.find_shares,
         unnormalised.refuse_unnormalised,
         leftover.refuse_leftover,
     ),

@@ -12,6 +12,7 @@ import numpy as np
 
 from onnx_fa.derive.search import Program
 from onnx_fa.derive.terms import Term, apply, exp, key, log, maximum, num, peak, total
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, evaluate
 from onnx_fa.spec.terms import BoolMask, IndexMask, Weighting
@@ -95,7 +96,19 @@ def function_of(spec: AttentionSpec, name: str) -> ScoreExpr:
     return Apply(name, SCORE)
 
 
-def vanishes(weighting: Weighting, score: float = -math.inf) -> bool:
-    """Whether a score weighs nothing: one of -inf, which a mask makes and which keys past the last one have, or another fill."""
+def hidden_score(spec: AttentionSpec) -> float:
+    """The score that kernels give to keys past the last one, which must weigh nothing: -inf, or 0 where only that does so, as with
+    SiLU, GELU or a score's size. Raises UnsupportedError where both weigh something."""
+    if spec.weighting is None or vanishes(spec.weighting, -math.inf):
+        return -math.inf
+    if vanishes(spec.weighting, 0.0):
+        return 0.0
+    raise UnsupportedError(
+        "a key past the last one would weigh something, as neither a score of -inf nor one of 0 weighs 0"
+    )
+
+
+def vanishes(weighting: Weighting, score: float) -> bool:
+    """Whether a score, such as a mask's fill, weighs nothing."""
     exprs = [weighting.weight, *([weighting.total] if weighting.total is not None else [])]
     return all(bool(np.all(evaluate(e, np.full((1, 1), score), []) == 0.0)) for e in exprs)

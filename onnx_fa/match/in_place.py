@@ -33,15 +33,15 @@ def check_layer(after: After) -> None:
 
 
 def fold_drops(steps: Sequence[Step], behind: Behind, weight: ScoreExpr) -> tuple[list[Step], Select | None]:
-    """The steps, and what of the masks on the weights is no mask on the score. Where a score of -inf has a weight of zero, a weight
-    that is set to zero is that of such a score. Raises NoMatch where a sum is of masked weights and that is not so."""
-    vanishes = value_at(weight, -math.inf) == 0.0
+    """The steps, and what of the masks on the weights is no mask on the score. Where a score of -inf, or one of 0, has a weight of
+    zero, a weight that is set to zero is that of such a score. Raises NoMatch for a sum of masked weights where that is not so."""
+    fill = next((score for score in (-math.inf, 0.0) if value_at(weight, score) == 0.0), None)
     total = behind.total
     folded, left = list(behind.drops), list[Select]()
-    if total is not None or not vanishes:
+    if total is not None or fill is None:
         folded, left = [], folded
     if total is not None and total.drops:
-        if not vanishes or value_at(total.of, 0.0) != 0.0:
+        if fill is None or value_at(total.of, 0.0) != 0.0:
             raise NoMatch(
                 "masked weights are divided by their sum, and those of masked scores are not zero",
                 behind.weighting.product.node,
@@ -49,7 +49,7 @@ def fold_drops(steps: Sequence[Step], behind: Behind, weight: ScoreExpr) -> tupl
         folded = [*total.drops]
     if len(left) > 1:
         raise NoMatch("weights are set to zero by several masks", behind.weighting.product.node)
-    new = [*steps, *(replace(d, fill=-math.inf) for d in folded)]
+    new = [*steps, *(replace(d, fill=fill, drops=True) for d in folded if fill is not None)]
     return new, left[0] if left else None
 
 

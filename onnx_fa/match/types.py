@@ -82,11 +82,12 @@ class AddTerm:
 
 @dataclass(frozen=True)
 class Select:
-    """score where `keep` is true (false, if `inverted`), else `fill`."""
+    """score where `keep` is true (false, if `inverted`), else `fill`; `drops`: which weighs nothing."""
 
     keep: Expr
     inverted: bool
     fill: float
+    drops: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ MAX_MASKING_FILL = -1e4
 """A fill above this may be of a score's own size."""
 
 
-def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float) -> list[Term]:
-    """The score where `keep` holds, else `fill`."""
+def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float, *, drops: bool = False) -> list[Term]:
+    """The score where `keep` holds, else `fill`; `drops`: that is as good as no key, whatever number it is."""
     if keep == TRUE:
         return []
     conditions = flatten("And", keep)
@@ -27,14 +27,14 @@ def keep_where_true(reader: Reader, keep: ScoreExpr, fill: float) -> list[Term]:
         whole = _read_as_tensor(reader, keep)
         if whole is not None:
             conditions = [whole]
-    huge = swallows_scores(fill, reader.dtype)
+    huge = drops or swallows_scores(fill, reader.dtype)
     result: list[Term] = []
     for condition in conditions:
         bound = _bound_by_difference(reader, condition, fill) if huge else None
         tensor = _read_as_tensor(reader, condition) if bound is None else None
         if bound is not None:
             result.append(Term(bound))
-        elif tensor is not None and fill <= MAX_MASKING_FILL:
+        elif tensor is not None and (drops or fill <= MAX_MASKING_FILL):
             inner = _without_not(tensor)
             assert isinstance(inner, Tensor)
             operand, arg = reader.tensor(inner)

@@ -107,9 +107,9 @@ def _chosen_by_number(reader: Reader, keep: Expr) -> ScoreExpr | None:
 
 def _read_terms(reader: Reader, step: AddTerm | Select | Map, before: Sequence[Term]) -> list[Term]:
     match step:
-        case Select(keep, inverted, fill):
+        case Select(keep, inverted, fill, drops):
             cond = _chosen_by_number(reader, keep) or reader.read(keep, "bool")
-            return keep_where_true(reader, reader.algebra.negate(cond) if inverted else cond, fill)
+            return keep_where_true(reader, reader.algebra.negate(cond) if inverted else cond, fill, drops=drops)
         case AddTerm(value, factor):
             return add_bias_terms(reader, reader.read(value, "float"), factor, before)
         case Map(expr, values, label):

@@ -1,7 +1,8 @@
 """Anchors without a softmax: a function of each score alone, such as a sigmoid or a squared ReLU, between two products of the run.
 
-The function is read from the first op that is no factor and no mask down to the last that reads nothing but the score. What else
-is done to its values is peeled off as probabilities are. K, V and the scores have at least three dims, and both operands of both
+The function is read from the first op that is no factor and no mask down to the last that reads nothing but the score; where the
+scores themselves are divided by a sum of their own, such as that of their sizes, it is the score. What else is done to its values
+is peeled off as probabilities are. K, V and the scores have at least three dims, and both operands of both
 products are computed from inputs of the model: a network's layers (relu(x W) W') are no attention.
 """
 
@@ -20,6 +21,7 @@ from onnx_fa.match.walk_up import is_weights
 from onnx_fa.patterns.operands.product import read_product
 from onnx_fa.patterns.score.elementwise import COMPOSED, read_function
 from onnx_fa.patterns.score.softcap import peel_softcap
+from onnx_fa.patterns.softmax.own_sum import is_share
 from onnx_fa.spec.expr import SCORE, Apply, Float, Score, ScoreExpr, leaves, parts
 
 FUNCTIONS = frozenset(["Sigmoid", "Relu", "Tanh", "Erf", "Softplus", "Sin", "Cos", "Abs", "Clip", *COMPOSED])
@@ -52,6 +54,20 @@ def find_weights(view: GraphView, node: ir.Node) -> Anchor | None:
     if axes is None:
         return None
     return Anchor(node, op_of(node), score, weight, axes=axes, weight=expr, label=_label(expr))
+
+
+def find_shares(view: GraphView, node: ir.Node) -> Anchor | None:
+    """Scores that `node` divides by a sum of their own, without a function of them; None where it does not, or stands in no
+    attention."""
+    score = node.inputs[0] if view.producer(node.outputs[0], "Div") is node else None
+    if score is None or not _is_of_scores(view, score):
+        return None
+    if any(op_of(n) == "Pow" or _function(view, n) is not None for n in _above(view, score)):
+        return None  # those of a function of the scores
+    axes = _axes_of_keys(view, score)
+    if axes is None or not is_share(view, node, score, axes):
+        return None
+    return Anchor(node, op_of(node), score, score, axes=axes, weight=SCORE, label="score")
 
 
 def _function(view: GraphView, node: ir.Node) -> tuple[ir.Value, ir.Value, ScoreExpr] | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.graph.axes import Axes
 from onnx_fa.graph.ops import attr_float, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, Call, NoMatch, OwnSum, Select, reciprocal_of
@@ -18,13 +19,19 @@ from onnx_fa.spec.expr import SCORE, Apply
 from onnx_fa.spec.terms import Dim
 
 
+def is_share(view: GraphView, node: ir.Node, value: ir.Value, axes: Axes) -> bool:
+    """Whether a node divides `value` by a sum of its own over the axes."""
+    total = _divisor(view, node, value)
+    return total is not None and _own_sum(view, axes, value, total) is not None
+
+
 def divide_by_own_sum(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """p / max(sum(f(p)) + plus, least), where f is a function of the weight alone, such as its size."""
     if anchor.weight is None:
         return None
     for node in users:
         total = _divisor(view, node, value)
-        found = None if total is None else _own_sum(view, anchor, value, total)
+        found = None if total is None else _own_sum(view, anchor.axes, value, total)
         if total is None or found is None:
             continue
         path = _between(view, value, total)
@@ -43,7 +50,7 @@ def _divisor(view: GraphView, node: ir.Node, value: ir.Value) -> ir.Value | None
     return None
 
 
-def _own_sum(view: GraphView, anchor: Anchor, value: ir.Value, total: ir.Value) -> OwnSum | None:
+def _own_sum(view: GraphView, axes: Axes, value: ir.Value, total: ir.Value) -> OwnSum | None:
     """What a divisor means as a sum of the weights `value`; None where it is none."""
     least, plus = -math.inf, 0.0
     inner = _thin(view, total)
@@ -58,7 +65,7 @@ def _own_sum(view: GraphView, anchor: Anchor, value: ir.Value, total: ir.Value) 
                 inner, plus = _thin(view, x), number
                 break
     for kind in rows.SUMS:
-        source = rows.reduction(view, inner, kind, axes=anchor.axes)
+        source = rows.reduction(view, inner, kind, axes=axes)
         of = None if source is None else SCORE if source is value else read_function(view, source, value)
         if of is not None and math.isfinite(plus) and not math.isnan(least):
             return OwnSum(Apply("Abs", of) if kind == "ReduceL1" else of, plus, least)

@@ -31,7 +31,7 @@ def refuse_unnormalised(view: GraphView, node: ir.Node) -> Anchor | None:
     if shape is None or len(shape) < 3:
         raise NoMatch("attention without softmax, whose V has no batch rows or heads of its own")
     between = list(_nodes_between(view, value, inner))
-    if any(in_place.find_weights(view, n) is not None for n in between):
+    if any(in_place.find_weights(view, n) or in_place.find_shares(view, n) for n in between):
         return None
     if any(_bends(view, n, inner) for n in between):
         raise NoMatch("attention without softmax, whose weights are no known function of one score")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx_fa.forms.int8_qk import sees_differences_only
 from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.spec.expr import words
-from onnx_fa.spec.terms import Causal
+from onnx_fa.spec.terms import BoolMask, Causal
 from tests.match.test_random_attention import GRAPHS, Case, check
 from tests.support.graph_changes import CHANGES
 from tests.support.ort_run import TOLERANCE, assert_same, run
@@ -58,8 +58,13 @@ def test_recovers_the_meaning() -> None:
     assert spec_of("squared_relu") == ("(relu(score) * relu(score))", "", ())
     assert spec_of("times a triangle") == ("sigmoid(score)", "", (Causal(0),))
     assert spec_of("squared_relu_normalised")[:2] == ("pow(relu(score), 2)", "abs(pow(relu(score), 2))")
-    (site,) = explain(MATCH["leaky kept by where"]()).sites
-    assert site.spec.weights is not None and not site.spec.masks  # -0.01 times -inf is no zero
+    for name in ("leaky kept by where", "gelu kept by where", "causal swish over keys"):
+        (site,) = explain(MATCH[name]()).sites  # what a score of -inf would weigh is no zero, but that of 0 is
+        assert site.spec.weights is None and [m.fill for m in site.spec.masks if isinstance(m, Causal | BoolMask)] == [
+            0.0
+        ]
+    (site,) = explain(MATCH["cosine kept by where"]()).sites
+    assert site.spec.weights is not None and not site.spec.masks  # neither of them is
 
 
 def test_keys_keep_their_mean_where_no_softmax_takes_it_out() -> None:

@@ -542,6 +542,17 @@ def _weighed_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     softplus = Apply("Softplus", SCORE)
     yield "softplus_by_sum", {"weighting": Weighting(softplus, softplus, label="softplus"), "masks": (Causal(),), **odd}
     yield "f16", {"weighting": sigmoid, "dtype": "f16", **odd}
+    # A score of -inf would weigh something, one of 0 does not.
+    silu = Apply("Mul", SCORE, Apply("Sigmoid", SCORE))
+    recommender = Weighting(Apply("Div", silu, Apply("ToFloat", SKV)), label="swish")
+    sizes = Weighting(SCORE, Apply("Abs", SCORE), least=1e-6, label="l1")
+    yield "silu", {"weighting": recommender, **odd}
+    yield "silu_causal", {"weighting": recommender, "masks": (Causal(fill=0.0),), **odd}
+    yield "silu_kept", {"weighting": recommender, "masks": (BoolMask((2, 1, 1, 64), fill=0.0),), "dtype": "bf16"}
+    yield "silu_dynamic", {"weighting": recommender, "Sq": "s", "Skv": "t", "sizes": two}
+    yield "l1", {"weighting": sizes, **odd}
+    yield "l1_decode", {"weighting": sizes, "Sq": 1, "Hq": 8, "Skv": 130}
+    yield "l1_split", {"weighting": sizes, "Sq": 1, "Skv": 4095, "batch": (1,)}
     yield "integers", {"weighting": sigmoid, "k_quant": Quantized("i8", ()), "v_quant": Quantized("i8", ())}
     yield "weights", {"weighting": shared, "weights": TensorArg((2, 2, 1, 1), "bool")}
     yield "dynamic", {"weighting": per_key, "Sq": "s", "Skv": "t", "sizes": two}

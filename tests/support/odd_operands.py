@@ -26,7 +26,7 @@ from onnx_fa.spec.reference import (
     scores,
     statistic,
 )
-from onnx_fa.spec.terms import AddMask, Elementwise, inverse, term_tensors
+from onnx_fa.spec.terms import AddMask, BoolMask, Elementwise, IndexMask, inverse, term_tensors
 from tests.support.cases import draw_operands
 
 Array = npt.NDArray[Any]
@@ -199,8 +199,10 @@ def _as_multiplied(spec: AttentionSpec, operands: list[Array], result: Array, lo
     def meet(a: Array, b: Array) -> npt.NDArray[np.bool_]:
         return np.asarray(a.astype(np.float32) @ b.astype(np.float32) > 0)
 
-    p = probabilities(spec, *operands)
-    faint, read = meet(p < LEAST, odd), scores(spec, *operands) > HIDDEN
+    p, s = probabilities(spec, *operands), scores(spec, *operands)
+    # Without a softmax what a mask puts in a score's place may be any number that weighs nothing.
+    put = [m.fill for m in spec.masks if spec.weighting is not None and isinstance(m, BoolMask | IndexMask)]
+    faint, read = meet(np.abs(p) < LEAST, odd), (s > HIDDEN) & ~np.isin(s, put)
     number = p @ np.where(odd, 0.0, v)
     up, down, neither = (meet(read, x) for x in (np.isposinf(v), np.isneginf(v), np.isnan(v)))
     unmasked = np.select([neither | (up & down), up, down], [np.nan, np.inf, -np.inf], number)

@@ -274,13 +274,15 @@ def _weighed(r: Random, spec: AttentionSpec) -> AttentionSpec:
     relu: ScoreExpr = Apply("Relu", SCORE)
     bounded, plain = Apply("Sigmoid", SCORE), not any(isinstance(m, Elementwise) for m in spec.masks)
     weight = r.choice((bounded, bounded, relu, Apply("Softplus", SCORE), Apply("Mul", relu, relu) if plain else relu))
+    fill = NEG_INF
+    if r.random() < 0.3 and all(isinstance(m, Causal | SlidingWindow | BoolMask) for m in spec.masks):
+        # A score of -inf would weigh something; one of 0 does not.
+        weight, fill = r.choice((Apply("Mul", SCORE, bounded), Apply("Abs", SCORE))), 0.0
     halves = spec.dtype in ("f16", "bf16")
     summed = r.random() < 0.5 or (halves and weight != bounded)
     plus, least = r.choice(((0.0, NEG_INF), (1e-6, NEG_INF), (0.0, 1e-3), (1.0, 2.0))) if summed else (0.0, NEG_INF)
     weighting = Weighting(weight, weight if summed else None, plus, least)
-    masks = tuple(
-        m if isinstance(m, AddMask | Elementwise) else dataclasses.replace(m, fill=NEG_INF) for m in spec.masks
-    )
+    masks = tuple(m if isinstance(m, AddMask | Elementwise) else dataclasses.replace(m, fill=fill) for m in spec.masks)
     changed = {"sink": None, "stats": (), "rounding": None, "masks": masks, "empty_row": "nan"}
     return dataclasses.replace(spec, weighting=weighting, **changed)
 

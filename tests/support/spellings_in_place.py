@@ -49,6 +49,10 @@ MATCH |= {
     "leaky kept by where": in_place_of_softmax(
         lambda g, s: g.op("Where", _keep(g), g.op("LeakyRelu", s), g.const(0.0))
     ),
+    "cosine kept by where": in_place_of_softmax(lambda g, s: g.op("Where", _keep(g), g.op("Cos", s), g.const(0.0))),
+    "causal swish over keys": in_place_of_softmax(  # Zhai et al. 2024, "Actions Speak Louder than Words", section 3.2
+        lambda g, s: g.op("Mul", g.op("Div", weights.WEIGHTS["swish"](g, s), g.const(float(SKV))), g.const(TRIANGLE))
+    ),
     "times decay": in_place_of_softmax(lambda g, s: g.op("Mul", g.op("Relu", s), g.input("m", [SQ, SKV]))),
     "times keys": in_place_of_softmax(lambda g, s: g.op("Mul", g.op("Relu", s), g.input("m", [B, 1, 1, SKV]))),
     "over lengths": in_place_of_softmax(

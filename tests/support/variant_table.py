@@ -110,7 +110,8 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
 GRAPHS: dict[str, tuple[str, str]] = {
     "no softmax: sigmoid, ReLU, squared ReLU, SiLU, GELU, tanh and other functions of the score": (
         "tests/match/test_in_place.py",
-        "one site with the function; with masks on scores or weights, divided by a constant, the keys' number or their own sum",
+        "one site with the function; with masks on scores or weights, divided by a constant, the keys' number or their own sum; "
+        "the score itself over the sum of its sizes (L1)",
     ),
     "differential attention": ("tests/match/test_distribute.py", "two sites and a subtraction"),
     "several V that share a softmax (IPA, two values)": (

@@ -75,6 +75,7 @@ WEIGHTS: dict[str, Weigh] = {
     "leaky_relu": lambda g, s: g.op("LeakyRelu", s, alpha=0.1),
     "hard_sigmoid": lambda g, s: g.op("HardSigmoid", s),
     "square": lambda g, s: g.op("Mul", s, s),
+    "score_by_size": lambda g, s: g.op("Div", s, g.op("Add", _summed(g, "ReduceL1", s), g.const(1e-6))),
     "sigmoid_by_sum": _by_sum,
     "tanh_by_size": _by_size,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx_fa.derive.attention import hidden_score
 from onnx_fa.kernels.cpu.masks import ScoreTerms
 from onnx_fa.kernels.cpu.state import Block
 from onnx_fa.kernels.mlir.expressions import Vector
@@ -49,7 +50,7 @@ class FewScores:
             inside = t.let(
                 f"arith.cmpi slt, {keys.positions}, {t.broadcast(operands.i32(operands.skv), I32)} : {t.ivec}"
             )
-            s = t.select(inside, s, t.splat(-float("inf")))
+            s = t.select(inside, s, t.splat(hidden_score(operands.spec)))
         return s
 
     def _kept(self, mask: IndexMask, keys: LaneKeys, r: int) -> str:

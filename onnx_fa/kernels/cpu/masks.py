@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
+from onnx_fa.derive.attention import hidden_score
 from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.query_rows import QueryRows
 from onnx_fa.kernels.cpu.state import Block, Row
@@ -269,5 +268,5 @@ class LaneScores:
                 s = self.index_mask(step, s, row.key, j)
         if block.edge and self.operands.ragged_keys:
             inside = t.broadcast(t.arith("cmpi slt,", row.key, self.operands.skv), "i1")
-            s = t.select(inside, s, t.splat(-math.inf))
+            s = t.select(inside, s, t.splat(hidden_score(self.spec)))
         return s

@@ -3,9 +3,9 @@ are in units of log2 where the loop takes exponentials of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
+from onnx_fa.derive.attention import hidden_score
 from onnx_fa.derive.loop import loop_of
 from onnx_fa.kernels.iree_gpu.language import RegionLanguage
 from onnx_fa.kernels.iree_gpu.operand import Operand
@@ -147,7 +147,7 @@ class GpuScores:
             if self.ragged:
                 counts = r.let(f"arith.cmpi sge, {positions['k']}, {fresh} : index")
                 inside = r.let(f"arith.cmpi slt, {positions['k']}, {self.size(spec.Skv)} : index")
-                s = r.select(r.arith("andi", counts, inside, "i1"), s, r.splat(-math.inf))
+                s = r.select(r.arith("andi", counts, inside, "i1"), s, r.splat(hidden_score(spec)))
             return s
 
         return self.ops.generic(axes, sources, (self.ops.empty(axes), axes, "f32"), body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from onnx_fa.derive.attention import vanishes
+from onnx_fa.derive.attention import hidden_score, vanishes
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import AddMask, Elementwise, Weighting
@@ -44,12 +44,12 @@ def check_operands(spec: AttentionSpec, body: str) -> None:
 
 
 def _check_weighting(spec: AttentionSpec, weighting: Weighting, body: str) -> None:
-    """Raises UnsupportedError for a weighting that blocks of keys do not carry: masked scores, which are -inf as those of keys past
-    the last one, must weigh nothing, and what stands for 0 / 0 must be told from the sum alone."""
-    if not vanishes(weighting):
-        raise UnsupportedError(f"{body} kernel: a score of -inf would weigh something")
-    if any(not isinstance(m, (AddMask, Elementwise)) and m.fill != -math.inf for m in spec.masks):
-        raise UnsupportedError(f"{body} kernel: finite fills without a softmax")
+    """Raises UnsupportedError for a weighting that blocks of keys do not carry: keys past the last one and scores that masks make
+    -inf must weigh nothing, and what stands for 0 / 0 must be told from the sum alone."""
+    hidden_score(spec)
+    masked = any(not isinstance(m, (AddMask, Elementwise)) and m.fill == -math.inf for m in spec.masks)
+    if masked and not vanishes(weighting, -math.inf):
+        raise UnsupportedError(f"{body} kernel: a masked score of -inf would weigh something")
     if weighting.total is not None and spec.empty_row not in ("nan", "mean"):
         same = weighting.total == weighting.weight and not weighting.plus and weighting.least == -math.inf
         if spec.empty_row != "guarded" or not same:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from onnx_fa.derive.attention import hidden_score
 from onnx_fa.derive.loop import MAXIMUM, SCORE, Walk
 from onnx_fa.derive.writer import write
 from onnx_fa.kernels.plan.score import LOG2E, ExprStep, IndexStep, ScorePlan, window
@@ -128,7 +129,7 @@ class Scores:
             # An expression may have made a column or a row of it.
             s = self.broadcast(s)
         if inside:
-            s = t.let(f"tl.where({inside}[None, :], {s}, {float_text(-math.inf)})")
+            s = t.let(f"tl.where({inside}[None, :], {s}, {float_text(hidden_score(spec))})")
         return s, self.factor if late else 1.0
 
     def index_mask(self, step: IndexStep, s: str, position: str) -> str:
