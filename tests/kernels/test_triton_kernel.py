@@ -39,7 +39,7 @@ from onnx_fa.kernels.triton.tiles import default_config, smaller, splits, tf32_t
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case, document, prefix
 from onnx_fa.spec.target import parse_target
-from onnx_fa.spec.terms import AddMask, Causal, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec.terms import AddMask, Causal, Rounding, SlidingWindow, Softcap, TensorArg
 from tests.support.cases import BY_NAME, CASES
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,12 @@ INTERPRETED = (
     "alibi_f16 alibi_both_sides_f16 alibi_past_f16 evoformer trigonometric softplus erf cap_after_mask signed_root "
     "powers rounding guarded_score tensor_i64_0 integers division several sink_1 sink_finite decode_gqa_lengths "
     "decode_alibi_gqa decode_sink_window few_window few_masks dyn_all dyn_gqa dyn_odd_head_dim dyn_decode_gqa "
-    "dyn_lengths_rows dyn_document dyn_sink "
+    "dyn_lengths_rows dyn_document dyn_sink lse lse_alibi_f16 lse_max_causal lse_ragged_rows lse_decode_gqa lse_finite dyn_stats "
+    "rounded_u8 rounded_saturated rounded_symmetric_gqa rounded_i16_odd rounded_sink_stats rounded_empty_rows "
+    "rounded_mean rounded_steps rounded_f16 rounded_decode rounded_dynamic weighed_sigmoid_causal weighed_sigmoid_decode "
+    "weighed_relu_per_key weighed_relu2_window weighed_relu2_guarded weighed_floored weighed_one_more "
+    "weighed_softplus_by_sum weighed_f16 weighed_weights weighed_dynamic weighed_silu weighed_silu_causal "
+    "weighed_silu_dynamic weighed_l1 weighed_l1_decode "
 ).split()
 
 
@@ -77,7 +82,7 @@ def test_every_case_has_source() -> None:
     """All cases are Python that parses; what is refused is refused by name."""
     for item in CASES:
         spec = fold_queries(item.spec)
-        if "f64" in spec.operand_dtypes or spec != spec.plain or spec.rounding is not None:
+        if "f64" in spec.operand_dtypes or spec != spec.plain:
             continue
         for arch in (90, 80):
             config = default_config(spec, arch)
@@ -126,7 +131,9 @@ def kernels() -> dict[str, Any]:
         "specialised": (gqa, TritonConfig(128, 64, 4, 2, overlap=2)),
         "dynamic": (dynamic, None),
         "decode": (decode, None),
-        "decode_dynamic": (dataclasses.replace(decode, batch=("b",)), None),
+        "decode_dynamic": (dataclasses.replace(decode, batch=("b",), stats=("max",)), None),
+        "statistics": (dataclasses.replace(gqa, stats=("lse", "max")), TritonConfig(128, 64, 4, 2, overlap=2)),
+        "rounded": (half(rounding=Rounding(1 / 255), dtype="f32", Sq=100, stats=("lse",)), None),
     }
     return {
         name: triton.emit_triton(spec, CUDA, f"fa_{i:010x}", config)
@@ -157,7 +164,9 @@ def test_ptx(kernels: dict[str, Any]) -> None:
         "specialised": [5, 4],
         "dynamic": [7, 7],
         "decode": [8, 8],
-        "decode_dynamic": [7, 7, 4, 4],
+        "decode_dynamic": [7, 7, 5, 5],
+        "statistics": [7, 6],
+        "rounded": [5, 5],
     }
 
 

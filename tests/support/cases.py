@@ -302,6 +302,7 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "max_softcap_f16", {"stats": ("max",), "mods": (Softcap(9.0),), "dtype": "f16", "Sq": 33}
     yield "lse_sink_bf16", {"stats": ("lse",), "sink": TensorArg((2, 1, 1)), "dtype": "bf16"}
     yield "lse_decode_gqa", one | {"stats": ("max", "lse"), "Hq": 8, "masks": (lengths,), "empty_row": "nan"}
+    yield "lse_alibi_f16", {"stats": ("lse", "max"), "dtype": "f16", "Hkv": 4, "Hq": 4, "masks": (cases.alibi(4),)}
     yield "lse_finite", {"stats": ("lse", "max"), "masks": (BoolMask((2, 1, 64, 64), FLOAT_MIN),), "empty_row": "mean"}
     few: dict[str, Any] = {"Sq": 4, "Hq": 6, "Skv": 130}
     yield "few_causal", few | {"masks": (Causal("end"),)}

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable
 
 from onnx_fa.kernels.mlir.vectors import Lanes
-from onnx_fa.kernels.plan.score import MAX_START
+from onnx_fa.kernels.plan.score import LN2, MAX_START
 from onnx_fa.spec.attention import LOWEST_STAT, EmptyRow, Stat
 from onnx_fa.spec.dtypes import F32_MAX
-
-LN2 = math.log(2.0)
 
 
 def over_tiles(t: Lanes, queries: int, width: int, init: str, type_: str, body: Callable[[str, str, str], str]) -> str:

@@ -58,16 +58,20 @@ def _check_weighting(spec: AttentionSpec, weighting: Weighting, body: str) -> No
             )
 
 
-def check_plain(spec: AttentionSpec) -> None:
-    """Raises UnsupportedError for what only the bodies for CPUs carry: row statistics, K and V as integers or gathered from a pool,
-    and probabilities that are rounded or multiplied by a tensor."""
-    if spec.stats:
-        raise UnsupportedError(f"row statistics ({', '.join(spec.stats)}) as outputs")
-    if spec.weights is not None:
-        raise UnsupportedError("probabilities that are multiplied by a tensor before they multiply V")
+def check_stored(spec: AttentionSpec) -> None:
+    """Raises UnsupportedError for what only the bodies for CPUs carry: K and V as integers or gathered from a pool."""
     if spec.quantized:
         raise UnsupportedError("K or V kept as integers")
     if spec.gathered is not None:
         raise UnsupportedError("K or V gathered from a pool")
+
+
+def check_plain(spec: AttentionSpec) -> None:
+    """Raises UnsupportedError for that, and for row statistics, and probabilities that are rounded or multiplied by a tensor."""
+    check_stored(spec)
+    if spec.stats:
+        raise UnsupportedError(f"row statistics ({', '.join(spec.stats)}) as outputs")
+    if spec.weights is not None:
+        raise UnsupportedError("probabilities that are multiplied by a tensor before they multiply V")
     if spec.rounding is not None:
         raise UnsupportedError("probabilities that are rounded need a second sweep over the keys")

@@ -31,6 +31,7 @@ from onnx_fa.spec.terms import Causal, IndexMask, MaskTerm, TensorArg, term_expr
 
 LOG2 = "Log2"
 LOG2E = math.log2(math.e)
+LN2 = math.log(2.0)
 MASK_FLOOR = -1.0e37
 """Finite masks and fills are raised to this, so that log2(e) times them, and sums of a few of them, stay finite."""
 MAX_START = -3.0e38

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx_fa.derive.loop import Loop
+from onnx_fa.derive.loop import MASS, MAXIMUM, Loop
 from onnx_fa.kernels.triton.config import TritonConfig
-from onnx_fa.kernels.triton.language import correction_of, output_of
+from onnx_fa.kernels.triton.language import correction_of, output_of, statistic_of
 from onnx_fa.kernels.triton.places import Places
-from onnx_fa.kernels.triton.program import Program, loop_in, times
+from onnx_fa.kernels.triton.program import Program, loop_in, result_pointers, times
 from onnx_fa.spec.attention import AttentionSpec
 
 _MOST_UNROLLED = 8
@@ -51,9 +51,11 @@ def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str
         loaded.append((m, total, places.load(f"part + {at}[:, None] * {spec.Dv} + ov[None, :]", narrow)))
     out = places.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
     for row, (m, total, acc) in zip(rows, loaded, strict=True):
+        most = m
         if loop.one_walk.correction is not None:
             # A part is corrected to the maximum of all as a block corrects what was before it.
-            weight = t.let(correction_of(places, loop.one_walk.correction, f"tl.max({m})", m))
+            most = t.let(f"tl.max({m})")
+            weight = t.let(correction_of(places, loop.one_walk.correction, most, m))
             total = t.let(f"tl.sum({weight} * {total})")
             acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
         else:
@@ -61,6 +63,9 @@ def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str
         result = output_of(places, loop, acc, total)
         start = t.let(places.moved(out, row, spec.Sq))
         t.do(f"tl.store({start} + {times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
+        for which in spec.stats:
+            value = statistic_of(places, loop.one_walk.results[which], {MAXIMUM: most, MASS: total})
+            t.do(f"tl.store(row_{which} + {places.head}.to(tl.int64) * {places.sq} + {row}, {value})")
 
 
 def combine_program(spec: AttentionSpec, config: TritonConfig, name: str, loop: Loop | None = None) -> Program:
@@ -71,5 +76,5 @@ def combine_program(spec: AttentionSpec, config: TritonConfig, name: str, loop: 
     t.do(f"ov = tl.arange(0, {places.dvp})")
     places.head, row = t.let(f"pid // {places.sq}"), t.let(f"pid % {places.sq}")
     combine_rows(places, loop or loop_in(spec), places.lead(places.head), [row])
-    pointers = (("part", "f32"), ("stat", "f32"), ("out", spec.dtype))
+    pointers = (("part", "f32"), ("stat", "f32"), *result_pointers(spec))
     return places.written(pointers)

@@ -54,37 +54,37 @@ class TritonEntry(KernelEntry):
         values = self.pass_operands(site.operand_shapes, spec.operand_shapes, elements)
         passed = [self.typed(shape, element) for shape, element in zip(spec.operand_shapes, elements, strict=True)]
         constants = [t.let(f"arith.index_cast {self.dims[s]} : index to i32") for s in self.program.constants]
-        result = self.attend(values, passed, constants)
-        result = self.reshape(result, spec.out_shape, site.out_shape, spec.dtype)
+        made = self.attend(values, passed, constants)
+        shapes = zip(made, spec.results, site.results, strict=True)
+        results = [self.reshape(x, old, new, element) for x, (old, element), (new, _) in shapes]
         state = [f"util.global private mutable @{self.counter} = dense<0> : {self.counters}"] if self.counters else []
-        return [*state, *self.lines([result])]
+        return [*state, *self.lines(results)]
 
-    def attend(self, values: list[str], passed: list[str], constants: Sequence[str]) -> str:
-        """The output, from the operands as the kernel takes them; `passed` are their types."""
+    def attend(self, values: list[str], passed: list[str], constants: Sequence[str]) -> list[str]:
+        """The output and the row statistics, from the operands as the kernel takes them; `passed` are their types."""
         spec, t = self.spec, self.t
         counts = self.workgroup_counts()
-        out = self.typed(spec.out_shape, spec.dtype)
-        results = [out]
+        made = [self.typed(shape, element) for shape, element in spec.results]
+        results = made
         if self.config.splits > 1:
-            results = self.part_types() if self.combine else [*self.part_types(), out]
+            results = self.part_types() if self.combine else [*self.part_types(), *made]
         if self.counters:
             # The counters outlive the call. Each is zero again when the dispatch ends.
             values.append(t.let(f"util.global.load @{self.counter} : {self.counters}"))
             passed.append(self.counters)
-            results.insert(0, values[-1])
+            results = [values[-1], *results]
         scratch = max(v.code.scratch for v in self.variants)
         if scratch:
-            results.append(self.scratch_type(scratch, counts[0]))
+            results = [*results, self.scratch_type(scratch, counts[0])]
         symbols = ["i32"] * len(constants)
-        result = self.dispatch(self.program.entry, counts, [*values, *constants], [*passed, *symbols], results)
+        found = self.dispatch(self.program.entry, counts, [*values, *constants], [*passed, *symbols], results)
         if self.combine is not None:
             queries = [self.product((*spec.batch, spec.Hq, spec.Sq))] * len(self.variants)
-            parts = [f"{result}#0", f"{result}#1", *constants]
-            return self.dispatch(self.combine.entry, queries, parts, [*results[:2], *symbols], [out])
+            return self.dispatch(self.combine.entry, queries, [*found[:2], *constants], [*results[:2], *symbols], made)
         if self.counters:
-            t.do(f"util.global.store {result}#0, @{self.counter} : {self.counters}")
-            return f"{result}#3"
-        return f"{result}#0" if scratch else result
+            t.do(f"util.global.store {found[0]}, @{self.counter} : {self.counters}")
+        first = 3 if self.counters else 0
+        return found[first : first + len(made)]
 
     def workgroup_counts(self) -> list[str]:
         """The number of workgroups of each variant."""
@@ -131,14 +131,14 @@ class TritonEntry(KernelEntry):
 
     def dispatch(
         self, symbol: str, counts: Sequence[str], values: Sequence[str], types: Sequence[str], results: Sequence[str]
-    ) -> str:
-        """Dispatches the executable `symbol`, with a number of workgroups per variant. Returns the name of what it gives."""
+    ) -> list[str]:
+        """Dispatches the executable `symbol`, with a number of workgroups per variant. Returns the names of what it gives."""
         entries = ", ".join(f"@{symbol}::@sm_{v.arch}::@{symbol}" for v in self.variants)
         result = f"({', '.join(results)})" if len(results) > 1 else results[0]
         text = (
             f"flow.dispatch {{{entries}}}[{', '.join(counts)}]({', '.join(values)}) : ({', '.join(types)}) -> {result}"
         )
         if len(results) == 1:
-            return self.t.let(text)
+            return [self.t.let(text)]
         self.t.do(f"%{symbol}:{len(results)} = {text}")
-        return f"%{symbol}"
+        return [f"%{symbol}#{i}" for i in range(len(results))]

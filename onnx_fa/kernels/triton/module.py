@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from typing import get_args
 
 from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.mlir.kernel import Kernel, check_operands, check_plain
+from onnx_fa.kernels.mlir.kernel import Kernel, check_operands, check_stored
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton import ptx
@@ -22,12 +23,14 @@ from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.kernels.triton.specialised import SpecialisedSource
 from onnx_fa.kernels.triton.tiles import smaller, tf32_tiles, tuned, without
 from onnx_fa.processes import DEFAULT, Limits
-from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.attention import AttentionSpec, Stat
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
 WIDEST = 256
 """The largest head dim."""
+_WHOLE = {"f32": 1 << 24, "f16": 1 << 11, "bf16": 1 << 8}
+"""Whole numbers up to these are exact."""
 _TARGET = '#hal.executable.target<"cuda", "cuda-nvptx-fb", {{target_arch = "{}"{}}}>'
 _COMBINE_WARPS = 4
 
@@ -101,7 +104,11 @@ def _check(spec: AttentionSpec, target: Target) -> None:
     if reason := missing(target):
         raise UnsupportedError(f"triton kernel: {reason}")
     check_operands(spec, "triton")
-    check_plain(spec)
+    check_stored(spec)
+    if spec.rounding is not None and spec.rounding.most > _WHOLE[spec.dtype]:
+        raise UnsupportedError(
+            f"triton kernel: probabilities of {spec.rounding.most} steps, which {spec.dtype} does not hold"
+        )
     if max(spec.D, spec.Dv) > WIDEST:
         raise UnsupportedError(f"triton kernel: head dims above {WIDEST}")
 
@@ -165,7 +172,7 @@ def program_of(
 def _executable(symbol: str, program: Program, variants: Sequence[Variant]) -> list[str]:
     """The executable of one dispatch. Its workload is the number of workgroups, one number per variant."""
     scratch = any(v.code.scratch for v in variants)
-    written = {"count", "out", "part", "stat"}
+    written = {"count", "out", "part", "stat", *(f"row_{which}" for which in get_args(Stat))}
     bindings = [
         "#hal.pipeline.binding<storage_buffer" + (">" if name in written else ", ReadOnly>")
         for name, _ in program.pointers

@@ -39,9 +39,11 @@ def _copied(width: int, row: str, column: str) -> bool:
 
 
 def can_overlap(spec: AttentionSpec) -> bool:
-    """Whether the form is for a spec: of halves, with many queries, no need to go back for blocks that were left out, and K and V
-    stored with head dims innermost."""
+    """Whether the form is for a spec: of halves, with many queries, one walk without a need to go back for blocks that were left
+    out, and K and V stored with head dims innermost."""
     if spec.dtype not in ("f16", "bf16") or (isinstance(spec.Sq, int) and spec.Sq <= 32):
+        return False
+    if spec.rounding is not None:  # which takes two walks
         return False
     inner = all(x[-1] == spec.rank - 1 for x in (spec.q_layout, spec.k_layout, spec.v_layout))
     return inner and spec.D % 8 == 0 and spec.Dv % 8 == 0 and skipping(spec).threshold is None
@@ -53,7 +55,8 @@ class OverlappedSource(AttentionSource):
     header = _HEADER
     decorator = "@gluon.jit"
     blocks_layout = ", layout=tl.SliceLayout(1, s_layout)"
-    parts, part = 1, "0"
+    rows_layout = ", layout=m_layout"
+    part = "0"
 
     def __init__(
         self,
@@ -137,11 +140,8 @@ class OverlappedSource(AttentionSource):
             f"block_shape={block}, layout={name}_layout)"
         )
 
-    def start(self, lead: list[str]) -> None:
-        t = self.t
-        t.do(f"acc = tl.zeros([{self.height}, {self.dvp}], tl.float32, layout=o_layout)")
-        self.start_rows(str(self.height), ", layout=m_layout")
-        self.start_sink(lead)
+    def start_output(self) -> None:
+        self.t.do(f"acc = tl.zeros([{self.height}, {self.dvp}], tl.float32, layout=o_layout)")
 
     def fetch(self, name: str, at: str) -> None:
         """Starts the load of the block that is the `at`-th in the order of the walk."""
@@ -233,7 +233,7 @@ class OverlappedSource(AttentionSource):
         """The probabilities of a block, and the row statistics with it."""
         t = self.t
         inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
-        new, p, mass = self.scores.weigh(self.sweep, s, k0, inside, edge)
+        new, p, mass = self.scores.weigh(self.sweep, {}, s, k0, inside, edge)
         self.update_rows(new, mass)
         if new:
             t.do(f"m = {new}")
@@ -244,6 +244,7 @@ class OverlappedSource(AttentionSource):
 
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
+        self.store_statistics()
         if self.sweep.mass is not None:
             t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
         result = output_of(self, self.loop, "acc", "total_row")

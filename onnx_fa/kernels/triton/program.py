@@ -30,6 +30,11 @@ def product(dims: Sequence[Dim], names: dict[str, str], wide: bool = False) -> s
     return " * ".join([*unknown, *([str(known)] if known != 1 or not unknown else [])])
 
 
+def result_pointers(spec: AttentionSpec) -> list[tuple[str, str]]:
+    """Name and element type of where the results go."""
+    return [("out", spec.dtype), *((f"row_{which}", "f32") for which in spec.stats)]
+
+
 def times(a: str, b: str) -> str:
     """The product of two terms as source."""
     if b == "1":

@@ -67,7 +67,7 @@ def find_ramp(spec: AttentionSpec, plan: ScorePlan, skips: Skipping) -> Ramp | N
     """The bias of a spec that has only one, and that a ramp. What depends on the query alone is left out of it, as no softmax
     sees that; so nothing else may compare scores with numbers of its own. f32 wants the bias rounded as it is written."""
     others = [x for x in plan.steps if not isinstance(x, ExprStep)]
-    if len(plan.expressions) != 1 or plan.natural or spec.dtype == "f32" or spec.sink is not None:
+    if len(plan.expressions) != 1 or plan.natural or spec.dtype == "f32" or spec.sink is not None or spec.stats:
         return None
     if skips.threshold is not None or any(x.fill != -math.inf for x in others):
         return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from onnx_fa.derive.attention import hidden_score
 from onnx_fa.derive.loop import MAXIMUM, SCORE, Walk
+from onnx_fa.derive.terms import Term
 from onnx_fa.derive.writer import write
 from onnx_fa.kernels.plan.score import LOG2E, ExprStep, IndexStep, ScorePlan, window
 from onnx_fa.kernels.plan.skipping import Skipping
@@ -58,25 +59,38 @@ class Scores:
         """What a ramp adds to every score of a block, for the workgroup's first query; "" without one."""
         return self.t.let(f"slope * ({k0} - ramp_start).to(tl.float32)") if self.ramp else ""
 
-    def weigh(self, walk: Walk, s: str, k0: str, inside: str, edge: bool) -> tuple[str, str, str]:
-        """Of a block of products of Q and K: the new maximum of the rows, "" where the walk has none; what multiplies V; what is
-        summed, "" for nothing."""
+    def weigh(
+        self, walk: Walk, found: Mapping[Term, str], s: str, k0: str, inside: str, edge: bool
+    ) -> tuple[str, str, str]:
+        """Of a block of products of Q and K: the new maximum of the rows, "" where the walk has none; what multiplies V, "" where
+        the walk makes no output; what is summed, "" for nothing. `found`: what earlier walks left."""
         s, factor = self.score(s, k0, inside, edge)
         times, rise = f" * {factor!r}" if factor != 1.0 else "", self.rise(k0)
-        known, new = {SCORE: f"{s}{times}"}, ""
+        known, new = {SCORE: f"{s}{times}"} | {term: f"{x}[:, None]" for term, x in found.items()}, ""
         if walk.has_maximum:
             new = self.t.let(f"tl.maximum(m, tl.max({s}, 1){times}{f' + {rise}' if rise else ''})")
             less = self.t.let(f"{new} - {rise}") if rise else new
             known[MAXIMUM] = f"{less}[:, None]"
         elif rise:
             known[SCORE] += f" + {rise}"
-        assert walk.weight is not None
-        language = TritonLanguage(self.places)
-        weight = self.t.let(write(walk.weight, language, known))
-        mass = "" if walk.mass is None else weight
-        if walk.mass is not None and walk.mass != walk.weight:
-            mass = self.t.let(write(walk.mass, language, known))
-        return new, weight, mass
+        language, written = TritonLanguage(self.places), dict[tuple[Term | None, bool], str]()
+        for term, multiplied in ((walk.weight, walk.weight_multiplied), (walk.mass, walk.mass_multiplied)):
+            if term is not None and (term, False) not in written:
+                written[term, False] = self.t.let(write(term, language, known))
+            if term is not None and multiplied and (term, True) not in written:
+                written[term, True] = self.multiplied(written[term, False], k0, inside)
+        weight, mass = (walk.weight, walk.weight_multiplied), (walk.mass, walk.mass_multiplied)
+        return new, written.get(weight, ""), written.get(mass, "")
+
+    def multiplied(self, p: str, k0: str, inside: str) -> str:
+        """Probabilities times the spec's weights."""
+        assert self.plan.weights is not None
+        tiles = dict(self.places.tiles)
+        for leaf in leaves(self.plan.weights):
+            if isinstance(leaf, Tensor) and leaf.index not in tiles:
+                tiles[leaf.index] = self.places.tensor_tile(leaf.index, k0, inside)
+        known: dict[ScoreExpr, str] = {UNCHANGED: p} | {Tensor(i): tile for i, tile in tiles.items()}
+        return self.t.let(self.expressions.emit(self.plan.weights, known.get))
 
     def steps_of(self, edge: bool) -> list[IndexStep | ExprStep]:
         """The steps that blocks need: on an edge all of them, elsewhere what does not leave the score as it is."""

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 
-from onnx_fa.derive.loop import MAXIMUM, SCORE, Loop
+from onnx_fa.derive.loop import MASS, MAXIMUM, SCORE, Loop
+from onnx_fa.derive.terms import Term
+from onnx_fa.derive.terms import known as known_by
 from onnx_fa.derive.writer import write
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.plan.score import LOG2, MAX_START, IndexStep, score_plan, varies
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.block_ranges import BlockRanges, Ends
 from onnx_fa.kernels.triton.combine import combine_last
 from onnx_fa.kernels.triton.config import FEW, TritonConfig
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
-from onnx_fa.kernels.triton.language import TritonLanguage, correction_of, output_of
+from onnx_fa.kernels.triton.language import TritonLanguage, correction_of, output_of, statistic_of
 from onnx_fa.kernels.triton.places import Operand, Places
-from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in, product
+from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in, product, result_pointers
 from onnx_fa.kernels.triton.scores import Scores
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply, Tensor
@@ -28,7 +31,10 @@ from onnx_fa.spec.expr import Apply, Tensor
 class AttentionSource(Places):
     """Writes the kernel of a spec whose queries are folded already."""
 
-    blocks_layout = ""
+    blocks_layout = rows_layout = ""
+    """Of vectors with an element for each block of keys, and for each query."""
+    parts = 1
+    """Into how many groups of warps the queries are divided."""
 
     def __init__(
         self,
@@ -47,7 +53,10 @@ class AttentionSource(Places):
         self.few = config.BM <= FEW
         plan, self.skips = score_plan(spec), skips or skipping(spec)
         self.loop = loop or loop_in(spec)
-        self.sweep = self.loop.one_walk
+        if len(self.loop.walks) > 1 and config.splits > 1:
+            raise UnsupportedError("keys are not split where a second walk over them needs what the first one found")
+        self.sweep, self.found = self.loop.walks[0], dict[Term, str]()
+        """The walk that is being written, and what those before it left, by name."""
         self.masked = any(isinstance(s, IndexStep) for s in plan.steps)
         self.blocks = BlockRanges(self, plan, self.skips, self.blocks_layout)
         self.scores = Scores(self, plan, self.skips, self.blocks.sure, self.broadcast)
@@ -60,7 +69,7 @@ class AttentionSource(Places):
         found = [*zip(names, types, strict=True)]
         alone = combines_itself(spec, self.config)
         found += [("count", "i32")] * alone + [("part", "f32"), ("stat", "f32")] * split
-        return found + [("out", spec.dtype)] * (alone or not split)
+        return [*found, *result_pointers(spec)] if alone or not split else found
 
     def program(self) -> Program:
         """The main kernel."""
@@ -80,9 +89,23 @@ class AttentionSource(Places):
                 self.tiles[i] = self.row_tensor(self.bases[i], x)
         ranges = self.ranges()
         self.scores.start_ramp()
-        self.start(lead)
-        self.loops(*ranges)
+        for i, sweep in enumerate(self.loop.walks):
+            self.sweep = sweep
+            if self.sweep.weight is not None:
+                self.start_output()
+            self.start_rows()
+            if not i:
+                self.start_sink(lead)
+            self.loops(*ranges)
+            if self.sweep is not self.loop.walks[-1]:
+                self.leave_results()
         self.finish(lead)
+
+    def leave_results(self) -> None:
+        """What the next walk has to know of this one."""
+        known, language = self.found | {MAXIMUM: "m", MASS: "l"}, TritonLanguage(self)
+        made = {name: self.t.let(write(term, language, known)) for name, term in self.sweep.results.items()}
+        self.found |= {known_by(name): x for name, x in made.items()}
 
     def indices(self) -> None:
         """Indices along the axes of tiles."""
@@ -112,15 +135,12 @@ class AttentionSource(Places):
         """The blocks of keys to visit."""
         return self.blocks.find()
 
-    def start(self, lead: list[str]) -> None:
-        t, config = self.t, self.config
-        t.do(f"acc = tl.zeros([{config.BM}, {self.dvp}], tl.float32)")
-        self.start_rows(str(config.BM), "")
-        self.start_sink(lead)
+    def start_output(self) -> None:
+        self.t.do(f"acc = tl.zeros([{self.config.BM}, {self.dvp}], tl.float32)")
 
-    def start_rows(self, rows: str, layout: str) -> None:
+    def start_rows(self) -> None:
         """The rows' maxima and sums before the first key. The parts of split keys have them in any case."""
-        split = self.config.splits > 1
+        rows, layout, split = str(self.config.BM // self.parts), self.rows_layout, self.config.splits > 1
         if self.sweep.has_maximum or split:
             self.t.do(f"m = tl.full([{rows}], {MAX_START}, tl.float32{layout})")
         if self.sweep.mass is not None or split:
@@ -167,7 +187,7 @@ class AttentionSource(Places):
                 j = "i"
             t.indent -= 1
             self.block(j, edge=True)
-        threshold = self.skips.threshold if self.sweep.has_maximum else None
+        threshold = self.skips.threshold if any(w.has_maximum for w in self.loop.walks) else None
         if threshold is None or not self.blocks.may_skip or (first == "0" and end == self.blocks.count):
             return
         found = f"tl.where(row < {self.sq}, m, 0.0)" if self.ragged_rows else "m"
@@ -198,12 +218,13 @@ class AttentionSource(Places):
             self.q = self.query_tile(t.let(f"{self.q_start} + zero * {j} * 16"))
         k = keys(self.k, spec.D, self.dp, "od")
         s = t.let(f"tl.dot({self.q}, tl.trans({k}){self.precision})")
-        new, p, mass = self.scores.weigh(self.sweep, s, k0, inside, edge)
+        new, p, mass = self.scores.weigh(self.sweep, self.found, s, k0, inside, edge)
         self.update_rows(new, mass)
-        if self.sweep.correction is not None:
-            t.do("acc = acc * alpha[:, None]")
-        v = keys(self.v, spec.Dv, self.dvp, "ov")
-        t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{self.precision})")
+        if p:
+            if self.sweep.correction is not None:
+                t.do("acc = acc * alpha[:, None]")
+            v = keys(self.v, spec.Dv, self.dvp, "ov")
+            t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{self.precision})")
         if new:
             t.do(f"m = {new}")
         t.indent -= 1
@@ -227,6 +248,7 @@ class AttentionSource(Places):
             out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
             start = t.let(self.moved(out, self.m0, spec.Sq))
             self.store(self.tile(start, out, "om", "ov"), f"{result}.to(out.dtype.element_ty)", "ov")
+            self.store_statistics()
             return
         heads = product((*spec.batch, spec.Hq), self.names, True)
         at = t.let(f"(split.to(tl.int64) * ({heads}) + {self.head}) * {self.sq} + {self.m0}")
@@ -237,3 +259,12 @@ class AttentionSource(Places):
         t.do(f"tl.store(stat + {self.total_rows()} * {config.splits} + {rows}, l{mask})")
         if combines_itself(spec, config):
             combine_last(self, lead, self.loop)
+
+    def store_statistics(self) -> None:
+        """The row statistics that the spec asks for."""
+        t, known = self.t, self.found | {MAXIMUM: "m", MASS: "l"}
+        mask = f", mask=row < {self.sq}" if self.ragged_rows else ""
+        for which in self.spec.stats:
+            value = statistic_of(self, self.loop.walks[-1].results[which], known)
+            rows = t.let(f"{self.head}.to(tl.int64) * {self.sq} + row")
+            t.do(f"tl.store(row_{which} + {rows}, {value}{mask})")

@@ -143,9 +143,9 @@ def is_few(spec: AttentionSpec) -> bool:
 
 
 def splits(spec: AttentionSpec, workgroups: int = PROCESSORS) -> int:
-    """How many parts the keys are cut into: one where there are many queries, else as many as give so many workgroups, of 128 keys
-    at the least."""
-    if not isinstance(spec.Sq, int) or spec.Sq > 32:
+    """How many parts the keys are cut into: one where there are many queries, or two walks over the keys; else as many as give so
+    many workgroups, of 128 keys at the least."""
+    if not isinstance(spec.Sq, int) or spec.Sq > 32 or spec.rounding is not None:
         return 1
     heads = 1
     for d in (*spec.batch, spec.Hq):
