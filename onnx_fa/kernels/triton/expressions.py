@@ -149,7 +149,7 @@ class Expressions:
                 return f"tl.where({x} < 0.0, {e}, 1.0) / (1.0 + {e})"
             case "Softplus":
                 soft = self._log1p(f"tl.exp(-tl.abs({x}))")
-                return f"tl.maximum({x}, 0.0, propagate_nan=tl.PropagateNan.ALL) + {soft}"
+                return f"tl.maximum({x}, 0.0, propagate_nan=triton.language.PropagateNan.ALL) + {soft}"
             case "Pow":
                 return self._power(args, x, values[1])
             case "Div" if not integers:
@@ -168,7 +168,7 @@ class Expressions:
             y += self._wide(expr.args[1], expr)
         if name in _INFIX:
             return f"{x} {_INFIX[name]} {y}"
-        nan = "" if integers else ", propagate_nan=tl.PropagateNan.ALL"
+        nan = "" if integers else ", propagate_nan=triton.language.PropagateNan.ALL"
         return f"tl.{name.lower()}imum({x}, {y}{nan})"
 
     def _conversion(self, name: str, x: str, kind: str) -> str:

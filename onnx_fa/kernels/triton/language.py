@@ -14,6 +14,7 @@ from onnx_fa.derive.writer import write
 from onnx_fa.kernels.plan.score import LN2, LOG2E, MAX_START
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
 from onnx_fa.kernels.triton.places import Places
+from onnx_fa.kernels.triton.sigmoid import shared_sigmoid
 from onnx_fa.spec.attention import LOWEST_STAT
 from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import SCORE as ARGUMENT
@@ -35,9 +36,11 @@ def _enclosed(x: str, *, also_products: bool = False) -> str:
 
 @dataclass(frozen=True)
 class TritonLanguage:
-    """The ops of terms as text. Functions are written into the kernel's block first."""
+    """The ops of terms as text. Functions are written into the kernel's block first. `unmasked`: in a block whose
+    scores no mask makes -inf, and a loop that divides by nothing, the scores as a tile and a number that multiplies it, by text."""
 
     places: Places
+    unmasked: Mapping[str, tuple[str, float]] | None = None
 
     def add(self, a: str, b: str) -> str:
         return f"{a} + {b}"
@@ -65,7 +68,10 @@ class TritonLanguage:
 
     def map(self, name: str, x: str) -> str:
         spec, places = self.places.spec, self.places
-        argument = places.t.let(x)
+        argument, factor = (self.unmasked or {}).get(x) or (places.t.let(x), 1.0)
+        if self.unmasked is not None and spec.dtype != "f32" and function_of(spec, name) == Apply("Sigmoid", ARGUMENT):
+            return shared_sigmoid(places.t, argument, factor, places.dp)
+        argument = argument if factor == 1.0 else places.t.let(x)
         if name == STEPS and spec.rounding is not None:
             return self._steps(spec.rounding, argument)
         if name == "Reciprocal":  # 0 in rows without a key, whose probabilities are 0 or NaN, which both become 0

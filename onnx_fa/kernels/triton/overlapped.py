@@ -20,7 +20,8 @@ from onnx_fa.kernels.triton.places import Operand
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.attention import AttentionSpec
 
-_HEADER = """from triton.experimental import gluon
+_HEADER = """import triton.language
+from triton.experimental import gluon
 from triton.experimental.gluon import language as tl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait,

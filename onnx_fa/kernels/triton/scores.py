@@ -17,7 +17,7 @@ from onnx_fa.kernels.triton.language import TritonLanguage
 from onnx_fa.kernels.triton.places import Places
 from onnx_fa.kernels.triton.ramp import find_ramp, position_text
 from onnx_fa.spec.expr import SCORE as UNCHANGED
-from onnx_fa.spec.expr import SKV, SQ, Apply, K, Q, ScoreExpr, Tensor, leaves
+from onnx_fa.spec.expr import SKV, SQ, Apply, Float, K, Q, ScoreExpr, Tensor, leaves
 
 
 class Scores:
@@ -73,7 +73,13 @@ class Scores:
             known[MAXIMUM] = f"{less}[:, None]"
         elif rise:
             known[SCORE] += f" + {rise}"
-        language, written = TritonLanguage(self.places), dict[tuple[Term | None, bool], str]()
+        whole = (
+            not edge
+            and walk.mass is None
+            and all(isinstance(x, ExprStep) and _adds(x.expr) for x in self.steps_of(edge))
+        )
+        language = TritonLanguage(self.places, {known[SCORE]: (s, factor)} if whole else None)
+        written: dict[tuple[Term | None, bool], str] = {}
         for term, multiplied in ((walk.weight, walk.weight_multiplied), (walk.mass, walk.mass_multiplied)):
             if term is not None and (term, False) not in written:
                 written[term, False] = self.t.let(write(term, language, known))
@@ -155,3 +161,11 @@ class Scores:
         if not keeps:
             return s
         return self.t.let(f"tl.where({' & '.join(keeps)}, {s}, {float_text(step.fill)})")
+
+
+def _adds(expr: ScoreExpr) -> bool:
+    """Whether an expression adds a finite constant to the score, or is the score."""
+    match expr:
+        case Apply("Add" | "Sub", (a, Float(value))):
+            return math.isfinite(value) and _adds(a)
+    return expr == UNCHANGED
