@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from onnx_fa.kernels.plan.folding import fold_queries
-from onnx_fa.kernels.triton import language
+from onnx_fa.kernels.triton import reciprocals
 from onnx_fa.kernels.triton.combine import combine_program
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.program import Program, combines_itself
@@ -28,8 +28,8 @@ from onnx_fa.spec.accuracy import expect
 from onnx_fa.spec.attention import AttentionSpec
 from tests.support.cases import BY_NAME, draw_operands
 
-# The interpreter executes no inline assembly, which tests/kernels/test_triton_sigmoid.py does.
-language.shared_sigmoid = lambda t, score, factor, width: f"tl.sigmoid({score} * {factor!r})"
+# The interpreter executes no inline assembly, which tests/kernels/test_triton_reciprocals.py does.
+reciprocals.shared_reciprocal = lambda divisor, inverses: f"1.0 / {divisor}"
 
 TYPES = {"f32": torch.float32, "f16": torch.float16}
 

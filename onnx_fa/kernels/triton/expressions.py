@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from onnx_fa.kernels.mlir.expressions import IntBounds
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, fill_log2, kind, uses
+from onnx_fa.kernels.triton import reciprocals
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.expr import Apply, Constant, Float, Int, Length, ScoreExpr, Tensor
 from onnx_fa.spec.terms import Dim, TensorArg
@@ -181,9 +182,9 @@ class Expressions:
 
     def tanh(self, x: str) -> str:
         """1 - 2 / (e^2x + 1). Near 0 that has few digits, where f32 wants the series (Abramowitz and Stegun 4.5.64)."""
-        far = f"1.0 - 2.0 / (tl.exp2({x} * {2 * LOG2E!r}) + 1.0)"
         if not self.exact_tanh:
-            return far
+            return reciprocals.shared_tanh(self.t.let, x)
+        far = f"1.0 - 2.0 / (tl.exp2({x} * {2 * LOG2E!r}) + 1.0)"
         s = self.t.let(f"{x} * {x}")
         near = f"{x} * (1.0 + {s} * ({-1 / 3!r} + {s} * ({2 / 15!r} + {s} * ({-17 / 315!r} + {s} * {62 / 2835!r}))))"
         return f"tl.where(tl.abs({x}) < 0.2, {near}, {far})"

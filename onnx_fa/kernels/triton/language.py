@@ -12,9 +12,9 @@ from onnx_fa.derive.loop import MASS, MAXIMUM, OLD_MAXIMUM, Loop
 from onnx_fa.derive.terms import Term
 from onnx_fa.derive.writer import write
 from onnx_fa.kernels.plan.score import LN2, LOG2E, MAX_START
+from onnx_fa.kernels.triton import reciprocals
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
 from onnx_fa.kernels.triton.places import Places
-from onnx_fa.kernels.triton.sigmoid import shared_sigmoid
 from onnx_fa.spec.attention import LOWEST_STAT
 from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import SCORE as ARGUMENT
@@ -70,7 +70,7 @@ class TritonLanguage:
         spec, places = self.places.spec, self.places
         argument, factor = (self.unmasked or {}).get(x) or (places.t.let(x), 1.0)
         if self.unmasked is not None and spec.dtype != "f32" and function_of(spec, name) == Apply("Sigmoid", ARGUMENT):
-            return shared_sigmoid(places.t, argument, factor, places.dp)
+            return reciprocals.shared_sigmoid(places.t.let, argument, factor, places.dp)
         argument = argument if factor == 1.0 else places.t.let(x)
         if name == STEPS and spec.rounding is not None:
             return self._steps(spec.rounding, argument)

@@ -1,4 +1,4 @@
-"""Sigmoids in Triton: what the instructions that are written compute, where they stand, and that every form compiles with them."""
+"""Shared reciprocals in Triton: what the instructions compute, where they stand, and that every form compiles with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.kernels.triton.module import program_of
-from onnx_fa.kernels.triton.sigmoid import LEAST, shared_sigmoid
+from onnx_fa.kernels.triton.reciprocals import MOST, shared_sigmoid, shared_tanh
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case
 from onnx_fa.spec.expr import SCORE, Apply, Float
@@ -53,7 +53,7 @@ def executed(text: str, inputs: list[F32]) -> list[F32]:
 @pytest.mark.parametrize("width", [64, 128])
 def test_numbers(width: int) -> None:
     """Every sigmoid is within 2e-4 of itself, whichever score it shares a reciprocal with; NaN stays its own."""
-    text = re.search(r'"({.*?})"', shared_sigmoid(Block(), "s", 1.0, width))
+    text = re.search(r'"({.*?})"', shared_sigmoid(Block().let, "s", 1.0, width))
     assert text is not None
     rng = np.random.default_rng(0)
     count = text[1].count("$") and max(int(n) for n in re.findall(r"\$(\d+)", text[1])) // 2 + 1
@@ -61,13 +61,25 @@ def test_numbers(width: int) -> None:
         (rng.standard_normal(4096) * rng.choice([0.1, 3, 40, 300], 4096)).astype(np.float64) for _ in range(count)
     ]
     scores[0][:3] = (np.inf, -np.inf, 0.0)
-    divisors = [(1 + np.exp2(np.minimum(-s * np.log2(np.e), LEAST))).astype(np.float32) for s in scores]
+    divisors = [(1 + np.exp2(np.minimum(-s * np.log2(np.e), MOST))).astype(np.float32) for s in scores]
     for s, got in zip(scores, executed(text[1], divisors), strict=True):
-        want = 1 / (1 + np.exp(np.minimum(-s, LEAST * np.log(2))))
+        want = 1 / (1 + np.exp(np.minimum(-s, MOST * np.log(2))))
         assert np.max(np.abs(got / want - 1)) < 2e-4
     divisors[0][5] = np.nan
     results = executed(text[1], divisors)
     assert np.isnan(results[0][5]) and all(np.isfinite(x[:5]).all() for x in results)
+
+
+def test_tangents() -> None:
+    """Of any size, also where 2^x overflows: as near as 2 / (1 + e^2x) is to be had in f32."""
+    text = re.search(
+        r'"({.*?})"', "".join((block := Block()).lines) + shared_tanh(block.let, "x") + "".join(block.lines)
+    )
+    assert text is not None
+    x = [np.linspace(-20, 20, 4001), np.array([-np.inf, np.inf, -1e30, 1e30] + [0.5] * 3997)]
+    divisors = [(1 + np.exp2(np.minimum(v * 2 * np.log2(np.e), MOST))).astype(np.float32) for v in x]
+    for v, got in zip(x, executed(text[1], divisors), strict=True):
+        assert np.max(np.abs(1 - 2 * got.astype(np.float64) - np.tanh(v))) < 4e-7
 
 
 def spec_of(weight: Apply, **changes: object) -> AttentionSpec:
