@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_fa.errors import ModelError, UnsupportedError
 from onnx_fa.files import write_whole
 from onnx_fa.generate.grow import Grown, grow_caches, return_rows_first
+from onnx_fa.generate.last_row import keep_last_row
 from onnx_fa.generate.layout import DecoderFiles
 from onnx_fa.graph import io
 from onnx_fa.graph.caches import CachePair, find_cache_pairs, first_rows
@@ -106,6 +107,8 @@ def _build(path: Path, phase: str, files: DecoderFiles, target: Target, folder: 
     inputs = read_roles(model, pairs)
     model = fix_dims(model, _sizes(model, inputs, pairs, phase, files))
     _name_keys(model, inputs, pairs)
+    if phase == "prompt":
+        keep_last_row(model, _logits_of([str(v.name) for v in model.graph.outputs], {p.present for p in pairs}))
     inputs = read_roles(model, pairs)
     grown, planned = _plan(model, pairs, tokens_input(inputs), target)
     report, planned = compile_planned(planned, folder / f"{phase}.vmfb", timeout_s=timeout_s)
@@ -197,14 +200,18 @@ def _describe(
         kind, is_grown = _NAMES[int(value.dtype)], pair.past in grown.grown
         caches.append(Cache(pair.past, pair.present, shape, kind, is_grown, first[pair.past]))
     results = tuple(str(v.name) for v in grown.model.graph.outputs)
-    presents = {c.present for c in caches}
-    logits = [name for name in results if name not in presents and "logits" in name] or [
-        name for name in results if name not in presents
-    ]
+    logits = _logits_of(results, {c.present for c in caches})
+    arguments = tuple(str(v.name) for v in graph_inputs(grown.model))
+    return Module(str(report.output), arguments, results, tuple(inputs), tuple(caches), logits, dict(grown.copied))
+
+
+def _logits_of(results: Sequence[str], presents: Collection[str]) -> str:
+    """The output with the logits, which is called so, or is the first beside the caches. Raises ModelError without one."""
+    others = [name for name in results if name not in presents]
+    logits = [name for name in others if "logits" in name] or others
     if not logits:
         raise ModelError("no output beside the caches: a decoder returns logits")
-    arguments = tuple(str(v.name) for v in graph_inputs(grown.model))
-    return Module(str(report.output), arguments, results, tuple(inputs), tuple(caches), logits[0], dict(grown.copied))
+    return logits[0]
 
 
 def describe_to(path: Path, modules: tuple[Module, Module]) -> None:
