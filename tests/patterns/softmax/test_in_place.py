@@ -8,7 +8,7 @@ import pytest
 from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.types import After
 from onnx_fa.patterns.softmax import in_place, own_sum
-from onnx_fa.spec.expr import words
+from onnx_fa.spec.expr import SCORE, words
 from tests.support.text_graphs import Constant, TextGraph, describe_step, name_of
 
 INPUTS = (
@@ -17,6 +17,7 @@ INPUTS = (
 )
 NUMBERS: dict[str, Constant] = {
     "last": [-1],
+    "other": [-2],
     "rows": [2],
     "half": 0.5,
     "one": 1.0,
@@ -108,6 +109,28 @@ def test_function_in_place_of_a_softmax(body: str, node: str, said: str) -> None
         have = f"{name_of(anchor.score)} to {name_of(anchor.prob)}, axis {anchor.axes[0]}: {words(anchor.weight)}"
         have += f", called {anchor.label}"
     assert have == said
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("n = ReduceL1(s, last) p = Div(s, n) o = MatMul(p, v)", True),
+        ("a = Abs(s) n = ReduceSum(a, last) m = Max(n, some) p = Div(s, m) o = MatMul(p, v)", True),
+        ("n = ReduceSum(s, last) p = Div(s, n) o = MatMul(p, v)", True),
+        ("n = ReduceL1(s, other) p = Div(s, n) o = MatMul(p, v)", False),  # over the queries
+        ("n = ReduceL2(s, last) p = Div(s, n) o = MatMul(p, v)", False),
+        ("n = ReduceL1(near, last) p = Div(s, n) o = MatMul(p, v)", False),  # of something else
+        ("n = ReduceL1(s, last) p = Div(s, n) o = MatMul(p, values)", False),  # a layer of the network
+        ("r = Sigmoid(s) n = ReduceSum(r, last) p = Div(r, n) o = MatMul(p, v)", False),  # find_weights has it
+        ("r = Pow(two, s) n = ReduceSum(r, last) p = Div(r, n) o = MatMul(p, v)", False),  # a softmax by hand
+    ],
+)
+def test_scores_over_a_sum_of_theirs(body: str, found: bool) -> None:
+    graph = graph_of(f"s = MatMul(q, kt) {body}")
+    anchor = in_place.find_shares(graph.view, graph.node("p"))
+    assert (anchor is not None) == found
+    if anchor is not None:
+        assert anchor.weight == SCORE and name_of(anchor.score) == name_of(anchor.prob) == "s" and anchor.axes == (-1,)
 
 
 def _after(rule: str, body: str) -> After | None:
