@@ -25,6 +25,7 @@ from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
@@ -32,7 +33,9 @@ from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
+from onnx_fa.kernels.triton.linear import emit_linear, linear_name
 from onnx_fa.spec.dtypes import ONNX
+from onnx_fa.spec.linear import Bits, LinearSpec
 from onnx_fa.spec.target import Target
 
 try:
@@ -64,14 +67,13 @@ def import_mlir(
     """
     typed, held = hold_weights(load(model))
     infer_types(typed, sites, data_prop=data_prop)
-    cpu = None if target is None or target.is_gpu else target
-    proto = legalize(typed, held, cpu=cpu)
+    proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
-    importer.cpu = cpu
+    importer.cpu = None if target is None or target.is_gpu else target
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
     kernels = list({k.name: k for k in called if k is not None}.values())
     with warnings.catch_warnings():
@@ -305,6 +307,41 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             cast = _cast(made, _builtin(torch_type, "f32"))
             self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
         return True
+
+    def _handle_node_LinearSite(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != LINEAR_SITE:
+            return False
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            values = [self._nv_map[name] for name in node.input]
+            types = [_builtin(x.type, _element(x.type)) for x in values]
+            spec = _linear_spec(types, {a.name: a.i for a in node.attribute})
+            self.functions.update(emit_linear(spec))
+            operands = [_op("torch_c.to_builtin_tensor", x, have) for x, have in zip(values, types, strict=True)]
+            ((shape, dtype),) = spec.results
+            callee = {"callee": mlir.FlatSymbolRefAttr.get(linear_name(spec))}
+            result = _tensor(shape, dtype)
+            made = mlir.Operation.create("util.call", results=[result], operands=operands, attributes=callee).result
+            torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
+            cast = _cast(made, _builtin(torch_type, element_type(dtype)))
+            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+        return True
+
+
+def _linear_spec(types: Sequence[Any], numbers: Mapping[str, int]) -> LinearSpec:
+    """The spec of a LinearSite whose operands have these builtin types."""
+    x, weight, *more = types
+    lead = tuple(f"d{i}" if x.is_dynamic_dim(i) else x.get_dim_size(i) for i in range(x.rank - 1))
+    K, transposed, bits = x.get_dim_size(x.rank - 1), bool(numbers["transposed"]), None
+    if numbers["bits"]:
+        zeros = more[1 : len(more) - numbers["bias"]]
+        element = str(zeros[0].element_type) if zeros else ""
+        kind: Any = "packed" if element == "i8" else element
+        scales: Any = str(more[0].element_type)
+        bits = Bits(numbers["bits"], numbers["block"], scales, kind)
+    dtype: Any = str(x.element_type)
+    return LinearSpec(
+        lead, K, weight.get_dim_size(0 if transposed else 1), dtype, transposed, bits, bool(numbers["bias"])
+    )
 
 
 def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:

@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.legalise.bits_product import Weight, bits_product
+from onnx_fa.iree.legalise.linear_sites import linear_bits
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _ROUNDED = 4
@@ -34,10 +35,12 @@ def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
     _check(g, node, bits, order)
     blocks = math.ceil(width / size)
     per_byte = 8 // bits
+    kept = Weight(packed, scales, zeros, rows, blocks, size, bits, attr_of(node, "accuracy_level", 0) == _ROUNDED)
+    if linear_bits(g, node, a, kept, bias):
+        return True
     wide = g.cast(a, kind, TensorProto.FLOAT, hint)
     if blocks * size != width:
         wide = _pad_columns(g, wide, blocks * size - width, len(g.shape(a) or ()), hint)
-    kept = Weight(packed, scales, zeros, rows, blocks, size, bits, attr_of(node, "accuracy_level", 0) == _ROUNDED)
     if whole := bits_product(g, wide, kept, hint):
         return _finish(g, whole, bias, kind, hint, node.output[0])
     scale = _column(g, g.cast(scales, kind, TensorProto.FLOAT, hint), rows, blocks, hint)

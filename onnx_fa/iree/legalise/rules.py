@@ -22,6 +22,7 @@ from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
+from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, linear_product
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
@@ -31,6 +32,7 @@ from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.windows import trim_rows, window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
+from onnx_fa.kernels import triton
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
 
@@ -48,21 +50,21 @@ EXPAND = (
 
 
 def legalize(
-    model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, cpu: Target | None = None
+    model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> onnx.ModelProto:
     """A model with equal results that IREE can import; the model passed is not changed.
 
     Model-local functions are inlined and operators that IREE refuses become smaller ones. The types of values are
     taken from `value_info`: infer shapes before. `held` are initializers whose data are not in the model.
-    `cpu` is the target if that is a CPU: nodes of our own domain may stand for kernels of it.
+    With a `target`, nodes of our own domain may stand for kernels of it.
     """
     out = onnx.ModelProto()
     out.CopyFrom(model)
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
-    _rewrite(out, held or {}, cpu)
+    _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in out.graph.node}
-    if BITS_PRODUCT in ops and not any(i.domain == DOMAIN for i in out.opset_import):
+    if ops & {BITS_PRODUCT, LINEAR_SITE} and not any(i.domain == DOMAIN for i in out.opset_import):
         out.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     if ops & set(EXPAND):
         _write_defaults(out)
@@ -70,9 +72,13 @@ def legalize(
     return out
 
 
-def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], cpu: Target | None) -> None:
-    g = GraphWriter(model, held, cpu=cpu)
+def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], target: Target | None) -> None:
+    cpu = None if target is None or target.is_gpu else target
+    cuda = target if target is not None and target.kernels != "iree" and not triton.missing(target) else None
+    g = GraphWriter(model, held, cpu=cpu, cuda=cuda)
     for node in model.graph.node:
+        if node.output and node.output[0] in g.written:
+            continue
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)
@@ -264,6 +270,10 @@ def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return linear_product(g, node) or _flat_rows(g, node)
+
+
 def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A MatMul of four or more dims by a matrix, as one of rows.
 
@@ -335,7 +345,8 @@ _HANDLERS: dict[str, Handler] = {
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
     PAST_ROWS: past_rows,
-    "MatMul": _flat_rows,
+    "MatMul": _matmul,
+    "Gemm": linear_product,
     "Conv": _conv,
     **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
     "DequantizeLinear": dequantize,

@@ -23,10 +23,18 @@ class GraphWriter:
         held: Mapping[str, ir.TensorProtocol] | None = None,
         *,
         cpu: Target | None = None,
+        cuda: Target | None = None,
     ) -> None:
-        """`held` has the initializers whose data are not in the model. `cpu` is the target if that is a CPU: nodes of our own
-        domain may stand for kernels of it."""
-        self.cpu = cpu
+        """`held` has the initializers whose data are not in the model. `cpu` is the target if that is a CPU, `cuda` if it is one
+        that Triton makes code for: nodes of our own domain may stand for kernels of it."""
+        self.cpu, self.cuda = cpu, cuda
+        self.written: set[str] = set()
+        """Outputs of nodes further down that have been written already."""
+        self._users: dict[str, list[onnx.NodeProto]] = {}
+        for node in model.graph.node:
+            for name in _read(node):
+                self._users.setdefault(name, []).append(node)
+        self._outputs = {o.name for o in model.graph.output}
         graph = model.graph
         self.graph = graph
         self.held = held or {}
@@ -46,6 +54,14 @@ class GraphWriter:
             self.types[t.name] = (t.data_type, list(t.dims))
         self.names = set(self.types) | {o for n in graph.node for o in n.output}
         self.nodes: list[onnx.NodeProto] = []
+
+    def users(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes of the model as it came that read a value; none where the model gives it out."""
+        return [] if name in self._outputs else self._users.get(name, [])
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a value is a weight or another constant."""
+        return name in self.held or name in self.constants
 
     def fresh(self, hint: str) -> str:
         name, n = hint, 1
@@ -98,6 +114,14 @@ class GraphWriter:
 
     def shape(self, name: str) -> list[int | str | None] | None:
         return self.types.get(name, (0, None))[1]
+
+
+def _read(node: onnx.NodeProto) -> set[str]:
+    """The values that a node reads, also in its graphs."""
+    inner = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    return set(node.input).union(
+        *(_read(n) for graph in inner for n in graph.node), *({o.name for o in g.output} for g in inner)
+    )
 
 
 Handler = Callable[[GraphWriter, onnx.NodeProto], bool]

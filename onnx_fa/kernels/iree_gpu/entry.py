@@ -89,7 +89,7 @@ class GpuEntry(KernelEntry):
         elements = [x.element for x in self.boundary.operands]
         values = self.pass_operands(site.operand_shapes, spec.operand_shapes, elements)
         self._measure_padded()
-        result = self.reshape(self._attend(values), spec.out_shape, site.out_shape, spec.dtype)
+        result = self.reshape(self._attend(values), spec.out_shape, site.results[0][0], spec.dtype)
         return self.lines([result])
 
     def _measure_padded(self) -> None:

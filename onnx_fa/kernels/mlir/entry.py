@@ -7,9 +7,9 @@ bitcast first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
-from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
 
 
@@ -24,11 +24,26 @@ def listed_types(types: Sequence[str]) -> str:
     return types[0] if len(types) == 1 else f"({', '.join(types)})"
 
 
+class Site(Protocol):
+    """What a kernel stands for, as an entry sees it: the spec of an attention or of another kind of site."""
+
+    @property
+    def operand_shapes(self) -> Sequence[tuple[Dim, ...]]: ...
+
+    @property
+    def operand_dtypes(self) -> Sequence[str]: ...
+
+    @property
+    def results(self) -> Sequence[tuple[tuple[Dim, ...], str]]: ...
+
+    def operand_names(self, tensor: str) -> list[str]: ...
+
+
 class KernelEntry:
     """Writes the function `name`, from a site's operands to its results. `t` takes the operations, and `dims` names the sizes
     of symbolic dims that were measured."""
 
-    def __init__(self, site: AttentionSpec, name: str) -> None:
+    def __init__(self, site: Site, name: str) -> None:
         self.site, self.name, self.t = site, name, Text()
         self.names = [f"%{operand}" for operand in site.operand_names("mask")]
         operands = zip(site.operand_shapes, site.operand_dtypes, strict=True)

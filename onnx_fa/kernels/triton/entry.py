@@ -7,11 +7,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.program import Program, combines_itself
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
+
+
+def dispatch(
+    t: Text,
+    symbol: str,
+    archs: Sequence[int],
+    counts: Sequence[str],
+    values: Sequence[str],
+    types: Sequence[str],
+    results: Sequence[str],
+) -> list[str]:
+    """Dispatches the executable `symbol`, with a number of workgroups per architecture. Returns the names of what it gives, of
+    the types `results`."""
+    entries = ", ".join(f"@{symbol}::@sm_{arch}::@{symbol}" for arch in archs)
+    result = f"({', '.join(results)})" if len(results) > 1 else results[0]
+    text = f"flow.dispatch {{{entries}}}[{', '.join(counts)}]({', '.join(values)}) : ({', '.join(types)}) -> {result}"
+    if len(results) == 1:
+        return [t.let(text)]
+    t.do(f"%{symbol}:{len(results)} = {text}")
+    return [f"%{symbol}#{i}" for i in range(len(results))]
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,7 @@ class TritonEntry(KernelEntry):
         combine: Program | None,
     ) -> None:
         super().__init__(site, name)
+        self.symbols = site.symbols
         self.spec, self.program, self.variants, self.combine = spec, program, variants, combine
         self.config: TritonConfig = variants[0].config
         self.counter = f"{name}_count"
@@ -48,7 +70,7 @@ class TritonEntry(KernelEntry):
     def text_lines(self) -> list[str]:
         """The function, and the variable that holds the counters."""
         site, spec, t = self.site, self.spec, self.t
-        for symbol in site.symbols:
+        for symbol in self.symbols:
             self.measure(symbol)
         elements = [element for _, element in self.program.pointers[: len(self.names)]]
         values = self.pass_operands(site.operand_shapes, spec.operand_shapes, elements)
@@ -133,12 +155,4 @@ class TritonEntry(KernelEntry):
         self, symbol: str, counts: Sequence[str], values: Sequence[str], types: Sequence[str], results: Sequence[str]
     ) -> list[str]:
         """Dispatches the executable `symbol`, with a number of workgroups per variant. Returns the names of what it gives."""
-        entries = ", ".join(f"@{symbol}::@sm_{v.arch}::@{symbol}" for v in self.variants)
-        result = f"({', '.join(results)})" if len(results) > 1 else results[0]
-        text = (
-            f"flow.dispatch {{{entries}}}[{', '.join(counts)}]({', '.join(values)}) : ({', '.join(types)}) -> {result}"
-        )
-        if len(results) == 1:
-            return [self.t.let(text)]
-        self.t.do(f"%{symbol}:{len(results)} = {text}")
-        return [f"%{symbol}#{i}" for i in range(len(results))]
+        return dispatch(self.t, symbol, [v.arch for v in self.variants], counts, values, types, results)

@@ -3,10 +3,8 @@ when the program is loaded. The module needs nothing but IREE's runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import get_args
 
 from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
@@ -17,13 +15,14 @@ from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.combine import combine_program
 from onnx_fa.kernels.triton.config import ARCHITECTURES, TritonConfig, f32_products
 from onnx_fa.kernels.triton.entry import TritonEntry, Variant
+from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.overlapped import OverlappedSource
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.kernels.triton.specialised import SpecialisedSource
 from onnx_fa.kernels.triton.tiles import smaller, tf32_tiles, tuned, without
 from onnx_fa.processes import DEFAULT, Limits
-from onnx_fa.spec.attention import AttentionSpec, Stat
+from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
@@ -31,7 +30,6 @@ WIDEST = 256
 """The largest head dim."""
 _WHOLE = {"f32": 1 << 24, "f16": 1 << 11, "bf16": 1 << 8}
 """Whole numbers up to these are exact."""
-_TARGET = '#hal.executable.target<"cuda", "cuda-nvptx-fb", {{target_arch = "{}"{}}}>'
 _COMBINE_WARPS = 4
 
 
@@ -82,14 +80,15 @@ def _kernel(
     """The kernel's text; where parts of split keys are combined by a dispatch of its own, with that. `spec` is the site's,
     folded."""
     chosen = variants[0].config
-    text: list[str] = _executable(_symbol(name), program, variants)
+    text = executable_text(_symbol(name), program, variants, [v.config.splits for v in variants])
     combine = None
     if chosen.splits > 1 and not combines_itself(spec, chosen):
         combine = combine_program(spec, chosen, f"{name}_combine", loop)
         archs = [v.arch for v in variants]
         with ThreadPoolExecutor(len(archs)) as pool:
             codes = list(pool.map(lambda a: ptx.compile_program(combine, a, _COMBINE_WARPS, 1, limits), archs))
-        text += _executable(combine.entry, combine, [Variant(a, c, chosen) for a, c in zip(archs, codes, strict=True)])
+        made = [Variant(a, c, chosen) for a, c in zip(archs, codes, strict=True)]
+        text += executable_text(combine.entry, combine, made, [1] * len(made))
     text += TritonEntry(site, spec, name, program, variants, combine).text_lines()
     fields = {
         f"{k}_sm_{v.arch}" if v.arch != variants[0].arch else k: x
@@ -167,46 +166,3 @@ def program_of(
         ).program()
     products = f32_products(config, arch, tf32=tf32)
     return AttentionSource(spec, config, symbol, products=products, skips=skips, loop=loop).program()
-
-
-def _executable(symbol: str, program: Program, variants: Sequence[Variant]) -> list[str]:
-    """The executable of one dispatch. Its workload is the number of workgroups, one number per variant."""
-    scratch = any(v.code.scratch for v in variants)
-    written = {"count", "out", "part", "stat", *(f"row_{which}" for which in get_args(Stat))}
-    bindings = [
-        "#hal.pipeline.binding<storage_buffer" + (">" if name in written else ", ReadOnly>")
-        for name, _ in program.pointers
-    ] + ["#hal.pipeline.binding<storage_buffer>"] * scratch
-    layout = f"#hal.pipeline.layout<constants = {len(program.constants)}, bindings = [{', '.join(bindings)}]>"
-    lines = [f"hal.executable private @{symbol} {{"]
-    workload = ", ".join(f"%n{v.arch}: index" for v in variants)
-    for v in variants:
-        target = _TARGET.format("sm_80", f", onnx_fa.arch = {v.arch} : i32")
-        data = v.code.text.encode()
-        code = f'dense<"0x{data.hex()}"> : vector<{len(data)}xi8>'
-        object_ = f'#hal.executable.object<{{path = "{symbol}_sm_{v.arch}.ptx", data = {code}}}>'
-        lines.append(f"hal.executable.variant public @sm_{v.arch} target({target}) objects([{object_}]) {{")
-        if v.arch != variants[-1].arch:
-            lines += [
-                "hal.executable.condition(%device: !hal.device) -> i1 {",
-                '%known, %major = hal.device.query<%device : !hal.device> key("cuda.device" :: "compute_capability_major") '
-                ": i1, i32 = 0 : i32",
-                f"%wanted = arith.constant {v.arch // 10} : i32",
-                "%same = arith.cmpi eq, %major, %wanted : i32",
-                "hal.return %same : i1",
-                "}",
-            ]
-        sizes = (
-            f"workgroup_size = [{32 * v.code.warps} : index, 1 : index, 1 : index], subgroup_size = 32 : index, "
-            f"workgroup_local_memory = {v.code.shared} : index"
-        )
-        lines += [
-            f"hal.executable.export public @{symbol} ordinal(0) layout({layout}) "
-            f"count(%device: !hal.device, {workload}) -> (index, index, index) {{",
-            f"%y = arith.constant {v.config.splits if symbol.endswith('_attention') else 1} : index",
-            "%z = arith.constant 1 : index",
-            f"hal.return %n{v.arch}, %y, %z : index, index, index",
-            f"}} <{{{sizes}}}>",
-            "}",
-        ]
-    return [*lines, "}"]

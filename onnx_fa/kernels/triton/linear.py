@@ -1,0 +1,170 @@
+"""Linear sites by Triton: tiles, code, and the function that a program calls. Where the rows are known only at run time, code for
+a few and code for many are in the module, and each call chooses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.triton import ptx
+from onnx_fa.kernels.triton.config import ARCHITECTURES
+from onnx_fa.kernels.triton.entry import dispatch
+from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource, few_config
+from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.kernels.triton.program import Program
+from onnx_fa.kernels.triton.tiles import PROCESSORS
+from onnx_fa.spec.linear import LinearSpec
+
+FEW = 16
+"""Up to so many rows are one block, whose time is that of reading the weight."""
+_USUAL_ROWS = 512
+"""What unknown numbers of rows are taken to be, where tiles are chosen."""
+_MANY_CODE, _FEW_CODE = "many", "few"
+
+
+@dataclass(frozen=True)
+class LinearCode:
+    """One architecture's code, and its tiles."""
+
+    arch: int
+    code: ptx.Compiled
+    config: LinearConfig | FewConfig
+
+
+def linear_name(spec: LinearSpec) -> str:
+    """The name of a site's function: equal for equal specs."""
+    return f"linear_{hashlib.sha256(repr(spec).encode()).hexdigest()[:10]}"
+
+
+@cache
+def emit_linear(spec: LinearSpec) -> dict[str, str]:
+    """The executables and the function of the site's name, which takes its operands and returns y, by their symbols. Raises
+    UnsupportedError where Triton refuses all tiles."""
+    name, rows = linear_name(spec), spec.rows
+    forms = [_FEW_CODE] * (rows is None or rows <= FEW) + [_MANY_CODE] * (rows is None or rows > FEW)
+    made = {form: _compiled(spec, f"{name}_{form}", few=form == _FEW_CODE) for form in forms}
+    texts = {
+        f"{name}_{form}": _joined(executable_text(f"{name}_{form}", program, codes, [c.config.splits for c in codes]))
+        for form, (program, codes) in made.items()
+    }
+    entry = LinearEntry(spec, name, {form: codes for form, (_, codes) in made.items()})
+    function = _joined(entry.text_lines())
+    return {**texts, **{f"{name}_count": _joined(state) for state in [entry.state] if state}, name: function}
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _compiled(spec: LinearSpec, symbol: str, *, few: bool) -> tuple[Program, list[LinearCode]]:
+    with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
+        made = list(pool.map(lambda arch: _code(spec, symbol, arch, few=few), ARCHITECTURES))
+    return made[0][0], [code for _, code in made]
+
+
+def _code(spec: LinearSpec, symbol: str, arch: int, *, few: bool) -> tuple[Program, LinearCode]:
+    problem: UnsupportedError | None = None
+    for config in _tiles(spec, arch, few=few):
+        if isinstance(config, FewConfig):
+            program = FewRowsSource(spec, config, symbol).program()
+        else:
+            program = LinearSource(spec, config, symbol, _products(config, arch)).program()
+        try:
+            code = ptx.compile_program(program, arch, config.warps, config.stages)
+        except UnsupportedError as e:
+            problem = problem or e
+            continue
+        return program, LinearCode(arch, code, config)
+    raise UnsupportedError(f"triton, linear site: {problem}")
+
+
+def _products(config: LinearConfig, arch: int) -> str:
+    """How f32 is multiplied; both ways are as near to the reference as fused multiply-adds (config.py)."""
+    return "bf16x6" if arch // 10 == 9 and config.BM >= 64 else "tf32x3"
+
+
+def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | FewConfig]:
+    """Tiles, the best first, for where they do not fit."""
+    if spec.rows is not None and spec.rows <= MOST_ROWS:
+        return [few_config(spec)]
+    wide = spec.dtype == "f32"
+    if few:
+        # Enough workgroups for all multiprocessors, each with as much on its way from memory as it can have.
+        first = LinearConfig(16, 16 if spec.N <= 4096 else 32, 64 if wide else 128, 4, 4)
+    else:
+        rows = spec.rows or _USUAL_ROWS
+        fills = -(-rows // 128) * -(-spec.N // 128) >= PROCESSORS
+        first = (
+            LinearConfig(128, 128, 32 if wide else 64, 8, 3)
+            if fills
+            else LinearConfig(64, 64, 32 if wide else 64, 4, 4)
+        )
+        if arch < 90:
+            first = LinearConfig(first.BM, 64, 32, 4, 3)
+    smaller = [replace(first, stages=2), replace(first, stages=1, BM=min(first.BM, 64), BN=min(first.BN, 64), warps=4)]
+    return [first, *smaller]
+
+
+class LinearEntry(KernelEntry):
+    """The function of a site, with the code of each form."""
+
+    def __init__(self, spec: LinearSpec, name: str, codes: dict[str, list[LinearCode]]) -> None:
+        super().__init__(spec, name)
+        self.spec, self.codes, self.state = spec, codes, list[str]()
+
+    def text_lines(self) -> list[str]:
+        t, spec = self.t, self.spec
+        for symbol in dict.fromkeys(d for d in spec.lead if isinstance(d, str)):
+            self.measure(symbol)
+        rows = t.index(1)
+        for d in spec.lead:
+            rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
+        self.dims["rows"] = rows
+        lead = ("rows",) if spec.rows is None else (spec.rows,)
+        elements = ["i8" if d == "u8" else d for d in spec.operand_dtypes]
+        wanted = [(*lead, spec.K), *spec.operand_shapes[1:]]
+        values = self.pass_operands(spec.operand_shapes, wanted, elements)
+        types = [self.typed(shape, element) for shape, element in zip(wanted, elements, strict=True)]
+        count = t.let(f"arith.index_cast {rows} : index to i32")
+        result = self.typed((*lead, spec.N), spec.dtype)
+        y = self._choose([*values, count], [*types, "i32"], result, rows)
+        return self.lines([self.reshape(y, (*lead, spec.N), (*spec.lead, spec.N), spec.dtype)])
+
+    def _choose(self, values: Sequence[str], types: Sequence[str], result: str, rows: str) -> str:
+        """The result of the form for so many rows."""
+        t = self.t
+        if len(self.codes) == 1:
+            return self._dispatch(next(iter(self.codes)), values, types, result, rows)
+        few = t.test("ule", rows, t.index(FEW))
+        bare = result.partition("{")[0]
+        made = t.let(f"scf.if {few} -> ({bare}) {{")
+        for form, end in ((_FEW_CODE, "} else {"), (_MANY_CODE, "}")):
+            t.do(f"scf.yield {self._dispatch(form, values, types, result, rows)} : {bare}")
+            t.do(end)
+        return made
+
+    def _dispatch(self, form: str, values: Sequence[str], types: Sequence[str], result: str, rows: str) -> str:
+        t, codes = self.t, self.codes[form]
+        counts = []
+        for code in codes:
+            down = t.arith("ceildivui", rows, t.index(code.config.BM))
+            counts.append(t.arith("muli", down, t.index(-(-self.spec.N // code.config.BN))))
+        archs = [c.arch for c in codes]
+        if codes[0].config.splits == 1:
+            return dispatch(t, f"{self.name}_{form}", archs, counts, values, types, [result])[0]
+        # The counters outlive the call. Each is zero again when the dispatch ends.
+        assert self.spec.rows is not None
+        columns = max(-(-self.spec.N // c.config.BN) for c in codes)
+        count, part = f"tensor<{columns}xi32>", f"tensor<{codes[0].config.splits * self.spec.rows * self.spec.N}xf32>"
+        self.state = [f"util.global private mutable @{self.name}_count = dense<0> : {count}"]
+        counter = t.let(f"util.global.load @{self.name}_count : {count}")
+        given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], count, types[-1]]
+        found = dispatch(t, f"{self.name}_{form}", archs, counts, given, kinds, [counter, part, result])
+        t.do(f"util.global.store {found[0]}, @{self.name}_count : {count}")
+        return found[2]

@@ -1,0 +1,145 @@
+"""The source of a linear site in Triton: a workgroup has BM rows of x and BN columns of the result, and walks along K. Workgroups
+that run at the same time share rows and columns, which so are read from the cache (eight rows of blocks before the next column).
+
+A weight of a few bits is widened in registers, a place of the bytes of a row after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx_fa.kernels.triton.expressions import Block
+from onnx_fa.kernels.triton.program import Program
+from onnx_fa.spec.linear import LinearSpec
+
+ROWS = "s0"
+"""The parameter that holds the number of rows."""
+_TOGETHER = 8
+"""Rows of blocks that are computed before the next column of blocks."""
+HEADER = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16"}
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """BM rows and BN columns per workgroup, in steps of BK numbers; `warps` of 32 threads; `stages` of the load pipeline; K is
+    never cut into `splits`."""
+
+    BM: int
+    BN: int
+    BK: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+class LinearSource:
+    """Writes the kernel of a spec. `products`: how f32 is multiplied, see `f32_products`."""
+
+    def __init__(self, spec: LinearSpec, config: LinearConfig, name: str, products: str) -> None:
+        self.spec, self.config, self.name, self.t = spec, config, name, Block()
+        self.precision = f', input_precision="{products}"' if spec.dtype == "f32" else ""
+        self.type = TYPES[spec.dtype]
+
+    def program(self) -> Program:
+        t, spec, config = self.t, self.spec, self.config
+        self.place()
+        t.do(f"acc = tl.zeros([{config.BM}, {config.BN}], tl.float32)")
+        t.do(f"for k in range(0, {spec.K}, {config.BK}):")
+        t.indent += 1
+        if spec.bits is None:
+            self.step()
+        else:
+            self.step_of_bits()
+        t.indent -= 1
+        if spec.bias:
+            t.do("acc = acc + tl.load(b + column)[None, :].to(tl.float32)")
+        inside = f"(row[:, None] < {ROWS})" + (f" & (n[None, :] < {spec.N})" if spec.N % config.BN else "")
+        t.do(f"at = row.to(tl.int64)[:, None] * {spec.N} + n[None, :]")
+        t.do(f"tl.store(out + at, acc.to({self.type}), mask={inside})")
+        elements = ["i8" if d == "u8" else d for d in spec.operand_dtypes]
+        pointers = (*zip(spec.operand_names(), elements, strict=True), ("out", spec.dtype))
+        head = f"{HEADER}def {self.name}({', '.join([*(n for n, _ in pointers), ROWS])}):\n"
+        return Program(self.name, head + "\n".join(t.lines) + "\n", pointers, ("rows",))
+
+    def place(self) -> None:
+        """Which rows and columns the workgroup has. Those past the last are computed as the last, and not stored."""
+        t, spec, config = self.t, self.spec, self.config
+        across = -(-spec.N // config.BN)
+        t.do("pid = tl.program_id(0)")
+        t.do(f"down = tl.cdiv({ROWS}, {config.BM})")
+        t.do(f"first = pid // {_TOGETHER * across} * {_TOGETHER}")
+        t.do(f"high = tl.minimum(down - first, {_TOGETHER})")
+        t.do(f"row = (first + pid % {_TOGETHER * across} % high) * {config.BM} + tl.arange(0, {config.BM})")
+        t.do(f"n = pid % {_TOGETHER * across} // high * {config.BN} + tl.arange(0, {config.BN})")
+        t.do(f"column = tl.minimum(n, {spec.N - 1})" if spec.N % config.BN else "column = n")
+        t.do(f"x_row = x + tl.minimum(row, {ROWS} - 1).to(tl.int64)[:, None] * {spec.K}")
+
+    def step(self) -> None:
+        """BK numbers of the rows and columns."""
+        t, spec, config = self.t, self.spec, self.config
+        t.do(f"at = k + tl.arange(0, {config.BK})")
+        inside = "" if spec.K % config.BK == 0 else f"at < {spec.K}"
+        a = t.let(f"tl.load(x_row + at[None, :]{f', mask=({inside})[None, :], other=0.0' if inside else ''})")
+        (w,) = Weights(t, spec).tiles(inside, self.type)
+        t.do(f"acc = tl.dot({a}, {f'tl.trans({w})' if spec.transposed else w}, acc{self.precision})")
+
+    def step_of_bits(self) -> None:
+        """BK numbers of each row of the weight: those at each place of a byte, side by side again."""
+        t, spec, config, bits = self.t, self.spec, self.config, self.spec.bits
+        assert bits is not None
+        whole = spec.K % config.BK == 0
+        t.do(f"at = k // {bits.places} + tl.arange(0, {config.BK // bits.places})")
+        tiles = Weights(t, spec).tiles("" if whole else f"at < {spec.K // bits.places}", self.type)
+        while len(tiles) > 1:  # of four places: (0, 2) and (1, 3), then both
+            half = len(tiles) // 2
+            tiles = [t.let(f"tl.join({a}, {b})") for a, b in zip(tiles[:half], tiles[half:], strict=True)]
+        t.do(f"here = k + tl.arange(0, {config.BK})")
+        a = t.let(f"tl.load(x_row + here[None, :]{'' if whole else f', mask=here[None, :] < {spec.K}, other=0.0'})")
+        t.do(f"w_tile = tl.reshape({tiles[0]}, [{config.BN}, {config.BK}])")
+        t.do(f"acc = tl.dot({a}, tl.trans(w_tile), acc{self.precision})")
+
+
+class Weights:
+    """Loads tiles of a weight: of the numbers `at` of K and of columns `column`, (columns, numbers) where it is transposed. Of a
+    weight of a few bits `at` counts bytes."""
+
+    def __init__(self, t: Block, spec: LinearSpec) -> None:
+        self.t, self.spec = t, spec
+
+    def tiles(self, inside: str, type_: str = "tl.float32") -> list[str]:
+        """The tile, or that of each place of a byte. `inside`: which of `at` there are, "" for all."""
+        t, spec, bits = self.t, self.spec, self.spec.bits
+        depth = spec.K // (bits.places if bits else 1)
+        far = ".to(tl.int64)" if depth * spec.N >= 1 << 31 else ""
+        if not spec.transposed:
+            mask = f", mask=({inside})[:, None], other=0.0" if inside else ""
+            return [t.let(f"tl.load(w + at{far}[:, None] * {spec.N} + column[None, :]{mask}).to({type_})")]
+        mask = f", mask=({inside})[None, :], other=0" if inside else ""
+        read = t.let(f"tl.load(w + column{far}[:, None] * {depth} + at[None, :]{mask})")
+        if bits is None:
+            return [t.let(f"{read}.to({type_})")]
+        packed = t.let(f"{read}.to(tl.int32) & 255")
+        block = t.let(f"at // {bits.block // bits.places}")
+        if inside:
+            block = t.let(f"tl.minimum({block}, {spec.blocks - 1})")
+        scale = t.let(f"tl.load(scale + column[:, None] * {spec.blocks} + {block}[None, :]).to(tl.float32)")
+        zero, found = self.zero_point(block), []
+        for place in range(bits.places):
+            number = f"({packed} >> {bits.bits * place})" if place else packed
+            if bits.bits * (place + 1) < 8:
+                number = f"({number} & {(1 << bits.bits) - 1})"
+            found.append(t.let(f"((({number}).to(tl.float32) - {zero}) * {scale}).to({type_})"))
+        return found
+
+    def zero_point(self, block: str) -> str:
+        spec, bits, t = self.spec, self.spec.bits, self.t
+        assert bits is not None
+        if not bits.zeros:
+            return f"{bits.middle}.0"
+        if bits.zeros != "packed":
+            return t.let(f"tl.load(zero + column[:, None] * {spec.blocks} + {block}[None, :]).to(tl.float32)")
+        row = -(-spec.blocks // bits.places)
+        stored = t.let(f"tl.load(zero + column[:, None] * {row} + ({block} // {bits.places})[None, :]).to(tl.int32)")
+        shift = f"({block} % {bits.places} * {bits.bits})[None, :]"
+        return t.let(f"(({stored} >> {shift}) & {(1 << bits.bits) - 1}).to(tl.float32)")

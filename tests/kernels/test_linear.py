@@ -1,0 +1,131 @@
+"""Linear sites by Triton: their numbers in Triton's interpreter, their code, and the functions that programs call (no GPU
+needed)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.kernels.mlir.text import element_type, tensor_type
+from onnx_fa.kernels.triton import ptx
+from onnx_fa.kernels.triton.linear import emit_linear, linear_name
+from onnx_fa.kernels.triton.linear_few import few_config
+from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.spec.linear import Bits, LinearSpec, multiply, unpacked, weight_of
+from onnx_fa.spec.target import parse_target
+from tests.support.linear_cases import CASES, SIZES, bound, draw
+
+ROOT = Path(__file__).parents[2]
+CUDA = parse_target("cuda")
+TOLERANCE = {"f32": 3e-7, "f16": 4e-4}
+"""Of sums in f32 that are rounded once; f16 rounds weights of a few bits, too."""
+
+
+def test_numbers() -> None:
+    """The source, run in the interpreter, is within its rounding of float64."""
+    names = [name for name, spec in CASES.items() if "bf16" not in spec.operand_dtypes]
+    command = [sys.executable, "-m", "tests.support.linear_interpreter", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {n: d for n, d in found.items() if not d <= TOLERANCE[CASES[n].dtype]} == {}
+
+
+def test_meaning() -> None:
+    """The reference against numbers that were computed one by one."""
+    bits = Bits(4, 4, "f32", "packed")
+    spec = LinearSpec((1,), 8, 2, "f32", True, bits, bias=True)
+    packed = np.array([[0x10, 0x32, 0x54, 0x76], [0x98, 0xBA, 0xDC, 0xFE]], np.uint8)
+    assert unpacked(packed, bits)[1].tolist() == [8, 9, 10, 11, 12, 13, 14, 15]
+    scale, zero = np.array([[1, 2], [0.5, 1]], np.float32), np.array([[0x21], [0x43]], np.uint8)
+    x, b = np.arange(8, dtype=np.float32)[None], np.array([1, -1], np.float32)
+    first = sum(k * ((k - 1) * 1 if k < 4 else (k - 2) * 2) for k in range(8))
+    second = sum(k * ((8 + k - 3) * 0.5 if k < 4 else (8 + k - 4) * 1) for k in range(8))
+    assert multiply(spec, [x, packed, scale, zero, b]).tolist() == [[first + 1, second - 1]]
+    plain = draw(CASES["odd_transposed"], (5,))
+    assert np.array_equal(weight_of(CASES["odd_transposed"], plain), plain[1].T.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"bits": Bits(3, 32, "f32"), "transposed": True}, "bits=3"),
+        ({"bits": Bits(4, 48, "f32"), "transposed": True}, "block=48"),
+        ({"bits": Bits(4, 32, "f32")}, "by rows"),
+        ({"N": 0}, "64 x 0"),
+    ],
+)
+def test_what_is_no_site(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        LinearSpec(**{"lead": (4,), "K": 64, "N": 32, "dtype": "f32"} | changes)  # type: ignore[arg-type]
+
+
+def _module(spec: LinearSpec) -> str:
+    """A module whose function `site` is the site."""
+    types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
+    ((shape, dtype),) = spec.results
+    result, names = tensor_type(shape, dtype), [f"%a{i}" for i in range(len(types))]
+    arguments = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True))
+    call = f"%r = util.call @{linear_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> {result}"
+    return "\n".join(
+        [
+            *emit_linear(spec).values(),
+            f"func.func @site({arguments}) -> {result} {{",
+            call,
+            f"return %r : {result}",
+            "}",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dispatches"), [("one_row", 1), ("dynamic", 2), ("bits4_zeros", 1), ("transposed_bias", 1)]
+)
+def test_modules(name: str, dispatches: int, tmp_path: Path) -> None:
+    """One dispatch a call: of rows known at run time only the call chooses one of two. Nothing is copied, and a weight of a few
+    bits is never a tensor of floats."""
+    spec = CASES[name]
+    iree_compile(_module(spec), tmp_path / "m.stream", CUDA, phase="stream", timeout_s=120)
+    text = (tmp_path / "m.stream").read_text()
+    assert len(re.findall(r"stream\.cmd\.dispatch", text)) == dispatches and "stream.cmd.copy" not in text
+    assert ("stream.resource<variable>" in text) == (spec.rows == 1 and few_config(spec).splits > 1)
+    assert f"{spec.N * spec.K * 2}" not in text or spec.bits is None
+    iree_compile(_module(spec), tmp_path / "m.vmfb", CUDA, timeout_s=120)
+    data = (tmp_path / "m.vmfb").read_bytes()
+    assert b".target sm_90a" in data and b".target sm_80" in data
+
+
+def test_code() -> None:
+    """Hopper multiplies halves by its own instructions, and f32 as six products of bf16; a row without tensor cores."""
+    half, single = LinearSpec((512,), 256, 256, "f16"), LinearSpec((512,), 256, 256, "f32")
+    for spec, config, products, count in (
+        (half, LinearConfig(128, 128, 64, 8, 3), "", r"wgmma.mma_async.sync.aligned.m64n\d+k16.f32.f16.f16"),
+        (single, LinearConfig(64, 64, 32, 4, 2), "bf16x6", r"wgmma.mma_async.sync.aligned.m64n\d+k16.f32.bf16.bf16"),
+    ):
+        code = ptx.compile_program(LinearSource(spec, config, "f", products).program(), 90, config.warps, config.stages)
+        assert re.search(count, code.text) and "cp.async" in code.text
+    row = "".join(emit_linear(LinearSpec((1, 1), 1024, 512, "f16")).values())
+    codes = [bytes.fromhex(x).decode() for x in re.findall(r'dense<"0x([0-9a-f]+)"', row)]
+    assert len(codes) == 2 and all("mma" not in c and "fma.rn.f32" in c for c in codes)
+
+
+def test_splits_fill_a_gpu() -> None:
+    """Narrow weights are cut along K; no part is without a step."""
+    assert few_config(LinearSpec((1,), 4096, 1024, "f32")).splits == 16
+    assert few_config(LinearSpec((1,), 1024, 128_000, "f32")).splits == 1
+    short = few_config(LinearSpec((1,), 200, 64, "f16"))
+    assert short.splits <= -(-200 // short.BK)
+
+
+def test_names() -> None:
+    """Equal specs share a function, others do not."""
+    assert len({linear_name(spec) for spec in CASES.values()}) == len(CASES)
+    assert linear_name(CASES["plain"]) == linear_name(LinearSpec((48,), 64, 96, "f32"))
+    assert all(bound(spec, SIZES[0]) for spec in CASES.values())

@@ -1,0 +1,53 @@
+"""Linear sites: one table for the interpreter, the compiler and runs on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from onnx_fa.spec.linear import Bits, LinearSpec
+
+NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+CASES: dict[str, LinearSpec] = {
+    "plain": LinearSpec((48,), 64, 96, "f32"),
+    "transposed_bias": LinearSpec((2, 3, 7), 64, 96, "f32", transposed=True, bias=True),
+    "one_row": LinearSpec((1, 1), 256, 80, "f32"),
+    "odd": LinearSpec((197,), 77, 53, "f32", bias=True),
+    "odd_transposed": LinearSpec((5,), 77, 53, "f16", transposed=True),
+    "half": LinearSpec((200,), 128, 130, "f16", bias=True),
+    "bfloat": LinearSpec((4, 40), 192, 128, "bf16", transposed=True),
+    "dynamic": LinearSpec(("b", "s"), 128, 160, "f16", bias=True),
+    "dynamic_one": LinearSpec((1, "s"), 96, 64, "f32"),
+    "bits4": LinearSpec((20,), 128, 72, "f32", True, Bits(4, 32, "f32")),
+    "bits4_zeros": LinearSpec((1, 1), 192, 72, "f16", True, Bits(4, 64, "f16", "packed"), bias=True),
+    "bits4_float_zeros": LinearSpec((33,), 96, 40, "f32", True, Bits(4, 16, "f32", "f32")),
+    "bits8": LinearSpec((3,), 128, 48, "f32", True, Bits(8, 32, "f32", "packed")),
+    "bits2_dynamic": LinearSpec(("b", "s"), 128, 48, "f16", True, Bits(2, 32, "f16", "packed")),
+    "bits4_bfloat": LinearSpec(("b", 1), 256, 96, "bf16", True, Bits(4, 128, "bf16")),
+    "bits4_odd_blocks": LinearSpec((17,), 96, 24, "f32", True, Bits(4, 32, "f32", "packed")),
+}
+SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 37})
+
+
+def bound(spec: LinearSpec, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The dims of x before the last, all known."""
+    return tuple(d if isinstance(d, int) else sizes[d] for d in spec.lead)
+
+
+def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1.0) -> list[npt.NDArray[Any]]:
+    """Operands, of x with these dims before the last, and numbers of that size."""
+    rng, found = np.random.default_rng(seed), list[npt.NDArray[Any]]()
+    shapes = [(*lead, spec.K), *spec.operand_shapes[1:]]
+    for name, shape, dtype in zip(spec.operand_names(), shapes, spec.operand_dtypes, strict=True):
+        if dtype == "u8":
+            found.append(rng.integers(0, 256, shape, dtype=np.uint8))
+        elif name == "zero":
+            found.append(rng.integers(0, 1 << (spec.bits.bits if spec.bits else 1), shape).astype(NUMPY[dtype]))
+        else:
+            scale = 0.1 if name == "scale" else size if name == "x" else 1.0
+            found.append((rng.standard_normal(shape) * scale).astype(NUMPY[dtype]))
+    return found

@@ -1,0 +1,61 @@
+"""Runs the Triton source of linear sites in Triton's interpreter: `python -m tests.support.linear_interpreter NAME...` prints, as
+JSON, the distance of each case from float64. A process of its own, since Triton decides when it is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+
+from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource
+from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.kernels.triton.ptx import load_function
+from onnx_fa.spec.linear import LinearSpec, multiply
+from tests.support.linear_cases import CASES, SIZES, bound, draw
+
+
+def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
+    """y (*lead, N), by small tiles."""
+    rows, step = int(np.prod(lead)), 16 * (spec.bits.places if spec.bits else 1)
+    few = spec.rows is not None and spec.rows <= MOST_ROWS
+    config = FewConfig(32, step, 3) if few else LinearConfig(16, 32, step, 4, 1)
+    if isinstance(config, FewConfig):
+        program = FewRowsSource(spec, config, "linear").program()
+    else:
+        program = LinearSource(spec, config, "linear", "ieee").program()
+    out = torch.full((rows, spec.N), float("nan"), dtype=torch.float32 if spec.dtype == "f32" else torch.float16)
+    inputs = [torch.from_numpy(np.ascontiguousarray(x.view(np.int8) if x.dtype == np.uint8 else x)) for x in operands]
+    with tempfile.TemporaryDirectory() as folder:
+        function = load_function(program, Path(folder))
+        grid = (-(-rows // config.BM) * -(-spec.N // config.BN), config.splits)
+        if config.splits > 1:
+            inputs += [
+                torch.zeros(grid[0], dtype=torch.int32),
+                torch.full((config.splits * rows * spec.N,), float("nan")),
+            ]
+            function[grid](*inputs, out.clone(), rows)  # the counters are ready for another call
+        function[grid](*inputs, out, rows)
+    return out.numpy().reshape(*lead, spec.N)
+
+
+def distance(name: str) -> float:
+    """The largest relative distance of the results, of all sizes."""
+    spec, found = CASES[name], 0.0
+    for sizes in SIZES:
+        lead = bound(spec, sizes)
+        operands = draw(spec, lead)
+        want = multiply(spec, operands)
+        found = max(found, float(np.linalg.norm(run(spec, lead, operands) - want) / np.linalg.norm(want)))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: distance(name) for name in sys.argv[1:]}))
