@@ -73,7 +73,7 @@ def import_mlir(
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
-    importer.cpu = None if target is None or target.is_gpu else target
+    importer.target = target
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
     kernels = list({k.name: k for k in called if k is not None}.values())
     with warnings.catch_warnings():
@@ -191,12 +191,12 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["cpu", "functions", "sites", "weights"]
+    __slots__ = ["functions", "sites", "target", "weights"]
     sites: Mapping[str, PlannedSite]
     weights: WeightImporter
     functions: dict[str, str]
     """The texts of functions that are called and are no attention's, and of their executables, by their symbols."""
-    cpu: Target | None
+    target: Target | None
 
     @classmethod
     def define(
@@ -280,7 +280,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _handle_node_BitsProduct(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != BITS_PRODUCT:
             return False
-        assert self.cpu is not None  # else no such node is written
+        assert self.target is not None  # else no such node is written
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             values = [self._nv_map[name] for name in node.input]
             types = [_builtin(x.type, _element(x.type)) for x in values]
@@ -294,7 +294,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             rows = None if x.is_dynamic_dim(0) else x.get_dim_size(0)
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
-            self.functions.update(product_texts(product, self.cpu))
+            self.functions.update(product_texts(product, self.target))
             wanted = [mlir.Type.parse(x.type) for x in product.operands]
             operands = [
                 _cast(_op("torch_c.to_builtin_tensor", value, have), want)

@@ -27,6 +27,7 @@ from onnx_fa.spec.expr import (
 
 Dim = int | str
 DType = Literal["f64", "f32", "f16", "bf16"]
+FloatType = Literal["f32", "f16", "bf16"]
 ElementType = Literal["f64", "f32", "f16", "bf16", "bool", "i32", "i64"]
 IntegerType = Literal["i8", "u8", "i4", "u4"]
 Offset = int | Literal["end"]

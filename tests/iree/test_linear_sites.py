@@ -89,6 +89,17 @@ def test_an_output_is_no_bias_to_come() -> None:
     assert sites_of(model) == [(2, {})]
 
 
+def test_a_bias_that_is_made_behind_the_product() -> None:
+    """The site stands where its last operand is there."""
+    model = graph_of(
+        "a = MatMul(x, w) c = Constant <value = float[48] {BIAS}> () y = Add(a, c)".replace(
+            "BIAS", ", ".join(["1"] * 48)
+        )
+    )
+    assert sites_of(model) == [(3, {"bias": 1})]
+    assert import_model(model, "cuda").text.count("util.call @linear_") == 1
+
+
 def test_a_few_bits() -> None:
     text = import_model(bits_model("n", 4), "cuda").text
     assert text.count("util.call @linear_") == 2 and "accuracy" not in text

@@ -8,13 +8,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter
 from onnx_fa.kernels.cpu.bits_product import can_multiply
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 
 BITS_PRODUCT = f"{DOMAIN}.BitsProduct"
 """Inputs as the operands of a BitsProduct; attributes `block`, `bits` and `rounded`."""
-_ELEMENTS: dict[int, str] = {TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ def bits_product(g: GraphWriter, x: str, weight: Weight, hint: str) -> str:
         return ""
     shape, (kind, zero_kind) = g.shape(x), (g.kind(weight.scales), g.kind(weight.zeros))
     free = [i for i, d in enumerate(shape or ()) if not isinstance(d, int)]
-    if shape is None or len(free) > 1 or 0 in shape or kind not in _ELEMENTS:
+    if shape is None or len(free) > 1 or 0 in shape or kind not in FLOATS:
         return ""
-    zeros = "" if not weight.zeros else "packed" if zero_kind == TensorProto.UINT8 else _ELEMENTS.get(zero_kind, "?")
+    zeros = "" if not weight.zeros else "packed" if zero_kind == TensorProto.UINT8 else FLOATS.get(zero_kind, "?")
     rows = None if free else int(np.prod([d for d in shape[:-1] if isinstance(d, int)], dtype=np.int64))
     K = weight.blocks * weight.block
-    plain = BitsProduct(rows, weight.N, K, weight.block, weight.bits, _ELEMENTS[kind], zeros)
+    plain = BitsProduct(rows, weight.N, K, weight.block, weight.bits, FLOATS[kind], zeros)
     tried = [replace(plain, rounded=True)] * weight.may_round + [plain]
     made = next((p for p in tried if zeros != "?" and can_multiply(p, g.cpu)), None)
     if made is None:

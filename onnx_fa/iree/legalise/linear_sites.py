@@ -13,14 +13,13 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.bits_product import Weight
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 from onnx_fa.kernels.triton.linear import emit_linear
 from onnx_fa.spec.linear import Bits, LinearSpec, Zeros
 from onnx_fa.spec.terms import Dim, DType
 
 LINEAR_SITE = f"{DOMAIN}.LinearSite"
 """Inputs as the operands of a LinearSpec; attributes `transposed`, `bits`, `block` (0 for none) and `bias`."""
-_KINDS: dict[int, DType] = {TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
 _LEAST = 16
 """Smaller weights are no matter of speed."""
 
@@ -36,7 +35,7 @@ def linear_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
         attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0)
     ):
         return False
-    shape, dtype, weight = g.shape(x), _KINDS.get(g.kind(x)), g.shape(w)
+    shape, dtype, weight = g.shape(x), FLOATS.get(g.kind(x)), g.shape(w)
     if not g.is_constant(w) or shape is None or len(shape) < 2 or dtype is None or weight is None or len(weight) != 2:
         return False
     K, N = weight[::-1] if transposed else weight
@@ -50,16 +49,15 @@ def linear_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bias: str) -> bool:
     """A product with a weight of a few bits, which makes the node's output. False where no kernel takes it."""
-    shape, dtype, scales = g.shape(x), _KINDS.get(g.kind(x)), _KINDS.get(g.kind(weight.scales))
+    shape, dtype, scales = g.shape(x), FLOATS.get(g.kind(x)), FLOATS.get(g.kind(weight.scales))
     if g.cuda is None or shape is None or dtype is None or scales is None or shape[-1] != weight.blocks * weight.block:
         return False
     zero_kind = g.kind(weight.zeros) if weight.zeros else 0
     zeros: Zeros = "packed" if zero_kind == TensorProto.UINT8 else ""
     if weight.zeros and not zeros:
-        floats = _KINDS.get(zero_kind)
-        if floats is None or floats == "f64":
+        if zero_kind not in FLOATS:
             return False
-        zeros = floats
+        zeros = FLOATS[zero_kind]
     if bias and not _is_bias(g, bias, weight.N, dtype):
         return False
     try:
@@ -82,23 +80,22 @@ def _lead(shape: list[int | str | None]) -> tuple[Dim, ...]:
 
 
 def _is_bias(g: GraphWriter, name: str, N: int, dtype: DType) -> bool:
-    return g.is_constant(name) and g.shape(name) == [N] and _KINDS.get(g.kind(name)) == dtype
+    return g.is_constant(name) and g.shape(name) == [N] and FLOATS.get(g.kind(name)) == dtype
 
 
 def _write(g: GraphWriter, spec: LinearSpec, node: onnx.NodeProto, inputs: list[str], out: str) -> bool:
     """Adds the node of a site, with the bias that an Add behind it has."""
     if 0 in spec.lead:
         return False
-    users = g.users(out)
+    add, users = None, g.users(out)
     if not spec.bias and len(users) == 1 and op_of(users[0]) == "Add":
         others = [i for i in users[0].input if i != out]
         if len(others) == 1 and _is_bias(g, others[0], spec.N, spec.dtype):
-            spec, inputs, out = replace(spec, bias=True), [*inputs, others[0]], users[0].output[0]
-            g.written.add(out)
+            add, spec, inputs = users[0], replace(spec, bias=True), [*inputs, others[0]]
+            out = add.output[0]
     try:
         emit_linear(spec)
     except UnsupportedError:
-        g.written.discard(out)
         return False  # the compiler's own code stands for it
     made = helper.make_node(
         "LinearSite", inputs, [out], g.fresh(f"{node.name or node.op_type}/LinearSite"), domain=DOMAIN
@@ -111,5 +108,8 @@ def _write(g: GraphWriter, spec: LinearSpec, node: onnx.NodeProto, inputs: list[
         "bias": int(spec.bias),
     }
     made.attribute.extend(helper.make_attribute(name, number) for name, number in numbers.items())
-    g.nodes.append(made)
+    if add is None:
+        g.nodes.append(made)
+    else:  # in the place of the Add: the bias may be made between the two
+        g.later[out] = made
     return True

@@ -32,7 +32,6 @@ from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.windows import trim_rows, window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
-from onnx_fa.kernels import triton
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
 
@@ -73,11 +72,10 @@ def legalize(
 
 
 def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], target: Target | None) -> None:
-    cpu = None if target is None or target.is_gpu else target
-    cuda = target if target is not None and target.kernels != "iree" and not triton.missing(target) else None
-    g = GraphWriter(model, held, cpu=cpu, cuda=cuda)
+    g = GraphWriter(model, held, target=target)
     for node in model.graph.node:
-        if node.output and node.output[0] in g.written:
+        if node.output and node.output[0] in g.later:
+            g.nodes.append(g.later[node.output[0]])
             continue
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnx_fa.graph.ops import STANDARD, op_of
+from onnx_fa.kernels import triton
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import FloatType
 
 
 class GraphWriter:
@@ -22,19 +25,13 @@ class GraphWriter:
         model: onnx.ModelProto,
         held: Mapping[str, ir.TensorProtocol] | None = None,
         *,
-        cpu: Target | None = None,
-        cuda: Target | None = None,
+        target: Target | None = None,
     ) -> None:
-        """`held` has the initializers whose data are not in the model. `cpu` is the target if that is a CPU, `cuda` if it is one
-        that Triton makes code for: nodes of our own domain may stand for kernels of it."""
-        self.cpu, self.cuda = cpu, cuda
-        self.written: set[str] = set()
-        """Outputs of nodes further down that have been written already."""
-        self._users: dict[str, list[onnx.NodeProto]] = {}
-        for node in model.graph.node:
-            for name in _read(node):
-                self._users.setdefault(name, []).append(node)
-        self._outputs = {o.name for o in model.graph.output}
+        """`held` has the initializers whose data are not in the model. With a `target`, nodes of our own domain may stand for
+        kernels of it."""
+        self.target = target
+        self.later: dict[str, onnx.NodeProto] = {}
+        """By output, what takes the place of nodes further down."""
         graph = model.graph
         self.graph = graph
         self.held = held or {}
@@ -55,9 +52,32 @@ class GraphWriter:
         self.names = set(self.types) | {o for n in graph.node for o in n.output}
         self.nodes: list[onnx.NodeProto] = []
 
+    @property
+    def cpu(self) -> Target | None:
+        """The target, if that is a CPU."""
+        return None if self.target is None or self.target.is_gpu else self.target
+
+    @cached_property
+    def cuda(self) -> Target | None:
+        """The target, if Triton makes code for it."""
+        there = self.target is not None and self.target.kernels != "iree" and not triton.missing(self.target)
+        return self.target if there else None
+
     def users(self, name: str) -> list[onnx.NodeProto]:
         """The nodes of the model as it came that read a value; none where the model gives it out."""
         return [] if name in self._outputs else self._users.get(name, [])
+
+    @cached_property
+    def _outputs(self) -> set[str]:
+        return {o.name for o in self.graph.output}
+
+    @cached_property
+    def _users(self) -> dict[str, list[onnx.NodeProto]]:
+        found: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.graph.node:
+            for name in _read(node):
+                found.setdefault(name, []).append(node)
+        return found
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is a weight or another constant."""
@@ -123,6 +143,9 @@ def _read(node: onnx.NodeProto) -> set[str]:
         *(_read(n) for graph in inner for n in graph.node), *({o.name for o in g.output} for g in inner)
     )
 
+
+FLOATS: dict[int, FloatType] = {TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
+"""The floats of kernels."""
 
 Handler = Callable[[GraphWriter, onnx.NodeProto], bool]
 """Writes smaller nodes for one, whose last makes its output; false where the node is to stay as it is."""
