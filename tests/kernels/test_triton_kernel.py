@@ -38,6 +38,7 @@ from onnx_fa.kernels.triton.specialised import can_specialise
 from onnx_fa.kernels.triton.tiles import default_config, smaller, splits, tf32_tiles, tuned
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case, document, prefix
+from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import AddMask, Causal, Rounding, SlidingWindow, Softcap, TensorArg
 from tests.support.cases import BY_NAME, CASES
@@ -188,6 +189,14 @@ def test_modules(kernels: dict[str, Any], tmp_path: Path) -> None:
             assert facts.largest_buffer_bytes == 4 * 2 * 8 * kernel.config["splits"] * 64
         data = output.read_bytes()
         assert b".target sm_90a" in data and b".target sm_80" in data and b"compute_capability_major" in data
+
+
+def test_parts_are_combined_as_they_were_made() -> None:
+    """Where bounds of scores are not used, parts have maxima, by which the dispatch that combines them corrects them."""
+    spec = half(Sq=1, Skv=4096, Hq=8, dtype="bf16", batch=("b",), mods=(Softcap(20.0),))
+    for off, corrects in ((frozenset[Switch](), False), (frozenset({Switch.MAXIMUM}), True)):
+        combined = code_of(triton.emit_triton(spec, dataclasses.replace(CUDA, off=off), "fa_0000000000"))[2:]
+        assert [("ex2.approx" in code) for code in combined] == [corrects, corrects]
 
 
 HALVES = """<ir_version: 9, opset_import: ["" : 18]>

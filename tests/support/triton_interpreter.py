@@ -21,7 +21,7 @@ from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.triton import reciprocals
 from onnx_fa.kernels.triton.combine import combine_program
 from onnx_fa.kernels.triton.config import TritonConfig
-from onnx_fa.kernels.triton.program import Program, combines_itself
+from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.accuracy import expect
@@ -68,7 +68,7 @@ def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any]) -> list
                     launch(main, (heads * blocks, config.splits), *inputs, count, part, stat, *outs)
             else:
                 launch(main, (heads * blocks, config.splits), *inputs, part, stat)
-                launch(combine_program(folded, config, "combine"), (rows,), part, stat, *outs)
+                launch(combine_program(folded, config, "combine", loop_in(folded)), (rows,), part, stat, *outs)
     return [x.reshape(shape).numpy() for x, (shape, _) in zip(outs, spec.bind(sizes).results, strict=True)]
 
 

@@ -9,7 +9,7 @@ from onnx_fa.derive.loop import MASS, MAXIMUM, Loop
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.language import correction_of, output_of, statistic_of
 from onnx_fa.kernels.triton.places import Places
-from onnx_fa.kernels.triton.program import Program, loop_in, result_pointers, times
+from onnx_fa.kernels.triton.program import Program, result_pointers, times
 from onnx_fa.spec.attention import AttentionSpec
 
 _MOST_UNROLLED = 8
@@ -68,13 +68,13 @@ def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str
             t.do(f"tl.store(row_{which} + {places.head}.to(tl.int64) * {places.sq} + {row}, {value})")
 
 
-def combine_program(spec: AttentionSpec, config: TritonConfig, name: str, loop: Loop | None = None) -> Program:
+def combine_program(spec: AttentionSpec, config: TritonConfig, name: str, loop: Loop) -> Program:
     """The second dispatch of split keys, where there is one: a workgroup per query."""
     places = Places(spec, config, name)
     t = places.t
     t.do("pid = tl.program_id(0)")
     t.do(f"ov = tl.arange(0, {places.dvp})")
     places.head, row = t.let(f"pid // {places.sq}"), t.let(f"pid % {places.sq}")
-    combine_rows(places, loop or loop_in(spec), places.lead(places.head), [row])
+    combine_rows(places, loop, places.lead(places.head), [row])
     pointers = (("part", "f32"), ("stat", "f32"), *result_pointers(spec))
     return places.written(pointers)

@@ -45,8 +45,9 @@ def emit_triton(spec: AttentionSpec, target: Target, name: str, config: TritonCo
     spec cannot be expressed."""
     _check(spec, target)
     folded = fold_queries(spec, merge=target.has(Switch.FOLDING))
-    variants, program, reason = _variants(folded, _symbol(name), config, target)
-    return _kernel(spec, folded, name, variants, program, reason, tf32=target.tf32)
+    loop = loop_in(folded, bounded=target.has(Switch.MAXIMUM))
+    variants, program, reason = _variants(folded, _symbol(name), config, target, loop)
+    return _kernel(spec, folded, name, variants, program, reason, loop, tf32=target.tf32)
 
 
 def emit_exactly(
@@ -56,9 +57,10 @@ def emit_exactly(
     not fit, or a compilation passes a limit."""
     _check(spec, target)
     folded = fold_queries(spec)
-    program = program_of(folded, config, _symbol(name), arch, tf32=target.tf32)
+    loop = loop_in(folded)
+    program = program_of(folded, config, _symbol(name), arch, tf32=target.tf32, loop=loop)
     code = ptx.compile_program(program, arch, config.warps, config.stages, limits)
-    return _kernel(spec, folded, name, [Variant(arch, code, config)], program, "", limits, tf32=target.tf32)
+    return _kernel(spec, folded, name, [Variant(arch, code, config)], program, "", loop, limits, tf32=target.tf32)
 
 
 def _symbol(name: str) -> str:
@@ -72,10 +74,10 @@ def _kernel(
     variants: list[Variant],
     program: Program,
     reason: str,
+    loop: Loop,
     limits: Limits = DEFAULT,
     *,
     tf32: bool = False,
-    loop: Loop | None = None,
 ) -> Kernel:
     """The kernel's text; where parts of split keys are combined by a dispatch of its own, with that. `spec` is the site's,
     folded."""
@@ -113,24 +115,23 @@ def _check(spec: AttentionSpec, target: Target) -> None:
 
 
 def _variants(
-    spec: AttentionSpec, symbol: str, given: TritonConfig | None, target: Target
+    spec: AttentionSpec, symbol: str, given: TritonConfig | None, target: Target, loop: Loop
 ) -> tuple[list[Variant], Program, str]:
     """The kernel for each architecture, with tiles that fit it; the operands it takes; where the tiles are from."""
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch, target), ARCHITECTURES))
+        made = list(pool.map(lambda arch: _variant(spec, symbol, given, arch, target, loop), ARCHITECTURES))
     others = "".join(f"; sm_{v.arch}: {reason}" for v, _, reason in made[1:] if reason)
     return [v for v, _, _ in made], made[0][1], (made[0][2] + others).removeprefix("; ")
 
 
 def _variant(
-    spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int, target: Target
+    spec: AttentionSpec, symbol: str, given: TritonConfig | None, arch: int, target: Target, loop: Loop
 ) -> tuple[Variant, Program, str]:
     single = target.tf32 and spec.dtype == "f32" and arch == ARCHITECTURES[0] and target.has(Switch.TILES)
     in_tf32 = tf32_tiles(spec) if single else None
     wanted, reason = (given, "") if given else in_tf32 or tuned(spec, arch, target.off)
     wanted = without(wanted, target.off)
     skips = skipping(spec, visit_all=not target.has(Switch.SKIPPING))
-    loop = loop_in(spec, bounded=target.has(Switch.MAXIMUM))
     problem: UnsupportedError | None = None
     for config in smaller(wanted):
         try:
