@@ -247,17 +247,16 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 have = _builtin(value.type, element_type(dtype))
                 want = _tensor(shape, dtype)
                 operands.append(_cast(_op("torch_c.to_builtin_tensor", value, have), want))
-            results = mlir.Operation.create(
-                "util.call",
-                results=[_tensor(shape, dtype) for shape, dtype in spec.results],
-                operands=operands,
-                attributes={"callee": mlir.FlatSymbolRefAttr.get(kernel.name)},
-            ).results
-            for name, result, (_, dtype) in zip(node.output, results, spec.results, strict=True):
-                torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
-                cast = _cast(result, _builtin(torch_type, element_type(dtype)))
-                self._nv_map[name] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+            results = _call(kernel.name, operands, [_tensor(shape, dtype) for shape, dtype in spec.results])
+            for name, result in zip(node.output, results, strict=True):
+                self._give(name, result)
         return True
+
+    def _give(self, name: str, result: Any) -> None:
+        """What a function returned is the value of that name, in the type that the graph says."""
+        torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
+        cast = _cast(result, _builtin(torch_type, str(result.type.element_type)))
+        self._nv_map[name] = _op("torch_c.from_builtin_tensor", cast, torch_type)
 
     def _handle_node_AppendRows(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != APPEND_ROWS:
@@ -272,8 +271,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             operands = [
                 _cast(_op("torch_c.to_builtin_tensor", x, _builtin(x.type, element)), rows) for x in (cache, new)
             ]
-            callee = {"callee": mlir.FlatSymbolRefAttr.get(name)}
-            made = mlir.Operation.create("util.call", results=[rows], operands=operands, attributes=callee).result
+            (made,) = _call(name, operands, [rows])
             self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", _cast(made, whole), cache.type)
         return True
 
@@ -300,12 +298,8 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 _cast(_op("torch_c.to_builtin_tensor", value, have), want)
                 for value, have, want in zip(values, types, wanted, strict=True)
             ]
-            callee = {"callee": mlir.FlatSymbolRefAttr.get(product.name)}
-            result = mlir.Type.parse(product.y.type)
-            made = mlir.Operation.create("util.call", results=[result], operands=operands, attributes=callee).result
-            torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
-            cast = _cast(made, _builtin(torch_type, "f32"))
-            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+            (made,) = _call(product.name, operands, [mlir.Type.parse(product.y.type)])
+            self._give(node.output[0], made)
         return True
 
     def _handle_node_LinearSite(self, node: onnx.NodeProto) -> bool:
@@ -317,13 +311,8 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             spec = _linear_spec(types, {a.name: a.i for a in node.attribute})
             self.functions.update(emit_linear(spec))
             operands = [_op("torch_c.to_builtin_tensor", x, have) for x, have in zip(values, types, strict=True)]
-            ((shape, dtype),) = spec.results
-            callee = {"callee": mlir.FlatSymbolRefAttr.get(linear_name(spec))}
-            result = _tensor(shape, dtype)
-            made = mlir.Operation.create("util.call", results=[result], operands=operands, attributes=callee).result
-            torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(node.output[0]))
-            cast = _cast(made, _builtin(torch_type, element_type(dtype)))
-            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+            (made,) = _call(linear_name(spec), operands, [_tensor(shape, dtype) for shape, dtype in spec.results])
+            self._give(node.output[0], made)
         return True
 
 
@@ -356,6 +345,15 @@ def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.
     taken = {name: graph.input_map[name] for name in names[externalize.first_input :]}
     graph.input_map = {name: graph.input_map[name] for name in names[: externalize.first_input]}
     return taken
+
+
+def _call(name: str, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+    """What the function of that name returns, of the types `results`."""
+    callee = {"callee": mlir.FlatSymbolRefAttr.get(name)}
+    made: Sequence[Any] = mlir.Operation.create(
+        "util.call", results=list(results), operands=list(operands), attributes=callee
+    ).results
+    return made
 
 
 def _op(name: str, operand: Any, result: Any) -> Any:
