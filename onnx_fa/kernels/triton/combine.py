@@ -9,7 +9,7 @@ from onnx_fa.derive.loop import MASS, MAXIMUM, Loop
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.language import correction_of, output_of, statistic_of
 from onnx_fa.kernels.triton.places import Places
-from onnx_fa.kernels.triton.program import Program, result_pointers, times
+from onnx_fa.kernels.triton.program import Program, begin_last, result_pointers, times
 from onnx_fa.spec.attention import AttentionSpec
 
 _MOST_UNROLLED = 8
@@ -19,14 +19,10 @@ _MOST_LOADED = 128
 
 
 def combine_last(places: Places, lead: list[str], loop: Loop) -> None:
-    """Of the workgroups that share queries the last to come here combines the parts. It leaves the counter at zero again."""
+    """Of the workgroups that share queries the last to come here combines the parts."""
     t, spec, config = places.t, places.spec, places.config
     assert isinstance(spec.Sq, int)
-    t.do("tl.debug_barrier()  # all threads' parts are written")
-    t.do("before = tl.atomic_add(count + pid, 1, sem='acq_rel')")
-    t.do(f"if before == {config.splits - 1}:")
-    t.indent += 1
-    t.do("tl.store(count + pid, 0)")
+    begin_last(t, config.splits)
     if spec.Sq <= min(_MOST_UNROLLED, config.BM):
         together = max(1, _MOST_LOADED * 32 * config.warps // (config.splits * places.dvp))
         for r in range(0, spec.Sq, together):

@@ -44,13 +44,13 @@ class TritonConfig:
             raise ValueError(f"stages and splits must be positive, splits at most {MOST_SPLITS}: {self}")
 
 
-def f32_products(config: TritonConfig, arch: int, *, tf32: bool) -> str:
+def f32_products(rows: int, warps: int, arch: int, *, tf32: bool = False) -> str:
     """How f32 is multiplied on tensor cores, in Triton's words. On Hopper, whose products of 64 rows read from shared memory, as
     six of bf16, of the three parts that 24 bits make; else as three of tf32, of which the fewer parts are cheaper to make. Both are
     as near to the reference as fused multiply-adds. `tf32`: as a single one, which is not."""
     if tf32:
         return "tf32"
-    return "bf16x6" if arch // 10 == 9 and config.BM >= 64 and config.warps % 4 == 0 else "tf32x3"
+    return "bf16x6" if arch // 10 == 9 and rows >= 64 and warps % 4 == 0 else "tf32x3"
 
 
 def power_of_two(n: int) -> int:

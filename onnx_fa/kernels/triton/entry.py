@@ -36,6 +36,32 @@ def dispatch(
 
 
 @dataclass(frozen=True)
+class Counters:
+    """So many numbers of a kernel, which outlive its calls. Each is zero again when a dispatch ends."""
+
+    kernel: str
+    many: int
+
+    @property
+    def symbol(self) -> str:
+        return f"{self.kernel}_count"
+
+    @property
+    def type(self) -> str:
+        return f"tensor<{self.many}xi32>"
+
+    @property
+    def declaration(self) -> str:
+        return f"util.global private mutable @{self.symbol} = dense<0> : {self.type}"
+
+    def load(self, t: Text) -> str:
+        return t.let(f"util.global.load @{self.symbol} : {self.type}")
+
+    def store(self, t: Text, value: str) -> None:
+        t.do(f"util.global.store {value}, @{self.symbol} : {self.type}")
+
+
+@dataclass(frozen=True)
 class Variant:
     """One architecture's code of a dispatch, and its configuration."""
 
@@ -61,11 +87,10 @@ class TritonEntry(KernelEntry):
         self.symbols = site.symbols
         self.spec, self.program, self.variants, self.combine = spec, program, variants, combine
         self.config: TritonConfig = variants[0].config
-        self.counter = f"{name}_count"
         heads = math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int))
         blocks = max(-(-spec.Sq // v.config.BM) for v in variants) if isinstance(spec.Sq, int) else 0
-        self.counters = f"tensor<{heads * blocks}xi32>" if combines_itself(spec, self.config) else ""
-        """The type of a number per workgroup of queries, where the kernel of split keys combines the parts itself."""
+        self.counters = Counters(name, heads * blocks) if combines_itself(spec, self.config) else None
+        """A number per workgroup of queries, where the kernel of split keys combines the parts itself."""
 
     def text_lines(self) -> list[str]:
         """The function, and the variable that holds the counters."""
@@ -79,7 +104,7 @@ class TritonEntry(KernelEntry):
         made = self.attend(values, passed, constants)
         shapes = zip(made, spec.results, site.results, strict=True)
         results = [self.reshape(x, old, new, element) for x, (old, element), (new, _) in shapes]
-        state = [f"util.global private mutable @{self.counter} = dense<0> : {self.counters}"] if self.counters else []
+        state = [self.counters.declaration] if self.counters else []
         return [*state, *self.lines(results)]
 
     def attend(self, values: list[str], passed: list[str], constants: Sequence[str]) -> list[str]:
@@ -91,9 +116,8 @@ class TritonEntry(KernelEntry):
         if self.config.splits > 1:
             results = self.part_types() if self.combine else [*self.part_types(), *made]
         if self.counters:
-            # The counters outlive the call. Each is zero again when the dispatch ends.
-            values.append(t.let(f"util.global.load @{self.counter} : {self.counters}"))
-            passed.append(self.counters)
+            values.append(self.counters.load(t))
+            passed.append(self.counters.type)
             results = [values[-1], *results]
         scratch = max(v.code.scratch for v in self.variants)
         if scratch:
@@ -104,7 +128,7 @@ class TritonEntry(KernelEntry):
             queries = [self.product((*spec.batch, spec.Hq, spec.Sq))] * len(self.variants)
             return self.dispatch(self.combine.entry, queries, [*found[:2], *constants], [*results[:2], *symbols], made)
         if self.counters:
-            t.do(f"util.global.store {found[0]}, @{self.counter} : {self.counters}")
+            self.counters.store(t, found[0])
         first = 3 if self.counters else 0
         return found[first : first + len(made)]
 

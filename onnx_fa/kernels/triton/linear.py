@@ -11,9 +11,10 @@ from functools import cache
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.config import ARCHITECTURES
-from onnx_fa.kernels.triton.entry import dispatch
+from onnx_fa.kernels.triton.config import ARCHITECTURES, f32_products
+from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource, few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
@@ -54,8 +55,9 @@ def emit_linear(spec: LinearSpec) -> dict[str, str]:
         for form, (program, codes) in made.items()
     }
     entry = LinearEntry(spec, name, {form: codes for form, (_, codes) in made.items()})
-    function = _joined(entry.text_lines())
-    return {**texts, **{f"{name}_count": _joined(state) for state in [entry.state] if state}, name: function}
+    if entry.counters:
+        texts[entry.counters.symbol] = _joined([entry.counters.declaration])
+    return {**texts, name: _joined(entry.text_lines())}
 
 
 def _joined(lines: Sequence[str]) -> str:
@@ -74,7 +76,7 @@ def _code(spec: LinearSpec, symbol: str, arch: int, *, few: bool) -> tuple[Progr
         if isinstance(config, FewConfig):
             program = FewRowsSource(spec, config, symbol).program()
         else:
-            program = LinearSource(spec, config, symbol, _products(config, arch)).program()
+            program = LinearSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
         try:
             code = ptx.compile_program(program, arch, config.warps, config.stages)
         except UnsupportedError as e:
@@ -82,11 +84,6 @@ def _code(spec: LinearSpec, symbol: str, arch: int, *, few: bool) -> tuple[Progr
             continue
         return program, LinearCode(arch, code, config)
     raise UnsupportedError(f"triton, linear site: {problem}")
-
-
-def _products(config: LinearConfig, arch: int) -> str:
-    """How f32 is multiplied; both ways are as near to the reference as fused multiply-adds (config.py)."""
-    return "bf16x6" if arch // 10 == 9 and config.BM >= 64 else "tf32x3"
 
 
 def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | FewConfig]:
@@ -116,7 +113,11 @@ class LinearEntry(KernelEntry):
 
     def __init__(self, spec: LinearSpec, name: str, codes: dict[str, list[LinearCode]]) -> None:
         super().__init__(spec, name)
-        self.spec, self.codes, self.state = spec, codes, list[str]()
+        self.spec, self.codes = spec, codes
+        few = codes.get(_FEW_CODE)
+        columns = max(-(-spec.N // c.config.BN) for c in few) if few and few[0].config.splits > 1 else 0
+        self.counters = Counters(name, columns) if columns else None
+        """A number for each block of columns, where K is split."""
 
     def text_lines(self) -> list[str]:
         t, spec = self.t, self.spec
@@ -127,7 +128,7 @@ class LinearEntry(KernelEntry):
             rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
         self.dims["rows"] = rows
         lead = ("rows",) if spec.rows is None else (spec.rows,)
-        elements = ["i8" if d == "u8" else d for d in spec.operand_dtypes]
+        elements = [element_type(d) for d in spec.operand_dtypes]
         wanted = [(*lead, spec.K), *spec.operand_shapes[1:]]
         values = self.pass_operands(spec.operand_shapes, wanted, elements)
         types = [self.typed(shape, element) for shape, element in zip(wanted, elements, strict=True)]
@@ -156,15 +157,12 @@ class LinearEntry(KernelEntry):
             down = t.arith("ceildivui", rows, t.index(code.config.BM))
             counts.append(t.arith("muli", down, t.index(-(-self.spec.N // code.config.BN))))
         archs = [c.arch for c in codes]
-        if codes[0].config.splits == 1:
+        if self.counters is None:
             return dispatch(t, f"{self.name}_{form}", archs, counts, values, types, [result])[0]
-        # The counters outlive the call. Each is zero again when the dispatch ends.
-        assert self.spec.rows is not None
-        columns = max(-(-self.spec.N // c.config.BN) for c in codes)
-        count, part = f"tensor<{columns}xi32>", f"tensor<{codes[0].config.splits * self.spec.rows * self.spec.N}xf32>"
-        self.state = [f"util.global private mutable @{self.name}_count = dense<0> : {count}"]
-        counter = t.let(f"util.global.load @{self.name}_count : {count}")
-        given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], count, types[-1]]
+        assert self.spec.rows is not None  # K is split for known rows alone
+        part = f"tensor<{codes[0].config.splits * self.spec.rows * self.spec.N}xf32>"
+        counter = self.counters.load(t)
+        given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], self.counters.type, types[-1]]
         found = dispatch(t, f"{self.name}_{form}", archs, counts, given, kinds, [counter, part, result])
-        t.do(f"util.global.store {found[0]}, @{self.name}_count : {count}")
+        self.counters.store(t, found[0])
         return found[2]

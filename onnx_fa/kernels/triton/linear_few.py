@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.triton.config import power_of_two
 from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.linear_source import HEADER, TYPES, Weights
-from onnx_fa.kernels.triton.program import Program
+from onnx_fa.kernels.triton.linear_source import Weights, linear_program
+from onnx_fa.kernels.triton.program import TYPES, Program, begin_last
 from onnx_fa.spec.linear import LinearSpec
 
 MOST_ROWS = 4
@@ -51,9 +51,8 @@ class FewRowsSource:
         assert spec.rows is not None and spec.rows <= MOST_ROWS
         self.spec, self.config, self.name, self.t = spec, config, name, Block()
         self.rows = range(spec.rows)
-        self.along = "[:, None]" if spec.transposed else "[None, :]"
-        """How a number of each column lies in a tile; numbers along K lie the other way."""
         self.across = "[None, :]" if spec.transposed else "[:, None]"
+        """How numbers along K lie in a tile."""
 
     def program(self) -> Program:
         t, spec, config = self.t, self.spec, self.config
@@ -73,11 +72,8 @@ class FewRowsSource:
         for r in self.rows:
             t.do(f"y{r} = tl.sum(acc{r}, {1 if spec.transposed else 0})")
         self.finish()
-        elements = ["i8" if d == "u8" else d for d in spec.operand_dtypes]
         shared = [("count", "i32"), ("part", "f32")] if config.splits > 1 else []
-        pointers = (*zip(spec.operand_names(), elements, strict=True), *shared, ("out", spec.dtype))
-        head = f"{HEADER}def {self.name}({', '.join([*(n for n, _ in pointers), 's0'])}):\n"
-        return Program(self.name, head + "\n".join(t.lines) + "\n", pointers, ("rows",))
+        return linear_program(spec, self.name, t, shared)
 
     @property
     def width(self) -> int:
@@ -106,11 +102,7 @@ class FewRowsSource:
             rows = len(self.rows)
             for r in self.rows:
                 t.do(f"tl.store(part + (split * {rows} + {r}) * {spec.N} + n, y{r}{mask})")
-            t.do("tl.debug_barrier()  # all threads' parts are written")
-            t.do("before = tl.atomic_add(count + pid, 1, sem='acq_rel')")
-            t.do(f"if before == {config.splits - 1}:")
-            t.indent += 1
-            t.do("tl.store(count + pid, 0)")
+            begin_last(t, config.splits)
             t.do(f"i = tl.arange(0, {power_of_two(config.splits)})[:, None]")
             for r in self.rows:
                 kept = f"(i < {config.splits})" + (f" & ({edge})[None, :]" if edge else "")

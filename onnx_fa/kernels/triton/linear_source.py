@@ -6,18 +6,18 @@ A weight of a few bits is widened in registers, a place of the bytes of a row af
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.program import Program
+from onnx_fa.kernels.triton.program import TYPES, Program, write_program
 from onnx_fa.spec.linear import LinearSpec
 
 ROWS = "s0"
 """The parameter that holds the number of rows."""
 _TOGETHER = 8
 """Rows of blocks that are computed before the next column of blocks."""
-HEADER = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
-TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,7 @@ class LinearSource:
         inside = f"(row[:, None] < {ROWS})" + (f" & (n[None, :] < {spec.N})" if spec.N % config.BN else "")
         t.do(f"at = row.to(tl.int64)[:, None] * {spec.N} + n[None, :]")
         t.do(f"tl.store(out + at, acc.to({self.type}), mask={inside})")
-        elements = ["i8" if d == "u8" else d for d in spec.operand_dtypes]
-        pointers = (*zip(spec.operand_names(), elements, strict=True), ("out", spec.dtype))
-        head = f"{HEADER}def {self.name}({', '.join([*(n for n, _ in pointers), ROWS])}):\n"
-        return Program(self.name, head + "\n".join(t.lines) + "\n", pointers, ("rows",))
+        return linear_program(spec, self.name, t)
 
     def place(self) -> None:
         """Which rows and columns the workgroup has. Those past the last are computed as the last, and not stored."""
@@ -98,6 +95,12 @@ class LinearSource:
         a = t.let(f"tl.load(x_row + here[None, :]{'' if whole else f', mask=here[None, :] < {spec.K}, other=0.0'})")
         t.do(f"w_tile = tl.reshape({tiles[0]}, [{config.BN}, {config.BK}])")
         t.do(f"acc = tl.dot({a}, tl.trans(w_tile), acc{self.precision})")
+
+
+def linear_program(spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple[str, str]] = ()) -> Program:
+    """The program of a site's lines; `shared` are pointers to what its workgroups leave each other."""
+    operands = zip(spec.operand_names(), map(element_type, spec.operand_dtypes), strict=True)
+    return write_program(name, [*operands, *shared, ("out", spec.dtype)], {"rows": ROWS}, t.lines)
 
 
 class Weights:

@@ -165,5 +165,5 @@ def program_of(
         return (SpecialisedSource if config.overlap == 2 else OverlappedSource)(
             spec, config, symbol, skips=skips, loop=loop
         ).program()
-    products = f32_products(config, arch, tf32=tf32)
+    products = f32_products(config.BM, config.warps, arch, tf32=tf32)
     return AttentionSource(spec, config, symbol, products=products, skips=skips, loop=loop).program()

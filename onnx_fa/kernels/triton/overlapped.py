@@ -17,6 +17,7 @@ from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.language import output_of
 from onnx_fa.kernels.triton.places import Operand
+from onnx_fa.kernels.triton.program import TYPES
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.attention import AttentionSpec
 
@@ -29,9 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 """
-
-
-_ELEMENTS = {"f16": "tl.float16", "bf16": "tl.bfloat16"}
 
 
 def _copied(width: int, row: str, column: str) -> bool:
@@ -100,7 +98,7 @@ class OverlappedSource(AttentionSource):
         self.fetch_queries("0", "q_buffer")
 
     def element(self) -> None:
-        self.t.do(f"type: tl.constexpr = {_ELEMENTS[self.spec.dtype]}")
+        self.t.do(f"type: tl.constexpr = {TYPES[self.spec.dtype]}")
 
     def buffers(self, parts: int = 1) -> None:
         """Shared memory for the queries, in so many parts, and for the rings of K and V, with barriers for what has come, and where

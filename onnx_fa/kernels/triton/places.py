@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from onnx_fa.kernels.plan.score import varies, window
 from onnx_fa.kernels.triton.config import TritonConfig, padded
 from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.program import Program, product, times
+from onnx_fa.kernels.triton.program import HEADER, Program, product, times, write_program
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim, IndexMask, TensorArg
 
-_HEADER = "import triton\nimport triton.language as tl\n\n\n"
 _MOST_NARROW = 1 << 31
 """Tensors of fewer elements are addressed in 32 bits."""
 
@@ -31,7 +30,7 @@ class Places:
     """The source of a kernel as it grows, in `t`, for a spec whose queries are folded already (kernels/plan/folding.py). `names`
     are the parameters that hold the spec's symbols."""
 
-    header = _HEADER
+    header = HEADER
     decorator = "@triton.jit"
 
     def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str) -> None:
@@ -56,9 +55,7 @@ class Places:
 
     def written(self, pointers: Sequence[tuple[str, str]]) -> Program:
         """The program of the lines so far."""
-        parameters = [*(n for n, _ in pointers), *self.names.values()]
-        head = f"{self.header}{self.decorator}\ndef {self.name}({', '.join(parameters)}):\n"
-        return Program(self.name, head + "\n".join(self.t.lines) + "\n", tuple(pointers), tuple(self.names))
+        return write_program(self.name, pointers, self.names, self.t.lines, f"{self.header}{self.decorator}")
 
     def lead(self, head: str) -> list[str]:
         """Indices of the batch dims and the head, of a number that counts all heads."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.derive.loop import Loop, loop_of
 from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
 
@@ -21,6 +22,33 @@ class Program:
     text: str
     pointers: tuple[tuple[str, str], ...]
     constants: tuple[str, ...]
+
+
+HEADER = "import triton\nimport triton.language as tl\n\n\n"
+TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16"}
+
+
+def write_program(
+    entry: str,
+    pointers: Sequence[tuple[str, str]],
+    symbols: Mapping[str, str],
+    lines: Sequence[str],
+    header: str = f"{HEADER}@triton.jit",
+) -> Program:
+    """The program of a function's lines; `symbols` are the parameters behind the pointers, by what they hold."""
+    parameters = ", ".join([*(name for name, _ in pointers), *symbols.values()])
+    text = f"{header}\ndef {entry}({parameters}):\n" + "\n".join(lines) + "\n"
+    return Program(entry, text, tuple(pointers), tuple(symbols))
+
+
+def begin_last(t: Block, splits: int) -> None:
+    """Begins what the last of `splits` workgroups alone does, when all of them have written their parts. It leaves the counter at
+    zero again."""
+    t.do("tl.debug_barrier()  # all threads' parts are written")
+    t.do("before = tl.atomic_add(count + pid, 1, sem='acq_rel')")
+    t.do(f"if before == {splits - 1}:")
+    t.indent += 1
+    t.do("tl.store(count + pid, 0)")
 
 
 def product(dims: Sequence[Dim], names: dict[str, str], wide: bool = False) -> str:
