@@ -25,18 +25,19 @@ from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
-from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
+from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.linear import emit_linear
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
-from onnx_fa.kernels.triton.linear import emit_linear, linear_name
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.linear import Bits, LinearSpec
+from onnx_fa.spec.linear import linear_name
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 try:
     from iree.compiler import ir as mlir
@@ -70,6 +71,7 @@ def import_mlir(
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
+    find_linear_sites(proto, held, target=target)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
@@ -305,32 +307,22 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _handle_node_LinearSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != LINEAR_SITE:
             return False
+        assert self.target is not None  # else no such node is written
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             values = [self._nv_map[name] for name in node.input]
             types = [_builtin(x.type, _element(x.type)) for x in values]
-            spec = _linear_spec(types, {a.name: a.i for a in node.attribute})
-            self.functions.update(emit_linear(spec))
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            spec = spec_of([(_dims(x), str(x.element_type)) for x in types], attributes)
+            self.functions.update(emit_linear(spec, self.target))
             operands = [_op("torch_c.to_builtin_tensor", x, have) for x, have in zip(values, types, strict=True)]
             (made,) = _call(linear_name(spec), operands, [_tensor(shape, dtype) for shape, dtype in spec.results])
             self._give(node.output[0], made)
         return True
 
 
-def _linear_spec(types: Sequence[Any], numbers: Mapping[str, int]) -> LinearSpec:
-    """The spec of a LinearSite whose operands have these builtin types."""
-    x, weight, *more = types
-    lead = tuple(f"d{i}" if x.is_dynamic_dim(i) else x.get_dim_size(i) for i in range(x.rank - 1))
-    K, transposed, bits = x.get_dim_size(x.rank - 1), bool(numbers["transposed"]), None
-    if numbers["bits"]:
-        zeros = more[1 : len(more) - numbers["bias"]]
-        element = str(zeros[0].element_type) if zeros else ""
-        kind: Any = "packed" if element == "i8" else element
-        scales: Any = str(more[0].element_type)
-        bits = Bits(numbers["bits"], numbers["block"], scales, kind)
-    dtype: Any = str(x.element_type)
-    return LinearSpec(
-        lead, K, weight.get_dim_size(0 if transposed else 1), dtype, transposed, bits, bool(numbers["bias"])
-    )
+def _dims(type_: Any) -> tuple[Dim, ...]:
+    """The dims of a builtin tensor, a symbol for each that is not known, by its place."""
+    return tuple(f"d{i}" if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank))
 
 
 def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:

@@ -1,20 +1,24 @@
-"""A linear site: a product of rows of the run with a weight of the network, and its bias.
+"""A linear site: a product of rows of the run with a weight of the network, and what is done to each number of it.
 
-y[m, n] = sum over k of x[m, k] w[k, n] + b[n]
+y[m, n] = then(sum over k of x[m, k] w[k, n], t0[n] or t0[m, n], ...)
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.terms import Dim, DType
+from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor, evaluate, kind_of, leaves
+from onnx_fa.spec.terms import Dim, DType, TensorArg
 
+POSITIONS = (Q, K, SQ, SKV)
+"""Leaves of score expressions that a linear site has not."""
 Zeros = Literal["", "packed", "f32", "f16", "bf16"]
 
 
@@ -43,9 +47,14 @@ class Bits:
 @dataclass(frozen=True)
 class LinearSpec:
     """`lead` are the dims of x (*lead, K) before the last, symbols for those that are known at run time only. The weight is (K,
-    N), or (N, K) if `transposed`, of the type of x, or of a few `bits`. `bias`: b (N,) is an operand.
+    N), or (N, K) if `transposed`, of the type of x, or of a few `bits`; with a `panel` it comes as (panels, K, panel), of so many
+    columns each, the last of them the last columns of the weight.
 
-    Raises ValueError for blocks that do not divide K, and bits that are not 2, 4 or 8."""
+    `then` is what becomes of a sum, the score of the expression, with `tensors`, of shapes (N,) or (*lead, N): a bias, an
+    activation, a residual, a gate.
+
+    Raises ValueError for blocks that do not divide K, bits that are not 2, 4 or 8, panels wider than the weight, and for what an
+    expression of these tensors cannot be."""
 
     lead: tuple[Dim, ...]
     K: int
@@ -53,7 +62,9 @@ class LinearSpec:
     dtype: DType
     transposed: bool = False
     bits: Bits | None = None
-    bias: bool = False
+    then: ScoreExpr = SCORE
+    tensors: tuple[TensorArg, ...] = ()
+    panel: int = 0
 
     def __post_init__(self) -> None:
         if self.bits is not None:
@@ -63,6 +74,14 @@ class LinearSpec:
                 raise ValueError("a weight of a few bits is stored by rows of N")
         if min(self.K, self.N) < 1:
             raise ValueError(f"a weight of {self.K} x {self.N} numbers")
+        if self.panel and (self.panel > self.N or self.transposed or self.bits is not None):
+            raise ValueError(f"panels of {self.panel} columns of a weight of {self.N}, which is (K, N) and no integers")
+        if kind_of(self.then, [t.kind for t in self.tensors]) != "float" or not set(leaves(self.then)).isdisjoint(
+            POSITIONS
+        ):
+            raise ValueError(f"{self.then} is no function of a sum and {len(self.tensors)} tensors")
+        if strange := [t for t in self.tensors if t.shape not in ((self.N,), (*self.lead, self.N))]:
+            raise ValueError(f"{strange[0]} is neither of the columns nor of all numbers")
 
     @property
     def rows(self) -> int | None:
@@ -77,17 +96,27 @@ class LinearSpec:
         return self.K // self.bits.block
 
     @property
+    def panels(self) -> int:
+        return -(-self.N // self.panel)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        if self.panel:
+            return (self.panels, self.K, self.panel)
+        if self.bits is not None:
+            return (self.N, self.K // self.bits.places)
+        return (self.N, self.K) if self.transposed else (self.K, self.N)
+
+    @property
     def operand_shapes(self) -> tuple[tuple[Dim, ...], ...]:
-        """x, the weight (its bytes, scales and zero points), the bias."""
-        found: list[tuple[Dim, ...]] = [(*self.lead, self.K)]
-        if self.bits is None:
-            found.append((self.N, self.K) if self.transposed else (self.K, self.N))
-        else:
-            found += [(self.N, self.K // self.bits.places), (self.N, self.blocks)]
+        """x, the weight (its bytes, scales and zero points), the tensors."""
+        found: list[tuple[Dim, ...]] = [(*self.lead, self.K), self.weight_shape]
+        if self.bits is not None:
+            found.append((self.N, self.blocks))
             if self.bits.zeros:
                 packed = self.bits.zeros == "packed"
                 found.append((self.N, -(-self.blocks // self.bits.places) if packed else self.blocks))
-        return (*found, (self.N,)) if self.bias else tuple(found)
+        return (*found, *(t.shape for t in self.tensors))
 
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
@@ -98,22 +127,38 @@ class LinearSpec:
             found += ["u8", self.bits.scales]
             if self.bits.zeros:
                 found.append("u8" if self.bits.zeros == "packed" else self.bits.zeros)
-        return (*found, self.dtype) if self.bias else tuple(found)
+        return (*found, *(t.dtype for t in self.tensors))
 
-    def operand_names(self, tensor: str = "") -> list[str]:
+    def operand_names(self, tensor: str = "t") -> list[str]:
         names = ["x", "w"]
         if self.bits is not None:
             names += ["scale", *["zero"] * bool(self.bits.zeros)]
-        return [*names, *["b"] * self.bias]
+        return [*names, *(f"{tensor}{i}" for i in range(len(self.tensors)))]
 
     @property
     def results(self) -> tuple[tuple[tuple[Dim, ...], DType], ...]:
         return (((*self.lead, self.N), self.dtype),)
 
 
+def linear_name(spec: LinearSpec) -> str:
+    """The name of a site's function: equal for equal specs."""
+    return f"linear_{hashlib.sha256(repr(spec).encode()).hexdigest()[:10]}"
+
+
+def biased(spec: LinearSpec) -> LinearSpec:
+    """The site with one more tensor of the columns, which is added to what it was before."""
+    bias = Apply("Add", spec.then, Tensor(len(spec.tensors)))
+    return replace(spec, then=bias, tensors=(*spec.tensors, TensorArg((spec.N,), spec.dtype)))
+
+
 def weight_of(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The weight (K, N) as numbers."""
     w = operands[1]
+    if spec.panel:
+        side_by_side = np.asarray(w, np.float64).transpose(1, 0, 2)
+        first = side_by_side[:, :-1].reshape(spec.K, -1)
+        left = spec.N - first.shape[1]
+        return np.concatenate([first, side_by_side[:, -1, spec.panel - left :]], axis=1)
     if spec.bits is None:
         return np.asarray(w, np.float64).T if spec.transposed else np.asarray(w, np.float64)
     bits, scales = spec.bits, np.asarray(operands[2], np.float64)
@@ -138,4 +183,4 @@ def unpacked(data: npt.NDArray[Any], bits: Bits) -> npt.NDArray[np.float64]:
 def multiply(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The meaning of a spec in float64: y (*lead, N)."""
     y = np.asarray(operands[0], np.float64) @ weight_of(spec, operands)
-    return y + np.asarray(operands[-1], np.float64) if spec.bias else y
+    return np.asarray(evaluate(spec.then, y, operands[len(operands) - len(spec.tensors) :]), np.float64)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnx_fa.iree.compile import import_model
 from onnx_fa.iree.importer import infer_types
-from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
+from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.kernels import triton
 from onnx_fa.kernels.triton import ptx
+from onnx_fa.spec.expr import words
+from onnx_fa.spec.expr_json import from_json
 from onnx_fa.spec.target import parse_target
 from tests.iree.test_bits_product import model as bits_model
 
@@ -35,34 +39,96 @@ def graph_of(
     return model
 
 
-def sites_of(model: onnx.ModelProto, target: object = CUDA) -> list[tuple[int, dict[str, int]]]:
-    """The number of inputs and the attributes of every linear site."""
+def nodes_of(model: onnx.ModelProto, target: object = CUDA) -> list[onnx.NodeProto]:
+    """The model's nodes as the importer gets them."""
     infer_types(model, {})
     made = legalize(model, target=target)  # type: ignore[arg-type]
-    nodes = [n for n in made.graph.node if f"{n.domain}.{n.op_type}" == LINEAR_SITE]
-    return [(len(n.input), {a.name: a.i for a in n.attribute if a.i}) for n in nodes]
+    infer_types(made, {})
+    find_linear_sites(made, target=target)  # type: ignore[arg-type]
+    return list(made.graph.node)
+
+
+def sites_of(model: onnx.ModelProto, target: object = CUDA) -> list[tuple[int, str]]:
+    """The number of inputs of every linear site, and what becomes of its sums."""
+    found = []
+    for node in nodes_of(model, target):
+        if f"{node.domain}.{node.op_type}" == LINEAR_SITE:
+            then = next(helper.get_attribute_value(a) for a in node.attribute if a.name == "then")
+            found.append((len(node.input), words(from_json(json.loads(then)))))
+    return found
+
+
+PLAIN, BIASED = (2, "score"), (3, "(score + t0)")
+GATED = (3, "((score * sigmoid(score)) * t0)")
 
 
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
-        ("y = MatMul(x, w)", [(2, {})]),
-        ("a = MatMul(x, w) y = Add(a, b)", [(3, {"bias": 1})]),
-        ("a = MatMul(x, w) y = Add(b, a)", [(3, {"bias": 1})]),
-        ("a = MatMul(x, w) c = Add(a, b) y = Relu(c)", [(3, {"bias": 1})]),
-        ("a = MatMul(x, w) c = Add(a, b) y = Mul(a, c)", [(2, {})]),  # the product is read twice
-        ("a = MatMul(x, w) y = Add(a, a)", [(2, {})]),
-        ("a = MatMul(x, w) y = Add(a, row)", [(2, {})]),
+        ("y = MatMul(x, w)", [PLAIN]),
+        ("a = MatMul(x, w) y = Add(a, b)", [BIASED]),
+        ("a = MatMul(x, w) y = Add(b, a)", [(3, "(t0 + score)")]),
+        ("a = MatMul(x, w) c = Add(a, b) y = Relu(c)", [(3, "relu((score + t0))")]),
+        ("a = MatMul(x, w) c = Add(a, b) y = Mul(a, c)", [(3, "(score * (score + t0))")]),
+        ("a = MatMul(x, w) y = Add(a, a)", [(2, "(score + score)")]),
+        ("a = MatMul(x, w) y = Add(a, row)", [PLAIN]),
+        ("a = MatMul(x, w) h = Constant <value = float {0.5}> () y = Mul(a, h)", [(2, "(score * 0.5)")]),
+        ("a = MatMul(x, w) y = Softmax(a)", [PLAIN]),
+        ("a = MatMul(x, w) s = Softmax(a) y = Add(a, s)", [PLAIN]),  # the product is read twice
+        ("a = MatMul(x, w) c = Tanh(a) s = Softmax(c) y = Add(c, s)", [(2, "tanh(score)")]),
+        ("a = MatMul(x, w) s = Sigmoid(a) g = Mul(a, s) u = MatMul(x, w) y = Mul(g, u)", [PLAIN, GATED]),
+        ("a = MatMul(x, w) t = MatMul(x, w) c = Add(t, b) y = Add(a, c)", [BIASED, (3, "(score + t0)")]),
+        ("a = MatMul(x, w) y = Sum(a, a, b)", [PLAIN]),
+        ("a = MatMul(x, w) y = LeakyRelu <alpha = 0.5> (a)", [(2, "where((score < 0), (0.5 * score), score)")]),
     ],
 )
-def test_found(body: str, wanted: list[tuple[int, dict[str, int]]]) -> None:
+def test_found(body: str, wanted: list[tuple[int, str]]) -> None:
     assert sites_of(graph_of(body)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("y = Gelu(a)", "((0.5 * score) * (1 + erf((score * 0.707107))))"),
+        ('y = Gelu <approximate = "tanh"> (a)', "tanh("),
+        ("y = HardSwish(a)", "(score * max(0, min(1, ((0.166667 * score) + 0.5))))"),
+        ("y = HardSigmoid(a)", "max(0, min(1, ((0.2 * score) + 0.5)))"),
+        (
+            "l = Constant <value = float {-1}> () h = Constant <value = float {2}> () y = Clip(a, l, h)",
+            "min(max(score, -1), 2)",
+        ),
+        ("y = Clip(a, , b0)", "score"),
+        ("p = Constant <value = float {3}> () y = Pow(a, p)", "pow(score, 3)"),
+    ],
+)
+def test_activations(body: str, wanted: str) -> None:
+    x = "float[2,n,64] x" + (", float b0" if "b0" in body else "")
+    ((_, then),) = sites_of(graph_of(f"a = MatMul(x, w) {body}", x=x, opset=20))
+    assert wanted in then
+
+
+def test_residuals() -> None:
+    """A tensor of as many numbers joins a site; one of other dims does not, nor one that comes of the product itself."""
+    rest, more = "float[2,n,64] x, float[2,n,48] r", "float[2,n,64] x, float[2,m,48] r"
+    assert sites_of(graph_of("a = MatMul(x, w) y = Add(r, a)", x=rest)) == [(3, "(t0 + score)")]
+    assert sites_of(graph_of("a = MatMul(x, w) y = Add(r, a)", x=more)) == [PLAIN]
+
+
+def test_rows_made_flat() -> None:
+    """Reshapes around a Gemm are not in its way where the second undoes the first."""
+    flat = "i = Constant <value = int64[2] {-1, 64}> () f = Reshape(x, i) a = Gemm(f, w, b) "
+    back = flat + "o = Constant <value = int64[3] {2, 5, 48}> () q = Reshape(a, o) "
+    shape = {"x": "float[2,5,64] x", "outputs": "float[2,5,48] y"}
+    assert sites_of(graph_of(back + "y = Relu(q)", **shape)) == [(3, "relu((score + t0))")]
+    other = back.replace("2, 5, 48", "5, 2, 48")
+    turned = {"x": "float[2,5,64] x", "outputs": "float[5,2,48] y"}
+    assert sites_of(graph_of(other + "y = Relu(q)", **turned)) == [BIASED]
 
 
 def test_gemm() -> None:
     rows = {"x": "float[n,64] x", "outputs": "float[n,48] y"}
-    assert sites_of(graph_of("y = Gemm <transB = 1> (x, wt, b)", **rows)) == [(3, {"transposed": 1, "bias": 1})]
-    assert sites_of(graph_of("y = Gemm (x, w)", **rows)) == [(2, {})]
+    assert sites_of(graph_of("y = Gemm <transB = 1> (x, wt, b)", **rows)) == [BIASED]
+    assert sites_of(graph_of("y = Gemm (x, w)", **rows)) == [PLAIN]
     for body in ("y = Gemm <alpha = 0.5> (x, w)", "y = Gemm <beta = 0.5> (x, w, b)", "y = Gemm (x, w, row)"):
         assert sites_of(graph_of(body, **rows)) == []
 
@@ -74,7 +140,7 @@ def test_left_alone() -> None:
     assert sites_of(graph_of("y = MatMul(x, three)")) == []
     assert sites_of(graph_of("y = MatMul(x, small)", outputs="float[2,n,8] y")) == []
     model = graph_of("y = MatMul(x, w)")
-    for other in (None, parse_target("cpu-host"), parse_target("vulkan"), parse_target("cuda", "iree")):
+    for other in (None, parse_target("cpu-avx512", "iree"), parse_target("vulkan"), parse_target("cuda", "iree")):
         assert sites_of(model, other) == []
 
 
@@ -86,7 +152,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_output_is_no_bias_to_come() -> None:
     """A product that the model gives out stays one."""
     model = graph_of("a = MatMul(x, w) y = Add(a, b)", outputs="float[2,n,48] a, float[2,n,48] y")
-    assert sites_of(model) == [(2, {})]
+    assert sites_of(model) == [PLAIN]
 
 
 def test_a_bias_that_is_made_behind_the_product() -> None:
@@ -96,7 +162,7 @@ def test_a_bias_that_is_made_behind_the_product() -> None:
             "BIAS", ", ".join(["1"] * 48)
         )
     )
-    assert sites_of(model) == [(3, {"bias": 1})]
+    assert sites_of(model) == [BIASED]
     assert import_model(model, "cuda").text.count("util.call @linear_") == 1
 
 

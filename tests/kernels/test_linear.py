@@ -15,10 +15,10 @@ import pytest
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.linear import emit_linear, linear_name
+from onnx_fa.kernels.triton.linear import emit_linear
 from onnx_fa.kernels.triton.linear_few import few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
-from onnx_fa.spec.linear import Bits, LinearSpec, multiply, unpacked, weight_of
+from onnx_fa.spec.linear import Bits, LinearSpec, biased, linear_name, multiply, unpacked, weight_of
 from onnx_fa.spec.target import parse_target
 from tests.support.linear_cases import CASES, SIZES, bound, draw
 
@@ -41,7 +41,7 @@ def test_numbers() -> None:
 def test_meaning() -> None:
     """The reference against numbers that were computed one by one."""
     bits = Bits(4, 4, "f32", "packed")
-    spec = LinearSpec((1,), 8, 2, "f32", True, bits, bias=True)
+    spec = biased(LinearSpec((1,), 8, 2, "f32", True, bits))
     packed = np.array([[0x10, 0x32, 0x54, 0x76], [0x98, 0xBA, 0xDC, 0xFE]], np.uint8)
     assert unpacked(packed, bits)[1].tolist() == [8, 9, 10, 11, 12, 13, 14, 15]
     scale, zero = np.array([[1, 2], [0.5, 1]], np.float32), np.array([[0x21], [0x43]], np.uint8)

@@ -8,26 +8,43 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.linear import Bits, LinearSpec
+from onnx_fa.spec.expr import SCORE, Apply, Float, Tensor
+from onnx_fa.spec.linear import Bits, LinearSpec, biased
+from onnx_fa.spec.terms import TensorArg
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
+_BIASED = Apply("Add", SCORE, Tensor(0))
+_ERF = Apply("Erf", Apply("Mul", _BIASED, Float(0.7071067811865476)))
+GELU = Apply("Mul", Apply("Mul", _BIASED, Apply("Add", _ERF, Float(1.0))), Float(0.5))
+GATED = Apply("Mul", Apply("Mul", SCORE, Apply("Sigmoid", SCORE)), Tensor(0))
+RESIDUAL = Apply("Add", Tensor(1), _BIASED)
+
 CASES: dict[str, LinearSpec] = {
     "plain": LinearSpec((48,), 64, 96, "f32"),
-    "transposed_bias": LinearSpec((2, 3, 7), 64, 96, "f32", transposed=True, bias=True),
+    "transposed_bias": biased(LinearSpec((2, 3, 7), 64, 96, "f32", transposed=True)),
     "one_row": LinearSpec((1, 1), 256, 80, "f32"),
-    "odd": LinearSpec((197,), 77, 53, "f32", bias=True),
+    "odd": biased(LinearSpec((197,), 77, 53, "f32")),
     "odd_transposed": LinearSpec((5,), 77, 53, "f16", transposed=True),
-    "half": LinearSpec((200,), 128, 130, "f16", bias=True),
+    "half": biased(LinearSpec((200,), 128, 130, "f16")),
     "bfloat": LinearSpec((4, 40), 192, 128, "bf16", transposed=True),
-    "dynamic": LinearSpec(("b", "s"), 128, 160, "f16", bias=True),
+    "dynamic": biased(LinearSpec(("b", "s"), 128, 160, "f16")),
     "dynamic_one": LinearSpec((1, "s"), 96, 64, "f32"),
     "bits4": LinearSpec((20,), 128, 72, "f32", True, Bits(4, 32, "f32")),
-    "bits4_zeros": LinearSpec((1, 1), 192, 72, "f16", True, Bits(4, 64, "f16", "packed"), bias=True),
+    "bits4_zeros": biased(LinearSpec((1, 1), 192, 72, "f16", True, Bits(4, 64, "f16", "packed"))),
     "bits4_float_zeros": LinearSpec((33,), 96, 40, "f32", True, Bits(4, 16, "f32", "f32")),
     "bits8": LinearSpec((3,), 128, 48, "f32", True, Bits(8, 32, "f32", "packed")),
     "bits2_dynamic": LinearSpec(("b", "s"), 128, 48, "f16", True, Bits(2, 32, "f16", "packed")),
     "bits4_bfloat": LinearSpec(("b", 1), 256, 96, "bf16", True, Bits(4, 128, "bf16")),
+    "gelu": LinearSpec((2, 50), 64, 100, "f32", then=GELU, tensors=(TensorArg((100,)),)),
+    "gated": LinearSpec((70,), 96, 64, "f16", then=GATED, tensors=(TensorArg((70, 64), "f16"),)),
+    "residual_row": LinearSpec(
+        (1, 3), 160, 72, "f32", then=RESIDUAL, tensors=(TensorArg((72,)), TensorArg((1, 3, 72)))
+    ),
+    "residual_dynamic": LinearSpec(
+        ("b", "s"), 64, 80, "f32", True, then=RESIDUAL, tensors=(TensorArg((80,)), TensorArg(("b", "s", 80)))
+    ),
+    "bits4_gated": LinearSpec((9,), 64, 40, "f32", True, Bits(4, 32, "f32"), GATED, (TensorArg((9, 40)),)),
     "bits4_odd_blocks": LinearSpec((17,), 96, 24, "f32", True, Bits(4, 32, "f32", "packed")),
 }
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 37})
@@ -41,7 +58,8 @@ def bound(spec: LinearSpec, sizes: dict[str, int]) -> tuple[int, ...]:
 def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1.0) -> list[npt.NDArray[Any]]:
     """Operands, of x with these dims before the last, and numbers of that size."""
     rng, found = np.random.default_rng(seed), list[npt.NDArray[Any]]()
-    shapes = [(*lead, spec.K), *spec.operand_shapes[1:]]
+    sizes = {d: n for d, n in zip(spec.lead, lead, strict=True) if isinstance(d, str)}
+    shapes = [tuple(d if isinstance(d, int) else sizes[d] for d in shape) for shape in spec.operand_shapes]
     for name, shape, dtype in zip(spec.operand_names(), shapes, spec.operand_dtypes, strict=True):
         if dtype == "u8":
             found.append(rng.integers(0, 256, shape, dtype=np.uint8))
@@ -51,3 +69,9 @@ def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1
             scale = 0.1 if name == "scale" else size if name == "x" else 1.0
             found.append((rng.standard_normal(shape) * scale).astype(NUMPY[dtype]))
     return found
+
+
+def in_panels(w: npt.NDArray[Any], panel: int) -> npt.NDArray[Any]:
+    """A weight (K, N) as panels of columns, the last of them the last columns."""
+    starts = [min(i, w.shape[1] - panel) for i in range(0, w.shape[1], panel)]
+    return np.stack([w[:, i : i + panel] for i in starts])

@@ -1,50 +1,73 @@
-"""Products of rows of the run with a weight of the network, as one node each, which becomes a call of a kernel for NVIDIA GPUs
-(kernels/triton/linear.py). An Add of a bias behind it joins it."""
+"""Products of rows of the run with a weight of the network, and what the graph does to their numbers (epilogue.py), as one node
+each, which becomes a call of a kernel (kernels/linear.py)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from onnx_fa.errors import UnsupportedError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.bits_product import Weight
+from onnx_fa.iree.legalise.epilogue import epilogue_of
+from onnx_fa.iree.legalise.panels import write_panels
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
-from onnx_fa.kernels.triton.linear import emit_linear
-from onnx_fa.spec.linear import Bits, LinearSpec, Zeros
-from onnx_fa.spec.terms import Dim, DType
+from onnx_fa.kernels.linear import panel_of, takes
+from onnx_fa.spec.expr import Tensor, compose, substitute
+from onnx_fa.spec.expr_json import from_json, to_json
+from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased
+from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim, DType, TensorArg
 
 LINEAR_SITE = f"{DOMAIN}.LinearSite"
-"""Inputs as the operands of a LinearSpec; attributes `transposed`, `bits`, `block` (0 for none) and `bias`."""
+"""Inputs as the operands of a LinearSpec; attributes `N`, `transposed`, `panel`, `bits` and `block` (0 for none), `then`, its
+expression as JSON, and the number of its `tensors`."""
 _LEAST = 16
 """Smaller weights are no matter of speed."""
 
 
-def linear_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A MatMul, or a Gemm as layers have it (alpha and beta 1, rows not transposed), by a weight of two dims."""
-    if g.cuda is None:
-        return False
-    x, w, *rest = node.input
-    bias = rest[0] if rest else ""
-    transposed = bool(attr_of(node, "transB", 0))
-    if op_of(node) == "Gemm" and (
-        attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0)
-    ):
-        return False
-    shape, dtype, weight = g.shape(x), FLOATS.get(g.kind(x)), g.shape(w)
-    if not g.is_constant(w) or shape is None or len(shape) < 2 or dtype is None or weight is None or len(weight) != 2:
-        return False
-    K, N = weight[::-1] if transposed else weight
-    if not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
-        return False
-    if bias and not _is_bias(g, bias, N, dtype):
-        return False
-    spec = LinearSpec(_lead(shape), K, N, dtype, transposed, bias=bool(bias))
-    return _write(g, spec, node, [x, w, *([bias] if bias else [])], node.output[0])
+@dataclass(frozen=True)
+class _Product:
+    """A product in the graph: the site that it would be, its operands, and the value that it makes."""
+
+    spec: LinearSpec
+    inputs: tuple[str, ...]
+    value: str
+    places: tuple[int, ...]
+    """Of the nodes that it stands for."""
+
+
+def find_linear_sites(
+    model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
+) -> None:
+    """Writes a node for each product that a kernel of the target takes, in place. `held` are initializers whose data are not in the
+    model; types of values are taken from `value_info`."""
+    g = GraphWriter(model, held, target=target)
+    if target is None or (g.cuda is None and g.cpu is None):
+        return
+    taken, made = set[int](), dict[int, list[onnx.NodeProto]]()
+    for place, node in enumerate(model.graph.node):
+        product = _product(g, node, place)
+        if product is None or place in taken:
+            continue
+        for found in _with_what_follows(g, product, taken):
+            if takes(found.spec, target):
+                taken.update(found.places)
+                made[max(found.places)] = _nodes_of(g, found, target)
+                break
+    nodes = [n for place, node in enumerate(model.graph.node) for n in made.get(place, [node] * (place not in taken))]
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    if made and not any(i.domain == DOMAIN for i in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
 
 
 def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bias: str) -> bool:
@@ -58,12 +81,15 @@ def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bi
         if zero_kind not in FLOATS:
             return False
         zeros = FLOATS[zero_kind]
-    if bias and not _is_bias(g, bias, weight.N, dtype):
+    if 0 in shape or (bias and not (g.shape(bias) == [weight.N] and FLOATS.get(g.kind(bias)) == dtype)):
         return False
     try:
         bits = Bits(weight.bits, weight.block, scales, zeros)
-        spec = LinearSpec(_lead(shape), weight.blocks * weight.block, weight.N, dtype, True, bits, bool(bias))
+        spec = LinearSpec(_lead(shape), weight.blocks * weight.block, weight.N, dtype, True, bits)
     except ValueError:
+        return False
+    spec = biased(spec) if bias else spec
+    if not takes(spec, g.cuda):
         return False
     hint = node.name or node.op_type
 
@@ -72,44 +98,125 @@ def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bi
 
     inputs = [x, reshape(weight.packed, weight.N, spec.K // bits.places), reshape(weight.scales, weight.N, spec.blocks)]
     inputs += [*([reshape(weight.zeros, weight.N, -1)] if zeros else []), *([bias] if bias else [])]
-    return _write(g, spec, node, inputs, node.output[0])
+    g.nodes.append(_site(g, spec, inputs, node.output[0], hint))
+    return True
 
 
-def _lead(shape: list[int | str | None]) -> tuple[Dim, ...]:
+def spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[str, Any]) -> LinearSpec:
+    """The spec of a LinearSite whose operands have these shapes and element types."""
+    (x, dtype), _, *more = types
+    first = len(more) - attributes["tensors"]
+    bits = None
+    if attributes["bits"]:
+        (_, scales), *zeros = more[:first]
+        kind: Any = "" if not zeros else "packed" if zeros[0][1] in ("i8", "u8") else zeros[0][1]
+        bits = Bits(attributes["bits"], attributes["block"], cast(DType, scales), kind)
+    (*lead, K), N = x, attributes["N"]
+    tensors = tuple(TensorArg((N,) if len(shape) == 1 else (*lead, N), cast(DType, t)) for shape, t in more[first:])
+    then = from_json(json.loads(attributes["then"]))
+    panel, transposed = attributes["panel"], bool(attributes["transposed"])
+    assert isinstance(K, int)
+    return LinearSpec(tuple(lead), K, N, cast(DType, dtype), transposed, bits, then, tensors, panel)
+
+
+def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:
+    """What a MatMul, a Gemm as layers have it (alpha and beta 1, rows not transposed) by a weight of two dims, or a LinearSite of a
+    few bits would be as a site."""
+    op = op_of(node)
+    if op not in ("MatMul", "Gemm", LINEAR_SITE):
+        return None
+    x, w, *rest = node.input
+    shape, dtype, weight = g.shape(x), FLOATS.get(g.kind(x)), g.shape(w)
+    if shape is None or len(shape) < 2 or 0 in shape or dtype is None or weight is None or len(weight) != 2:
+        return None
+    if op == LINEAR_SITE:
+        operands = [(_dims(g.shape(name)), FLOATS.get(g.kind(name), "u8")) for name in node.input]
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        return _Product(spec_of(operands, attributes), tuple(node.input), node.output[0], (place,))
+    bias, transposed = rest[0] if rest else "", bool(attr_of(node, "transB", 0))
+    if op == "Gemm" and (
+        attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0)
+    ):
+        return None
+    K, N = weight[::-1] if transposed else weight
+    if not g.is_constant(w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
+        return None
+    if bias and g.shape(bias) != [N]:
+        return None
+    spec = LinearSpec(_lead(shape), K, N, dtype, transposed)
+    inputs = (x, w, bias) if bias else (x, w)
+    return _Product(biased(spec) if bias else spec, inputs, node.output[0], (place,))
+
+
+def _with_what_follows(g: GraphWriter, product: _Product, taken: set[int]) -> list[_Product]:
+    """The product with the reshapes around it and all that follows, and with less."""
+    found = [product]
+    if flat := _unflattened(g, product):
+        found.insert(0, flat)
+    first = found[0]
+    follows = epilogue_of(g, first.value, first.spec.lead, first.spec.dtype, taken)  # type: ignore[arg-type]
+    if follows is None:
+        return found
+    spec = first.spec
+    moved = len(spec.tensors)
+    behind = substitute(follows.then, lambda e: Tensor(e.index + moved) if isinstance(e, Tensor) else e)
+    whole = replace(spec, then=compose(behind, spec.then), tensors=(*spec.tensors, *follows.tensors))
+    return [_Product(whole, (*first.inputs, *follows.inputs), follows.value, (*first.places, *follows.places)), *found]
+
+
+def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
+    """The product of the rows that a Reshape in front makes flat, where one behind gives the result their dims again."""
+    readers = g.readers(product.value)
+    x, before = product.inputs[0], g.maker(product.inputs[0])
+    if before is None or op_of(before) != "Reshape" or g.is_output(product.value) or len(readers) != 1:
+        return None
+    after = g.graph.node[readers[0]]
+    if (
+        op_of(after) != "Reshape"
+        or after.input[0] != product.value
+        or any(len(t.shape) > 1 for t in product.spec.tensors)
+    ):
+        return None
+    x, y = before.input[0], after.output[0]
+    rows, result, spec = g.shape(x), g.shape(y), product.spec
+    if rows is None or result is None or None in rows or [*rows[:-1], spec.N] != result or rows[-1] != spec.K:
+        return None
+    inputs = (x, *product.inputs[1:])
+    return _Product(replace(spec, lead=_lead(rows)), inputs, y, (*product.places, readers[0]))
+
+
+def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> list[onnx.NodeProto]:
+    """The node of a site, and what brings its weight into the layout of the target."""
+    spec, inputs, start = product.spec, list(product.inputs), len(g.nodes)
+    hint = g.graph.node[product.places[0]].name or "Linear"
+    if panel := panel_of(spec, target):
+        inputs[1] = write_panels(g, inputs[1], spec, panel, hint)
+        spec = replace(spec, transposed=False, panel=panel)
+    return [*g.nodes[start:], _site(g, spec, inputs, product.value, hint)]
+
+
+def _site(g: GraphWriter, spec: LinearSpec, inputs: Sequence[str], out: str, hint: str) -> onnx.NodeProto:
+    bits = spec.bits
+    return helper.make_node(
+        "LinearSite",
+        list(inputs),
+        [out],
+        g.fresh(f"{hint}/LinearSite"),
+        domain=DOMAIN,
+        N=spec.N,
+        transposed=int(spec.transposed),
+        panel=spec.panel,
+        bits=bits.bits if bits else 0,
+        block=bits.block if bits else 0,
+        tensors=len(spec.tensors),
+        then=json.dumps(to_json(spec.then)),
+    )
+
+
+def _lead(shape: Sequence[int | str | None]) -> tuple[Dim, ...]:
     return tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape[:-1]))
 
 
-def _is_bias(g: GraphWriter, name: str, N: int, dtype: DType) -> bool:
-    return g.is_constant(name) and g.shape(name) == [N] and FLOATS.get(g.kind(name)) == dtype
-
-
-def _write(g: GraphWriter, spec: LinearSpec, node: onnx.NodeProto, inputs: list[str], out: str) -> bool:
-    """Adds the node of a site, with the bias that an Add behind it has."""
-    if 0 in spec.lead:
-        return False
-    add, users = None, g.users(out)
-    if not spec.bias and len(users) == 1 and op_of(users[0]) == "Add":
-        others = [i for i in users[0].input if i != out]
-        if len(others) == 1 and _is_bias(g, others[0], spec.N, spec.dtype):
-            add, spec, inputs = users[0], replace(spec, bias=True), [*inputs, others[0]]
-            out = add.output[0]
-    try:
-        emit_linear(spec)
-    except UnsupportedError:
-        return False  # the compiler's own code stands for it
-    made = helper.make_node(
-        "LinearSite", inputs, [out], g.fresh(f"{node.name or node.op_type}/LinearSite"), domain=DOMAIN
-    )
-    bits = spec.bits
-    numbers = {
-        "transposed": int(spec.transposed),
-        "bits": bits.bits if bits else 0,
-        "block": bits.block if bits else 0,
-        "bias": int(spec.bias),
-    }
-    made.attribute.extend(helper.make_attribute(name, number) for name, number in numbers.items())
-    if add is None:
-        g.nodes.append(made)
-    else:  # in the place of the Add: the bias may be made between the two
-        g.later[out] = made
-    return True
+def _dims(shape: Sequence[int | str | None] | None) -> tuple[Dim, ...]:
+    """Dims with a symbol for each that is not known, by its place."""
+    return tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape or ()))

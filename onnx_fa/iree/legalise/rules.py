@@ -22,7 +22,7 @@ from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
-from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, linear_product
+from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
@@ -74,9 +74,6 @@ def legalize(
 def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], target: Target | None) -> None:
     g = GraphWriter(model, held, target=target)
     for node in model.graph.node:
-        if node.output and node.output[0] in g.later:
-            g.nodes.append(g.later[node.output[0]])
-            continue
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)
@@ -268,10 +265,6 @@ def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    return linear_product(g, node) or _flat_rows(g, node)
-
-
 def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A MatMul of four or more dims by a matrix, as one of rows.
 
@@ -343,8 +336,7 @@ _HANDLERS: dict[str, Handler] = {
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
     PAST_ROWS: past_rows,
-    "MatMul": _matmul,
-    "Gemm": linear_product,
+    "MatMul": _flat_rows,
     "Conv": _conv,
     **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
     "DequantizeLinear": dequantize,

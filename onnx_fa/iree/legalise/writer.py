@@ -30,8 +30,6 @@ class GraphWriter:
         """`held` has the initializers whose data are not in the model. With a `target`, nodes of our own domain may stand for
         kernels of it."""
         self.target = target
-        self.later: dict[str, onnx.NodeProto] = {}
-        """By output, what takes the place of nodes further down."""
         graph = model.graph
         self.graph = graph
         self.held = held or {}
@@ -63,20 +61,32 @@ class GraphWriter:
         there = self.target is not None and self.target.kernels != "iree" and not triton.missing(self.target)
         return self.target if there else None
 
-    def users(self, name: str) -> list[onnx.NodeProto]:
-        """The nodes of the model as it came that read a value; none where the model gives it out."""
-        return [] if name in self._outputs else self._users.get(name, [])
+    def is_output(self, name: str) -> bool:
+        """Whether the model gives a value out."""
+        return name in self._outputs
+
+    def readers(self, name: str) -> list[int]:
+        """The places of the nodes that read a value, in the graph as it came."""
+        return self._readers.get(name, [])
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The node that makes a value, in the graph as it came."""
+        return self._makers.get(name)
+
+    @cached_property
+    def _makers(self) -> dict[str, onnx.NodeProto]:
+        return {name: node for node in self.graph.node for name in node.output}
 
     @cached_property
     def _outputs(self) -> set[str]:
         return {o.name for o in self.graph.output}
 
     @cached_property
-    def _users(self) -> dict[str, list[onnx.NodeProto]]:
-        found: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.graph.node:
+    def _readers(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for place, node in enumerate(self.graph.node):
             for name in _read(node):
-                found.setdefault(name, []).append(node)
+                found.setdefault(name, []).append(place)
         return found
 
     def is_constant(self, name: str) -> bool:

@@ -12,16 +12,9 @@ sums' first number, so that it costs nothing.
 
 from __future__ import annotations
 
-from onnx_fa.kernels.cpu.bits_body import (
-    RowsOfWeight,
-    call_dispatch,
-    function_text,
-    joined,
-    load,
-    make_executable,
-    store,
-)
-from onnx_fa.kernels.cpu.bits_spec import BitsProduct, Operand
+from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
+from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.cpu.row_dispatch import Operand, call_dispatch, joined, load, make_executable, store
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 
@@ -113,7 +106,9 @@ def _round(p: BitsProduct, symbol: str) -> list[str]:
     made = t.loop((zero, t.index(p.blocks), t.index(1)), parts, block)
     for value, type_, out in zip(made, types, outputs, strict=True):
         store(t, value, type_, out, [at, *["0"] * (len(out.shape) - 1)], (1, *out.shape[1:]))
-    groups = "arith.addi %rows, %zero : index" if p.rows is None else f"arith.constant {p.rows} : index"
+    groups = [f"%x = arith.constant {p.rows} : index"]
+    if p.rows is None:
+        groups = ["%zero = arith.constant 0 : index", "%x = arith.addi %rows, %zero : index"]
     return make_executable(symbol, [p.x], outputs, groups, t.render())
 
 

@@ -7,9 +7,10 @@ run along K, and each is added up across its lanes at the end.
 
 from __future__ import annotations
 
-from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, call_dispatch, function_text, joined
+from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
 from onnx_fa.kernels.cpu.bits_dots import can_round, rounded_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 

@@ -10,28 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnx_fa.kernels.mlir.text import tensor_type
+from onnx_fa.kernels.cpu.row_dispatch import ROWS, Operand
 from onnx_fa.spec.terms import Dim
-
-ROWS = "rows"
-"""The symbol of the rows of x where they are known at run time only."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor that a dispatch reads or writes; `name` begins with %."""
-
-    name: str
-    shape: tuple[Dim, ...]
-    element: str
-
-    @property
-    def type(self) -> str:
-        return tensor_type(self.shape, self.element)
-
-    @property
-    def is_free(self) -> bool:
-        return ROWS in self.shape
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ a few and code for many are in the module, and each call chooses."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSourc
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.tiles import PROCESSORS
-from onnx_fa.spec.linear import LinearSpec
+from onnx_fa.spec.linear import LinearSpec, linear_name
 
 FEW = 16
 """Up to so many rows are one block, whose time is that of reading the weight."""
@@ -36,11 +35,6 @@ class LinearCode:
     arch: int
     code: ptx.Compiled
     config: LinearConfig | FewConfig
-
-
-def linear_name(spec: LinearSpec) -> str:
-    """The name of a site's function: equal for equal specs."""
-    return f"linear_{hashlib.sha256(repr(spec).encode()).hexdigest()[:10]}"
 
 
 @cache

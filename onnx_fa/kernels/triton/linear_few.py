@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.triton.config import power_of_two
 from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.linear_source import Weights, linear_program
+from onnx_fa.kernels.triton.linear_source import Weights, linear_program, write_then
 from onnx_fa.kernels.triton.program import TYPES, Program, begin_last
 from onnx_fa.spec.linear import LinearSpec
 
@@ -109,6 +109,8 @@ class FewRowsSource:
                 read = f"part + (i * {rows} + {r}) * {spec.N} + n[None, :]"
                 t.do(f"y{r} = tl.sum(tl.load({read}, mask={kept}, other=0.0), 0)")
         for r in self.rows:
-            value = f"y{r} + tl.load(b + column).to(tl.float32)" if spec.bias else f"y{r}"
-            t.do(f"tl.store(out + {r * spec.N} + n, ({value}).to({TYPES[spec.dtype]}){mask})")
+            at = t.let(f"{r * spec.N} + n[None, :]")
+            inside = f", mask=({edge})[None, :]" if edge else ""
+            y = write_then(t, spec, t.let(f"y{r}[None, :]"), at, f"{inside}, other=0.0" if edge else "")
+            t.do(f"tl.store(out + {at}, ({y}).to({TYPES[spec.dtype]}){inside})")
         t.indent = 1

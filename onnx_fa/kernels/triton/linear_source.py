@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.mlir.text import element_type
-from onnx_fa.kernels.triton.expressions import Block
+from onnx_fa.kernels.triton.expressions import Block, Expressions
 from onnx_fa.kernels.triton.program import TYPES, Program, write_program
+from onnx_fa.spec.expr import SCORE, ScoreExpr, Tensor
 from onnx_fa.spec.linear import LinearSpec
 
 ROWS = "s0"
@@ -52,11 +53,10 @@ class LinearSource:
         else:
             self.step_of_bits()
         t.indent -= 1
-        if spec.bias:
-            t.do("acc = acc + tl.load(b + column)[None, :].to(tl.float32)")
         inside = f"(row[:, None] < {ROWS})" + (f" & (n[None, :] < {spec.N})" if spec.N % config.BN else "")
         t.do(f"at = row.to(tl.int64)[:, None] * {spec.N} + n[None, :]")
-        t.do(f"tl.store(out + at, acc.to({self.type}), mask={inside})")
+        y = write_then(t, spec, "acc", "at", f", mask={inside}, other=0.0")
+        t.do(f"tl.store(out + at, ({y}).to({self.type}), mask={inside})")
         return linear_program(spec, self.name, t)
 
     def place(self) -> None:
@@ -101,6 +101,15 @@ def linear_program(spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple
     """The program of a site's lines; `shared` are pointers to what its workgroups leave each other."""
     operands = zip(spec.operand_names(), map(element_type, spec.operand_dtypes), strict=True)
     return write_program(name, [*operands, *shared, ("out", spec.dtype)], {"rows": ROWS}, t.lines)
+
+
+def write_then(t: Block, spec: LinearSpec, total: str, at: str, mask: str) -> str:
+    """What becomes of a tile of sums, which stand at `at` of the result. `mask` is what loads from there are followed by."""
+    known: dict[ScoreExpr, str] = {SCORE: total}
+    for i, tensor in enumerate(spec.tensors):
+        place = "column[None, :]" if len(tensor.shape) == 1 else at
+        known[Tensor(i)] = t.let(f"tl.load(t{i} + {place}{mask if place == at else ''}).to(tl.float32)")
+    return Expressions(t, "rows", spec.N, spec.tensors, exact_tanh=True).emit(spec.then, known.get)
 
 
 class Weights:

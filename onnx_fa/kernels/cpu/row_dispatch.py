@@ -1,0 +1,111 @@
+"""Dispatches on CPUs over operands whose rows may be known at run time only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable, tensor_type
+from onnx_fa.spec.terms import Dim
+
+ROWS = "rows"
+"""The symbol of the rows of x where they are known at run time only."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a dispatch reads or writes; `name` begins with %."""
+
+    name: str
+    shape: tuple[Dim, ...]
+    element: str
+
+    @property
+    def type(self) -> str:
+        return tensor_type(self.shape, self.element)
+
+    @property
+    def is_free(self) -> bool:
+        return ROWS in self.shape
+
+
+def dispatched(operand: Operand, access: str) -> str:
+    """The type of a dispatch's argument."""
+    return f"!iree_tensor_ext.dispatch.tensor<{access}:{operand.type}>"
+
+
+def make_executable(
+    symbol: str, operands: Sequence[Operand], outputs: Sequence[Operand], groups: Sequence[str], body: Sequence[str]
+) -> list[str]:
+    """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of %rows where that is
+    free."""
+    free = any(x.is_free for x in operands)
+    args: list[str] = []
+    ties: list[str] = []
+    for access, values in (("readonly", operands), ("writeonly", outputs)):
+        if access == "writeonly" and free:
+            args.append("%rows: index")
+        for x in values:
+            args.append(f"{x.name}{'_' * x.is_free}: {dispatched(x, access)}")
+            if x.is_free:
+                ties.append(f"{x.name} = flow.dispatch.tie_shape {x.name}_ : {dispatched(x, access)}{{%rows}}")
+    one = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]
+    workload = ["%rows"] * free
+    return executable(
+        symbol,
+        workload,
+        [*groups, *one],
+        args,
+        [*ties, *body],
+        CPU_TRANSLATION,
+    )
+
+
+def call_dispatch(
+    t: Text, symbol: str, operands: Sequence[Operand], values: Sequence[str], outputs: Sequence[Operand]
+) -> list[str]:
+    """The results of a dispatch by the values of its operands; %rows is the number of rows where it is free."""
+    free = any(x.is_free for x in operands)
+
+    def typed(x: Operand) -> str:
+        return x.type + "{%rows}" * x.is_free
+
+    passed = [*map(typed, operands), *[INDEX] * free]
+    made = [typed(x) for x in outputs]
+    results = made[0] if len(made) == 1 else f"({', '.join(made)})"
+    workload = "[%rows]" * free
+    given = ", ".join([*values, *["%rows"] * free])
+    return t.several(
+        f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(passed)}) -> {results}", len(made)
+    )
+
+
+def joined(lines: Sequence[str]) -> str:
+    """Lines as text."""
+    return "\n".join(lines) + "\n"
+
+
+def size_of(dim: Dim) -> str:
+    return "%rows" if isinstance(dim, str) else str(dim)
+
+
+def load(t: Text, x: Operand, access: str, offsets: Sequence[str], sizes: Sequence[Dim]) -> tuple[str, str]:
+    """A part of an operand, and its type."""
+    part = Operand(x.name, tuple(sizes), x.element)
+    ones = ", ".join("1" for _ in x.shape)
+    value = t.let(
+        f"iree_tensor_ext.dispatch.tensor.load {x.name}, offsets = [{', '.join(offsets)}], "
+        f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : "
+        f"{dispatched(x, access)}{'{%rows}' * x.is_free} -> {part.type}"
+    )
+    return value, part.type
+
+
+def store(t: Text, value: str, type_: str, x: Operand, offsets: Sequence[str], sizes: Sequence[Dim]) -> None:
+    """Writes a part of an output."""
+    ones = ", ".join("1" for _ in x.shape)
+    t.do(
+        f"iree_tensor_ext.dispatch.tensor.store {value}, {x.name}, offsets = [{', '.join(offsets)}], "
+        f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : {type_} -> "
+        f"{dispatched(x, 'writeonly')}{'{%rows}' * x.is_free}"
+    )

@@ -1,0 +1,74 @@
+"""Models whose products with weights are sites give onnxruntime's numbers, whatever stands around the products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnx_fa.iree.compile import compile_model, import_model
+from onnx_fa.iree.run import function_of
+from onnx_fa.spec.target import parse_target
+from tests.iree.test_linear_sites import graph_of
+
+HOST = parse_target("cpu-host")
+ROOM = "i = Constant <value = int64[2] {-1, 64}> () o = Constant <value = int64[3] {2, 5, 48}> () "
+BODIES = (
+    "a = MatMul(x, w) c = Add(a, b) y = Gelu(c)",
+    "a = MatMul(x, w) c = Add(a, b) s = Sigmoid(c) g = Mul(c, s) u = MatMul(x, w) y = Mul(u, g)",
+    "a = MatMul(x, w) c = Add(a, b) s = Softmax(c) y = Add(c, s)",
+    "a = MatMul(x, w) t = Tanh(a) d = MatMul(x, w) e = Add(t, d) y = Sub(e, a)",
+    ROOM + "f = Reshape(x, i) a = Gemm <transB = 1> (f, wt, b) q = Reshape(a, o) y = Relu(q)",
+    ROOM + "f = Reshape(x, i) a = Gemm (f, w, b) r = Abs(a) y = Reshape(r, o)",
+)
+_UNARY = ("Tanh", "Sigmoid", "Relu", "Neg", "Abs", "Erf", "Softmax", "Identity", "Softplus")
+
+
+def check(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> str:
+    """Compares the model in IREE with onnxruntime; returns the imported text."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    want = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
+    compile_model(model, folder / "m.vmfb", HOST, parameters="embed")
+    import iree.runtime as rt
+
+    module = rt.load_vm_flatbuffer_file(str(folder / "m.vmfb"), driver="local-task")
+    got = module[function_of(folder / "m.vmfb")](x)
+    for a, b in zip(got if isinstance(got, tuple | list) else [got], want, strict=True):
+        np.testing.assert_allclose(a.to_host(), b, rtol=1e-5, atol=2e-5 * max(1.0, float(np.abs(b).max())))
+    return import_model(model, HOST).text
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_numbers(body: str, tmp_path: Path) -> None:
+    model = graph_of(body, x="float[2,5,64] x", outputs="float[2,5,48] y", opset=20)
+    text = check(model, tmp_path, np.random.default_rng(1).standard_normal((2, 5, 64)).astype(np.float32))
+    assert HOST.lanes < 16 or "linear_" in text
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> onnx.ModelProto:
+    """Two products and ops of their numbers, which read each other, outputs in between."""
+    lines, values = ["v0 = MatMul(x, w)", "v1 = MatMul(x, w)"], ["v0", "v1"]
+    for n in range(draw(st.integers(1, 7))):
+        name, recent = f"v{n + 2}", st.sampled_from(values[-4:])
+        if draw(st.booleans()):
+            lines.append(f"{name} = {draw(st.sampled_from(_UNARY))}({draw(recent)})")
+        else:
+            other = draw(st.one_of(recent, st.just("b")))
+            lines.append(f"{name} = {draw(st.sampled_from(('Add', 'Sub', 'Mul', 'Max')))}({draw(recent)}, {other})")
+        values.append(name)
+    given_out = sorted({values[-1], *draw(st.lists(st.sampled_from(values), max_size=2))})
+    outputs = ", ".join(f"float[2,n,48] {v}" for v in given_out)
+    return graph_of(" ".join(lines), outputs=outputs)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(graphs(), st.integers(1, 9))
+def test_random_graphs(tmp_path: Path, model: onnx.ModelProto, n: int) -> None:
+    check(model, tmp_path, np.random.default_rng(n).standard_normal((2, n, 64)).astype(np.float32))
