@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and docs/results/cpu.md from the committed CSV files, the pictures beside these files, and the
-table of docs/reference/report.md from the schema.
+"""Writes the tables of README.md, docs/results/cpu.md and docs/results/where-time-goes.md from the committed CSV files, the
+pictures beside these files, and the table of docs/reference/report.md from the schema.
 
 python scripts/results_table.py            between the markers of the pages
 python scripts/results_table.py --tables   the same without drawing the pictures
@@ -16,16 +16,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnx_fa.benchmark import sweep as attention_sweep
+from onnx_fa.benchmark import time_parts
 from onnx_fa.benchmark.plot import COPY, medians, plot, read_csv
 from onnx_fa.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 CPU_PAGE = ROOT / "docs" / "results" / "cpu.md"
+PARTS_PAGE = ROOT / "docs" / "results" / "where-time-goes.md"
 REPORT_PAGE = ROOT / "docs" / "reference" / "report.md"
 SCHEMA = ROOT / "docs" / "reference" / "report.schema.json"
 ATTENTION, MODELS = "benchmarks/attention.csv", "benchmarks/demo/demo.csv"
 GPU_KERNELS, GPU_CALLS = "benchmarks/gpu.csv", "benchmarks/sweep-cuda.csv"
+PARTS = "benchmarks/where-time-goes.csv"
 STOCK, OURS = "stock IREE", "onnx_fa"
 CONTESTANTS = (STOCK, "onnxruntime", "torch SDPA", OURS)
 PICTURES = {ATTENTION: plot, MODELS: plot, "benchmarks/sweep.csv": attention_sweep.plot}
@@ -71,6 +74,13 @@ def results() -> str:
     return "\n\n".join(text)
 
 
+def parts() -> str:
+    """The table of docs/results/where-time-goes.md."""
+    found = time_parts.read(ROOT / PARTS)
+    table = markdown_table(time_parts.HEAD, [r.row() for r in found])
+    return f"{table}\n\n{_facts(PARTS)}. Calls: [{PARTS}](../../{PARTS})."
+
+
 def selection() -> str:
     """The README's five rows, of which the last is a GPU's: its kernel and its whole call."""
     table = []
@@ -113,9 +123,10 @@ def spellings() -> str:
 
 
 def report_fields() -> str:
-    """The fields of a report, of a site and of a miss, as the schema has them."""
+    """The fields of a report, of an attention, a miss and a linear site, as the schema has them."""
     schema = json.loads(SCHEMA.read_text())
-    objects = {"": schema, "sites[].": schema["$defs"]["site"], "misses[].": schema["$defs"]["miss"]}
+    places = {"sites[].": "site", "misses[].": "miss", "linear[].": "linear"}
+    objects = {"": schema, **{place: schema["$defs"][name] for place, name in places.items()}}
     table = []
     for place, item in objects.items():
         for name, field in item["properties"].items():
@@ -138,6 +149,7 @@ def pages() -> dict[Path, str]:
     return {
         README: readme,
         CPU_PAGE: fill(CPU_PAGE.read_text(), "results", results()),
+        PARTS_PAGE: fill(PARTS_PAGE.read_text(), "parts", parts()),
         REPORT_PAGE: fill(REPORT_PAGE.read_text(), "schema", report_fields()),
     }
 

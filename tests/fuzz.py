@@ -1,6 +1,7 @@
 """Random attentions, compiled and compared with the reference: `python -m tests.fuzz --count 5000 --journal fuzz.jsonl`.
 
-With `--bf16-dot`, head dims are made even and integers left out, and products are those of bf16.
+With `--products bf16`, head dims are made even and integers left out, and products are those of bf16; with `--products amx`, head
+dims fill the tiles of AMX, which multiply them (AVX512_BF16 where this machine has no tiles).
 
 They are drawn and compiled in chunks, each in a process of its own, so that a crash or an endless loop is a result like any
 other; a journal remembers the chunks that are done. One kernel in forty has the tiles that users get, the others have small
@@ -26,12 +27,13 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, Literal, get_args
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
+from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -46,6 +48,7 @@ from tests.support.random_specs import MOST_SCORES, Drawn, draw_specs
 CHUNK = 25
 CHUNK_SECONDS, WALL_SECONDS = 600, 3600
 """A chunk gets so many of the processor's time for itself and for each of its compilers, and so many by the clock."""
+Products = Literal["f32", "bf16", "amx"]
 POKED = 4
 """So many times infinities and NaN are put into the operands of each size: runs cost next to nothing beside compiling."""
 USERS = 40
@@ -59,15 +62,38 @@ SMALL = (
 _DONE = "done "
 
 
-def kernels(index: int, spec: AttentionSpec, dots: bool = False) -> list[Kernel]:
-    """One kernel for a spec, and for every other one of few queries the body for these; `dots`: with products of bf16."""
-    target, users = parse_target("cpu-host", bf16_dot=dots), index % USERS == USERS - 1 or spec.Skv == 0
-    body = "vector" if dots else "auto"
+def kernels(index: int, spec: AttentionSpec, products: Products = "f32") -> list[Kernel]:
+    """One kernel for a spec, and for every other one of few queries the body for these; `products`: what multiplies."""
+    target, users = target_of(products), index % USERS == USERS - 1 or spec.Skv == 0
+    if products == "amx":
+        if users:
+            return [emit_kernel(spec, target, body="amx")]
+        tiles = VectorConfig(16, 32 + 32 * (index % 2), 32 + 32 * (index // 2 % 2), 32, 32, 4)
+        return [emit_tiled(spec, target, f"{kernel_name(spec, target)}_{tiles.BM}_{tiles.BK}", tiles)]
+    body = "vector" if products == "bf16" else "auto"
     made = [emit_kernel(spec, target, body=body) if users else _small(index, spec, target)]
-    if index % 2 and not dots and made[0].body != "few":
+    if index % 2 and products == "f32" and made[0].body != "few":
         with contextlib.suppress(UnsupportedError):
             made.append(emit_kernel(spec, HOST, body="few") if users else _small_few(index, spec))
     return made
+
+
+def target_of(products: Products) -> Target:
+    return parse_target("cpu-amx" if products == "amx" else "cpu-host", bf16_dot=products != "f32")
+
+
+def tiled(drawn: Drawn) -> Drawn:
+    """The same with operands that fill tiles of AMX, or nearly."""
+    even = paired(drawn).spec
+    spec = dataclasses.replace(even, D=even.D + 32, Dv=-(-even.Dv // 16) * 16, gathered=None)
+    rows, width = spec.rank - 2, spec.rank - 1
+    plain = {
+        name: tuple(range(spec.rank))
+        for name in ("k_layout", "v_layout")
+        if getattr(spec, name).index(width) < getattr(spec, name).index(rows)
+    }
+    spec = dataclasses.replace(spec, **plain)  # type: ignore[arg-type]
+    return dataclasses.replace(drawn, spec=spec)
 
 
 def paired(drawn: Drawn) -> Drawn:
@@ -116,22 +142,22 @@ def _small_few(index: int, spec: AttentionSpec) -> Kernel:
     return emit_few(spec, HOST, f"{kernel_name(spec, HOST)}_few_w{lanes}_s{splits}", config, splits)
 
 
-def run_chunk(chunk: int, count: int = CHUNK, dots: bool = False) -> dict[str, Any]:
+def run_chunk(chunk: int, count: int = CHUNK, products: Products = "f32") -> dict[str, Any]:
     """Draws, compiles and compares the specs of a chunk. `wrong` says what differs, in words."""
     drawn = draw_specs(count, start=chunk)
     drawn = [splittable(d) if (i + chunk) % 3 == 1 else d for i, d in enumerate(drawn)]
-    if dots:
-        drawn = list(map(paired, drawn))
+    if products != "f32":
+        drawn = list(map(paired if products == "bf16" else tiled, drawn))
     cases: list[tuple[Drawn, Kernel]] = []
     refused: list[str] = []
     for i, d in enumerate(drawn):
         try:
-            cases += [(d, kernel) for kernel in kernels(i + CHUNK * chunk, d.spec, dots)]
+            cases += [(d, kernel) for kernel in kernels(i + CHUNK * chunk, d.spec, products)]
         except UnsupportedError as error:
             refused.append(str(error))
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        compiled = Kernels([kernel for _, kernel in cases], Path(folder))
+        compiled = Kernels([kernel for _, kernel in cases], Path(folder), target_of(products))
         for i, (d, kernel) in enumerate(cases):
             for seed, spec in enumerate(d.bound()):
                 for kind, operands in operands_of(spec, seed).items():
@@ -167,11 +193,11 @@ def _confine(core: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CHUNK_SECONDS, CHUNK_SECONDS))
 
 
-def in_process(chunk: int, count: int, core: int, dots: bool = False) -> dict[str, Any]:
+def in_process(chunk: int, count: int, core: int, products: Products = "f32") -> dict[str, Any]:
     """`run_chunk` in a process of its own, on one core: the compiler's linker, the runtime and NumPy start a thread for every core
     that they may use, and many processes of many threads spend most of their time on waiting for each other."""
     command = [sys.executable, "-m", "tests.fuzz", "--one", str(chunk), "--count", str(count)]
-    command += ["--bf16-dot"] * dots
+    command += ["--products", products]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -195,7 +221,7 @@ def in_process(chunk: int, count: int, core: int, dots: bool = False) -> dict[st
 
 
 def run(
-    count: int, jobs: int, journal: Path | None = None, dots: bool = False, first: int = 0
+    count: int, jobs: int, journal: Path | None = None, products: Products = "f32", first: int = 0
 ) -> Iterator[dict[str, Any]]:
     """Every chunk of `count` specs from chunk `first` on, as each is done; those in the journal without a run."""
     text = journal.read_text() if journal and journal.exists() else ""
@@ -209,7 +235,7 @@ def run(
     def on_a_core(chunk: int) -> dict[str, Any]:
         core = cores.get()
         try:
-            return in_process(chunk, sizes[chunk], core, dots)
+            return in_process(chunk, sizes[chunk], core, products)
         finally:
             cores.put(core)
 
@@ -228,15 +254,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help=f"the first chunk of {CHUNK} specs")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--journal", type=Path, help="chunks that are done; those in it are not run again")
-    parser.add_argument("--bf16-dot", action="store_true", help="kernels with products of bf16")
+    parser.add_argument("--products", choices=get_args(Products), default="f32", help="what multiplies")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
-        print(_DONE + json.dumps(run_chunk(args.one, args.count, args.bf16_dot)))
+        print(_DONE + json.dumps(run_chunk(args.one, args.count, args.products)))
         return 0
     total = refused = 0
     wrong: list[str] = []
-    for result in run(args.count, args.jobs, args.journal, args.bf16_dot, args.first):
+    for result in run(args.count, args.jobs, args.journal, args.products, args.first):
         total += result["specs"]
         refused += len(result.get("refused", ()))
         wrong += result["wrong"]

@@ -24,6 +24,10 @@ def run_bench(args: argparse.Namespace) -> int:
     if (args.rounds is not None and args.rounds < 1) or args.threads < 1 or args.batch < 1:
         raise OnnxFaError("--rounds, --threads and --batch must be at least 1")
     sizes = (args.heads, args.head_dim, args.seq)
+    if args.profile:
+        from onnx_fa.cli.bench_profile import bench_profile
+
+        return bench_profile(args)
     if args.ablate:
         if args.model is not None or any(sizes):
             raise OnnxFaError("--ablate has cases of its own: give no model, and no sizes")

@@ -21,6 +21,7 @@ def run_compile(args: argparse.Namespace) -> None:
     from onnx_fa.graph.fixed_inputs import fix_inputs
     from onnx_fa.graph.free_dims import fix_dims
     from onnx_fa.iree.compile import compile_model
+    from onnx_fa.iree.linear_report import summary
 
     target = read_target(args, runs=args.check)
     check_outputs(args, files=[args.output], texts=[args.report])
@@ -51,6 +52,7 @@ def run_compile(args: argparse.Namespace) -> None:
         f"{args.output}: {found} found, {len(done.sites)} with a kernel, {fused} of them one fused dispatch, "
         f"{len(done.misses)} left alone",
     )
+    note(args, f"{args.output}: {summary(done.linear)}")
     if done.archive is not None:
         size = done.archive.stat().st_size / 1e6
         note(args, f"{done.archive}: the weights, {size:.0f} MB; the module does not run without them")
@@ -69,11 +71,16 @@ def run_compile(args: argparse.Namespace) -> None:
 
 
 def _note_details(args: argparse.Namespace, done: CompileReport) -> None:
-    """With -v the flags and each site's tiles, with -vv also the program's dispatches."""
+    """With -v the flags, each site's tiles and the kinds of linear sites, with -vv also the program's dispatches."""
+    from onnx_fa.iree.linear_report import grouped
+
     if args.verbose > 0:
         note(args, f"command: {shlex.join(done.command)}")
         for site in done.sites:
             note(args, f"{site.name}: {tile_words(site)}; {site.tuning}")
+        for group in grouped(done.linear):
+            then = f", then {group.then}" * bool(group.then)
+            note(args, f"{len(group.names)} of {group.size}, weight {group.weight}{then}: {group.maker}")
     if args.verbose > 1:
         for dispatch in done.inspection.dispatches:
             note(args, f"dispatch {dispatch.export}: {', '.join(dispatch.results)}")

@@ -133,7 +133,7 @@ def run_import(args: argparse.Namespace) -> None:
     else:
         write_whole(args.output, done.text)
     if args.report:
-        write_json(args.report, done.report.to_dict())
+        write_json(args.report, done.to_dict())
     if args.output != STDOUT:
         _note_result(args, done, target, archive)
     check_strict(args, done.misses)
@@ -153,9 +153,11 @@ def _archive(args: argparse.Namespace) -> Path | None:
 def _note_result(args: argparse.Namespace, done: ImportedModule, target: Target, archive: Path | None) -> None:
     from onnx_fa.iree.compile import MODEL_FLAGS
     from onnx_fa.iree.compiler import merge_flags
+    from onnx_fa.iree.linear_report import summary
 
     found = len(done.sites) + len(done.misses)
     note(args, f"{args.output}: {found} found, {len(done.sites)} with a kernel, {len(done.misses)} left alone")
+    note(args, f"{args.output}: {summary(done.linear)}")
     note_left_alone(args, done.misses)
     print_lossy(args, target, done.sites)
     flags = merge_flags(target.flags, MODEL_FLAGS.get(target.backend, ()), done.flags)

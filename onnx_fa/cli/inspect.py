@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from onnx_fa.cli.outputs import check_outputs, print_result, write_json
-from onnx_fa.cli.printing import print_lossy, print_sites
+from onnx_fa.cli.printing import print_linear, print_lossy, print_sites
 from onnx_fa.cli.targets import read_target
 from onnx_fa.errors import ModelError, OnnxFaError
 from onnx_fa.files import scratch_folder
@@ -27,6 +27,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     if args.report:
         write_json(args.report, done.to_dict())
     print_sites(args, done.sites)
+    print_linear(args, done.linear)
     print_lossy(args, target, done.sites)
     for buffer in done.inspection.buffers:
         print_result(args, printable(f"buffer of Sq x Skv size: {buffer}"))
@@ -43,6 +44,6 @@ def _inspect_vmfb(path: Path, report: str | None) -> None:
     if report:
         raise OnnxFaError("--report needs the .onnx: a .vmfb holds no sites, only kernels and dispatches")
     facts = inspect_vmfb(path)
-    kernels = facts.kernels()
-    print(printable(f"attention kernels: {', '.join(kernels) or 'none'}"))
+    print(printable(f"attention kernels: {', '.join(facts.kernels()) or 'none'}"))
+    print(printable(f"kernels of linear sites: {', '.join(facts.linear()) or 'none'}"))
     print("\n".join(printable(f"dispatch {name}") for name in facts.exports))

@@ -216,16 +216,23 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="PREFIX",
-        help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./attention.bench, ./ablation-<target>.bench)",
+        help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./<model>.profile, "
+        "./attention.bench, ./ablation-<target>.bench)",
     )
     sub.add_argument(
         "--rounds",
         type=int,
         metavar="N",
-        help="rounds in which each contestant is timed (default: 7 of a model, 4 of attention alone)",
+        help="rounds in which each contestant is timed (default: 7 of a model, 4 of attention alone), or calls of --profile "
+        "(default: 20)",
     )
     sub.add_argument(
         "--threads", type=int, default=2, metavar="N", help="threads of every contestant (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--profile",
+        action="store_true",
+        help="say where the time of a call of MODEL goes: attention, linear sites, other dispatches, between them (CPUs)",
     )
     sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
     sub.add_argument(

@@ -15,6 +15,7 @@ from onnx_fa.tables import text_table
 
 if TYPE_CHECKING:
     from onnx_fa.forms.report import SiteReport
+    from onnx_fa.iree.linear_report import LinearReport
     from onnx_fa.match.misses import Miss
 
 _NODES_SHOWN = 3
@@ -75,6 +76,15 @@ def print_sites(args: argparse.Namespace, sites: Sequence[SiteReport]) -> None:
     for tuning, names in by_tuning.items():
         print_result(args, printable(f"tiles of {', '.join(names)}: {tuning}"))
     print_beside(args, sites)
+
+
+def print_linear(args: argparse.Namespace, sites: Sequence[LinearReport]) -> None:
+    """A table of the linear sites, those that are alike in one row."""
+    from onnx_fa.iree.linear_report import grouped
+
+    rows = [(len(g.names), g.size, g.weight, g.then or "-", g.maker) for g in grouped(sites)]
+    head = ("linear sites", "rows x K x N", "weight", "then", "kernel")
+    print_result(args, text_table(head, rows) if rows else "no linear sites")
 
 
 def tile_words(site: SiteReport) -> str:

@@ -22,6 +22,7 @@ from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
+from onnx_fa.iree.linear_report import LinearReport, grouped
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -55,6 +56,8 @@ class ImportedModule:
     flags: tuple[str, ...]
     parameters: tuple[Parameter, ...] = ()
     """Weights that the text asks an archive for."""
+    linear: tuple[LinearReport, ...] = ()
+    """Products with weights, those too that the compiler keeps."""
 
     @property
     def report(self) -> RewriteReport:
@@ -72,6 +75,9 @@ class ImportedModule:
     def kernels(self) -> dict[str, Kernel]:
         """By the names of the sites; sites with equal specs share one."""
         return self.planned.kernels
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.report.to_dict(), "linear": [group.to_dict() for group in grouped(self.linear)]}
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ class CompileReport:
     """The weights, where they are not in the module."""
     note: str = ""
     """How the module had to be compiled otherwise than usual, and why."""
+    linear: tuple[LinearReport, ...] = ()
+    """Products with weights, those too that the compiler keeps."""
 
     def __repr__(self) -> str:
         fused = sum(site.fused is True for site in self.sites)
@@ -104,6 +112,7 @@ class CompileReport:
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.report.to_dict(),
+            "linear": [group.to_dict() for group in grouped(self.linear)],
             "command": list(self.command),
             "seconds": self.seconds,
             "vmfb_bytes": self.vmfb_bytes,
@@ -139,12 +148,10 @@ def import_planned(
     from onnx_fa.iree.importer import import_mlir  # it needs the compiler, which timing does not
 
     sites = {site.name: site for site in planned.sites}
-    text, parameters = import_mlir(
-        planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop
-    )
-    own = KEEP_F64 if _F64.search(text) else ()
+    made = import_mlir(planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop)
+    own = KEEP_F64 if _F64.search(made.text) else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
-    return ImportedModule(text, planned, flags, tuple(parameters))
+    return ImportedModule(made.text, planned, flags, tuple(made.parameters), tuple(made.linear))
 
 
 def compile_model(
@@ -262,7 +269,9 @@ def compile_planned(
     command = (str(find_compiler()), "MODEL.mlir", *asked, "-o", str(output))
     size = output.stat().st_size
     seconds = time.monotonic() - start
-    report = CompileReport(output, sites, imported.misses, command, seconds, size, inspection, refused, archive, note)
+    report = CompileReport(
+        output, sites, imported.misses, command, seconds, size, inspection, refused, archive, note, imported.linear
+    )
     return report, imported.planned
 
 

@@ -10,7 +10,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -27,6 +27,7 @@ from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.cpu.bits_product import product_texts
@@ -35,7 +36,7 @@ from onnx_fa.kernels.linear import emit_linear
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.linear import linear_name
+from onnx_fa.spec.linear import Bits, LinearSpec, linear_name
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
@@ -50,6 +51,14 @@ _INFERENCE_BYTES = 1 << 12
 """Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
 
 
+class Imported(NamedTuple):
+    """MLIR `text`, the weights that are not in it, and what became of products with weights."""
+
+    text: str
+    parameters: list[Parameter]
+    linear: list[LinearReport]
+
+
 def import_mlir(
     model: ModelLike,
     sites: Mapping[str, PlannedSite],
@@ -58,9 +67,9 @@ def import_mlir(
     target: Target | None = None,
     verify: bool = True,
     data_prop: bool = True,
-) -> tuple[str, list[Parameter]]:
+) -> Imported:
     """MLIR text of `model`, whose AttentionSite nodes call the kernel of the site that `sites` holds under the node's name; and the
-    weights that are not in it, which `externalize` chooses.
+    weights that are not in it, which `externalize` chooses; and its linear sites.
 
     The model is legalized for IREE on the way; with a `target` that is a CPU, products by weights of a few bits call kernels too.
     Without `verify` the result is not looked at; without `data_prop` shape inference does not follow numbers. Raises ModelError
@@ -71,7 +80,7 @@ def import_mlir(
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
-    find_linear_sites(proto, held, target=target)
+    linear = find_linear_sites(proto, held, target=target)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
@@ -92,7 +101,7 @@ def import_mlir(
     assert start is not None
     added = [*(k.text for k in kernels), *importer.functions.values()]
     whole = text[: start.end()] + "\n".join(added) + "\n" + text[start.end() :]
-    return whole, importer.weights.parameters
+    return Imported(whole, importer.weights.parameters, [*linear, *importer.bits_products])
 
 
 def _verify(module: Any, declarations: Sequence[str]) -> None:
@@ -193,12 +202,13 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["functions", "sites", "target", "weights"]
+    __slots__ = ["bits_products", "functions", "sites", "target", "weights"]
     sites: Mapping[str, PlannedSite]
     weights: WeightImporter
     functions: dict[str, str]
     """The texts of functions that are called and are no attention's, and of their executables, by their symbols."""
     target: Target | None
+    bits_products: list[LinearReport]
 
     @classmethod
     def define(
@@ -222,7 +232,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         )
         self._nv_map = base._nv_map
         self.sites = sites
-        self.functions = {}
+        self.functions, self.bits_products = {}, []
         self.weights = WeightImporter(base._p, base._cc, held, externalize)
         for name, info in parameters.items():
             self._nv_map[name] = self.weights.load_input(info, self._b)
@@ -295,6 +305,9 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
             self.functions.update(product_texts(product, self.target))
+            kept = Bits(bits, block, product.scales, product.zeros)  # type: ignore[arg-type]  # words of the graph's own types
+            spec = LinearSpec((product.lead,), K, N, "f32", True, kept)
+            self.bits_products.append(LinearReport(node.name, spec, product.name))
             wanted = [mlir.Type.parse(x.type) for x in product.operands]
             operands = [
                 _cast(_op("torch_c.to_builtin_tensor", value, have), want)
@@ -315,8 +328,9 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             spec = spec_of([(_dims(x), str(x.element_type)) for x in types], attributes)
             self.functions.update(emit_linear(spec, self.target))
             operands = [_op("torch_c.to_builtin_tensor", x, have) for x, have in zip(values, types, strict=True)]
-            (made,) = _call(linear_name(spec), operands, [_tensor(shape, dtype) for shape, dtype in spec.results])
-            self._give(node.output[0], made)
+            made = _call(linear_name(spec), operands, [_tensor(shape, dtype) for shape, dtype in spec.results])
+            for name, value in zip(node.output, made, strict=True):
+                self._give(name, value)
         return True
 
 

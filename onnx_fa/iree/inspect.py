@@ -349,6 +349,18 @@ class VmfbFacts:
         """Names of the kernels of this project that are in it."""
         return tuple(dict.fromkeys(m.group(0) for e in self.exports if (m := re.match(r"fa_[0-9a-f]{10}", e))))
 
+    def linear(self) -> tuple[str, ...]:
+        """Names of the kernels of linear sites."""
+        return tuple(e for e in self.exports if is_linear(e))
+
+
+_LINEAR = r"linear_[0-9a-f]{10}_[a-z]+|bits\d_\w+_(?:product|round(?:_zeros)?)"
+
+
+def is_linear(export: str) -> bool:
+    """Whether a dispatch of that name is the kernel of a linear site."""
+    return re.fullmatch(_LINEAR, export) is not None
+
 
 def inspect_vmfb(path: Path) -> VmfbFacts:
     """Reads a compiled module with iree-dump-module. Raises RunError when it is not one."""
@@ -362,5 +374,5 @@ def inspect_vmfb(path: Path) -> VmfbFacts:
     functions = re.findall(r"^\s*\[\s*\d+\]\s+([\w$.]+)\s*\(", done.stdout, re.M)
     # Dispatch symbols are stored as strings in the executables, which the dump does not list.
     data = Path(path).read_bytes()
-    names = re.findall(rb"(?:fa_[0-9a-f]{10}[\w$]*|[\w$]+_dispatch_\d+[\w$]*)", data)
+    names = re.findall(rb"(?:fa_[0-9a-f]{10}[\w$]*|%s|[\w$]+_dispatch_\d+[\w$]*)" % _LINEAR.encode(), data)
     return VmfbFacts(tuple(functions), tuple(dict.fromkeys(n.decode() for n in names)))

@@ -302,7 +302,7 @@ def benchmark_module(
             *BUFFERS_KEPT.get(device.partition(":")[0], ()),
             *extra,
         ]
-        done = _run(command, timeout_s, memory_bytes, timed=True)
+        done = run_tool(command, timeout_s, memory_bytes, timed=True)
         rows = json.loads(out.read_text())["benchmarks"]
     to_ms = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
     samples = [r["real_time"] * to_ms[r["time_unit"]] for r in rows if r.get("run_type") == "iteration"]
@@ -339,7 +339,7 @@ def run_module(
         flags = _module_flags(Path(tmp), vmfb, inputs, function, device, threads)
         results = [Path(tmp) / f"out{i}.{'bin' if as_numbers else 'npy'}" for i in range(outputs)]
         command = [tool_path("iree-run-module"), *flags, *(f"--output=@{r}" for r in results)]
-        done = _run([*command, *([] if on_host else ["--print_statistics"])], timeout_s, memory_bytes)
+        done = run_tool([*command, *([] if on_host else ["--print_statistics"])], timeout_s, memory_bytes)
         arrays = [np.fromfile(r, as_numbers) if as_numbers else np.load(r) for r in results]
         if on_host:
             return arrays, done.peak_bytes
@@ -349,7 +349,8 @@ def run_module(
         return arrays, int(peak[1])
 
 
-def _run(command: list[str], timeout_s: float, memory_bytes: int, timed: bool = False) -> limits.Finished:
+def run_tool(command: list[str], timeout_s: float, memory_bytes: int, timed: bool = False) -> limits.Finished:
+    """Runs a program of the runtime's. Raises RunError with the first line of what it says where it fails."""
     name = os.path.basename(command[0])
     try:
         done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes, timed=timed)

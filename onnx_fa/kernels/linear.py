@@ -9,15 +9,20 @@ from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import Target
 
 
-def takes(spec: LinearSpec, target: Target) -> bool:
-    """Whether a kernel of ours is to stand for a site, which may not be in the layout of the target yet."""
+def kept_why(spec: LinearSpec, target: Target) -> str:
+    """Why the compiler keeps a site, in a few words; "" where a kernel of ours is to stand for it. The site may not be in the
+    layout of the target yet."""
     if not target.is_gpu:
-        return cpu.is_faster(spec, target)
+        return cpu.kept_why(spec, target)
+    if target.kernels == "iree":
+        return "--kernels iree"
+    if missing := triton.missing(target):
+        return missing
     try:
         emit_linear(spec, target)
-    except UnsupportedError:
-        return False  # the compiler's own code stands for it
-    return True
+    except UnsupportedError as e:
+        return str(e)
+    return ""
 
 
 def panel_of(spec: LinearSpec, target: Target) -> int:

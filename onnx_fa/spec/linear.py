@@ -48,13 +48,16 @@ class Bits:
 class LinearSpec:
     """`lead` are the dims of x (*lead, K) before the last, symbols for those that are known at run time only. The weight is (K,
     N), or (N, K) if `transposed`, of the type of x, or of a few `bits`; with a `panel` it comes as (panels, K, panel), of so many
-    columns each, the last of them the last columns of the weight.
+    columns each, the last of them the last columns of the weight; of bf16 as (panels, K / 2, 2 panel), where the two numbers of
+    neighbouring rows lie beside each other.
 
     `then` is what becomes of a sum, the score of the expression, with `tensors`, of shapes (N,) or (*lead, N): a bias, an
     activation, a residual, a gate.
 
-    Raises ValueError for blocks that do not divide K, bits that are not 2, 4 or 8, panels wider than the weight, and for what an
-    expression of these tensors cannot be."""
+    With `parts`, numbers of columns, the results are so many, side by side: queries, keys and values of one product.
+
+    Raises ValueError for parts that are not all columns, blocks that do not divide K, bits that are not 2, 4 or 8, panels wider
+    than the weight, pairs of an odd K, and for what an expression of these tensors cannot be."""
 
     lead: tuple[Dim, ...]
     K: int
@@ -65,8 +68,11 @@ class LinearSpec:
     then: ScoreExpr = SCORE
     tensors: tuple[TensorArg, ...] = ()
     panel: int = 0
+    parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.parts and (sum(self.parts) != self.N or min(self.parts) < 1 or len(self.parts) < 2):
+            raise ValueError(f"parts {self.parts} of {self.N} columns")
         if self.bits is not None:
             if self.bits.bits not in (2, 4, 8) or self.bits.block % self.bits.places or self.K % self.bits.block:
                 raise ValueError(f"a weight of {self.bits} of {self.K} numbers a row")
@@ -76,6 +82,8 @@ class LinearSpec:
             raise ValueError(f"a weight of {self.K} x {self.N} numbers")
         if self.panel and (self.panel > self.N or self.transposed or self.bits is not None):
             raise ValueError(f"panels of {self.panel} columns of a weight of {self.N}, which is (K, N) and no integers")
+        if self.is_paired and self.K % 2:
+            raise ValueError(f"pairs of {self.K} rows of a weight")
         if kind_of(self.then, [t.kind for t in self.tensors]) != "float" or not set(leaves(self.then)).isdisjoint(
             POSITIONS
         ):
@@ -100,9 +108,15 @@ class LinearSpec:
         return -(-self.N // self.panel)
 
     @property
+    def is_paired(self) -> bool:
+        """Whether a panel's rows are pairs of rows of the weight."""
+        return bool(self.panel) and self.dtype == "bf16"
+
+    @property
     def weight_shape(self) -> tuple[int, ...]:
         if self.panel:
-            return (self.panels, self.K, self.panel)
+            rows = 2 if self.is_paired else 1
+            return (self.panels, self.K // rows, rows * self.panel)
         if self.bits is not None:
             return (self.N, self.K // self.bits.places)
         return (self.N, self.K) if self.transposed else (self.K, self.N)
@@ -137,7 +151,7 @@ class LinearSpec:
 
     @property
     def results(self) -> tuple[tuple[tuple[Dim, ...], DType], ...]:
-        return (((*self.lead, self.N), self.dtype),)
+        return tuple(((*self.lead, columns), self.dtype) for columns in self.parts or (self.N,))
 
 
 def linear_name(spec: LinearSpec) -> str:
@@ -155,7 +169,11 @@ def weight_of(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDA
     """The weight (K, N) as numbers."""
     w = operands[1]
     if spec.panel:
-        side_by_side = np.asarray(w, np.float64).transpose(1, 0, 2)
+        panels = np.asarray(w, np.float64)
+        if spec.is_paired:
+            pairs = panels.reshape(spec.panels, spec.K // 2, spec.panel, 2)
+            panels = pairs.transpose(0, 1, 3, 2).reshape(spec.panels, spec.K, spec.panel)
+        side_by_side = panels.transpose(1, 0, 2)
         first = side_by_side[:, :-1].reshape(spec.K, -1)
         left = spec.N - first.shape[1]
         return np.concatenate([first, side_by_side[:, -1, spec.panel - left :]], axis=1)
@@ -181,6 +199,6 @@ def unpacked(data: npt.NDArray[Any], bits: Bits) -> npt.NDArray[np.float64]:
 
 
 def multiply(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """The meaning of a spec in float64: y (*lead, N)."""
+    """The meaning of a spec in float64: y (*lead, N), of which `parts` are columns side by side."""
     y = np.asarray(operands[0], np.float64) @ weight_of(spec, operands)
     return np.asarray(evaluate(spec.then, y, operands[len(operands) - len(spec.tensors) :]), np.float64)

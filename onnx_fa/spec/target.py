@@ -21,7 +21,8 @@ class Target:
     """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
     register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
     attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results. `byte_dots`: a CPU
-    with AVX512_VNNI. `off`: optimisations that kernels do without, to see what they are worth."""
+    with AVX512_VNNI, `pair_dots`: with AVX512_BF16, `amx`: with AMX's tiles of bf16, too. `off`: optimisations that kernels do
+    without, to see what they are worth."""
 
     name: str
     backend: str
@@ -35,6 +36,8 @@ class Target:
     tf32: bool = False
     bf16_dot: bool = False
     byte_dots: bool = False
+    pair_dots: bool = False
+    amx: bool = False
     off: frozenset[Switch] = ALL_ON
 
     def has(self, switch: Switch) -> bool:
@@ -84,17 +87,25 @@ def foreign_cpu(target: Target) -> str:
         return ""
     if (platform.machine() in ("aarch64", "arm64")) != (target.name == "cpu-neon"):
         return f"{target.name} is another architecture than this machine's"
+    if target.name == "cpu-amx" and "avx512_bf16" not in _host_flags():
+        return "this machine's processor has no AVX512_BF16"
     return f"this machine's vectors are shorter than {target.name}'s" if target.lanes > _host_simd()[0] else ""
 
 
 _AARCH64 = ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic")
 _CPUS = {
     "cpu-host": ("--iree-llvmcpu-target-cpu=host",),
+    "cpu-amx": (
+        "--iree-llvmcpu-target-cpu=x86-64-v4",
+        "--iree-llvmcpu-target-cpu-features=+avx512bf16,+avx512vnni,+amx-tile,+amx-bf16",
+    ),
     "cpu-avx512": ("--iree-llvmcpu-target-cpu=x86-64-v4",),
     "cpu-avx2": ("--iree-llvmcpu-target-cpu=x86-64-v3",),
     "cpu-neon": _AARCH64,
 }
-_SIMD = {"cpu-avx512": (16, 32), "cpu-avx2": (8, 16), "cpu-neon": (4, 32)}
+_AMX = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
+"""What Linux calls the features that kernels with tiles of bf16 need."""
+_SIMD = {"cpu-amx": (16, 32), "cpu-avx512": (16, 32), "cpu-avx2": (8, 16), "cpu-neon": (4, 32)}
 
 _CUDA = ("sm_80", "sm_86", "sm_89")
 """What IREE 3.13 compiles for and has tensor-core instructions of. Its code is PTX, which newer GPUs run too."""
@@ -109,7 +120,7 @@ TARGET_NAMES = (
 )
 
 
-_BF16_DOT = {"cpu-host": (), "cpu-avx512": ("--iree-llvmcpu-target-cpu-features=+avx512bf16",)}
+_BF16_DOT = {"cpu-host": (), "cpu-amx": (), "cpu-avx512": ("--iree-llvmcpu-target-cpu-features=+avx512bf16",)}
 """The flags that give a target AVX512_BF16."""
 
 
@@ -132,14 +143,26 @@ def _with_bf16_dot(target: Target) -> Target:
         raise TargetError(f"--bf16-dot: products of bf16 are AVX512_BF16's, the target {target.name} has none")
     if target.name == "cpu-host" and "avx512_bf16" not in _host_flags():
         raise TargetError("--bf16-dot: this processor has no AVX512_BF16 (cpu-avx512 compiles for one that has)")
-    return replace(target, bf16_dot=True, flags=(*target.flags, *_BF16_DOT[target.name]))
+    return replace(target, bf16_dot=True, pair_dots=True, flags=(*target.flags, *_BF16_DOT[target.name]))
 
 
 def _parse(name: str, kernels: Kernels) -> Target:
     if name in _CPUS:
-        dots = name == "cpu-host" and "avx512_vnni" in _host_flags()
+        host = set(_host_flags().split()) if name == "cpu-host" else set()
+        dots, amx = "avx512_vnni" in host, name == "cpu-amx" or host >= _AMX
+        pairs = amx or host >= {"avx512f", "avx512_bf16"}
         simd = _SIMD.get(name) or _host_simd()
-        return Target(name, "llvm-cpu", _CPU + _CPUS[name], "local-task", *simd, kernels=kernels, byte_dots=dots)
+        return Target(
+            name,
+            "llvm-cpu",
+            _CPU + _CPUS[name],
+            "local-task",
+            *simd,
+            kernels=kernels,
+            byte_dots=dots,
+            pair_dots=pairs,
+            amx=amx,
+        )
     family, _, arch = name.partition("-")
     if family == "cuda" and (arch in ("", *_CUDA) or _newer(arch)):
         note = ""

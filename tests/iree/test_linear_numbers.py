@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.run import function_of
-from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.iree.test_linear_sites import graph_of
 
-HOST = parse_target("cpu-host")
+HOST, AMX = parse_target("cpu-host"), parse_target("cpu-amx")
 ROOM = "i = Constant <value = int64[2] {-1, 64}> () o = Constant <value = int64[3] {2, 5, 48}> () "
 BODIES = (
     "a = MatMul(x, w) c = Add(a, b) y = Gelu(c)",
@@ -49,6 +51,28 @@ def test_numbers(body: str, tmp_path: Path) -> None:
     model = graph_of(body, x="float[2,5,64] x", outputs="float[2,5,48] y", opset=20)
     text = check(model, tmp_path, np.random.default_rng(1).standard_normal((2, 5, 64)).astype(np.float32))
     assert HOST.lanes < 16 or "linear_" in text
+
+
+@pytest.mark.skipif(bool(foreign_cpu(AMX)), reason=foreign_cpu(AMX))
+@pytest.mark.parametrize("body", [BODIES[0], BODIES[1], BODIES[4], "a = MatMul(x, w) y = Add(a, b)"])
+def test_bf16(body: str, tmp_path: Path) -> None:
+    """Weights become pairs on their way into a module. What follows a product is computed in f32, so that the numbers are those of
+    the same model in f32, rounded once for each site or operation."""
+    shapes = {"x": "bfloat16[2,5,64] x", "outputs": "bfloat16[2,5,48] y", "opset": 20}
+    model = graph_of(body, **shapes)
+    single = onnx.ModelProto.FromString(model.SerializeToString())
+    for value in (*single.graph.input, *single.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    for tensor in single.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    x = np.random.default_rng(2).standard_normal((2, 5, 64)).astype(ml_dtypes.bfloat16)
+    (want,) = onnxruntime.InferenceSession(single.SerializeToString()).run(None, {"x": x.astype(np.float32)})
+    compile_model(model, tmp_path / "m.vmfb", AMX, parameters="embed")
+    import iree.runtime as rt
+
+    got = rt.load_vm_flatbuffer_file(str(tmp_path / "m.vmfb"), driver="local-task")[function_of(tmp_path / "m.vmfb")](x)
+    np.testing.assert_allclose(got.to_host().astype(np.float32), want, rtol=2**-7, atol=2**-7 * np.abs(want).max())
+    assert import_model(model, AMX).text.count("util.call @linear_") == body.count("MatMul") + body.count("Gemm")
 
 
 @st.composite

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
@@ -32,7 +34,7 @@ def graph_of(
         f'<ir_version: 9, opset_import: ["" : {opset}]> g ({x}) => ({outputs}) {{ {body} }}'
     )
     rng = np.random.default_rng(0)
-    kind = np.float16 if x.startswith("float16") else np.float32
+    kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}.get(x.split("[")[0], np.float32)
     for name, shape in WEIGHTS.items():
         if f"{name}" in body.replace("=", " ").replace("(", " ").replace(",", " ").replace(")", " ").split():
             model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(kind), name))
@@ -105,6 +107,29 @@ def test_activations(body: str, wanted: str) -> None:
     x = "float[2,n,64] x" + (", float b0" if "b0" in body else "")
     ((_, then),) = sites_of(graph_of(f"a = MatMul(x, w) {body}", x=x, opset=20))
     assert wanted in then
+
+
+def _split(body: str, widths: tuple[int, ...], outputs: str, **options: Any) -> onnx.ModelProto:
+    model = graph_of(body, outputs=outputs, **options)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(widths), "s"))
+    return model
+
+
+def test_several_results() -> None:
+    """A product that is only cut into parts of its columns has as many results, where tiles can begin with them."""
+    body, parts = "a = MatMul(x, w) c = Add(a, b) p, q = Split <axis = AXIS> (c, s)", "float[2,n,16] p, float[2,n,32] q"
+    last = _split(body.replace("AXIS", "-1"), (16, 32), parts)
+    (site,) = nodes_of(last)
+    assert list(site.output) == ["p", "q"] and sites_of(last) == [BIASED]
+    assert "-> (tensor<2x?x16xf32>, tensor<2x?x32xf32>)" in import_model(last, "cuda").text
+    assert [n.op_type for n in nodes_of(_split(body.replace("AXIS", "2"), (16, 32), parts))] == ["LinearSite"]
+    odd = _split(body.replace("AXIS", "-1"), (20, 28), "float[2,n,20] p, float[2,n,28] q")
+    rows = _split(body.replace("AXIS", "0"), (1, 1), "float[1,n,48] p, float[1,n,48] q")
+    read = _split(body.replace("AXIS", "-1") + " y = Tanh(c)", (16, 32), f"{parts}, float[2,n,48] y")
+    given = _split(body.replace("AXIS", "-1"), (16, 32), f"{parts}, float[2,n,48] c")
+    for model in (odd, rows, read, given):
+        assert "Split" in [n.op_type for n in nodes_of(model)] and sites_of(model) == [BIASED]
+    assert [n.op_type for n in nodes_of(last, parse_target("cpu-avx512"))].count("Split") == 1
 
 
 def test_residuals() -> None:

@@ -30,13 +30,13 @@ def _operands(config: VectorConfig | FewConfig, **changes: Any) -> Operands:
 
 
 class RecordingKernel:
-    """A BlockKernel that writes down what it is asked for."""
+    """A BlockKernel that writes down what it is asked for. It visits both vectors of queries at once, or one after the other."""
 
     clear_apart = True
     types = TYPES
 
-    def __init__(self) -> None:
-        self.t = Lanes(4)
+    def __init__(self, parts: Sequence[slice] = (slice(0, 2),)) -> None:
+        self.t, self.parts = Lanes(4), parts
         self.asked: list[str] = []
 
     def load_queries(self) -> None:
@@ -46,15 +46,16 @@ class RecordingKernel:
         self.asked.append("prepare")
         return dataclasses.replace(state, scratch=("mask",)), block
 
-    def scores(self, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+    def scores(self, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         self.asked.append("scores")
-        return "S", ["n0", "n1"]
+        return "S", ["n0", "n1"][part]
 
-    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         self.asked.append(f"probabilities of {state.scores} below {' '.join(state.best)}")
-        return "P", ["p0", "p1"][: len(state.total)]
+        return "P", ["p0", "p1"][: len(state.total)][part]
 
-    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
+    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block, part: slice) -> SoftmaxState:
+        assert len(decay) == len(range(*part.indices(2)))
         self.asked.append(f"values times {state.scores}")
         return dataclasses.replace(state, acc="O")
 
@@ -87,6 +88,17 @@ def test_a_block_of_online_softmax(multiplies: bool) -> None:
     written = "\n".join(kernel.t.render())
     for total, part, new in zip(("l0", "l1"), ("p0", "p1"), after.total, strict=True):
         assert f"{new} = vector.fma {total}, " in written and f", {part} : vector<4xf32>" in written
+
+
+def test_a_block_in_parts() -> None:
+    """The block is prepared once; what one part of the queries leaves is what the next begins with, and only its own sums grow."""
+    kernel = RecordingKernel([slice(0, 1), slice(1, 2)])
+    (sweep,) = _sweeps()
+    kernel.t = sweep.language.t
+    after = visit_block(sweep, kernel, STATE, Block("k0", "rows", False))
+    first, second = (["scores", f"probabilities of S below {m}", "values times P"] for m in ("n0 m1", "n0 n1"))
+    assert kernel.asked == ["prepare", *first, *second]
+    assert after.best == ("n0", "n1") and after.total[0] != after.total[1] and not {"l0", "l1"} & set(after.total)
 
 
 def test_a_block_of_the_second_sweep() -> None:

@@ -1,4 +1,4 @@
-"""Products of bf16 in the vector kernel, where they are asked for (`--bf16-dot`)."""
+"""Products of bf16 in the vector kernel: of operands of bf16, and of others where they are asked for (`--bf16-dot`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from onnx_fa.forms.plain import plain_model
 from onnx_fa.iree.alone import entry_text
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.body import lane_body
-from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes
+from onnx_fa.kernels.cpu.vector import (
+    STACK_BYTES,
+    VectorConfig,
+    default_config,
+    emit_vector,
+    multiplies_bf16,
+    stack_bytes,
+)
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec import target as targets
 from onnx_fa.spec.accuracy import BF16_PRODUCT, expect
@@ -66,7 +73,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Kernel], Ke
 @pytest.mark.parametrize("index", range(len(CASES)), ids=CASES)
 def test_case(compiled: tuple[list[Kernel], Kernels], index: int, adversarial: bool) -> None:
     case, kernel = BY_NAME[CASES[index]], compiled[0][index]
-    assert kernel.lossy == "bf16 dot" and "dpbf16ps" in kernel.text
+    assert kernel.lossy == ("" if case.spec.dtype == "bf16" else "bf16 dot") and "dpbf16ps" in kernel.text
+    assert kernel.config["products"] == "bf16"
     for spec in case.bound():
         operands = draw_operands(spec, 1, adversarial=adversarial)
         assert mismatch(spec, operands, compiled[1].run(index, operands), kernel.lossy) is None
@@ -103,9 +111,9 @@ def test_an_infinite_value_of_the_last_key(tmp_path: Path) -> None:
 
 
 def test_random_specs() -> None:
-    """More by hand: `python -m tests.fuzz --bf16-dot`."""
+    """More by hand: `python -m tests.fuzz --products bf16`."""
     _host()
-    done = fuzz.run_chunk(0, 8, dots=True)
+    done = fuzz.run_chunk(0, 8, products="bf16")
     assert done["wrong"] == [] and done["refused"] == [] and done["kernels"] == 8
 
 
@@ -127,6 +135,12 @@ def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_target("cpu-host", bf16_dot=True)
     monkeypatch.setattr(targets, "_host_flags", lambda: "flags: avx2 avx512f avx512_bf16")
     assert parse_target("cpu-host", bf16_dot=True).lossy == "bf16 dot"
+    half, single = _spec(dtype="bf16"), _spec()
+    assert multiplies_bf16(half, parse_target("cpu-host")) and not multiplies_bf16(single, parse_target("cpu-host"))
+    assert not multiplies_bf16(dataclasses.replace(half, D=33), parse_target("cpu-host"))
+    for slow in ("avx2 avx512f", "avx2 avx512f avx512_bf16 amx_tile amx_bf16"):
+        monkeypatch.setattr(targets, "_host_flags", lambda slow=slow: f"flags: {slow}")
+        assert not multiplies_bf16(half, parse_target("cpu-host"))
 
 
 @pytest.mark.parametrize(

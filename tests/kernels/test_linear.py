@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.linear import emit_linear
+from onnx_fa.kernels.triton.linear import _widest, emit_linear
 from onnx_fa.kernels.triton.linear_few import few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.spec.linear import Bits, LinearSpec, biased, linear_name, multiply, unpacked, weight_of
@@ -60,6 +61,9 @@ def test_meaning() -> None:
         ({"bits": Bits(4, 48, "f32"), "transposed": True}, "block=48"),
         ({"bits": Bits(4, 32, "f32")}, "by rows"),
         ({"N": 0}, "64 x 0"),
+        ({"parts": (16, 8)}, "of 32 columns"),
+        ({"parts": (32,)}, "of 32 columns"),
+        ({"parts": (32, 0)}, "of 32 columns"),
     ],
 )
 def test_what_is_no_site(changes: dict[str, object], reason: str) -> None:
@@ -70,23 +74,34 @@ def test_what_is_no_site(changes: dict[str, object], reason: str) -> None:
 def _module(spec: LinearSpec) -> str:
     """A module whose function `site` is the site."""
     types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    ((shape, dtype),) = spec.results
-    result, names = tensor_type(shape, dtype), [f"%a{i}" for i in range(len(types))]
+    results, names = [tensor_type(shape, dtype) for shape, dtype in spec.results], [f"%a{i}" for i in range(len(types))]
+    result = ", ".join(results)
     arguments = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True))
-    call = f"%r = util.call @{linear_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> {result}"
+    call = (
+        f"%r:{len(results)} = util.call @{linear_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> ({result})"
+    )
     return "\n".join(
         [
             *emit_linear(spec).values(),
-            f"func.func @site({arguments}) -> {result} {{",
+            f"func.func @site({arguments}) -> ({result}) {{",
             call,
-            f"return %r : {result}",
+            f"return {', '.join(f'%r#{i}' for i in range(len(results)))} : {result}",
             "}",
         ]
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "dispatches"), [("one_row", 1), ("dynamic", 2), ("bits4_zeros", 1), ("transposed_bias", 1)]
+    ("name", "dispatches"),
+    [
+        ("one_row", 1),
+        ("dynamic", 2),
+        ("bits4_zeros", 1),
+        ("transposed_bias", 1),
+        ("parts", 1),
+        ("parts_row", 1),
+        ("parts_dynamic", 2),
+    ],
 )
 def test_modules(name: str, dispatches: int, tmp_path: Path) -> None:
     """One dispatch a call: of rows known at run time only the call chooses one of two. Nothing is copied, and a weight of a few
@@ -95,7 +110,7 @@ def test_modules(name: str, dispatches: int, tmp_path: Path) -> None:
     iree_compile(_module(spec), tmp_path / "m.stream", CUDA, phase="stream", timeout_s=120)
     text = (tmp_path / "m.stream").read_text()
     assert len(re.findall(r"stream\.cmd\.dispatch", text)) == dispatches and "stream.cmd.copy" not in text
-    assert ("stream.resource<variable>" in text) == (spec.rows == 1 and few_config(spec).splits > 1)
+    assert ("stream.resource<variable>" in text) == (spec.rows in (1, 2) and few_config(spec).splits > 1)
     assert f"{spec.N * spec.K * 2}" not in text or spec.bits is None
     iree_compile(_module(spec), tmp_path / "m.vmfb", CUDA, timeout_s=120)
     data = (tmp_path / "m.vmfb").read_bytes()
@@ -114,6 +129,15 @@ def test_code() -> None:
     row = "".join(emit_linear(LinearSpec((1, 1), 1024, 512, "f16")).values())
     codes = [bytes.fromhex(x).decode() for x in re.findall(r'dense<"0x([0-9a-f]+)"', row)]
     assert len(codes) == 2 and all("mma" not in c and "fma.rn.f32" in c for c in codes)
+
+
+def test_tiles_belong_to_one_result() -> None:
+    """Tiles are narrowed until they begin where results begin; results that begin within the narrowest have no kernel."""
+    assert [
+        _widest(LinearSpec((512,), 64, N, "f16", parts=p)) for N, p in ((96, (48, 48)), (3072, (2048, 512, 512)))
+    ] == [16, 512]
+    with pytest.raises(UnsupportedError, match="begin within tiles of 16"):
+        emit_linear(LinearSpec((512,), 64, 96, "f16", parts=(40, 56)))
 
 
 def test_splits_fill_a_gpu() -> None:

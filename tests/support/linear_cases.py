@@ -28,6 +28,9 @@ CASES: dict[str, LinearSpec] = {
     "odd_transposed": LinearSpec((5,), 77, 53, "f16", transposed=True),
     "half": biased(LinearSpec((200,), 128, 130, "f16")),
     "bfloat": LinearSpec((4, 40), 192, 128, "bf16", transposed=True),
+    "bfloat_rows": biased(LinearSpec(("b", "s"), 96, 72, "bf16")),
+    "bfloat_narrow": LinearSpec((19,), 34, 40, "bf16", then=GATED, tensors=(TensorArg((19, 40), "bf16"),)),
+    "bfloat_gelu": LinearSpec((33,), 64, 64, "bf16", True, then=GELU, tensors=(TensorArg((64,), "bf16"),)),
     "dynamic": biased(LinearSpec(("b", "s"), 128, 160, "f16")),
     "dynamic_one": LinearSpec((1, "s"), 96, 64, "f32"),
     "bits4": LinearSpec((20,), 128, 72, "f32", True, Bits(4, 32, "f32")),
@@ -45,6 +48,12 @@ CASES: dict[str, LinearSpec] = {
         ("b", "s"), 64, 80, "f32", True, then=RESIDUAL, tensors=(TensorArg((80,)), TensorArg(("b", "s", 80)))
     ),
     "bits4_gated": LinearSpec((9,), 64, 40, "f32", True, Bits(4, 32, "f32"), GATED, (TensorArg((9, 40)),)),
+    "parts": biased(LinearSpec((70,), 64, 128, "f32", parts=(64, 32, 32))),
+    "parts_dynamic": LinearSpec(("b", "s"), 64, 160, "f16", True, parts=(96, 64)),
+    "parts_row": LinearSpec(
+        (1, 2), 256, 96, "f32", then=RESIDUAL, parts=(32, 64), tensors=(TensorArg((96,)), TensorArg((1, 2, 96)))
+    ),
+    "parts_bits4": LinearSpec((9,), 64, 96, "f16", True, Bits(4, 32, "f16"), parts=(32, 32, 32)),
     "bits4_odd_blocks": LinearSpec((17,), 96, 24, "f32", True, Bits(4, 32, "f32", "packed")),
 }
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 37})
@@ -72,6 +81,10 @@ def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1
 
 
 def in_panels(w: npt.NDArray[Any], panel: int) -> npt.NDArray[Any]:
-    """A weight (K, N) as panels of columns, the last of them the last columns."""
+    """A weight (K, N) as panels of columns, the last of them the last columns; of bf16 in pairs of rows."""
     starts = [min(i, w.shape[1] - panel) for i in range(0, w.shape[1], panel)]
-    return np.stack([w[:, i : i + panel] for i in starts])
+    panels = np.stack([w[:, i : i + panel] for i in starts])
+    if w.dtype != ml_dtypes.bfloat16:
+        return panels
+    pairs = np.stack([panels[:, ::2], panels[:, 1::2]], axis=-1)
+    return pairs.reshape(len(starts), len(w) // 2, 2 * panel)

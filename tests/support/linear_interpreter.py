@@ -23,7 +23,7 @@ from tests.support.linear_cases import CASES, SIZES, bound, draw
 
 
 def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
-    """y (*lead, N), by small tiles."""
+    """y (*lead, N), by small tiles; several results side by side."""
     rows, step = int(np.prod(lead)), 16 * (spec.bits.places if spec.bits else 1)
     few = spec.rows is not None and spec.rows <= MOST_ROWS
     config = FewConfig(32, step, 3) if few else LinearConfig(16, 32, step, 4, 1)
@@ -31,7 +31,8 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
         program = FewRowsSource(spec, config, "linear").program()
     else:
         program = LinearSource(spec, config, "linear", "ieee").program()
-    out = torch.full((rows, spec.N), float("nan"), dtype=torch.float32 if spec.dtype == "f32" else torch.float16)
+    dtype = torch.float32 if spec.dtype == "f32" else torch.float16
+    outs = [torch.full((rows, columns), float("nan"), dtype=dtype) for columns in spec.parts or (spec.N,)]
     inputs = [torch.from_numpy(np.ascontiguousarray(x.view(np.int8) if x.dtype == np.uint8 else x)) for x in operands]
     with tempfile.TemporaryDirectory() as folder:
         function = load_function(program, Path(folder))
@@ -41,9 +42,9 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
                 torch.zeros(grid[0], dtype=torch.int32),
                 torch.full((config.splits * rows * spec.N,), float("nan")),
             ]
-            function[grid](*inputs, out.clone(), rows)  # the counters are ready for another call
-        function[grid](*inputs, out, rows)
-    return out.numpy().reshape(*lead, spec.N)
+            function[grid](*inputs, *(out.clone() for out in outs), rows)  # the counters are ready for another call
+        function[grid](*inputs, *outs, rows)
+    return torch.cat(outs, 1).numpy().reshape(*lead, spec.N)
 
 
 def distance(name: str) -> float:

@@ -6,7 +6,55 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import TensorProto, helper, numpy_helper
+
+_LAYER = """<ir_version: 9, opset_import: ["": 18]>
+layer (float[1, 64, 64] x) => (float[1, 64, 64] y) {
+  heads = Constant<value = int64[4] {1, 64, 4, 16}>()
+  a = MatMul(x, wq)
+  a4 = Reshape(a, heads)
+  q = Transpose<perm = [0, 2, 1, 3]>(a4)
+  b = MatMul(x, wk)
+  b4 = Reshape(b, heads)
+  kt = Transpose<perm = [0, 2, 3, 1]>(b4)
+  c = MatMul(x, wv)
+  c4 = Reshape(c, heads)
+  v = Transpose<perm = [0, 2, 1, 3]>(c4)
+  s = MatMul(q, kt)
+  p = Softmax<axis = -1>(s)
+  o = MatMul(p, v)
+  ot = Transpose<perm = [0, 2, 1, 3]>(o)
+  flat = Constant<value = int64[3] {1, 64, 64}>()
+  o3 = Reshape(ot, flat)
+  f = MatMul(o3, w1)
+  f1 = Add(f, b1)
+  h = Relu(f1)
+  z = MatMul(h, w2)
+  z1 = Add(z, x)
+  y = LayerNormalization(z1, gain)
+}"""
+
+
+def layer(path: Path) -> Path:
+    """A layer of a transformer: three products of 64 x 64 x 64, attention, a product with a bias and a ReLU behind it, one with a
+    residual, and a norm."""
+    model = onnx.parser.parse_model(_LAYER)
+    rng = np.random.default_rng(0)
+    weights = {
+        "wq": (64, 64),
+        "wk": (64, 64),
+        "wv": (64, 64),
+        "w1": (64, 256),
+        "b1": (256,),
+        "w2": (256, 64),
+        "gain": (64,),
+    }
+    for name, shape in weights.items():
+        data = rng.standard_normal(shape, dtype=np.float32) / 8
+        model.graph.initializer.append(numpy_helper.from_array(data, name))
+    onnx.save(model, path)
+    return path
 
 
 def attention(

@@ -19,16 +19,17 @@ from onnx_fa.iree.legalise.bits_product import Weight
 from onnx_fa.iree.legalise.epilogue import epilogue_of
 from onnx_fa.iree.legalise.panels import write_panels
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
-from onnx_fa.kernels.linear import panel_of, takes
+from onnx_fa.iree.linear_report import LinearReport
+from onnx_fa.kernels.linear import kept_why, panel_of
 from onnx_fa.spec.expr import Tensor, compose, substitute
 from onnx_fa.spec.expr_json import from_json, to_json
-from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased
+from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased, linear_name
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, DType, TensorArg
 
 LINEAR_SITE = f"{DOMAIN}.LinearSite"
 """Inputs as the operands of a LinearSpec; attributes `N`, `transposed`, `panel`, `bits` and `block` (0 for none), `then`, its
-expression as JSON, and the number of its `tensors`."""
+expression as JSON, the number of its `tensors`, and `parts` where it has several results."""
 _LEAST = 16
 """Smaller weights are no matter of speed."""
 
@@ -42,32 +43,40 @@ class _Product:
     value: str
     places: tuple[int, ...]
     """Of the nodes that it stands for."""
+    parts: tuple[str, ...] = ()
+    """The values that it makes where it has several results, which `value` is cut into."""
 
 
 def find_linear_sites(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
-) -> None:
+) -> list[LinearReport]:
     """Writes a node for each product that a kernel of the target takes, in place. `held` are initializers whose data are not in the
-    model; types of values are taken from `value_info`."""
+    model; types of values are taken from `value_info`. Returns all of them, those too that the compiler keeps."""
     g = GraphWriter(model, held, target=target)
-    if target is None or (g.cuda is None and g.cpu is None):
-        return
+    if target is None:
+        return []
     taken, made = set[int](), dict[int, list[onnx.NodeProto]]()
+    told = list[LinearReport]()
     for place, node in enumerate(model.graph.node):
         product = _product(g, node, place)
         if product is None or place in taken:
             continue
-        for found in _with_what_follows(g, product, taken):
-            if takes(found.spec, target):
+        choices, why = _with_what_follows(g, product, taken), ""
+        for found in choices:
+            if not (why := kept_why(found.spec, target)):
                 taken.update(found.places)
-                made[max(found.places)] = _nodes_of(g, found, target)
+                made[max(found.places)], spec = _nodes_of(g, found, target)
+                told.append(LinearReport(node.name or product.value, spec, linear_name(spec)))
                 break
+        else:
+            told.append(LinearReport(node.name or product.value, replace(choices[0].spec, parts=()), kept=why))
     nodes = [n for place, node in enumerate(model.graph.node) for n in made.get(place, [node] * (place not in taken))]
     kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del model.graph.node[:]
     model.graph.node.extend(kept)
     if made and not any(i.domain == DOMAIN for i in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return told
 
 
 def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bias: str) -> bool:
@@ -89,7 +98,7 @@ def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bi
     except ValueError:
         return False
     spec = biased(spec) if bias else spec
-    if not takes(spec, g.cuda):
+    if kept_why(spec, g.cuda):
         return False
     hint = node.name or node.op_type
 
@@ -98,7 +107,7 @@ def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bi
 
     inputs = [x, reshape(weight.packed, weight.N, spec.K // bits.places), reshape(weight.scales, weight.N, spec.blocks)]
     inputs += [*([reshape(weight.zeros, weight.N, -1)] if zeros else []), *([bias] if bias else [])]
-    g.nodes.append(_site(g, spec, inputs, node.output[0], hint))
+    g.nodes.append(_site(g, spec, inputs, [node.output[0]], hint))
     return True
 
 
@@ -116,7 +125,8 @@ def spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[st
     then = from_json(json.loads(attributes["then"]))
     panel, transposed = attributes["panel"], bool(attributes["transposed"])
     assert isinstance(K, int)
-    return LinearSpec(tuple(lead), K, N, cast(DType, dtype), transposed, bits, then, tensors, panel)
+    parts = tuple(attributes.get("parts") or ())
+    return LinearSpec(tuple(lead), K, N, cast(DType, dtype), transposed, bits, then, tensors, panel, parts)
 
 
 def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:
@@ -150,6 +160,29 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
 
 def _with_what_follows(g: GraphWriter, product: _Product, taken: set[int]) -> list[_Product]:
     """The product with the reshapes around it and all that follows, and with less."""
+    found = _with_epilogue(g, product, taken)
+    parts = _in_parts(g, found[0], taken)
+    return [parts, *found] if parts else found
+
+
+def _in_parts(g: GraphWriter, product: _Product, taken: set[int]) -> _Product | None:
+    """The product with several results where it is only read by a Split of its columns."""
+    readers = g.readers(product.value)
+    if len(readers) != 1 or g.is_output(product.value) or readers[0] in taken:
+        return None
+    node, rank = g.graph.node[readers[0]], len(product.spec.lead) + 1
+    if op_of(node) != "Split" or node.input[0] != product.value or attr_of(node, "axis", 0) not in (-1, rank - 1):
+        return None
+    shapes = [g.shape(name) for name in node.output]
+    columns = [shape[-1] if shape and len(shape) == rank else None for shape in shapes]
+    try:
+        spec = replace(product.spec, parts=tuple(columns))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # widths that are not known, or not all of them
+        return None
+    return replace(product, spec=spec, places=(*product.places, readers[0]), parts=tuple(node.output))
+
+
+def _with_epilogue(g: GraphWriter, product: _Product, taken: set[int]) -> list[_Product]:
     found = [product]
     if flat := _unflattened(g, product):
         found.insert(0, flat)
@@ -185,22 +218,22 @@ def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
     return _Product(replace(spec, lead=_lead(rows)), inputs, y, (*product.places, readers[0]))
 
 
-def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> list[onnx.NodeProto]:
-    """The node of a site, and what brings its weight into the layout of the target."""
+def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[onnx.NodeProto], LinearSpec]:
+    """The node of a site, and what brings its weight into the layout of the target; and the spec in that layout."""
     spec, inputs, start = product.spec, list(product.inputs), len(g.nodes)
     hint = g.graph.node[product.places[0]].name or "Linear"
     if panel := panel_of(spec, target):
         inputs[1] = write_panels(g, inputs[1], spec, panel, hint)
         spec = replace(spec, transposed=False, panel=panel)
-    return [*g.nodes[start:], _site(g, spec, inputs, product.value, hint)]
+    return [*g.nodes[start:], _site(g, spec, inputs, product.parts or [product.value], hint)], spec
 
 
-def _site(g: GraphWriter, spec: LinearSpec, inputs: Sequence[str], out: str, hint: str) -> onnx.NodeProto:
+def _site(g: GraphWriter, spec: LinearSpec, inputs: Sequence[str], outputs: Sequence[str], hint: str) -> onnx.NodeProto:
     bits = spec.bits
-    return helper.make_node(
+    node = helper.make_node(
         "LinearSite",
         list(inputs),
-        [out],
+        list(outputs),
         g.fresh(f"{hint}/LinearSite"),
         domain=DOMAIN,
         N=spec.N,
@@ -211,6 +244,9 @@ def _site(g: GraphWriter, spec: LinearSpec, inputs: Sequence[str], out: str, hin
         tensors=len(spec.tensors),
         then=json.dumps(to_json(spec.then)),
     )
+    if spec.parts:
+        node.attribute.append(helper.make_attribute("parts", spec.parts))
+    return node
 
 
 def _lead(shape: Sequence[int | str | None]) -> tuple[Dim, ...]:

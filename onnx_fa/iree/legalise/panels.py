@@ -3,6 +3,8 @@ alone, so this is done once, when a model is compiled."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from onnx import helper
 
@@ -12,8 +14,8 @@ from onnx_fa.spec.linear import LinearSpec
 
 
 def write_panels(g: GraphWriter, weight: str, spec: LinearSpec, panel: int, hint: str) -> str:
-    """The weight (K, N), or (N, K) if `transposed`, as (panels, K, panel). The last panel has the last columns, some of which the
-    one before has too where panels do not divide N."""
+    """The weight (K, N), or (N, K) if `transposed`, as (panels, K, panel), or in pairs, as a LinearSpec of this panel has it. The
+    last panel has the last columns, some of which the one before has too where panels do not divide N."""
     whole = spec.N // panel
     made = [_panels(g, weight, spec, whole, panel, hint)] if whole * panel == spec.N else []
     if not made:
@@ -22,7 +24,8 @@ def write_panels(g: GraphWriter, weight: str, spec: LinearSpec, panel: int, hint
         made.append(_panels(g, _columns(g, weight, spec, spec.N - panel, spec.N, hint), spec, 1, panel, hint))
     if len(made) == 1:
         return made[0]
-    return _typed(g, g.add("Concat", made, hint, axis=0), spec, (whole + 1, spec.K, panel))
+    paired = replace(spec, transposed=False, panel=panel)
+    return _typed(g, g.add("Concat", made, hint, axis=0), spec, paired.weight_shape)
 
 
 def _columns(g: GraphWriter, weight: str, spec: LinearSpec, start: int, end: int, hint: str) -> str:
@@ -32,11 +35,20 @@ def _columns(g: GraphWriter, weight: str, spec: LinearSpec, start: int, end: int
 
 
 def _panels(g: GraphWriter, weight: str, spec: LinearSpec, panels: int, panel: int, hint: str) -> str:
-    shape = (panels, panel, spec.K) if spec.transposed else (spec.K, panels, panel)
+    rows = (spec.K // 2, 2) if spec.dtype == "bf16" else (spec.K,)
+    columns = (panels, panel)
+    shape = (*columns, *rows) if spec.transposed else (*rows, *columns)
     split = g.add("Reshape", [weight, g.const(np.array(shape, np.int64), hint)], hint)
-    order = [0, 2, 1] if spec.transposed else [1, 0, 2]
+    # Panels first, then rows, then columns, and last the second of two rows.
+    first, column = (0, 1) if spec.transposed else (len(rows), len(rows) + 1)
+    row, *second = range(2, 2 + len(rows)) if spec.transposed else range(len(rows))
+    order = [first, row, column, *second]
     moved = g.add("Transpose", [_typed(g, split, spec, shape)], hint, perm=order)
-    return _typed(g, moved, spec, (panels, spec.K, panel))
+    wanted = (panels, rows[0], panel * (spec.K // rows[0]))
+    made = _typed(g, moved, spec, tuple(shape[i] for i in order))
+    if not second:
+        return made
+    return _typed(g, g.add("Reshape", [made, g.const(np.array(wanted, np.int64), hint)], hint), spec, wanted)
 
 
 def _typed(g: GraphWriter, value: str, spec: LinearSpec, shape: tuple[int, ...]) -> str:

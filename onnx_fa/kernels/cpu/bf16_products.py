@@ -91,7 +91,7 @@ class PairProducts:
     def load_queries(self) -> str:
         """Pairs of Q^T, D/2 x BM, without the scale, which would have to be rounded: see `scale_score`."""
         t, w, pairs = self.t, self.t.width, self.operands.spec.D // 2
-        empty = t.let(f"tensor.empty() : {self.queries_type}")
+        empty = self.empty_queries()
 
         def by_one(d: str, row: str, out: str) -> str:
             even, odd = self.two(d)
@@ -99,7 +99,7 @@ class PairProducts:
                 column = t.shifted(row, lane)
                 query = self.operands.query_row(column)
                 x = self.one_pair(self.operands.q, (query, even), (query, odd))
-                out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.queries_type}")
+                out = t.insert(x, out, self.queries_type, d, column)
             return out
 
         def body(row: str, d: str, out: str) -> str:
@@ -111,6 +111,10 @@ class PairProducts:
         if self.operands.q.swapped:
             return over_rows(t, self.operands.config.BM, pairs, empty, self.queries_type, by_one)
         return over_tiles(t, self.operands.config.BM, pairs, empty, self.queries_type, body)
+
+    def empty_queries(self) -> str:
+        """The tile of queries, before any is in it."""
+        return self.t.empty(self.queries_type)
 
     def two(self, pair: str) -> tuple[str, str]:
         """The two places of a pair."""
@@ -134,29 +138,31 @@ class PairProducts:
         )
 
     def copy_values(self, tile: str, block: Block) -> str:
-        """A row per two keys, of pairs of these; past the last key zeros, for 0 times an infinite value is NaN."""
+        """A row per two keys, of pairs of these."""
+        steps = self.t.arith("divui", block.rows, self.t.index(2))
+        width, v = self.operands.spec.Dv, self.operands.v
+        return copy_rows(self.t, self.copied_type, tile, steps, width, lambda i: self.values_of(block, i), v.swapped)
+
+    def values_of(self, block: Block, two: str) -> Callable[[str], str]:
+        """The values of two keys by head dim: a pair where V is swapped, else W pairs. Past the last key they are zeros, for 0
+        times an infinite value is NaN."""
         t, v = self.t, self.operands.v
+        rows = [row_at(self.operands, block, x) for x in self.two(two)]
+        even, odd = (row.stored for row in rows)
+        known = self.halves_of_keys(rows[0].key, rows[1].key) if passes_last_key(self.operands, block) else None
 
-        def pairs(i: str) -> Callable[[str], str]:
-            rows = [row_at(self.operands, block, x) for x in self.two(i)]
-            even, odd = (row.stored for row in rows)
-            known = self.halves_of_keys(rows[0].key, rows[1].key) if passes_last_key(self.operands, block) else None
+        def pair(d: str) -> str:
+            return self.kept(self.one_pair(v, (even, d), (odd, d)), known, "f32", "i32")
 
-            def pair(d: str) -> str:
-                return self.kept(self.one_pair(v, (even, d), (odd, d)), known, "f32", "i32")
+        def vector(d: str) -> str:
+            if v.element != "bf16":
+                found = self.interleaved(self.rounded(*(self.operands.read_f32(v, row, d) for row in (even, odd))))
+            else:
+                low, high = (t.read(v.value, v.type, row, d, element="bf16") for row in (even, odd))
+                found = self.shuffled(low, high, t.type("bf16"))
+            return self.kept(found, known and t.broadcast(known, "i32"), t.vec, t.ivec)
 
-            def vector(d: str) -> str:
-                if v.element != "bf16":
-                    found = self.interleaved(self.rounded(*(self.operands.read_f32(v, row, d) for row in (even, odd))))
-                else:
-                    low, high = (t.read(v.value, v.type, row, d, element="bf16") for row in (even, odd))
-                    found = self.shuffled(low, high, t.type("bf16"))
-                return self.kept(found, known and t.broadcast(known, "i32"), t.vec, t.ivec)
-
-            return pair if v.swapped else vector
-
-        steps = t.arith("divui", block.rows, t.index(2))
-        return copy_rows(t, self.copied_type, tile, steps, self.operands.spec.Dv, pairs, v.swapped)
+        return pair if v.swapped else vector
 
     def halves_of_keys(self, even: str, odd: str) -> str:
         """The bits of a pair's halves whose keys there are, as i32."""

@@ -23,20 +23,25 @@ class BlockKernel(Protocol):
     @property
     def clear_apart(self) -> bool: ...
 
+    @property
+    def parts(self) -> Sequence[slice]:
+        """The vectors of queries that meet a block of keys together, before the next ones do."""
+
     def load_queries(self) -> None:
         """Reads Q, times the scale where it can be, into a tile: before any block."""
 
     def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
         """Copies what the scores are made of into the state's scratch tiles; the block then names those of mask terms."""
 
-    def scores(self, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
-        """S of the block, masked, as a tile; and the maxima, those of the state included, if it has any."""
+    def scores(self, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
+        """S of the block and a part's queries, masked, as a tile; and the part's maxima, those of the state included, if it has
+        any."""
 
-    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
-        """What the sweep makes of the scores, in their place, as the product with V takes it, and the block's own sums."""
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
+        """What the sweep makes of a part's scores, in their place, as the product with V takes it, and the block's own sums."""
 
-    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
-        """O = O decay + P V, with P in the place of the scores; O + P V where a decay is ""."""
+    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block, part: slice) -> SoftmaxState:
+        """O = O decay + P V of a part, with P in the place of the scores; O + P V where a decay is ""."""
 
     def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
         """The result: O times inverse(sum), of "" where nothing is summed."""

@@ -5,7 +5,7 @@
 | `Operands` | where the workgroup's part of each tensor lies | |
 | `QueryRows` | how a number per query lies in vectors | `QueriesAlongLanes`, `VectorPerQuery` |
 | `ScoreTerms` | what is known of masks and score functions before the first key | |
-| `BlockKernel` | scores, probabilities and products of a block of keys | `LaneKernel` (with a `Product`), `FewKernel` |
+| `BlockKernel` | scores, probabilities and products of a block of keys | `LaneKernel` (any `Product`), `TileKernel`, `FewKernel` |
 | `KeyWalk` | which blocks are visited | |
 | `VectorLoop` | what is carried from block to block, as it was derived (derive/, derive/loop.py) | |
 
@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onnx_fa.derive.terms import Term
+from onnx_fa.kernels.cpu.amx_kernel import TileKernel
+from onnx_fa.kernels.cpu.amx_products import TileProducts
 from onnx_fa.kernels.cpu.bf16_products import PairProducts
 from onnx_fa.kernels.cpu.block_kernel import BlockKernel
 from onnx_fa.kernels.cpu.block_walk import KeyWalk
@@ -32,6 +34,7 @@ from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import statistic
 from onnx_fa.kernels.cpu.tiles import FewConfig, VectorConfig
 from onnx_fa.kernels.mlir.expressions import Vector
+from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, ROUGH_EXP2_POWERS
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import ScoreExpr, leaves
 from onnx_fa.spec.switches import ALL_ON, Switch
@@ -103,10 +106,10 @@ class AttentionBody:
         """The tensors before the first key."""
         t, types = self.operands.t, self.kernel.types
         config = f"{{lowering_config = {_LOWERING}}}"
-        empty = t.let(f"tensor.empty() : {types.acc}")
+        empty = t.empty(types.acc)
         acc = t.let(f"linalg.fill {config} ins({t.f32(0.0)} : f32) outs({empty} : {types.acc}) -> {types.acc}")
-        scratch = tuple(t.let(f"tensor.empty() : {s}") for s in types.scratch)
-        return SoftmaxState(acc, t.let(f"tensor.empty() : {types.scores}"), scratch, (), ())
+        scratch = tuple(t.empty(s) for s in types.scratch)
+        return SoftmaxState(acc, t.empty(types.scores), scratch, (), ())
 
     def _visit_keys(self, sweep: Sweep, state: SoftmaxState, best: tuple[str, ...]) -> SoftmaxState:
         """The state after one walk over the keys. `best`: the rows' maxima from an earlier walk, if there was one."""
@@ -152,6 +155,20 @@ def lane_body(
     factor = terms.query_factor
     product: Product = PairProducts(operands, factor) if bf16 else FusedProducts(operands, factor)
     return AttentionBody(operands, rows, terms, LaneKernel(terms, product), VectorLoop(operands, rows, operands.loop))
+
+
+def tile_body(
+    spec: AttentionSpec, config: VectorConfig, splits: int = 1, off: frozenset[Switch] = ALL_ON
+) -> AttentionBody:
+    """The body for queries along the lanes whose products AMX makes; `off` as in lane_body. Raises UnsupportedError where the spec
+    has no such products, or its keys cannot be split."""
+    # Probabilities become bf16. Sums of exponentials that are results are not rounded any more.
+    powers = EXP2_POWERS if spec.stats else ROUGH_EXP2_POWERS
+    operands = Operands(spec, config, splits, off, powers)
+    rows = QueriesAlongLanes(operands)
+    terms = ScoreTerms(operands, rows)
+    kernel = TileKernel(terms, TileProducts(operands, terms.query_factor))
+    return AttentionBody(operands, rows, terms, kernel, VectorLoop(operands, rows, operands.loop))
 
 
 def few_body(spec: AttentionSpec, config: FewConfig, splits: int = 1, off: frozenset[Switch] = ALL_ON) -> AttentionBody:

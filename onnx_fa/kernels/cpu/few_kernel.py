@@ -59,7 +59,11 @@ class FewKernel:
     def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
         return state, block
 
-    def scores(self, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+    @property
+    def parts(self) -> Sequence[slice]:
+        return (slice(0, self.config.BM),)
+
+    def scores(self, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         t, integers, tile_type = self.t, self.operands.k_integers, self.types.scores
 
         def body(i: str, carried: list[str]) -> list[str]:
@@ -80,7 +84,7 @@ class FewKernel:
         tile, *best = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, [self.rows.reduce(b, "maxnumf") for b in best]
 
-    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         t, tile_type, weights = self.t, self.types.scores, self.terms.plan.weights
 
         def body(i: str, carried: list[str]) -> list[str]:
@@ -103,7 +107,7 @@ class FewKernel:
         tile, *sums = t.loop((t.index(0), block.rows, t.index(t.width)), carried, body)
         return tile, sums
 
-    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
+    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block, part: slice) -> SoftmaxState:
         """O = O decay + P V: register tiles of some queries and `tile_dims` vectors of head dims."""
         t, w, config, acc, acc_type = self.t, self.t.width, self.config, state.acc, self.types.acc
         keys, unroll = keys_with_values(self.operands, block, min(config.unroll, w))

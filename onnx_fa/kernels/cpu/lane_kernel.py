@@ -43,26 +43,36 @@ class LaneKernel:
         self.types = StateTypes(acc, self.lane_scores.tile_type, tuple(scratch), self.t.vec, self.vectors, self.vectors)
         self.queries = ""
 
+    @property
+    def parts(self) -> Sequence[slice]:
+        return (slice(0, self.vectors),)
+
     def load_queries(self) -> None:
         self.queries = self.product.load_queries()
 
     def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
+        state, block = self.prepare_masks(state, block)
+        if not self.product.copied_type:
+            return state, block
+        copied = self.product.copy_keys(state.scratch[-1], block)
+        return replace(state, scratch=(*state.scratch[:-1], copied)), block
+
+    def prepare_masks(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
+        """Copies the terms that are tensors of Sq x Skv into the state's tiles, and names these in the block."""
         scratch, tiles, end = list(state.scratch), dict[ScoreExpr, list[str]](), 0
         for part in self.terms.parts:
             at, end = end, end + tile_slots(part, self.spec.tensors)
             if not block.clear or part in self.terms.clear_parts:
                 scratch[at:end] = tiles[part] = self.lane_scores.mask_tile(part, scratch[at:end], block)
-        if self.product.copied_type:
-            scratch[-1] = self.product.copy_keys(scratch[-1], block)
         return replace(state, scratch=tuple(scratch)), replace(block, tiles=tiles)
 
-    def scores(self, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+    def scores(self, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         """S^T = K Q^T of the block, `tile_keys` keys at a time, masked; and the new maximum."""
         t, config, operands, product = self.t, self.config, self.operands, self.product
         tile_type = self.types.scores
 
         def copied(i: str) -> Callable[[str], str]:
-            return lambda d: t.let(f"tensor.extract {state.scratch[-1]}[{i}, {d}] : {product.copied_type}")
+            return lambda d: t.extract(state.scratch[-1], product.copied_type, i, d)
 
         def stored(key: str) -> Callable[[str], str]:
             return lambda d: operands.extract(operands.k, key, d)
@@ -86,29 +96,29 @@ class LaneKernel:
         tile, *best = t.loop((t.index(0), block.rows, t.index(config.tile_keys)), carried, body)
         return tile, best
 
-    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block) -> tuple[str, list[str]]:
+    def probabilities(self, sweep: Sweep, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         t, tile_type, operands, weights = self.t, self.types.scores, self.operands, self.terms.plan.weights
 
         def body(i: str, carried: list[str]) -> list[str]:
             tile, sums = carried[0], carried[1:]
             place = self._in_steps(i)
-            for j in range(self.vectors):
+            for at, j in enumerate(range(part.start, part.stop)):
                 joined = []
                 for n in range(self.product.per_step):
-                    s = t.read(tile, tile_type, t.shifted(i, n), operands.lane(j))
+                    s = t.read(tile, tile_type, t.shifted(i, n), operands.lane(at))
                     p, mass = sweep.values(j, s, state.best)
                     if mass and not sweep.walk.mass_multiplied:
-                        sums[j] = t.vop("arith.addf", sums[j], mass)
+                        sums[at] = t.vop("arith.addf", sums[at], mass)
                     if weights is not None:
                         row = row_at(operands, block, t.shifted(i, n))
                         p = self.lane_scores.expression(weights, p, row, j, block)
                     if mass and sweep.walk.mass_multiplied:
-                        sums[j] = t.vop("arith.addf", sums[j], p)
+                        sums[at] = t.vop("arith.addf", sums[at], p)
                     joined.append(p)
-                tile = t.write(self.product.join_weights(joined), tile, tile_type, place, operands.lane(j))
+                tile = t.write(self.product.join_weights(joined), tile, tile_type, place, operands.lane(at))
             return [tile, *sums]
 
-        carried = [(state.scores, tile_type), *[(t.splat(0.0), t.vec)] * len(state.total)]
+        carried = [(state.scores, tile_type), *[(t.splat(0.0), t.vec)] * len(state.total[part])]
         tile, *sums = t.loop((t.index(0), block.rows, t.index(self.product.per_step)), carried, body)
         return tile, sums
 
@@ -117,7 +127,7 @@ class LaneKernel:
         per_step = self.product.per_step
         return keys if per_step == 1 else self.t.arith("divui", keys, self.t.index(per_step))
 
-    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block) -> SoftmaxState:
+    def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block, part: slice) -> SoftmaxState:
         """O^T = O^T decay + V^T P, `tile_dims` head dims at a time."""
         t, config, operands, product = self.t, self.config, self.operands, self.product
         dv, acc_type, scratch = self.spec.Dv, self.types.acc, list(state.scratch)
@@ -131,7 +141,7 @@ class LaneKernel:
 
         def column(d: str) -> Callable[[str], str]:
             if product.copied_type:
-                return lambda i: t.let(f"tensor.extract {scratch[-1]}[{i}, {d}] : {product.copied_type}")
+                return lambda i: t.extract(scratch[-1], product.copied_type, i, d)
             return lambda i: operands.extract(operands.v, row_at(operands, block, i).stored, d)
 
         def body(d: str, acc: str, count: int) -> str:

@@ -13,7 +13,7 @@ from onnx_fa.kernels.cpu.tiles import CpuTiles, operand_shapes, operand_types
 from onnx_fa.kernels.mlir.entry import tied_dims
 from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.kernels.mlir.text import tensor_type
-from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, Lanes
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import ALL_ON, Switch
 from onnx_fa.spec.terms import Dim, Quantized, TensorArg
@@ -23,16 +23,23 @@ class Operands:
     """Loads the slabs of one workgroup. The function's arguments are those of `operand_names`, `dims` for the symbols, `outputs`.
 
     `t` is the text of the function, to which all its parts write. Raises UnsupportedError for splits of keys that cannot be
-    split. `off`: optimisations that the body does without."""
+    split. `off`: optimisations that the body does without. `exp2_powers`: as in Lanes."""
 
-    def __init__(self, spec: AttentionSpec, config: CpuTiles, splits: int = 1, off: frozenset[Switch] = ALL_ON) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        config: CpuTiles,
+        splits: int = 1,
+        off: frozenset[Switch] = ALL_ON,
+        exp2_powers: tuple[float, ...] = EXP2_POWERS,
+    ) -> None:
         if splits > 1 and not can_split(spec):
             raise UnsupportedError(
                 "the keys of row statistics, of rounded probabilities, or of a dynamic batch, Hq or Sq, are not split"
             )
         self.spec, self.config, self.splits, self.off = spec, config, splits, off
         self.loop = loop_of(spec, bounded=Switch.MAXIMUM not in off)
-        self.t = Lanes(config.lanes, own_exp2=Switch.EXP2 not in off)
+        self.t = Lanes(config.lanes, own_exp2=Switch.EXP2 not in off, exp2_powers=exp2_powers)
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
         self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)

@@ -69,7 +69,7 @@ class FusedProducts:
                     column = t.shifted(row, lane)
                     number = operands.extract(operands.q, operands.query_row(column), d)
                     x = t.arith("mulf", number, t.f32(self.query_factor), "f32")
-                    out = t.let(f"tensor.insert {x} into {out}[{d}, {column}] : {self.queries_type}")
+                    out = t.insert(x, out, self.queries_type, d, column)
                 return out
             x = operands.read_f32(operands.q, d, row)
             return t.write(t.vop("arith.mulf", x, scale), out, self.queries_type, d, row)
@@ -82,7 +82,7 @@ class FusedProducts:
                 out = t.write(x, out, self.queries_type, t.shifted(d, i), row)
             return out
 
-        empty = t.let(f"tensor.empty() : {self.queries_type}")
+        empty = t.empty(self.queries_type)
         if operands.q.swapped:
             return over_rows(t, operands.config.BM, width, empty, self.queries_type, swapped)
         return over_tiles(t, operands.config.BM, width, empty, self.queries_type, transposed)

@@ -23,12 +23,27 @@ from onnx_fa.spec.expr import ScoreExpr
 def visit_block(sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, block: Block) -> SoftmaxState:
     """The state after a block of keys. Its sums and products are made by themselves first, which rounds less."""
     state, block = kernel.prepare(state, block)
-    scores, best = kernel.scores(state, block)
-    decay = sweep.decays(state.best, best) or [""] * kernel.types.sums
-    weights, sums = kernel.probabilities(sweep, replace(state, scores=scores, best=tuple(best)), block)
-    total = tuple(add_decayed(kernel.t, *update) for update in zip(state.total, decay[: len(sums)], sums, strict=True))
-    state = replace(state, scores=weights, best=tuple(best), total=total)
-    return kernel.add_values(state, decay, block) if sweep.walk.weight is not None else state
+    for part in kernel.parts:
+        state = _visit_part(sweep, kernel, state, block, part)
+    return state
+
+
+def _visit_part(sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, block: Block, part: slice) -> SoftmaxState:
+    """The state after a block of keys has met the queries of some vectors."""
+    scores, found = kernel.scores(state, block, part)
+    decay = sweep.decays(state.best[part], found) or [""] * len(range(*part.indices(kernel.types.sums)))
+    best = _replaced(state.best, part, found)
+    weights, sums = kernel.probabilities(sweep, replace(state, scores=scores, best=best), block, part)
+    updates = zip(state.total[part], decay[: len(sums)], sums, strict=True)
+    total = _replaced(state.total, part, [add_decayed(kernel.t, *update) for update in updates])
+    state = replace(state, scores=weights, best=best, total=total)
+    return kernel.add_values(state, decay, block, part) if sweep.walk.weight is not None else state
+
+
+def _replaced(vectors: tuple[str, ...], part: slice, new: Sequence[str]) -> tuple[str, ...]:
+    made = list(vectors)
+    made[part] = new
+    return tuple(made)
 
 
 def add_decayed(t: Lanes, old: str, decay: str, new: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable, tensor_type
 from onnx_fa.spec.terms import Dim
 
@@ -35,10 +36,16 @@ def dispatched(operand: Operand, access: str) -> str:
 
 
 def make_executable(
-    symbol: str, operands: Sequence[Operand], outputs: Sequence[Operand], groups: Sequence[str], body: Sequence[str]
+    symbol: str,
+    operands: Sequence[Operand],
+    outputs: Sequence[Operand],
+    groups: Sequence[str],
+    body: Sequence[str],
+    *,
+    addresses: Addresses | None = None,
 ) -> list[str]:
     """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of %rows where that is
-    free."""
+    free. `addresses` are what its body asks for them."""
     free = any(x.is_free for x in operands)
     args: list[str] = []
     ties: list[str] = []
@@ -58,6 +65,7 @@ def make_executable(
         args,
         [*ties, *body],
         CPU_TRANSLATION,
+        (addresses.helper, addresses.keep) if addresses else ((), ""),
     )
 
 

@@ -43,8 +43,9 @@ def fma_tile(
     right: str,
     right_type: str,
     inits: list[list[str]],
+    first: int = 0,
 ) -> list[list[str]]:
-    """Register tile: inits[row][j] + sum over steps k of scalars[row](k) * right[k, vector j of the queries].
+    """Register tile: inits[row][j] + sum over steps k of scalars[row](k) * right[k, vector first + j of the queries].
     `product` adds one step of a product to what there is."""
     n = len(inits[0])
 
@@ -52,7 +53,7 @@ def fma_tile(
         acc = list(acc)
         for u in range(count):
             at = t.shifted(k, u)
-            vectors = [t.read(right, right_type, at, t.index(j * t.width)) for j in range(n)]
+            vectors = [t.read(right, right_type, at, t.index((first + j) * t.width)) for j in range(n)]
             for i, scalar in enumerate(scalars):
                 b = t.broadcast(scalar(at))
                 for j in range(n):
@@ -108,7 +109,7 @@ def copy_rows(
 
         def put(d: str, out: str) -> str:
             if by_one:
-                return t.let(f"tensor.insert {number(d)} into {out}[{i}, {d}] : {type_}")
+                return t.insert(number(d), out, type_, i, d)
             return t.write(number(d), out, type_, i, d)
 
         bounds = (t.index(0), t.index(width - width % step), t.index(step))

@@ -24,6 +24,16 @@ def tensor_type(shape: Sequence[Dim], element: str) -> str:
     return f"tensor<{''.join(f'{d}x' if isinstance(d, int) else '?x' for d in shape)}{element}>"
 
 
+def memref_type(shape: Sequence[int], element: str) -> str:
+    """memref<2x3xf32> for (2, 3) and "f32"."""
+    return f"memref<{'x'.join(map(str, shape))}x{element}>"
+
+
+def is_memref(type_: str) -> bool:
+    """Whether a type is memory, which operations change, and not a tensor, of which they make another."""
+    return type_.startswith("memref<")
+
+
 def element_type(dtype: str) -> str:
     """The element type of a builtin tensor: MLIR's integers have no sign of their own."""
     return {"bool": "i1", "u8": "i8", "u4": "i4"}.get(dtype, dtype)
@@ -36,13 +46,17 @@ def executable(
     args: Sequence[str],
     body: Sequence[str],
     translation: str = "",
+    helpers: tuple[Sequence[str], str] = ((), ""),
 ) -> list[str]:
     """The executable of one dispatch, a function of its name. `counts` are operations that make those of %x, %y, %z, the numbers of
-    workgroups, which are no names of the workload; None: the compiler finds all three. `args` are written "%name: type"."""
+    workgroups, which are no names of the workload; None: the compiler finds all three. `args` are written "%name: type". `helpers`
+    are functions beside it, and an attribute that refers to them."""
     typed = ", ".join(f"{w}: index" for w in workload)
     if counts is None:
         counts = [f"%x, %y, %z = iree_tensor_ext.dispatch.workgroup_count_from_slice({', '.join(workload)})"]
-    attributes = f" attributes {{translation_info = {translation}}}" if translation else ""
+    functions, keep = helpers
+    listed = ", ".join([*[f"translation_info = {translation}"] * bool(translation), *[keep] * bool(keep)])
+    attributes = f" attributes {{{listed}}}" if listed else ""
     return [
         f"flow.executable private @{symbol} {{",
         f"flow.executable.export public @{symbol} workgroups({typed}) -> (index, index, index) {{",
@@ -50,6 +64,7 @@ def executable(
         "flow.return %x, %y, %z : index, index, index",
         "}",
         "builtin.module {",
+        *functions,
         f"func.func @{symbol}({', '.join(args)}){attributes} {{",
         *body,
         "return",
@@ -70,6 +85,10 @@ class Text:
     def _name(self) -> str:
         self._count += 1
         return f"%x{self._count}"
+
+    def fresh(self) -> str:
+        """A name that nothing has yet."""
+        return self._name()
 
     def do(self, operation: str) -> None:
         """Appends an operation without a result."""
@@ -133,6 +152,27 @@ class Text:
         self.do(f"scf.yield {', '.join(body(iv, values))} : {types}")
         self.do("}")
         return [f"{result}#{i}" for i in range(len(carried))]
+
+    def empty(self, type_: str) -> str:
+        """A tensor whose elements nobody has written; of a memref's type, memory on the stack."""
+        if not is_memref(type_):
+            return self.let(f"tensor.empty() : {type_}")
+        # Tiles and vectors of a cache line that begin at one are read at once.
+        return self.let(
+            '"memref.alloca"() <{alignment = 64 : i64, operandSegmentSizes = array<i32: 0, 0>}> : () -> ' + type_
+        )
+
+    def extract(self, tensor: str, type_: str, *indices: str) -> str:
+        """One element of a tensor or memref."""
+        op = "memref.load" if is_memref(type_) else "tensor.extract"
+        return self.let(f"{op} {tensor}[{', '.join(indices)}] : {type_}")
+
+    def insert(self, scalar: str, tensor: str, type_: str, *indices: str) -> str:
+        """The tensor (or the same memref) with one element replaced."""
+        if is_memref(type_):
+            self.do(f"memref.store {scalar}, {tensor}[{', '.join(indices)}] : {type_}")
+            return tensor
+        return self.let(f"tensor.insert {scalar} into {tensor}[{', '.join(indices)}] : {type_}")
 
     def render(self) -> list[str]:
         return [f"{name} = {key}" for key, name in self._constants.items()] + self._lines

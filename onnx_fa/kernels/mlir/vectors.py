@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_fa.kernels.mlir.text import Text, float_literal
+from onnx_fa.kernels.mlir.text import Text, float_literal, is_memref
 
 EXP2_POWERS = (
     1.0,
@@ -14,17 +14,20 @@ EXP2_POWERS = (
 )
 """2^x on [-1/2, 1/2], lowest power first: minimax fit of the relative error, 1.7e-7 in f32 arithmetic. The first is held at 1: 2^0
 must be exact, for it is the factor of every block that brings no new maximum."""
+ROUGH_EXP2_POWERS = (1.0, 0.6932829307388648, 0.24221097935448782, 0.0550089228418292)
+"""The same with a relative error of 1.0e-4, for numbers that are rounded to bf16 (3.9e-3 from one to the next) before they are
+used."""
 NEAREST_INT = 12582912.0
 """1.5 * 2^23: adding it to |x| < 2^22 in f32 leaves x rounded to a whole number in the low bits."""
 
 
 class Lanes(Text):
     """Operations on vectors of `width` lanes: f32 (`vec`), i32 (`ivec`), i1 (`bvec`). `own_exp2`: whether exp2 is a polynomial
-    written here, or the compiler's."""
+    written here, with these coefficients, or the compiler's."""
 
-    def __init__(self, width: int, *, own_exp2: bool = True) -> None:
+    def __init__(self, width: int, *, own_exp2: bool = True, exp2_powers: tuple[float, ...] = EXP2_POWERS) -> None:
         super().__init__()
-        self.width, self.own_exp2 = width, own_exp2
+        self.width, self.own_exp2, self.exp2_powers = width, own_exp2, exp2_powers
         self.vec, self.ivec, self.bvec = (f"vector<{width}x{e}>" for e in ("f32", "i32", "i1"))
 
     def type(self, element: str) -> str:
@@ -55,7 +58,9 @@ class Lanes(Text):
         return self.let(f"vector.broadcast {scalar} : {type_} to vector<{self.width}x{type_}>")
 
     def read(self, tensor: str, type_: str, *indices: str, element: str = "f32", in_bounds: bool = True) -> str:
-        """W elements along the last axis; what is out of bounds reads 0."""
+        """W elements along the last axis; what is out of bounds reads 0 (of a tensor: a memref has all of them)."""
+        if is_memref(type_):
+            return self.let(f"vector.load {tensor}[{', '.join(indices)}] : {type_}, vector<{self.width}x{element}>")
         zero = self.constant("0" if element.startswith("i") else "0.0", element)
         inside = "true" if in_bounds else "false"
         return self.let(
@@ -66,7 +71,11 @@ class Lanes(Text):
     def write(
         self, value: str, tensor: str, type_: str, *indices: str, element: str = "f32", in_bounds: bool = True
     ) -> str:
-        """The tensor with W elements along its last axis replaced; what is out of bounds is dropped."""
+        """The tensor (or the same memref) with W elements along its last axis replaced; what is out of bounds of a tensor is
+        dropped."""
+        if is_memref(type_):
+            self.do(f"vector.store {value}, {tensor}[{', '.join(indices)}] : {type_}, vector<{self.width}x{element}>")
+            return tensor
         inside = "true" if in_bounds else "false"
         return self.let(
             f"vector.transfer_write {value}, {tensor}[{', '.join(indices)}] {{in_bounds = [{inside}]}} : "
@@ -83,8 +92,8 @@ class Lanes(Text):
             return self.vop("math.exp2", x)
         rounded = self.vop("arith.addf", x, self.splat(NEAREST_INT))
         r = self.vop("arith.subf", x, self.vop("arith.subf", rounded, self.splat(NEAREST_INT)))
-        p = self.splat(EXP2_POWERS[-1])
-        for c in reversed(EXP2_POWERS[:-1]):
+        p = self.splat(self.exp2_powers[-1])
+        for c in reversed(self.exp2_powers[:-1]):
             p = self.vop("vector.fma", p, r, self.splat(c))
         bits, n = (self.let(f"arith.bitcast {y} : {self.vec} to {self.ivec}") for y in (p, rounded))
         n = self.arith("shli", n, self.constant("dense<23>", self.ivec), self.ivec)

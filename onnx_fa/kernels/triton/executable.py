@@ -26,9 +26,9 @@ def executable_text(symbol: str, program: Program, variants: Sequence[Code], spl
     """The executable of one dispatch. Its workload is the number of workgroups, one number per variant; each of them has so many
     `splits`, the grid's second axis."""
     scratch = any(v.code.scratch for v in variants)
-    written = {"count", "out", "part", "stat", *(f"row_{which}" for which in get_args(Stat))}
+    written = {"count", "part", "stat", *(f"row_{which}" for which in get_args(Stat))}
     bindings = [
-        "#hal.pipeline.binding<storage_buffer" + (">" if name in written else ", ReadOnly>")
+        "#hal.pipeline.binding<storage_buffer" + (">" if name in written or name.startswith("out") else ", ReadOnly>")
         for name, _ in program.pointers
     ] + ["#hal.pipeline.binding<storage_buffer>"] * scratch
     layout = f"#hal.pipeline.layout<constants = {len(program.constants)}, bindings = [{', '.join(bindings)}]>"

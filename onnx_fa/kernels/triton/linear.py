@@ -3,6 +3,7 @@ a few and code for many are in the module, and each call chooses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,6 +24,10 @@ from onnx_fa.spec.linear import LinearSpec, linear_name
 
 FEW = 16
 """Up to so many rows are one block, whose time is that of reading the weight."""
+_LEAST = 16
+"""Columns of a tile."""
+_ANY = 1 << 30
+"""More columns than tiles have."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
 _MANY_CODE, _FEW_CODE = "many", "few"
@@ -66,18 +71,29 @@ def _compiled(spec: LinearSpec, symbol: str, *, few: bool) -> tuple[Program, lis
 
 def _code(spec: LinearSpec, symbol: str, arch: int, *, few: bool) -> tuple[Program, LinearCode]:
     problem: UnsupportedError | None = None
-    for config in _tiles(spec, arch, few=few):
-        if isinstance(config, FewConfig):
-            program = FewRowsSource(spec, config, symbol).program()
-        else:
-            program = LinearSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
+    for wide in _tiles(spec, arch, few=few):
+        config = replace(wide, BN=min(wide.BN, _widest(spec)))
         try:
+            if isinstance(config, FewConfig):
+                program = FewRowsSource(spec, config, symbol).program()
+            else:
+                program = LinearSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
             code = ptx.compile_program(program, arch, config.warps, config.stages)
         except UnsupportedError as e:
             problem = problem or e
             continue
         return program, LinearCode(arch, code, config)
     raise UnsupportedError(f"triton, linear site: {problem}")
+
+
+def _widest(spec: LinearSpec) -> int:
+    """The most columns of a tile that belong to one result, a power of two. Raises UnsupportedError for fewer than tensor cores
+    take."""
+    starts = [sum(spec.parts[:i]) for i in range(1, len(spec.parts))]
+    common = math.gcd(*starts) if starts else _ANY
+    if (widest := common & -common) < _LEAST:
+        raise UnsupportedError(f"results of {spec.parts} columns begin within tiles of {_LEAST}")
+    return widest
 
 
 def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | FewConfig]:
@@ -127,24 +143,32 @@ class LinearEntry(KernelEntry):
         values = self.pass_operands(spec.operand_shapes, wanted, elements)
         types = [self.typed(shape, element) for shape, element in zip(wanted, elements, strict=True)]
         count = t.let(f"arith.index_cast {rows} : index to i32")
-        result = self.typed((*lead, spec.N), spec.dtype)
-        y = self._choose([*values, count], [*types, "i32"], result, rows)
-        return self.lines([self.reshape(y, (*lead, spec.N), (*spec.lead, spec.N), spec.dtype)])
+        widths = spec.parts or (spec.N,)
+        results = [self.typed((*lead, columns), spec.dtype) for columns in widths]
+        made = self._choose([*values, count], [*types, "i32"], results, rows)
+        return self.lines(
+            [
+                self.reshape(y, (*lead, columns), (*spec.lead, columns), spec.dtype)
+                for y, columns in zip(made, widths, strict=True)
+            ]
+        )
 
-    def _choose(self, values: Sequence[str], types: Sequence[str], result: str, rows: str) -> str:
-        """The result of the form for so many rows."""
+    def _choose(self, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str) -> list[str]:
+        """The results of the form for so many rows."""
         t = self.t
         if len(self.codes) == 1:
-            return self._dispatch(next(iter(self.codes)), values, types, result, rows)
+            return self._dispatch(next(iter(self.codes)), values, types, results, rows)
         few = t.test("ule", rows, t.index(FEW))
-        bare = result.partition("{")[0]
-        made = t.let(f"scf.if {few} -> ({bare}) {{")
+        bare = ", ".join(result.partition("{")[0] for result in results)
+        made = t.several(f"scf.if {few} -> ({bare}) {{", len(results))
         for form, end in ((_FEW_CODE, "} else {"), (_MANY_CODE, "}")):
-            t.do(f"scf.yield {self._dispatch(form, values, types, result, rows)} : {bare}")
+            t.do(f"scf.yield {', '.join(self._dispatch(form, values, types, results, rows))} : {bare}")
             t.do(end)
         return made
 
-    def _dispatch(self, form: str, values: Sequence[str], types: Sequence[str], result: str, rows: str) -> str:
+    def _dispatch(
+        self, form: str, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str
+    ) -> list[str]:
         t, codes = self.t, self.codes[form]
         counts = []
         for code in codes:
@@ -152,11 +176,11 @@ class LinearEntry(KernelEntry):
             counts.append(t.arith("muli", down, t.index(-(-self.spec.N // code.config.BN))))
         archs = [c.arch for c in codes]
         if self.counters is None:
-            return dispatch(t, f"{self.name}_{form}", archs, counts, values, types, [result])[0]
+            return dispatch(t, f"{self.name}_{form}", archs, counts, values, types, results)
         assert self.spec.rows is not None  # K is split for known rows alone
         part = f"tensor<{codes[0].config.splits * self.spec.rows * self.spec.N}xf32>"
         counter = self.counters.load(t)
         given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], self.counters.type, types[-1]]
-        found = dispatch(t, f"{self.name}_{form}", archs, counts, given, kinds, [counter, part, result])
+        found = dispatch(t, f"{self.name}_{form}", archs, counts, given, kinds, [counter, part, *results])
         self.counters.store(t, found[0])
-        return found[2]
+        return found[2:]

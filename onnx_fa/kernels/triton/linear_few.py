@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.triton.config import power_of_two
 from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.linear_source import Weights, linear_program, write_then
-from onnx_fa.kernels.triton.program import TYPES, Program, begin_last
+from onnx_fa.kernels.triton.linear_source import Weights, linear_program, store_result, write_then
+from onnx_fa.kernels.triton.program import Program, begin_last
 from onnx_fa.spec.linear import LinearSpec
 
 MOST_ROWS = 4
@@ -59,7 +59,8 @@ class FewRowsSource:
         shape = [config.BN, self.width] if spec.transposed else [self.width, config.BN]
         t.do("pid = tl.program_id(0)")
         t.do("split = tl.program_id(1)")
-        t.do(f"n = pid * {config.BN} + tl.arange(0, {config.BN})")
+        t.do(f"left = pid * {config.BN}")
+        t.do(f"n = left + tl.arange(0, {config.BN})")
         t.do(f"column = tl.minimum(n, {spec.N - 1})" if spec.N % config.BN else "column = n")
         for r in self.rows:
             t.do(f"acc{r} = tl.zeros({shape}, tl.float32)")
@@ -112,5 +113,5 @@ class FewRowsSource:
             at = t.let(f"{r * spec.N} + n[None, :]")
             inside = f", mask=({edge})[None, :]" if edge else ""
             y = write_then(t, spec, t.let(f"y{r}[None, :]"), at, f"{inside}, other=0.0" if edge else "")
-            t.do(f"tl.store(out + {at}, ({y}).to({TYPES[spec.dtype]}){inside})")
+            store_result(t, spec, config.BN, y, str(r), inside.removeprefix(", mask="))
         t.indent = 1

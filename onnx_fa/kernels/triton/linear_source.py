@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton.expressions import Block, Expressions
 from onnx_fa.kernels.triton.program import TYPES, Program, write_program
@@ -56,7 +57,7 @@ class LinearSource:
         inside = f"(row[:, None] < {ROWS})" + (f" & (n[None, :] < {spec.N})" if spec.N % config.BN else "")
         t.do(f"at = row.to(tl.int64)[:, None] * {spec.N} + n[None, :]")
         y = write_then(t, spec, "acc", "at", f", mask={inside}, other=0.0")
-        t.do(f"tl.store(out + at, ({y}).to({self.type}), mask={inside})")
+        store_result(t, spec, config.BN, y, "row.to(tl.int64)[:, None]", inside)
         return linear_program(spec, self.name, t)
 
     def place(self) -> None:
@@ -68,7 +69,8 @@ class LinearSource:
         t.do(f"first = pid // {_TOGETHER * across} * {_TOGETHER}")
         t.do(f"high = tl.minimum(down - first, {_TOGETHER})")
         t.do(f"row = (first + pid % {_TOGETHER * across} % high) * {config.BM} + tl.arange(0, {config.BM})")
-        t.do(f"n = pid % {_TOGETHER * across} // high * {config.BN} + tl.arange(0, {config.BN})")
+        t.do(f"left = pid % {_TOGETHER * across} // high * {config.BN}")
+        t.do(f"n = left + tl.arange(0, {config.BN})")
         t.do(f"column = tl.minimum(n, {spec.N - 1})" if spec.N % config.BN else "column = n")
         t.do(f"x_row = x + tl.minimum(row, {ROWS} - 1).to(tl.int64)[:, None] * {spec.K}")
 
@@ -100,7 +102,8 @@ class LinearSource:
 def linear_program(spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple[str, str]] = ()) -> Program:
     """The program of a site's lines; `shared` are pointers to what its workgroups leave each other."""
     operands = zip(spec.operand_names(), map(element_type, spec.operand_dtypes), strict=True)
-    return write_program(name, [*operands, *shared, ("out", spec.dtype)], {"rows": ROWS}, t.lines)
+    outs = [(f"out{i}", spec.dtype) for i in range(len(spec.parts))] or [("out", spec.dtype)]
+    return write_program(name, [*operands, *shared, *outs], {"rows": ROWS}, t.lines)
 
 
 def write_then(t: Block, spec: LinearSpec, total: str, at: str, mask: str) -> str:
@@ -110,6 +113,22 @@ def write_then(t: Block, spec: LinearSpec, total: str, at: str, mask: str) -> st
         place = "column[None, :]" if len(tensor.shape) == 1 else at
         known[Tensor(i)] = t.let(f"tl.load(t{i} + {place}{mask if place == at else ''}).to(tl.float32)")
     return Expressions(t, "rows", spec.N, spec.tensors, exact_tanh=True).emit(spec.then, known.get)
+
+
+def store_result(t: Block, spec: LinearSpec, BN: int, y: str, row: str, inside: str) -> None:
+    """Writes a tile of rows and of columns n, the first of which is `left`, to the result that it belongs to. Raises
+    UnsupportedError where tiles of BN columns would belong to two."""
+    mask, type_ = f", mask={inside}" if inside else "", TYPES[spec.dtype]
+    if not spec.parts:
+        t.do(f"tl.store(out + {row} * {spec.N} + n[None, :], ({y}).to({type_}){mask})")
+        return
+    start = 0
+    for i, columns in enumerate(spec.parts):
+        if start % BN:
+            raise UnsupportedError(f"results of {spec.parts} columns do not begin with tiles of {BN}")
+        t.do(f"if (left >= {start}) & (left < {start + columns}):")
+        t.do(f"    tl.store(out{i} + {row} * {columns} + (n - {start})[None, :], ({y}).to({type_}){mask})")
+        start += columns
 
 
 class Weights:

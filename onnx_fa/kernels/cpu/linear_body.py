@@ -1,0 +1,205 @@
+"""The dispatch of a linear site at the vector level: a register tile of some rows by two vectors of columns is carried along K,
+and what becomes of the sums happens before they are stored.
+
+The weight comes in panels as wide as a tile, so that a tile reads it in one stream; an element of x is loaded once for all
+columns of the tile. Rows that the tiles do not divide are no loss of more than a part of one tile: the last begins earlier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx_fa.kernels.cpu.addresses import Addresses
+from onnx_fa.kernels.cpu.row_dispatch import ROWS, Operand, load, make_executable, store
+from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
+from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.spec.expr import SCORE, ScoreExpr, Tensor
+from onnx_fa.spec.linear import LinearSpec
+
+FEW = 4
+"""So many rows are too few to keep the multipliers busy with one sum for each number."""
+
+_SUMS = 24
+"""Of a small tile, which leave registers for its factors."""
+
+
+@dataclass(frozen=True)
+class LinearTiles:
+    """A register tile has `rows` rows of x and as many vectors of `lanes` columns as a panel has; `unroll` steps of K are written
+    out. A workgroup has `down` tiles of `across` panels."""
+
+    lanes: int
+    rows: int
+    unroll: int
+    down: int
+    across: int
+
+
+def operands_of(spec: LinearSpec) -> list[Operand]:
+    """The operands as the dispatch has them: rows flat, and pairs of bf16 as numbers of 32 bits."""
+    rows, steps = ROWS if spec.rows is None else spec.rows, steps_of(spec)
+    found = [Operand("%x", (rows, steps), "f32"), Operand("%w", (spec.panels, steps, spec.panel), "f32")]
+    for i, tensor in enumerate(spec.tensors):
+        shape = (spec.N,) if len(tensor.shape) == 1 else (rows, spec.N)
+        found.append(Operand(f"%t{i}", shape, tensor.dtype))
+    return found
+
+
+def steps_of(spec: LinearSpec) -> int:
+    """The steps along K: one for each number, or pair of them."""
+    return spec.K // 2 if spec.is_paired else spec.K
+
+
+def y_of(spec: LinearSpec) -> Operand:
+    return Operand("%y", (ROWS if spec.rows is None else spec.rows, spec.N), spec.dtype)
+
+
+class LinearBody:
+    """Writes the dispatch of a site."""
+
+    addresses: Addresses | None = None
+
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles) -> None:
+        self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
+        self.operands, self.y = operands_of(spec), y_of(spec)
+        self.vectors = spec.panel // tiles.lanes
+        self.exprs = ExprVectors(self.t, IntBounds("rows", spec.N, spec.tensors), spec.tensors)
+
+    def executable(self, symbol: str) -> list[str]:
+        spec, tiles = self.spec, self.tiles
+        across = -(-spec.panels // tiles.across)
+        if spec.rows is not None:
+            count = [f"%x = arith.constant {-(-spec.rows // (tiles.rows * tiles.down)) * across} : index"]
+        else:
+            count = [
+                f"%high = arith.constant {tiles.rows * tiles.down} : index",
+                f"%across = arith.constant {across} : index",
+                "%down = arith.ceildivui %rows, %high : index",
+                "%x = arith.muli %down, %across : index",
+            ]
+        return make_executable(symbol, self.operands, [self.y], count, self._body(across), addresses=self.addresses)
+
+    def _body(self, across: int) -> list[str]:
+        t, spec, tiles = self.t, self.spec, self.tiles
+        self.loaded = {x.name: load(t, x, "readonly", ["0"] * len(x.shape), x.shape) for x in self.operands}
+        y, self.y_type = load(t, self.y, "writeonly", ["0", "0"], self.y.shape)
+        self.rows = "%rows" if spec.rows is None else t.index(spec.rows)
+        self._begin()
+        # Workgroups that follow each other share panels.
+        group = t.let("flow.dispatch.workgroup.id[0] : index")
+        downs = t.arith("ceildivui", self.rows, t.index(tiles.rows * tiles.down))
+        first_row = t.arith("muli", t.arith("remui", group, downs), t.index(tiles.rows * tiles.down))
+        last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), self.rows)
+        first_panel = t.arith("muli", t.arith("divui", group, downs), t.index(tiles.across))
+        last_panel = t.arith("minsi", t.shifted(first_panel, tiles.across), t.index(spec.panels))
+
+        def over_panels(panel: str, carried: list[str]) -> list[str]:
+            column = t.arith("muli", panel, t.index(spec.panel))
+            if spec.N % spec.panel:
+                column = t.arith("minsi", column, t.index(spec.N - spec.panel))
+            return [self._panel(panel, column, first_row, last_row, carried[0])]
+
+        bounds = (first_panel, last_panel, t.index(1))
+        (made,) = t.loop(bounds, [(y, self.y_type)], over_panels)
+        store(t, made, self.y_type, self.y, ["0", "0"], self.y.shape)
+        self._end()
+        return t.render()
+
+    def _begin(self) -> None:
+        """What a workgroup does before its first product."""
+
+    def _end(self) -> None:
+        """What it does after the last."""
+
+    def _panel(self, panel: str, column: str, first: str, last: str, y: str) -> str:
+        """y with the columns of a panel, of the rows from `first` to `last`."""
+        t, spec, tall = self.t, self.spec, self.tiles.rows
+        if spec.rows is not None:
+            return self._rows(panel, column, (first, last), tall, y)
+        few = t.test("slt", self.rows, t.index(tall))
+        made = t.let(f"scf.if {few} -> ({self.y_type}) {{")
+        for height, end in ((1, "} else {"), (tall, "}")):
+            t.do(f"scf.yield {self._rows(panel, column, (first, last), height, y)} : {self.y_type}")
+            t.do(end)
+        return made
+
+    def _rows(self, panel: str, column: str, rows: tuple[str, str], tall: int, y: str) -> str:
+        """y with tiles of so many rows, of which there are no fewer."""
+        t = self.t
+
+        def tile(row: str, carried: list[str]) -> list[str]:
+            if tall > 1 and (self.spec.rows is None or self.spec.rows % tall):
+                row = t.arith("minsi", row, t.arith("subi", self.rows, t.index(tall)))
+            return [self._tile(panel, column, row, tall, carried[0])]
+
+        return t.loop((*rows, t.index(tall)), [(y, self.y_type)], tile)[0]
+
+    def _tile(self, panel: str, column: str, row: str, tall: int, y: str) -> str:
+        """y with one register tile."""
+        t, n = self.t, self.vectors
+        rows = [t.shifted(row, i) for i in range(tall)]
+        columns = [t.shifted(column, t.width * j) for j in range(n)]
+        for i, total in enumerate(self._sums(panel, rows)):
+            at = rows[i // n], columns[i % n]
+            y = self._write(total, y, *at)
+        return y
+
+    def _sums(self, panel: str, rows: list[str]) -> list[str]:
+        """The products of the rows with the columns of a panel, a row after the other. Where a tile is too small to keep the
+        multipliers busy each step that is written out has sums of its own."""
+        t, tiles, K = self.t, self.tiles, steps_of(self.spec)
+        (x, x_type), (w, w_type) = self.loaded["%x"], self.loaded["%w"]
+        unroll = next(u for u in (8, 4, 2, 1) if K % u == 0 and u <= (8 if len(rows) <= FEW else tiles.unroll))
+        width = len(rows) * self.vectors
+        own = next(n for n in (8, 4, 2, 1) if n == 1 or (n <= unroll and len(rows) <= FEW and n * width <= _SUMS))
+        nothing = t.splat(0.0)
+
+        def step(k: str, sums: list[str]) -> list[str]:
+            sums = list(sums)
+            for u in range(unroll):
+                at = t.shifted(k, u)
+                weights = [t.read(w, w_type, panel, at, t.index(t.width * j)) for j in range(self.vectors)]
+                for i, row in enumerate(rows):
+                    number = t.broadcast(t.let(f"tensor.extract {x}[{row}, {at}] : {x_type}"))
+                    for j, weight in enumerate(weights):
+                        to = u % own * width + i * self.vectors + j
+                        sums[to] = self._multiply(number, weight, sums[to])
+            return sums
+
+        bounds = (t.index(0), t.index(K), t.index(unroll))
+        made = t.loop(bounds, [(nothing, t.vec)] * (width * own), step)
+        while len(made) > width:
+            half = len(made) // 2
+            made = [t.vop("arith.addf", a, b) for a, b in zip(made[:half], made[half:], strict=True)]
+        return made
+
+    def _multiply(self, number: str, weight: str, total: str) -> str:
+        """The sums with the products of an element of x with a vector of the weight."""
+        return self.t.vop("vector.fma", number, weight, total)
+
+    def _write(self, total: str, y: str, row: str, column: str) -> str:
+        """y with what becomes of a vector of sums."""
+        t, dtype = self.t, self.spec.dtype
+        made = self._then(total, row, column)
+        if dtype != "f32":
+            made = t.let(f"arith.truncf {made} : {t.vec} to {t.type(dtype)}")
+        return t.write(made, y, self.y_type, row, column, element=dtype)
+
+    def _then(self, total: str, row: str, column: str) -> str:
+        """What becomes of a vector of sums."""
+        t = self.t
+
+        def known(e: ScoreExpr) -> Vector | None:
+            if e == SCORE:
+                return Vector(total, "f32")
+            if not isinstance(e, Tensor):
+                return None
+            value, type_ = self.loaded[f"%t{e.index}"]
+            tensor = self.spec.tensors[e.index]
+            at = [column] if len(tensor.shape) == 1 else [row, column]
+            read = t.read(value, type_, *at, element=tensor.dtype)
+            if tensor.dtype != "f32":
+                read = t.let(f"arith.extf {read} : {t.type(tensor.dtype)} to {t.vec}")
+            return Vector(read, "f32")
+
+        return self.exprs.emit(self.spec.then, known, {}).value
