@@ -19,6 +19,7 @@ from onnx_fa.verifier.calls import decoder_calls
 from onnx_fa.verifier.comparisons import as_declared, compare_outputs
 from onnx_fa.verifier.inputs import Array, random_inputs
 from onnx_fa.verifier.rounded_activations import judge_rounded
+from onnx_fa.verifier.rounded_to_bf16 import judge_bf16
 from onnx_fa.verifier.runners import Runner
 from onnx_fa.verifier.verifier import MODEL_TOLERANCE
 
@@ -28,12 +29,13 @@ LEVEL_0 = "that at accuracy_level 0, without roundings of activations to 8 bits"
 def check_once(
     model: ir.Model, module: Path, target: Target, lossy: Sequence[str] = (), dims: Mapping[str, int] | None = None
 ) -> str:
-    """Words for what the result was compared with where that is not the model as given: accuracy_level 4 may be 0 there. Raises
-    RunError where a result of the module is NaN or infinite and onnxruntime's is not, or differs from it by more than
-    the tolerance of `verify` for the narrowest type and what makes sites less exact (`lossy`); or where one of them does not run.
-    `dims` are sizes of free dims."""
+    """Words for what the result was compared with where that is not the model as given in onnxruntime op by op: accuracy_level 4
+    may be 0 there, and bf16 f32. Raises RunError where a result of the module is NaN or infinite and onnxruntime's is not, or
+    differs from it by more than the tolerance of `verify` for the narrowest type and what makes sites less exact (`lossy`), or than
+    roundings explain; or where one of them does not run. `dims` are sizes of free dims."""
     from onnx_fa.iree.run import load_module
 
+    allowed, notes = model_tolerance(model, lossy), dict[str, None]()
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
         given = None
         if rounds_activations(model):
@@ -42,20 +44,28 @@ def check_once(
         original = Runner(model, Path(folder) / "model.onnx")
         arrays, want = _first_run(original, model, determined_sizes(model) | dict(dims or {}))
         rounded = None if given is None else given(arrays)
-    got = load_module(module, target.device)(*arrays.values())
-    allowed, notes = model_tolerance(model, lossy), dict[str, None]()
-    for (name, expected), result in zip(want.items(), got, strict=True):
-        result = as_declared(result, expected.dtype)
-        check = compare_outputs("random", name, "onnxruntime", result, np.asarray(expected), allowed)
-        if rounded is not None:
-            check = judge_rounded(check, result, np.asarray(expected), rounded[name])
-            notes[check.note or LEVEL_0] = None
-        if not check.ok:
-            why = f" ({check.note})" if check.note else ""
-            raise RunError(
-                f"{module}: output {name!r} is not what onnxruntime computes on random inputs: it differs by {check.error:.2g} "
-                f"of the largest number, and {check.allowed:g} is allowed{why}; `onnx-fa verify` says where"
-            )
+        got = load_module(module, target.device)(*arrays.values())
+        if original.refused:
+            notes[original.note("the original")] = None
+        if original.in_f32:
+            allowed = max(allowed, MODEL_TOLERANCE["bf16"])
+        in_bf16: dict[str, Array] | None = None
+        for (name, expected), result in zip(want.items(), got, strict=True):
+            result = as_declared(result, original.declared(name, expected))
+            check = compare_outputs("random", name, "onnxruntime", result, np.asarray(expected), allowed)
+            if rounded is not None:
+                check = judge_rounded(check, result, np.asarray(expected), rounded[name])
+                notes[check.note or LEVEL_0] = None
+            elif original.in_f32 and not check.ok:
+                in_bf16 = in_bf16 or Runner(model, Path(folder) / "rounded.onnx", rounded=True)(arrays)
+                check = judge_bf16(check, np.asarray(expected), in_bf16[name])
+                notes[check.note] = None
+            if not check.ok:
+                why = f" ({check.note})" if check.note else ""
+                raise RunError(
+                    f"{module}: output {name!r} is not what onnxruntime computes on random inputs: it differs by {check.error:.2g} "
+                    f"of the largest number, and {check.allowed:g} is allowed{why}; `onnx-fa verify` says where"
+                )
     return "".join(f"; {note}" for note in notes)
 
 

@@ -11,45 +11,70 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.errors import MissingDependencyError, RunError
+from onnx_fa.errors import MissingDependencyError, RunError, UnsupportedError
 from onnx_fa.graph import io
 from onnx_fa.graph.free_dims import graph_inputs
 from onnx_fa.graph.ops import DEQUANTIZE, op_of
 from onnx_fa.ort_session import ort_session
 from onnx_fa.verifier.inputs import Array
+from onnx_fa.verifier.widened import NARROW, holds_bf16, widened
 
 _SECONDS = 300
 """For loading a model in a process of its own."""
 
 
 class Runner:
-    """A model without onnxruntime's optimiser; with it where onnxruntime refuses the model otherwise, and in onnx's reference
-    evaluator where it refuses that too. Returns all outputs by name. Raises RunError where nothing takes the model."""
+    """A model without onnxruntime's optimiser; with it where onnxruntime refuses the model otherwise; in f32 where it refuses bf16
+    (widened.py); and in onnx's reference evaluator where it refuses that too. Returns all outputs by name, those of bf16 as f32
+    where `in_f32`; of these with `rounded` the results of every operator in bf16 are rounded. Raises RunError where nothing takes
+    the model."""
 
-    def __init__(self, model: ir.Model, path: Path) -> None:
+    def __init__(self, model: ir.Model, path: Path, *, rounded: bool = False) -> None:
         self._names = [str(o.name) for o in model.graph.outputs]
         self._inputs = [str(v.name) for v in graph_inputs(model)]
-        self.evaluated = False
-        self.refused = ""
-        io.save(model, path)
-        bf16 = any(v.dtype == ir.DataType.BFLOAT16 for v in (*model.graph.inputs, *model.graph.outputs))
-        if bf16:
+        self._narrow = {str(v.name) for v in (*model.graph.inputs, *model.graph.outputs) if v.dtype == NARROW}
+        self.evaluated = self.optimised = self.in_f32 = False
+        self._runs = None
+        if self._narrow:
             self.refused = "bfloat16 inputs or outputs have no NumPy type there"
         else:
-            self._runs, self.refused = _session(path, optimise=False)
-            if self._runs is None:
-                self._runs, _ = _session(path, optimise=True)
-        if bf16 or self._runs is None:
+            io.save(model, path)
+            self._runs, self.refused, self.optimised = _unoptimised(path)
+        if self._runs is None and holds_bf16(model):
+            model = self._widen(model, path, rounded)
+        if self._runs is None:
             self._runs, self.evaluated = _evaluator(model, self.refused), True
 
+    def _widen(self, model: ir.Model, path: Path, rounded: bool) -> ir.Model:
+        """The model in f32, which runs where onnxruntime takes it; as it is where in f32 it would be another model. `refused` says
+        why not."""
+        try:
+            model = widened(model, rounded=rounded)
+        except UnsupportedError as e:
+            self.refused += f"; not run in float32: {e}"
+            return model
+        self.in_f32 = True
+        io.save(model, path)
+        self._runs, refused, self.optimised = _unoptimised(path)
+        self.refused += f"; in float32: {refused}" if refused else ""
+        return model
+
     def note(self, what: str) -> str:
+        """What the model runs in where it is not onnxruntime op by op, and why."""
         if not self.refused:
             return ""
-        where = "in onnx.reference" if self.evaluated else "with onnxruntime's optimiser only"
-        return f"{what} runs {where}, onnxruntime refuses it: {self.refused}"
+        where = "onnxruntime with its optimiser only" if self.optimised else "onnxruntime"
+        how = "in float32 (bfloat16 widened) " * self.in_f32
+        return f"{what} runs {how}in {'onnx.reference' if self.evaluated else where}, onnxruntime refuses it: {self.refused}"
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        if self.in_f32:
+            arrays = {n: x.astype(np.float32) if n in self._narrow else x for n, x in arrays.items()}
         return _called(self._runs, self._names, self._inputs, arrays)
+
+    def declared(self, name: str, result: Array) -> np.dtype[Any]:
+        """The type that the model declares for an output; `result` is what it is here."""
+        return NARROW.numpy() if name in self._narrow else result.dtype
 
 
 class OptimisedRunner:
@@ -97,6 +122,15 @@ def _session(path: Path, *, optimise: bool) -> tuple[Any, str]:
     except Exception as e:  # onnxruntime's exceptions share no public base class
         # The file is a copy that the user has never seen.
         return None, " ".join(str(e).replace(str(path), "the model").split())[:160]
+
+
+def _unoptimised(path: Path) -> tuple[Any, str, bool]:
+    """(what runs the file op by op, or else with the optimiser; why it does not run op by op; whether it is with the optimiser)."""
+    runs, refused = _session(path, optimise=False)
+    if runs is not None:
+        return runs, "", False
+    runs, _ = _session(path, optimise=True)
+    return runs, refused, runs is not None
 
 
 def _evaluator(model: ir.Model, refused: str) -> Any:

@@ -58,11 +58,16 @@ class SiteKernels:
 
     def operands(self, arrays: Mapping[str, Array]) -> dict[str, list[Array]]:
         """What every site's kernel is called with."""
-        known = {**arrays, **(self._runner(arrays) if self._runner is not None else {})}
+        known = {**arrays, **(self._made(self._runner, arrays) if self._runner is not None else {})}
         return {
             site: [known[str(v.name)] if v.const_value is None else v.const_value.numpy() for v in values]
             for site, values in self._values.items()
         }
+
+    @staticmethod
+    def _made(runner: Runner, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """What a kernel gets has the declared type, whatever it was computed in."""
+        return {name: x.astype(runner.declared(name, x), copy=False) for name, x in runner(arrays).items()}
 
     def run(self, site: str, operands: Sequence[Array]) -> Array:
         return self._calls[self.of[site].name](*(np.asarray(packed(x), order="C") for x in operands))[0]
@@ -99,10 +104,18 @@ class JudgedSite:
 
 
 class SiteChecks:
-    """The comparisons of one site; `peak` is the largest score that a softmax of it rests on, `free` what ties may move."""
+    """The comparisons of one site; `peak` is the largest score that a softmax of it rests on, `free` what ties may move. `in_f32`:
+    the rewritten model was run in f32, so that a site of bf16 is held to f32, but for its kernel."""
 
     def __init__(
-        self, inputs: str, site: Site, output: ir.Value, values: Mapping[str, Array], original: Mapping[str, Array]
+        self,
+        inputs: str,
+        site: Site,
+        output: ir.Value,
+        values: Mapping[str, Array],
+        original: Mapping[str, Array],
+        *,
+        in_f32: bool = False,
     ) -> None:
         self.site, self.checks, self.peak, self.free = site, list[Check](), 0.0, None
         self._inputs, self._what, self._base = inputs, f"site {site.name}", SITE_TOLERANCE[site.spec.dtype]
@@ -113,13 +126,16 @@ class SiteChecks:
             return
         self.peak, self.free = self._judged.peak, self._judged.free
         theirs = original.get(str(output.name))
+        kind = "f32" if in_f32 and site.spec.dtype == "bf16" else site.spec.dtype
+        base = SITE_TOLERANCE[kind]
         if theirs is not None and theirs.shape == self._judged.want.shape:
-            error, most = self._judged.error(theirs), 10 * self._base
+            error, most = self._judged.error(theirs), 10 * base
             # For information: the original may be less exact than what it is compared with.
             self.checks.append(Check(inputs, f"{self._what}: original", "float64", error, most, None, "not judged"))
             if np.isfinite(error):
-                self._base = max(self._base, min(error, most))
-        allowed = self._base + ROUNDING[site.spec.dtype] * self.peak
+                base = max(base, min(error, most))
+        self._base = max(self._base, base)
+        allowed = base + ROUNDING[kind] * self.peak
         self.checks.append(self._judged.check(inputs, f"{self._what}: rewritten", values[str(output.name)], allowed))
 
     def kernel(self, kernels: SiteKernels, operands: Sequence[Array] | None) -> Check:

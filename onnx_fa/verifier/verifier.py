@@ -1,7 +1,7 @@
 """verify: the original, the rewritten and the compiled model against each other, and every site against float64.
 
-Six computations see the same inputs. The original and the rewritten model run in onnxruntime without its optimiser (in onnx's
-reference evaluator where onnxruntime cannot run an op or type, and the table says so) and with it, as users run them; the
+Six computations see the same inputs. The original and the rewritten model run in onnxruntime without its optimiser (in f32 where
+it refuses bf16, in onnx's reference evaluator where it cannot run an op; the table says so) and with it, as users run them; the
 compiled one runs in IREE, and its kernels run alone. The operands of every site are read off the rewritten run;
 `onnx_fa.spec.reference` computes the site from them in float64, and the rewritten site and the same site of the original are
 compared with that. Kernels are those of the plan that is compiled, called with what the compiled model calls them with.
@@ -116,9 +116,9 @@ def verify(
         left_alone = [m for m in planned.report.misses if m not in report.misses]
         notes += [f"no kernel for {m.node}: {m.reason}" for m in left_alone] + kernels.notes
         coarse = [s.lossy for s in inspected if s.lossy in LOSSY_PRODUCT]
-        compared = _Comparison(
-            runs, kernels, load_module(module, target.device), _narrowest(clean, rewritten), coarse, fixed
-        )
+        # What onnxruntime refuses for its bf16 computes in bf16, whatever its inputs, weights and outputs are.
+        dtype = "bf16" if runs.before.in_f32 else _narrowest(clean, rewritten)
+        compared = _Comparison(runs, kernels, load_module(module, target.device), dtype, coarse, fixed)
         calls, left_out = decoder_calls(clean, sizes)
         notes += left_out
         drawn = [*(_Drawn(name, arrays) for name, arrays in calls.items()), *draw(clean, seeds, sizes)]
@@ -187,6 +187,8 @@ class _Comparison:
     ) -> None:
         self.runs, self.kernels, self.call, self.dtype, self.coarse = runs, kernels, call, dtype, coarse
         self.fixed = fixed
+        # Where both models are run in f32, nothing of bf16 excuses a difference between them.
+        self.in_f32 = runs.before.in_f32 and runs.after.in_f32
         self.checks: list[Check] = []
         self.skipped: list[str] = []
         self._finite: set[str] = set()
@@ -204,9 +206,13 @@ class _Comparison:
         compiled = self._compiled(drawn, want)
         known = {**self.runs.constants, **drawn.arrays, **got}
         given = self.kernels.operands(drawn.arrays)
-        sites = [SiteChecks(drawn.name, s, self.runs.taps[id(s)], known, want) for s in self.runs.sites]
+        sites = [
+            SiteChecks(drawn.name, s, self.runs.taps[id(s)], known, want, in_f32=self.runs.after.in_f32)
+            for s in self.runs.sites
+        ]
         peak = max((s.peak for s in sites), default=0.0)
-        allowed = {kind: MODEL_TOLERANCE[kind] + ROUNDING[kind] * peak for kind in (self.dtype, *self.coarse)}
+        own = "f32" if self.in_f32 else self.dtype
+        allowed = {kind: MODEL_TOLERANCE[kind] + ROUNDING[kind] * peak for kind in (own, self.dtype, *self.coarse)}
         free = {s.site.name: s.free for s in sites}
         results = Results(
             drawn.name,
@@ -214,7 +220,7 @@ class _Comparison:
             want,
             got,
             compiled,
-            allowed[self.dtype],
+            allowed[own],
             max(allowed.values()),
             [
                 SiteOutput(str(s.output.name), got[str(s.output.name)], SITE_TOLERANCE[s.spec.dtype], free[s.name])
@@ -236,7 +242,8 @@ class _Comparison:
             return None
         if len(results) != len(self.runs.names):
             raise RunError(f"the compiled model returns {len(results)} results, the original {len(self.runs.names)}")
-        return [as_declared(x, want[name].dtype) for x, name in zip(results, self.runs.names, strict=True)]
+        types = [self.runs.before.declared(name, want[name]) for name in self.runs.names]
+        return [as_declared(x, dtype) for x, dtype in zip(results, types, strict=True)]
 
     def _remember(self, want: Mapping[str, Array], compiled: Sequence[Array] | None) -> None:
         for n, name in enumerate(self.runs.names):
