@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 _TEXT = """<ir_version: 9, opset_import: ["": 18]>
 g (bfloat16[2, S, 32] x, int64[2, S] mask) => (bfloat16[2, S, 32] y) {
@@ -41,15 +41,32 @@ g (bfloat16[2, S, 32] x, int64[2, S] mask) => (bfloat16[2, S, 32] y) {
 }"""
 
 
-def bf16_attention(path: Path) -> Path:
+def bf16_attention(path: Path, *, inside: bool = False) -> Path:
     """Four products with weights around an attention of two heads, whose mask comes of integers and whose scale of a size: the
-    root of 12, which bf16 rounds."""
+    root of 12, which bf16 rounds. `inside`: inputs, outputs and weights are f32, and cast, as autocast has it."""
     model = onnx.parser.parse_model(_TEXT)
     rng = np.random.default_rng(0)
     numbers = {"zero": np.zeros((), np.float32), "low": np.array(ml_dtypes.finfo(ml_dtypes.bfloat16).min)}
     weights = {name: rng.standard_normal((32, 32)) / 4 for name in ("wq", "wk", "wv", "wo")}
     for name, array in (numbers | weights).items():
         model.graph.initializer.append(numpy_helper.from_array(array.astype(ml_dtypes.bfloat16), name))
+    if inside:
+        _cast_inside(model)
     onnx.checker.check_model(model)
     onnx.save(model, path)
     return path
+
+
+def _cast_inside(model: onnx.ModelProto) -> None:
+    graph = model.graph
+    for tensor in graph.initializer:
+        wide = numpy_helper.to_array(tensor).astype(np.float32)
+        graph.node.insert(
+            0, onnx.helper.make_node("Cast", [f"{tensor.name}/f32"], [tensor.name], to=TensorProto.BFLOAT16)
+        )
+        tensor.CopyFrom(numpy_helper.from_array(wide, f"{tensor.name}/f32"))
+    graph.node.insert(0, onnx.helper.make_node("Cast", ["x/f32"], ["x"], to=TensorProto.BFLOAT16))
+    graph.node.append(onnx.helper.make_node("Cast", ["y"], ["y/f32"], to=TensorProto.FLOAT))
+    for value in (graph.input[0], graph.output[0]):
+        value.name += "/f32"
+        value.type.tensor_type.elem_type = TensorProto.FLOAT

@@ -136,6 +136,18 @@ def test_one_run(path: Path, module: Path) -> None:
     assert f"; the original {IN_F32}" in check_once(ir.from_proto(onnx.load(path)), module, HOST)
 
 
+def test_bf16_inside_a_model_of_f32(tmp_path: Path) -> None:
+    """Inputs, outputs and weights are f32; it computes in bf16, and that is what the compiled model is held to."""
+    path = bf16_attention(tmp_path / "a.onnx", inside=True)
+    compile_model(path, module := tmp_path / "a.vmfb", HOST)
+    report = verify(path, seeds=1, module=module)
+    report.check()
+    assert any("original runs in float32 (bfloat16 widened) in onnxruntime" in note for note in report.notes)
+    allowed = {c.what: c.allowed for c in report.checks if c.inputs.startswith("seed 0") and c.allowed}
+    assert allowed["rewritten: output y/f32"] < 2e-4 and allowed["IREE: output y/f32"] > 1e-2
+    assert "float32 (bfloat16 widened)" in check_once(ir.from_proto(onnx.load(path)), module, HOST)
+
+
 def test_what_roundings_to_bf16_allow() -> None:
     """Twice what they move, and never ten times the tolerance."""
     exact = np.ones(4, np.float32)
