@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
@@ -20,17 +22,20 @@ from onnx_fa.graph.contrib_shapes import contrib_types
 from onnx_fa.graph.declared import correct_outputs
 from onnx_fa.graph.moves import EACH_ONCE
 from onnx_fa.graph.ops import constant_tensor, op_of
+from onnx_fa.graph.view import GraphView
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them.
+    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them, and
+    so are names that ONNX's own inference made up ("unk__16", which quantisers write into files): it would keep them where it now
+    finds a number.
 
     What the content of an initializer says is used only where the caller of the model cannot give another one. A declared shape of
     an output that contradicts the node which makes it is corrected, and what follows from it is inferred anew.
     """
     given = {o: o.shape.copy() if o.shape is not None else None for o in model.graph.outputs}
     _fill(model)
-    if correct_outputs(model, given):
+    if correct_outputs(model, given) | _fill_expands(model):
         _fill(model)
 
 
@@ -43,7 +48,7 @@ def _fill(model: ir.Model) -> None:
         for value in node.outputs:
             if value in fixed:
                 continue
-            if value.shape is not None and any(not isinstance(d, int) and d.value is None for d in value.shape):
+            if value.shape is not None and any(_is_unknown(d) for d in value.shape):
                 dropped[value], value.shape = value.shape, None
             complete &= value.shape is not None and value.dtype is not None
     if complete:
@@ -59,7 +64,43 @@ def _fill(model: ir.Model) -> None:
         if value.shape is not None and 0 in value.shape.dims and (shape is None or 0 not in shape.dims):
             value.shape = shape
     for value, shape in dropped.items():
-        value.shape = value.shape or shape  # a rank is better than nothing
+        if value.shape is None:
+            value.shape = shape  # a rank is better than nothing
+        elif len(value.shape) == len(shape):  # numbers that inference does not find
+            dims = [
+                old if isinstance(old, int) and _is_unknown(d) else d for d, old in zip(value.shape, shape, strict=True)
+            ]
+            value.shape = ir.Shape(dims)
+
+
+def _fill_expands(model: ir.Model) -> bool:
+    """Shapes of Expands to constants that a little arithmetic makes. PyTorch's older exporter writes Where and Equal for dims that
+    stay, through which ONNX's inference follows no numbers. Returns whether there were any."""
+    view, filled = GraphView(model), False
+    for node in model.graph:
+        if op_of(node) != "Expand":
+            continue
+        have, made = node.inputs[0].shape if node.inputs[0] else None, node.outputs[0].shape
+        if have is None or not have.is_static() or (made is not None and made.is_static()):
+            continue
+        asked = view.const(node.inputs[1])
+        if asked is None:
+            continue
+        sizes = [int(n) for n in asked.ravel()]
+        try:
+            node.outputs[0].shape = ir.Shape(np.broadcast_shapes(have.numpy(), tuple(sizes)))
+        except ValueError:  # onnxruntime says so when it runs the model
+            continue
+        filled = True
+    return filled
+
+
+_MADE_UP = re.compile(r"unk__\d+")
+
+
+def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
+    """Whether a dim says nothing: it has no name, or one that ONNX's inference made up."""
+    return not isinstance(dim, int) and (dim.value is None or _MADE_UP.fullmatch(dim.value) is not None)
 
 
 def _correct_constants(model: ir.Model) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from onnx_fa.spec.terms import Dim, DType, TensorArg
 POSITIONS = (Q, K, SQ, SKV)
 """Leaves of score expressions that a linear site has not."""
 Zeros = Literal["", "packed", "f32", "f16", "bf16"]
+ByteType = Literal["u8", "i8"]
+BYTES: tuple[ByteType, ...] = get_args(ByteType)
 
 
 @dataclass(frozen=True)
@@ -49,26 +51,31 @@ class LinearSpec:
     """`lead` are the dims of x (*lead, K) before the last, symbols for those that are known at run time only. The weight is (K,
     N), or (N, K) if `transposed`, of the type of x, or of a few `bits`; with a `panel` it comes as (panels, K, panel), of so many
     columns each, the last of them the last columns of the weight; of bf16 as (panels, K / 2, 2 panel), where the two numbers of
-    neighbouring rows lie beside each other.
+    neighbouring rows lie beside each other, and of bytes as (panels, K / 4, 4 panel).
 
-    `then` is what becomes of a sum, the score of the expression, with `tensors`, of shapes (N,) or (*lead, N): a bias, an
-    activation, a residual, a gate.
+    Of bytes (x "u8" or "i8", the weight i8) the sums are whole numbers of 32 bits, of which `then` makes f32. With `zero`, x less a
+    zero point, an i32, is multiplied; with a panel, the sums of the weight's columns are an operand behind it.
+
+    `then` is what becomes of a sum, the score of the expression, with `tensors`, of shapes (N,) or (*lead, N), or () of bytes: a
+    bias, an activation, a residual, a gate, a scale.
 
     With `parts`, numbers of columns, the results are so many, side by side: queries, keys and values of one product.
 
     Raises ValueError for parts that are not all columns, blocks that do not divide K, bits that are not 2, 4 or 8, panels wider
-    than the weight, pairs of an odd K, and for what an expression of these tensors cannot be."""
+    than the weight, pairs of an odd K, fours of a K that 4 does not divide, and for what an expression of these tensors cannot
+    be."""
 
     lead: tuple[Dim, ...]
     K: int
     N: int
-    dtype: DType
+    dtype: DType | ByteType
     transposed: bool = False
     bits: Bits | None = None
     then: ScoreExpr = SCORE
     tensors: tuple[TensorArg, ...] = ()
     panel: int = 0
     parts: tuple[int, ...] = ()
+    zero: bool = False
 
     def __post_init__(self) -> None:
         if self.parts and (sum(self.parts) != self.N or min(self.parts) < 1 or len(self.parts) < 2):
@@ -82,13 +89,16 @@ class LinearSpec:
             raise ValueError(f"a weight of {self.K} x {self.N} numbers")
         if self.panel and (self.panel > self.N or self.transposed or self.bits is not None):
             raise ValueError(f"panels of {self.panel} columns of a weight of {self.N}, which is (K, N) and no integers")
-        if self.is_paired and self.K % 2:
-            raise ValueError(f"pairs of {self.K} rows of a weight")
+        if self.K % self.packed:
+            raise ValueError(f"{'pairs' if self.packed == 2 else 'fours'} of {self.K} rows of a weight")
+        if self.zero and not self.is_of_bytes:
+            raise ValueError(f"a zero point of {self.dtype}")
         if kind_of(self.then, [t.kind for t in self.tensors]) != "float" or not set(leaves(self.then)).isdisjoint(
             POSITIONS
         ):
             raise ValueError(f"{self.then} is no function of a sum and {len(self.tensors)} tensors")
-        if strange := [t for t in self.tensors if t.shape not in ((self.N,), (*self.lead, self.N))]:
+        shapes = [(self.N,), (*self.lead, self.N), *[()] * self.is_of_bytes]
+        if strange := [t for t in self.tensors if t.shape not in shapes]:
             raise ValueError(f"{strange[0]} is neither of the columns nor of all numbers")
 
     @property
@@ -108,15 +118,23 @@ class LinearSpec:
         return -(-self.N // self.panel)
 
     @property
-    def is_paired(self) -> bool:
-        """Whether a panel's rows are pairs of rows of the weight."""
-        return bool(self.panel) and self.dtype == "bf16"
+    def is_of_bytes(self) -> bool:
+        """Whether whole numbers of 8 bits are multiplied."""
+        return self.dtype in BYTES
+
+    @property
+    def result_dtype(self) -> DType:
+        return "f32" if self.dtype == "u8" or self.dtype == "i8" else self.dtype
+
+    @property
+    def packed(self) -> int:
+        """The rows of the weight that lie in one of a panel."""
+        return in_a_word(self.dtype) if self.panel else 1
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
         if self.panel:
-            rows = 2 if self.is_paired else 1
-            return (self.panels, self.K // rows, rows * self.panel)
+            return (self.panels, self.K // self.packed, self.packed * self.panel)
         if self.bits is not None:
             return (self.N, self.K // self.bits.places)
         return (self.N, self.K) if self.transposed else (self.K, self.N)
@@ -130,13 +148,17 @@ class LinearSpec:
             if self.bits.zeros:
                 packed = self.bits.zeros == "packed"
                 found.append((self.N, -(-self.blocks // self.bits.places) if packed else self.blocks))
+        if self.zero:
+            found += [(), *[(self.N,)] * bool(self.panel)]
         return (*found, *(t.shape for t in self.tensors))
 
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
         found: list[str] = [self.dtype]
-        if self.bits is None:
-            found.append(self.dtype)
+        if self.zero:
+            found += ["i8", "i32", *["i32"] * bool(self.panel)]
+        elif self.bits is None:
+            found.append("i8" if self.is_of_bytes else self.dtype)
         else:
             found += ["u8", self.bits.scales]
             if self.bits.zeros:
@@ -147,11 +169,18 @@ class LinearSpec:
         names = ["x", "w"]
         if self.bits is not None:
             names += ["scale", *["zero"] * bool(self.bits.zeros)]
+        if self.zero:
+            names += ["zero", *["sums"] * bool(self.panel)]
         return [*names, *(f"{tensor}{i}" for i in range(len(self.tensors)))]
 
     @property
     def results(self) -> tuple[tuple[tuple[Dim, ...], DType], ...]:
-        return tuple(((*self.lead, columns), self.dtype) for columns in self.parts or (self.N,))
+        return tuple(((*self.lead, columns), self.result_dtype) for columns in self.parts or (self.N,))
+
+
+def in_a_word(dtype: DType | ByteType) -> int:
+    """How many neighbours along K are multiplied as one number of 32 bits."""
+    return 4 if dtype in BYTES else 2 if dtype == "bf16" else 1
 
 
 def linear_name(spec: LinearSpec) -> str:
@@ -162,7 +191,7 @@ def linear_name(spec: LinearSpec) -> str:
 def biased(spec: LinearSpec) -> LinearSpec:
     """The site with one more tensor of the columns, which is added to what it was before."""
     bias = Apply("Add", spec.then, Tensor(len(spec.tensors)))
-    return replace(spec, then=bias, tensors=(*spec.tensors, TensorArg((spec.N,), spec.dtype)))
+    return replace(spec, then=bias, tensors=(*spec.tensors, TensorArg((spec.N,), spec.result_dtype)))
 
 
 def weight_of(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
@@ -170,9 +199,9 @@ def weight_of(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDA
     w = operands[1]
     if spec.panel:
         panels = np.asarray(w, np.float64)
-        if spec.is_paired:
-            pairs = panels.reshape(spec.panels, spec.K // 2, spec.panel, 2)
-            panels = pairs.transpose(0, 1, 3, 2).reshape(spec.panels, spec.K, spec.panel)
+        if (n := spec.packed) > 1:
+            words = panels.reshape(spec.panels, spec.K // n, spec.panel, n)
+            panels = words.transpose(0, 1, 3, 2).reshape(spec.panels, spec.K, spec.panel)
         side_by_side = panels.transpose(1, 0, 2)
         first = side_by_side[:, :-1].reshape(spec.K, -1)
         left = spec.N - first.shape[1]
@@ -200,5 +229,6 @@ def unpacked(data: npt.NDArray[Any], bits: Bits) -> npt.NDArray[np.float64]:
 
 def multiply(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The meaning of a spec in float64: y (*lead, N), of which `parts` are columns side by side."""
-    y = np.asarray(operands[0], np.float64) @ weight_of(spec, operands)
+    zero = np.asarray(operands[2], np.float64) if spec.zero else 0.0
+    y = (np.asarray(operands[0], np.float64) - zero) @ weight_of(spec, operands)
     return np.asarray(evaluate(spec.then, y, operands[len(operands) - len(spec.tensors) :]), np.float64)

@@ -36,11 +36,11 @@ def _follows(e: ScoreExpr, spec: LinearSpec) -> list[str]:
 def _word(op: str, others: list[ScoreExpr], spec: LinearSpec) -> str:
     """What an op does to one number, beside which it reads `others`."""
     read = [spec.tensors[e.index] for other in others for e in leaves(other) if isinstance(e, Tensor)]
-    whole = any(len(t.shape) > 1 for t in read)
+    whole, columns = (any(len(t.shape) > n for t in read) for n in (1, 0))
     if op in _SUMS:
-        return "residual" if whole else "bias" if read else "shift"
+        return "residual" if whole else "bias" if columns else "shift"
     if op in _PRODUCTS:
-        return "gate" if whole else "scale of each column" if read else "scale"
+        return "gate" if whole else "scale of each column" if columns else "scale"
     if op == "Relu" or (op == "Max" and others == [Float(0.0)]):
         return "relu"
     return "clip" if op in ("Min", "Max") and not read else op.lower()

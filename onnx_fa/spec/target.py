@@ -21,8 +21,8 @@ class Target:
     """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
     register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
     attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results. `byte_dots`: a CPU
-    with AVX512_VNNI, `pair_dots`: with AVX512_BF16, `amx`: with AMX's tiles of bf16, too. `off`: optimisations that kernels do
-    without, to see what they are worth."""
+    with AVX512_VNNI, `pair_dots`: with AVX512_BF16, `amx`: with AMX's tiles of bf16 and bytes, too. `off`: optimisations
+    that kernels do without, to see what they are worth."""
 
     name: str
     backend: str
@@ -87,8 +87,10 @@ def foreign_cpu(target: Target) -> str:
         return ""
     if (platform.machine() in ("aarch64", "arm64")) != (target.name == "cpu-neon"):
         return f"{target.name} is another architecture than this machine's"
-    if target.name == "cpu-amx" and "avx512_bf16" not in _host_flags():
-        return "this machine's processor has no AVX512_BF16"
+    if target.name == "cpu-amx":
+        for feature in ("avx512_bf16", "avx512_vnni"):
+            if feature not in _host_flags():
+                return f"this machine's processor has no {feature.upper()}"
     return f"this machine's vectors are shorter than {target.name}'s" if target.lanes > _host_simd()[0] else ""
 
 
@@ -97,14 +99,14 @@ _CPUS = {
     "cpu-host": ("--iree-llvmcpu-target-cpu=host",),
     "cpu-amx": (
         "--iree-llvmcpu-target-cpu=x86-64-v4",
-        "--iree-llvmcpu-target-cpu-features=+avx512bf16,+avx512vnni,+amx-tile,+amx-bf16",
+        "--iree-llvmcpu-target-cpu-features=+avx512bf16,+avx512vnni,+amx-tile,+amx-bf16,+amx-int8",
     ),
     "cpu-avx512": ("--iree-llvmcpu-target-cpu=x86-64-v4",),
     "cpu-avx2": ("--iree-llvmcpu-target-cpu=x86-64-v3",),
     "cpu-neon": _AARCH64,
 }
-_AMX = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
-"""What Linux calls the features that kernels with tiles of bf16 need."""
+_AMX = {"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx512_vnni"}
+"""What Linux calls the features that kernels with tiles need."""
 _SIMD = {"cpu-amx": (16, 32), "cpu-avx512": (16, 32), "cpu-avx2": (8, 16), "cpu-neon": (4, 32)}
 
 _CUDA = ("sm_80", "sm_86", "sm_89")
@@ -149,7 +151,8 @@ def _with_bf16_dot(target: Target) -> Target:
 def _parse(name: str, kernels: Kernels) -> Target:
     if name in _CPUS:
         host = set(_host_flags().split()) if name == "cpu-host" else set()
-        dots, amx = "avx512_vnni" in host, name == "cpu-amx" or host >= _AMX
+        amx = name == "cpu-amx" or host >= _AMX
+        dots = amx or host >= {"avx512f", "avx512_vnni"}
         pairs = amx or host >= {"avx512f", "avx512_bf16"}
         simd = _SIMD.get(name) or _host_simd()
         return Target(

@@ -13,8 +13,10 @@ import pytest
 from onnx_fa.errors import CompileError, RunError
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.kernel_harness import HOST
 
+AVX2 = parse_target("cpu-avx2")
 FOLDER = Path(__file__).parents[1] / "iree_bugs"
 PAGE = FOLDER.parents[1] / "docs" / "developer" / "iree-bugs.md"
 REPAIRED = "this IREE no longer has the bug: its guard (docs/developer/iree-bugs.md) can go"
@@ -111,6 +113,13 @@ def test_integer_product(tmp_path: Path) -> None:
     x = np.full((1, 1), 200, np.uint8)
     (found,) = load_module(_compiled("integer_product", tmp_path))(x, x)
     assert found.tolist() != [[40000]], REPAIRED
+
+
+@pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
+def test_cast_to_bytes(tmp_path: Path) -> None:
+    x = np.arange(100, 132, dtype=np.float32)
+    (found,) = load_module(_compiled("cast_to_bytes", tmp_path, *AVX2.flags))(x)
+    assert np.asarray(found).view(np.uint8).tolist() != x.tolist(), REPAIRED
 
 
 def test_negative_pads(tmp_path: Path) -> None:

@@ -28,9 +28,10 @@ HOST = parse_target("cpu-host")
 AMX = parse_target("cpu-amx")
 WHOLE = {name: spec for name, spec in CASES.items() if spec.bits is None and not spec.parts}
 PLAIN = [name for name, spec in WHOLE.items() if spec.dtype == "f32" and panel_of(HOST) <= spec.N]
+BYTES = [name for name, spec in WHOLE.items() if spec.is_of_bytes]
 BFLOAT = [name for name, spec in WHOLE.items() if spec.dtype == "bf16"]
-TOLERANCE = {"f32": 3e-7, "bf16": 2**-9}
-"""Of sums in f32, and of rounding them to eight bits."""
+TOLERANCE = {"f32": 3e-7, "bf16": 2**-9, "u8": 1e-7, "i8": 1e-7}
+"""Of sums in f32, of rounding them to eight bits, and of what is done to exact sums."""
 pairs_here = pytest.mark.skipif(bool(foreign_cpu(AMX)), reason=foreign_cpu(AMX))
 
 
@@ -76,6 +77,13 @@ def test_pairs(name: str, amx: bool, tmp_path: Path) -> None:
     _check_numbers(CASES[name], replace(AMX, amx=amx), tmp_path)
 
 
+@pairs_here
+@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("amx", [True, False])
+def test_bytes(name: str, amx: bool, tmp_path: Path) -> None:
+    _check_numbers(CASES[name], replace(AMX, amx=amx), tmp_path)
+
+
 def _check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
     spec = packed(plain, on)
     compile_site(spec, tmp_path / "m.vmfb", on)
@@ -83,7 +91,8 @@ def _check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
         operands = draw(plain, bound(plain, sizes))
         want = multiply(plain, operands)
         w = operands[1].T if plain.transposed else operands[1]
-        moved = [operands[0], in_panels(w, spec.panel), *operands[2:]]
+        sums = [w.sum(0, dtype=np.int32)] if spec.zero else []
+        moved = [operands[0], in_panels(w, spec.panel), *operands[2 : 2 + len(sums)], *sums, *operands[2 + len(sums) :]]
         assert np.array_equal(multiply(spec, moved), want)
         got = run(tmp_path / "m.vmfb", moved)
         assert np.linalg.norm(got - want) <= TOLERANCE[plain.dtype] * np.linalg.norm(want)
@@ -147,6 +156,9 @@ def test_who_takes_a_site() -> None:
     assert kept_why(LinearSpec((64,), 64, 64, "bf16"), avx) == "no AVX512_BF16"
     assert kept_why(LinearSpec((64,), 63, 64, "bf16"), AMX) == "odd K"
     assert kept_why(LinearSpec((64,), 64, 64, "bf16"), AMX) == ""
+    assert kept_why(LinearSpec((64,), 64, 64, "u8"), avx) == "no AVX512_VNNI"
+    assert kept_why(LinearSpec((64,), 62, 64, "u8"), AMX) == "K that 4 does not divide"
+    assert kept_why(LinearSpec((1,), 64, 64, "u8"), AMX) == ""
     assert kept_why(LinearSpec((64,), 64, 64, "f32", parts=(32, 32)), avx) == "several results"
     mixed = LinearSpec((64,), 64, 64, "bf16", then=Apply("Add", SCORE, Tensor(0)), tensors=(TensorArg((64,)),))
     assert kept_why(mixed, AMX) == "bf16 on a CPU"
@@ -183,8 +195,30 @@ def test_code_of_pairs(tmp_path: Path) -> None:
     assert stack == ["!llvm.array<1024 x f32>", "!llvm.array<64 x i8>", "i64", "i64"], "an operand was copied"
 
 
+@pytest.mark.parametrize("dtype", ["u8", "i8"])
+def test_code_of_bytes(dtype: str, tmp_path: Path) -> None:
+    """One dispatch with the instructions of tiles and those of vectors, and no copy of an operand."""
+    spec = packed(LinearSpec((48,), 64, 128, dtype, zero=True), AMX)  # type: ignore[arg-type]
+    compile_site(spec, tmp_path / "m.vmfb", AMX, (f"--iree-hal-dump-executable-intermediates-to={tmp_path}",))
+    code = "".join(f.read_text() for f in tmp_path.glob("*.s"))
+    for instruction in ("tdpbusd" if dtype == "u8" else "tdpbssd", "vpdpbusd", "vcvtdq2ps"):
+        assert instruction in code, instruction
+    compile_site(spec, tmp_path / "m.mlir", AMX, phase="executable-targets")
+    stack = sorted(re.findall(r"llvm\.alloca %\w+ x (\S+ x \w+>|\w+)", (tmp_path / "m.mlir").read_text()))
+    assert stack == ["!llvm.array<1024 x i32>", "!llvm.array<64 x i8>", "i64", "i64"], "an operand was copied"
+
+
 @pytest.mark.parametrize(
-    "changes", [{"dtype": "f16"}, {"panel": 16}, {"panel": 0}, {"dtype": "bf16"}, {"parts": (48, 48)}]
+    "changes",
+    [
+        {"dtype": "f16"},
+        {"panel": 16},
+        {"panel": 0},
+        {"dtype": "bf16"},
+        {"parts": (48, 48)},
+        {"dtype": "i8"},
+        {"dtype": "u8"},
+    ],
 )
 def test_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="linear site"):

@@ -15,6 +15,7 @@ from onnx_fa.spec.terms import TensorArg
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 _BIASED = Apply("Add", SCORE, Tensor(0))
+SCALED = Apply("Add", Apply("Mul", SCORE, Tensor(0)), Tensor(1))
 _ERF = Apply("Erf", Apply("Mul", _BIASED, Float(0.7071067811865476)))
 GELU = Apply("Mul", Apply("Mul", _BIASED, Apply("Add", _ERF, Float(1.0))), Float(0.5))
 GATED = Apply("Mul", Apply("Mul", SCORE, Apply("Sigmoid", SCORE)), Tensor(0))
@@ -55,6 +56,16 @@ CASES: dict[str, LinearSpec] = {
     ),
     "parts_bits4": LinearSpec((9,), 64, 96, "f16", True, Bits(4, 32, "f16"), parts=(32, 32, 32)),
     "bits4_odd_blocks": LinearSpec((17,), 96, 24, "f32", True, Bits(4, 32, "f32", "packed")),
+    "bytes": LinearSpec((40,), 128, 72, "u8"),
+    "bytes_zero": LinearSpec((2, 19), 64, 53, "u8", True, None, SCALED, (TensorArg(()), TensorArg((53,))), zero=True),
+    "bytes_signed": LinearSpec((33,), 192, 96, "i8", zero=True),
+    "bytes_odd": LinearSpec(
+        (197,), 76, 130, "i8", True, None, SCALED, (TensorArg((130,)), TensorArg((130,))), zero=True
+    ),
+    "bytes_rows": LinearSpec(
+        ("b", "s"), 128, 80, "u8", then=SCALED, tensors=(TensorArg(()), TensorArg((80,))), zero=True
+    ),
+    "bytes_row": LinearSpec((1, 1), 256, 64, "u8", zero=True),
 }
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 37})
 
@@ -72,6 +83,10 @@ def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1
     for name, shape, dtype in zip(spec.operand_names(), shapes, spec.operand_dtypes, strict=True):
         if dtype == "u8":
             found.append(rng.integers(0, 256, shape, dtype=np.uint8))
+        elif dtype == "i8":
+            found.append(rng.integers(-128, 128, shape, dtype=np.int8))
+        elif name == "zero" and spec.zero:
+            found.append(np.array(rng.integers(0, 256) - 128 * (spec.dtype == "i8"), np.int32))
         elif name == "zero":
             found.append(rng.integers(0, 1 << (spec.bits.bits if spec.bits else 1), shape).astype(NUMPY[dtype]))
         else:
@@ -81,10 +96,9 @@ def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1
 
 
 def in_panels(w: npt.NDArray[Any], panel: int) -> npt.NDArray[Any]:
-    """A weight (K, N) as panels of columns, the last of them the last columns; of bf16 in pairs of rows."""
+    """A weight (K, N) as panels of columns, the last of them the last columns; of bf16 in pairs of rows, of bytes in fours."""
     starts = [min(i, w.shape[1] - panel) for i in range(0, w.shape[1], panel)]
     panels = np.stack([w[:, i : i + panel] for i in starts])
-    if w.dtype != ml_dtypes.bfloat16:
-        return panels
-    pairs = np.stack([panels[:, ::2], panels[:, 1::2]], axis=-1)
-    return pairs.reshape(len(starts), len(w) // 2, 2 * panel)
+    n = 4 if w.dtype == np.int8 else 2 if w.dtype == ml_dtypes.bfloat16 else 1
+    words = np.stack([panels[:, i::n] for i in range(n)], axis=-1)
+    return words.reshape(len(starts), len(w) // n, n * panel)

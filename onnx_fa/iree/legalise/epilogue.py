@@ -52,12 +52,15 @@ class Epilogue:
     places: tuple[int, ...]
 
 
-def epilogue_of(g: GraphWriter, y: str, lead: tuple[Dim, ...], dtype: FloatType, taken: Set[int]) -> Epilogue | None:
-    """What follows the product y (*lead, N), by nodes at places that are not `taken`. None where nothing does."""
+def epilogue_of(
+    g: GraphWriter, y: str, lead: tuple[Dim, ...], dtype: FloatType, taken: Set[int], *, numbers: bool = False
+) -> Epilogue | None:
+    """What follows the product y (*lead, N), by nodes at places that are not `taken`; `numbers`: single ones of the run may be its
+    tensors, too. None where nothing does."""
     shape = g.shape(y)
     if shape is None or None in shape or not isinstance(shape[-1], int) or g.is_output(y):
         return None
-    cone = _Cone(g, shape, g.kind(y))
+    cone = _Cone(g, shape, g.kind(y), numbers)
     cone.follow(y, taken)
     for value in reversed(cone.order):
         inner = cone.inside(value)
@@ -65,7 +68,8 @@ def epilogue_of(g: GraphWriter, y: str, lead: tuple[Dim, ...], dtype: FloatType,
             continue
         then, columns = _numbered(cone.exprs[value])
         inputs = tuple(cone.tensors[i] for i in columns)
-        tensors = tuple(TensorArg((shape[-1],) if n in cone.columns else (*lead, shape[-1]), dtype) for n in inputs)
+        shapes = {**dict.fromkeys(cone.columns, (shape[-1],)), **dict.fromkeys(cone.single, ())}
+        tensors = tuple(TensorArg(shapes.get(n, (*lead, shape[-1])), dtype) for n in inputs)
         return Epilogue(value, then, tensors, inputs, tuple(cone.places[v] for v in inner))
     return None
 
@@ -94,6 +98,7 @@ class _Cone:
     g: GraphWriter
     shape: list[int | str | None]
     kind: int
+    numbers: bool
     exprs: dict[str, ScoreExpr] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     """Where the nodes stand that make the values."""
@@ -101,6 +106,8 @@ class _Cone:
     tensors: list[str] = field(default_factory=list)
     columns: set[str] = field(default_factory=set)
     """Those of the tensors that have a number for each column."""
+    single: set[str] = field(default_factory=set)
+    """And those that have one for all."""
 
     def follow(self, y: str, taken: Set[int]) -> None:
         """Finds all values that come of y, in the graph's order."""
@@ -158,7 +165,9 @@ class _Cone:
         if g.is_constant(name) and all(d == 1 for d in shape) and len(shape) <= len(self.shape):
             number = g.array(name)
             return None if number is None else Float(float(number.reshape(())))
-        if shape == [self.shape[-1]]:
+        if self.numbers and shape in ([], [1]):
+            self.single.add(name)
+        elif shape == [self.shape[-1]]:
             self.columns.add(name)
         elif shape != self.shape:
             return None

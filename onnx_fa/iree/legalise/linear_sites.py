@@ -17,6 +17,14 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.bits_product import Weight
 from onnx_fa.iree.legalise.epilogue import epilogue_of
+from onnx_fa.iree.legalise.integer_products import (
+    cast_of,
+    centred_weight,
+    column_sums,
+    integer_product,
+    no_dims,
+    zero_number,
+)
 from onnx_fa.iree.legalise.panels import write_panels
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 from onnx_fa.iree.linear_report import LinearReport
@@ -28,8 +36,9 @@ from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, DType, TensorArg
 
 LINEAR_SITE = f"{DOMAIN}.LinearSite"
-"""Inputs as the operands of a LinearSpec; attributes `N`, `transposed`, `panel`, `bits` and `block` (0 for none), `then`, its
-expression as JSON, the number of its `tensors`, and `parts` where it has several results."""
+"""Inputs as the operands of a LinearSpec; attributes `bytes` (the type of an x of bytes, else ""), `zero`, `N`, `transposed`,
+`panel`, `bits` and `block` (0 for none), `then`, its expression as JSON, the number of its `tensors`, and `parts` where it has
+several results."""
 _LEAST = 16
 """Smaller weights are no matter of speed."""
 
@@ -45,6 +54,8 @@ class _Product:
     """Of the nodes that it stands for."""
     parts: tuple[str, ...] = ()
     """The values that it makes where it has several results, which `value` is cut into."""
+    weight_zero: int = 0
+    """What is to be taken away from a weight of bytes."""
 
 
 def find_linear_sites(
@@ -114,6 +125,7 @@ def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bi
 def spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[str, Any]) -> LinearSpec:
     """The spec of a LinearSite whose operands have these shapes and element types."""
     (x, dtype), _, *more = types
+    dtype = attributes["bytes"].decode() or dtype  # types of a compiler have no sign
     first = len(more) - attributes["tensors"]
     bits = None
     if attributes["bits"]:
@@ -121,18 +133,21 @@ def spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[st
         kind: Any = "" if not zeros else "packed" if zeros[0][1] in ("i8", "u8") else zeros[0][1]
         bits = Bits(attributes["bits"], attributes["block"], cast(DType, scales), kind)
     (*lead, K), N = x, attributes["N"]
-    tensors = tuple(TensorArg((N,) if len(shape) == 1 else (*lead, N), cast(DType, t)) for shape, t in more[first:])
+    tensors = tuple(TensorArg((*lead, N) if len(shape) > 1 else shape, cast(DType, t)) for shape, t in more[first:])
     then = from_json(json.loads(attributes["then"]))
     panel, transposed = attributes["panel"], bool(attributes["transposed"])
     assert isinstance(K, int)
     parts = tuple(attributes.get("parts") or ())
-    return LinearSpec(tuple(lead), K, N, cast(DType, dtype), transposed, bits, then, tensors, panel, parts)
+    zero = bool(attributes["zero"])
+    return LinearSpec(tuple(lead), K, N, cast(DType, dtype), transposed, bits, then, tensors, panel, parts, zero)
 
 
 def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:
     """What a MatMul, a Gemm as layers have it (alpha and beta 1, rows not transposed) by a weight of two dims, or a LinearSite of a
     few bits would be as a site."""
     op = op_of(node)
+    if op == "MatMulInteger":
+        return _product_of_bytes(g, node, place)
     if op not in ("MatMul", "Gemm", LINEAR_SITE):
         return None
     x, w, *rest = node.input
@@ -156,6 +171,18 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
     spec = LinearSpec(_lead(shape), K, N, dtype, transposed)
     inputs = (x, w, bias) if bias else (x, w)
     return _Product(biased(spec) if bias else spec, inputs, node.output[0], (place,))
+
+
+def _product_of_bytes(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:
+    x, w, x_zero, w_zero = (*node.input, "", "")[:4]
+    found, cast_place = integer_product(g, x, w, x_zero, w_zero), cast_of(g, node)
+    if found is None or cast_place is None or min(found.spec.K, found.spec.N) < _LEAST:
+        return None
+    if (g.shape(x) or [None])[-1] != found.spec.K:
+        return None
+    value = g.graph.node[cast_place].output[0]
+    inputs = (x, w, *[x_zero] * found.spec.zero)
+    return _Product(found.spec, inputs, value, (place, cast_place), weight_zero=found.weight_zero)
 
 
 def _with_what_follows(g: GraphWriter, product: _Product, taken: set[int]) -> list[_Product]:
@@ -187,14 +214,15 @@ def _with_epilogue(g: GraphWriter, product: _Product, taken: set[int]) -> list[_
     if flat := _unflattened(g, product):
         found.insert(0, flat)
     first = found[0]
-    follows = epilogue_of(g, first.value, first.spec.lead, first.spec.dtype, taken)  # type: ignore[arg-type]
+    spec = first.spec
+    follows = epilogue_of(g, first.value, spec.lead, spec.result_dtype, taken, numbers=spec.is_of_bytes)  # type: ignore[arg-type]
     if follows is None:
         return found
-    spec = first.spec
     moved = len(spec.tensors)
     behind = substitute(follows.then, lambda e: Tensor(e.index + moved) if isinstance(e, Tensor) else e)
     whole = replace(spec, then=compose(behind, spec.then), tensors=(*spec.tensors, *follows.tensors))
-    return [_Product(whole, (*first.inputs, *follows.inputs), follows.value, (*first.places, *follows.places)), *found]
+    inputs, places = (*first.inputs, *follows.inputs), (*first.places, *follows.places)
+    return [replace(first, spec=whole, inputs=inputs, value=follows.value, places=places), *found]
 
 
 def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
@@ -215,13 +243,22 @@ def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
     if rows is None or result is None or None in rows or [*rows[:-1], spec.N] != result or rows[-1] != spec.K:
         return None
     inputs = (x, *product.inputs[1:])
-    return _Product(replace(spec, lead=_lead(rows)), inputs, y, (*product.places, readers[0]))
+    return replace(
+        product, spec=replace(spec, lead=_lead(rows)), inputs=inputs, value=y, places=(*product.places, readers[0])
+    )
 
 
 def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[onnx.NodeProto], LinearSpec]:
     """The node of a site, and what brings its weight into the layout of the target; and the spec in that layout."""
     spec, inputs, start = product.spec, list(product.inputs), len(g.nodes)
     hint = g.graph.node[product.places[0]].name or "Linear"
+    if spec.is_of_bytes:
+        inputs[1] = centred_weight(g, inputs[1], product.weight_zero, hint)
+        first = len(inputs) - len(spec.tensors)
+        for i, tensor in enumerate(spec.tensors, first):
+            inputs[i] = inputs[i] if tensor.shape else no_dims(g, inputs[i], hint)
+        if spec.zero:
+            inputs[2:3] = [zero_number(g, inputs[2], hint), column_sums(g, inputs[1], hint)]
     if panel := panel_of(spec, target):
         inputs[1] = write_panels(g, inputs[1], spec, panel, hint)
         spec = replace(spec, transposed=False, panel=panel)
@@ -236,6 +273,8 @@ def _site(g: GraphWriter, spec: LinearSpec, inputs: Sequence[str], outputs: Sequ
         list(outputs),
         g.fresh(f"{hint}/LinearSite"),
         domain=DOMAIN,
+        bytes=spec.dtype if spec.is_of_bytes else "",
+        zero=int(spec.zero),
         N=spec.N,
         transposed=int(spec.transposed),
         panel=spec.panel,

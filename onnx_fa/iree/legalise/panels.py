@@ -6,16 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from onnx import helper
 
 from onnx_fa.iree.legalise.writer import GraphWriter
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.linear import LinearSpec
+from onnx_fa.spec.linear import LinearSpec, in_a_word
 
 
 def write_panels(g: GraphWriter, weight: str, spec: LinearSpec, panel: int, hint: str) -> str:
-    """The weight (K, N), or (N, K) if `transposed`, as (panels, K, panel), or in pairs, as a LinearSpec of this panel has it. The
-    last panel has the last columns, some of which the one before has too where panels do not divide N."""
+    """The weight (K, N), or (N, K) if `transposed`, as (panels, K, panel), or in pairs or fours, as a LinearSpec of this panel has
+    it. The last panel has the last columns, some of which the one before has too where panels do not divide N."""
     whole = spec.N // panel
     made = [_panels(g, weight, spec, whole, panel, hint)] if whole * panel == spec.N else []
     if not made:
@@ -35,11 +34,12 @@ def _columns(g: GraphWriter, weight: str, spec: LinearSpec, start: int, end: int
 
 
 def _panels(g: GraphWriter, weight: str, spec: LinearSpec, panels: int, panel: int, hint: str) -> str:
-    rows = (spec.K // 2, 2) if spec.dtype == "bf16" else (spec.K,)
+    words = in_a_word(spec.dtype)
+    rows = (spec.K // words, words) if words > 1 else (spec.K,)
     columns = (panels, panel)
     shape = (*columns, *rows) if spec.transposed else (*rows, *columns)
     split = g.add("Reshape", [weight, g.const(np.array(shape, np.int64), hint)], hint)
-    # Panels first, then rows, then columns, and last the second of two rows.
+    # Panels first, then rows, then columns, and last the rows of a word.
     first, column = (0, 1) if spec.transposed else (len(rows), len(rows) + 1)
     row, *second = range(2, 2 + len(rows)) if spec.transposed else range(len(rows))
     order = [first, row, column, *second]
@@ -53,5 +53,4 @@ def _panels(g: GraphWriter, weight: str, spec: LinearSpec, panels: int, panel: i
 
 def _typed(g: GraphWriter, value: str, spec: LinearSpec, shape: tuple[int, ...]) -> str:
     """The value, whose type the graph then knows."""
-    g.graph.value_info.append(helper.make_tensor_value_info(value, ONNX[spec.dtype], shape))
-    return value
+    return g.typed(value, ONNX["i8" if spec.is_of_bytes else spec.dtype], shape)

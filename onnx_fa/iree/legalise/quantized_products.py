@@ -1,7 +1,7 @@
 """Products of integers with scales, of onnxruntime's own domain, in smaller operators (ContribOperators.md of onnxruntime).
 
-Both sides are multiplied as floats that hold integers of 9 bits: sums below 2^24 are exact, longer ones as good as any in f32. No
-byte is divided or compared on the way, which IREE would do as if it had a sign.
+Where no kernel multiplies bytes, both sides are floats that hold integers of 9 bits: sums below 2^24 are exact, longer ones as good
+as any in f32. No byte is divided or compared on the way, which IREE would do as if it had a sign.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import onnx
 from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
-from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.integer_products import cast_of, integer_product, is_taken
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 
 _LARGEST = 255.0
 _BYTES: dict[int, type[np.generic]] = {TensorProto.INT8: np.int8, TensorProto.UINT8: np.uint8}
@@ -21,9 +23,57 @@ def dynamic_quantize_matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """DynamicQuantizeMatMul: A rounded to uint8 by DynamicQuantizeLinear, times (B - zero point) * scale, plus a bias."""
     hint = node.name or node.op_type
     a, b, scale, zero, bias = (*node.input, "", "")[:5]
-    rounded, a_scale = _round_to_bytes(g, a, hint)
-    product = g.add("MatMul", [rounded, _centred(g, node, b, zero, hint)], hint)
+    rounded, a_zero = g.fresh(f"{hint}/rounded"), g.fresh(f"{hint}/zero")
+    g.types |= {rounded: (TensorProto.UINT8, g.shape(a)), a_zero: (TensorProto.UINT8, [])}
+    if is_taken(g, integer_product(g, rounded, b, a_zero, zero)):
+        a_scale = _write_rounding(g, a, hint, rounded, a_zero)
+        product = _product_of_bytes(g, rounded, b, a_zero, zero, hint)
+    else:
+        number, start, a_scale = _round_to_bytes(g, a, hint)
+        product = g.add("MatMul", [g.add("Sub", [number, start], hint), _centred(g, node, b, zero, hint)], hint)
     _scaled(g, product, a_scale, scale, bias, hint, node.output[0])
+    return True
+
+
+def dynamic_quantize_linear(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """DynamicQuantizeLinear in smaller operators: IREE's own divides zeros by a scale of zero."""
+    y, scale, zero = node.output
+    hint = node.name or node.op_type
+    outs = [out or g.fresh(hint) for out in (y, zero, scale)]
+    _write_rounding(g, node.input[0], hint, *outs)
+    return True
+
+
+def cast_to_bytes(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Floats as bytes without a sign, by way of 32 bits: without AVX-512, IREE's own Cast makes 127 of all above it."""
+    x, out = node.input[0], node.output[0]
+    if attr_of(node, "to", 0) != TensorProto.UINT8 or g.kind(x) not in (*FLOATS, TensorProto.DOUBLE):
+        return False
+    _floats_to_bytes(g, x, node.name or "Cast", out)
+    return True
+
+
+def _floats_to_bytes(g: GraphWriter, x: str, hint: str, out: str) -> str:
+    return g.add("Cast", [g.add("Cast", [x], hint, to=TensorProto.INT32)], hint, out=out, to=TensorProto.UINT8)
+
+
+def dequantized_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """MatMul of two DequantizeLinear, of which the right is a constant's, as a product of their bytes and one scale, where a kernel
+    takes that: (x - zero) sx times (w - zero) sw, with one rounding in the place of many."""
+    makers = [g.maker(value) for value in node.input]
+    if any(m is None or op_of(m) != "DequantizeLinear" or attr_of(m, "block_size", 0) for m in makers):
+        return False
+    (x, x_scale, x_zero), (w, w_scale, w_zero) = ((*m.input, "")[:3] for m in makers if m is not None)
+    columns = g.shape(w)
+    if g.kind(x_scale) != TensorProto.FLOAT or g.kind(w_scale) != TensorProto.FLOAT or not columns:
+        return False
+    by_column = attr_of(makers[1], "axis", 1) in (1, -1) and g.shape(w_scale) == columns[-1:]  # type: ignore[arg-type]
+    if g.shape(x_scale) not in ([], [1]) or not (by_column or g.shape(w_scale) in ([], [1])):
+        return False
+    if not is_taken(g, integer_product(g, x, w, x_zero, w_zero)):
+        return False
+    hint = node.name or node.op_type
+    _scaled(g, _product_of_bytes(g, x, w, x_zero, w_zero, hint), x_scale, w_scale, "", hint, node.output[0])
     return True
 
 
@@ -35,14 +85,37 @@ def matmul_integer_to_float(g: GraphWriter, node: onnx.NodeProto) -> bool:
     dims = g.shape(a_scale)
     if dims is None or any(d != 1 for d in dims):
         raise ModelError(f"node {node.name!r}: MatMulIntegerToFloat with a scale for each row of A is not supported")
+    if is_taken(g, integer_product(g, a, b, a_zero, b_zero)):
+        product = _product_of_bytes(g, a, b, a_zero, b_zero, hint)
+        _scaled(g, product, a_scale, b_scale, bias, hint, node.output[0])
+        return True
     left, right = _centred(g, node, a, a_zero, hint), _centred(g, node, b, b_zero, hint)
     _scaled(g, g.add("MatMul", [left, right], hint), a_scale, b_scale, bias, hint, node.output[0])
     return True
 
 
 def matmul_integer(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """MatMulInteger without any zero point gets one of 0. Otherwise IREE multiplies bytes as if they had a sign, silently, and
-    refuses those of which one side has a sign (docs/developer/iree-bugs.md)."""
+    """MatMulInteger that no kernel takes becomes a product of floats where its sums become floats. Another without any zero point
+    gets one of 0: otherwise IREE multiplies bytes as if they had a sign, silently, and refuses those of which one side has a sign
+    (docs/developer/iree-bugs.md)."""
+    x, w, x_zero, w_zero = (*node.input, "", "")[:4]
+    if is_taken(g, integer_product(g, x, w, x_zero, w_zero)):
+        return cast_of(g, node) is None and _with_zero(g, node)
+    if cast_of(g, node) is not None and all(g.kind(v) in _BYTES for v in (x, w)) and _are_single(g, x_zero, w_zero):
+        hint = node.name or node.op_type
+        product = g.add("MatMul", [_centred(g, node, x, x_zero, hint), _centred(g, node, w, w_zero, hint)], hint)
+        g.add("Cast", [product], hint, out=node.output[0], to=TensorProto.INT32)
+        return True
+    return _with_zero(g, node)
+
+
+def _are_single(g: GraphWriter, x_zero: str, w_zero: str) -> bool:
+    """Whether zero points are one number each, or of the weight one for each column."""
+    shape = g.shape(w_zero) if w_zero else []
+    return (not x_zero or g.shape(x_zero) in ([], [1])) and shape is not None and len(shape) < 2
+
+
+def _with_zero(g: GraphWriter, node: onnx.NodeProto) -> bool:
     kinds = [g.kind(x) for x in node.input[:2]]
     if any(node.input[2:]) or kinds == [TensorProto.INT8] * 2 or kinds[0] not in _BYTES:
         return False
@@ -50,6 +123,12 @@ def matmul_integer(g: GraphWriter, node: onnx.NodeProto) -> bool:
     zero = g.const(np.array(0, _BYTES[kinds[0]]), hint)
     g.add("MatMulInteger", [*node.input[:2], zero], hint, out=node.output[0])
     return True
+
+
+def _product_of_bytes(g: GraphWriter, x: str, w: str, x_zero: str, w_zero: str, hint: str) -> str:
+    """Their MatMulInteger as floats."""
+    zeros = [x_zero, w_zero] if w_zero else [x_zero] if x_zero else []
+    return g.add("Cast", [g.add("MatMulInteger", [x, w, *zeros], hint)], hint, to=TensorProto.FLOAT)
 
 
 def _scaled(g: GraphWriter, product: str, a_scale: str, b_scale: str, bias: str, hint: str, out: str) -> None:
@@ -69,8 +148,8 @@ def _centred(g: GraphWriter, node: onnx.NodeProto, x: str, zero: str, hint: str)
     return g.add("Sub", [number, g.cast(zero, kind, TensorProto.FLOAT, hint)], hint) if zero else number
 
 
-def _round_to_bytes(g: GraphWriter, x: str, hint: str) -> tuple[str, str]:
-    """DynamicQuantizeLinear of ONNX: the rounded numbers less their zero point, and their scale, both floats."""
+def _round_to_bytes(g: GraphWriter, x: str, hint: str) -> tuple[str, str, str]:
+    """DynamicQuantizeLinear of ONNX: the rounded numbers, their zero point, and their scale, all floats."""
 
     def number(value: float) -> str:
         return g.const(np.array(value, np.float32), hint)
@@ -84,4 +163,12 @@ def _round_to_bytes(g: GraphWriter, x: str, hint: str) -> tuple[str, str]:
     scale = g.add("Where", [flat, number(1.0), g.add("Div", [span, largest], hint)], hint)
     start = g.add("Round", [g.add("Neg", [g.add("Div", [low, scale], hint)], hint)], hint)
     step = g.add("Add", [g.add("Round", [g.add("Div", [x, scale], hint)], hint), start], hint)
-    return g.add("Sub", [g.add("Clip", [step, zero, largest], hint), start], hint), scale
+    return g.add("Clip", [step, zero, largest], hint), start, scale
+
+
+def _write_rounding(g: GraphWriter, x: str, hint: str, y: str, zero: str, scale: str | None = None) -> str:
+    """DynamicQuantizeLinear as it is, of which y and the zero point are bytes. Returns the scale."""
+    number, start, found = _round_to_bytes(g, x, hint)
+    _floats_to_bytes(g, number, hint, y)
+    _floats_to_bytes(g, start, hint, zero)
+    return found if scale is None else g.add("Identity", [found], hint, out=scale)

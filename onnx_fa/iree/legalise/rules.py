@@ -265,6 +265,14 @@ def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return cast_nibbles(g, node) or quantized_products.cast_to_bytes(g, node)
+
+
+def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return quantized_products.dequantized_product(g, node) or _flat_rows(g, node)
+
+
 def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A MatMul of four or more dims by a matrix, as one of rows.
 
@@ -327,6 +335,7 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
     f"{CONTRIB}.FusedConv": fused_products.fused_conv,
     f"{CONTRIB}.DynamicQuantizeMatMul": quantized_products.dynamic_quantize_matmul,
+    "DynamicQuantizeLinear": quantized_products.dynamic_quantize_linear,
     "MatMulInteger": quantized_products.matmul_integer,
     f"{CONTRIB}.MatMulIntegerToFloat": quantized_products.matmul_integer_to_float,
     f"{CONTRIB}.GatherBlockQuantized": gather_block_quantized,
@@ -336,11 +345,11 @@ _HANDLERS: dict[str, Handler] = {
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
     PAST_ROWS: past_rows,
-    "MatMul": _flat_rows,
+    "MatMul": _matmul,
     "Conv": _conv,
     **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
     "DequantizeLinear": dequantize,
-    "Cast": cast_nibbles,
+    "Cast": _cast,
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
     "Expand": expand,

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_fa.graph.ops import STANDARD, op_of
 from onnx_fa.kernels import triton
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import FloatType
+from onnx_fa.spec.terms import Dim, FloatType
 
 
 class GraphWriter:
@@ -105,6 +105,12 @@ class GraphWriter:
         name = out or self.fresh(hint)
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=self.fresh(f"{hint}/{op}"), **attrs))
         return name
+
+    def typed(self, value: str, kind: int, shape: Sequence[Dim]) -> str:
+        """The value, whose type the graph then says, as importers want of what is added behind shape inference."""
+        self.graph.value_info.append(helper.make_tensor_value_info(value, kind, shape))
+        self.types[value] = (kind, list(shape))
+        return value
 
     def const(self, array: Any, hint: str) -> str:
         name = self.fresh(hint)

@@ -1,4 +1,5 @@
-"""AMX as operations of a vector kernel: tiles of 16 rows of 64 bytes, multiplied 16 x 32 x 16 numbers at a time.
+"""AMX as operations of a vector kernel: tiles of 16 rows of 64 bytes, multiplied 16 x 32 x 16 numbers of bf16 at a time, or 16 x 64
+x 16 bytes.
 
 MLIR has no operations for them that the compiler takes, so they are written as inline assembly over memory of the stack. The
 processor's eight tiles are used as two by two sums (0 to 3), two tiles of the left factor (4, 5) and two of the right (6, 7);
@@ -12,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from onnx_fa.kernels.mlir.text import Text, memref_type
 
 ROWS = 16
 """Of a tile."""
 PAIRS = 16
-"""Of bf16 in a row of a tile."""
+"""Of bf16 in a row of a tile, as many as fours of bytes."""
+Product = Literal["tdpbf16ps", "tdpbusd", "tdpbssd"]
+"""Of bf16; of bytes without a sign, or with one, by such with one."""
 _ROW_BYTES = 64
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 _LEFT, _RIGHT, _FIRST_ROWS = 4, 6, 48
@@ -45,10 +49,10 @@ class Tile:
 
 class TileUnit:
     """The tiles of a workgroup, configured where the processor grants them. `height`: the rows, an index, of sums and left factors,
-    where they are not 16."""
+    where they are not 16. `product` is the instruction that multiplies: of bf16, or of bytes, whose sums are i32."""
 
-    def __init__(self, t: Text, height: str | None = None) -> None:
-        self.t = t
+    def __init__(self, t: Text, height: str | None = None, product: Product = "tdpbf16ps") -> None:
+        self.t, self.product = t, product
         numbers = [t.constant(str(x), "i64") for x in (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA)]
         constraints = "={ax},{ax},{di},{si},~{rcx},~{r11},~{memory}"
         answer = t.let(f"{_asm('syscall', constraints)} {', '.join(numbers)} : (i64, i64, i64) -> i64")
@@ -95,13 +99,16 @@ class TileUnit:
         self.t.do(f"{_asm(code, '~{memory}')} : () -> ()")
 
     def add_product(self, lefts: Sequence[Tile], right: Tile, across: int) -> None:
-        """Adds to the sums the product of one or two tiles of the left factor (16 rows of 32 bf16), each from where it lies, with
-        `across` tiles of the right (16 rows of pairs: two rows of the factor, 16 columns), beside each other."""
+        """Adds to the sums the product of one or two tiles of the left factor (16 rows of 32 bf16 or 64 bytes), each from where it
+        lies, with `across` tiles of the right (16 rows of pairs, or fours: two or four rows of the factor, 16 columns), beside each
+        other."""
         n = len(lefts)
         code = [f"tileloadd {x.at(0, 0)}(${i},${n + 1},1), %tmm{_LEFT + i}" for i, x in enumerate(lefts)]
         code += [f"tileloadd {right.at(0, _ROW_BYTES * j)}(${n},${n + 2},1), %tmm{_RIGHT + j}" for j in range(across)]
         code += [
-            f"tdpbf16ps %tmm{_RIGHT + j}, %tmm{_LEFT + i}, %tmm{_sum(i, j)}" for j in range(across) for i in range(n)
+            f"{self.product} %tmm{_RIGHT + j}, %tmm{_LEFT + i}, %tmm{_sum(i, j)}"
+            for j in range(across)
+            for i in range(n)
         ]
         strides = [self.t.constant(str(x.row_bytes), "i64") for x in (lefts[0], right)]
         given = [*(x.pointer for x in lefts), right.pointer, *strides]
@@ -111,7 +118,7 @@ class TileUnit:
         )
 
     def store(self, to: Tile, down: int, across: int) -> None:
-        """Writes the sums, f32."""
+        """Writes the sums."""
         places = [(i, j) for i in range(down) for j in range(across)]
         code = "; ".join(f"tilestored %tmm{_sum(i, j)}, {to.at(ROWS * i, _ROW_BYTES * j)}($0,$1,1)" for i, j in places)
         stride = self.t.constant(str(to.row_bytes), "i64")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, steps_of, y_of
-from onnx_fa.kernels.cpu.linear_pairs import PairBody, TileBody
+from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
+from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.row_dispatch import ROWS, joined
 from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.text import INDEX
-from onnx_fa.spec.linear import LinearSpec, linear_name
+from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
 
 _VECTORS = 2
@@ -31,17 +32,17 @@ def panel_of(target: Target) -> int:
 
 def kept_why(spec: LinearSpec, target: Target) -> str:
     """Why the compiler's packed product is to stand for a site on a target's processor, in a few words; "" where the kernel is
-    faster, or as fast: with vectors of 16 lanes, of bf16 where the processor multiplies it, of f32 with more rows than a few, whose
-    time is that of reading the weight (docs/developer/linear-sites.md)."""
+    faster, or as fast: with vectors of 16 lanes, of bf16 or bytes where the processor multiplies them, of f32 with
+    more rows than a few, whose time is that of reading the weight (docs/developer/linear-sites.md)."""
     if target.kernels != "auto":
         return f"--kernels {target.kernels}"
     if target.lanes != _LANES:
         return "no AVX-512"
     if spec.parts:
         return _SEVERAL
-    if not _is_of_one_type(spec) or spec.dtype not in ("f32", "bf16"):
+    if not _is_of_one_type(spec) or spec.dtype == "f16":
         return next(t for t in (spec.dtype, *(t.dtype for t in spec.tensors), "integer") if t != "f32") + " on a CPU"
-    if spec.dtype == "bf16" and (why := _no_pairs(spec, target)):
+    if why := _no_words(spec, target):
         return why
     if spec.dtype == "f32" and spec.rows is not None and spec.rows <= FEW:
         return "few rows"
@@ -49,13 +50,16 @@ def kept_why(spec: LinearSpec, target: Target) -> str:
 
 
 def _is_of_one_type(spec: LinearSpec) -> bool:
-    return spec.bits is None and all(t.dtype == spec.dtype for t in spec.tensors)
+    return spec.bits is None and all(t.dtype == spec.result_dtype for t in spec.tensors)
 
 
-def _no_pairs(spec: LinearSpec, target: Target) -> str:
-    if not target.pair_dots:
-        return "no AVX512_BF16"
-    return "odd K" if spec.K % 2 else ""
+def _no_words(spec: LinearSpec, target: Target) -> str:
+    """Why numbers of 8 or 16 bits cannot be multiplied as words of 32."""
+    if spec.is_of_bytes:
+        return "no AVX512_VNNI" if not target.byte_dots else "K that 4 does not divide" if spec.K % 4 else ""
+    if spec.dtype != "bf16":
+        return ""
+    return "no AVX512_BF16" if not target.pair_dots else "odd K" if spec.K % 2 else ""
 
 
 def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
@@ -77,7 +81,8 @@ def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
 
 def _is_tiled(spec: LinearSpec, target: Target) -> bool:
     """Whether AMX makes the products, where it is granted."""
-    return target.amx and spec.dtype == "bf16" and spec.K % (2 * PAIRS) == 0
+    words = in_a_word(spec.dtype)
+    return target.amx and words > 1 and spec.K % (words * PAIRS) == 0
 
 
 def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
@@ -85,9 +90,11 @@ def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
     UnsupportedError for what no kernel takes."""
     if spec.parts:
         raise UnsupportedError(f"vector kernel, linear site: {_SEVERAL}")
-    if spec.dtype not in ("f32", "bf16") or not _is_of_one_type(spec) or spec.panel != panel_of(target):
+    if spec.dtype == "f16" or not _is_of_one_type(spec) or spec.panel != panel_of(target):
         raise UnsupportedError(f"vector kernel, linear site: {spec.dtype}, panels of {spec.panel}")
-    if spec.dtype == "bf16" and (why := _no_pairs(spec, target)):
+    if spec.dtype == "i8" and not spec.zero:
+        raise UnsupportedError("vector kernel, linear site: i8 without a zero point")
+    if why := _no_words(spec, target):
         raise UnsupportedError(f"vector kernel, linear site: {why}")
     name = linear_name(spec)
     symbol = f"{name}_tiles"
@@ -98,7 +105,9 @@ def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
     if spec.dtype == "f32":
         return LinearBody
-    return TileBody if _is_tiled(spec, target) else PairBody
+    if spec.is_of_bytes:
+        return ByteTiles if _is_tiled(spec, target) else ByteBody
+    return PairTiles if _is_tiled(spec, target) else PairBody
 
 
 class LinearEntry(KernelEntry):

@@ -36,28 +36,31 @@ class LinearTiles:
 
 
 def operands_of(spec: LinearSpec) -> list[Operand]:
-    """The operands as the dispatch has them: rows flat, and pairs of bf16 as numbers of 32 bits."""
+    """The operands as the dispatch has them: rows flat, and pairs of bf16 and four bytes as numbers of 32 bits."""
     rows, steps = ROWS if spec.rows is None else spec.rows, steps_of(spec)
     found = [Operand("%x", (rows, steps), "f32"), Operand("%w", (spec.panels, steps, spec.panel), "f32")]
+    if spec.zero:
+        found += [Operand("%zero", (), "i32"), Operand("%sums", (spec.N,), "i32")]
     for i, tensor in enumerate(spec.tensors):
-        shape = (spec.N,) if len(tensor.shape) == 1 else (rows, spec.N)
+        shape = (rows, spec.N) if len(tensor.shape) > 1 else tensor.shape
         found.append(Operand(f"%t{i}", shape, tensor.dtype))
     return found
 
 
 def steps_of(spec: LinearSpec) -> int:
-    """The steps along K: one for each number, or pair of them."""
-    return spec.K // 2 if spec.is_paired else spec.K
+    """The steps along K: one for each number, or as many as lie in 32 bits."""
+    return spec.K // spec.packed
 
 
 def y_of(spec: LinearSpec) -> Operand:
-    return Operand("%y", (ROWS if spec.rows is None else spec.rows, spec.N), spec.dtype)
+    return Operand("%y", (ROWS if spec.rows is None else spec.rows, spec.N), spec.result_dtype)
 
 
 class LinearBody:
     """Writes the dispatch of a site."""
 
     addresses: Addresses | None = None
+    sum_element = "f32"
 
     def __init__(self, spec: LinearSpec, tiles: LinearTiles) -> None:
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
@@ -141,7 +144,7 @@ class LinearBody:
         columns = [t.shifted(column, t.width * j) for j in range(n)]
         for i, total in enumerate(self._sums(panel, rows)):
             at = rows[i // n], columns[i % n]
-            y = self._write(total, y, *at)
+            y = self._write(self._unbiased(total, at[1]), y, *at)
         return y
 
     def _sums(self, panel: str, rows: list[str]) -> list[str]:
@@ -152,7 +155,7 @@ class LinearBody:
         unroll = next(u for u in (8, 4, 2, 1) if K % u == 0 and u <= (8 if len(rows) <= FEW else tiles.unroll))
         width = len(rows) * self.vectors
         own = next(n for n in (8, 4, 2, 1) if n == 1 or (n <= unroll and len(rows) <= FEW and n * width <= _SUMS))
-        nothing = t.splat(0.0)
+        nothing = t.dense("0", "i32") if self.sum_element == "i32" else t.splat(0.0)
 
         def step(k: str, sums: list[str]) -> list[str]:
             sums = list(sums)
@@ -167,20 +170,32 @@ class LinearBody:
             return sums
 
         bounds = (t.index(0), t.index(K), t.index(unroll))
-        made = t.loop(bounds, [(nothing, t.vec)] * (width * own), step)
+        made = t.loop(bounds, [(nothing, t.type(self.sum_element))] * (width * own), step)
         while len(made) > width:
             half = len(made) // 2
-            made = [t.vop("arith.addf", a, b) for a, b in zip(made[:half], made[half:], strict=True)]
+            made = [self._add(a, b) for a, b in zip(made[:half], made[half:], strict=True)]
         return made
 
     def _multiply(self, number: str, weight: str, total: str) -> str:
         """The sums with the products of an element of x with a vector of the weight."""
         return self.t.vop("vector.fma", number, weight, total)
 
+    def _add(self, a: str, b: str) -> str:
+        """Two vectors of sums as one."""
+        return self.t.vop("arith.addf", a, b)
+
+    def _unbiased(self, total: str, column: str) -> str:
+        """Sums without what `_multiply` added to them."""
+        return total
+
+    def _number(self, total: str, column: str) -> str:
+        """A vector of sums as f32."""
+        return total
+
     def _write(self, total: str, y: str, row: str, column: str) -> str:
         """y with what becomes of a vector of sums."""
-        t, dtype = self.t, self.spec.dtype
-        made = self._then(total, row, column)
+        t, dtype = self.t, self.spec.result_dtype
+        made = self._then(self._number(total, column), row, column)
         if dtype != "f32":
             made = t.let(f"arith.truncf {made} : {t.vec} to {t.type(dtype)}")
         return t.write(made, y, self.y_type, row, column, element=dtype)
@@ -196,6 +211,8 @@ class LinearBody:
                 return None
             value, type_ = self.loaded[f"%t{e.index}"]
             tensor = self.spec.tensors[e.index]
+            if not tensor.shape:
+                return Vector(t.broadcast(t.extract(value, type_)), "f32")
             at = [column] if len(tensor.shape) == 1 else [row, column]
             read = t.read(value, type_, *at, element=tensor.dtype)
             if tensor.dtype != "f32":

@@ -1,24 +1,19 @@
-"""Linear sites of bf16: pairs of neighbours along K are multiplied at once, in f32, by AVX512_BF16, or by AMX's tiles.
-
-The dispatch sees pairs as numbers of 32 bits. The panels of the weight are AMX's right factor as they lie there, and rows of x its
-left one, so that tiles are loaded from where the operands are.
-"""
+"""Linear sites whose numbers are multiplied as words of 32 bits, as which the dispatch sees them: pairs of bf16, neighbours along
+K, by AVX512_BF16, and fours of bytes by AVX512_VNNI."""
 
 from __future__ import annotations
 
-from onnx_fa.kernels.cpu.addresses import Addresses
-from onnx_fa.kernels.cpu.amx import PAIRS, ROWS, Tile, TileUnit
-from onnx_fa.kernels.cpu.linear_body import LinearBody, steps_of
-from onnx_fa.kernels.mlir.text import memref_type
+from onnx_fa.kernels.cpu.amx import Product
+from onnx_fa.kernels.cpu.linear_body import LinearBody
 
-_DOWN = 2
-"""Tiles of rows that are multiplied at once, as many as of columns in a panel."""
-_UNROLL = 4
-"""Steps along K that are written out, where so many divide them."""
+_SIGN = -0x7F7F7F80
+"""The highest bit of four bytes, as an i32."""
 
 
 class PairBody(LinearBody):
-    """Products by vdpbf16ps."""
+    """Products by vdpbf16ps, whose sums are f32."""
+
+    tile_product: Product = "tdpbf16ps"
 
     def _multiply(self, number: str, weight: str, total: str) -> str:
         t, halves = self.t, f"vector<{2 * self.t.width}xbf16>"
@@ -27,80 +22,40 @@ class PairBody(LinearBody):
         return t.let(f"{op} : ({t.vec}, {halves}, {halves}) -> {t.vec}")
 
 
-class TileBody(PairBody):
-    """Products by tiles where the processor grants them, of K that whole tiles divide."""
+class ByteBody(LinearBody):
+    """Products by vpdpbusd, of bytes without a sign by such with one. Sums are i32, and exact."""
 
-    addresses: Addresses
+    sum_element = "i32"
 
-    def executable(self, symbol: str) -> list[str]:
-        self.addresses = Addresses(symbol)
-        return super().executable(symbol)
+    @property
+    def tile_product(self) -> Product:
+        return "tdpbusd" if self.spec.dtype == "u8" else "tdpbssd"
 
-    def _begin(self) -> None:
-        t, rows = self.t, self.spec.rows
-        # Fewer rows than a tile's are a lower tile, so that nothing is read past the last.
-        self.height = t.arith("minsi", self.rows, t.index(ROWS)) if rows is None or rows < ROWS else t.index(ROWS)
-        self.unit = TileUnit(t, self.height if rows is None or rows < ROWS else None)
-        self.sums_type = memref_type((_DOWN * ROWS, self.spec.panel), "f32")
-        self.sums = t.empty(self.sums_type)
-        self.sums_at = self.unit.pointer(self.sums, self.sums_type)
-        self.x_at, self.w_at = (self.addresses.of(t, *self.loaded[name]) for name in ("%x", "%w"))
+    def _multiply(self, number: str, weight: str, total: str) -> str:
+        t, bytes_ = self.t, f"vector<{4 * self.t.width}xi8>"
+        if self.spec.dtype == "i8":  # 128 more, so that it has no sign; _unbiased takes it away again
+            ints = t.let(f"vector.bitcast {number} : {t.vec} to {t.ivec}")
+            flipped = t.arith("xori", ints, t.dense(str(_SIGN), "i32"), t.ivec)
+            number = t.let(f"vector.bitcast {flipped} : {t.ivec} to {t.vec}")
+        a, b = (t.let(f"vector.bitcast {x} : {t.vec} to {bytes_}") for x in (number, weight))
+        op = f'llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.{32 * t.width}"({total}, {a}, {b})'
+        return t.let(f"{op} : ({t.ivec}, {bytes_}, {bytes_}) -> {t.ivec}")
 
-    def _end(self) -> None:
-        self.unit.release()
+    def _add(self, a: str, b: str) -> str:
+        return self.t.arith("addi", a, b, self.t.ivec)
 
-    def _panel(self, panel: str, column: str, first: str, last: str, y: str) -> str:
+    def _unbiased(self, total: str, column: str) -> str:
+        return self._less(total, self.t.dense("128", "i32"), column) if self.spec.dtype == "i8" else total
+
+    def _number(self, total: str, column: str) -> str:
         t = self.t
-        made = t.let(f"scf.if {self.unit.granted} -> ({self.y_type}) {{")
-        t.do(f"scf.yield {self._by_tiles(panel, column, first, last, y)} : {self.y_type}")
-        t.do("} else {")
-        t.do(f"scf.yield {super()._panel(panel, column, first, last, y)} : {self.y_type}")
-        t.do("}")
-        return made
+        if self.spec.zero:
+            zero = t.broadcast(t.extract(*self.loaded["%zero"]), "i32")
+            total = self._less(total, zero, column)
+        return t.let(f"arith.sitofp {total} : {t.ivec} to {t.vec}")
 
-    def _by_tiles(self, panel: str, column: str, first: str, last: str, y: str) -> str:
-        """y with the columns of a panel, two tiles of rows at a time, and one at the end where one is left."""
-        t, rows, step = self.t, self.spec.rows, _DOWN * ROWS
-        weight = self.unit.moved(self.w_at, panel, 4 * steps_of(self.spec) * self.spec.panel)
-
-        def block(row: str, carried: list[str]) -> list[str]:
-            y = carried[0]
-            if rows is not None and (rows <= ROWS or rows % step == 0 or rows % step > ROWS):
-                return [self._block(weight, column, row, 1 if rows <= ROWS else _DOWN, y)]
-            several = t.test("slt", t.shifted(row, ROWS), last)
-            made = t.let(f"scf.if {several} -> ({self.y_type}) {{")
-            for down, end in ((_DOWN, "} else {"), (1, "}")):
-                t.do(f"scf.yield {self._block(weight, column, row, down, y)} : {self.y_type}")
-                t.do(end)
-            return [made]
-
-        return t.loop((first, last, t.index(step)), [(y, self.y_type)], block)[0]
-
-    def _block(self, weight: str, column: str, row: str, down: int, y: str) -> str:
-        """y with so many tiles of rows from `row` on; those that would pass the last begin earlier."""
-        t, unit, steps, w = self.t, self.unit, steps_of(self.spec), self.t.width
-        last = t.arith("subi", self.rows, self.height)
-        rows = [t.arith("minsi", t.shifted(row, ROWS * i), last) for i in range(down)]
-        lefts = [unit.moved(self.x_at, r, 4 * steps) for r in rows]
-        unroll = next(u for u in (_UNROLL, 2, 1) if steps // PAIRS % u == 0)
-        unit.clear(down, self.vectors)
-        k = t.fresh()
-        t.do(f"scf.for {k} = {t.index(0)} to {t.index(steps)} step {t.index(unroll * PAIRS)} {{")
-        x = [unit.moved(left, k, 4) for left in lefts]
-        panel = unit.moved(weight, k, 4 * self.spec.panel)
-        for u in range(unroll):
-            right = Tile(panel, 4 * self.spec.panel, 4 * self.spec.panel * PAIRS * u)
-            unit.add_product([Tile(at, 4 * steps, 4 * PAIRS * u) for at in x], right, self.vectors)
-        t.do("}")
-        unit.store(Tile(self.sums_at, 4 * self.spec.panel), down, self.vectors)
-        for i, start in enumerate(rows):
-
-            def finish(r: str, carried: list[str], i: int = i, start: str = start) -> list[str]:
-                y, at = carried[0], t.arith("addi", start, r)
-                for j in range(self.vectors):
-                    total = t.read(self.sums, self.sums_type, t.shifted(r, ROWS * i), t.index(w * j))
-                    y = self._write(total, y, at, t.shifted(column, w * j))
-                return [y]
-
-            (y,) = t.loop((t.index(0), self.height, t.index(1)), [(y, self.y_type)], finish)
-        return y
+    def _less(self, total: str, number: str, column: str) -> str:
+        """The sums for an x that is less by a number: by that number times the sum of a column of the weight."""
+        t = self.t
+        sums = t.read(*self.loaded["%sums"], column, element="i32")
+        return t.arith("subi", total, t.arith("muli", number, sums, t.ivec), t.ivec)

@@ -1,0 +1,261 @@
+"""Products of bytes that become linear sites, those that do not, and their numbers beside onnxruntime's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+
+from onnx_fa.iree.compile import compile_model, import_model
+from onnx_fa.iree.run import function_of
+from onnx_fa.spec.target import Target, foreign_cpu, parse_target
+from tests.iree.test_linear_sites import nodes_of
+
+AMX, AVX2 = parse_target("cpu-amx"), parse_target("cpu-avx2")
+HOST = parse_target("cpu-host")
+TYPES = {np.uint8: T.UINT8, np.int8: T.INT8}
+
+
+@dataclass(frozen=True)
+class Product:
+    """x (*lead, K) less `x_zero` times w (K, N) less `w_zero`, which becomes f32; a scale for all columns or for each, a bias.
+    None: no zero point. `form`: by MatMulInteger, by DequantizeLinear around a MatMul, or DynamicQuantizeLinear before a
+    MatMulInteger."""
+
+    lead: tuple[int, ...] = (2, 5)
+    K: int = 64
+    N: int = 48
+    x: type = np.uint8
+    w: type = np.int8
+    x_zero: int | None = 117
+    w_zero: int | None = None
+    columns: bool = False
+    bias: bool = True
+    form: str = "integers"
+    small: int = 0
+    """The numbers of the weight leave out so many of its type at both ends."""
+
+    def model(self, reads: str = "") -> onnx.ModelProto:
+        """`reads`: another op that reads the sums."""
+        rng = np.random.default_rng(0)
+        bounds = np.iinfo(self.w)
+        w = rng.integers(bounds.min + self.small, bounds.max - self.small + 1, (self.K, self.N)).astype(self.w)
+        scale = rng.uniform(0.01, 0.02, self.N if self.columns else ()).astype(np.float32)
+        constants = {"w": w, "s": scale, "b": rng.standard_normal(self.N).astype(np.float32), "xs": np.float32(0.03)}
+        zeros = []
+        for name, zero, type_ in (("xz", self.x_zero, self.x), ("wz", self.w_zero, self.w)):
+            if zero is not None:
+                constants[name] = np.array(zero, type_)
+                zeros.append(name)
+        if zeros == ["wz"]:
+            constants["xz"] = np.array(0, self.x)
+            zeros = ["xz", "wz"]
+        nodes, kind, given = [], TYPES[self.x], "x"
+        if self.form == "dequantized":
+            nodes += [
+                h.make_node("DequantizeLinear", ["x", "xs", *(["xz"] if "xz" in zeros else [])], ["xf"]),
+                h.make_node("DequantizeLinear", ["w", "s", *(["wz"] if "wz" in zeros else [])], ["wf"], axis=1),
+                h.make_node("MatMul", ["xf", "wf"], ["f"], name="product"),
+            ]
+            if "wz" in zeros and self.columns:
+                constants["wz"] = np.full(self.N, self.w_zero, self.w)
+        else:
+            if self.form == "dynamic":
+                constants.pop("xz", None)
+                kind, given = T.FLOAT, "q"
+                nodes.append(h.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "xz"]))
+                nodes.append(h.make_node("Mul", ["qs", "s"], ["all"]))
+                zeros = ["xz", *(["wz"] if "wz" in zeros else [])]
+            nodes += [
+                h.make_node("MatMulInteger", [given, "w", *zeros], ["i"], name="product"),
+                h.make_node("Cast", ["i"], ["c"], to=T.FLOAT),
+                h.make_node("Mul", ["c", "all" if self.form == "dynamic" else "s"], ["f"]),
+            ]
+        nodes.append(h.make_node("Add", ["f", "b"], ["y"]) if self.bias else h.make_node("Relu", ["f"], ["y"]))
+        outputs = [h.make_tensor_value_info("y", T.FLOAT, [*self.lead, self.N])]
+        if reads:
+            nodes.append(h.make_node(reads, ["i"], ["other"]))
+            outputs.append(h.make_tensor_value_info("other", T.INT32, [*self.lead, self.N]))
+        used = {name for node in nodes for name in node.input}
+        graph = h.make_graph(
+            nodes,
+            "g",
+            [h.make_tensor_value_info("x", kind, [*self.lead, self.K])],
+            outputs,
+            [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items() if name in used],
+        )
+        return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
+
+    def draw(self) -> np.ndarray[Any, Any]:
+        rng = np.random.default_rng(1)
+        if self.form == "dynamic":
+            return rng.standard_normal((*self.lead, self.K)).astype(np.float32)
+        return rng.integers(np.iinfo(self.x).min, np.iinfo(self.x).max + 1, (*self.lead, self.K)).astype(self.x)
+
+
+def check(product: Product, target: Target, folder: Path, x: np.ndarray[Any, Any] | None = None) -> None:
+    """Compares the model in IREE with onnxruntime, its optimiser off and, where that makes nothing else of DequantizeLinear
+    (docs/developer/onnxruntime-bugs.md), on."""
+    import iree.runtime as rt
+
+    model, x = product.model(), product.draw() if x is None else x
+    compile_model(model, folder / "m.vmfb", target, parameters="embed")
+    module = rt.load_vm_flatbuffer_file(str(folder / "m.vmfb"), driver="local-task")
+    got = module[function_of(folder / "m.vmfb")](x).to_host()
+    for level in ("ORT_DISABLE_ALL", *["ORT_ENABLE_ALL"] * (product.form != "dequantized")):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        (want,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(want).max())))
+
+
+def calls(product: Product, target: Target) -> int:
+    return import_model(product.model(), target).text.count("util.call @linear_")
+
+
+PRODUCTS = {
+    "plain": Product(),
+    "without zeros": Product(x_zero=None),
+    "signed": Product(x=np.int8, x_zero=-3),
+    "signed, without zeros": Product(x=np.int8, x_zero=None),
+    "weight without sign": Product(w=np.uint8, w_zero=128),
+    "weight near its middle": Product(w=np.uint8, w_zero=121, small=10),
+    "weight with a zero point": Product(w_zero=4, small=10),
+    "columns": Product(columns=True),
+    "function": Product(bias=False),
+    "odd": Product((1, 7), 76, 53, x_zero=255),
+    "one row": Product((1, 1), 128, 64),
+    "many": Product((3, 40), 128, 96),
+    "dequantized": Product(form="dequantized"),
+    "dequantized, columns": Product(form="dequantized", columns=True, x=np.int8, x_zero=7),
+    "dequantized, weight without sign": Product(form="dequantized", w=np.uint8, w_zero=128),
+    "dynamic": Product(form="dynamic"),
+    "dynamic, columns": Product(form="dynamic", columns=True, w=np.uint8, w_zero=128),
+}
+KEPT = {
+    "weight far from its middle": Product(w=np.uint8, w_zero=90),
+    "weight without sign or zero": Product(w=np.uint8),
+    "K": Product(K=62),
+    "narrow": Product(N=24),
+    "dequantized, far from its middle": Product(form="dequantized", w=np.uint8, w_zero=3),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_found(name: str) -> None:
+    """One site, whatever the spelling; on processors without such products none, and no integers are multiplied."""
+    assert calls(PRODUCTS[name], AMX) == 1
+    assert calls(PRODUCTS[name], replace(AMX, byte_dots=False)) == 0
+    assert "MatMulInteger" not in import_model(PRODUCTS[name].model(), AVX2).text
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept(name: str) -> None:
+    text = import_model(KEPT[name].model(), AMX).text
+    assert "util.call @linear_" not in text and "MatMulInteger" not in text
+
+
+@pytest.mark.parametrize("reads", ["Abs", "Identity"])
+def test_sums_that_something_else_reads(reads: str) -> None:
+    assert "LinearSite" not in {n.op_type for n in nodes_of(Product().model(reads), AMX)}
+    assert "MatMulInteger" in {n.op_type for n in nodes_of(Product().model(reads), AVX2)}
+
+
+def test_sums_that_are_cast_to_another_type() -> None:
+    model = Product(bias=False).model()
+    for node in model.graph.node:
+        if node.op_type == "Cast":
+            node.attribute[0].i = T.DOUBLE
+    scale = next(t for t in model.graph.initializer if t.name == "s")
+    scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale).astype(np.float64), "s"))
+    model.graph.output[0].type.tensor_type.elem_type = T.DOUBLE
+    assert "LinearSite" not in {n.op_type for n in nodes_of(model, AMX)}
+
+
+@pytest.mark.parametrize("change", ["weight", "rows", "zeros"])
+def test_what_is_no_site(change: str) -> None:
+    """A weight of the run, a zero point for each row of x, zero points of the weight that differ."""
+    model = Product(x_zero=3, w_zero=0).model()
+    constants = {t.name: t for t in model.graph.initializer}
+    if change == "weight":
+        model.graph.input.append(h.make_tensor_value_info("w", T.INT8, [64, 48]))
+        model.graph.initializer.remove(constants["w"])
+    elif change == "rows":
+        constants["xz"].CopyFrom(numpy_helper.from_array(np.arange(5, dtype=np.uint8), "xz"))
+    else:
+        constants["wz"].CopyFrom(numpy_helper.from_array(np.arange(48, dtype=np.int8), "wz"))
+    assert "LinearSite" not in {n.op_type for n in nodes_of(model, AMX)}
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *KEPT])
+def test_numbers(name: str, tmp_path: Path) -> None:
+    check({**PRODUCTS, **KEPT}[name], HOST, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["plain", "signed", "weight without sign or zero", "dequantized, columns", "dynamic"])
+def test_numbers_without_the_instruction(name: str, tmp_path: Path) -> None:
+    if why := foreign_cpu(AVX2):
+        pytest.skip(why)
+    check({**PRODUCTS, **KEPT}[name], AVX2, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [T.FLOAT, T.FLOAT16, T.DOUBLE])
+def test_casts_to_bytes(kind: int, tmp_path: Path) -> None:
+    """Numbers above 127, too."""
+    import iree.runtime as rt
+
+    x = np.arange(256).astype(h.tensor_dtype_to_np_dtype(kind))
+    info = [h.make_tensor_value_info("x", kind, [256]), h.make_tensor_value_info("y", T.UINT8, [256])]
+    graph = h.make_graph([h.make_node("Cast", ["x"], ["y"], to=T.UINT8)], "g", info[:1], info[1:])
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
+    for target in (HOST, *[AVX2] * (not foreign_cpu(AVX2))):
+        compile_model(model, tmp_path / "m.vmfb", target, parameters="embed")
+        module = rt.load_vm_flatbuffer_file(str(tmp_path / "m.vmfb"), driver="local-task")
+        got = np.asarray(module[function_of(tmp_path / "m.vmfb")](x).to_host()).view(np.uint8)
+        assert got.tolist() == list(range(256))
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5, -1.0])
+def test_equal_numbers(value: float, tmp_path: Path) -> None:
+    """The range of zeros alone is nothing, and a scale of nothing would divide by zero."""
+    product = Product(form="dynamic")
+    check(product, HOST, tmp_path, np.full((2, 5, 64), value, np.float32))
+
+
+@st.composite
+def products(draw: st.DrawFn) -> Product:
+    x, w = draw(st.sampled_from([np.uint8, np.int8])), draw(st.sampled_from([np.uint8, np.int8]))
+
+    def zero(type_: type) -> st.SearchStrategy[int | None]:
+        return st.one_of(st.none(), st.integers(int(np.iinfo(type_).min), int(np.iinfo(type_).max)))
+
+    form = draw(st.sampled_from(["integers", "dequantized", "dynamic"]))
+    return Product(
+        draw(st.sampled_from([(1,), (3,), (2, 9), (1, 33), (2, 1, 5)])),
+        draw(st.sampled_from([16, 36, 64, 76, 128, 250])),
+        draw(st.sampled_from([16, 32, 48, 77])),
+        np.uint8 if form == "dynamic" else x,
+        w,
+        draw(zero(x)) if form != "dynamic" else 0,
+        draw(st.sampled_from([None, 0, 128 if w is np.uint8 else 1, draw(zero(w))])),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        form,
+        small=draw(st.sampled_from([0, 20])),
+    )
+
+
+@given(products())
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_products(tmp_path: Path, product: Product) -> None:
+    check(product, HOST, tmp_path)
