@@ -42,6 +42,8 @@ class Product:
     columns: bool = False
     bias: bool = True
     form: str = "integers"
+    turned: bool | None = None
+    """Of dequantised products, by a Gemm: whether the weight is (N, K)."""
     small: int = 0
     """The numbers of the weight leave out so many of its type at both ends."""
 
@@ -62,10 +64,15 @@ class Product:
             zeros = ["xz", "wz"]
         nodes, kind, given = [], TYPES[self.x], "x"
         if self.form == "dequantized":
+            axis = 0 if self.turned else 1
+            if self.turned:
+                constants["w"] = np.ascontiguousarray(w.T)
             nodes += [
                 h.make_node("DequantizeLinear", ["x", "xs", *(["xz"] if "xz" in zeros else [])], ["xf"]),
-                h.make_node("DequantizeLinear", ["w", "s", *(["wz"] if "wz" in zeros else [])], ["wf"], axis=1),
-                h.make_node("MatMul", ["xf", "wf"], ["f"], name="product"),
+                h.make_node("DequantizeLinear", ["w", "s", *(["wz"] if "wz" in zeros else [])], ["wf"], axis=axis),
+                h.make_node("MatMul", ["xf", "wf"], ["f"], name="product")
+                if self.turned is None
+                else h.make_node("Gemm", ["xf", "wf", "b"], ["f"], name="product", transB=int(self.turned)),
             ]
             if "wz" in zeros and self.columns:
                 constants["wz"] = np.full(self.N, self.w_zero, self.w)
@@ -139,6 +146,8 @@ PRODUCTS = {
     "dequantized": Product(form="dequantized"),
     "dequantized, columns": Product(form="dequantized", columns=True, x=np.int8, x_zero=7),
     "dequantized, weight without sign": Product(form="dequantized", w=np.uint8, w_zero=128),
+    "Gemm": Product((9,), form="dequantized", turned=False, bias=False),
+    "Gemm, turned": Product((9,), form="dequantized", turned=True, columns=True, bias=False),
     "dynamic": Product(form="dynamic"),
     "dynamic, columns": Product(form="dynamic", columns=True, w=np.uint8, w_zero=128),
 }
@@ -240,8 +249,9 @@ def products(draw: st.DrawFn) -> Product:
         return st.one_of(st.none(), st.integers(int(np.iinfo(type_).min), int(np.iinfo(type_).max)))
 
     form = draw(st.sampled_from(["integers", "dequantized", "dynamic"]))
+    turned = draw(st.sampled_from([None, False, True])) if form == "dequantized" else None
     return Product(
-        draw(st.sampled_from([(1,), (3,), (2, 9), (1, 33), (2, 1, 5)])),
+        draw(st.sampled_from([(1,), (3,), (40,)] if turned is not None else [(1,), (3,), (2, 9), (1, 33), (2, 1, 5)])),
         draw(st.sampled_from([16, 36, 64, 76, 128, 250])),
         draw(st.sampled_from([16, 32, 48, 77])),
         np.uint8 if form == "dynamic" else x,
@@ -251,6 +261,7 @@ def products(draw: st.DrawFn) -> Product:
         draw(st.booleans()),
         draw(st.booleans()),
         form,
+        turned,
         small=draw(st.sampled_from([0, 20])),
     )
 

@@ -31,13 +31,15 @@ class IntegerProduct:
     weight_zero: int
 
 
-def integer_product(g: GraphWriter, x: str, w: str, x_zero: str, w_zero: str) -> IntegerProduct | None:
-    """x (*lead, K), less one zero point, times a constant w (K, N), less a constant one; what x's last dim is may not be known yet.
-    None where shapes or types are others, or a weight less its zero point is no i8."""
+def integer_product(
+    g: GraphWriter, x: str, w: str, x_zero: str, w_zero: str, *, transposed: bool = False
+) -> IntegerProduct | None:
+    """x (*lead, K), less one zero point, times a constant w (K, N), or (N, K) if `transposed`, less a constant one; what x's last
+    dim is may not be known yet. None where shapes or types are others, or a weight less its zero point is no i8."""
     shape, weight, dtype = g.shape(x), g.shape(w), BYTES.get(g.kind(x))
     if shape is None or len(shape) < 2 or 0 in shape or dtype is None or weight is None or len(weight) != 2:
         return None
-    K, N = weight
+    K, N = weight[::-1] if transposed else weight
     if not g.is_constant(w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < 1:
         return None
     if isinstance(shape[-1], int) and shape[-1] != K:
@@ -48,7 +50,15 @@ def integer_product(g: GraphWriter, x: str, w: str, x_zero: str, w_zero: str) ->
     if zero is None:
         return None
     lead: tuple[Dim, ...] = tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape[:-1]))
-    return IntegerProduct(LinearSpec(lead, K, N, dtype, zero=bool(x_zero) or dtype == "i8"), zero)
+    return IntegerProduct(LinearSpec(lead, K, N, dtype, transposed, zero=bool(x_zero) or dtype == "i8"), zero)
+
+
+def turned(g: GraphWriter, w: str) -> tuple[str, bool]:
+    """The constant that a weight is, and whether it is that turned round."""
+    node = g.maker(w)
+    if node is None or op_of(node) != "Transpose" or list(attr_of(node, "perm", [1, 0])) != [1, 0]:
+        return w, False
+    return node.input[0], True
 
 
 def is_taken(g: GraphWriter, product: IntegerProduct | None) -> bool:
@@ -77,14 +87,15 @@ def centred_weight(g: GraphWriter, w: str, zero: int, hint: str) -> str:
     return g.typed(g.add("Cast", [less], hint, to=TensorProto.INT8), TensorProto.INT8, shape)
 
 
-def column_sums(g: GraphWriter, w: str, hint: str) -> str:
-    """The sums (N,) of the columns of a weight (K, N) of i8, as i32."""
-    shape, kind = _known(g.shape(w)), TensorProto.INT32
+def column_sums(g: GraphWriter, w: str, hint: str, *, transposed: bool) -> str:
+    """The sums (N,) of the columns of a weight (K, N) of i8, or (N, K) if `transposed`, as i32."""
+    shape, kind, axis = _known(g.shape(w)), TensorProto.INT32, int(transposed)
+    left = (shape[1 - axis],)
     wide = g.typed(g.add("Cast", [w], hint, to=kind), kind, shape)
     if g.opset < 13:
-        return g.typed(g.add("ReduceSum", [wide], hint, axes=[0], keepdims=0), kind, shape[1:])
-    axes = g.const(np.array([0], np.int64), hint)
-    return g.typed(g.add("ReduceSum", [wide, axes], hint, keepdims=0), kind, shape[1:])
+        return g.typed(g.add("ReduceSum", [wide], hint, axes=[axis], keepdims=0), kind, left)
+    axes = g.const(np.array([axis], np.int64), hint)
+    return g.typed(g.add("ReduceSum", [wide, axes], hint, keepdims=0), kind, left)
 
 
 def zero_number(g: GraphWriter, zero: str, hint: str) -> str:

@@ -23,6 +23,7 @@ from onnx_fa.iree.legalise.integer_products import (
     column_sums,
     integer_product,
     no_dims,
+    turned,
     zero_number,
 )
 from onnx_fa.iree.legalise.panels import write_panels
@@ -175,7 +176,8 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
 
 def _product_of_bytes(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:
     x, w, x_zero, w_zero = (*node.input, "", "")[:4]
-    found, cast_place = integer_product(g, x, w, x_zero, w_zero), cast_of(g, node)
+    w, transposed = turned(g, w)
+    found, cast_place = integer_product(g, x, w, x_zero, w_zero, transposed=transposed), cast_of(g, node)
     if found is None or cast_place is None or min(found.spec.K, found.spec.N) < _LEAST:
         return None
     if (g.shape(x) or [None])[-1] != found.spec.K:
@@ -258,7 +260,7 @@ def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[o
         for i, tensor in enumerate(spec.tensors, first):
             inputs[i] = inputs[i] if tensor.shape else no_dims(g, inputs[i], hint)
         if spec.zero:
-            inputs[2:3] = [zero_number(g, inputs[2], hint), column_sums(g, inputs[1], hint)]
+            inputs[2:3] = [zero_number(g, inputs[2], hint), column_sums(g, inputs[1], hint, transposed=spec.transposed)]
     if panel := panel_of(spec, target):
         inputs[1] = write_panels(g, inputs[1], spec, panel, hint)
         spec = replace(spec, transposed=False, panel=panel)

@@ -58,22 +58,26 @@ def _floats_to_bytes(g: GraphWriter, x: str, hint: str, out: str) -> str:
 
 
 def dequantized_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """MatMul of two DequantizeLinear, of which the right is a constant's, as a product of their bytes and one scale, where a kernel
-    takes that: (x - zero) sx times (w - zero) sw, with one rounding in the place of many."""
-    makers = [g.maker(value) for value in node.input]
+    """MatMul of two DequantizeLinear, of which the right is a constant's, or a Gemm as layers have it, as a product of their bytes
+    and one scale, where a kernel takes that: (x - zero) sx times (w - zero) sw, with one rounding in the place of many."""
+    transposed, bias = bool(attr_of(node, "transB", 0)), (*node.input, "")[2]
+    if attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0):
+        return False
+    makers = [g.maker(value) for value in node.input[:2]]
     if any(m is None or op_of(m) != "DequantizeLinear" or attr_of(m, "block_size", 0) for m in makers):
         return False
     (x, x_scale, x_zero), (w, w_scale, w_zero) = ((*m.input, "")[:3] for m in makers if m is not None)
-    columns = g.shape(w)
-    if g.kind(x_scale) != TensorProto.FLOAT or g.kind(w_scale) != TensorProto.FLOAT or not columns:
+    shape, along = g.shape(w), int(not transposed)
+    if g.kind(x_scale) != TensorProto.FLOAT or g.kind(w_scale) != TensorProto.FLOAT or shape is None or len(shape) != 2:
         return False
-    by_column = attr_of(makers[1], "axis", 1) in (1, -1) and g.shape(w_scale) == columns[-1:]  # type: ignore[arg-type]
+    by_column = attr_of(makers[1], "axis", 1) % 2 == along and g.shape(w_scale) == [shape[along]]  # type: ignore[arg-type]
     if g.shape(x_scale) not in ([], [1]) or not (by_column or g.shape(w_scale) in ([], [1])):
         return False
-    if not is_taken(g, integer_product(g, x, w, x_zero, w_zero)):
+    if not is_taken(g, integer_product(g, x, w, x_zero, w_zero, transposed=transposed)):
         return False
     hint = node.name or node.op_type
-    _scaled(g, _product_of_bytes(g, x, w, x_zero, w_zero, hint), x_scale, w_scale, "", hint, node.output[0])
+    weight = g.add("Transpose", [w], hint, perm=[1, 0]) if transposed else w
+    _scaled(g, _product_of_bytes(g, x, weight, x_zero, w_zero, hint), x_scale, w_scale, bias, hint, node.output[0])
     return True
 
 

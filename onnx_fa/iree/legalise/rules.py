@@ -346,6 +346,7 @@ _HANDLERS: dict[str, Handler] = {
     "TensorScatter": tensor_scatter,
     PAST_ROWS: past_rows,
     "MatMul": _matmul,
+    "Gemm": quantized_products.dequantized_product,
     "Conv": _conv,
     **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
     "DequantizeLinear": dequantize,
