@@ -168,6 +168,13 @@ def test_found(name: str) -> None:
     assert "MatMulInteger" not in import_model(PRODUCTS[name].model(), AVX2).text
 
 
+@pytest.mark.parametrize("name", ["plain", "dequantized", "dynamic", "signed"])
+def test_on_cuda(name: str) -> None:
+    """Floats are multiplied, which hold the weight's numbers."""
+    text = import_model(PRODUCTS[name].model(), parse_target("cuda")).text
+    assert text.count("util.call @linear_") == 1 and "MatMulInteger" not in text
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_kept(name: str) -> None:
     text = import_model(KEPT[name].model(), AMX).text

@@ -165,13 +165,19 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
     ):
         return None
     K, N = weight[::-1] if transposed else weight
-    if not g.is_constant(w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
+    if not _is_weight(g, w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
         return None
     if bias and g.shape(bias) != [N]:
         return None
     spec = LinearSpec(_lead(shape), K, N, dtype, transposed)
     inputs = (x, w, bias) if bias else (x, w)
     return _Product(biased(spec) if bias else spec, inputs, node.output[0], (place,))
+
+
+def _is_weight(g: GraphWriter, w: str) -> bool:
+    """Whether a value is a weight that a kernel may read: a constant, which the compiler lays out for a CPU, or for a GPU, where
+    weights stay as they are, what is computed of constants, such as one that is dequantised."""
+    return g.is_constant(w) if g.cpu else g.comes_of_constants(w)
 
 
 def _product_of_bytes(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:

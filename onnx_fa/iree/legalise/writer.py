@@ -93,6 +93,20 @@ class GraphWriter:
         """Whether a value is a weight or another constant."""
         return name in self.held or name in self.constants
 
+    def comes_of_constants(self, name: str) -> bool:
+        """Whether a value is a constant, or all that it is computed of."""
+        left, seen = [name], set[str]()
+        while left:
+            value = left.pop()
+            if value in seen or self.is_constant(value):
+                continue
+            seen.add(value)
+            node = self.maker(value)
+            if node is None or not node.input or any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+                return False
+            left += [v for v in node.input if v]
+        return True
+
     def fresh(self, hint: str) -> str:
         name, n = hint, 1
         while name in self.names:

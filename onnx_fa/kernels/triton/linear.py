@@ -45,7 +45,9 @@ class LinearCode:
 @cache
 def emit_linear(spec: LinearSpec) -> dict[str, str]:
     """The executables and the function of the site's name, which takes its operands and returns y, by their symbols. Raises
-    UnsupportedError where Triton refuses all tiles."""
+    UnsupportedError for bytes, and where Triton refuses all tiles."""
+    if spec.is_of_bytes:
+        raise UnsupportedError("bytes on CUDA")
     name, rows = linear_name(spec), spec.rows
     forms = [_FEW_CODE] * (rows is None or rows <= FEW) + [_MANY_CODE] * (rows is None or rows > FEW)
     made = {form: _compiled(spec, f"{name}_{form}", few=form == _FEW_CODE) for form in forms}
@@ -173,6 +175,8 @@ class LinearEntry(KernelEntry):
         counts = []
         for code in codes:
             down = t.arith("ceildivui", rows, t.index(code.config.BM))
+            if self.spec.rows is None:
+                down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
             counts.append(t.arith("muli", down, t.index(-(-self.spec.N // code.config.BN))))
         archs = [c.arch for c in codes]
         if self.counters is None:
