@@ -18,7 +18,7 @@ from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.bits_product import Weight
 from onnx_fa.iree.legalise.epilogue import epilogue_of
 from onnx_fa.iree.legalise.panels import write_panels
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, attributes_of
 from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.kernels.linear import kept_why, panel_of
 from onnx_fa.spec.expr import Tensor, compose, substitute
@@ -141,21 +141,28 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
         return None
     if op == LINEAR_SITE:
         operands = [(_dims(g.shape(name)), FLOATS.get(g.kind(name), "u8")) for name in node.input]
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        return _Product(spec_of(operands, attributes), tuple(node.input), node.output[0], (place,))
+        return _Product(spec_of(operands, attributes_of(node)), tuple(node.input), node.output[0], (place,))
     bias, transposed = rest[0] if rest else "", bool(attr_of(node, "transB", 0))
     if op == "Gemm" and (
         attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0)
     ):
         return None
     K, N = weight[::-1] if transposed else weight
-    if not g.is_constant(w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
+    if not _is_weight(g, w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
         return None
     if bias and g.shape(bias) != [N]:
         return None
     spec = LinearSpec(_lead(shape), K, N, dtype, transposed)
     inputs = (x, w, bias) if bias else (x, w)
     return _Product(biased(spec) if bias else spec, inputs, node.output[0], (place,))
+
+
+def _is_weight(g: GraphWriter, name: str) -> bool:
+    """Whether a value is a weight. What moves the numbers of one is done once on a CPU, where a kernel has it in panels."""
+    node = g.maker(name)
+    if g.cpu is None or g.is_constant(name) or node is None or op_of(node) not in ("Reshape", "Transpose"):
+        return g.is_constant(name)
+    return all(_is_weight(g, x) for x in node.input)
 
 
 def _with_what_follows(g: GraphWriter, product: _Product, taken: set[int]) -> list[_Product]:
