@@ -25,20 +25,24 @@ from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.linear_report import LinearReport
+from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.cpu.window import emit_window
+from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.linear import emit_linear
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.linear import Bits, LinearSpec, linear_name
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import Dim
 
 try:
     from iree.compiler import ir as mlir
@@ -256,10 +260,10 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             operands = []
             for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
                 value = self._nv_map[name]
-                have = _builtin(value.type, element_type(dtype))
-                want = _tensor(shape, dtype)
-                operands.append(_cast(_op("torch_c.to_builtin_tensor", value, have), want))
-            results = _call(kernel.name, operands, [_tensor(shape, dtype) for shape, dtype in spec.results])
+                have = builtin_of(value.type, element_type(dtype))
+                want = tensor_of(shape, dtype)
+                operands.append(cast_to(make_op("torch_c.to_builtin_tensor", value, have), want))
+            results = call_function(kernel.name, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
             for name, result in zip(node.output, results, strict=True):
                 self._give(name, result)
         return True
@@ -267,24 +271,25 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _give(self, name: str, result: Any) -> None:
         """What a function returned is the value of that name, in the type that the graph says."""
         torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
-        cast = _cast(result, _builtin(torch_type, str(result.type.element_type)))
-        self._nv_map[name] = _op("torch_c.from_builtin_tensor", cast, torch_type)
+        cast = cast_to(result, builtin_of(torch_type, str(result.type.element_type)))
+        self._nv_map[name] = make_op("torch_c.from_builtin_tensor", cast, torch_type)
 
     def _handle_node_AppendRows(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != APPEND_ROWS:
             return False
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             cache, new = (self._nv_map[name] for name in node.input)
-            element = _element(cache.type)
-            whole = _builtin(cache.type, element)
+            element = element_of(cache.type)
+            whole = builtin_of(cache.type, element)
             dims = [None if whole.is_dynamic_dim(i) else whole.get_dim_size(i) for i in range(1, whole.rank)]
             name, rows = function_name(dims, element), mlir.Type.parse(rows_type(dims, element))
             self.functions[name] = append_rows_text(dims, element)
             operands = [
-                _cast(_op("torch_c.to_builtin_tensor", x, _builtin(x.type, element)), rows) for x in (cache, new)
+                cast_to(make_op("torch_c.to_builtin_tensor", x, builtin_of(x.type, element)), rows)
+                for x in (cache, new)
             ]
-            (made,) = _call(name, operands, [rows])
-            self._nv_map[node.output[0]] = _op("torch_c.from_builtin_tensor", _cast(made, whole), cache.type)
+            (made,) = call_function(name, operands, [rows])
+            self._nv_map[node.output[0]] = make_op("torch_c.from_builtin_tensor", cast_to(made, whole), cache.type)
         return True
 
     def _handle_node_BitsProduct(self, node: onnx.NodeProto) -> bool:
@@ -293,7 +298,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             values = [self._nv_map[name] for name in node.input]
-            types = [_builtin(x.type, _element(x.type)) for x in values]
+            types = [builtin_of(x.type, element_of(x.type)) for x in values]
             block, bits, rounded = (
                 next(a.i for a in node.attribute if a.name == name) for name in ("block", "bits", "rounded")
             )
@@ -310,10 +315,10 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             self.bits_products.append(LinearReport(node.name, spec, product.name))
             wanted = [mlir.Type.parse(x.type) for x in product.operands]
             operands = [
-                _cast(_op("torch_c.to_builtin_tensor", value, have), want)
+                cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
                 for value, have, want in zip(values, types, wanted, strict=True)
             ]
-            (made,) = _call(product.name, operands, [mlir.Type.parse(product.y.type)])
+            (made,) = call_function(product.name, operands, [mlir.Type.parse(product.y.type)])
             self._give(node.output[0], made)
         return True
 
@@ -321,22 +326,33 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         if op_of(node) != LINEAR_SITE:
             return False
         assert self.target is not None  # else no such node is written
-        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
-            values = [self._nv_map[name] for name in node.input]
-            types = [_builtin(x.type, _element(x.type)) for x in values]
-            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            spec = spec_of([(_dims(x), str(x.element_type)) for x in types], attributes)
-            self.functions.update(emit_linear(spec, self.target))
-            operands = [_op("torch_c.to_builtin_tensor", x, have) for x, have in zip(values, types, strict=True)]
-            made = _call(linear_name(spec), operands, [_tensor(shape, dtype) for shape, dtype in spec.results])
-            for name, value in zip(node.output, made, strict=True):
-                self._give(name, value)
+        types, attributes = self._types(node), attributes_of(node)
+        spec = spec_of([(dims_of(x), str(x.element_type)) for x in types], attributes)
+        self.functions.update(emit_linear(spec, self.target))
+        self._call_site(node, linear_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 
+    def _handle_node_ConvSite(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != CONV_SITE:
+            return False
+        assert self.target is not None  # else no such node is written
+        spec = window_of(dims_of(self._types(node)[0]), attributes_of(node))
+        self.functions.update(emit_window(spec, self.target))
+        self.bits_products.append(LinearReport(node.name, spec.product, spec.name))
+        self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
+        return True
 
-def _dims(type_: Any) -> tuple[Dim, ...]:
-    """The dims of a builtin tensor, a symbol for each that is not known, by its place."""
-    return tuple(f"d{i}" if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank))
+    def _types(self, node: onnx.NodeProto) -> list[Any]:
+        """Of a node's operands, as builtin tensors."""
+        return [builtin_of(x.type, element_of(x.type)) for x in map(self._nv_map.__getitem__, node.input)]
+
+    def _call_site(self, node: onnx.NodeProto, name: str, results: Sequence[Any]) -> None:
+        """A call of a function by the node's operands, whose results are the node's."""
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            operands = zip(node.input, self._types(node), strict=True)
+            values = [make_op("torch_c.to_builtin_tensor", self._nv_map[x], have) for x, have in operands]
+            for output, value in zip(node.output, call_function(name, values, results), strict=True):
+                self._give(output, value)
 
 
 def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:
@@ -351,37 +367,3 @@ def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.
     taken = {name: graph.input_map[name] for name in names[externalize.first_input :]}
     graph.input_map = {name: graph.input_map[name] for name in names[: externalize.first_input]}
     return taken
-
-
-def _call(name: str, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-    """What the function of that name returns, of the types `results`."""
-    callee = {"callee": mlir.FlatSymbolRefAttr.get(name)}
-    made: Sequence[Any] = mlir.Operation.create(
-        "util.call", results=list(results), operands=list(operands), attributes=callee
-    ).results
-    return made
-
-
-def _op(name: str, operand: Any, result: Any) -> Any:
-    return mlir.Operation.create(name, results=[result], operands=[operand]).result
-
-
-def _cast(value: Any, want: Any) -> Any:
-    return value if value.type == want else _op("tensor.cast", value, want)
-
-
-def _tensor(shape: tuple[int | str, ...], dtype: str) -> Any:
-    dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
-    return mlir.Type.parse(f"tensor<{dims}{element_type(dtype)}>")
-
-
-def _element(torch_type: Any) -> str:
-    """The builtin element type for a `!torch.vtensor<[1,?],si8>`: integers have no sign there."""
-    element = str(torch_type).rpartition(",")[2].removesuffix(">")
-    return element.removeprefix("s").removeprefix("u") if element[:2] in ("si", "ui") else element
-
-
-def _builtin(torch_type: Any, element: str) -> Any:
-    """The builtin tensor type for a `!torch.vtensor<[1,?],f32>`."""
-    dims = str(torch_type).partition("[")[2].partition("]")[0]
-    return mlir.Type.parse("tensor<" + "".join(f"{d}x" for d in dims.split(",") if d) + element + ">")

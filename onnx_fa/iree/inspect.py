@@ -354,7 +354,7 @@ class VmfbFacts:
         return tuple(e for e in self.exports if is_linear(e))
 
 
-_LINEAR = r"linear_[0-9a-f]{10}_[a-z]+|bits\d_\w+_(?:product|round(?:_zeros)?)"
+_LINEAR = r"(?:linear|conv)_[0-9a-f]{10}_[a-z]+|bits\d_\w+_(?:product|round(?:_zeros)?)"
 
 
 def is_linear(export: str) -> bool:

@@ -214,3 +214,5 @@ _MADE: dict[str, Callable[[onnx.NodeProto, ScoreExpr], ScoreExpr]] = {
         "Where", Apply("Less", x, Float(0.0)), Apply("Mul", Float(attr_of(node, "alpha", 0.01)), x), x
     ),
 }
+POINTWISE = (*_UNARY, *_BINARY, *_MADE, "Clip")
+"""Operators that compute each number of their result from single numbers."""

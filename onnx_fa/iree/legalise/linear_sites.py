@@ -27,7 +27,7 @@ from onnx_fa.iree.legalise.integer_products import (
     zero_number,
 )
 from onnx_fa.iree.legalise.panels import write_panels
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, attributes_of
 from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.kernels.linear import kept_why, panel_of
 from onnx_fa.spec.expr import Tensor, compose, substitute
@@ -157,8 +157,7 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
         return None
     if op == LINEAR_SITE:
         operands = [(_dims(g.shape(name)), FLOATS.get(g.kind(name), "u8")) for name in node.input]
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        return _Product(spec_of(operands, attributes), tuple(node.input), node.output[0], (place,))
+        return _Product(spec_of(operands, attributes_of(node)), tuple(node.input), node.output[0], (place,))
     bias, transposed = rest[0] if rest else "", bool(attr_of(node, "transB", 0))
     if op == "Gemm" and (
         attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0)
@@ -175,9 +174,13 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
 
 
 def _is_weight(g: GraphWriter, w: str) -> bool:
-    """Whether a value is a weight that a kernel may read: a constant, which the compiler lays out for a CPU, or for a GPU, where
-    weights stay as they are, what is computed of constants, such as one that is dequantised."""
-    return g.is_constant(w) if g.cpu else g.comes_of_constants(w)
+    """Whether a value is a weight that a kernel may read: a constant; for a CPU, where a kernel has it in panels, one whose numbers
+    are moved, which is done once; for a GPU, where weights stay as they are, what is computed of constants, such as one that is
+    dequantised."""
+    if g.cpu is None or g.is_constant(w):
+        return g.comes_of_constants(w)
+    node = g.maker(w)
+    return node is not None and op_of(node) in ("Reshape", "Transpose") and all(_is_weight(g, x) for x in node.input)
 
 
 def _product_of_bytes(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:

@@ -18,10 +18,13 @@ from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.convolutions import CONV_SITE, convolution
+from onnx_fa.iree.legalise.depthwise import depthwise
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
+from onnx_fa.iree.legalise.gathered_experts import gathered_product
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
@@ -63,7 +66,7 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in out.graph.node}
-    if ops & {BITS_PRODUCT, LINEAR_SITE} and not any(i.domain == DOMAIN for i in out.opset_import):
+    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_SITE} and not any(i.domain == DOMAIN for i in out.opset_import):
         out.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     if ops & set(EXPAND):
         _write_defaults(out)
@@ -217,13 +220,15 @@ def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | st
 
 
 def _conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A Conv without rows that no window reads where IREE miscounts them, and as a matmul where it is one."""
-    trimmed = trim_rows(g, node)
-    if _patches(g, trimmed or node):
+    """A Conv as a matmul where it is one, as a call of a kernel where one takes it, as sums where it is depthwise, and without
+    rows that no window reads where IREE miscounts them."""
+    if _patches(g, node) or convolution(g, node) or depthwise(g, node):
         return True
-    if trimmed is not None:
-        g.nodes.append(trimmed)
-    return trimmed is not None
+    trimmed = trim_rows(g, node)
+    if trimmed is None or _patches(g, trimmed):
+        return trimmed is not None
+    g.nodes.append(trimmed)
+    return True
 
 
 def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -270,7 +275,7 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    return quantized_products.dequantized_product(g, node) or _flat_rows(g, node)
+    return quantized_products.dequantized_product(g, node) or gathered_product(g, node) or _flat_rows(g, node)
 
 
 def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:

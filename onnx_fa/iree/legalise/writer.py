@@ -184,3 +184,8 @@ Handler = Callable[[GraphWriter, onnx.NodeProto], bool]
 def attr_of(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """An attribute's value, or the default."""
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """All attributes that a node has, by their names."""
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}

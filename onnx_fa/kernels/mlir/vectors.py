@@ -106,16 +106,18 @@ class Lanes(Text):
         # 4 x 4 within each group of four lanes: out[4 i + c], group g, then holds column 4 g + c of rows 4 i .. 4 i + 3
         out: list[str] = []
         for i in range(0, w, 4):
-            r0, r1, r2, r3 = rows[i : i + 4]
-            ab = [self._unpack(r0, r1, 1, h) for h in (0, 1)]
-            cd = [self._unpack(r2, r3, 1, h) for h in (0, 1)]
-            out += [self._unpack(ab[half], cd[half], 2, h) for half in (0, 1) for h in (0, 1)]
+            out += self.turn_four(rows[i : i + 4])
         # Then the groups of the rows that share c.
         result = list(out)
         for c in range(4):
             for g, moved in enumerate(self._transpose_groups(out[c::4])):
                 result[4 * g + c] = moved
         return result
+
+    def turn_four(self, rows: list[str]) -> list[str]:
+        """Four rows as four vectors: group g of four lanes of the one at c is column 4 g + c."""
+        ab, cd = ([self._unpack(a, b, 1, h) for h in (0, 1)] for a, b in (rows[:2], rows[2:]))
+        return [self._unpack(ab[half], cd[half], 2, h) for half in (0, 1) for h in (0, 1)]
 
     def _shuffle(self, a: str, b: str, mask: list[int]) -> str:
         return self.let(f"vector.shuffle {a}, {b} {mask} : {self.vec}, {self.vec}")

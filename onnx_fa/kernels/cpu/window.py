@@ -1,0 +1,60 @@
+"""Convolutions for llvm-cpu: which of them a kernel takes, with what tiles, and the function of one."""
+
+from __future__ import annotations
+
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
+from onnx_fa.kernels.cpu.window_body import WindowBody, WindowTiles, operands_of, y_of
+from onnx_fa.kernels.mlir.text import Text
+from onnx_fa.spec.target import Target
+from onnx_fa.spec.windows import WindowSpec
+
+_LANES = 16
+"""Of AVX-512's vectors."""
+_LEAST_PLACES = 4
+"""Fewer leave the multipliers without work."""
+_DOWN, _ACROSS = 4, 4
+"""Register tiles of a workgroup, and panels."""
+_TALL = {1: 16, 2: 8, 3: 8}
+"""Rows of a register tile at most, by its vectors: their sums, the weights and an element of x fit into 32 registers."""
+
+
+def panel_of(columns: int, target: Target) -> int:
+    """The columns of a panel for a group of so many; 0 where no kernel takes them: where they do not fill a vector."""
+    if target.is_gpu or target.kernels != "auto" or target.lanes != _LANES or columns < _LANES:
+        return 0
+    if columns % (3 * _LANES) == 0 and columns % (2 * _LANES):
+        return 3 * _LANES  # two vectors would compute columns twice
+    return _LANES * min(2, columns // _LANES)
+
+
+def takes(spec: WindowSpec) -> bool:
+    """Whether the kernel is to stand for a convolution."""
+    return spec.rows >= _LEAST_PLACES
+
+
+def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
+    """Tiles that leave few places over."""
+    most, rows = _TALL[spec.panel // target.lanes], spec.rows
+    # What channels first are written from is turned by fours.
+    heights = range(min(most, rows), 3, -1) if spec.last else range(min(most, rows) // 4 * 4, 3, -4)
+    tall = min(
+        (n for n in heights if 2 * n > most or rows <= most), key=lambda n: -(-rows // n) * n + (most - n) * rows / 100
+    )
+    return WindowTiles(target.lanes, tall, _DOWN, _ACROSS)
+
+
+def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
+    """The executable and the function of the spec's name, which takes x and the weight and returns y, by their symbols."""
+    symbol, operands, y, t = f"{spec.name}_tiles", operands_of(spec), y_of(spec), Text()
+    if spec.parts is None:
+        t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
+    (made,) = call_dispatch(t, symbol, operands, [x.name for x in operands], [y])
+    arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
+    function = [
+        f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
+        *t.render(),
+        f"util.return {made} : {y.type}",
+        "}",
+    ]
+    body = WindowBody(spec, tiles_for(spec, target)).executable(symbol)
+    return {symbol: joined(body), spec.name: joined(function)}

@@ -1,0 +1,213 @@
+"""The dispatch of a convolution at the vector level: a register tile of some places by some vectors of columns is carried along
+channels and taps, whose numbers are read where they lie in the image. Nobody writes out what the windows see.
+
+Places lie along rows, as those of a linear site (linear_body.py); an element of x is loaded once for all columns of a tile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from onnx_fa.kernels.cpu.row_dispatch import ROWS, Operand, load, make_executable, store
+from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.spec.windows import WindowSpec
+
+_WRITTEN_OUT = 12
+"""Steps of K at most that are written out one after the other."""
+
+
+@dataclass(frozen=True)
+class WindowTiles:
+    """A register tile has `rows` places, and as many vectors of `lanes` columns as a panel has. A workgroup has `down` tiles of
+    `across` panels, all of one image."""
+
+    lanes: int
+    rows: int
+    down: int
+    across: int
+
+
+def operands_of(spec: WindowSpec) -> list[Operand]:
+    """x, the weight and the bias."""
+    size = spec.K // _taps(spec) * spec.sizes[0] * spec.steps[0]
+    panels = (spec.groups * spec.panels, spec.K, spec.panel)
+    found = [Operand("%x", (_parts(spec), size), "f32"), Operand("%w", panels, "f32")]
+    return [*found, *[Operand("%b", (spec.groups, spec.N), "f32")] * spec.bias]
+
+
+def y_of(spec: WindowSpec) -> Operand:
+    return Operand("%y", (_parts(spec), *spec.y_shape), "f32")
+
+
+def _parts(spec: WindowSpec) -> int | str:
+    return ROWS if spec.parts is None else spec.parts
+
+
+def _taps(spec: WindowSpec) -> int:
+    return spec.K // spec.channels
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The way along K: `loops` from the outermost on, as (turns, step in x, step in the weight), and the steps that are written out
+    in each turn of the innermost, as (place in x, place in the weight)."""
+
+    loops: tuple[tuple[int, int, int], ...]
+    written: tuple[tuple[int, int], ...]
+
+
+def walk_of(spec: WindowSpec) -> _Walk:
+    """Taps and then channels are written out as long as they are not too many; the others are loops."""
+    plane = spec.sizes[0] * spec.steps[0]
+    axes = [(spec.channels, plane)]
+    axes += [(k, step * d) for k, step, d in zip(spec.kernel, spec.steps, spec.dilations, strict=True)]
+    loops: list[tuple[int, int, int]] = []
+    inner: list[tuple[int, int, int]] = []
+    left, k_step = _WRITTEN_OUT, 1
+    for count, step in reversed(axes):
+        some = max(n for n in range(1, count + 1) if count % n == 0 and (n <= left or n == 1))
+        inner.insert(0, (some, step, k_step))
+        if some < count:
+            loops.insert(0, (count // some, step * some, k_step * some))
+            left = 1
+        left, k_step = left // some, k_step * count
+    written = [
+        (
+            sum(i * x for i, (_, x, _) in zip(at, inner, strict=True)),
+            sum(i * k for i, (_, _, k) in zip(at, inner, strict=True)),
+        )
+        for at in itertools.product(*(range(count) for count, _, _ in inner))
+    ]
+    return _Walk(tuple(loops), tuple(written))
+
+
+class WindowBody:
+    """Writes the dispatch of a convolution."""
+
+    def __init__(self, spec: WindowSpec, tiles: WindowTiles) -> None:
+        self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
+        self.operands, self.y, self.walk = operands_of(spec), y_of(spec), walk_of(spec)
+        self.vectors = spec.panel // tiles.lanes
+        self.down = -(-spec.rows // (tiles.rows * tiles.down))
+        self.across = -(-spec.panels // tiles.across)
+
+    def executable(self, symbol: str) -> list[str]:
+        """The executable, a function of that name."""
+        each = self.down * self.across
+        if self.spec.parts is not None:
+            count = [f"%x = arith.constant {each * self.spec.parts} : index"]
+        else:
+            count = [f"%each = arith.constant {each} : index", "%x = arith.muli %rows, %each : index"]
+        return make_executable(symbol, self.operands, [self.y], count, self._body())
+
+    def _body(self) -> list[str]:
+        t, spec, tiles = self.t, self.spec, self.tiles
+        self.loaded = {x.name: load(t, x, "readonly", ["0"] * len(x.shape), x.shape) for x in self.operands}
+        y, self.y_type = load(t, self.y, "writeonly", ["0", "0", "0"], self.y.shape)
+        # Workgroups that follow each other share an image, and panels of the weight.
+        group = t.let("flow.dispatch.workgroup.id[0] : index")
+        image = t.arith("divui", group, t.index(self.down * self.across))
+        place = t.arith("remui", group, t.index(self.down * self.across))
+        first_row = t.arith("muli", t.arith("remui", place, t.index(self.down)), t.index(tiles.rows * tiles.down))
+        last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), t.index(spec.rows))
+        first_panel = t.arith("muli", t.arith("divui", place, t.index(self.down)), t.index(tiles.across))
+        last_panel = t.arith("minsi", t.shifted(first_panel, tiles.across), t.index(spec.panels))
+        group = t.arith("remui", image, t.index(spec.groups))
+        own = t.arith("muli", group, t.index(spec.panels))
+
+        def over_panels(panel: str, carried: list[str]) -> list[str]:
+            column = t.arith("muli", panel, t.index(spec.panel))
+            if spec.N % spec.panel:
+                column = t.arith("minsi", column, t.index(spec.N - spec.panel))
+            matrix = t.arith("addi", own, panel)
+
+            def over_rows(row: str, inside: list[str]) -> list[str]:
+                if spec.rows % tiles.rows:  # the last tile begins earlier
+                    row = t.arith("minsi", row, t.index(spec.rows - tiles.rows))
+                return [self._tile(image, (group, matrix), row, column, inside[0])]
+
+            return t.loop((first_row, last_row, t.index(tiles.rows)), [(carried[0], self.y_type)], over_rows)
+
+        (made,) = t.loop((first_panel, last_panel, t.index(1)), [(y, self.y_type)], over_panels)
+        store(t, made, self.y_type, self.y, ["0", "0", "0"], self.y.shape)
+        return t.render()
+
+    def _tile(self, image: str, weight: tuple[str, str], row: str, column: str, y: str) -> str:
+        """y with one register tile, by the panel of a group."""
+        t, n, tall = self.t, self.vectors, self.tiles.rows
+        group, matrix = weight
+        starts = [self._start(t.shifted(row, i)) for i in range(tall)]
+        columns = [t.shifted(column, t.width * j) for j in range(n)]
+        first = [t.splat(0.0)] * n
+        if self.spec.bias:
+            first = [t.read(*self.loaded["%b"], group, at) for at in columns]
+        sums = self._sums(image, matrix, starts, t.index(0), t.index(0), 0, [(v, t.vec) for v in first] * tall)
+        for j, at in enumerate(columns):
+            own = sums[j::n]
+            if not self.spec.last:
+                y = self._write_turned(own, image, at, row, y)
+                continue
+            for i, total in enumerate(own):
+                y = t.write(total, y, self.y_type, image, t.shifted(row, i), at)
+        return y
+
+    def _write_turned(self, sums: list[str], image: str, column: str, row: str, y: str) -> str:
+        """y with vectors of columns, a column as a row: eight places at a time, or four."""
+        t = self.t
+        fours = [t.turn_four(sums[i : i + 4]) for i in range(0, len(sums), 4)]
+        for i in range(0, len(fours), 2):
+            both = fours[i : i + 2]
+            at = t.shifted(row, 4 * i)
+            places = f"vector<{4 * len(both)}xf32>"
+            for c in range(4):
+                for g in range(t.width // 4):
+                    lanes = [offset + 4 * g + lane for offset in (0, t.width)[: len(both)] for lane in range(4)]
+                    value = t.let(f"vector.shuffle {both[0][c]}, {both[-1][c]} {lanes} : {t.vec}, {t.vec}")
+                    where = f"{image}, {t.shifted(column, 4 * g + c)}, {at}"
+                    y = t.let(
+                        f"vector.transfer_write {value}, {y}[{where}] {{in_bounds = [true]}} : {places}, {self.y_type}"
+                    )
+        return y
+
+    def _start(self, place: str) -> str:
+        """Where the window of a place begins in its image."""
+        t, spec = self.t, self.spec
+        start, left = t.index(0), place
+        for i in reversed(range(len(spec.sizes))):
+            along = left
+            if i:
+                along = t.arith("remui", left, t.index(spec.places[i]))
+                left = t.arith("divui", left, t.index(spec.places[i]))
+            start = t.arith("addi", start, t.arith("muli", along, t.index(spec.strides[i] * spec.steps[i])))
+        return start
+
+    def _sums(
+        self, image: str, matrix: str, starts: list[str], x_at: str, k_at: str, depth: int, sums: list[tuple[str, str]]
+    ) -> list[str]:
+        """The sums with what lies on the way from the loop of this depth on."""
+        t = self.t
+        if depth == len(self.walk.loops):
+            return self._written(image, matrix, [t.arith("addi", s, x_at) for s in starts], k_at, [v for v, _ in sums])
+        turns, x_step, k_step = self.walk.loops[depth]
+
+        def turn(i: str, values: list[str]) -> list[str]:
+            x_next = t.arith("addi", x_at, t.arith("muli", i, t.index(x_step)))
+            k_next = t.arith("addi", k_at, t.arith("muli", i, t.index(k_step)))
+            carried = [(v, t.vec) for v in values]
+            return self._sums(image, matrix, starts, x_next, k_next, depth + 1, carried)
+
+        return t.loop((t.index(0), t.index(turns), t.index(1)), sums, turn)
+
+    def _written(self, image: str, matrix: str, starts: list[str], k_at: str, sums: list[str]) -> list[str]:
+        t = self.t
+        (x, x_type), (w, w_type) = self.loaded["%x"], self.loaded["%w"]
+        for x_off, k_off in self.walk.written:
+            at = t.shifted(k_at, k_off)
+            weights = [t.read(w, w_type, matrix, at, t.index(t.width * j)) for j in range(self.vectors)]
+            for i, start in enumerate(starts):
+                number = t.broadcast(t.let(f"tensor.extract {x}[{image}, {t.shifted(start, x_off)}] : {x_type}"))
+                for j, weight in enumerate(weights):
+                    to = i * self.vectors + j
+                    sums[to] = t.vop("vector.fma", number, weight, sums[to])
+        return sums

@@ -1,0 +1,115 @@
+"""A convolution as a product: each place of a window over an image is a row, of all numbers that the window sees there.
+
+y[image, place, n] = b[n] + sum over channel and tap of x[image, channel, place * stride + tap * dilation] w[channel and tap, n]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnx_fa.spec.linear import LinearSpec, biased
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """`images` are those of a batch (None: known at run time only), each in so many `groups`, of `channels` channels of `sizes`,
+    pads included. Every group has N columns of its own. x is (images * groups, channels * sizes), as an image lies in memory,
+    channels first. y is (images * groups, N, places), or with `last`, channels last, (images * groups, places, N).
+
+    The weight comes in panels of columns, (groups * panels, K, panel), where K runs over channels and then taps; the last panel of
+    a group has its last columns. With `bias` there is a third operand, (groups, N). Raises ValueError for windows that fit nowhere
+    and panels wider than the columns."""
+
+    images: int | None
+    groups: int
+    channels: int
+    N: int
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    panel: int
+    bias: bool = False
+    last: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:
+            raise ValueError(f"a number below one in {self}")
+        if min(self.places) < 1:
+            raise ValueError(f"windows of {self.kernel} in {self.sizes}")
+        if self.panel > self.N:
+            raise ValueError(f"panels of {self.panel} columns of {self.N}")
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Of a window along each axis."""
+        axes = zip(self.sizes, self.kernel, self.strides, self.dilations, strict=True)
+        return tuple((size - (k - 1) * d - 1) // s + 1 for size, k, s, d in axes)
+
+    @property
+    def rows(self) -> int:
+        """Places of a window in an image."""
+        return math.prod(self.places)
+
+    @property
+    def K(self) -> int:
+        return self.channels * math.prod(self.kernel)
+
+    @property
+    def panels(self) -> int:
+        """Of a group."""
+        return -(-self.N // self.panel)
+
+    @property
+    def parts(self) -> int | None:
+        """Groups of images, each of which is multiplied for itself."""
+        return None if self.images is None else self.images * self.groups
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """How far apart neighbours along each axis of an image lie."""
+        return tuple(math.prod(self.sizes[i + 1 :]) for i in range(len(self.sizes)))
+
+    @property
+    def y_shape(self) -> tuple[int, int]:
+        """Of each of the parts."""
+        return (self.rows, self.N) if self.last else (self.N, self.rows)
+
+    @property
+    def product(self) -> LinearSpec:
+        """The product of what the windows see with the weight of a group."""
+        product = LinearSpec(("parts" if self.parts is None else self.parts, self.rows), self.K, self.N, "f32")
+        return biased(product) if self.bias else product
+
+    @property
+    def name(self) -> str:
+        """Of the function: equal for equal specs."""
+        return f"conv_{hashlib.sha256(repr(self).encode()).hexdigest()[:10]}"
+
+
+def slide(
+    spec: WindowSpec, x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any] | None = None
+) -> npt.NDArray[np.float64]:
+    """The meaning of a spec in float64."""
+    images = np.asarray(x, np.float64).reshape(-1, spec.groups, spec.channels, *spec.sizes)
+    every: Any = (slice(None),) * 3
+    seen = np.empty((*images.shape[:3], *spec.kernel, *spec.places))
+    for tap in itertools.product(*map(range, spec.kernel)):
+        axes = zip(tap, spec.strides, spec.dilations, spec.places, strict=True)
+        part: tuple[slice, ...] = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, s, d, n in axes)
+        seen[(*every, *tap)] = images[(*every, *part)]
+    rows = seen.reshape(*images.shape[:2], spec.K, spec.rows)
+    panels = np.asarray(w, np.float64).reshape(spec.groups, spec.panels, spec.K, spec.panel)
+    first = panels[:, :-1].transpose(0, 2, 1, 3).reshape(spec.groups, spec.K, -1)
+    weight = np.concatenate([first, panels[:, -1, :, spec.panel - (spec.N - first.shape[2]) :]], axis=2)
+    made: npt.NDArray[np.float64] = np.einsum("igkp,gkn->igpn", rows, weight)
+    if bias is not None:
+        made = made + np.asarray(bias, np.float64)[:, None]
+    return (made if spec.last else made.swapaxes(2, 3)).reshape(-1, *spec.y_shape)

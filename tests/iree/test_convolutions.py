@@ -1,0 +1,269 @@
+"""Convolutions that become calls of a kernel give onnxruntime's numbers, whatever their attributes; those that do not stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from onnx import helper as h
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.compile import compile_model, import_model
+from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inspect import is_linear
+from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
+from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.windows import WindowSpec, slide
+from tests.support.ort_run import run
+
+WIDE, NARROW = parse_target("cpu-avx512"), parse_target("cpu-avx2")
+HOST = parse_target("cpu-host")
+
+
+def conv(
+    x: tuple[int | str, ...],
+    w: tuple[int, ...],
+    *,
+    bias: bool = True,
+    kind: Any = np.float32,
+    opset: int = 17,
+    turned: bool = False,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """A Conv of x with a weight of that shape, which is a constant."""
+    rng = np.random.default_rng(0)
+    element = h.np_dtype_to_tensor_dtype(np.dtype(kind))
+    constants = {
+        "w": rng.standard_normal(w) / np.sqrt(np.prod(w[1:])),
+        **({"b": rng.standard_normal(w[0])} if bias else {}),
+    }
+    node = h.make_node("Conv", ["x", *constants], ["y"], "conv", **attributes)
+    outputs = [h.make_tensor_value_info("y", element, [None] * len(x))]
+    nodes = [node]
+    if turned:
+        perm = [0, *range(2, len(x)), 1]
+        nodes = [h.make_node("Conv", node.input, ["c"], "conv", **attributes), h.make_node("Relu", ["c"], ["r"])]
+        nodes.append(h.make_node("Transpose", ["r"], ["y"], perm=perm))
+    graph = h.make_graph(nodes, "g", [h.make_tensor_value_info("x", element, list(x))], outputs)
+    graph.initializer.extend(numpy_helper.from_array(v.astype(kind), name) for name, v in constants.items())
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=9)
+
+
+def image(*shape: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)}
+
+
+def legalized(model: onnx.ModelProto, target: Any = WIDE) -> onnx.ModelProto:
+    typed = onnx.ModelProto.FromString(model.SerializeToString())
+    infer_types(typed, {})
+    return legalize(typed, target=target)
+
+
+def ops(model: onnx.ModelProto, target: Any = WIDE) -> list[str]:
+    return [op_of(n) for n in legalized(model, target).graph.node]
+
+
+class ConvSite(OpRun):
+    """What the node means."""
+
+    op_domain = DOMAIN
+
+    def _run(self, x: np.ndarray, w: np.ndarray, *bias: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
+        return (slide(window_of(x.shape, attributes), x, w, *bias).astype(np.float32),)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, opsets: tuple[int, ...] = (10, 12, 17)) -> tuple[onnx.ModelProto, tuple[int, ...]]:
+    axes, small = draw(st.integers(1, 3)), st.integers(1, 3)
+    groups, own, columns = draw(small), draw(small), draw(st.sampled_from([16, 17, 24, 32, 33, 48, 64, 80]))
+    auto = draw(st.sampled_from(["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
+    sizes, kernel, strides = (
+        tuple(draw(n) for _ in range(axes)) for n in (st.integers(2, 9), st.integers(1, 4), small)
+    )
+    attributes: dict[str, Any] = {"strides": strides, "group": groups}
+    if not auto.startswith("SAME"):  # onnxruntime has no dilations there
+        attributes["dilations"] = [draw(st.integers(1, 2)) for _ in range(axes)]
+    if auto != "NOTSET":
+        attributes["auto_pad"] = auto
+    elif draw(st.booleans()):
+        attributes["pads"] = [draw(st.integers(0, 2)) for _ in range(2 * axes)]
+    if draw(st.booleans()):
+        attributes["kernel_shape"] = kernel
+    pads = attributes.get("pads", [0] * 2 * axes)
+    spread = attributes.get("dilations", [1] * axes)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
+    assume(
+        auto.startswith("SAME")
+        or all(s + pads[i] + pads[axes + i] >= r for i, (s, r) in enumerate(zip(sizes, reach, strict=True)))
+    )
+    batch, free, bias = draw(small), draw(st.booleans()), draw(st.booleans())
+    weight = (groups * columns, own, *kernel)
+    opset = draw(st.sampled_from(opsets))
+    return conv(
+        ("N" if free else batch, groups * own, *sizes),
+        weight,
+        bias=bias,
+        opset=opset,
+        turned=draw(st.booleans()),
+        **attributes,
+    ), (
+        batch,
+        groups * own,
+        *sizes,
+    )
+
+
+@st.composite
+def depthwise(draw: st.DrawFn) -> tuple[onnx.ModelProto, tuple[int, ...]]:
+    axes, small = draw(st.integers(1, 3)), st.integers(1, 3)
+    channels, batch = draw(st.integers(2, 20)), draw(small)
+    sizes, kernel, strides, spread, pads = (
+        tuple(draw(n) for _ in range(count))
+        for n, count in (
+            (st.integers(3, 9), axes),
+            (st.integers(1, 4), axes),
+            (small, axes),
+            (st.integers(1, 2), axes),
+            (st.integers(0, 2), 2 * axes),
+        )
+    )
+    ends = [
+        s + pads[i] + pads[axes + i] - (k - 1) * d
+        for i, (s, k, d) in enumerate(zip(sizes, kernel, spread, strict=True))
+    ]
+    assume(min(ends) > 0 and np.prod(kernel) > 1)
+    attributes = {"strides": strides, "dilations": spread, "pads": pads, "group": channels}
+    lead = "N" if draw(st.booleans()) else batch
+    model = conv(
+        (lead, channels, *sizes),
+        (channels, 1, *kernel),
+        bias=draw(st.booleans()),
+        turned=draw(st.booleans()),
+        **attributes,
+    )
+    return model, (batch, channels, *sizes)
+
+
+def compare(model: onnx.ModelProto, got: Any, inputs: dict[str, np.ndarray]) -> None:
+    (want,) = run(model, inputs)
+    assert got.shape == want.shape and got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(want).max())))
+
+
+@settings(max_examples=150, deadline=None)
+@given(convolutions())
+def test_random_convolutions_mean_the_same(drawn: tuple[onnx.ModelProto, tuple[int, ...]]) -> None:
+    model, shape = drawn
+    made, inputs = legalized(model), image(*shape)
+    (got,) = ReferenceEvaluator(made, new_ops=[ConvSite]).run(None, inputs)
+    compare(model, got, inputs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(depthwise())
+def test_random_depthwise_convolutions_mean_the_same(drawn: tuple[onnx.ModelProto, tuple[int, ...]]) -> None:
+    model, shape = drawn
+    made, inputs = legalized(model, NARROW), image(*shape)
+    assert "Conv" not in {n.op_type for n in made.graph.node}
+    (got,) = ReferenceEvaluator(made).run(None, inputs)
+    compare(model, got, inputs)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@example((conv(("N", 8, 30), (96, 2, 16), group=4, pads=[8, 8]), (3, 8, 30)))
+@example((conv((2, 3, 20, 20), (32, 3, 7, 7), strides=[4, 4], pads=[3] * 4), (2, 3, 20, 20)))
+@example((conv((3, 20, 58), (96, 20, 3), pads=[1, 1], strides=[2]), (3, 20, 58)))
+@example((conv(("N", 24, 9, 9), (48, 24, 3, 3), pads=[1] * 4, bias=False), (2, 24, 9, 9)))
+@example((conv(("N", 6, 9, 9), (6, 1, 3, 3), group=6, pads=[1] * 4), (2, 6, 9, 9)))
+@example((conv((2, 6, 9, 9), (6, 1, 3, 3), group=6, strides=[2, 2], turned=True), (2, 6, 9, 9)))
+@given(drawn=st.one_of(convolutions((17,)), depthwise()))
+def test_random_convolutions_compiled(tmp_path_factory: Any, drawn: tuple[onnx.ModelProto, tuple[int, ...]]) -> None:
+    model, shape = drawn
+    inputs, path = image(*shape), tmp_path_factory.mktemp("conv") / "m.vmfb"
+    compile_model(model, path, HOST, parameters="embed")
+    (got,) = load_module(path)(*inputs.values())
+    compare(model, got, inputs)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "attributes"),
+    [
+        ((3, 20, 58), (96, 20, 3), {"pads": [1, 1]}),
+        (("N", 20, 58), (96, 20, 3), {"pads": [1, 1], "strides": [2]}),
+        ((3, 96, 30), (96, 24, 16), {"group": 4, "pads": [8, 8]}),
+        ((1, 3, 40, 40), (32, 3, 7, 7), {"strides": [4, 4], "pads": [3] * 4}),
+        ((1, 3, 40, 40), (32, 3, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+        ((1, 8, 7, 7, 7), (16, 8, 3, 3, 3), {"dilations": [2, 2, 2]}),
+        ((1, 16, 9, 9), (16, 16, 3, 3), {"pads": [1] * 4}),
+    ],
+)
+def test_a_kernel_takes(x: tuple[int | str, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    found = ops(conv(x, w, **attributes))
+    assert CONV_SITE in found and "Conv" not in found
+    if min(attributes.get("dilations", [1])) == 1 and "N" not in x:
+        text = import_model(conv(x, w, **attributes), WIDE).text
+        assert "util.call @conv_" in text and "onnx.Conv" not in text
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((1, 3, "H", 40), (32, 3, 3, 3), {}),  # sizes that only a run knows
+        ((1, 3, "L"), (32, 3, 3), {}),
+        ((1, 3, 40), (15, 3, 3), {}),  # columns that do not fill a vector
+        ((1, 64, 40), (64, 4, 3), {"group": 16}),
+        ((1, 64, 40), (128, 1, 3), {"group": 64}),  # channels that have two columns each
+        ((1, 64, "L"), (64, 1, 3), {"group": 64}),
+        ((1, 64, 99), (64, 1, 65), {"group": 64}),  # too many taps
+        ((1, 64, 40), (64, 1, 1), {"group": 64}),
+        ((1, 64, 40), (64, 1, 3), {"group": 64, "opset": 12}),
+        ((1, 64, 40), (64, 1, 3), {"group": 64, "kind": np.float16}),
+        ((1, 3, 5), (32, 3, 3), {}),  # few places
+        ((1, 3, 40), (32, 3, 3), {"kind": np.float16}),
+    ],
+)
+def test_a_conv_stays(x: tuple[int | str, ...], w: tuple[int, ...], options: dict[str, Any]) -> None:
+    found = ops(conv(x, w, **options))
+    assert CONV_SITE not in found and "Conv" in found
+
+
+@pytest.mark.parametrize(
+    "target", [NARROW, parse_target("cpu-neon"), parse_target("cuda"), parse_target("vulkan"), None]
+)
+def test_other_targets_keep_their_convolutions(target: Any) -> None:
+    assert ops(conv((1, 3, 40, 40), (32, 3, 3, 3)), target) == ["Conv"]
+
+
+def test_a_weight_of_the_run_stays() -> None:
+    model = conv((1, 3, 40), (32, 3, 3))
+    model.graph.input.append(h.make_tensor_value_info("w", 1, [32, 3, 3]))
+    del model.graph.initializer[0]
+    assert ops(model) == ["Conv"]
+
+
+def test_nothing_writes_out_what_windows_see() -> None:
+    """The image with its pads is all that is read: a window of 49 taps takes no 49 times as much."""
+    text = import_model(conv((1, 16, 64, 64), (64, 16, 7, 7), pads=[3] * 4), WIDE).text
+    assert "tensor<1x78400xf32>" in text and "3211264" not in text  # 16 * 70 * 70, 4096 * 784
+
+
+def test_names(tmp_path: Path) -> None:
+    spec = WindowSpec(1, 1, 3, 32, (9,), (3,), (1,), (1,), 32)
+    assert is_linear(f"{spec.name}_tiles") and spec.product.K == 9 and spec.product.rows == 7
+    with pytest.raises(ValueError, match="windows of"):
+        WindowSpec(1, 1, 3, 32, (2,), (3,), (1,), (1,), 32)
+    with pytest.raises(ValueError, match="panels of"):
+        WindowSpec(1, 1, 3, 16, (9,), (3,), (1,), (1,), 32)
+    with pytest.raises(ValueError, match="below one"):
+        WindowSpec(1, 1, 3, 16, (9,), (3,), (0,), (1,), 16)
