@@ -26,20 +26,23 @@ from onnx_fa.graph.view import GraphView
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them, and
-    so are names that ONNX's own inference made up ("unk__16", which quantisers write into files): it would keep them where it now
-    finds a number.
+    """Fills in value types and shapes. Unnamed dims that an exporter left are dropped first, so that inference may name them; where
+    more is known than ONNX's inference found out, so are all names that it made up ("unk__16", which quantisers write into files,
+    too): it would keep them where it now finds a number.
 
     What the content of an initializer says is used only where the caller of the model cannot give another one. A declared shape of
     an output that contradicts the node which makes it is corrected, and what follows from it is inferred anew.
     """
     given = {o: o.shape.copy() if o.shape is not None else None for o in model.graph.outputs}
     _fill(model)
-    if correct_outputs(model, given) | _fill_expands(model):
+    if correct_outputs(model, given):
         _fill(model)
+    if _fill_expands(model):
+        _fill(model, anew=True)
 
 
-def _fill(model: ir.Model) -> None:
+def _fill(model: ir.Model, *, anew: bool = False) -> None:
+    """`anew`: without the names that inference made up before."""
     _correct_constants(model)
     fixed = {*model.graph.inputs, *model.graph.outputs}
     complete = True
@@ -48,7 +51,7 @@ def _fill(model: ir.Model) -> None:
         for value in node.outputs:
             if value in fixed:
                 continue
-            if value.shape is not None and any(_is_unknown(d) for d in value.shape):
+            if value.shape is not None and any(_is_unknown(d, made_up=anew) for d in value.shape):
                 dropped[value], value.shape = value.shape, None
             complete &= value.shape is not None and value.dtype is not None
     if complete:
@@ -64,8 +67,10 @@ def _fill(model: ir.Model) -> None:
         if value.shape is not None and 0 in value.shape.dims and (shape is None or 0 not in shape.dims):
             value.shape = shape
     for value, shape in dropped.items():
-        if value.shape is None:
-            value.shape = shape  # a rank is better than nothing
+        if (
+            value.shape is None
+        ):  # a rank is better than nothing; names that were made up then may mean something else now
+            value.shape = ir.Shape(None if anew and _is_unknown(d) else d for d in shape)
         elif len(value.shape) == len(shape):  # numbers that inference does not find
             dims = [
                 old if isinstance(old, int) and _is_unknown(d) else d for d, old in zip(value.shape, shape, strict=True)
@@ -98,9 +103,11 @@ def _fill_expands(model: ir.Model) -> bool:
 _MADE_UP = re.compile(r"unk__\d+")
 
 
-def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
+def _is_unknown(dim: int | ir.SymbolicDim, *, made_up: bool = True) -> bool:
     """Whether a dim says nothing: it has no name, or one that ONNX's inference made up."""
-    return not isinstance(dim, int) and (dim.value is None or _MADE_UP.fullmatch(dim.value) is not None)
+    if isinstance(dim, int):
+        return False
+    return dim.value is None or (made_up and _MADE_UP.fullmatch(dim.value) is not None)
 
 
 def _correct_constants(model: ir.Model) -> None:

@@ -111,7 +111,7 @@ def test_compiles_to_both(tmp_path: Path) -> None:
 
 def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor is taken as its features say, whatever its name; what is not bf16 is multiplied so only where that is asked."""
-    flags = "avx2 avx512f avx512_bf16 amx_tile"
+    flags = "avx2 avx512f avx512_bf16 avx512_vnni amx_tile amx_int8"
     monkeypatch.setattr(targets, "_host_flags", lambda: f"model name: x\nflags: {flags} amx_bf16")
     host = parse_target("cpu-host")
     assert host.amx and emit_kernel(_spec(), host).body == "amx"

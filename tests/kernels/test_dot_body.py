@@ -138,7 +138,7 @@ def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     half, single = _spec(dtype="bf16"), _spec()
     assert multiplies_bf16(half, parse_target("cpu-host")) and not multiplies_bf16(single, parse_target("cpu-host"))
     assert not multiplies_bf16(dataclasses.replace(half, D=33), parse_target("cpu-host"))
-    for slow in ("avx2 avx512f", "avx2 avx512f avx512_bf16 amx_tile amx_bf16"):
+    for slow in ("avx2 avx512f", "avx2 avx512f avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8"):
         monkeypatch.setattr(targets, "_host_flags", lambda slow=slow: f"flags: {slow}")
         assert not multiplies_bf16(half, parse_target("cpu-host"))
 
