@@ -67,9 +67,8 @@ def _fill(model: ir.Model, *, anew: bool = False) -> None:
         if value.shape is not None and 0 in value.shape.dims and (shape is None or 0 not in shape.dims):
             value.shape = shape
     for value, shape in dropped.items():
-        if (
-            value.shape is None
-        ):  # a rank is better than nothing; names that were made up then may mean something else now
+        if value.shape is None:
+            # A rank is better than nothing. Names that were made up before may mean something else now.
             value.shape = ir.Shape(None if anew and _is_unknown(d) else d for d in shape)
         elif len(value.shape) == len(shape):  # numbers that inference does not find
             dims = [
@@ -81,23 +80,26 @@ def _fill(model: ir.Model, *, anew: bool = False) -> None:
 def _fill_expands(model: ir.Model) -> bool:
     """Shapes of Expands to constants that a little arithmetic makes. PyTorch's older exporter writes Where and Equal for dims that
     stay, through which ONNX's inference follows no numbers. Returns whether there were any."""
+    unknown = [
+        n for n in model.graph if op_of(n) == "Expand" and not _is_static(n.outputs[0]) and _is_static(n.inputs[0])
+    ]
+    if not unknown:
+        return False
     view, filled = GraphView(model), False
-    for node in model.graph:
-        if op_of(node) != "Expand":
+    for node in unknown:
+        have, asked = node.inputs[0], view.const(node.inputs[1])
+        if have is None or have.shape is None or asked is None:
             continue
-        have, made = node.inputs[0].shape if node.inputs[0] else None, node.outputs[0].shape
-        if have is None or not have.is_static() or (made is not None and made.is_static()):
-            continue
-        asked = view.const(node.inputs[1])
-        if asked is None:
-            continue
-        sizes = [int(n) for n in asked.ravel()]
         try:
-            node.outputs[0].shape = ir.Shape(np.broadcast_shapes(have.numpy(), tuple(sizes)))
+            node.outputs[0].shape = ir.Shape(np.broadcast_shapes(have.shape.numpy(), tuple(map(int, asked.ravel()))))
         except ValueError:  # onnxruntime says so when it runs the model
             continue
         filled = True
     return filled
+
+
+def _is_static(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and value.shape.is_static()
 
 
 _MADE_UP = re.compile(r"unk__\d+")

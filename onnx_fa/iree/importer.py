@@ -105,7 +105,7 @@ def import_mlir(
     assert start is not None
     added = [*(k.text for k in kernels), *importer.functions.values()]
     whole = text[: start.end()] + "\n".join(added) + "\n" + text[start.end() :]
-    return Imported(whole, importer.weights.parameters, [*linear, *importer.bits_products])
+    return Imported(whole, importer.weights.parameters, [*linear, *importer.reports])
 
 
 def _verify(module: Any, declarations: Sequence[str]) -> None:
@@ -206,13 +206,14 @@ def _refine_slices(graph: onnx.GraphProto) -> bool:
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["bits_products", "functions", "sites", "target", "weights"]
+    __slots__ = ["functions", "reports", "sites", "target", "weights"]
     sites: Mapping[str, PlannedSite]
     weights: WeightImporter
     functions: dict[str, str]
     """The texts of functions that are called and are no attention's, and of their executables, by their symbols."""
     target: Target | None
-    bits_products: list[LinearReport]
+    reports: list[LinearReport]
+    """Of products that become calls here, beside those that `find_linear_sites` returns."""
 
     @classmethod
     def define(
@@ -236,7 +237,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         )
         self._nv_map = base._nv_map
         self.sites = sites
-        self.functions, self.bits_products = {}, []
+        self.functions, self.reports = {}, []
         self.weights = WeightImporter(base._p, base._cc, held, externalize)
         for name, info in parameters.items():
             self._nv_map[name] = self.weights.load_input(info, self._b)
@@ -298,10 +299,8 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             values = [self._nv_map[name] for name in node.input]
-            types = [builtin_of(x.type, element_of(x.type)) for x in values]
-            block, bits, rounded = (
-                next(a.i for a in node.attribute if a.name == name) for name in ("block", "bits", "rounded")
-            )
+            types, attributes = self._types(node), attributes_of(node)
+            block, bits, rounded = (attributes[name] for name in ("block", "bits", "rounded"))
             x, weight, scales = types[:3]
             zeros = (
                 "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
@@ -312,7 +311,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             self.functions.update(product_texts(product, self.target))
             kept = Bits(bits, block, product.scales, product.zeros)  # type: ignore[arg-type]  # words of the graph's own types
             spec = LinearSpec((product.lead,), K, N, "f32", True, kept)
-            self.bits_products.append(LinearReport(node.name, spec, product.name))
+            self.reports.append(LinearReport(node.name, spec, product.name))
             wanted = [mlir.Type.parse(x.type) for x in product.operands]
             operands = [
                 cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
@@ -338,7 +337,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         spec = window_of(dims_of(self._types(node)[0]), attributes_of(node))
         self.functions.update(emit_window(spec, self.target))
-        self.bits_products.append(LinearReport(node.name, spec.product, spec.name))
+        self.reports.append(LinearReport(node.name, spec.product, spec.name))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
         return True
 

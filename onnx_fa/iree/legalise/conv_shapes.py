@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.epilogue import POINTWISE
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
+SLICE_OPSET = 13
+"""The first opset whose Slice IREE's frontend knows."""
 _MOST_NODES = 16
 """So far behind a Conv its consumers are looked at."""
 
@@ -73,7 +74,7 @@ def pad_image(g: GraphWriter, x: str, shape: ConvShape, hint: str, *, last: bool
     pads = [low for low, _ in both] + [high for _, high in both]
     if g.opset < 11:  # attributes until then
         return g.add("Pad", [x], hint, pads=pads)
-    return g.add("Pad", [x, g.const(np.array(pads, np.int64), hint)], hint)
+    return g.add("Pad", [x, g.ints(pads, hint)], hint)
 
 
 def is_turned(g: GraphWriter, y: str) -> bool:

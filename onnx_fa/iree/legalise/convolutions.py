@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.conv_shapes import ConvShape, conv_shape, is_turned, pad_image
+from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET, ConvShape, conv_shape, is_turned, pad_image
 from onnx_fa.iree.legalise.writer import GraphWriter
 from onnx_fa.kernels.cpu.window import panel_of, takes
 from onnx_fa.spec.terms import Dim
@@ -21,8 +20,6 @@ from onnx_fa.spec.windows import WindowSpec
 CONV_SITE = f"{DOMAIN}.ConvSite"
 """Inputs x and the weight as a WindowSpec has them; attributes its numbers."""
 _NUMBERS = ("groups", "channels", "N", "sizes", "kernel", "strides", "dilations", "panel", "bias", "last")
-_SLICES = 13
-"""The first opset whose Slice IREE's frontend knows: columns that panels do not divide are cut."""
 
 
 def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -33,31 +30,24 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if (spec := _spec_of(g, node, shape)) is None:
         return False
     hint = node.name or "Conv"
-
-    def ints(*values: int) -> str:
-        return g.const(np.array(values, np.int64), hint)
-
-    def reshape(value: str, *dims: int, to: str | None = None) -> str:
-        return g.add("Reshape", [value, ints(*dims)], hint, out=to)
-
     x = pad_image(g, node.input[0], shape, hint)
     each = spec.channels * math.prod(spec.sizes)
-    inputs = [reshape(x, -1 if spec.parts is None else spec.parts, each)]
+    inputs = [g.reshape(x, [-1 if spec.parts is None else spec.parts, each], hint)]
     inputs.append(_panels(g, node.input[1], spec, hint))
     if spec.bias:
-        inputs.append(reshape(node.input[2], spec.groups, spec.N))
+        inputs.append(g.reshape(node.input[2], [spec.groups, spec.N], hint))
     y = g.fresh(hint)
     made = helper.make_node("ConvSite", inputs, [y], g.fresh(f"{hint}/ConvSite"), domain=DOMAIN)
     made.attribute.extend(helper.make_attribute(name, getattr(spec, name)) for name in _NUMBERS)
     g.nodes.append(made)
     whole = ["parts" if spec.parts is None else spec.parts, *spec.y_shape]
-    g.graph.value_info.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, whole))
+    g.typed(y, TensorProto.FLOAT, whole)
     batch = -1 if spec.images is None else spec.images
     if spec.last and spec.groups > 1:
-        y = reshape(y, batch, spec.groups, *spec.y_shape)
+        y = g.reshape(y, [batch, spec.groups, *spec.y_shape], hint)
     if spec.last:
         y = g.add("Transpose", [y], hint, perm=[0, 1, 3, 2] if spec.groups > 1 else [0, 2, 1])
-    reshape(y, batch, spec.groups * spec.N, *spec.places, to=node.output[0])
+    g.reshape(y, [batch, spec.groups * spec.N, *spec.places], hint, out=node.output[0])
     return True
 
 
@@ -76,7 +66,7 @@ def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape) -> WindowSp
     """None where no kernel is to stand for a Conv."""
     assert g.cpu is not None
     panel = panel_of(shape.columns, g.cpu)
-    if not panel or (shape.columns % panel and g.opset < _SLICES):
+    if not panel or (shape.columns % panel and g.opset < SLICE_OPSET):  # columns that panels do not divide are cut
         return None
     window = shape.padded, shape.kernel, shape.strides, shape.dilations
     bias = len(node.input) > 2 and bool(node.input[2])
@@ -90,14 +80,10 @@ def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape) -> WindowSp
 
 def _panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:
     """The weight (M, C, taps) in panels. The compiler computes what depends on constants alone, so this is done once."""
-
-    def ints(*values: int) -> str:
-        return g.const(np.array(values, np.int64), hint)
-
-    rows = g.add("Reshape", [weight, ints(spec.groups, spec.N, spec.K)], hint)
+    rows = g.reshape(weight, [spec.groups, spec.N, spec.K], hint)
     if left := spec.N % spec.panel:
         parts = [(0, spec.N - left), (spec.N - spec.panel, spec.N)]
-        cut = [g.add("Slice", [rows, ints(low), ints(high), ints(1)], hint) for low, high in parts]
+        cut = [g.add("Slice", [rows, *(g.ints([n], hint) for n in (low, high, 1))], hint) for low, high in parts]
         rows = g.add("Concat", cut, hint, axis=1)
-    panels = g.add("Reshape", [rows, ints(spec.groups * spec.panels, spec.panel, spec.K)], hint)
+    panels = g.reshape(rows, [spec.groups * spec.panels, spec.panel, spec.K], hint)
     return g.add("Transpose", [panels], hint, perm=[0, 2, 1])

@@ -9,20 +9,18 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_fa.iree.legalise.conv_shapes import conv_shape, is_turned, pad_image
+from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET, conv_shape, is_turned, pad_image
 from onnx_fa.iree.legalise.writer import GraphWriter
 
 _MOST_TAPS = 64
 """More make dispatches of a size that nobody has measured."""
-_SLICES = 13
-"""The first opset whose Slice IREE's frontend knows."""
 
 
 def depthwise(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Conv of f32 on a CPU, with as many groups as channels, of sizes that are known but for the batch. Channels lie last while
     it is computed where the graph turns the result so, and where windows are further apart than one: their numbers then lie
     apart too."""
-    if g.cpu is None or g.kind(node.input[0]) != TensorProto.FLOAT or g.opset < _SLICES:
+    if g.cpu is None or g.kind(node.input[0]) != TensorProto.FLOAT or g.opset < SLICE_OPSET:
         return False
     shape, weight = conv_shape(g, node), g.array(node.input[1])
     if shape is None or weight is None or shape.own != 1 or shape.columns != 1 or not shape.groups > 1:
@@ -35,24 +33,21 @@ def depthwise(g: GraphWriter, node: onnx.NodeProto) -> bool:
     last = max(shape.strides) > 1 or is_turned(g, node.output[0])
     by_tap = weight.reshape(shape.groups, -1)
     numbers = (shape.groups,) if last else (shape.groups, *[1] * n)
-
-    def ints(*values: int) -> str:
-        return g.const(np.array(values, np.int64), hint)
-
     x = node.input[0]
     if last:
         x = g.add("Transpose", [x], hint, perm=[0, *range(2, n + 2), 1])
     x = pad_image(g, x, shape, hint, last=last)
-    where, steps, total = ints(*range(1 if last else 2, n + (1 if last else 2))), ints(*shape.strides), ""
+    first, total = 1 if last else 2, ""
+    where, steps = g.ints(range(first, first + n), hint), g.ints(shape.strides, hint)
     for tap in itertools.product(*map(range, shape.kernel)):
         starts = [t * d for t, d in zip(tap, shape.dilations, strict=True)]
         ends = [low + (count - 1) * s + 1 for low, count, s in zip(starts, places, shape.strides, strict=True)]
-        part = g.add("Slice", [x, ints(*starts), ints(*ends), where, steps], hint)
+        part = g.add("Slice", [x, g.ints(starts, hint), g.ints(ends, hint), where, steps], hint)
         own = by_tap[:, np.ravel_multi_index(tap, shape.kernel)].reshape(numbers)
         product = g.add("Mul", [part, g.const(own, hint)], hint)
         total = g.add("Add", [total, product], hint) if total else product
     if len(node.input) > 2 and node.input[2]:
-        total = g.add("Add", [total, g.add("Reshape", [node.input[2], ints(*numbers)], hint)], hint)
+        total = g.add("Add", [total, g.reshape(node.input[2], numbers, hint)], hint)
     if last:
         g.add("Transpose", [total], hint, out=node.output[0], perm=[0, n + 1, *range(1, n + 1)])
     else:

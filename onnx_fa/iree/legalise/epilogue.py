@@ -165,7 +165,7 @@ class _Cone:
         if g.is_constant(name) and all(d == 1 for d in shape) and len(shape) <= len(self.shape):
             number = g.array(name)
             return None if number is None else Float(float(number.reshape(())))
-        if self.numbers and shape in ([], [1]):
+        if self.numbers and g.is_one_number(name):
             self.single.add(name)
         elif shape == [self.shape[-1]]:
             self.columns.add(name)

@@ -42,22 +42,16 @@ def gathered_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if not 1 <= experts <= min(_MOST_EXPERTS, at) or min(depth, width) < 1:
         return False
     hint = node.name or "MatMul"
-
-    def ints(*values: int) -> str:
-        return g.const(np.array(values, np.int64), hint)
-
-    def reshape(value: str, *dims: int, to: str | None = None) -> str:
-        return g.add("Reshape", [value, ints(*dims)], hint, out=to)
-
-    side_by_side = reshape(g.add("Transpose", [weight], hint, perm=[1, 0, 2]), depth, experts * width)
-    parts = reshape(g.add("MatMul", [reshape(x, at, depth), side_by_side], hint), at * experts, width)
-    chosen = g.cast(reshape(ids, at), g.kind(ids), onnx.TensorProto.INT64, hint)
+    side_by_side = g.reshape(g.add("Transpose", [weight], hint, perm=[1, 0, 2]), [depth, experts * width], hint)
+    parts = g.add("MatMul", [g.reshape(x, [at, depth], hint), side_by_side], hint)
+    parts = g.reshape(parts, [at * experts, width], hint)
+    chosen = g.cast(g.reshape(ids, [at], hint), g.kind(ids), onnx.TensorProto.INT64, hint)
     # A negative number counts from the last matrix.
-    behind = g.add("Add", [chosen, ints(experts)], hint)
-    chosen = g.add("Where", [g.add("Less", [chosen, ints(0)], hint), behind, chosen], hint)
+    behind = g.add("Add", [chosen, g.ints([experts], hint)], hint)
+    chosen = g.add("Where", [g.add("Less", [chosen, g.ints([0], hint)], hint), behind, chosen], hint)
     first = g.const(experts * np.arange(at, dtype=np.int64), hint)
     own = g.add("Gather", [parts, g.add("Add", [chosen, first], hint)], hint, axis=0)
-    reshape(own, at, 1, width, to=node.output[0])
+    g.reshape(own, [at, 1, width], hint, out=node.output[0])
     return True
 
 

@@ -14,10 +14,9 @@ import onnx
 from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, named_dims
 from onnx_fa.kernels.linear import kept_why
 from onnx_fa.spec.linear import ByteType, LinearSpec
-from onnx_fa.spec.terms import Dim
 
 BYTES: dict[int, ByteType] = {TensorProto.UINT8: "u8", TensorProto.INT8: "i8"}
 _RANGE = (-128, 127)
@@ -44,13 +43,13 @@ def integer_product(
         return None
     if isinstance(shape[-1], int) and shape[-1] != K:
         return None
-    if x_zero and g.shape(x_zero) not in ([], [1]):
+    if x_zero and not g.is_one_number(x_zero):
         return None
     zero = _weight_zero(g, w, w_zero)
     if zero is None:
         return None
-    lead: tuple[Dim, ...] = tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape[:-1]))
-    return IntegerProduct(LinearSpec(lead, K, N, dtype, transposed, zero=bool(x_zero) or dtype == "i8"), zero)
+    spec = LinearSpec(named_dims(shape[:-1]), K, N, dtype, transposed, zero=bool(x_zero) or dtype == "i8")
+    return IntegerProduct(spec, zero)
 
 
 def turned(g: GraphWriter, w: str) -> tuple[str, bool]:
@@ -94,8 +93,7 @@ def column_sums(g: GraphWriter, w: str, hint: str, *, transposed: bool) -> str:
     wide = g.typed(g.add("Cast", [w], hint, to=kind), kind, shape)
     if g.opset < 13:
         return g.typed(g.add("ReduceSum", [wide], hint, axes=[axis], keepdims=0), kind, left)
-    axes = g.const(np.array([axis], np.int64), hint)
-    return g.typed(g.add("ReduceSum", [wide, axes], hint, keepdims=0), kind, left)
+    return g.typed(g.add("ReduceSum", [wide, g.ints([axis], hint)], hint, keepdims=0), kind, left)
 
 
 def zero_number(g: GraphWriter, zero: str, hint: str) -> str:
@@ -109,8 +107,7 @@ def no_dims(g: GraphWriter, number: str, hint: str) -> str:
     """One number without its dims."""
     if not g.shape(number):
         return number
-    made = g.add("Reshape", [number, g.const(np.array([], np.int64), hint)], hint)
-    return g.typed(made, g.kind(number), ())
+    return g.typed(g.reshape(number, [], hint), g.kind(number), ())
 
 
 def _known(shape: list[int | str | None] | None) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
@@ -27,7 +26,7 @@ from onnx_fa.iree.legalise.integer_products import (
     zero_number,
 )
 from onnx_fa.iree.legalise.panels import write_panels
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, attributes_of
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, attributes_of, is_layers_gemm, named_dims
 from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.kernels.linear import kept_why, panel_of
 from onnx_fa.spec.expr import Tensor, compose, substitute
@@ -106,19 +105,15 @@ def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bi
         return False
     try:
         bits = Bits(weight.bits, weight.block, scales, zeros)
-        spec = LinearSpec(_lead(shape), weight.blocks * weight.block, weight.N, dtype, True, bits)
+        spec = LinearSpec(named_dims(shape[:-1]), weight.blocks * weight.block, weight.N, dtype, True, bits)
     except ValueError:
         return False
     spec = biased(spec) if bias else spec
     if kept_why(spec, g.cuda):
         return False
     hint = node.name or node.op_type
-
-    def reshape(value: str, *dims: int) -> str:
-        return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint)
-
-    inputs = [x, reshape(weight.packed, weight.N, spec.K // bits.places), reshape(weight.scales, weight.N, spec.blocks)]
-    inputs += [*([reshape(weight.zeros, weight.N, -1)] if zeros else []), *([bias] if bias else [])]
+    parts = [(weight.packed, spec.K // bits.places), (weight.scales, spec.blocks), *[(weight.zeros, -1)] * bool(zeros)]
+    inputs = [x, *(g.reshape(part, [weight.N, each], hint) for part, each in parts), *[bias] * bool(bias)]
     g.nodes.append(_site(g, spec, inputs, [node.output[0]], hint))
     return True
 
@@ -156,19 +151,17 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
     if shape is None or len(shape) < 2 or 0 in shape or dtype is None or weight is None or len(weight) != 2:
         return None
     if op == LINEAR_SITE:
-        operands = [(_dims(g.shape(name)), FLOATS.get(g.kind(name), "u8")) for name in node.input]
+        operands = [(named_dims(g.shape(name) or ()), FLOATS.get(g.kind(name), "u8")) for name in node.input]
         return _Product(spec_of(operands, attributes_of(node)), tuple(node.input), node.output[0], (place,))
     bias, transposed = rest[0] if rest else "", bool(attr_of(node, "transB", 0))
-    if op == "Gemm" and (
-        attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0)
-    ):
+    if op == "Gemm" and not is_layers_gemm(node):
         return None
     K, N = weight[::-1] if transposed else weight
     if not _is_weight(g, w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
         return None
     if bias and g.shape(bias) != [N]:
         return None
-    spec = LinearSpec(_lead(shape), K, N, dtype, transposed)
+    spec = LinearSpec(named_dims(shape[:-1]), K, N, dtype, transposed)
     inputs = (x, w, bias) if bias else (x, w)
     return _Product(biased(spec) if bias else spec, inputs, node.output[0], (place,))
 
@@ -253,10 +246,8 @@ def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
     rows, result, spec = g.shape(x), g.shape(y), product.spec
     if rows is None or result is None or None in rows or [*rows[:-1], spec.N] != result or rows[-1] != spec.K:
         return None
-    inputs = (x, *product.inputs[1:])
-    return replace(
-        product, spec=replace(spec, lead=_lead(rows)), inputs=inputs, value=y, places=(*product.places, readers[0])
-    )
+    inputs, places = (x, *product.inputs[1:]), (*product.places, readers[0])
+    return replace(product, spec=replace(spec, lead=named_dims(rows[:-1])), inputs=inputs, value=y, places=places)
 
 
 def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[onnx.NodeProto], LinearSpec]:
@@ -297,12 +288,3 @@ def _site(g: GraphWriter, spec: LinearSpec, inputs: Sequence[str], outputs: Sequ
     if spec.parts:
         node.attribute.append(helper.make_attribute("parts", spec.parts))
     return node
-
-
-def _lead(shape: Sequence[int | str | None]) -> tuple[Dim, ...]:
-    return tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape[:-1]))
-
-
-def _dims(shape: Sequence[int | str | None] | None) -> tuple[Dim, ...]:
-    """Dims with a symbol for each that is not known, by its place."""
-    return tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape or ()))

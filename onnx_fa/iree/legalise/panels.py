@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from onnx_fa.iree.legalise.writer import GraphWriter
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.linear import LinearSpec, in_a_word
@@ -28,7 +26,7 @@ def write_panels(g: GraphWriter, weight: str, spec: LinearSpec, panel: int, hint
 
 
 def _columns(g: GraphWriter, weight: str, spec: LinearSpec, start: int, end: int, hint: str) -> str:
-    bounds = [g.const(np.array([n], np.int64), hint) for n in (start, end, 0 if spec.transposed else 1)]
+    bounds = [g.ints([n], hint) for n in (start, end, 0 if spec.transposed else 1)]
     shape = (end - start, spec.K) if spec.transposed else (spec.K, end - start)
     return _typed(g, g.add("Slice", [weight, *bounds], hint), spec, shape)
 
@@ -38,7 +36,7 @@ def _panels(g: GraphWriter, weight: str, spec: LinearSpec, panels: int, panel: i
     rows = (spec.K // words, words) if words > 1 else (spec.K,)
     columns = (panels, panel)
     shape = (*columns, *rows) if spec.transposed else (*rows, *columns)
-    split = g.add("Reshape", [weight, g.const(np.array(shape, np.int64), hint)], hint)
+    split = g.reshape(weight, shape, hint)
     # Panels first, then rows, then columns, and last the rows of a word.
     first, column = (0, 1) if spec.transposed else (len(rows), len(rows) + 1)
     row, *second = range(2, 2 + len(rows)) if spec.transposed else range(len(rows))
@@ -48,7 +46,7 @@ def _panels(g: GraphWriter, weight: str, spec: LinearSpec, panels: int, panel: i
     made = _typed(g, moved, spec, tuple(shape[i] for i in order))
     if not second:
         return made
-    return _typed(g, g.add("Reshape", [made, g.const(np.array(wanted, np.int64), hint)], hint), spec, wanted)
+    return _typed(g, g.reshape(made, wanted, hint), spec, wanted)
 
 
 def _typed(g: GraphWriter, value: str, spec: LinearSpec, shape: tuple[int, ...]) -> str:

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.integer_products import cast_of, integer_product, is_taken
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, is_layers_gemm
 
 _LARGEST = 255.0
 _BYTES: dict[int, type[np.generic]] = {TensorProto.INT8: np.int8, TensorProto.UINT8: np.uint8}
@@ -29,7 +29,7 @@ def dynamic_quantize_matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
         a_scale = _write_rounding(g, a, hint, rounded, a_zero)
         product = _product_of_bytes(g, rounded, b, a_zero, zero, hint)
     else:
-        number, start, a_scale = _round_to_bytes(g, a, hint)
+        number, start, a_scale = _rounded(g, a, hint)
         product = g.add("MatMul", [g.add("Sub", [number, start], hint), _centred(g, node, b, zero, hint)], hint)
     _scaled(g, product, a_scale, scale, bias, hint, node.output[0])
     return True
@@ -38,9 +38,7 @@ def dynamic_quantize_matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
 def dynamic_quantize_linear(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """DynamicQuantizeLinear in smaller operators: IREE's own divides zeros by a scale of zero."""
     y, scale, zero = node.output
-    hint = node.name or node.op_type
-    outs = [out or g.fresh(hint) for out in (y, zero, scale)]
-    _write_rounding(g, node.input[0], hint, *outs)
+    _write_rounding(g, node.input[0], node.name or node.op_type, y, zero, scale)
     return True
 
 
@@ -53,16 +51,16 @@ def cast_to_bytes(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _floats_to_bytes(g: GraphWriter, x: str, hint: str, out: str) -> str:
-    return g.add("Cast", [g.add("Cast", [x], hint, to=TensorProto.INT32)], hint, out=out, to=TensorProto.UINT8)
+def _floats_to_bytes(g: GraphWriter, x: str, hint: str, out: str) -> None:
+    g.add("Cast", [g.add("Cast", [x], hint, to=TensorProto.INT32)], hint, out=out, to=TensorProto.UINT8)
 
 
 def dequantized_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """MatMul of two DequantizeLinear, of which the right is a constant's, or a Gemm as layers have it, as a product of their bytes
     and one scale, where a kernel takes that: (x - zero) sx times (w - zero) sw, with one rounding in the place of many."""
-    transposed, bias = bool(attr_of(node, "transB", 0)), (*node.input, "")[2]
-    if attr_of(node, "transA", 0) or attr_of(node, "alpha", 1.0) != 1.0 or (bias and attr_of(node, "beta", 1.0) != 1.0):
+    if not is_layers_gemm(node):
         return False
+    transposed, bias = bool(attr_of(node, "transB", 0)), (*node.input, "")[2]
     makers = [g.maker(value) for value in node.input[:2]]
     if any(m is None or op_of(m) != "DequantizeLinear" or attr_of(m, "block_size", 0) for m in makers):
         return False
@@ -71,7 +69,7 @@ def dequantized_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if g.kind(x_scale) != TensorProto.FLOAT or g.kind(w_scale) != TensorProto.FLOAT or shape is None or len(shape) != 2:
         return False
     by_column = attr_of(makers[1], "axis", 1) % 2 == along and g.shape(w_scale) == [shape[along]]  # type: ignore[arg-type]
-    if g.shape(x_scale) not in ([], [1]) or not (by_column or g.shape(w_scale) in ([], [1])):
+    if not g.is_one_number(x_scale) or not (by_column or g.is_one_number(w_scale)):
         return False
     if not is_taken(g, integer_product(g, x, w, x_zero, w_zero, transposed=transposed)):
         return False
@@ -91,10 +89,9 @@ def matmul_integer_to_float(g: GraphWriter, node: onnx.NodeProto) -> bool:
         raise ModelError(f"node {node.name!r}: MatMulIntegerToFloat with a scale for each row of A is not supported")
     if is_taken(g, integer_product(g, a, b, a_zero, b_zero)):
         product = _product_of_bytes(g, a, b, a_zero, b_zero, hint)
-        _scaled(g, product, a_scale, b_scale, bias, hint, node.output[0])
-        return True
-    left, right = _centred(g, node, a, a_zero, hint), _centred(g, node, b, b_zero, hint)
-    _scaled(g, g.add("MatMul", [left, right], hint), a_scale, b_scale, bias, hint, node.output[0])
+    else:
+        product = _product_of_floats(g, node, (a, b), (a_zero, b_zero), hint)
+    _scaled(g, product, a_scale, b_scale, bias, hint, node.output[0])
     return True
 
 
@@ -107,7 +104,7 @@ def matmul_integer(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return cast_of(g, node) is None and _with_zero(g, node)
     if cast_of(g, node) is not None and all(g.kind(v) in _BYTES for v in (x, w)) and _are_single(g, x_zero, w_zero):
         hint = node.name or node.op_type
-        product = g.add("MatMul", [_centred(g, node, x, x_zero, hint), _centred(g, node, w, w_zero, hint)], hint)
+        product = _product_of_floats(g, node, (x, w), (x_zero, w_zero), hint)
         g.add("Cast", [product], hint, out=node.output[0], to=TensorProto.INT32)
         return True
     return _with_zero(g, node)
@@ -116,7 +113,7 @@ def matmul_integer(g: GraphWriter, node: onnx.NodeProto) -> bool:
 def _are_single(g: GraphWriter, x_zero: str, w_zero: str) -> bool:
     """Whether zero points are one number each, or of the weight one for each column."""
     shape = g.shape(w_zero) if w_zero else []
-    return (not x_zero or g.shape(x_zero) in ([], [1])) and shape is not None and len(shape) < 2
+    return (not x_zero or g.is_one_number(x_zero)) and shape is not None and len(shape) < 2
 
 
 def _with_zero(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -131,8 +128,17 @@ def _with_zero(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def _product_of_bytes(g: GraphWriter, x: str, w: str, x_zero: str, w_zero: str, hint: str) -> str:
     """Their MatMulInteger as floats."""
-    zeros = [x_zero, w_zero] if w_zero else [x_zero] if x_zero else []
-    return g.add("Cast", [g.add("MatMulInteger", [x, w, *zeros], hint)], hint, to=TensorProto.FLOAT)
+    inputs = [x, w, x_zero, w_zero]
+    while not inputs[-1]:  # what is left out at the end has no name
+        inputs.pop()
+    return g.add("Cast", [g.add("MatMulInteger", inputs, hint)], hint, to=TensorProto.FLOAT)
+
+
+def _product_of_floats(
+    g: GraphWriter, node: onnx.NodeProto, sides: tuple[str, str], zeros: tuple[str, str], hint: str
+) -> str:
+    """The MatMul of integers less their zero points, as floats."""
+    return g.add("MatMul", [_centred(g, node, x, zero, hint) for x, zero in zip(sides, zeros, strict=True)], hint)
 
 
 def _scaled(g: GraphWriter, product: str, a_scale: str, b_scale: str, bias: str, hint: str, out: str) -> None:
@@ -152,8 +158,9 @@ def _centred(g: GraphWriter, node: onnx.NodeProto, x: str, zero: str, hint: str)
     return g.add("Sub", [number, g.cast(zero, kind, TensorProto.FLOAT, hint)], hint) if zero else number
 
 
-def _round_to_bytes(g: GraphWriter, x: str, hint: str) -> tuple[str, str, str]:
-    """DynamicQuantizeLinear of ONNX: the rounded numbers, their zero point, and their scale, all floats."""
+def _rounded(g: GraphWriter, x: str, hint: str, scale: str | None = None) -> tuple[str, str, str]:
+    """DynamicQuantizeLinear of ONNX: the rounded numbers, their zero point, and their scale, all floats. `scale`: the last one's
+    name."""
 
     def number(value: float) -> str:
         return g.const(np.array(value, np.float32), hint)
@@ -164,7 +171,7 @@ def _round_to_bytes(g: GraphWriter, x: str, hint: str) -> tuple[str, str, str]:
     span = g.add("Sub", [top, low], hint)
     # onnxruntime has a scale of 1 for zeros only.
     flat = g.add("Equal", [span, zero], hint)
-    scale = g.add("Where", [flat, number(1.0), g.add("Div", [span, largest], hint)], hint)
+    scale = g.add("Where", [flat, number(1.0), g.add("Div", [span, largest], hint)], hint, out=scale)
     start = g.add("Round", [g.add("Neg", [g.add("Div", [low, scale], hint)], hint)], hint)
     step = g.add("Add", [g.add("Round", [g.add("Div", [x, scale], hint)], hint), start], hint)
     return g.add("Clip", [step, zero, largest], hint), start, scale
@@ -172,7 +179,7 @@ def _round_to_bytes(g: GraphWriter, x: str, hint: str) -> tuple[str, str, str]:
 
 def _write_rounding(g: GraphWriter, x: str, hint: str, y: str, zero: str, scale: str | None = None) -> str:
     """DynamicQuantizeLinear as it is, of which y and the zero point are bytes. Returns the scale."""
-    number, start, found = _round_to_bytes(g, x, hint)
+    number, start, scale = _rounded(g, x, hint, scale)
     _floats_to_bytes(g, number, hint, y)
     _floats_to_bytes(g, start, hint, zero)
-    return found if scale is None else g.add("Identity", [found], hint, out=scale)
+    return scale

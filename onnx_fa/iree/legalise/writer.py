@@ -133,6 +133,17 @@ class GraphWriter:
         self.constants[name] = tensor
         return name
 
+    def ints(self, values: Sequence[int], hint: str) -> str:
+        """A constant vector of int64, as shapes, axes and bounds are."""
+        return self.const(np.array(values, np.int64), hint)
+
+    def reshape(self, value: str, dims: Sequence[int], hint: str, *, out: str | None = None) -> str:
+        return self.add("Reshape", [value, self.ints(dims, hint)], hint, out=out)
+
+    def is_one_number(self, name: str) -> bool:
+        """Whether a value is a single number, of no dims or of one."""
+        return self.shape(name) in ([], [1])
+
     def kind(self, name: str) -> int:
         """The element type as ONNX numbers them; 0 where it is unknown."""
         return self.types.get(name, (0, None))[0]
@@ -184,6 +195,18 @@ Handler = Callable[[GraphWriter, onnx.NodeProto], bool]
 def attr_of(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """An attribute's value, or the default."""
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
+def is_layers_gemm(node: onnx.NodeProto) -> bool:
+    """Whether a Gemm (or MatMul) is a product as layers have it, perhaps with a bias: alpha and beta are 1, rows not transposed."""
+    bias = len(node.input) > 2 and bool(node.input[2])
+    plain = not attr_of(node, "transA", 0) and attr_of(node, "alpha", 1.0) == 1.0
+    return plain and (not bias or attr_of(node, "beta", 1.0) == 1.0)
+
+
+def named_dims(shape: Sequence[int | str | None]) -> tuple[Dim, ...]:
+    """Dims with a symbol for each that is not known, by its place."""
+    return tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape))
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:

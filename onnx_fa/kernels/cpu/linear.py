@@ -7,7 +7,7 @@ from onnx_fa.kernels.cpu.amx import PAIRS
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, steps_of, y_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
-from onnx_fa.kernels.cpu.row_dispatch import ROWS, joined
+from onnx_fa.kernels.cpu.row_dispatch import ROWS, joined, tile_height
 from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.text import INDEX
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
@@ -18,7 +18,6 @@ _VECTORS = 2
 up with."""
 _LANES = 16
 """Of AVX-512's vectors."""
-_SEVERAL = "several results"
 _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
 _TILED_DOWN = 8
@@ -38,28 +37,28 @@ def kept_why(spec: LinearSpec, target: Target) -> str:
         return f"--kernels {target.kernels}"
     if target.lanes != _LANES:
         return "no AVX-512"
-    if spec.parts:
-        return _SEVERAL
-    if not _is_of_one_type(spec) or spec.dtype == "f16":
-        return next(t for t in (spec.dtype, *(t.dtype for t in spec.tensors), "integer") if t != "f32") + " on a CPU"
-    if why := _no_words(spec, target):
+    if why := _no_kernel(spec, target):
         return why
     if spec.dtype == "f32" and spec.rows is not None and spec.rows <= FEW:
         return "few rows"
     return f"fewer than {panel_of(target)} columns" if panel_of(target) > spec.N else ""
 
 
-def _is_of_one_type(spec: LinearSpec) -> bool:
-    return spec.bits is None and all(t.dtype == spec.result_dtype for t in spec.tensors)
-
-
-def _no_words(spec: LinearSpec, target: Target) -> str:
-    """Why numbers of 8 or 16 bits cannot be multiplied as words of 32."""
-    if spec.is_of_bytes:
-        return "no AVX512_VNNI" if not target.byte_dots else "K that 4 does not divide" if spec.K % 4 else ""
-    if spec.dtype != "bf16":
-        return ""
-    return "no AVX512_BF16" if not target.pair_dots else "odd K" if spec.K % 2 else ""
+def _no_kernel(spec: LinearSpec, target: Target) -> str:
+    """Why no kernel can stand for a site, in a few words; "" where one can."""
+    if spec.parts:
+        return "several results"
+    of_one_type = spec.bits is None and all(t.dtype == spec.result_dtype for t in spec.tensors)
+    if not of_one_type or spec.dtype == "f16":
+        return next(t for t in (spec.dtype, *(t.dtype for t in spec.tensors), "integer") if t != "f32") + " on a CPU"
+    # Numbers of 8 and 16 bits are multiplied as words of 32.
+    if spec.is_of_bytes and not target.byte_dots:
+        return "no AVX512_VNNI"
+    if spec.dtype == "bf16" and not target.pair_dots:
+        return "no AVX512_BF16"
+    if spec.K % in_a_word(spec.dtype):
+        return "K that 4 does not divide" if spec.is_of_bytes else "odd K"
+    return ""
 
 
 def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
@@ -73,8 +72,8 @@ def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
         tall = most
     elif rows <= most:
         tall = rows
-    else:  # of the heights that keep the multipliers busy the one that computes the fewest rows twice
-        tall = min(range(most, most // 2, -1), key=lambda n: -(-rows // n) * n + (most - n) * rows / 100)
+    else:  # of the heights that keep the multipliers busy
+        tall = tile_height(rows, range(most, most // 2, -1), most)
     unroll = 4 if tall > FEW else 8
     return LinearTiles(target.lanes, tall, unroll, _TILED_DOWN if _is_tiled(spec, target) else _DOWN, _ACROSS)
 
@@ -88,14 +87,12 @@ def _is_tiled(spec: LinearSpec, target: Target) -> bool:
 def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the site's name, which takes its operands and returns y, by their symbols. Raises
     UnsupportedError for what no kernel takes."""
-    if spec.parts:
-        raise UnsupportedError(f"vector kernel, linear site: {_SEVERAL}")
-    if spec.dtype == "f16" or not _is_of_one_type(spec) or spec.panel != panel_of(target):
+    if why := _no_kernel(spec, target):
+        raise UnsupportedError(f"vector kernel, linear site: {why}")
+    if spec.panel != panel_of(target):
         raise UnsupportedError(f"vector kernel, linear site: {spec.dtype}, panels of {spec.panel}")
     if spec.dtype == "i8" and not spec.zero:
         raise UnsupportedError("vector kernel, linear site: i8 without a zero point")
-    if why := _no_words(spec, target):
-        raise UnsupportedError(f"vector kernel, linear site: {why}")
     name = linear_name(spec)
     symbol = f"{name}_tiles"
     body = _body_of(spec, target)(spec, tiles_for(spec, target))

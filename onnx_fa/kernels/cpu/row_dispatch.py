@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.addresses import Addresses
@@ -91,6 +91,12 @@ def call_dispatch(
 def joined(lines: Sequence[str]) -> str:
     """Lines as text."""
     return "\n".join(lines) + "\n"
+
+
+def tile_height(rows: int, heights: Iterable[int], most: int) -> int:
+    """Of the heights of register tiles, `most` rows at most, the one that computes the fewest rows twice; a lower tile keeps the
+    multipliers less busy."""
+    return min(heights, key=lambda n: -(-rows // n) * n + (most - n) * rows / 100)
 
 
 def size_of(dim: Dim) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, tile_height
 from onnx_fa.kernels.cpu.window_body import WindowBody, WindowTiles, operands_of, y_of
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
@@ -37,9 +37,7 @@ def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
     most, rows = _TALL[spec.panel // target.lanes], spec.rows
     # What channels first are written from is turned by fours.
     heights = range(min(most, rows), 3, -1) if spec.last else range(min(most, rows) // 4 * 4, 3, -4)
-    tall = min(
-        (n for n in heights if 2 * n > most or rows <= most), key=lambda n: -(-rows // n) * n + (most - n) * rows / 100
-    )
+    tall = tile_height(rows, (n for n in heights if 2 * n > most or rows <= most), most)
     return WindowTiles(target.lanes, tall, _DOWN, _ACROSS)
 
 
