@@ -15,7 +15,7 @@ except (AttributeError, OSError):  # not Linux
     _prctl = None
 
 
-def dies_with_parent(first: Callable[[], None] | None = None) -> Callable[[], None]:
+def dies_with_parent(first: Callable[[], object] | None = None) -> Callable[[], None]:
     """For Popen's preexec_fn: the kernel kills the child when the thread that started it ends, however that happens, so the thread
     has to wait for the child. `first` is called before. Does nothing but that where the system is not Linux."""
     parent = os.getpid()

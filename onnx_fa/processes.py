@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from onnx_fa.orphans import dies_with_parent
+from onnx_fa.scheduling import become_batch_job
 
 Ending = Literal["ok", "failed", "timeout", "memory"]
 _POLL_S = 0.005, 0.1
@@ -65,10 +66,10 @@ def run_limited(
     memory_bytes: int,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    timed: bool = False,
+    batch: bool = False,
 ) -> Finished:
-    """Runs `command` in a process group of its own and waits for it; kills the whole group when it passes a limit. `timed`: it
-    times itself, see `_steady`.
+    """Runs `command` in a process group of its own and waits for it; kills the whole group when it passes a limit. `batch`: it
+    runs as a batch job (onnx_fa/scheduling.py), as what times itself does.
 
     The program ends with this process, even when that is killed, and with the thread that called.
 
@@ -91,7 +92,7 @@ def run_limited(
                     cwd=cwd,
                     env=env,
                     start_new_session=True,
-                    preexec_fn=dies_with_parent(_steady if timed else None),
+                    preexec_fn=dies_with_parent(become_batch_job if batch else None),
                 )
             pause = _POLL_S[0]
             while not (usage := _ended(child)):
@@ -116,14 +117,6 @@ def run_limited(
         if ending == "ok" and child.returncode != 0:
             ending = "failed"
         return Finished(ending, child.returncode, seconds, peak, _text(out), _text(err))
-
-
-def _steady() -> None:
-    """Makes this process a batch job, where the system has such. As one like others, a thread that is woken may wait for another's
-    time slice on one processor while the other is idle: every fourth call of a kernel then took 5 ms longer on 2 cores."""
-    if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(OSError):  # not allowed in every container; times are then less steady
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class Worker:
         command = [sys.executable, "-m", "onnx_fa.benchmark.worker", *job]
         env = package_environment()
         done = limits.run_limited(
-            command, timeout_s=self.timeout_s, memory_bytes=self.memory_bytes, env=env, timed=True
+            command, timeout_s=self.timeout_s, memory_bytes=self.memory_bytes, env=env, batch=True
         )
         if done.ending != "ok":
             last = [line for line in done.stderr.splitlines() if line.strip()]

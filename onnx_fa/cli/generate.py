@@ -50,6 +50,7 @@ def run_job(args: argparse.Namespace, job: Job) -> tuple[list[Contestant], str, 
     from onnx_fa.generate.worker import KINDS, OURS
     from onnx_fa.graph import io
     from onnx_fa.graph.accuracy_levels import rounding_error
+    from onnx_fa.iree.run import is_on_host
     from onnx_fa.verifier.once import model_tolerance
 
     target = read_target(args, runs=True)
@@ -64,7 +65,7 @@ def run_job(args: argparse.Namespace, job: Job) -> tuple[list[Contestant], str, 
         phases.end()
         model = io.load(files.step)
         told = check_tokens(made, model_tolerance(model), rounding_error(model))
-        budget = _budget(files.step, modules[1], job) if target.device.startswith("local") else None
+        budget = _budget(files.step, modules[1], job) if is_on_host(target.device) else None
     return made, told, modules, budget
 
 

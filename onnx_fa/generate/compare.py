@@ -115,7 +115,7 @@ def _run(kind: str, folder: Path, text: Mapping[str, Any], job: Job) -> Contesta
     request.write_text(json.dumps({**text, "kind": kind}))
     command = [sys.executable, "-m", "onnx_fa.generate.worker", str(request)]
     done = processes.run_limited(
-        command, timeout_s=job.timeout_s, memory_bytes=job.memory_bytes, env=package_environment(), timed=True
+        command, timeout_s=job.timeout_s, memory_bytes=job.memory_bytes, env=package_environment(), batch=True
     )
     if done.ending != "ok":
         last = [line for line in done.stderr.splitlines() if line.strip()]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_fa.iree.run import require_device, runtime
+from onnx_fa.iree.run import is_on_host, require_device, runtime
 from onnx_fa.spec.dtypes import NUMPY
 
 _ELEMENTS = {
@@ -38,7 +38,7 @@ class Device:
         """A buffer for so many elements, of no known content."""
         kind = self._rt.MemoryType.DEVICE_LOCAL
         use = self._rt.BufferUsage.DEFAULT
-        if self.name.startswith("local"):
+        if is_on_host(self.name):
             kind, use = kind | self._rt.MemoryType.HOST_VISIBLE, use | self._rt.BufferUsage.MAPPING
         size = math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize
         return self._device.allocator.allocate_buffer(kind, use, size)

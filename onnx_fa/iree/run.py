@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from onnx_fa import processes as limits
 from onnx_fa.errors import MissingDependencyError, RunError, TargetError, one_line
 from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
+from onnx_fa.scheduling import as_batch_job
 
 Array = NDArray[Any]
 
@@ -33,6 +35,11 @@ def runtime() -> Any:
 def limit_threads(count: int) -> None:
     """Gives CPU devices of this process so many workers, as --task_topology_max_group_count does: before the first one is made."""
     runtime().flags.parse_flags(f"--task_topology_max_group_count={count}")
+
+
+def is_on_host(device: str) -> bool:
+    """Whether a driver of IREE's runtime is one of the CPU's."""
+    return device.startswith("local")
 
 
 def require_device(device: str) -> None:
@@ -114,9 +121,11 @@ class Bound:
 
     name: str
     invoke: Callable[..., Any] = field(repr=False)
+    on_host: bool
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        result = self.invoke(*arrays)
+        with as_batch_job() if self.on_host else nullcontext():
+            result = self.invoke(*arrays)
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
@@ -153,7 +162,7 @@ def bind_module(
         function = public[0]
     elif function not in names:
         raise RunError(f"the module has no function {function!r}, only {', '.join(names)}")
-    return Bound(function, context.modules[module.name][function])
+    return Bound(function, context.modules[module.name][function], is_on_host(device))
 
 
 def _read_module(rt: Any, context: Any, data: bytes, name: str) -> Any:
@@ -302,7 +311,7 @@ def benchmark_module(
             *BUFFERS_KEPT.get(device.partition(":")[0], ()),
             *extra,
         ]
-        done = run_tool(command, timeout_s, memory_bytes, timed=True)
+        done = run_tool(command, timeout_s, memory_bytes)
         rows = json.loads(out.read_text())["benchmarks"]
     to_ms = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
     samples = [r["real_time"] * to_ms[r["time_unit"]] for r in rows if r.get("run_type") == "iteration"]
@@ -334,7 +343,7 @@ def run_module(
 ) -> tuple[list[Array], int]:
     """One call in a child process: its `outputs` results and its peak resident size in bytes; on a GPU, the most bytes it had
     there. With `as_numbers` the results are of that type and flat: .npy has no bf16. Raises RunError."""
-    on_host = device.startswith("local")
+    on_host = is_on_host(device)
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
         flags = _module_flags(Path(tmp), vmfb, inputs, function, device, threads)
         results = [Path(tmp) / f"out{i}.{'bin' if as_numbers else 'npy'}" for i in range(outputs)]
@@ -349,11 +358,11 @@ def run_module(
         return arrays, int(peak[1])
 
 
-def run_tool(command: list[str], timeout_s: float, memory_bytes: int, timed: bool = False) -> limits.Finished:
-    """Runs a program of the runtime's. Raises RunError with the first line of what it says where it fails."""
+def run_tool(command: list[str], timeout_s: float, memory_bytes: int) -> limits.Finished:
+    """Runs a program of the runtime's, as a batch job. Raises RunError with the first line of what it says where it fails."""
     name = os.path.basename(command[0])
     try:
-        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes, timed=timed)
+        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes, batch=True)
     except OSError as e:
         raise RunError(f"{command[0]}: cannot be run: {e.strerror}") from e
     if done.ending != "ok":

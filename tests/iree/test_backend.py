@@ -475,14 +475,6 @@ def test_inspect_of_something_else(tmp_path: Path) -> None:
         load_module(path)
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
-@pytest.mark.parametrize("timed", [False, True])
-def test_what_times_itself_is_a_batch_job(timed: bool) -> None:
-    command = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0) == os.SCHED_BATCH)"]
-    done = limits.run_limited(command, timeout_s=60, memory_bytes=1 << 30, timed=timed)
-    assert done.stdout.strip() == str(timed)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_program_starts_ends_it(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its start and its name in this process it must not be left running."""
