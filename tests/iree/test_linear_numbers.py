@@ -25,6 +25,8 @@ BODIES = (
     "a = MatMul(x, w) c = Add(a, b) s = Sigmoid(c) g = Mul(c, s) u = MatMul(x, w) y = Mul(u, g)",
     "a = MatMul(x, w) c = Add(a, b) s = Softmax(c) y = Add(c, s)",
     "a = MatMul(x, w) t = Tanh(a) d = MatMul(x, w) e = Add(t, d) y = Sub(e, a)",
+    "a = MatMul(x, w) c = Mul(a, row) d = Add(b, c) y = Sub(row, d)",
+    ROOM + "f = Reshape(x, i) a = Gemm (f, w, row) r = Relu(a) y = Reshape(r, o)",
     ROOM + "f = Reshape(x, i) a = Gemm <transB = 1> (f, wt, b) q = Reshape(a, o) y = Relu(q)",
     ROOM + "f = Reshape(x, i) a = Gemm (f, w, b) r = Abs(a) y = Reshape(r, o)",
 )
@@ -54,7 +56,7 @@ def test_numbers(body: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(foreign_cpu(AMX)), reason=foreign_cpu(AMX))
-@pytest.mark.parametrize("body", [BODIES[0], BODIES[1], BODIES[4], "a = MatMul(x, w) y = Add(a, b)"])
+@pytest.mark.parametrize("body", [BODIES[0], BODIES[1], BODIES[5], BODIES[6], "a = MatMul(x, w) y = Add(a, b)"])
 def test_bf16(body: str, tmp_path: Path) -> None:
     """Weights become pairs on their way into a module. What follows a product is computed in f32, so that the numbers are those of
     the same model in f32, rounded once for each site or operation."""
@@ -84,7 +86,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
         if draw(st.booleans()):
             lines.append(f"{name} = {draw(st.sampled_from(_UNARY))}({draw(recent)})")
         else:
-            other = draw(st.one_of(recent, st.just("b")))
+            other = draw(st.one_of(recent, st.sampled_from(("b", "row", "each"))))
             lines.append(f"{name} = {draw(st.sampled_from(('Add', 'Sub', 'Mul', 'Max')))}({draw(recent)}, {other})")
         values.append(name)
     given_out = sorted({values[-1], *draw(st.lists(st.sampled_from(values), max_size=2))})

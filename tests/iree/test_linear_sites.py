@@ -24,7 +24,15 @@ from onnx_fa.spec.target import parse_target
 from tests.iree.test_bits_product import model as bits_model
 
 CUDA = parse_target("cuda")
-WEIGHTS = {"w": (64, 48), "wt": (48, 64), "b": (48,), "row": (1, 48), "small": (64, 8), "three": (2, 64, 48)}
+WEIGHTS = {
+    "w": (64, 48),
+    "wt": (48, 64),
+    "b": (48,),
+    "row": (1, 48),
+    "each": (2, 1, 48),
+    "small": (64, 8),
+    "three": (2, 64, 48),
+}
 
 
 def graph_of(
@@ -73,7 +81,9 @@ GATED = (3, "((score * sigmoid(score)) * t0)")
         ("a = MatMul(x, w) c = Add(a, b) y = Relu(c)", [(3, "relu((score + t0))")]),
         ("a = MatMul(x, w) c = Add(a, b) y = Mul(a, c)", [(3, "(score * (score + t0))")]),
         ("a = MatMul(x, w) y = Add(a, a)", [(2, "(score + score)")]),
-        ("a = MatMul(x, w) y = Add(a, row)", [PLAIN]),
+        ("a = MatMul(x, w) y = Add(a, row)", [BIASED]),
+        ("a = MatMul(x, w) c = Mul(a, row) y = Add(row, c)", [(3, "(t0 + (score * t0))")]),
+        ("a = MatMul(x, w) y = Add(a, each)", [PLAIN]),  # a row for each batch
         ("a = MatMul(x, w) h = Constant <value = float {0.5}> () y = Mul(a, h)", [(2, "(score * 0.5)")]),
         ("a = MatMul(x, w) y = Softmax(a)", [PLAIN]),
         ("a = MatMul(x, w) s = Softmax(a) y = Add(a, s)", [PLAIN]),  # the product is read twice
@@ -154,8 +164,12 @@ def test_gemm() -> None:
     rows = {"x": "float[n,64] x", "outputs": "float[n,48] y"}
     assert sites_of(graph_of("y = Gemm <transB = 1> (x, wt, b)", **rows)) == [BIASED]
     assert sites_of(graph_of("y = Gemm (x, w)", **rows)) == [PLAIN]
-    for body in ("y = Gemm <alpha = 0.5> (x, w)", "y = Gemm <beta = 0.5> (x, w, b)", "y = Gemm (x, w, row)"):
+    assert sites_of(graph_of("y = Gemm (x, w, row)", **rows)) == [BIASED]
+    for body in ("y = Gemm <alpha = 0.5> (x, w)", "y = Gemm <beta = 0.5> (x, w, b)"):
         assert sites_of(graph_of(body, **rows)) == []
+    whole = {"x": "float[5,64] x, float[5,48] c, float[5,1] d", "outputs": "float[5,48] y"}
+    for bias in "cd":  # a number for each place, or for each row
+        assert sites_of(graph_of(f"y = Gemm (x, w, {bias})", **whole)) == []
 
 
 def test_left_alone() -> None:

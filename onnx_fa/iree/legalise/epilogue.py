@@ -167,7 +167,7 @@ class _Cone:
             return None if number is None else Float(float(number.reshape(())))
         if self.numbers and g.is_one_number(name):
             self.single.add(name)
-        elif shape == [self.shape[-1]]:
+        elif g.is_row(name, self.shape):
             self.columns.add(name)
         elif shape != self.shape:
             return None

@@ -159,7 +159,7 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
     K, N = weight[::-1] if transposed else weight
     if not _is_weight(g, w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
         return None
-    if bias and g.shape(bias) != [N]:
+    if bias and not g.is_row(bias, [shape[0], N]):
         return None
     spec = LinearSpec(named_dims(shape[:-1]), K, N, dtype, transposed)
     inputs = (x, w, bias) if bias else (x, w)
@@ -261,6 +261,9 @@ def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[o
             inputs[i] = inputs[i] if tensor.shape else no_dims(g, inputs[i], hint)
         if spec.zero:
             inputs[2:3] = [zero_number(g, inputs[2], hint), column_sums(g, inputs[1], hint, transposed=spec.transposed)]
+    for i, tensor in enumerate(spec.tensors, len(inputs) - len(spec.tensors)):
+        if len(tensor.shape) == 1 and g.shape(inputs[i]) != [spec.N]:  # dims of 1 in front
+            inputs[i] = g.typed(g.reshape(inputs[i], [spec.N], hint), g.kind(inputs[i]), (spec.N,))
     if panel := panel_of(spec, target):
         inputs[1] = write_panels(g, inputs[1], spec, panel, hint)
         spec = replace(spec, transposed=False, panel=panel)

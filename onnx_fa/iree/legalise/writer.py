@@ -144,6 +144,11 @@ class GraphWriter:
         """Whether a value is a single number, of no dims or of one."""
         return self.shape(name) in ([], [1])
 
+    def is_row(self, name: str, of: Sequence[int | str | None]) -> bool:
+        """Whether a value has a number for each of the last dim of a shape, and is added to it along the others."""
+        shape = self.shape(name)
+        return shape is not None and 0 < len(shape) <= len(of) and shape == [1] * (len(shape) - 1) + [of[-1]]
+
     def kind(self, name: str) -> int:
         """The element type as ONNX numbers them; 0 where it is unknown."""
         return self.types.get(name, (0, None))[0]
