@@ -22,6 +22,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import evaluate as evaluate_expr
+from onnx_fa.spec.reference import rounded
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.words import einsums
 
@@ -100,8 +101,8 @@ def _functions(spec: AttentionSpec) -> dict[str, Function]:
 
     found: dict[str, Function] = {"Reciprocal": lambda x: 1 / x}
     if spec.rounding is not None:
-        scale, most = spec.rounding.scale, spec.rounding.most
-        found[STEPS] = lambda p: np.minimum(np.rint(p / scale), most)
+        rounding = spec.rounding
+        found[STEPS] = lambda p: rounded(rounding, p) / rounding.scale
     if spec.weighting is not None:
         found |= {WEIGHT: of(WEIGHT)} | ({TOTAL: of(TOTAL)} if spec.weighting.total is not None else {})
     return found

@@ -188,16 +188,34 @@ def _gathered(
 
 
 def rounded(b: OnnxBuilder, rounding: Rounding, p: ir.Value) -> ir.Value:
-    """Probabilities in f32 as they multiply V: QuantizeLinear and DequantizeLinear where the opset has them for the type, else the
-    same by Div, Round, Min and Mul. Raises UnsupportedError where it has neither."""
+    """Probabilities in f32 as they multiply V: by a pair of QuantizeLinear and DequantizeLinear where the opset has them for the
+    type, else, and for all roundings but the last, by the same in numbers: of two pairs in a row onnxruntime's optimiser makes
+    another one. Raises UnsupportedError where it has neither."""
+    if rounding.before is not None:  # integers have no NaN
+        p = guarded(b, p)
+    for before in rounding.chain[:-1]:
+        p = _in_steps(b, before, p)
+    return by_pair(b, rounding, p) if b.opset >= (10 if rounding.bits == 8 else 21) else _in_steps(b, rounding, p)
+
+
+def by_pair(b: OnnxBuilder, rounding: Rounding, p: ir.Value) -> ir.Value:
+    """The last of the roundings as QuantizeLinear and DequantizeLinear."""
     scale = b.const(np.asarray(rounding.scale, np.float32))
-    bits = int(rounding.dtype[1:])
-    if b.opset >= (10 if bits == 8 else 21):
-        kind = np.dtype(f"{'uint' if rounding.dtype[0] == 'u' else 'int'}{bits}")
-        zero = b.const(np.asarray(rounding.zero_point, kind))
-        return b.op("DequantizeLinear", b.op("QuantizeLinear", p, scale, zero), scale, zero)
+    kind = np.dtype(f"{'uint' if rounding.dtype[0] == 'u' else 'int'}{rounding.bits}")
+    zero = b.const(np.asarray(rounding.zero_point, kind))
+    return b.op("DequantizeLinear", b.op("QuantizeLinear", p, scale, zero), scale, zero)
+
+
+def guarded(b: OnnxBuilder, p: ir.Value) -> ir.Value:
+    """Numbers in f32, 0 in the place of NaN."""
+    return b.op("Where", b.op("IsNaN", p), b.const(np.asarray(0, np.float32)), p)
+
+
+def _in_steps(b: OnnxBuilder, rounding: Rounding, p: ir.Value) -> ir.Value:
+    """Numbers in f32 in whole steps of a rounding's scale; NaN stays."""
     if b.opset < 12:
         raise UnsupportedError(f"probabilities rounded to {rounding.dtype} need opset 12, the model has {b.opset}")
+    scale = b.const(np.asarray(rounding.scale, np.float32))
     steps = b.op("Min", b.op("Round", b.op("Div", p, scale)), b.const(np.asarray(rounding.most, np.float32)))
     return b.op("Mul", steps, scale)
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.decomposed import canonical_operands, leave, positions, shown_weights, statistic
-from onnx_fa.forms.integers import dequantized, rounded
+from onnx_fa.forms.integers import by_pair, dequantized, guarded
 from onnx_fa.forms.score import modify, weighted
 from onnx_fa.graph.builder import OnnxBuilder
 from onnx_fa.graph.normalise import infer_shapes
@@ -56,8 +56,8 @@ def plain_model(spec: AttentionSpec) -> ir.Model:
         column = b.op("Expand", sink, b.op("Shape", b.reduce_max(score)))
         joined = b.op("Softmax", b.op("Concat", score, column, axis=-1), axis=-1)
         p = b.op("Slice", joined, b.ints(0), b.ints(-1), b.ints(-1))
-    if spec.rounding is not None:
-        p = rounded(b, spec.rounding, p)
+    for i, rounding in enumerate(spec.rounding.chain if spec.rounding else ()):
+        p = by_pair(b, rounding, guarded(b, p) if i else p)  # guards between, as quantisers of exports leave them
     out = leave(b, spec, b.op("MatMul", weighted(b, spec, p, tensors), v))
     stats = [statistic(b, spec, score, which) for which in spec.stats]
     model = finished(b, spec, out, *stats)

@@ -34,7 +34,7 @@ from onnx_fa.match.types import (
 )
 from onnx_fa.match.walk_up import _MAX_LAYERS
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
-from onnx_fa.spec.terms import Rounding
+from onnx_fa.spec.terms import MOST_ROUNDINGS, Rounding
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
         raise NoMatch("probabilities are changed before they are masked and divided anew", node)
     if after.cut and state.cut:
         raise NoMatch("the probabilities are sliced twice", node)
-    if after.rounding is not None and (state.wrap or state.keys or weighted or state.rounding is not None):
+    if after.rounding is not None and (state.wrap or state.keys or weighted):
         raise NoMatch("the probabilities are changed before they are rounded", node)
     if after.renormalised and (state.steps or state.guard):
         raise NoMatch(
@@ -251,11 +251,20 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
         drops=() if after.total is not None else state.drops if after.drop is None else (*state.drops, after.drop),
         cut=state.cut or after.cut,
         regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
-        rounding=after.rounding or state.rounding,
+        rounding=_rounded_anew(state.rounding, after, node),
         weights=after.weights or state.weights,
         renormalised=after.renormalised or state.renormalised,
         total=total,
     )
+
+
+def _rounded_anew(before: Rounding | None, after: After, node: ir.Node | None) -> Rounding | None:
+    """The roundings behind one more layer."""
+    if after.rounding is None or before is None:
+        return after.rounding or before
+    if len(before.chain) >= MOST_ROUNDINGS:
+        raise NoMatch(f"the probabilities are rounded more than {MOST_ROUNDINGS} times", node)
+    return replace(after.rounding, before=before)
 
 
 def _combine_guards(before: Guard, after: After) -> Guard:

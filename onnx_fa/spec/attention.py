@@ -276,7 +276,7 @@ class AttentionSpec:
             words.append("gathered")
         words += [f"{n}:{x.dtype}" for n, x in (("k", self.k_quant), ("v", self.v_quant)) if x is not None]
         if self.rounding is not None:
-            words.append(f"p:{self.rounding.dtype}")
+            words += [f"p:{r.dtype}" for r in self.rounding.chain]
         if self.weights is not None:
             words.append("renormalised" if self.renormalised else "weighted")
         if self.weighting is not None:

@@ -130,9 +130,19 @@ def statistic(spec: AttentionSpec, which: Stat, *operands: Array) -> F64:
 
 
 def rounded(rounding: Rounding, p: F64) -> F64:
-    """Probabilities as they multiply V. Saturation bounds them from above alone: none is negative."""
-    steps = np.minimum(np.rint(np.where(np.isnan(p), 0.0, p) / rounding.scale), rounding.most)
-    return np.asarray(rounding.scale * steps)
+    """Probabilities as they multiply V."""
+    return np.asarray(rounding.scale * _whole_steps(rounding, p))
+
+
+def _whole_steps(rounding: Rounding, p: F64) -> F64:
+    """Saturation bounds them from above alone: none is negative. What an earlier rounding makes is f32, and so is its division by
+    the step: both are a graph's own numbers, which decide ties."""
+    if rounding.before is None:
+        steps = np.where(np.isnan(p), 0.0, p) / rounding.scale
+    else:
+        number = _whole_steps(rounding.before, p).astype(np.float32) * np.float32(rounding.before.scale)
+        steps = (number / np.float32(rounding.scale)).astype(np.float64)
+    return np.asarray(np.minimum(np.rint(steps), rounding.most))
 
 
 def probabilities(spec: AttentionSpec, *operands: Array) -> F64:

@@ -133,17 +133,21 @@ class Quantized:
 
 GRIDS = {"u8": (0, 255), "i8": (-128, 127), "u16": (0, 65535), "i16": (-32768, 32767)}
 """The ends of the integers that probabilities are rounded to."""
+MOST_ROUNDINGS = 4
+"""One after the other; models have two."""
 
 
 @dataclass(frozen=True)
 class Rounding:
     """What happens to the normalised probabilities before they multiply V: each becomes (n - zero_point) * scale with the integer
     n = saturate(round_half_even(p / scale) + zero_point), as ONNX's QuantizeLinear and DequantizeLinear make it; NaN becomes 0.
-    Raises ValueError for a scale that is not positive and finite, or a zero point that is not of the type."""
+    p is what the rounding `before`, if there is one, makes of the probability, as f32. Raises ValueError for a scale that is not
+    positive and finite, a zero point that is not of the type, and more than MOST_ROUNDINGS of them."""
 
     scale: float
     zero_point: int = 0
     dtype: str = "u8"
+    before: Rounding | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in GRIDS:
@@ -153,6 +157,18 @@ class Rounding:
             raise ValueError(
                 f"a rounding with scale {self.scale} and zero point {self.zero_point} of type {self.dtype}"
             )
+        if len(self.chain) > MOST_ROUNDINGS:
+            raise ValueError(f"probabilities are rounded more than {MOST_ROUNDINGS} times")
+
+    @property
+    def bits(self) -> int:
+        """Of the integers."""
+        return int(self.dtype[1:])
+
+    @property
+    def chain(self) -> tuple[Rounding, ...]:
+        """All roundings, the first one first."""
+        return (*(self.before.chain if self.before else ()), self)
 
     @property
     def most(self) -> int:

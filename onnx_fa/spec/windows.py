@@ -24,8 +24,10 @@ class WindowSpec:
     channels first. y is (images * groups, N, places), or with `last`, channels last, (images * groups, places, N).
 
     The weight comes in panels of columns, (groups * panels, K, panel), where K runs over channels and then taps; the last panel of
-    a group has its last columns. With `bias` there is a third operand, (groups, N). Raises ValueError for windows that fit nowhere
-    and panels wider than the columns."""
+    a group has its last columns. With `bias` there is a third operand, (groups, N). A group may have several `blocks` of columns,
+    each of which reads channels of its own alone, in order: K then runs over those of a block, and a panel has all columns. Raises
+    ValueError for windows that fit nowhere, panels wider than the columns, and blocks that divide neither these nor the
+    channels."""
 
     images: int | None
     groups: int
@@ -38,6 +40,7 @@ class WindowSpec:
     panel: int
     bias: bool = False
     last: bool = False
+    blocks: int = 1
 
     def __post_init__(self) -> None:
         if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:
@@ -46,6 +49,8 @@ class WindowSpec:
             raise ValueError(f"windows of {self.kernel} in {self.sizes}")
         if self.panel > self.N:
             raise ValueError(f"panels of {self.panel} columns of {self.N}")
+        if self.blocks > 1 and (self.channels % self.blocks or self.N % self.blocks or self.panel != self.N):
+            raise ValueError(f"{self.blocks} blocks of {self.N} columns in panels of {self.panel}")
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -60,7 +65,7 @@ class WindowSpec:
 
     @property
     def K(self) -> int:
-        return self.channels * math.prod(self.kernel)
+        return self.channels // self.blocks * math.prod(self.kernel)
 
     @property
     def panels(self) -> int:
@@ -105,11 +110,14 @@ def slide(
         axes = zip(tap, spec.strides, spec.dilations, spec.places, strict=True)
         part: tuple[slice, ...] = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, s, d, n in axes)
         seen[(*every, *tap)] = images[(*every, *part)]
-    rows = seen.reshape(*images.shape[:2], spec.K, spec.rows)
+    rows = seen.reshape(*images.shape[:2], spec.blocks, spec.K, spec.rows)
     panels = np.asarray(w, np.float64).reshape(spec.groups, spec.panels, spec.K, spec.panel)
     first = panels[:, :-1].transpose(0, 2, 1, 3).reshape(spec.groups, spec.K, -1)
     weight = np.concatenate([first, panels[:, -1, :, spec.panel - (spec.N - first.shape[2]) :]], axis=2)
-    made: npt.NDArray[np.float64] = np.einsum("igkp,gkn->igpn", rows, weight)
+    by_block = weight.reshape(spec.groups, spec.K, spec.blocks, -1)
+    made: npt.NDArray[np.float64] = np.einsum("igbkp,gkbn->igpbn", rows, by_block).reshape(
+        -1, spec.groups, spec.rows, spec.N
+    )
     if bias is not None:
         made = made + np.asarray(bias, np.float64)[:, None]
     return (made if spec.last else made.swapaxes(2, 3)).reshape(-1, *spec.y_shape)

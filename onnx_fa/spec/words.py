@@ -59,10 +59,8 @@ def score_words(spec: AttentionSpec) -> list[str]:
 
 def rounding_words(spec: AttentionSpec) -> list[str]:
     """What is done to the probabilities before they multiply V."""
-    if spec.rounding is None:
-        return []
-    r = spec.rounding
-    return [f"probabilities rounded to {r.dtype} in steps of {r.scale:.6g}, zero point {r.zero_point}"]
+    chain = spec.rounding.chain if spec.rounding else ()
+    return [f"probabilities rounded to {r.dtype} in steps of {r.scale:.6g}, zero point {r.zero_point}" for r in chain]
 
 
 def weighting_words(weighting: Weighting) -> str:

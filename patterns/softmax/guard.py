@@ -13,9 +13,10 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.ops import DEQUANTIZE, op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import After, Anchor, Call, Const, Expr, NoMatch, Select
+from onnx_fa.patterns.quant.rounding import read_rounding
 from onnx_fa.patterns.softmax import rows
 from onnx_fa.spec.dtypes import NUMPY
 
@@ -37,6 +38,9 @@ def read_guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence
         levels.append((negated.inputs[0], not levels[-1][1]))
     test, keeps = levels[-1]
     kind = _test(view, test, (value, anchor.prob)) if _is_probability(view, anchor, value) else None
+    if _is_rounded(view, value) and (asked := _test(view, test, (value,))) in ("nan", "number"):
+        # What was an integer is a number, whatever it was before.
+        kind, keeps = ("never", keeps) if asked == "nan" else ("never", not keeps)
     if not _broadcasts(view, other, value):
         return None
     if kind == "never" and not keeps:
@@ -103,6 +107,11 @@ def _is_probability(view: GraphView, anchor: Anchor, value: ir.Value) -> bool:
             return False
         value = inner
     return False
+
+
+def _is_rounded(view: GraphView, value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and op_of(node) in DEQUANTIZE and read_rounding(view, node) is not None
 
 
 def _is_test(view: GraphView, node: ir.Node, value: ir.Value) -> bool:

@@ -86,7 +86,8 @@ class ConvSite(OpRun):
 @st.composite
 def convolutions(draw: st.DrawFn, opsets: tuple[int, ...] = (10, 12, 17)) -> tuple[onnx.ModelProto, tuple[int, ...]]:
     axes, small = draw(st.integers(1, 3)), st.integers(1, 3)
-    groups, own, columns = draw(small), draw(small), draw(st.sampled_from([16, 17, 24, 32, 33, 48, 64, 80]))
+    own, columns = draw(small), draw(st.sampled_from([2, 4, 8, 16, 17, 24, 32, 33, 48, 64, 80]))
+    groups = draw(small) * max(1, 16 // columns)
     auto = draw(st.sampled_from(["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
     sizes, kernel, strides = (
         tuple(draw(n) for _ in range(axes)) for n in (st.integers(2, 9), st.integers(1, 4), small)
@@ -184,6 +185,8 @@ def test_random_depthwise_convolutions_mean_the_same(drawn: tuple[onnx.ModelProt
 @example((conv(("N", 8, 30), (96, 2, 16), group=4, pads=[8, 8]), (3, 8, 30)))
 @example((conv((2, 3, 20, 20), (32, 3, 7, 7), strides=[4, 4], pads=[3] * 4), (2, 3, 20, 20)))
 @example((conv((3, 20, 58), (96, 20, 3), pads=[1, 1], strides=[2]), (3, 20, 58)))
+@example((conv(("N", 32, 9, 9), (32, 4, 3, 3), group=8, pads=[1] * 4), (2, 32, 9, 9)))
+@example((conv((2, 8, 20), (16, 1, 3), group=8, turned=True), (2, 8, 20)))
 @example((conv(("N", 24, 9, 9), (48, 24, 3, 3), pads=[1] * 4, bias=False), (2, 24, 9, 9)))
 @example((conv(("N", 6, 9, 9), (6, 1, 3, 3), group=6, pads=[1] * 4), (2, 6, 9, 9)))
 @example((conv((2, 6, 9, 9), (6, 1, 3, 3), group=6, strides=[2, 2], turned=True), (2, 6, 9, 9)))
@@ -206,6 +209,9 @@ def test_random_convolutions_compiled(tmp_path_factory: Any, drawn: tuple[onnx.M
         ((1, 3, 40, 40), (32, 3, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
         ((1, 8, 7, 7, 7), (16, 8, 3, 3, 3), {"dilations": [2, 2, 2]}),
         ((1, 16, 9, 9), (16, 16, 3, 3), {"pads": [1] * 4}),
+        ((1, 64, 40), (64, 4, 3), {"group": 16}),
+        ((1, 64, 40), (128, 1, 3), {"group": 64}),  # channels that have two columns each
+        (("N", 32, 9, 9), (64, 4, 3, 3), {"group": 8, "pads": [1] * 4}),
     ],
 )
 def test_a_kernel_takes(x: tuple[int | str, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
@@ -222,8 +228,8 @@ def test_a_kernel_takes(x: tuple[int | str, ...], w: tuple[int, ...], attributes
         ((1, 3, "H", 40), (32, 3, 3, 3), {}),  # sizes that only a run knows
         ((1, 3, "L"), (32, 3, 3), {}),
         ((1, 3, 40), (15, 3, 3), {}),  # columns that do not fill a vector
-        ((1, 64, 40), (64, 4, 3), {"group": 16}),
-        ((1, 64, 40), (128, 1, 3), {"group": 64}),  # channels that have two columns each
+        ((1, 48, 40), (48, 4, 3), {"group": 16}),  # three columns do not divide a vector
+        ((1, 24, 40), (24, 4, 3), {"group": 6}),  # nor four groups six
         ((1, 64, "L"), (64, 1, 3), {"group": 64}),
         ((1, 64, 99), (64, 1, 65), {"group": 64}),  # too many taps
         ((1, 64, 40), (64, 1, 1), {"group": 64}),
@@ -265,5 +271,19 @@ def test_names(tmp_path: Path) -> None:
         WindowSpec(1, 1, 3, 32, (2,), (3,), (1,), (1,), 32)
     with pytest.raises(ValueError, match="panels of"):
         WindowSpec(1, 1, 3, 16, (9,), (3,), (1,), (1,), 32)
+    with pytest.raises(ValueError, match="blocks"):
+        WindowSpec(1, 1, 3, 16, (9,), (3,), (1,), (1,), 16, blocks=2)
     with pytest.raises(ValueError, match="below one"):
         WindowSpec(1, 1, 3, 16, (9,), (3,), (0,), (1,), 16)
+
+
+def test_groups_of_a_vector_do_not_see_each_other(tmp_path: Path) -> None:
+    """Infinities and NaN of one group stay in its own columns."""
+    model, path = conv((2, 32, 9, 9), (32, 4, 3, 3), group=8, pads=[1] * 4), tmp_path / "m.vmfb"
+    inputs = image(2, 32, 9, 9)
+    inputs["x"][0, 5, 4, 4], inputs["x"][1, 18] = np.inf, np.nan
+    compile_model(model, path, HOST, parameters="embed")
+    (got,), (want,) = load_module(path)(*inputs.values()), run(model, inputs)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    assert np.isnan(want[1, 16:20]).all() and not np.isnan(want[1, :16]).any() and np.isinf(want[0]).any()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

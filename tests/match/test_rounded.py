@@ -22,7 +22,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.spec.accuracy import expect
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.reference import attention
+from onnx_fa.spec.reference import attention, rounded
 from onnx_fa.spec.rounding_bounds import slack
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import Rounding
@@ -41,8 +41,9 @@ def test_found_and_written_back(case: Case) -> None:
     proto, spec = ir.to_proto(plain_model(case.spec)), case.bound()[0]
     (site,) = explain(proto).sites
     assert site.spec.rounding is not None and spec.rounding is not None
-    assert (site.spec.rounding.zero_point, site.spec.rounding.dtype) == (spec.rounding.zero_point, spec.rounding.dtype)
-    assert np.float32(site.spec.rounding.scale) == np.float32(spec.rounding.scale)
+    for found, asked in zip(site.spec.rounding.chain, spec.rounding.chain, strict=True):
+        assert (found.zero_point, found.dtype) == (asked.zero_point, asked.dtype)
+        assert np.float32(found.scale) == np.float32(asked.scale)
     operands = draw_operands(spec, 0)
     feeds = dict(zip(input_names(spec), operands, strict=True))
     expected = expect(dataclasses.replace(spec, stats=(), rounding=site.spec.rounding), operands)
@@ -95,9 +96,22 @@ def _spelled(change: str, opset: int = 21) -> onnx.ModelProto:
         if change == "two readers":
             nodes.append(h.make_node("DequantizeLinear", ["p8", "step", *zeros], ["p_s"]))
             nodes.append(h.make_node("MatMul", ["p_s", "v"], ["o_two"]))
-        if change == "guard behind":
+        if change in ("guard behind", "twice, a guard between"):
             nodes += [h.make_node("IsNaN", ["p_r"], ["bad"]), h.make_node("Where", ["bad", "nought", "p_r"], ["p_g"])]
             p = "p_g"
+        if change == "number behind":
+            nodes += [
+                h.make_node("Equal", ["p_r", "p_r"], ["good"]),
+                h.make_node("Where", ["good", "p_r", "nought"], ["p_g"]),
+            ]
+            p = "p_g"
+        if change == "guard by the softmax behind":
+            nodes += [h.make_node("IsNaN", ["o_p"], ["bad"]), h.make_node("Where", ["bad", "nought", "p_r"], ["p_g"])]
+            p = "p_g"
+        for time in range({"twice": 1, "twice, a guard between": 1, "five times": 4}.get(change, 0)):
+            nodes.append(h.make_node("QuantizeLinear", [p, "small", *zeros], [f"p8_{time}"]))
+            nodes.append(h.make_node("DequantizeLinear", [f"p8_{time}", "small", *zeros], [f"p_r{time}"]))
+            p = f"p_r{time}"
         if change == "factor behind":
             nodes.append(h.make_node("Mul", ["p_r", "half"], ["p_h"]))
             p = "p_h"
@@ -112,6 +126,7 @@ def _spelled(change: str, opset: int = 21) -> onnx.ModelProto:
         **SCALE,
         "step": np.float32(np.inf if change == "infinite scale" else 0.01),
         "other": np.float32(0.02),
+        "small": np.float32(0.0037),
         "half": np.float32(0.5),
         "nought": np.float32(0),
         "zero": kind(0),
@@ -128,12 +143,29 @@ def _spelled(change: str, opset: int = 21) -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize("change", ["", "no zero point", "guard before", "factor behind", "16 bits"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "",
+        "no zero point",
+        "guard before",
+        "guard behind",
+        "number behind",
+        "factor behind",
+        "16 bits",
+        "twice",
+        "twice, a guard between",
+    ],
+)
 def test_found(change: str) -> None:
     made = _spelled(change)
     (site,) = explain(made).sites
     kind = "u16" if change == "16 bits" else "u8"
-    assert site.spec.rounding == Rounding(float(np.float32(0.01)), 0, kind)
+    rounding = Rounding(float(np.float32(0.01)), 0, kind)
+    if change.startswith("twice"):
+        rounding = Rounding(float(np.float32(0.0037)), 0, kind, rounding)
+    assert site.spec.rounding == rounding
+    assert site.spec.empty_row == ("guarded" if change == "guard before" else "nan")
     rng = np.random.default_rng(0)
     feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s, _ in QKV}
     for form in ("decomposed", "blocked"):
@@ -153,7 +185,8 @@ def test_found(change: str) -> None:
         ("read", "not by a pair"),
         ("exponentials", "before they are divided"),
         ("factor before", "changed before they are rounded"),
-        ("guard behind", ""),
+        ("guard by the softmax behind", ""),
+        ("five times", "rounded more than 4 times"),
     ],
 )
 def test_left_alone(change: str, reason: str) -> None:
@@ -196,10 +229,25 @@ def test_refusals() -> None:
         emit_kernel(spec, parse_target("cuda-sm_80"), body="gpu")
     with pytest.raises(UnsupportedError, match="not split"):
         emit_vector(spec, HOST, "fa_x", splits=2)
-    for wrong in ({"scale": 0.0}, {"scale": 0.1, "zero_point": 256}, {"scale": 0.1, "dtype": "i4"}):
+    four = Rounding(0.1, before=Rounding(0.1, before=Rounding(0.1, before=Rounding(0.1))))
+    wrongs: list[dict[str, Any]] = [{"scale": 0.1, "zero_point": 256}, {"scale": 0.1, "dtype": "i4"}]
+    for wrong in ({"scale": 0.0}, *wrongs, {"scale": 0.1, "before": four}):
         with pytest.raises(ValueError, match="round"):
             Rounding(**wrong)  # type: ignore[arg-type]
-    assert AttentionSpec.from_dict(spec.to_dict()) == spec
+    for kept in (spec, BY_NAME["rounded_three_times"].spec):
+        assert AttentionSpec.from_dict(kept.to_dict()) == kept
+
+
+def test_a_rounding_of_rounded_numbers_is_that_of_f32() -> None:
+    """A tenth, as f32, is two and a half steps of 0.04, which become two; as f64 it would be a little more."""
+    p, steps = np.asarray([0.1, 0.3, np.nan, 2.0]), Rounding(0.1)
+    assert np.float32(np.float32(1) * np.float32(0.1)) / np.float32(0.04) == 2.5
+    got = rounded(Rounding(0.04, 0, "u8", steps), p)
+    np.testing.assert_allclose(got, [0.08, 0.32, 0.0, 2.0])
+    graph_of = [np.rint(np.float32(n) * np.float32(0.1) / np.float32(0.04)) for n in range(256)]
+    np.testing.assert_allclose(
+        rounded(Rounding(0.04, 0, "u16", steps), np.arange(256) * 0.1), 0.04 * np.asarray(graph_of)
+    )
 
 
 def test_decode_uses_the_body_for_few_queries() -> None:

@@ -22,6 +22,7 @@ from onnx_fa.spec.terms import (
     BoolMask,
     Causal,
     Elementwise,
+    Rounding,
     SlidingWindow,
     Softcap,
     with_shapes,
@@ -184,10 +185,19 @@ def _loops(spec: AttentionSpec, operands: list[Any]) -> Any:
         p = [math.exp(s - top) for s in row]
         p = [w / sum(p) for w in p]
         if spec.rounding is not None:
-            r, (low, high) = spec.rounding, GRIDS[spec.rounding.dtype]
-            p = [(min(max(round(w / r.scale) + r.zero_point, low), high) - r.zero_point) * r.scale for w in p]
+            p = [_rounded(spec.rounding, w) for w in p]
         out[index] = sum(w * x for w, x in zip(p, v[kv], strict=spec.sink is None))
     return np.transpose(out, spec.o_layout)
+
+
+def _rounded(r: Rounding, p: float) -> float:
+    low, high = GRIDS[r.dtype]
+    if r.before is None:
+        steps = p / r.scale
+    else:
+        earlier = round(_rounded(r.before, p) / r.before.scale)
+        steps = float(np.float32(earlier) * np.float32(r.before.scale) / np.float32(r.scale))
+    return (min(max(round(steps) + r.zero_point, low), high) - r.zero_point) * r.scale
 
 
 def _weighed(spec: AttentionSpec, row: list[float], v: Any, weights: list[float]) -> Any:

@@ -65,6 +65,10 @@ def _rounded_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "steps", {"rounding": byte, "masks": (term(steps), BoolMask((2, 1, 1, 64)))}
     yield "integers", {"rounding": byte, "k_quant": Quantized("u8", (), True), "v_quant": Quantized("u8", (), True)}
     yield "f16", {"rounding": fine, "dtype": "f16"}
+    twice = Rounding(0.0021930721, 0, "u8", byte)
+    yield "twice", {"rounding": twice, "Sq": 45, "Skv": 77, "empty_row": "guarded", "masks": (Causal(-3),)}
+    yield "twice_decode", {"rounding": Rounding(0.003, -120, "i8", Rounding(1 / 300, 3)), "Sq": 1, "Skv": 130}
+    yield "three_times", {"rounding": Rounding(1 / 127, 0, "i8", twice), "masks": (BoolMask((2, 1, 1, 64)),)}
     yield "decode", {"rounding": byte, "Sq": 1, "Hq": 8, "Skv": 130}
     yield (
         "dynamic",

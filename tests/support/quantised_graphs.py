@@ -39,6 +39,8 @@ class Drawn:
     dynamic: bool = False
     stored: bool = False
     channels: bool = False
+    again: bool = False
+    """Whether probabilities are guarded against NaN behind their rounding and rounded again, as quantisers of exports do."""
 
 
 def draw(seed: int) -> Drawn:
@@ -62,6 +64,7 @@ def draw(seed: int) -> Drawn:
         rng.random() < 0.4,
         rng.random() < 0.3,
         rng.random() < 0.2,
+        rng.random() < 0.4,
     )
 
 
@@ -121,7 +124,11 @@ def build(drawn: Drawn) -> onnx.ModelProto:
         s = g.rounded(s, 0.03125)
     p = g.op("Softmax", s, axis=-1)
     if "probabilities" in drawn.places:
-        p = g.rounded(p, 2.0**-8 if np.dtype(drawn.kind).kind == "u" else 2.0**-7, from_zero=True)
+        step = 2.0**-8 if np.dtype(drawn.kind).kind == "u" else 2.0**-7
+        p = g.rounded(p, step, from_zero=True)
+        if drawn.again:
+            p = g.op("Where", g.op("IsNaN", p), g.const(np.float32(0)), p)
+            p = g.rounded(p, step / 2, from_zero=True)
     o = g.op("Einsum", p, v, equation="bhqk,bhkd->bhqd") if drawn.einsum else g.op("MatMul", p, v)
     if drawn.layout != "heads":
         o = g.op("Transpose", o, perm=[0, 2, 1, 3])

@@ -249,13 +249,13 @@ def _kept(spec: AttentionSpec, k: _Integers | None, v: _Integers | None) -> Atte
     )
 
 
-def _rounding(r: Random) -> Rounding:
-    """Of probabilities: steps from coarse to fine, some of which saturate."""
+def _rounding(r: Random, most: int = 3) -> Rounding:
+    """Of probabilities: steps from coarse to fine, some of which saturate; `most` of them one after the other."""
     dtype = r.choice(("u8", "u8", "i8", "i8", "u16", "i16"))
     low, high = GRIDS[dtype]
-    return Rounding(
-        r.choice((1 / 255, 1 / 127, 1 / 256, 0.002, 0.0003)), r.choice((low, 0, r.randint(low, high // 2))), dtype
-    )
+    scale = r.choice((1 / 255, 1 / 127, 1 / 256, 0.002, 0.0003))
+    zero = r.choice((low, 0, r.randint(low, high // 2)))
+    return Rounding(scale, zero, dtype, _rounding(r, most - 1) if most > 1 and r.random() < 0.2 else None)
 
 
 def _length(r: Random) -> int:

@@ -13,13 +13,13 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET, ConvShape, conv_shape, is_turned, pad_image
 from onnx_fa.iree.legalise.writer import GraphWriter
-from onnx_fa.kernels.cpu.window import panel_of, takes
+from onnx_fa.kernels.cpu.window import blocks_of, panel_of, takes
 from onnx_fa.spec.terms import Dim
 from onnx_fa.spec.windows import WindowSpec
 
 CONV_SITE = f"{DOMAIN}.ConvSite"
 """Inputs x and the weight as a WindowSpec has them; attributes its numbers."""
-_NUMBERS = ("groups", "channels", "N", "sizes", "kernel", "strides", "dilations", "panel", "bias", "last")
+_NUMBERS = ("groups", "channels", "N", "sizes", "kernel", "strides", "dilations", "panel", "bias", "last", "blocks")
 
 
 def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -59,20 +59,24 @@ def window_of(x: Sequence[Dim], attributes: Mapping[str, Any]) -> WindowSpec:
     )
     images = x[0] // groups if isinstance(x[0], int) else None
     bias, last = (bool(attributes[name]) for name in ("bias", "last"))
-    return WindowSpec(images, groups, channels, N, sizes, kernel, strides, dilations, panel, bias, last)
+    blocks = int(attributes["blocks"])
+    return WindowSpec(images, groups, channels, N, sizes, kernel, strides, dilations, panel, bias, last, blocks)
 
 
 def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape) -> WindowSpec | None:
     """None where no kernel is to stand for a Conv."""
     assert g.cpu is not None
-    panel = panel_of(shape.columns, g.cpu)
-    if not panel or (shape.columns % panel and g.opset < SLICE_OPSET):  # columns that panels do not divide are cut
+    blocks = blocks_of(shape.groups, shape.columns, g.cpu)
+    columns = shape.columns * blocks
+    panel = panel_of(columns, g.cpu)
+    if not panel or (columns % panel and g.opset < SLICE_OPSET):  # columns that panels do not divide are cut
         return None
     window = shape.padded, shape.kernel, shape.strides, shape.dilations
     bias = len(node.input) > 2 and bool(node.input[2])
     last = is_turned(g, node.output[0])
     try:
-        spec = WindowSpec(shape.images, shape.groups, shape.own, shape.columns, *window, panel, bias, last)
+        groups, channels = shape.groups // blocks, shape.own * blocks
+        spec = WindowSpec(shape.images, groups, channels, columns, *window, panel, bias, last, blocks)
     except ValueError:  # no window fits
         return None
     return spec if takes(spec) else None

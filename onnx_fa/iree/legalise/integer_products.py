@@ -45,7 +45,7 @@ def integer_product(
         return None
     if x_zero and not g.is_one_number(x_zero):
         return None
-    zero = _weight_zero(g, w, w_zero)
+    zero = weight_zero(g, w, w_zero)
     if zero is None:
         return None
     spec = LinearSpec(named_dims(shape[:-1]), K, N, dtype, transposed, zero=bool(x_zero) or dtype == "i8")
@@ -115,7 +115,7 @@ def _known(shape: list[int | str | None] | None) -> tuple[int, ...]:
     return tuple(d for d in shape or () if isinstance(d, int))
 
 
-def _weight_zero(g: GraphWriter, w: str, zero: str) -> int | None:
+def weight_zero(g: GraphWriter, w: str, zero: str) -> int | None:
     """The one zero point of a weight, which may be taken away from it; None where that is no i8, or nobody knows."""
     kind, numbers = g.kind(w), g.array(zero) if zero else np.zeros((), np.int8)
     if kind not in BYTES or numbers is None or np.unique(numbers).size != 1:

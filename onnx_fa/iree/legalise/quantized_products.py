@@ -27,7 +27,7 @@ def dynamic_quantize_matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
     g.types |= {rounded: (TensorProto.UINT8, g.shape(a)), a_zero: (TensorProto.UINT8, [])}
     if is_taken(g, integer_product(g, rounded, b, a_zero, zero)):
         a_scale = _write_rounding(g, a, hint, rounded, a_zero)
-        product = _product_of_bytes(g, rounded, b, a_zero, zero, hint)
+        product = product_of_bytes(g, rounded, b, a_zero, zero, hint)
     else:
         number, start, a_scale = _rounded(g, a, hint)
         product = g.add("MatMul", [g.add("Sub", [number, start], hint), _centred(g, node, b, zero, hint)], hint)
@@ -75,7 +75,7 @@ def dequantized_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return False
     hint = node.name or node.op_type
     weight = g.add("Transpose", [w], hint, perm=[1, 0]) if transposed else w
-    _scaled(g, _product_of_bytes(g, x, weight, x_zero, w_zero, hint), x_scale, w_scale, bias, hint, node.output[0])
+    _scaled(g, product_of_bytes(g, x, weight, x_zero, w_zero, hint), x_scale, w_scale, bias, hint, node.output[0])
     return True
 
 
@@ -88,7 +88,7 @@ def matmul_integer_to_float(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if dims is None or any(d != 1 for d in dims):
         raise ModelError(f"node {node.name!r}: MatMulIntegerToFloat with a scale for each row of A is not supported")
     if is_taken(g, integer_product(g, a, b, a_zero, b_zero)):
-        product = _product_of_bytes(g, a, b, a_zero, b_zero, hint)
+        product = product_of_bytes(g, a, b, a_zero, b_zero, hint)
     else:
         product = _product_of_floats(g, node, (a, b), (a_zero, b_zero), hint)
     _scaled(g, product, a_scale, b_scale, bias, hint, node.output[0])
@@ -126,7 +126,7 @@ def _with_zero(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _product_of_bytes(g: GraphWriter, x: str, w: str, x_zero: str, w_zero: str, hint: str) -> str:
+def product_of_bytes(g: GraphWriter, x: str, w: str, x_zero: str, w_zero: str, hint: str) -> str:
     """Their MatMulInteger as floats."""
     inputs = [x, w, x_zero, w_zero]
     while not inputs[-1]:  # what is left out at the end has no name

@@ -16,10 +16,10 @@ from onnx_fa.graph.growing import PAST_ROWS
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise import activations, fused_products, norms, pads, quantized_products
+from onnx_fa.iree.legalise import activations, fused_products, integer_convolutions, norms, pads, quantized_products
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
-from onnx_fa.iree.legalise.convolutions import CONV_SITE, convolution
-from onnx_fa.iree.legalise.depthwise import depthwise
+from onnx_fa.iree.legalise.conv_forms import conv
+from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
@@ -33,7 +33,7 @@ from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
-from onnx_fa.iree.legalise.windows import trim_rows, window
+from onnx_fa.iree.legalise.windows import window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
@@ -220,57 +220,13 @@ def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | st
 
 
 def _conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A Conv as a matmul where it is one, as a call of a kernel where one takes it, as sums where it is depthwise, and without
-    rows that no window reads where IREE miscounts them."""
-    if _patches(g, node) or convolution(g, node) or depthwise(g, node):
-        return True
-    trimmed = trim_rows(g, node)
-    if trimmed is None or _patches(g, trimmed):
-        return trimmed is not None
-    g.nodes.append(trimmed)
-    return True
-
-
-def _patches(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A 2-D Conv whose patches do not overlap (stride = kernel, no padding) as one matmul: how a ViT embeds its image.
-
-    IREE's direct convolution takes about eight times as long, and a matmul's constant weight is packed at compile time.
-    """
-    shape, weight = g.shape(node.input[0]), g.array(node.input[1])
-    if shape is None or len(shape) != 4 or weight is None:
-        return False
-    kernel = list(weight.shape)[2:]
-    plain = (
-        attr_of(node, "strides", [1, 1]) == kernel
-        and not any(attr_of(node, "pads", [0]))
-        and attr_of(node, "auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
-        and all(d == 1 for d in attr_of(node, "dilations", [1]))
-        and attr_of(node, "group", 1) == 1
-    )
-    channels, height, width = shape[1:]
-    if not plain or not (isinstance(channels, int) and isinstance(height, int) and isinstance(width, int)):
-        return False
-    kh, kw = kernel
-    if height % kh or width % kw:
-        return False
-    h, w, out = height // kh, width // kw, weight.shape[0]
-    hint = node.name or "Conv"
-
-    def reshape(value: str, *dims: int, to: str | None = None) -> str:
-        return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint, out=to)
-
-    # Rows of patches before patches: one transposition of all six dims fails to compile where the batch is free.
-    strips = g.add("Transpose", [reshape(node.input[0], 0, channels, h, kh, width)], hint, perm=[0, 2, 1, 3, 4])
-    rows = g.add("Transpose", [reshape(strips, 0, h, channels * kh, w, kw)], hint, perm=[0, 1, 3, 2, 4])
-    matrix = np.ascontiguousarray(weight.reshape(out, -1).T)
-    result = g.add("MatMul", [reshape(rows, 0, h * w, channels * kh * kw), g.const(matrix, hint)], hint)
-    if len(node.input) > 2 and node.input[2]:
-        result = g.add("Add", [result, node.input[2]], hint)
-    reshape(g.add("Transpose", [result], hint, perm=[0, 2, 1]), 0, out, h, w, to=node.output[0])
-    return True
+    return integer_convolutions.dequantized_conv(g, node) or conv(g, node)
 
 
 def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    if node.input[0] in g.floats:
+        g.add("Identity", [g.floats[node.input[0]]], node.name or "Cast", out=node.output[0])
+        return True
     return cast_nibbles(g, node) or quantized_products.cast_to_bytes(g, node)
 
 
@@ -353,7 +309,9 @@ _HANDLERS: dict[str, Handler] = {
     "MatMul": _matmul,
     "Gemm": quantized_products.dequantized_product,
     "Conv": _conv,
-    **dict.fromkeys(("ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"), window),
+    "ConvInteger": integer_convolutions.conv_integer,
+    "QLinearConv": integer_convolutions.qlinear_conv,
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), window),
     "DequantizeLinear": dequantize,
     "Cast": _cast,
     "RMSNormalization": norms.rms_norm,

@@ -63,7 +63,7 @@ def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 
 def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A convolution of integers, or a pool."""
+    """A pool, or a convolution of integers that stays one."""
     made = trim_rows(g, node)
     if made is not None:
         g.nodes.append(made)

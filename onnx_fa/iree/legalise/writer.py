@@ -49,6 +49,8 @@ class GraphWriter:
             self.types[t.name] = (t.data_type, list(t.dims))
         self.names = set(self.types) | {o for n in graph.node for o in n.output}
         self.nodes: list[onnx.NodeProto] = []
+        self.floats: dict[str, str] = {}
+        """Integers that only a Cast to f32 reads and nobody made, and the floats that it would make of them."""
 
     @property
     def cpu(self) -> Target | None:

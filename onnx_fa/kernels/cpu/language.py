@@ -78,6 +78,8 @@ class VectorLanguage:
     def _steps(self, rounding: Rounding, p: str) -> str:
         """A probability in whole steps, which f32 holds exactly, in the order of a graph, which divides by the step."""
         t = self.t
+        if rounding.before is not None:
+            p = t.vop("arith.mulf", self._steps(rounding.before, p), t.splat(rounding.before.scale))
         steps = t.vop("arith.divf", p, t.splat(rounding.scale))
         steps = t.maximum(t.vop("math.roundeven", steps), t.splat(0.0))  # and 0 for NaN
         most = t.splat(float(rounding.most))

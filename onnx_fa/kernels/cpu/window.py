@@ -12,6 +12,8 @@ _LANES = 16
 """Of AVX-512's vectors."""
 _LEAST_PLACES = 4
 """Fewer leave the multipliers without work."""
+_LEAST_COLUMNS = 2
+"""Of groups that share a vector."""
 _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
 _TALL = {1: 16, 2: 8, 3: 8}
@@ -25,6 +27,14 @@ def panel_of(columns: int, target: Target) -> int:
     if columns % (3 * _LANES) == 0 and columns % (2 * _LANES):
         return 3 * _LANES  # two vectors would compute columns twice
     return _LANES * min(2, columns // _LANES)
+
+
+def blocks_of(groups: int, columns: int, target: Target) -> int:
+    """So many groups of so few columns share a vector, 1 where they do not: each lane reads the number of its own group, which is
+    loaded once for all its lanes."""
+    if columns < _LEAST_COLUMNS or columns >= _LANES or _LANES % columns or groups % (_LANES // columns):
+        return 1
+    return _LANES // columns if panel_of(_LANES, target) else 1
 
 
 def takes(spec: WindowSpec) -> bool:

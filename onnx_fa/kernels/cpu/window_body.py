@@ -30,7 +30,7 @@ class WindowTiles:
 
 def operands_of(spec: WindowSpec) -> list[Operand]:
     """x, the weight and the bias."""
-    size = spec.K // _taps(spec) * spec.sizes[0] * spec.steps[0]
+    size = spec.channels * spec.sizes[0] * spec.steps[0]
     panels = (spec.groups * spec.panels, spec.K, spec.panel)
     found = [Operand("%x", (_parts(spec), size), "f32"), Operand("%w", panels, "f32")]
     return [*found, *[Operand("%b", (spec.groups, spec.N), "f32")] * spec.bias]
@@ -42,10 +42,6 @@ def y_of(spec: WindowSpec) -> Operand:
 
 def _parts(spec: WindowSpec) -> int | str:
     return ROWS if spec.parts is None else spec.parts
-
-
-def _taps(spec: WindowSpec) -> int:
-    return spec.K // spec.channels
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class _Walk:
 def walk_of(spec: WindowSpec) -> _Walk:
     """Taps and then channels are written out as long as they are not too many; the others are loops."""
     plane = spec.sizes[0] * spec.steps[0]
-    axes = [(spec.channels, plane)]
+    axes = [(spec.channels // spec.blocks, plane)]
     axes += [(k, step * d) for k, step, d in zip(spec.kernel, spec.steps, spec.dilations, strict=True)]
     loops: list[tuple[int, int, int]] = []
     inner: list[tuple[int, int, int]] = []
@@ -201,13 +197,27 @@ class WindowBody:
 
     def _written(self, image: str, matrix: str, starts: list[str], k_at: str, sums: list[str]) -> list[str]:
         t = self.t
-        (x, x_type), (w, w_type) = self.loaded["%x"], self.loaded["%w"]
+        w, w_type = self.loaded["%w"]
         for x_off, k_off in self.walk.written:
             at = t.shifted(k_at, k_off)
             weights = [t.read(w, w_type, matrix, at, t.index(t.width * j)) for j in range(self.vectors)]
             for i, start in enumerate(starts):
-                number = t.broadcast(t.let(f"tensor.extract {x}[{image}, {t.shifted(start, x_off)}] : {x_type}"))
+                number = self._numbers(image, start, x_off)
                 for j, weight in enumerate(weights):
                     to = i * self.vectors + j
                     sums[to] = t.vop("vector.fma", number, weight, sums[to])
         return sums
+
+    def _numbers(self, image: str, start: str, x_off: int) -> str:
+        """The number of a place that each column of a vector reads: one for all, or one for each block."""
+        t, spec = self.t, self.spec
+        x, x_type = self.loaded["%x"]
+        apart = spec.channels // spec.blocks * spec.sizes[0] * spec.steps[0]
+        made = ""
+        for block in range(spec.blocks):
+            at = t.shifted(start, x_off + block * apart)
+            number = t.broadcast(t.let(f"tensor.extract {x}[{image}, {at}] : {x_type}"))
+            first = block * (t.width // spec.blocks)
+            lanes = ", ".join("true" if lane >= first else "false" for lane in range(t.width))
+            made = t.select(t.dense(f"[{lanes}]", "i1"), number, made) if block else number
+        return made

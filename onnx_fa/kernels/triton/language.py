@@ -91,6 +91,8 @@ class TritonLanguage:
 
     def _steps(self, rounding: Rounding, p: str) -> str:
         """A probability in whole steps, in the order of a graph, which divides by the step; NaN becomes 0."""
+        if rounding.before is not None:
+            p = self.places.t.let(f"{self._steps(rounding.before, p)} * {rounding.before.scale!r}")
         steps = self.places.t.let(f"tl.div_rn({p}, {rounding.scale!r})")
         steps = self._writer().emit(Apply("Round", ARGUMENT), lambda e: steps if e == ARGUMENT else None)
         return f"tl.minimum(tl.maximum({steps}, 0.0), {float(rounding.most)!r})"

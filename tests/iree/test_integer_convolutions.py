@@ -1,0 +1,313 @@
+"""Convolutions of bytes give onnxruntime's integers, whatever form they take on their way to IREE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnx_fa.iree.compile import compile_model, import_model
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import foreign_cpu, parse_target
+from tests.iree.test_convolutions import ConvSite, legalized
+from tests.support.ort_run import run
+
+WIDE, AVX2, AMX, HOST = (parse_target(f"cpu-{name}") for name in ("avx512", "avx2", "amx", "host"))
+KINDS: dict[Any, int] = {np.uint8: T.UINT8, np.int8: T.INT8}
+
+
+@dataclass(frozen=True)
+class Conv:
+    """x (batch, groups * own, *sizes) by w (groups * columns, own, *kernel). `op`: ConvInteger, of which a Cast reads the sums, or
+    nothing but the output; QLinearConv; Conv, of DequantizeLinear. Zero points are numbers or, where None, left out; that of w is
+    for each column where `by_column`, and so is its scale. `ends`: only the ends of its type's range are drawn."""
+
+    op: str = "ConvInteger"
+    sizes: tuple[int, ...] = (9, 9)
+    own: int = 6
+    columns: int = 32
+    kernel: tuple[int, ...] = (3, 3)
+    groups: int = 1
+    batch: int | str = 2
+    x: type = np.uint8
+    w: type = np.int8
+    x_zero: int | None = 117
+    w_zero: int | None = 0
+    by_column: bool = False
+    bias: bool = True
+    reads: str = "Cast"
+    ends: bool = False
+    opset: int = 17
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (2 if isinstance(self.batch, str) else self.batch, self.groups * self.own, *self.sizes)
+
+    def draw(self, seed: int = 1) -> dict[str, np.ndarray]:
+        return {"x": self._numbers(np.random.default_rng(seed), self.x, self.shape)}
+
+    def _numbers(self, rng: np.random.Generator, kind: Any, shape: tuple[int, ...]) -> np.ndarray:
+        low, high = np.iinfo(kind).min, np.iinfo(kind).max
+        drawn = rng.choice([low, high], shape) if self.ends else rng.integers(low, high + 1, shape)
+        return drawn.astype(kind)
+
+    def model(self) -> onnx.ModelProto:
+        rng, columns = np.random.default_rng(0), self.groups * self.columns
+        each = (columns,) if self.by_column else ()
+        constants: dict[str, Any] = {
+            "w": self._numbers(rng, self.w, (columns, self.own, *self.kernel)),
+            "ws": rng.uniform(0.01, 0.02, each).astype(np.float32),
+            "xs": np.float32(0.03),
+            "ys": np.float32(1.7),
+            "yz": np.array(np.iinfo(self.x).min + 100, self.x),
+        }
+        if self.x_zero is not None:
+            constants["xz"] = np.array(self.x_zero, self.x)
+        if self.w_zero is not None:
+            constants["wz"] = np.full(each, self.w_zero, self.w)
+        attributes: dict[str, Any] = {"group": self.groups, **dict(self.attributes)}
+        kind, out = T.FLOAT, "y"
+        x_zero, w_zero = ("xz" if self.x_zero is not None else ""), ("wz" if self.w_zero is not None else "")
+        if self.op == "ConvInteger":
+            given = ["x", "w", x_zero, w_zero]
+            while not given[-1]:
+                given.pop()
+            nodes = [h.make_node("ConvInteger", given, ["i"], "conv", **attributes)]
+            if self.reads == "Cast":
+                nodes.append(h.make_node("Cast", ["i"], ["c"], to=T.FLOAT))
+                nodes.append(h.make_node("Mul", ["c", "xs"], ["y"]))
+            else:
+                kind, nodes[0].output[0] = T.INT32, "y"
+        elif self.op == "QLinearConv":
+            given = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"]
+            if self.bias:
+                constants["b"] = rng.integers(-10000, 10000, columns).astype(np.int32)
+                given.append("b")
+            nodes, kind = [h.make_node("QLinearConv", given, ["y"], "conv", **attributes)], KINDS[self.x]
+        else:
+            given = ["xf", "wf"]
+            nodes = [
+                h.make_node("DequantizeLinear", [i for i in ("x", "xs", x_zero) if i], ["xf"]),
+                h.make_node("DequantizeLinear", [i for i in ("w", "ws", w_zero) if i], ["wf"], axis=0),
+            ]
+            if self.bias:
+                constants |= {"b": rng.integers(-10000, 10000, columns).astype(np.int32), "bs": np.float32(0.0005)}
+                nodes.append(h.make_node("DequantizeLinear", ["b", "bs"], ["bf"]))
+                given.append("bf")
+            nodes.append(h.make_node("Conv", given, ["y"], "conv", **attributes))
+        used = {name for node in nodes for name in node.input}
+        shape = [self.batch, *self.shape[1:]]
+        graph = h.make_graph(
+            nodes,
+            "g",
+            [h.make_tensor_value_info("x", KINDS[self.x], shape)],
+            [h.make_tensor_value_info(out, kind, [None] * len(shape))],
+            [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items() if name in used],
+        )
+        return h.make_model(
+            graph, opset_imports=[h.make_opsetid("", 19 if self.op == "Conv" else self.opset)], ir_version=9
+        )
+
+    def compare(self, got: np.ndarray, inputs: dict[str, np.ndarray]) -> None:
+        for optimise in (False, True):
+            (want,) = run(self.model(), inputs, optimise=optimise)
+            assert got.shape == want.shape and got.dtype == want.dtype
+            if self.op == "Conv":
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(want).max())))
+            else:
+                np.testing.assert_array_equal(got, want)
+
+
+def ops(conv: Conv, target: Any = AMX) -> set[str]:
+    return {n.op_type for n in legalized(conv.model(), target).graph.node}
+
+
+PATCHES = Conv(sizes=(12, 8), kernel=(4, 4), attributes=(("strides", [4, 4]),))
+LARGE = Conv(own=130, columns=16, kernel=(3, 3), batch=1, sizes=(5, 5), ends=True)
+CASES = {
+    "patches": PATCHES,
+    "patches, signed": replace(PATCHES, x=np.int8, x_zero=-3),
+    "patches, no zeros": replace(PATCHES, x_zero=None, w_zero=None),
+    "patches, weight without sign": replace(PATCHES, w=np.uint8, w_zero=128),
+    "patches, any zero": replace(PATCHES, w=np.uint8, w_zero=77),
+    "patches, integers": replace(PATCHES, reads=""),
+    "patches, batch of the run": replace(PATCHES, batch="N"),
+    "patches, many columns": replace(PATCHES, columns=80, ends=True),
+    "overlapping": Conv(),
+    "overlapping, integers": Conv(reads="", w=np.uint8, w_zero=3),
+    "pads": Conv(attributes=(("pads", [1, 0, 2, 1]), ("strides", [2, 1])), x_zero=255),
+    "auto_pad": Conv(attributes=(("auto_pad", "SAME_UPPER"), ("strides", [2, 2]))),
+    "dilations": Conv(attributes=(("dilations", [2, 1]), ("kernel_shape", [3, 3]))),
+    "one axis": Conv(sizes=(30,), kernel=(5,), batch="N"),
+    "three axes": Conv(sizes=(5, 4, 6), kernel=(2, 2, 2), columns=16),
+    "groups": Conv(groups=3, own=4, columns=16, attributes=(("pads", [1] * 4),)),
+    "depthwise": Conv(groups=8, own=1, columns=1, attributes=(("pads", [1] * 4),)),
+    "narrow": Conv(columns=5),
+    "large": LARGE,
+    "large, integers": replace(LARGE, reads="", x=np.int8, x_zero=127),
+    "QLinear": Conv("QLinearConv"),
+    "QLinear, signed": Conv("QLinearConv", x=np.int8, x_zero=5, w=np.int8, by_column=True),
+    "QLinear, no bias": Conv("QLinearConv", bias=False, by_column=True),
+    "QLinear patches": replace(PATCHES, op="QLinearConv", by_column=True),
+    "QLinear large": replace(LARGE, op="QLinearConv"),
+    "QLinear groups": Conv("QLinearConv", groups=8, own=1, columns=1, by_column=True),
+    "dequantised": Conv("Conv", attributes=(("pads", [1] * 4),)),
+    "dequantised by column": Conv("Conv", by_column=True, x=np.int8, x_zero=3),
+    "dequantised, no zeros": Conv("Conv", x_zero=None, w_zero=None, bias=False),
+    "dequantised patches": replace(PATCHES, op="Conv", by_column=True),
+    "dequantised patches, no bias": replace(PATCHES, op="Conv", bias=False, w=np.uint8, w_zero=128),
+    "dequantised depthwise": Conv("Conv", groups=8, own=1, columns=1, by_column=True),
+}
+BYTES = {name for name in CASES if "patches" in name} - {"patches, any zero"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_form(name: str) -> None:
+    """A product of bytes where windows lie side by side, floats elsewhere, and no convolution of integers."""
+    found = ops(CASES[name])
+    assert not found & {"ConvInteger", "QLinearConv"}
+    assert ("MatMulInteger" in found) == (name in BYTES)
+    assert not ops(CASES[name], AVX2) & {"ConvInteger", "QLinearConv", "MatMulInteger"}
+    if name in BYTES:
+        assert import_model(CASES[name].model(), AMX).text.count("util.call @linear_") == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("target", [AMX, AVX2], ids=["amx", "avx2"])
+def test_numbers(name: str, target: Any) -> None:
+    inputs = CASES[name].draw()
+    (got,) = ReferenceEvaluator(legalized(CASES[name].model(), target), new_ops=[ConvSite]).run(None, inputs)
+    CASES[name].compare(got, inputs)
+
+
+COMPILED = ["patches", "patches, signed", "pads", "groups", "large, integers", "QLinear, signed", "QLinear patches"]
+
+
+@pytest.mark.parametrize(
+    "name", [*COMPILED, "dequantised by column", "dequantised patches", "depthwise", "QLinear large"]
+)
+def test_compiled(name: str, tmp_path: Path) -> None:
+    check(CASES[name], HOST, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["patches", "pads", "large, integers", "QLinear, signed"])
+def test_compiled_without_the_instruction(name: str, tmp_path: Path) -> None:
+    if why := foreign_cpu(AVX2):
+        pytest.skip(why)
+    check(CASES[name], AVX2, tmp_path)
+
+
+def check(conv: Conv, target: Any, folder: Path) -> None:
+    inputs = conv.draw()
+    compile_model(conv.model(), folder / "m.vmfb", target, parameters="embed")
+    (got,) = load_module(folder / "m.vmfb")(*inputs.values())
+    if conv.op == "QLinearConv":
+        got = np.asarray(got).view(conv.x)  # types of a compiler have no sign
+    conv.compare(np.asarray(got), inputs)
+
+
+@pytest.mark.parametrize(
+    ("conv", "target"),
+    [
+        (Conv(), parse_target("cuda")),
+        (Conv("QLinearConv"), parse_target("cuda")),
+        (Conv("QLinearConv", opset=10), AMX),
+        (replace(LARGE, opset=12), AMX),  # parts need a Slice
+        (replace(LARGE, groups=2), AMX),
+        (
+            Conv(own=1, kernel=(24, 24), sizes=(30, 30), x_zero=0, ends=True),
+            AMX,
+        ),  # one channel's sums are larger than f32 holds
+    ],
+)
+def test_what_stays(conv: Conv, target: Any) -> None:
+    assert ops(conv, target) & {"ConvInteger", "QLinearConv"}
+
+
+def test_a_weight_of_the_run_stays() -> None:
+    model = Conv().model()
+    model.graph.input.append(h.make_tensor_value_info("w", T.INT8, [32, 6, 3, 3]))
+    model.graph.initializer.remove(next(t for t in model.graph.initializer if t.name == "w"))
+    assert "ConvInteger" in {n.op_type for n in legalized(model, AMX).graph.node}
+
+
+def test_sums_of_the_bound_are_whole() -> None:
+    """255 times 16448 weights of 4 and 1 is 2^24 - 1, which one Conv may sum; 255 more need two."""
+    for more, parts in ((1, 1), (2, 2)):
+        weight = np.full((16, 257, 64), 4, np.int8)
+        weight[:, -1, -1] = 4 + more
+        model = Conv(own=257, columns=16, kernel=(64,), sizes=(70,), batch=1, x_zero=0).model()
+        tensor = next(t for t in model.graph.initializer if t.name == "w")
+        tensor.CopyFrom(numpy_helper.from_array(weight, "w"))
+        made = legalized(model, AMX)
+        assert sum(n.op_type in ("Conv", "ConvSite") for n in made.graph.node) == parts
+        x = np.full((1, 257, 70), 255, np.uint8)
+        (got,) = ReferenceEvaluator(made, new_ops=[ConvSite]).run(None, {"x": x})
+        (want,) = run(model, {"x": x})
+        np.testing.assert_array_equal(got, want)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> Conv:
+    axes, small = draw(st.integers(1, 2)), st.integers(1, 3)
+    sizes, kernel, strides = (
+        tuple(draw(n) for _ in range(axes)) for n in (st.integers(2, 9), st.integers(1, 4), small)
+    )
+    pads = [draw(st.integers(0, 2)) for _ in range(2 * axes)] if draw(st.booleans()) else [0] * 2 * axes
+    if draw(st.booleans()):
+        strides, pads, sizes = kernel, [0] * 2 * axes, tuple(k * draw(small) for k in kernel)
+    assume(all(s + pads[i] + pads[axes + i] >= kernel[i] for i, s in enumerate(sizes)))
+    x, w = draw(st.sampled_from([np.uint8, np.int8])), draw(st.sampled_from([np.uint8, np.int8]))
+    op = draw(st.sampled_from(["ConvInteger", "QLinearConv", "Conv"]))
+    if x is np.int8 and op != "Conv":
+        w = np.int8  # onnxruntime has no others
+
+    def zero(kind: type) -> st.SearchStrategy[int | None]:
+        some = st.integers(int(np.iinfo(kind).min), int(np.iinfo(kind).max))
+        return some if op == "QLinearConv" else st.one_of(st.none(), some)
+
+    return Conv(
+        op,
+        sizes,
+        draw(small),
+        draw(st.sampled_from([1, 2, 16, 33, 48])),
+        kernel,
+        draw(small),
+        draw(st.sampled_from([1, 3, "N"])),
+        x,
+        w,
+        draw(zero(x)),
+        draw(zero(w)) if w is np.uint8 or op == "Conv" else 0,
+        op != "ConvInteger" and draw(st.booleans()),
+        draw(st.booleans()),
+        draw(st.sampled_from(["Cast", ""])),
+        draw(st.booleans()),
+        attributes=(("strides", list(strides)), ("pads", pads)),
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(convolutions())
+def test_random_convolutions(conv: Conv) -> None:
+    inputs, made = conv.draw(), legalized(conv.model(), AMX)
+    assert not {n.op_type for n in made.graph.node} & {"ConvInteger", "QLinearConv"}
+    (got,) = ReferenceEvaluator(made, new_ops=[ConvSite]).run(None, inputs)
+    conv.compare(got, inputs)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@example(Conv(batch="N", attributes=(("pads", [1] * 4),)))
+@given(convolutions())
+def test_random_convolutions_compiled(tmp_path_factory: Any, conv: Conv) -> None:
+    check(conv, HOST, tmp_path_factory.mktemp("conv"))
