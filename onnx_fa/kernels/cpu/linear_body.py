@@ -181,7 +181,7 @@ class LinearBody:
                 at = t.shifted(k, u)
                 weights = self._weights(panel, at)
                 for i, row in enumerate(rows):
-                    number = self._element(i, row, at)
+                    number = self._element(i, row, k, u)
                     for j, weight in enumerate(weights):
                         to = u % own * width + i * self.vectors + j
                         carried[to] = self._multiply(number, weight, carried[to])
@@ -201,10 +201,10 @@ class LinearBody:
         t, (w, w_type) = self.t, self.loaded["%w"]
         return [t.read(w, w_type, panel, at, t.index(t.width * j)) for j in range(self.vectors)]
 
-    def _element(self, index: int, row: str, at: str) -> str:
-        """An element of x in every lane; `index` is that of its row in the tile."""
+    def _element(self, index: int, row: str, k: str, after: int) -> str:
+        """The element of x so many steps after k, in every lane; `index` is that of its row in the tile."""
         x, x_type = self.loaded["%x"]
-        return self.t.broadcast(self.t.let(f"tensor.extract {x}[{row}, {at}] : {x_type}"))
+        return self.t.broadcast(self.t.let(f"tensor.extract {x}[{row}, {self.t.shifted(k, after)}] : {x_type}"))
 
     def _multiply(self, number: str, weight: str, total: str) -> str:
         """The sums with the products of an element of x with a vector of the weight."""

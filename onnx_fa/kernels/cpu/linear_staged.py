@@ -181,10 +181,8 @@ class StagedBody(LinearBody):
             return [t.read(self.w_block, self.w_type, at, t.index(t.width * j)) for j in range(self.vectors)]
         return self._read_weights(panel, t.arith("addi", self.start, at) if self.stages_x else at)
 
-    def _element(self, index: int, row: str, at: str) -> str:
+    def _element(self, index: int, row: str, k: str, after: int) -> str:
         t = self.t
         if self.stages_x:
-            return t.broadcast(t.extract(self.x_block, self.x_type, t.index(index), at))
-        if self.staged:
-            at = t.arith("addi", self.start, at)
-        return super()._element(index, row, at)
+            return t.broadcast(t.extract(self.x_block, self.x_type, t.index(index), t.shifted(k, after)))
+        return super()._element(index, row, t.arith("addi", self.start, k) if self.staged else k, after)
