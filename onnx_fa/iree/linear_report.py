@@ -41,9 +41,7 @@ class LinearGroup:
     def weight(self) -> str:
         """How the weight is kept: its type, or its bits and the size of a block."""
         bits = self.spec.bits
-        if self.spec.is_of_bytes:
-            return "i8"
-        return self.spec.dtype if bits is None else f"{bits.bits} bits, blocks of {bits.block}"
+        return self.spec.weight_dtype if bits is None else f"{bits.bits} bits, blocks of {bits.block}"
 
     @property
     def maker(self) -> str:

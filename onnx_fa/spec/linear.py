@@ -59,11 +59,13 @@ class LinearSpec:
     `then` is what becomes of a sum, the score of the expression, with `tensors`, of shapes (N,) or (*lead, N), or () of bytes: a
     bias, an activation, a residual, a gate, a scale.
 
+    `stored` is the type of the weight's numbers where that is a shorter one than x's: they are exact in x's.
+
     With `parts`, numbers of columns, the results are so many, side by side: queries, keys and values of one product.
 
     Raises ValueError for parts that are not all columns, blocks that do not divide K, bits that are not 2, 4 or 8, panels wider
-    than the weight, pairs of an odd K, fours of a K that 4 does not divide, and for what an expression of these tensors cannot
-    be."""
+    than the weight, pairs of an odd K, fours of a K that 4 does not divide, weights stored in no shorter type, and for what an
+    expression of these tensors cannot be."""
 
     lead: tuple[Dim, ...]
     K: int
@@ -76,8 +78,11 @@ class LinearSpec:
     panel: int = 0
     parts: tuple[int, ...] = ()
     zero: bool = False
+    stored: DType | Literal[""] = ""
 
     def __post_init__(self) -> None:
+        if self.stored and (self.dtype != "f32" or self.stored not in ("f16", "bf16") or self.bits is not None):
+            raise ValueError(f"a weight of {self.stored} for an x of {self.dtype}")
         if self.parts and (sum(self.parts) != self.N or min(self.parts) < 1 or len(self.parts) < 2):
             raise ValueError(f"parts {self.parts} of {self.N} columns")
         if self.bits is not None:
@@ -123,6 +128,11 @@ class LinearSpec:
         return self.dtype in BYTES
 
     @property
+    def weight_dtype(self) -> DType | Literal["i8"]:
+        """Of a weight that is not of a few bits."""
+        return self.stored or ("i8" if self.dtype == "u8" or self.dtype == "i8" else self.dtype)
+
+    @property
     def result_dtype(self) -> DType:
         return "f32" if self.dtype == "u8" or self.dtype == "i8" else self.dtype
 
@@ -158,7 +168,7 @@ class LinearSpec:
         if self.zero:
             found += ["i8", "i32", *["i32"] * bool(self.panel)]
         elif self.bits is None:
-            found.append("i8" if self.is_of_bytes else self.dtype)
+            found.append(self.weight_dtype)
         else:
             found += ["u8", self.bits.scales]
             if self.bits.zeros:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,14 @@ ROUNDED = [
     (BitsProduct(None, 72, 512, 256, 4, "f32", rounded=True), 9),
     (BitsProduct(2, 40, 256, 32, 8, "f32", "f32", rounded=True), 2),
     (BitsProduct(None, 64, 96, 32, 4, "f32", "packed", rounded=True), 3),
+]
+MANY = [
+    (BitsProduct(None, 72, 128, 32, 4, "f16", "packed"), 130),
+    (BitsProduct(20, 130, 288, 32, 4, "f32"), 20),
+    (BitsProduct(70, 40, 512, 256, 4, "f32", "f32"), 70),
+    (BitsProduct(9, 40, 192, 64, 2, "f32", "packed"), 9),
+    (BitsProduct(33, 64, 160, 32, 8, "f32", "packed"), 33),
+    (BitsProduct(5, 32, 144, 16, 4, "f32"), 5),
 ]
 Products = list[tuple[BitsProduct, int]]
 
@@ -92,7 +101,9 @@ def build(products: Products, target: Target, folder: Path) -> Callable[[BitsPro
 
 
 @pytest.mark.parametrize(
-    ("products", "target"), [(FLOATS, HOST), (SHORTER, SHORT), (ROUNDED, HOST)], ids=["floats", "short", "rounded"]
+    ("products", "target"),
+    [(FLOATS, HOST), (SHORTER, SHORT), (ROUNDED, HOST), (MANY, HOST), (MANY, SHORT)],
+    ids=["floats", "short", "rounded", "many", "many_short"],
 )
 def test_products(products: Products, target: Target, tmp_path: Path) -> None:
     if not all(can_multiply(p, target) for p, _ in products):
@@ -104,6 +115,52 @@ def test_products(products: Products, target: Target, tmp_path: Path) -> None:
         got, want = function(p)(*given)[0], multiply(p, x, weight, scale, zero)
         assert got.shape == want.shape
         assert np.abs(got - want).max(initial=0) <= 1e-6 * np.abs(want).max(initial=0), p.name
+
+
+def test_rows_choose(tmp_path: Path) -> None:
+    """Where the rows are known at run time only both forms stand in a module, and no tile writes past the last row."""
+    product = BitsProduct(None, 72, 288, 32, 4, "f16", "packed")
+    assert list(product_texts(product, HOST)) == [f"{product.name}_{form}" for form in ("product", "many")] + [
+        product.name
+    ]
+    function = build([(product, 0)], HOST, tmp_path)(product)
+    for rows in [*range(18), 64, 65, 71, 129]:
+        x, weight, scale, zero = draw(product, rows)
+        if rows:
+            x[rows // 2] = np.inf
+        assert zero is not None
+        got = function(x, weight.view(np.int8), scale, zero.view(np.int8))[0]
+        with np.errstate(invalid="ignore"):
+            want = multiply(product, x, weight, scale, zero)
+        keep = np.arange(rows) != rows // 2
+        assert got.shape == want.shape and not np.isfinite(got[~keep]).any()
+        assert np.abs(got - want)[keep].max(initial=0) <= 1e-6 * np.abs(want[keep]).max(initial=0)
+
+
+@pytest.mark.parametrize(
+    ("product", "forms"),
+    [
+        (BitsProduct(4, 64, 128, 32, 4, "f32"), ["product"]),
+        (BitsProduct(5, 64, 128, 32, 4, "f32"), ["many"]),
+        (BitsProduct(None, 31, 128, 32, 4, "f32"), ["product"]),
+        (BitsProduct(None, 64, 128, 8, 2, "f32"), ["product"]),
+    ],
+)
+def test_forms(product: BitsProduct, forms: list[str]) -> None:
+    """A few rows, many of them, and weights of which panels or words cannot be read."""
+    found = product_texts(product, parse_target("cpu-avx512"))
+    assert list(found) == [*(f"{product.name}_{form}" for form in forms), product.name]
+
+
+def test_code_of_many_rows(tmp_path: Path) -> None:
+    """Numbers are looked up once for all rows, and the stack is that of a panel's block and its sums."""
+    product, target = BitsProduct(512, 64, 256, 32, 4, "f32"), parse_target("cpu-avx512")
+    texts = product_texts(product, target)
+    symbol = f"{product.name}_many"
+    assert texts[symbol].count("permvar.sf.512") == 2 * 8  # two vectors, eight numbers of a word
+    assert texts[symbol].count("vector.fma") == 8 * 2 * 4
+    stack = re.findall(r"memref.alloca.*memref<(\d+)x(\d+)xf32>", texts[symbol])
+    assert stack == [("128", "32"), ("64", "32")] and 4 * sum(int(a) * int(b) for a, b in stack) <= 32768
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,6 @@ def test_who_takes_a_site() -> None:
     ):
         assert kept_why(LinearSpec((rows,), 64, 64, "f32"), target) == wanted
     assert kept_why(LinearSpec((64,), 64, 24, "f32"), avx) == "fewer than 32 columns"
-    assert kept_why(LinearSpec((64,), 64, 64, "f16"), avx) == "f16 on a CPU"
     assert kept_why(LinearSpec((64,), 64, 64, "bf16"), avx) == "no AVX512_BF16"
     assert kept_why(LinearSpec((64,), 63, 64, "bf16"), AMX) == "odd K"
     assert kept_why(LinearSpec((64,), 64, 64, "bf16"), AMX) == ""
@@ -211,7 +210,6 @@ def test_code_of_bytes(dtype: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"dtype": "f16"},
         {"panel": 16},
         {"panel": 0},
         {"dtype": "bf16"},

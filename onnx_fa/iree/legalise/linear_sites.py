@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import onnx
 import onnx_ir as ir
@@ -33,7 +33,7 @@ from onnx_fa.spec.expr import Tensor, compose, substitute
 from onnx_fa.spec.expr_json import from_json, to_json
 from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased, linear_name
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import Dim, DType, TensorArg
+from onnx_fa.spec.terms import Dim, DType, FloatType, TensorArg
 
 LINEAR_SITE = f"{DOMAIN}.LinearSite"
 """Inputs as the operands of a LinearSpec; attributes `bytes` (the type of an x of bytes, else ""), `zero`, `N`, `transposed`,
@@ -120,7 +120,7 @@ def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bi
 
 def spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[str, Any]) -> LinearSpec:
     """The spec of a LinearSite whose operands have these shapes and element types."""
-    (x, dtype), _, *more = types
+    (x, dtype), (_, weight), *more = types
     dtype = attributes["bytes"].decode() or dtype  # types of a compiler have no sign
     first = len(more) - attributes["tensors"]
     bits = None
@@ -135,7 +135,10 @@ def spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[st
     assert isinstance(K, int)
     parts = tuple(attributes.get("parts") or ())
     zero = bool(attributes["zero"])
-    return LinearSpec(tuple(lead), K, N, cast(DType, dtype), transposed, bits, then, tensors, panel, parts, zero)
+    stored: Any = weight if weight != dtype and weight in FLOATS.values() else ""
+    return LinearSpec(
+        tuple(lead), K, N, cast(DType, dtype), transposed, bits, then, tensors, panel, parts, zero, stored
+    )
 
 
 def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:
@@ -157,11 +160,14 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
     if op == "Gemm" and not is_layers_gemm(node):
         return None
     K, N = weight[::-1] if transposed else weight
+    stored: FloatType | Literal[""] = ""
+    if dtype == "f32" and g.cpu is not None:
+        w, transposed, stored = _as_stored(g, w, transposed=transposed)
     if not _is_weight(g, w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
         return None
     if bias and not g.is_row(bias, [shape[0], N]):
         return None
-    spec = LinearSpec(named_dims(shape[:-1]), K, N, dtype, transposed)
+    spec = LinearSpec(named_dims(shape[:-1]), K, N, dtype, transposed, stored=stored)
     inputs = (x, w, bias) if bias else (x, w)
     return _Product(biased(spec) if bias else spec, inputs, node.output[0], (place,))
 
@@ -174,6 +180,17 @@ def _is_weight(g: GraphWriter, w: str) -> bool:
         return g.comes_of_constants(w)
     node = g.maker(w)
     return node is not None and op_of(node) in ("Reshape", "Transpose") and all(_is_weight(g, x) for x in node.input)
+
+
+def _as_stored(g: GraphWriter, w: str, *, transposed: bool) -> tuple[str, bool, FloatType | Literal[""]]:
+    """The constant of f16 or bf16 that a Cast makes a weight of f32 of, whether it is transposed, and its type; else the weight as
+    it is, and ""."""
+    inner, turn = turned(g, w)
+    node = g.maker(inner)
+    if node is None or op_of(node) != "Cast":
+        return w, transposed, ""
+    kind = FLOATS.get(g.kind(node.input[0]), "f32")
+    return (w, transposed, "") if kind == "f32" else (node.input[0], transposed != turn, kind)
 
 
 def _product_of_bytes(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | None:

@@ -51,4 +51,4 @@ def _panels(g: GraphWriter, weight: str, spec: LinearSpec, panels: int, panel: i
 
 def _typed(g: GraphWriter, value: str, spec: LinearSpec, shape: tuple[int, ...]) -> str:
     """The value, whose type the graph then knows."""
-    return g.typed(value, ONNX["i8" if spec.is_of_bytes else spec.dtype], shape)
+    return g.typed(value, ONNX[spec.weight_dtype], shape)

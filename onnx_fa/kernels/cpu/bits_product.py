@@ -1,4 +1,5 @@
-"""A product with a weight of a few bits for llvm-cpu, written out at the vector level: integers become floats in registers.
+"""A product with a weight of a few bits for llvm-cpu, written out at the vector level: integers become floats in registers. More
+rows of x than a few have a form of their own (bits_many.py); where the rows are known at run time only, each call chooses.
 
 The columns of x come sorted by their place in a byte, so that the numbers at one place of neighbouring bytes meet neighbouring
 columns: a vector of bytes is loaded once, and each of its places is a shift, a mask, a conversion and a fused multiply-add. Sums
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
 from onnx_fa.kernels.cpu.bits_dots import can_round, rounded_texts
+from onnx_fa.kernels.cpu.bits_many import StagedBits, can_stage, tiles_of, words_of
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.cpu.bits_table import all_numbers, has_table, looked_up
+from onnx_fa.kernels.cpu.linear_body import FEW
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
@@ -27,11 +31,31 @@ def product_texts(product: BitsProduct, target: Target) -> dict[str, str]:
     Products may share some."""
     if product.rounded:
         return rounded_texts(product, target)
-    symbol, t = f"{product.name}_product", Text()
-    names = [x.name for x in product.operands]
-    (y,) = call_dispatch(t, symbol, product.operands, names, [product.y])
-    body = FloatProducts(product, target.lanes, target.registers).text(symbol)
-    return {symbol: joined(body), product.name: joined(function_text(product, t, y))}
+    t, few, many = Text(), f"{product.name}_product", f"{product.name}_many"
+    both = can_stage(product, target)
+    texts = dict[str, str]()
+    if product.rows is None or product.rows <= FEW or not both:
+        texts[few] = joined(FloatProducts(product, target.lanes, target.registers).text(few))
+    if both and (product.rows is None or product.rows > FEW):
+        texts[many] = joined(StagedBits(product, tiles_of(product, target)).executable(many))
+
+    def call(symbol: str) -> str:
+        operands = product.operands if symbol == few else words_of(product)
+        values = [x.name for x in product.operands]
+        if symbol == many:
+            weight, words = product.operands[1], operands[1]
+            values[1] = t.let(f"flow.tensor.bitcast {weight.name} : {weight.type} -> {words.type}")
+        return call_dispatch(t, symbol, operands, values, [product.y])[0]
+
+    if len(texts) == 1:
+        y = call(next(iter(texts)))
+    else:
+        chosen = t.test("sle", "%rows", t.index(FEW))
+        y = t.let(f"scf.if {chosen} -> ({product.y.type}) {{")
+        for symbol, end in ((few, "} else {"), (many, "}")):
+            t.do(f"scf.yield {call(symbol)} : {product.y.type}")
+            t.do(end)
+    return {**texts, product.name: joined(function_text(product, t, y))}
 
 
 class FloatProducts(RowsOfWeight):
@@ -41,6 +65,7 @@ class FloatProducts(RowsOfWeight):
         super().__init__(product, [product.x], registers)
         self.lanes = min(lanes, product.block // product.places)
         self.vec, self.ints = f"vector<{self.lanes}xf32>", f"vector<{self.lanes}xi32>"
+        self.by_table = has_table(product.bits, self.lanes)
 
     def sums(self, ms: list[str], ns: list[str]) -> dict[tuple[str, str], str]:
         t = self.t
@@ -88,10 +113,17 @@ class FloatProducts(RowsOfWeight):
         return sums
 
     def _factor(self, n: str, b: str) -> tuple[str, str]:
-        """The scale of a block, and what is added to its numbers times that ("" where the zero point is no operand)."""
+        """The scale of a block, and what is added to its numbers times that ("" where the zero point is no operand); or a table of
+        all its numbers, and ""."""
         t = self.t
         scale = self.widened(self.element("%scale", n, b), self.p.scales)
         spread = t.let(f"vector.broadcast {scale} : f32 to {self.vec}")
+        if self.by_table:
+            every = all_numbers(t, self.vec, 0 if self.p.zeros else -self.p.middle)
+            if self.p.zeros:
+                zero = t.let(f"vector.broadcast {self.zero_point(n, b)} : f32 to {self.vec}")
+                every = t.arith("subf", every, zero, self.vec)
+            return t.arith("mulf", every, spread, self.vec), ""
         if not self.p.zeros:
             return spread, ""
         offset = t.let(f"arith.negf {t.arith('mulf', self.zero_point(n, b), scale, 'f32')} : f32")
@@ -103,6 +135,8 @@ class FloatProducts(RowsOfWeight):
         if place:
             by = t.constant(f"dense<{p.bits * place}>", self.ints)
             integers = t.arith("shrui", integers, by, self.ints)
+        if self.by_table:
+            return looked_up(t, scale, integers)
         if p.bits * (place + 1) < 8:
             integers = t.arith("andi", integers, t.constant(f"dense<{(1 << p.bits) - 1}>", self.ints), self.ints)
         if not offset:

@@ -6,6 +6,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, steps_of, y_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
+from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.row_dispatch import ROWS, joined, tile_height
 from onnx_fa.kernels.mlir.entry import KernelEntry
@@ -22,6 +23,8 @@ _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
 _TILED_DOWN = 8
 """Register tiles of a workgroup whose products AMX makes, which is faster."""
+_STAGED_DOWN, _STAGED_ACROSS = 8, 2
+"""Of a workgroup that widens the weight, once for all its rows."""
 
 
 def panel_of(target: Target) -> int:
@@ -39,7 +42,7 @@ def kept_why(spec: LinearSpec, target: Target) -> str:
         return "no AVX-512"
     if why := _no_kernel(spec, target):
         return why
-    if spec.dtype == "f32" and spec.rows is not None and spec.rows <= FEW:
+    if spec.dtype == "f32" and not spec.stored and spec.rows is not None and spec.rows <= FEW:
         return "few rows"
     return f"fewer than {panel_of(target)} columns" if panel_of(target) > spec.N else ""
 
@@ -49,7 +52,7 @@ def _no_kernel(spec: LinearSpec, target: Target) -> str:
     if spec.parts:
         return "several results"
     of_one_type = spec.bits is None and all(t.dtype == spec.result_dtype for t in spec.tensors)
-    if not of_one_type or spec.dtype == "f16":
+    if not of_one_type:
         return next(t for t in (spec.dtype, *(t.dtype for t in spec.tensors), "integer") if t != "f32") + " on a CPU"
     # Numbers of 8 and 16 bits are multiplied as words of 32.
     if spec.is_of_bytes and not target.byte_dots:
@@ -75,6 +78,8 @@ def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
     else:  # of the heights that keep the multipliers busy
         tall = tile_height(rows, range(most, most // 2, -1), most)
     unroll = 4 if tall > FEW else 8
+    if _is_staged(spec):
+        return LinearTiles(target.lanes, tall, unroll, _STAGED_DOWN, _STAGED_ACROSS)
     return LinearTiles(target.lanes, tall, unroll, _TILED_DOWN if _is_tiled(spec, target) else _DOWN, _ACROSS)
 
 
@@ -82,6 +87,11 @@ def _is_tiled(spec: LinearSpec, target: Target) -> bool:
     """Whether AMX makes the products, where it is granted."""
     words = in_a_word(spec.dtype)
     return target.amx and words > 1 and spec.K % (words * PAIRS) == 0
+
+
+def _is_staged(spec: LinearSpec) -> bool:
+    """Whether numbers are kept in f16, or in another shorter type than they are multiplied in."""
+    return spec.dtype == "f16" or bool(spec.stored)
 
 
 def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
@@ -100,6 +110,8 @@ def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
+    if _is_staged(spec):
+        return StagedBody
     if spec.dtype == "f32":
         return LinearBody
     if spec.is_of_bytes:

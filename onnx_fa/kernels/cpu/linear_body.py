@@ -19,6 +19,9 @@ from onnx_fa.spec.linear import LinearSpec
 FEW = 4
 """So many rows are too few to keep the multipliers busy with one sum for each number."""
 
+NARROW = ("f16", "bf16")
+"""Numbers that a dispatch sees as they are, where they are no words of 32 bits."""
+
 _SUMS = 24
 """Of a small tile, which leave registers for its factors."""
 
@@ -38,7 +41,8 @@ class LinearTiles:
 def operands_of(spec: LinearSpec) -> list[Operand]:
     """The operands as the dispatch has them: rows flat, and pairs of bf16 and four bytes as numbers of 32 bits."""
     rows, steps = ROWS if spec.rows is None else spec.rows, steps_of(spec)
-    found = [Operand("%x", (rows, steps), "f32"), Operand("%w", (spec.panels, steps, spec.panel), "f32")]
+    x, w = (dtype if dtype in NARROW and spec.packed == 1 else "f32" for dtype in (spec.dtype, spec.weight_dtype))
+    found = [Operand("%x", (rows, steps), x), Operand("%w", (spec.panels, steps, spec.panel), w)]
     if spec.zero:
         found += [Operand("%zero", (), "i32"), Operand("%sums", (spec.N,), "i32")]
     for i, tensor in enumerate(spec.tensors):
@@ -148,33 +152,59 @@ class LinearBody:
         return y
 
     def _sums(self, panel: str, rows: list[str]) -> list[str]:
-        """The products of the rows with the columns of a panel, a row after the other. Where a tile is too small to keep the
-        multipliers busy each step that is written out has sums of its own."""
-        t, tiles, K = self.t, self.tiles, steps_of(self.spec)
-        (x, x_type), (w, w_type) = self.loaded["%x"], self.loaded["%w"]
-        unroll = next(u for u in (8, 4, 2, 1) if K % u == 0 and u <= (8 if len(rows) <= FEW else tiles.unroll))
-        width = len(rows) * self.vectors
-        own = next(n for n in (8, 4, 2, 1) if n == 1 or (n <= unroll and len(rows) <= FEW and n * width <= _SUMS))
-        nothing = t.dense("0", "i32") if self.sum_element == "i32" else t.splat(0.0)
+        """The products of the rows with the columns of a panel, a row after the other."""
+        steps = steps_of(self.spec)
+        starts = self._starts(len(rows), steps)
+        made = self._walk(panel, rows, (self.t.index(0), self.t.index(steps)), starts)
+        return self._folded(made, len(rows))
 
-        def step(k: str, sums: list[str]) -> list[str]:
-            sums = list(sums)
+    def _unroll(self, tall: int) -> int:
+        """The steps along K that are written out for so many rows."""
+        most = 8 if tall <= FEW else self.tiles.unroll
+        return next(u for u in (8, 4, 2, 1) if steps_of(self.spec) % u == 0 and u <= most)
+
+    def _starts(self, tall: int, steps: int) -> list[str]:
+        """What the sums of a tile begin with. Where a tile is too small to keep the multipliers busy each step that is written out
+        has sums of its own."""
+        t, width, unroll = self.t, tall * self.vectors, self._unroll(tall)
+        own = next(n for n in (8, 4, 2, 1) if n == 1 or (n <= unroll and tall <= FEW and n * width <= _SUMS))
+        return [t.dense("0", "i32") if self.sum_element == "i32" else t.splat(0.0)] * (width * own)
+
+    def _walk(self, panel: str, rows: list[str], bounds: tuple[str, str], sums: list[str]) -> list[str]:
+        """The sums with the products of the steps of K from the first bound up to the second."""
+        t, unroll, width = self.t, self._unroll(len(rows)), len(rows) * self.vectors
+        own = len(sums) // width
+
+        def step(k: str, carried: list[str]) -> list[str]:
+            carried = list(carried)
             for u in range(unroll):
                 at = t.shifted(k, u)
-                weights = [t.read(w, w_type, panel, at, t.index(t.width * j)) for j in range(self.vectors)]
+                weights = self._weights(panel, at)
                 for i, row in enumerate(rows):
-                    number = t.broadcast(t.let(f"tensor.extract {x}[{row}, {at}] : {x_type}"))
+                    number = self._element(i, row, k, u)
                     for j, weight in enumerate(weights):
                         to = u % own * width + i * self.vectors + j
-                        sums[to] = self._multiply(number, weight, sums[to])
-            return sums
+                        carried[to] = self._multiply(number, weight, carried[to])
+            return carried
 
-        bounds = (t.index(0), t.index(K), t.index(unroll))
-        made = t.loop(bounds, [(nothing, t.type(self.sum_element))] * (width * own), step)
-        while len(made) > width:
-            half = len(made) // 2
-            made = [self._add(a, b) for a, b in zip(made[:half], made[half:], strict=True)]
-        return made
+        return t.loop((*bounds, t.index(unroll)), [(x, t.type(self.sum_element)) for x in sums], step)
+
+    def _folded(self, sums: list[str], tall: int) -> list[str]:
+        """One vector of sums for each of a tile."""
+        while len(sums) > tall * self.vectors:
+            half = len(sums) // 2
+            sums = [self._add(a, b) for a, b in zip(sums[:half], sums[half:], strict=True)]
+        return sums
+
+    def _weights(self, panel: str, at: str) -> list[str]:
+        """A row of a panel of the weight."""
+        t, (w, w_type) = self.t, self.loaded["%w"]
+        return [t.read(w, w_type, panel, at, t.index(t.width * j)) for j in range(self.vectors)]
+
+    def _element(self, index: int, row: str, k: str, after: int) -> str:
+        """The element of x so many steps after k, in every lane; `index` is that of its row in the tile."""
+        x, x_type = self.loaded["%x"]
+        return self.t.broadcast(self.t.let(f"tensor.extract {x}[{row}, {self.t.shifted(k, after)}] : {x_type}"))
 
     def _multiply(self, number: str, weight: str, total: str) -> str:
         """The sums with the products of an element of x with a vector of the weight."""

@@ -45,9 +45,11 @@ class LinearCode:
 @cache
 def emit_linear(spec: LinearSpec) -> dict[str, str]:
     """The executables and the function of the site's name, which takes its operands and returns y, by their symbols. Raises
-    UnsupportedError for bytes, and where Triton refuses all tiles."""
+    UnsupportedError for bytes, for weights in a shorter type than x, and where Triton refuses all tiles."""
     if spec.is_of_bytes:
         raise UnsupportedError("bytes on CUDA")
+    if spec.stored:
+        raise UnsupportedError(f"a weight of {spec.stored} for an x of {spec.dtype} on CUDA")
     name, rows = linear_name(spec), spec.rows
     forms = [_FEW_CODE] * (rows is None or rows <= FEW) + [_MANY_CODE] * (rows is None or rows > FEW)
     made = {form: _compiled(spec, f"{name}_{form}", few=form == _FEW_CODE) for form in forms}

@@ -1,0 +1,123 @@
+"""Models of f16, and those that store weights in f16 or bf16 and compute in f32, on CPUs: sites with onnxruntime's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from onnx_fa.iree.compile import compile_model, import_model
+from onnx_fa.iree.run import function_of
+from onnx_fa.spec.target import parse_target
+from tests.iree.test_linear_sites import graph_of, sites_of
+
+HOST, AVX512, AVX2 = (parse_target(name) for name in ("cpu-host", "cpu-avx512", "cpu-avx2"))
+STORED = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def stored_graph(body: str, kind: str, **options: Any) -> onnx.ModelProto:
+    """A graph in f32 with constants `v` (64, 48) and `vt` of a shorter type."""
+    model = graph_of(body, opset=20, **options)
+    rng = np.random.default_rng(5)
+    for name, shape in (("v", (64, 48)), ("vt", (48, 64))):
+        array = rng.standard_normal(shape).astype(STORED[kind])
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+def outputs_of(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> list[np.ndarray]:
+    """What the model gives in IREE."""
+    import iree.runtime as rt
+
+    compile_model(model, folder / "m.vmfb", HOST, parameters="embed")
+    got = rt.load_vm_flatbuffer_file(str(folder / "m.vmfb"), driver="local-task")[function_of(folder / "m.vmfb")](x)
+    return [a.to_host() for a in (got if isinstance(got, tuple | list) else [got])]
+
+
+def reference(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    found: list[np.ndarray] = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
+    return found
+
+
+CASTS = (
+    "c = Cast <to = 1> (v) a = MatMul(x, c) y = Add(a, b)",
+    "c = Cast <to = 1> (vt) t = Transpose <perm = [1, 0]> (c) a = MatMul(x, t) y = Gelu(a)",
+    "t = Transpose <perm = [1, 0]> (vt) c = Cast <to = 1> (t) y = MatMul(x, c)",
+)
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("body", CASTS)
+@pytest.mark.parametrize("rows", [1, 5, "n"])
+def test_stored_weights(body: str, kind: str, rows: int | str, tmp_path: Path) -> None:
+    """The weight stays in its type until a kernel reads it, whose numbers are those of f32."""
+    model = stored_graph(body, kind, x=f"float[2,{rows},64] x", outputs=f"float[2,{rows},48] y")
+    text, short = import_model(model, AVX512).text, {"float16": "f16", "bfloat16": "bf16"}[kind]
+    assert text.count("util.call @linear_") == 1 and f"tensor<2x64x32x{short}>" in text
+    x = np.random.default_rng(1).standard_normal((2, 7 if rows == "n" else rows, 64)).astype(np.float32)
+    ((want,), (got,)) = reference(model, x), outputs_of(model, tmp_path, x)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5 * np.abs(want).max())
+
+
+def test_a_gemm_of_a_stored_weight() -> None:
+    """Turned by the Cast's reader, and by the op itself."""
+    rows = {"x": "float[n,64] x", "outputs": "float[n,48] y"}
+    for body in ("c = Cast <to = 1> (vt) y = Gemm <transB = 1> (x, c, b)", "c = Cast <to = 1> (v) y = Gemm (x, c, b)"):
+        assert "tensor<2x64x32xf16>" in import_model(stored_graph(body, "float16", **rows), AVX512).text
+
+
+@pytest.mark.parametrize(
+    ("body", "x"),
+    [
+        ("y = MatMul(x, w)", "float[2,n,64] x"),
+        ("h = Cast <to = 10> (x) i = Cast <to = 1> (h) y = MatMul(i, w)", "float[2,n,64] x"),
+        ("c = Cast <to = 1> (r) y = MatMul(x, c)", "float[2,n,64] x, float16[64,48] r"),
+    ],
+)
+def test_what_is_stored_as_f32(body: str, x: str) -> None:
+    """Casts of x, and of what the run brings, are none of a weight."""
+    model = stored_graph(body, "float16", x=x)
+    text = import_model(model, AVX512).text
+    assert "x32xf16>" not in text and text.count("util.call @linear_") == body.count("w)")
+
+
+def test_other_processors() -> None:
+    """Without a kernel the Cast stays in front of the product."""
+    model = stored_graph(CASTS[0], "float16")
+    assert sites_of(model, AVX2) == [] and len(sites_of(model, AVX512)) == 1
+
+
+BODIES = (
+    "a = MatMul(x, w) y = Add(a, b)",
+    "a = MatMul(x, w) c = Add(a, b) y = Tanh(c)",
+    "a = MatMul(x, w) c = Add(a, b) s = Sigmoid(c) g = Mul(c, s) u = MatMul(x, w) y = Mul(u, g)",
+)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("rows", [1, 9, "n"])
+def test_models_of_f16(body: str, rows: int | str, tmp_path: Path) -> None:
+    """What follows a product is computed in f32, so that the numbers are those of the same model in f32, rounded once."""
+    model = graph_of(body, x=f"float16[2,{rows},64] x", outputs=f"float16[2,{rows},48] y", opset=20)
+    assert import_model(model, AVX512).text.count("util.call @linear_") == body.count("MatMul")
+    single = onnx.ModelProto.FromString(model.SerializeToString())
+    for value in (*single.graph.input, *single.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for tensor in single.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    x = np.random.default_rng(2).standard_normal((2, 11 if rows == "n" else rows, 64)).astype(np.float16)
+    ((want,), (got,)) = reference(single, x.astype(np.float32)), outputs_of(model, tmp_path, x)
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got.astype(np.float32), want, rtol=2**-10, atol=2**-10 * np.abs(want).max())
+    (rounded,) = reference(model, x)
+    np.testing.assert_allclose(
+        got.astype(np.float32), rounded.astype(np.float32), rtol=2**-8, atol=2**-8 * np.abs(want).max()
+    )
