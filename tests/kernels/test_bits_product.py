@@ -61,7 +61,7 @@ def multiply(p: BitsProduct, x: Array, weight: Array, scale: Array, zero: Array 
         inverse = np.where(most == 0, np.float32(0), np.float32(127) / np.where(most == 0, np.float32(1), most))
         columns = np.rint(parts * inverse) * (most / np.float32(127)).astype(np.float64)
     else:
-        columns = x.transpose(0, 2, 1).astype(np.float64)
+        columns = x.astype(np.float64)
     zeros: Array | float = float(p.middle)
     if zero is not None:
         whole = numbers(p, zero)[:, : p.blocks] if p.zeros == "packed" else zero.astype(np.float64)

@@ -32,6 +32,14 @@ class Weight:
     """The model allows that what it multiplies is rounded to 8 bits."""
 
 
+def takes(g: GraphWriter, x: str, N: int, K: int, block: int, bits: int) -> bool:
+    """Whether a kernel takes a weight of N rows of so many bits in blocks, with scales of f32, and this x."""
+    shape = g.shape(x)
+    if g.cpu is None or shape is None or 0 in shape or sum(not isinstance(d, int) for d in shape) > 1:
+        return False
+    return K % block == 0 and can_multiply(BitsProduct(None, N, K, block, bits, "f32"), g.cpu)
+
+
 def bits_product(g: GraphWriter, x: str, weight: Weight, hint: str) -> str:
     """The product (..., N) in f32 of x (..., K) in f32 with the weight, where K is a multiple of the block. "" where no kernel is
     written for it."""
@@ -54,9 +62,6 @@ def bits_product(g: GraphWriter, x: str, weight: Weight, hint: str) -> str:
         return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint)
 
     columns = reshape(x, -1 if rows is None else rows, K)
-    if not made.rounded:
-        parted = reshape(columns, -1 if rows is None else rows, K // made.places, made.places)
-        columns = g.add("Transpose", [parted], hint, perm=[0, 2, 1])
     packed = reshape(weight.packed, weight.N, K // made.places)
     inputs = [columns, packed, reshape(weight.scales, weight.N, weight.blocks)]
     if zeros:

@@ -18,6 +18,7 @@ from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import activations, fused_products, integer_convolutions, norms, pads, quantized_products
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.blocked_products import blocked_product
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
@@ -231,7 +232,8 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    return quantized_products.dequantized_product(g, node) or gathered_product(g, node) or _flat_rows(g, node)
+    made = quantized_products.dequantized_product(g, node) or blocked_product(g, node)
+    return made or gathered_product(g, node) or _flat_rows(g, node)
 
 
 def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:

@@ -135,6 +135,26 @@ class GraphWriter:
         self.constants[name] = tensor
         return name
 
+    def has_data(self, name: str) -> bool:
+        """Whether a value is a constant whose elements can be read."""
+        tensor = self.constants.get(name)
+        return name in self.held or (tensor is not None and tensor.data_location != TensorProto.EXTERNAL)
+
+    def computed(self, make: Callable[[], np.ndarray[Any, Any]], kind: int, shape: Sequence[int], hint: str) -> str:
+        """A constant whose elements are computed when they are written, where weights are held outside of the model; else now."""
+        if not isinstance(self.held, dict) or not self.held:
+            name = self.const(make(), hint)
+        else:
+            name = self.fresh(hint)
+            self.held[name] = ir.LazyTensor(
+                lambda: ir.tensor(make(), name=name), dtype=ir.DataType(kind), shape=ir.Shape(shape), name=name
+            )
+            stub = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
+            self.graph.initializer.append(stub)
+            self.constants[name] = self.graph.initializer[-1]
+        self.types[name] = kind, list(shape)
+        return name
+
     def ints(self, values: Sequence[int], hint: str) -> str:
         """A constant vector of int64, as shapes, axes and bounds are."""
         return self.const(np.array(values, np.int64), hint)

@@ -25,8 +25,8 @@ _DOWN, _ACROSS = 8, 2
 
 
 def can_stage(product: BitsProduct, target: Target) -> bool:
-    """Whether the weight has as many rows as a panel, words do not hold numbers of two blocks, and steps that are written out begin
-    with a byte."""
+    """Whether the weight has as many rows as a panel, words do not hold numbers of two blocks, and blocks divide a staged one or
+    are divided by it."""
     whole_words = product.block * product.bits % _WORD == 0
     return _VECTORS * target.lanes <= product.N and whole_words and DEEP % min(product.block, DEEP) == 0
 
@@ -55,13 +55,6 @@ class StagedBits(StagedBody):
         super().__init__(LinearSpec((product.lead,), product.K, product.N, "f32", panel=panel), tiles)
         self.p, self.operands = product, words_of(product)
         self.by_table = has_table(product.bits, tiles.lanes)
-
-    def _element(self, index: int, row: str, k: str, after: int) -> str:
-        """x is sorted by the place of a number in a byte: steps that are written out begin with a byte's first number."""
-        t, places, (x, x_type) = self.t, self.p.places, self.loaded["%x"]
-        byte = t.arith("divui", t.arith("addi", self.start, k), t.index(places))
-        at = f"{row}, {t.index(after % places)}, {t.shifted(byte, after // places)}"
-        return t.broadcast(t.let(f"tensor.extract {x}[{at}] : {x_type}"))
 
     def _stage_weight(self, panel: str, column: str) -> None:
         t, p = self.t, self.p

@@ -1,12 +1,15 @@
 """A product with a weight of a few bits for llvm-cpu, written out at the vector level: integers become floats in registers. More
 rows of x than a few have a form of their own (bits_many.py); where the rows are known at run time only, each call chooses.
 
-The columns of x come sorted by their place in a byte, so that the numbers at one place of neighbouring bytes meet neighbouring
-columns: a vector of bytes is loaded once, and each of its places is a shift, a mask, a conversion and a fused multiply-add. Sums
-run along K, and each is added up across its lanes at the end.
+For a few rows the columns of x are sorted by their place in a byte, so that the numbers at one place of neighbouring bytes meet
+neighbouring columns: a vector of bytes is loaded once, and each of its places is a shift, a mask, a conversion and a fused
+multiply-add; of four bits and with AVX-512, a shift, a look-up (bits_table.py) and a fused multiply-add. Sums run along K,
+and each is added up across its lanes at the end.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
 from onnx_fa.kernels.cpu.bits_dots import can_round, rounded_texts
@@ -40,9 +43,11 @@ def product_texts(product: BitsProduct, target: Target) -> dict[str, str]:
         texts[many] = joined(StagedBits(product, tiles_of(product, target)).executable(many))
 
     def call(symbol: str) -> str:
-        operands = product.operands if symbol == few else words_of(product)
+        operands = [product.sorted_x, *product.weight] if symbol == few else words_of(product)
         values = [x.name for x in product.operands]
-        if symbol == many:
+        if symbol == few:
+            values[0] = _write_sort(t, product)
+        else:
             weight, words = product.operands[1], operands[1]
             values[1] = t.let(f"flow.tensor.bitcast {weight.name} : {weight.type} -> {words.type}")
         return call_dispatch(t, symbol, operands, values, [product.y])[0]
@@ -58,11 +63,24 @@ def product_texts(product: BitsProduct, target: Target) -> dict[str, str]:
     return {**texts, product.name: joined(function_text(product, t, y))}
 
 
+def _write_sort(t: Text, product: BitsProduct) -> str:
+    """x sorted by the place in a byte that a column meets."""
+    x, made, lead = product.x, product.sorted_x, product.lead
+    dims, size = ("{%rows}", "%rows") if product.rows is None else ("", "")
+    split = replace(made, shape=(lead, product.K // product.places, product.places))
+    if product.places == 1:
+        return t.let(f"flow.tensor.reshape {x.name} : {x.type}{dims} -> {made.type}{dims}")
+    value = t.let(f"flow.tensor.reshape {x.name} : {x.type}{dims} -> {split.type}{dims}")
+    empty = t.let(f"tensor.empty({size}) : {made.type}")
+    outs = f"ins({value} : {split.type}) outs({empty} : {made.type}) permutation = [0, 2, 1]"
+    return t.let(f"linalg.transpose {outs}")
+
+
 class FloatProducts(RowsOfWeight):
     """Numbers of a few bits as floats, by floats."""
 
     def __init__(self, product: BitsProduct, lanes: int, registers: int) -> None:
-        super().__init__(product, [product.x], registers)
+        super().__init__(product, [product.sorted_x], registers)
         self.lanes = min(lanes, product.block // product.places)
         self.vec, self.ints = f"vector<{self.lanes}xf32>", f"vector<{self.lanes}xi32>"
         self.by_table = has_table(product.bits, self.lanes)

@@ -58,9 +58,12 @@ class BitsProduct:
 
     @property
     def x(self) -> Operand:
-        """(rows, K) where it is rounded; else (rows, P, K / P), sorted by the place in a byte that a column meets."""
-        if self.rounded:
-            return Operand("%x", (self.lead, self.K), "f32")
+        """(rows, K)."""
+        return Operand("%x", (self.lead, self.K), "f32")
+
+    @property
+    def sorted_x(self) -> Operand:
+        """(rows, P, K / P), sorted by the place in a byte that a column meets, as few rows are multiplied."""
         return Operand("%x", (self.lead, self.places, self.K // self.places), "f32")
 
     @property

@@ -1,0 +1,93 @@
+"""MatMul by DequantizeLinear of blocks of integers on CPUs: a kernel that keeps the integers, and onnxruntime's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+
+from onnx_fa.iree.compile import compile_model, import_model
+from onnx_fa.iree.run import function_of, load_module
+from onnx_fa.spec.target import parse_target
+from tests.support.ort_run import run
+
+HOST, AVX512 = parse_target("cpu-host"), parse_target("cpu-avx512")
+K, N, BLOCK = 96, 48, 32
+RANGES = {T.INT4: (-8, 8), T.UINT4: (0, 16), T.INT8: (-128, 128), T.UINT8: (0, 256)}
+
+
+def model(
+    kind: int,
+    rows: int | str,
+    *,
+    zero: bool,
+    turned: bool = False,
+    axis: int | None = None,
+    x: int = T.FLOAT,
+    block: int = BLOCK,
+) -> onnx.ModelProto:
+    """x (2, rows, K) by a weight of (K, N), or (N, K) and turned."""
+    rng, (low, high) = np.random.default_rng(kind), RANGES[kind]
+    along = int(turned) if axis is None else axis
+    shape = (N, K) if turned else (K, N)
+    scales = tuple(d // block if i == along else d for i, d in enumerate(shape))
+
+    def integers(name: str, dims: tuple[int, ...]) -> onnx.TensorProto:
+        return h.make_tensor(name, kind, dims, rng.integers(low, high, dims).flatten().tolist())
+
+    floats = rng.standard_normal(scales).astype(h.tensor_dtype_to_np_dtype(x))
+    tensors = [integers("w", shape), numpy_helper.from_array(floats, "s"), *([integers("z", scales)] if zero else [])]
+    nodes = [
+        h.make_node("DequantizeLinear", [t.name for t in tensors], ["d"], axis=along, block_size=block),
+        *([h.make_node("Transpose", ["d"], ["t"], perm=[1, 0])] if turned else []),
+        h.make_node("MatMul", ["x", "t" if turned else "d"], ["y"]),
+    ]
+    values = [h.make_tensor_value_info(n, x, [2, rows, w]) for n, w in (("x", K), ("y", N))]
+    graph = h.make_graph(nodes, "main_graph", values[:1], values[1:], tensors)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(("kind", "rows"), [(T.INT4, "n"), (T.UINT4, 9), (T.INT8, "n"), (T.UINT8, 1)])
+def test_numbers(kind: int, rows: int | str, zero: bool, turned: bool, tmp_path: Path) -> None:
+    proto = model(kind, rows, zero=zero, turned=turned)
+    bits = 4 if kind in (T.INT4, T.UINT4) else 8
+    text = import_model(proto, HOST).text
+    assert f"util.call @bits{bits}_" in text and "torch.aten.matmul" not in text
+    compile_model(proto, tmp_path / "m.vmfb", HOST, parameters="embed")
+    function = load_module(tmp_path / "m.vmfb", function=function_of(tmp_path / "m.vmfb"))
+    # onnxruntime's optimiser would round x to 8 bits.
+    for count in (1, 13) if rows == "n" else (rows,):
+        x = np.random.default_rng(4).standard_normal((2, count, K)).astype(np.float32)  # type: ignore[arg-type]
+        ((want,), (got,)) = run(proto, {"x": x}, optimise=False), function(x)
+        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"axis": 1, "block": 16}, {"turned": True, "axis": 0, "block": 16}, {"x": T.FLOAT16}, {"block": 48}],
+    ids=["blocks of columns", "blocks of columns, turned", "f16", "no power of two"],
+)
+def test_what_is_left(changes: dict[str, Any]) -> None:
+    """Scales that change along N, other floats, and blocks that no kernel has."""
+    assert "@bits" not in import_model(model(T.INT4, 4, zero=True, **changes), AVX512).text
+
+
+def test_other_makers() -> None:
+    """Where the compiler is to make the kernels, and on GPUs."""
+    for target in (parse_target("cpu-avx512", "iree"), "cuda"):
+        assert "@bits" not in import_model(model(T.INT4, 4, zero=True), target).text
+
+
+def test_the_module_holds_no_floats(tmp_path: Path) -> None:
+    """Only integers, scales and zero points are in the archive."""
+    compile_model(model(T.INT4, 4, zero=True), tmp_path / "m.vmfb", HOST, parameters="archive")
+    archives = [f for f in tmp_path.iterdir() if f.suffix == ".irpa"]
+    assert sum(f.stat().st_size for f in (*archives, tmp_path / "m.vmfb")) < 60_000
