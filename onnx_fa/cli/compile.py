@@ -53,6 +53,8 @@ def run_compile(args: argparse.Namespace) -> None:
         f"{len(done.misses)} left alone",
     )
     note(args, f"{args.output}: {summary(done.linear)}")
+    if done.norms:
+        note(args, f"{args.output}: {summary(done.norms, 'norm')}")
     if done.archive is not None:
         size = done.archive.stat().st_size / 1e6
         note(args, f"{done.archive}: the weights, {size:.0f} MB; the module does not run without them")
@@ -73,6 +75,7 @@ def run_compile(args: argparse.Namespace) -> None:
 def _note_details(args: argparse.Namespace, done: CompileReport) -> None:
     """With -v the flags, each site's tiles and the kinds of linear sites, with -vv also the program's dispatches."""
     from onnx_fa.iree.linear_report import grouped
+    from onnx_fa.iree.norm_report import grouped_norms
 
     if args.verbose > 0:
         note(args, f"command: {shlex.join(done.command)}")
@@ -81,6 +84,8 @@ def _note_details(args: argparse.Namespace, done: CompileReport) -> None:
         for group in grouped(done.linear):
             then = f", then {group.then}" * bool(group.then)
             note(args, f"{len(group.names)} of {group.size}, weight {group.weight}{then}: {group.maker}")
+        for norm in grouped_norms(done.norms):
+            note(args, f"{len(norm.names)} of {norm.size}, {norm.kind}: {norm.maker}")
     if args.verbose > 1:
         for dispatch in done.inspection.dispatches:
             note(args, f"dispatch {dispatch.export}: {', '.join(dispatch.results)}")

@@ -158,6 +158,8 @@ def _note_result(args: argparse.Namespace, done: ImportedModule, target: Target,
     found = len(done.sites) + len(done.misses)
     note(args, f"{args.output}: {found} found, {len(done.sites)} with a kernel, {len(done.misses)} left alone")
     note(args, f"{args.output}: {summary(done.linear)}")
+    if done.norms:
+        note(args, f"{args.output}: {summary(done.norms, 'norm')}")
     note_left_alone(args, done.misses)
     print_lossy(args, target, done.sites)
     flags = merge_flags(target.flags, MODEL_FLAGS.get(target.backend, ()), done.flags)

@@ -16,6 +16,7 @@ from onnx_fa.tables import text_table
 if TYPE_CHECKING:
     from onnx_fa.forms.report import SiteReport
     from onnx_fa.iree.linear_report import LinearReport
+    from onnx_fa.iree.norm_report import NormReport
     from onnx_fa.match.misses import Miss
 
 _NODES_SHOWN = 3
@@ -85,6 +86,14 @@ def print_linear(args: argparse.Namespace, sites: Sequence[LinearReport]) -> Non
     rows = [(len(g.names), g.size, g.weight, g.then or "-", g.maker) for g in grouped(sites)]
     head = ("linear sites", "rows x K x N", "weight", "then", "kernel")
     print_result(args, text_table(head, rows) if rows else "no linear sites")
+
+
+def print_norms(args: argparse.Namespace, sites: Sequence[NormReport]) -> None:
+    """A table of the norms that may have kernels, those that are alike in one row."""
+    from onnx_fa.iree.norm_report import grouped_norms
+
+    if rows := [(len(g.names), g.size, g.spec.dtype, g.kind, g.maker) for g in grouped_norms(sites)]:
+        print_result(args, text_table(("norms", "rows x N", "type", "kind", "kernel"), rows))
 
 
 def tile_words(site: SiteReport) -> str:

@@ -23,6 +23,7 @@ from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
 from onnx_fa.iree.linear_report import LinearReport, grouped
+from onnx_fa.iree.norm_report import NormReport, grouped_norms
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -58,6 +59,8 @@ class ImportedModule:
     """Weights that the text asks an archive for."""
     linear: tuple[LinearReport, ...] = ()
     """Products with weights, those too that the compiler keeps."""
+    norms: tuple[NormReport, ...] = ()
+    """Norms of rows, on CUDA, those too that the compiler keeps."""
 
     @property
     def report(self) -> RewriteReport:
@@ -77,7 +80,11 @@ class ImportedModule:
         return self.planned.kernels
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.report.to_dict(), "linear": [group.to_dict() for group in grouped(self.linear)]}
+        return {
+            **self.report.to_dict(),
+            "linear": [group.to_dict() for group in grouped(self.linear)],
+            "norms": [group.to_dict() for group in grouped_norms(self.norms)],
+        }
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class CompileReport:
     """How the module had to be compiled otherwise than usual, and why."""
     linear: tuple[LinearReport, ...] = ()
     """Products with weights, those too that the compiler keeps."""
+    norms: tuple[NormReport, ...] = ()
+    """Norms of rows, on CUDA, those too that the compiler keeps."""
 
     def __repr__(self) -> str:
         fused = sum(site.fused is True for site in self.sites)
@@ -113,6 +122,7 @@ class CompileReport:
         return {
             **self.report.to_dict(),
             "linear": [group.to_dict() for group in grouped(self.linear)],
+            "norms": [group.to_dict() for group in grouped_norms(self.norms)],
             "command": list(self.command),
             "seconds": self.seconds,
             "vmfb_bytes": self.vmfb_bytes,
@@ -151,7 +161,7 @@ def import_planned(
     made = import_mlir(planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop)
     own = KEEP_F64 if _F64.search(made.text) else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
-    return ImportedModule(made.text, planned, flags, tuple(made.parameters), tuple(made.linear))
+    return ImportedModule(made.text, planned, flags, tuple(made.parameters), tuple(made.linear), tuple(made.norms))
 
 
 def compile_model(
@@ -270,7 +280,18 @@ def compile_planned(
     size = output.stat().st_size
     seconds = time.monotonic() - start
     report = CompileReport(
-        output, sites, imported.misses, command, seconds, size, inspection, refused, archive, note, imported.linear
+        output,
+        sites,
+        imported.misses,
+        command,
+        seconds,
+        size,
+        inspection,
+        refused,
+        archive,
+        note,
+        imported.linear,
+        imported.norms,
     )
     return report, imported.planned
 

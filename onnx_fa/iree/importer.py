@@ -27,10 +27,12 @@ from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
+from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
+from onnx_fa.iree.norm_report import NormReport
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.cpu.bits_product import product_texts
@@ -40,8 +42,10 @@ from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.linear import emit_linear
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
+from onnx_fa.kernels.norm import emit_norm
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.linear import Bits, LinearSpec, linear_name
+from onnx_fa.spec.norm import norm_name
 from onnx_fa.spec.target import Target
 
 try:
@@ -56,11 +60,12 @@ _INFERENCE_BYTES = 1 << 12
 
 
 class Imported(NamedTuple):
-    """MLIR `text`, the weights that are not in it, and what became of products with weights."""
+    """MLIR `text`, the weights that are not in it, and what became of products with weights and of norms."""
 
     text: str
     parameters: list[Parameter]
     linear: list[LinearReport]
+    norms: list[NormReport]
 
 
 def import_mlir(
@@ -73,7 +78,7 @@ def import_mlir(
     data_prop: bool = True,
 ) -> Imported:
     """MLIR text of `model`, whose AttentionSite nodes call the kernel of the site that `sites` holds under the node's name; and the
-    weights that are not in it, which `externalize` chooses; and its linear sites.
+    weights that are not in it, which `externalize` chooses; its linear sites; and its norms.
 
     The model is legalized for IREE on the way; with a `target` that is a CPU, products by weights of a few bits call kernels too.
     Without `verify` the result is not looked at; without `data_prop` shape inference does not follow numbers. Raises ModelError
@@ -85,6 +90,7 @@ def import_mlir(
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
     linear = find_linear_sites(proto, held, target=target)
+    norms = find_norm_sites(proto, held, target=target)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
@@ -105,7 +111,7 @@ def import_mlir(
     assert start is not None
     added = [*(k.text for k in kernels), *importer.functions.values()]
     whole = text[: start.end()] + "\n".join(added) + "\n" + text[start.end() :]
-    return Imported(whole, importer.weights.parameters, [*linear, *importer.reports])
+    return Imported(whole, importer.weights.parameters, [*linear, *importer.reports], norms)
 
 
 def _verify(module: Any, declarations: Sequence[str]) -> None:
@@ -329,6 +335,16 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         spec = spec_of([(dims_of(x), str(x.element_type)) for x in types], attributes)
         self.functions.update(emit_linear(spec, self.target))
         self._call_site(node, linear_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
+        return True
+
+    def _handle_node_NormSite(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != NORM_SITE:
+            return False
+        assert self.target is not None  # else no such node is written
+        types = [(dims_of(x), str(x.element_type)) for x in self._types(node)]
+        spec = norm_spec_of(types, attributes_of(node), len(node.output))
+        self.functions.update(emit_norm(spec, self.target))
+        self._call_site(node, norm_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 
     def _handle_node_ConvSite(self, node: onnx.NodeProto) -> bool:

@@ -353,7 +353,12 @@ class VmfbFacts:
         """Names of the kernels of linear sites."""
         return tuple(e for e in self.exports if is_linear(e))
 
+    def norms(self) -> tuple[str, ...]:
+        """Names of the kernels of norms."""
+        return tuple(e for e in self.exports if re.fullmatch(_NORM, e))
 
+
+_NORM = r"norm_[0-9a-f]{10}_rows"
 _LINEAR = r"(?:linear|conv)_[0-9a-f]{10}_[a-z]+|bits\d_\w+_(?:product|round(?:_zeros)?)"
 
 
@@ -374,5 +379,7 @@ def inspect_vmfb(path: Path) -> VmfbFacts:
     functions = re.findall(r"^\s*\[\s*\d+\]\s+([\w$.]+)\s*\(", done.stdout, re.M)
     # Dispatch symbols are stored as strings in the executables, which the dump does not list.
     data = Path(path).read_bytes()
-    names = re.findall(rb"(?:fa_[0-9a-f]{10}[\w$]*|%s|[\w$]+_dispatch_\d+[\w$]*)" % _LINEAR.encode(), data)
+    names = re.findall(
+        rb"(?:fa_[0-9a-f]{10}[\w$]*|%s|%s|[\w$]+_dispatch_\d+[\w$]*)" % (_LINEAR.encode(), _NORM.encode()), data
+    )
     return VmfbFacts(tuple(functions), tuple(dict.fromkeys(n.decode() for n in names)))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onnx_fa.iree.norm_report import NormReport
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.linear_words import follows
 
@@ -77,12 +78,12 @@ def grouped(sites: Iterable[LinearReport]) -> list[LinearGroup]:
     return [LinearGroup(tuple(found), *key) for key, found in names.items()]
 
 
-def summary(sites: Sequence[LinearReport]) -> str:
-    """How many there are, how many have a kernel, and why the compiler keeps the others, in one line."""
+def summary(sites: Sequence[LinearReport | NormReport], kind: str = "linear site") -> str:
+    """How many sites of a kind there are, how many have a kernel, and why the compiler keeps the others, in one line."""
     if not sites:
-        return "no linear sites"
+        return f"no {kind}s"
     kept = Counter(s.kept for s in sites if s.kept)
     made = len(sites) - kept.total()
     why = ", ".join(f"{count} of {reason}" if len(kept) > 1 else reason for reason, count in kept.items())
     left = f", {kept.total()} left to the compiler ({why})" if kept else ""
-    return f"{len(sites)} linear site{'s' * (len(sites) > 1)}, {made} with a kernel{left}"
+    return f"{len(sites)} {kind}{'s' * (len(sites) > 1)}, {made} with a kernel{left}"

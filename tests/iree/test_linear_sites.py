@@ -142,6 +142,54 @@ def test_several_results() -> None:
     assert [n.op_type for n in nodes_of(last, parse_target("cpu-avx512"))].count("Split") == 1
 
 
+def _kinds(body: str, outputs: str, target: object = CUDA, **options: Any) -> list[tuple[str, int, int]]:
+    """Operators, and the numbers of their inputs and outputs."""
+    nodes = nodes_of(graph_of(body, outputs=outputs, **options), target)
+    return [(n.op_type, len(n.input), len(n.output)) for n in nodes]
+
+
+def test_products_of_the_same_rows() -> None:
+    """They are one with as many results, where all weights are constants that are there before, and what follows is alike."""
+    two, weights = "float[2,n,48] p, float[2,n,48] q", [("Concat", 2, 1)]
+    assert _kinds("p = MatMul(x, w) q = MatMul(x, w)", two) == [*weights, ("LinearSite", 2, 2)]
+    biased_ = "c = MatMul(x, w) p = Add(c, b) d = MatMul(x, w) q = Add(d, b)"
+    assert _kinds(biased_, two) == [*weights * 2, ("LinearSite", 3, 2)]
+    flat = {"x": "float[5,64] x"}
+    turned = _kinds(
+        "p = Gemm <transB = 1> (x, wt, b) q = Gemm <transB = 1> (x, wt, b)", "float[5,48] p, float[5,48] q", **flat
+    )
+    assert turned == [*weights * 2, ("LinearSite", 3, 2)]
+    apart = [("LinearSite", 2, 1), ("LinearSite", 2, 1)]
+    assert _kinds("p = MatMul(x, w) z = Relu(x) q = MatMul(z, w)", two) == [apart[0], ("Relu", 1, 1), apart[1]]
+    assert _kinds("p = MatMul(x, w) c = MatMul(x, w) q = Relu(c)", two) == apart
+    assert _kinds("p = MatMul(x, w) c = MatMul(x, w) q = Add(c, b)", two) == [
+        ("LinearSite", 2, 1),
+        ("LinearSite", 3, 1),
+    ]
+    gated = "a = MatMul(x, w) u = MatMul(x, w) p = Mul(a, u)"
+    assert [n for n, *_ in _kinds(gated, "float[2,n,48] p")] == ["LinearSite", "LinearSite"]
+    on_cpu = _kinds("p = MatMul(x, w) q = MatMul(x, w)", two, parse_target("cpu-avx512"))
+    assert [kind for kind in on_cpu if kind[0] == "LinearSite"] == apart
+
+
+def test_products_of_the_same_rows_stand_in_order() -> None:
+    """The node stands where the first product ends: what reads the first may be in front of the second. Weights that a node makes
+    stay apart; the columns of the program's weight are those of the graph's, side by side."""
+    body = "c = MatMul(x, w) p = Tanh(c) s = Softmax(p) d = MatMul(x, w) e = Softmax(d) q = Add(s, e)"
+    two = "float[2,n,48] q"
+    assert [n for n, *_ in _kinds(body.replace("p = Tanh(c)", "p = Softmax(c)"), two)] == [
+        *("Concat", "LinearSite", "Softmax", "Softmax", "Softmax", "Add"),
+    ]
+    late = "p = MatMul(x, w) i = Identity(w) q = MatMul(x, i)"
+    assert [n for n, *_ in _kinds(late, "float[2,n,48] p, float[2,n,48] q")] == ["LinearSite", "Identity", "LinearSite"]
+    (concat, site) = nodes_of(graph_of("p = MatMul(x, w) q = MatMul(x, w)", outputs="float[2,n,48] p, float[2,n,48] q"))
+    assert helper.get_attribute_value(concat.attribute[0]) == 1 and list(site.output) == ["p", "q"]
+    text = import_model(
+        graph_of("p = MatMul(x, w) q = MatMul(x, w)", outputs="float[2,n,48] p, float[2,n,48] q"), "cuda"
+    ).text
+    assert text.count("util.call @linear_") == 1
+
+
 def test_residuals() -> None:
     """A tensor of as many numbers joins a site; one of other dims does not, nor one that comes of the product itself."""
     rest, more = "float[2,n,64] x, float[2,n,48] r", "float[2,n,64] x, float[2,m,48] r"

@@ -16,9 +16,10 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.linear import _widest, emit_linear
+from onnx_fa.kernels.triton.linear import _tiles, _widest, emit_linear
 from onnx_fa.kernels.triton.linear_few import few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.kernels.triton.linear_tiles import all_measured, measured_tiles
 from onnx_fa.spec.expr import Tensor
 from onnx_fa.spec.linear import Bits, LinearSpec, biased, linear_name, multiply, unpacked, weight_of
 from onnx_fa.spec.target import parse_target
@@ -143,6 +144,29 @@ def test_tiles_belong_to_one_result() -> None:
     ] == [16, 512]
     with pytest.raises(UnsupportedError, match="begin within tiles of 16"):
         emit_linear(LinearSpec((512,), 64, 96, "f16", parts=(40, 56)))
+
+
+def test_measured_tiles() -> None:
+    """Halves of many rows have the tiles of the nearest product that was measured; K is cut where there are few tiles, known
+    rows, and on both architectures alike."""
+    best = {(m.rows, m.K, m.N): m.tiles[0] for m in all_measured()}
+    for (rows, K, N), tiles in best.items():
+        for dtype in ("f16", "bf16"):
+            assert measured_tiles(LinearSpec((rows,), K, N, dtype), rows)[0] == tiles  # type: ignore[arg-type]
+    assert measured_tiles(LinearSpec((4096,), 4096, 14336, "f16"), 4096)[0] == best[2048, 4096, 4096]
+    assert measured_tiles(LinearSpec((512,), 768, 768, "f32"), 512) == []
+    assert measured_tiles(LinearSpec((512,), 768, 768, "f16", True, Bits(4, 32, "f16")), 512) == []
+    cut, whole, free = (LinearSpec((rows,), 3072, 768, "f16") for rows in (200, 600, "s"))
+    for spec, splits in ((cut, 4), (whole, 1), (free, 1)):
+        assert {tiles.splits for arch in (90, 80) for tiles in _tiles(spec, arch, few=False)} == {splits}
+
+
+def test_a_long_product_is_cut(tmp_path: Path) -> None:
+    """One dispatch, whose parts of K are added by the last workgroup of a tile: with a counter that outlives the call."""
+    spec = biased(LinearSpec((197,), 3072, 768, "f16"))
+    iree_compile(_module(spec), tmp_path / "m.stream", CUDA, phase="stream", timeout_s=120)
+    text = (tmp_path / "m.stream").read_text()
+    assert len(re.findall(r"stream\.cmd\.dispatch", text)) == 1 and "stream.resource<variable>" in text
 
 
 def test_splits_fill_a_gpu() -> None:

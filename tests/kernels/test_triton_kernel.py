@@ -35,7 +35,7 @@ from onnx_fa.kernels.triton.module import program_of
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.kernels.triton.specialised import can_specialise
-from onnx_fa.kernels.triton.tiles import default_config, smaller, splits, tf32_tiles, tuned
+from onnx_fa.kernels.triton.tiles import default_config, leaves_idle, smaller, splits, tf32_tiles, tuned
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case, document, prefix
 from onnx_fa.spec.switches import Switch
@@ -265,6 +265,16 @@ def test_tf32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*command, "--tf32", *options]) == 2
         shown = capsys.readouterr().err
         assert words in shown and shown.count("\n") == 1 and "Traceback" not in shown
+
+
+def test_workgroups_that_fill_a_gpu() -> None:
+    """Under a mask of all scores, blocks of 128 queries are for as many heads as give half of a GPU's multiprocessors some."""
+    mask = (AddMask((1, 1, 512, 512), "f16"),)
+    few, many = (half(Sq=512, Skv=512, Hq=n, Hkv=n, batch=(1,), masks=mask) for n in (12, 16))
+    assert [tuned(spec, 90)[0].BM for spec in (few, many)] == [64, 128]
+    plain = {"Sq": 512, "Hq": 12, "Hkv": 12, "batch": (1,)}
+    changes: tuple[dict[str, Any], ...] = ({}, {"Sq": "s"}, {"batch": ("b",)}, {"batch": (2,)})
+    assert [leaves_idle(half(**plain | change)) for change in changes] == [True, False, False, False]
 
 
 def test_f32_products() -> None:

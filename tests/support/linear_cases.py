@@ -34,6 +34,8 @@ CASES: dict[str, LinearSpec] = {
     "bfloat_gelu": LinearSpec((33,), 64, 64, "bf16", True, then=GELU, tensors=(TensorArg((64,), "bf16"),)),
     "dynamic": biased(LinearSpec(("b", "s"), 128, 160, "f16")),
     "dynamic_one": LinearSpec((1, "s"), 96, 64, "f32"),
+    "long": biased(LinearSpec((37,), 200, 53, "f32")),
+    "long_parts": LinearSpec((20,), 256, 96, "f16", True, parts=(32, 64)),
     "bits4": LinearSpec((20,), 128, 72, "f32", True, Bits(4, 32, "f32")),
     "bits4_zeros": biased(LinearSpec((1, 1), 192, 72, "f16", True, Bits(4, 64, "f16", "packed"))),
     "bits4_float_zeros": LinearSpec((33,), 96, 40, "f32", True, Bits(4, 16, "f32", "f32")),

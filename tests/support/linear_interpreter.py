@@ -22,11 +22,17 @@ from onnx_fa.spec.linear import LinearSpec, multiply
 from tests.support.linear_cases import CASES, SIZES, bound, draw
 
 
+def is_cut(spec: LinearSpec) -> bool:
+    """Whether K is cut into parts, which is tried where it is long; those of many known rows too."""
+    return spec.rows is not None and spec.K >= 192
+
+
 def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
     """y (*lead, N), by small tiles; several results side by side."""
     rows, step = int(np.prod(lead)), 16 * (spec.bits.places if spec.bits else 1)
     few = spec.rows is not None and spec.rows <= MOST_ROWS
-    config = FewConfig(32, step, 3) if few else LinearConfig(16, 32, step, 4, 1)
+    splits = 3 if is_cut(spec) else 1
+    config = FewConfig(32, step, 3) if few else LinearConfig(16, 32, step, 4, 1, splits)
     if isinstance(config, FewConfig):
         program = FewRowsSource(spec, config, "linear").program()
     else:
@@ -40,7 +46,7 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
         if config.splits > 1:
             inputs += [
                 torch.zeros(grid[0], dtype=torch.int32),
-                torch.full((config.splits * rows * spec.N,), float("nan")),
+                torch.full((config.splits * grid[0] * config.BM * config.BN,), float("nan")),
             ]
             function[grid](*inputs, *(out.clone() for out in outs), rows)  # the counters are ready for another call
         function[grid](*inputs, *outs, rows)

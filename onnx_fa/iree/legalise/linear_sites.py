@@ -29,7 +29,7 @@ from onnx_fa.iree.legalise.panels import write_panels
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, attributes_of, is_layers_gemm, named_dims
 from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.kernels.linear import kept_why, panel_of
-from onnx_fa.spec.expr import Tensor, compose, substitute
+from onnx_fa.spec.expr import SCORE, Tensor, compose, substitute
 from onnx_fa.spec.expr_json import from_json, to_json
 from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased, linear_name
 from onnx_fa.spec.target import Target
@@ -56,6 +56,13 @@ class _Product:
     """The values that it makes where it has several results, which `value` is cut into."""
     weight_zero: int = 0
     """What is to be taken away from a weight of bytes."""
+    beside: tuple[_Product, ...] = ()
+    """The products of the same rows of which it is one, side by side."""
+
+    @property
+    def end(self) -> int:
+        """The place of its node: where all that it stands for ends; of products side by side, where the first of them does."""
+        return min(p.end for p in self.beside) if self.beside else max(self.places)
 
 
 def find_linear_sites(
@@ -67,7 +74,7 @@ def find_linear_sites(
     if target is None:
         return []
     taken, made = set[int](), dict[int, list[onnx.NodeProto]]()
-    told = list[LinearReport]()
+    chosen, told = list[_Product](), dict[int, LinearReport]()
     for place, node in enumerate(model.graph.node):
         product = _product(g, node, place)
         if product is None or place in taken:
@@ -76,18 +83,21 @@ def find_linear_sites(
         for found in choices:
             if not (why := kept_why(found.spec, target)):
                 taken.update(found.places)
-                made[max(found.places)], spec = _nodes_of(g, found, target)
-                told.append(LinearReport(node.name or product.value, spec, linear_name(spec)))
+                chosen.append(found)
                 break
         else:
-            told.append(LinearReport(node.name or product.value, replace(choices[0].spec, parts=()), kept=why))
+            told[place] = LinearReport(node.name or product.value, replace(choices[0].spec, parts=()), kept=why)
+    for found in _side_by_side(g, chosen, target):
+        first = model.graph.node[found.places[0]]
+        made[found.end], spec = _nodes_of(g, found, target)
+        told[found.places[0]] = LinearReport(first.name or found.value, spec, linear_name(spec))
     nodes = [n for place, node in enumerate(model.graph.node) for n in made.get(place, [node] * (place not in taken))]
     kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del model.graph.node[:]
     model.graph.node.extend(kept)
     if made and not any(i.domain == DOMAIN for i in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return told
+    return [told[place] for place in sorted(told)]
 
 
 def linear_bits(g: GraphWriter, node: onnx.NodeProto, x: str, weight: Weight, bias: str) -> bool:
@@ -246,6 +256,36 @@ def _with_epilogue(g: GraphWriter, product: _Product, taken: set[int]) -> list[_
     return [replace(first, spec=whole, inputs=inputs, value=follows.value, places=places), *found]
 
 
+def _side_by_side(g: GraphWriter, products: Sequence[_Product], target: Target) -> list[_Product]:
+    """The products, on CUDA those of the same rows with constant weights, such as queries, keys and values, as one with as many
+    results. It stands where the first of them ends: constants are there before."""
+    groups: dict[object, list[_Product]] = {}
+    for i, p in enumerate(products):
+        key: object = i
+        together = target.backend == "cuda" and not (p.parts or p.spec.bits or p.spec.is_of_bytes)
+        columns = all(len(t.shape) == 1 for t in p.spec.tensors)
+        # A Constant node may stand behind the first of the products.
+        if together and columns and all(g.is_constant(name) and g.maker(name) is None for name in p.inputs[1:]):
+            alike = replace(p.spec, N=1, tensors=(), then=SCORE)
+            key = (p.inputs[0], alike, p.spec.then, len(p.spec.tensors))
+        groups.setdefault(key, []).append(p)
+    return [whole for group in groups.values() for whole in _joined(group, target)]
+
+
+def _joined(group: list[_Product], target: Target) -> list[_Product]:
+    """One product in the place of several, where it has a kernel."""
+    first, N = group[0], sum(p.spec.N for p in group)
+    if len(group) == 1:
+        return group
+    tensors = tuple(replace(t, shape=(N,)) for t in first.spec.tensors)
+    spec = replace(first.spec, N=N, tensors=tensors, parts=tuple(p.spec.N for p in group))
+    if kept_why(spec, target):
+        return group
+    places = tuple(place for p in group for place in p.places)
+    parts = tuple(p.value for p in group)
+    return [replace(first, spec=spec, places=places, parts=parts, beside=tuple(group))]
+
+
 def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
     """The product of the rows that a Reshape in front makes flat, where one behind gives the result their dims again."""
     readers = g.readers(product.value)
@@ -271,6 +311,10 @@ def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[o
     """The node of a site, and what brings its weight into the layout of the target; and the spec in that layout."""
     spec, inputs, start = product.spec, list(product.inputs), len(g.nodes)
     hint = g.graph.node[product.places[0]].name or "Linear"
+    if product.beside:
+        inputs[1:] = [
+            _beside(g, names, spec, hint) for names in zip(*(p.inputs[1:] for p in product.beside), strict=True)
+        ]
     if spec.is_of_bytes:
         inputs[1] = centred_weight(g, inputs[1], product.weight_zero, hint)
         first = len(inputs) - len(spec.tensors)
@@ -285,6 +329,14 @@ def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[o
         inputs[1] = write_panels(g, inputs[1], spec, panel, hint)
         spec = replace(spec, transposed=False, panel=panel)
     return [*g.nodes[start:], _site(g, spec, inputs, product.parts or [product.value], hint)], spec
+
+
+def _beside(g: GraphWriter, names: Sequence[str], spec: LinearSpec, hint: str) -> str:
+    """Weights, or tensors of their columns, as one."""
+    columns = len(g.shape(names[0]) or ()) == 1
+    shape = (spec.N,) if columns else spec.weight_shape
+    joined = g.add("Concat", names, hint, axis=0 if columns or spec.transposed else 1)
+    return g.typed(joined, g.kind(names[0]), shape)
 
 
 def _site(g: GraphWriter, spec: LinearSpec, inputs: Sequence[str], outputs: Sequence[str], hint: str) -> onnx.NodeProto:

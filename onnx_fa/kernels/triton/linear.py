@@ -18,6 +18,7 @@ from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource, few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.kernels.triton.linear_tiles import measured_tiles
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.tiles import PROCESSORS
 from onnx_fa.spec.linear import LinearSpec, linear_name
@@ -28,6 +29,8 @@ _LEAST = 16
 """Columns of a tile."""
 _ANY = 1 << 30
 """More columns than tiles have."""
+_TILE = 64 * 128
+"""Numbers of a small tile: as many of them as there are multiprocessors fill a GPU without parts of K."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
 _MANY_CODE, _FEW_CODE = "many", "few"
@@ -110,6 +113,10 @@ def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | Few
         first = LinearConfig(16, 16 if spec.N <= 4096 else 32, 64 if wide else 128, 4, 4)
     else:
         rows = spec.rows or _USUAL_ROWS
+        measured = measured_tiles(spec, rows)
+        splits = measured[0].splits if measured and spec.rows and rows * spec.N <= PROCESSORS * _TILE else 1
+        if measured and arch >= 90:
+            return [replace(tiles, splits=splits) for tiles in measured]
         fills = -(-rows // 128) * -(-spec.N // 128) >= PROCESSORS
         first = (
             LinearConfig(128, 128, 32 if wide else 64, 8, 3)
@@ -118,6 +125,7 @@ def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | Few
         )
         if arch < 90:
             first = LinearConfig(first.BM, 64, 32, 4, 3)
+        first = replace(first, splits=splits)  # of both architectures, which share the function's buffers
     smaller = [replace(first, stages=2), replace(first, stages=1, BM=min(first.BM, 64), BN=min(first.BN, 64), warps=4)]
     return [first, *smaller]
 
@@ -128,10 +136,10 @@ class LinearEntry(KernelEntry):
     def __init__(self, spec: LinearSpec, name: str, codes: dict[str, list[LinearCode]]) -> None:
         super().__init__(spec, name)
         self.spec, self.codes = spec, codes
-        few = codes.get(_FEW_CODE)
-        columns = max(-(-spec.N // c.config.BN) for c in few) if few and few[0].config.splits > 1 else 0
-        self.counters = Counters(name, columns) if columns else None
-        """A number for each block of columns, where K is split."""
+        split = [c.config for c in next(iter(codes.values())) if c.config.splits > 1]
+        self.tiles = max((self._down(c) * -(-spec.N // c.BN) for c in split), default=0)
+        self.counters = Counters(name, self.tiles) if split else None
+        """A number for each tile of the result, where K is split."""
 
     def text_lines(self) -> list[str]:
         t, spec = self.t, self.spec
@@ -156,6 +164,18 @@ class LinearEntry(KernelEntry):
                 for y, columns in zip(made, widths, strict=True)
             ]
         )
+
+    def _down(self, config: LinearConfig | FewConfig) -> int:
+        """Tiles below each other, of known rows."""
+        assert self.spec.rows is not None
+        return -(-self.spec.rows // config.BM)
+
+    def _numbers_left(self, config: LinearConfig | FewConfig) -> int:
+        """What workgroups with parts of K leave each other: sums of rows, or of whole tiles."""
+        assert self.spec.rows is not None
+        if isinstance(config, FewConfig):
+            return config.splits * self.spec.rows * self.spec.N
+        return config.splits * self._down(config) * config.BM * -(-self.spec.N // config.BN) * config.BN
 
     def _choose(self, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str) -> list[str]:
         """The results of the form for so many rows."""
@@ -184,7 +204,7 @@ class LinearEntry(KernelEntry):
         if self.counters is None:
             return dispatch(t, f"{self.name}_{form}", archs, counts, values, types, results)
         assert self.spec.rows is not None  # K is split for known rows alone
-        part = f"tensor<{codes[0].config.splits * self.spec.rows * self.spec.N}xf32>"
+        part = f"tensor<{max(self._numbers_left(c.config) for c in codes)}xf32>"
         counter = self.counters.load(t)
         given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], self.counters.type, types[-1]]
         found = dispatch(t, f"{self.name}_{form}", archs, counts, given, kinds, [counter, part, *results])

@@ -86,10 +86,12 @@ def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles
     keys = spec.Skv if plain and isinstance(spec.Skv, int) else max(OVERLAP_KEYS.values())
     carried = {0: True, 1: not plain_form and can_overlap(spec), 2: not plain_form and can_specialise(spec)}
     forms = [f for f, least in OVERLAP_KEYS.items() if carried[f] and keys >= least]
-    least = 128 if scans_few_keys(spec) else FEW + 1
+    idle = leaves_idle(spec)
+    least = 128 if scans_few_keys(spec) and not idle else FEW + 1
 
     def fits(tiles: Tiles) -> bool:
-        return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and tiles["overlap"] in forms
+        high = idle and tiles["BM"] > 64 and not tiles["overlap"]
+        return (tiles["BM"] <= FEW if is_few(spec) else tiles["BM"] >= least) and tiles["overlap"] in forms and not high
 
     return fits
 
@@ -136,6 +138,13 @@ def scans_few_keys(spec: AttentionSpec) -> bool:
     read = {index for e in skipping(spec).low for index in tensors_of(e)}
     few = isinstance(spec.Skv, int) and spec.Skv < _SCANNED_AT_EASE
     return few and any(varies(spec.tensors[i])[1] for i in read) and not is_few(spec)
+
+
+def leaves_idle(spec: AttentionSpec) -> bool:
+    """Whether workgroups of 128 queries would leave more than half of a GPU's multiprocessors without work."""
+    heads = [d for d in (*spec.batch, spec.Hq) if isinstance(d, int)]
+    known = isinstance(spec.Sq, int) and len(heads) > len(spec.batch)
+    return known and math.prod(heads) * -(-int(spec.Sq) // 128) * 2 < PROCESSORS
 
 
 def is_few(spec: AttentionSpec) -> bool:
