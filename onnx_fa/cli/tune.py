@@ -15,13 +15,14 @@ from onnx_fa.tables import text_table
 
 if TYPE_CHECKING:
     from onnx_fa.kernels.tiles.database import Entry
-    from onnx_fa.spec.cases import Case
+    from onnx_fa.spec.site_case import SiteCase
     from onnx_fa.spec.target import Target
     from onnx_fa.tuning.search import Settings
 
 
 def run_tune(args: argparse.Namespace) -> None:
     from onnx_fa.tuning import command as tuning
+    from onnx_fa.tuning.model_cases import cases_of_model
     from onnx_fa.tuning.search import Settings
 
     if args.model and args.case:
@@ -39,11 +40,7 @@ def run_tune(args: argparse.Namespace) -> None:
         compile_memory_bytes=int(args.memory * 2**30),
         body=args.body,
     )
-    wanted = (
-        tuning.cases_of_model(args.model, dict(args.dim), target)
-        if args.model
-        else tuning.table_cases(args.case, target)
-    )
+    wanted = cases_of_model(args.model, dict(args.dim), target) if args.model else tuning.table_cases(args.case, target)
     path, entries, left_out = _tune_with_bar(args, wanted, target, settings)
     _print_entries(entries)
     for reason in left_out:
@@ -55,7 +52,7 @@ def run_tune(args: argparse.Namespace) -> None:
 
 
 def _tune_with_bar(
-    args: argparse.Namespace, wanted: Sequence[Case], target: Target, settings: Settings
+    args: argparse.Namespace, wanted: Sequence[SiteCase], target: Target, settings: Settings
 ) -> tuple[Path, Sequence[Entry], Sequence[str]]:
     """Tunes with a progress bar on a terminal, and with a line per case elsewhere."""
     from rich.console import Console

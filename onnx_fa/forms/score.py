@@ -140,6 +140,17 @@ def apply_function(
     return _Expression(b, x, (), positions, compute_type(spec)).write(expr)
 
 
+def apply_to_sums(
+    b: OnnxBuilder, expr: ScoreExpr, sums: ir.Value, tensors: Sequence[tuple[ir.Value, TensorArg]], dtype: str
+) -> ir.Value:
+    """An expression of the sums of a product and of tensors, which has no positions, computed in `dtype`."""
+
+    def none() -> Positions:
+        raise AssertionError("a product has no positions")
+
+    return _Expression(b, sums, tensors, none, dtype).write(expr)
+
+
 class _Expression:
     """Writes a score expression as ONNX ops. A part that occurs twice is computed once."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from onnx_fa.iree.compiler import iree_compile, merge_flags
 from onnx_fa.kernels.cpu.dequantize import stored_shape
-from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import Target
 
 FUNCTION = "site"
@@ -17,12 +19,25 @@ TIMEOUT_S = 120.0
 """A kernel that compiles at all takes seconds."""
 
 
-def module_text(kernel: Kernel) -> str:
+class SiteKernel(Protocol):
+    """What a module is made of: a kernel's function of this name, which takes the operands of the spec and returns its results."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def flags(self) -> tuple[str, ...]: ...
+    @property
+    def spec(self) -> AttentionSpec | LinearSpec: ...
+
+
+def module_text(kernel: SiteKernel) -> str:
     """The kernel and a public function that calls it."""
     return kernel.text + entry_text(kernel, FUNCTION)
 
 
-def entry_text(kernel: Kernel, function: str) -> str:
+def entry_text(kernel: SiteKernel, function: str) -> str:
     """A public function that calls a kernel. 4-bit integers come to it two to a byte."""
     spec, t = kernel.spec, Text()
     shapes, dtypes = spec.operand_shapes, spec.operand_dtypes
@@ -47,7 +62,7 @@ def entry_text(kernel: Kernel, function: str) -> str:
 
 
 def compile_alone(
-    kernel: Kernel,
+    kernel: SiteKernel,
     output: Path,
     target: Target,
     *,

@@ -27,7 +27,7 @@ def kept_why(spec: LinearSpec, target: Target) -> str:
 
 def panel_of(spec: LinearSpec, target: Target) -> int:
     """The columns of a panel in which the weight is to lie, 0 where it stays as it is."""
-    return 0 if target.is_gpu else cpu.panel_of(target)
+    return 0 if target.is_gpu else cpu.panel_of(spec, target)
 
 
 def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:

@@ -14,6 +14,7 @@ Query head h reads key/value head h // (Hq // Hkv). A layout is a permutation as
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -175,6 +176,12 @@ class AttentionSpec:
     def symbols(self) -> tuple[str, ...]:
         dims = (*self.score_shape, self.Hkv, *([self.gathered.rows] if self.gathered is not None else []))
         return tuple(dict.fromkeys(d for d in dims if isinstance(d, str)))
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of both products, masked or not, of a spec without symbols."""
+        sizes = [d for d in (*self.batch, self.Hq, self.Sq, self.Skv) if isinstance(d, int)]
+        return 2 * math.prod(sizes) * (self.D + self.Dv)
 
     @property
     def canonical_shapes(self) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...]]:

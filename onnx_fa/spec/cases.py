@@ -6,7 +6,7 @@ Tests add many small odd ones of their own to it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.errors import OnnxFaError
+from onnx_fa.spec.accuracy import Expected, expect
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX, NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Float, Int, K, Q, ScoreExpr, Tensor, leaves
@@ -55,6 +56,12 @@ class Case:
     def bound(self) -> list[AttentionSpec]:
         """The specs to run, symbols replaced."""
         return [self.spec.bind(dict(s)) for s in self.sizes]
+
+    def draw(self, spec: AttentionSpec, *, adversarial: bool = False) -> list[Array]:
+        return draw_operands(spec, 0, adversarial=adversarial)
+
+    def expect(self, spec: AttentionSpec, operands: Sequence[Array], budget: int) -> Expected:
+        return expect(spec, operands, budget=budget)
 
 
 def case(name: str, *tags: str, title: str = "", **changes: Any) -> Case:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -111,6 +111,25 @@ class LinearSpec:
         """The rows of x; None where they are known at run time only."""
         known = [d for d in self.lead if isinstance(d, int)]
         return math.prod(known) if len(known) == len(self.lead) else None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(d for d in self.lead if isinstance(d, str)))
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the product, of a spec without symbols."""
+        assert self.rows is not None
+        return 2 * self.rows * self.K * self.N
+
+    def bind(self, dims: Mapping[str, int]) -> LinearSpec:
+        """The same spec with symbols replaced by sizes; symbols not in `dims` stay."""
+
+        def size(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+            return tuple(dims.get(d, d) if isinstance(d, str) else d for d in shape)
+
+        tensors = tuple(replace(t, shape=size(t.shape)) for t in self.tensors)
+        return replace(self, lead=size(self.lead), tensors=tensors)
 
     @property
     def blocks(self) -> int:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
-from onnx_fa.graph.io import ModelLike
 from onnx_fa.iree.run import Gpu, find_gpu
-from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.providers import emitters
 from onnx_fa.kernels.tiles.database import (
     Database,
     Entry,
-    Family,
     database_name,
-    family,
     package_path,
     parse,
     triton_database,
 )
+from onnx_fa.kernels.tiles.families import SiteFamily, family
 from onnx_fa.kernels.triton.config import code_for
-from onnx_fa.spec import cases
-from onnx_fa.spec.cases import Case
+from onnx_fa.spec.site_case import ALL, SiteCase, find_case
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tuning.journal import Journal
 from onnx_fa.tuning.search import Search, Settings, journal_head
-from onnx_fa.tuning.spaces import space
+from onnx_fa.tuning.spaces import body_of, space
 
 TABLE_TAG, GPU_TAG = "tune", "tune_gpu"
 """Cases with this tag are tuned when none is named, on CPUs and on GPUs."""
@@ -36,28 +32,10 @@ QUIET = 0.1
 """A larger spread of an entry's samples says that the machine was not idle."""
 
 
-def cases_of_model(model: ModelLike, dims: Mapping[str, int], target: Target) -> list[Case]:
-    """One case per distinct kernel of a model; `dims` are the sizes of symbolic lengths. Raises OnnxFaError without
-    attentions, or for a symbol that has no size."""
-    from onnx_fa.iree.kernels import plan_kernels
-
-    found: dict[str, Case] = {}
-    for site in plan_kernels(model, target).report.sites:
-        missing = [s for s in site.spec.symbols if s not in dims]
-        if missing:
-            raise OnnxFaError(f"{site.name}: {', '.join(missing)} has no size: give --dim {missing[0]}=SIZE")
-        sizes = tuple((s, dims[s]) for s in site.spec.symbols)
-        case = Case(site.name, site.spec, frozenset(), (sizes,), site.spec.variant)
-        found.setdefault(repr((site.spec, sizes)), case)
-    if not found:
-        raise OnnxFaError("the model has no attention to tune for")
-    return list(found.values())
-
-
-def table_cases(names: Sequence[str], target: Target) -> list[Case]:
+def table_cases(names: Sequence[str], target: Target) -> list[SiteCase]:
     """The cases of those names, or all that are meant for tuning a target. Raises OnnxFaError for an unknown name."""
     tag = GPU_TAG if target.is_gpu else TABLE_TAG
-    return [cases.find(n) for n in names] or [c for c in cases.CASES if tag in c.tags]
+    return [find_case(n) for n in names] or [c for c in ALL if tag in c.tags]
 
 
 def check_runs_here(target: Target) -> Gpu | None:
@@ -83,16 +61,18 @@ def database_of(target: Target, body: str, gpu: Gpu | None) -> str:
 
 
 def _families(
-    wanted: Sequence[Case], target: Target, body: str, settings: Settings, gpu: Gpu | None
-) -> tuple[dict[Family, Case], list[str]]:
+    wanted: Sequence[SiteCase], target: Target, body: str, settings: Settings, gpu: Gpu | None
+) -> tuple[dict[SiteFamily, SiteCase], list[str]]:
     """The first case of each family, and what is left out and why."""
-    plan: dict[Family, Case] = {}
+    plan: dict[SiteFamily, SiteCase] = {}
     left_out = []
     for case in wanted:
         try:
             # Triton's tiles have a database of their own, so one run is for Triton's kernels alone, or for all others.
             tried = body if body == "triton" else "auto"
-            own = settings.body or emit_kernel(case.spec, target, body=tried).body
+            own = settings.body or body_of(case.spec, target, tried)
+            if not isinstance(case.spec, space(own).kind):
+                raise UnsupportedError(f"{own} is the body of another kind of sites")
             key = family(space(own).seen(case.spec), own)
         except UnsupportedError as e:
             left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))
@@ -104,7 +84,7 @@ def _families(
 
 
 def tune(
-    wanted: Sequence[Case],
+    wanted: Sequence[SiteCase],
     target: Target,
     out: Path | None = None,
     settings: Settings | None = None,

@@ -1,4 +1,4 @@
-"""The search of `onnx-fa tune`: tiles of a kernel for one case, measured on this machine.
+"""The search of `onnx-fa tune`: tiles of a kernel for one case of a site, measured on this machine.
 
 Three stages: a coarse grid, then one field at a time around the best, then compile options on the best. In a stage all candidates
 are timed in turn, round after round (A B C A B C ...), and those that fall behind are dropped; the best of the stage before takes
@@ -23,24 +23,22 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from onnx_fa.errors import CompileError, OnnxFaError, RunError, UnsupportedError
-from onnx_fa.iree.alone import FUNCTION, compile_alone
 from onnx_fa.iree.run import Gpu, benchmark_module, run_module
-from onnx_fa.kernels.choose import emit_kernel
-from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.kernels.tiles.database import Choice, Entry, Refused, Tiles, family
+from onnx_fa.kernels.tiles.database import Choice, Entry, Refused, Tiles
+from onnx_fa.kernels.tiles.families import family
 from onnx_fa.kernels.triton.config import code_for
 from onnx_fa.machine import machine_facts
 from onnx_fa.processes import Limits
-from onnx_fa.spec.accuracy import Expected, expect
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.cases import Case, draw_operands
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.linear import LinearSpec
+from onnx_fa.spec.site_case import Reference, SiteCase
 from onnx_fa.spec.target import Target
 from onnx_fa.tuning.journal import Journal
-from onnx_fa.tuning.spaces import OPTIONS, Space, space
+from onnx_fa.tuning.program import Program, Space
+from onnx_fa.tuning.spaces import body_of, space
 
 Note = Callable[[str], None]
 
@@ -111,27 +109,27 @@ class Search:
 
     def __init__(
         self,
-        case: Case,
+        case: SiteCase,
         target: Target,
         settings: Settings,
         folder: Path,
         journal: Journal,
         note: Note = lambda message: None,
-        make: Callable[[AttentionSpec, Target, str, Tiles], Kernel] | None = None,
+        make: Callable[[Any, Target, str, Tiles], Program] | None = None,
         gpu: Gpu | None = None,
     ) -> None:
         self.case, self.target, self.settings, self.folder = case, target, settings, folder
         self.journal, self.note = journal, note
-        self.body = settings.body or emit_kernel(case.spec, target).body
+        self.body = settings.body or body_of(case.spec, target)
         arch = code_for(gpu.capability) if gpu else 0
-        self.space: Space = space(self.body, arch, settings.compile_limits)
+        self.space: Space[Any] = space(self.body, arch, settings.compile_limits)
         self._make = make or self.space.emit
         self.bound = case.bound()[0]
         self.gpu, self.launches = gpu, launches(self.bound) if gpu else 1
         self._modules: dict[str, Path] = {}
-        self._kernels: dict[str, Kernel | str] = {}
-        self._inputs: list[Path] = []
-        self._expected: list[tuple[list[Path], Expected]] = []
+        self._programs: dict[str, Program | str] = {}
+        self._inputs: dict[tuple[bool, str], list[Path]] = {}
+        self._expected: list[tuple[bool, Reference]] = []
         self.refused: dict[str, Refused] = {}
         self.round = 0
 
@@ -150,7 +148,7 @@ class Search:
         fresh = [c for c in _distinct(around) if c.key not in known][: most - 1]
         measured = _merged(measured, self._stage("around", fresh, best))
         best = measured[0]
-        options = [Candidate(best.candidate.tiles, flags) for flags in (() if self.target.is_gpu else OPTIONS)]
+        options = [Candidate(best.candidate.tiles, flags) for flags in self.space.options]
         options = options[: most - 1]
         with_options = self._stage("options", options, best)
         incumbent = next(m for m in with_options if m.candidate.key == best.candidate.key)
@@ -221,7 +219,7 @@ class Search:
     def _prepare(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that compile and give the right numbers; compiled `jobs` at a time, checked one by one."""
         with ThreadPoolExecutor(self.settings.jobs) as pool:
-            list(pool.map(self._kernel, candidates))  # Triton's compiler runs where a kernel is made
+            list(pool.map(self._program, candidates))  # Triton's compiler runs where a kernel is made
             open_ = [c for c in candidates if self.journal.get(*self._where(c), "check") is None]
             built = dict(zip((c.key for c in open_), pool.map(self._build, open_), strict=True))
         right = []
@@ -237,32 +235,32 @@ class Search:
                 right.append(c)
         return right
 
-    def _kernel(self, c: Candidate) -> Kernel | str:
-        """The candidate's kernel, or why there is none."""
-        if c.key not in self._kernels:
+    def _program(self, c: Candidate) -> Program | str:
+        """The candidate's program, or why there is none."""
+        if c.key not in self._programs:
             self.note(f"{self.case.name}: kernel {c}")
             try:
-                self._kernels[c.key] = self._make(self.case.spec, self.target, "fa_tuned", c.tiles)
+                self._programs[c.key] = self._make(self.case.spec, self.target, "fa_tuned", c.tiles)
             except (UnsupportedError, ValueError) as e:
-                self._kernels[c.key] = str(e)
-        return self._kernels[c.key]
+                self._programs[c.key] = str(e)
+        return self._programs[c.key]
 
     def _where(self, c: Candidate) -> tuple[str, ...]:
-        """What a candidate's results are kept under: lengths, options and the kernel's own text."""
-        kernel = self._kernel(c)
-        text = kernel if isinstance(kernel, str) else kernel.text
+        """What a candidate's results are kept under: lengths, options and the program's own text."""
+        program = self._program(c)
+        text = program if isinstance(program, str) else program.text
         return (hashlib.sha256(f"{self.bound}{text}".encode()).hexdigest()[:16], *c.flags)
 
     def _build(self, c: Candidate) -> str:
         """Compiles a candidate. Returns why it cannot be, or ""."""
-        s, kernel = self.settings, self._kernel(c)
-        if isinstance(kernel, str):
-            return kernel
+        program = self._program(c)
+        if isinstance(program, str):
+            return program
         output = self.folder / f"{hashlib.sha256(c.key.encode()).hexdigest()[:16]}.vmfb"
         self.note(f"{self.case.name}: compiling {c}")
         again = (f"--iree-hal-benchmark-dispatch-repeat-count={self.launches}",) if self.launches > 1 else ()
         try:
-            compile_alone(kernel, output, self.target, flags=(*c.flags, *again), **asdict(s.compile_limits))
+            program.compile(output, (*c.flags, *again), self.settings.compile_limits)
         except CompileError as e:
             return str(e).partition("; command and messages")[0]
         self._modules[c.key] = output
@@ -272,24 +270,21 @@ class Search:
         """Runs a candidate on ordinary and on adversarial operands. Returns what is wrong, or ""."""
         if not self._expected:
             for adversarial in (False, True):
-                drawn = draw_operands(self.bound, 0, adversarial=adversarial)
-                expected = expect(self.bound, drawn, budget=CHECKED_SCORES)
-                self._expected.append((self._saved(adversarial, drawn), expected))
-        for operands, expected in self._expected:
+                drawn = self.case.draw(self.bound, adversarial=adversarial)
+                expected = self.case.expect(self.bound, drawn, CHECKED_SCORES)
+                self._expected.append((adversarial, expected))
+        (shape, dtype), *_ = self.bound.results
+        numbers = np.dtype(NUMPY[dtype])
+        for adversarial, expected in self._expected:
             try:
-                numbers = np.dtype(NUMPY[self.bound.dtype])
-                (result,), _ = run_module(self._module(c), operands, 1, as_numbers=numbers, **self._run_options())
+                operands = self._operands(c, adversarial=adversarial)
+                (result,), _ = run_module(self._module(c), operands, 1, as_numbers=numbers, **self._run_options(c))
             except RunError as e:
                 return str(e)
-            problem = expected.compare(result.reshape(self._shape)).problem
+            problem = expected.compare(result.reshape(shape)).problem
             if problem:
                 return f"wrong numbers: {problem}"
         return ""
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        """Of the output."""
-        return tuple(d for d in self.bound.out_shape if isinstance(d, int))
 
     def _module(self, c: Candidate) -> Path:
         """The compiled candidate; compiled now where a journal said that it was right."""
@@ -305,7 +300,7 @@ class Search:
         if known is None:
             try:
                 done = benchmark_module(
-                    self._module(c), self._operands(), repetitions=self.settings.calls, **self._run_options()
+                    self._module(c), self._operands(c), repetitions=self.settings.calls, **self._run_options(c)
                 )
                 known = [round(ms / self.launches, 6) for ms in done.ms]
             except RunError as e:
@@ -316,25 +311,29 @@ class Search:
             return None
         return [float(ms) for ms in known]
 
-    def _operands(self) -> list[Path]:
-        """Those of the check, ordinary ones."""
-        if self._expected:
-            return self._expected[0][0]
-        if not self._inputs:
-            self._inputs = self._saved(False, draw_operands(self.bound, 0))
-        return self._inputs
+    def _operands(self, c: Candidate, *, adversarial: bool = False) -> list[Path]:
+        """What a candidate's program takes, as files for the many processes that read them."""
+        program = self._known(c)
+        key = adversarial, program.layout
+        if key not in self._inputs:
+            taken = program.inputs(self.case.draw(self.bound, adversarial=adversarial))
+            paths = [self.folder / f"{adversarial:d}.{program.layout}.{i}.npy" for i in range(len(taken))]
+            for path, x in zip(paths, taken, strict=True):
+                np.save(path, np.ascontiguousarray(x))
+            self._inputs[key] = paths
+        return self._inputs[key]
 
-    def _saved(self, adversarial: bool, operands: Sequence[npt.NDArray[Any]]) -> list[Path]:
-        """Operands as files, for the many processes that read them."""
-        paths = [self.folder / f"{adversarial:d}.{i}.npy" for i in range(len(operands))]
-        for path, x in zip(paths, operands, strict=True):
-            np.save(path, np.ascontiguousarray(x))
-        return paths
+    def _known(self, c: Candidate) -> Program:
+        """The program of a candidate that has one."""
+        program = self._program(c)
+        if isinstance(program, str):
+            raise RunError(program)
+        return program
 
-    def _run_options(self) -> dict[str, Any]:
+    def _run_options(self, c: Candidate) -> dict[str, Any]:
         s = self.settings
         return {
-            "function": FUNCTION,
+            "function": self._known(c).function,
             "device": self.target.device,
             "threads": s.threads,
             "timeout_s": s.run_timeout_s,
@@ -342,11 +341,9 @@ class Search:
         }
 
 
-def launches(spec: AttentionSpec) -> int:
+def launches(spec: AttentionSpec | LinearSpec) -> int:
     """How often a timed call launches the kernel of a spec without symbols."""
-    sizes = [d for d in (*spec.batch, spec.Hq, spec.Sq, spec.Skv) if isinstance(d, int)]
-    flops = 2 * math.prod(sizes) * (spec.D + spec.Dv)
-    return min(MOST_LAUNCHES, math.ceil(LAUNCHED_FLOPS / flops))
+    return min(MOST_LAUNCHES, math.ceil(LAUNCHED_FLOPS / spec.flops))
 
 
 def _spread(samples: Sequence[tuple[int, float]]) -> float:

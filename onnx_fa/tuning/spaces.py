@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import Any
 
 from onnx_fa.errors import OnnxFaError
+from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu import vector
 from onnx_fa.kernels.cpu.few import emit_few, few_config, few_queries, tuned_few
 from onnx_fa.kernels.cpu.tiles import FewConfig
@@ -21,32 +23,49 @@ from onnx_fa.kernels.triton import tiles as triton_tiles
 from onnx_fa.kernels.triton.config import FEW
 from onnx_fa.processes import DEFAULT, Limits
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Causal
+from onnx_fa.tuning.linear_space import LINEAR_SPACES, linear_body
+from onnx_fa.tuning.program import Program, Space, program_of
 
 OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--iree-llvmcpu-loop-unrolling=false",),
     ("--iree-llvmcpu-slp-vectorization=true",),
 )
-"""Tried on the best tiles of a CPU. They hold for a whole module once an entry names them, so nothing that changes results is among
-them."""
+"""Tried on the best tiles of a CPU's attention. They hold for a whole module once an entry names them, so nothing that changes
+results is among them."""
 
 
-@dataclass(frozen=True)
-class Space:
-    """`default` are the tiles in use; `first` is a coarse grid; `around` varies one field at a time of the best so far; `emit`
-    makes the kernel with given tiles (UnsupportedError or ValueError where they do not fit); `queries` are those computed;
-    `seen` is the spec as the body looks up its tiles."""
+def _of_attention(
+    default: Callable[[AttentionSpec, Target], Tiles],
+    first: Callable[[AttentionSpec, Target], Iterator[Tiles]],
+    around: Callable[[AttentionSpec, Tiles], Iterator[Tiles]],
+    emit: Callable[[AttentionSpec, Target, str, Tiles], Kernel],
+    queries: Callable[[AttentionSpec, Tiles], float],
+    seen: Callable[[AttentionSpec], AttentionSpec] = lambda spec: spec,
+    options: tuple[tuple[str, ...], ...] = (),
+) -> Space[AttentionSpec]:
+    """The space of a body whose kernels are measured as modules of their own."""
 
-    default: Callable[[AttentionSpec, Target], Tiles]
-    first: Callable[[AttentionSpec, Target], Iterator[Tiles]]
-    around: Callable[[AttentionSpec, Tiles], Iterator[Tiles]]
-    emit: Callable[[AttentionSpec, Target, str, Tiles], Kernel]
-    queries: Callable[[AttentionSpec, Tiles], float]
-    seen: Callable[[AttentionSpec], AttentionSpec] = lambda spec: spec
+    def made(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Program:
+        return program_of(emit(spec, target, name, tiles), target)
+
+    return Space(AttentionSpec, default, first, around, made, queries, seen, options)
 
 
-def space(body: str, arch: int = 90, limits: Limits = DEFAULT) -> Space:
+def body_of(spec: AttentionSpec | LinearSpec, target: Target, body: str = "auto") -> str:
+    """The body that a site's kernel has, of those that `body` names. Raises UnsupportedError where there is no kernel."""
+    return _BODIES[type(spec)](spec, target, body)
+
+
+_BODIES: dict[type, Callable[[Any, Target, str], str]] = {
+    AttentionSpec: lambda spec, target, body: emit_kernel(spec, target, body=body).body,
+    LinearSpec: linear_body,
+}
+
+
+def space(body: str, arch: int = 90, limits: Limits = DEFAULT) -> Space[Any]:
     """The space of a body; of Triton's for sm_`arch`, its compiler within `limits`. Raises OnnxFaError where there is none."""
     if body == "triton":
         return _triton(arch, limits)
@@ -152,7 +171,7 @@ def _gpu_emit(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> K
     return emit_gpu(spec, target, name, GpuConfig(**tiles))
 
 
-def _triton(arch: int, limits: Limits) -> Space:
+def _triton(arch: int, limits: Limits) -> Space[AttentionSpec]:
     def valid(spec: AttentionSpec, wanted: Iterator[dict[str, int]]) -> Iterator[Tiles]:
         """Those that are powers of two where they must be, are for the spec, and may fit the architecture."""
         fits = triton_tiles.fitting(spec)
@@ -178,7 +197,7 @@ def _triton(arch: int, limits: Limits) -> Space:
     def emit(spec: AttentionSpec, target: Target, name: str, t: Tiles) -> Kernel:
         return emit_exactly(spec, target, name, triton_tiles.config_of(fold_queries(spec), t), arch, limits)
 
-    return Space(
+    return _of_attention(
         default,
         first,
         around,
@@ -232,20 +251,22 @@ def _triton_around(spec: AttentionSpec, best: Tiles) -> Iterator[dict[str, int]]
         yield {**best, "BM": rows}
 
 
-_SPACES = {
-    "vector": Space(
+_SPACES: dict[str, Space[Any]] = {
+    "vector": _of_attention(
         _vector_default,
         _vector_first,
         _vector_around,
         _vector_emit,
         lambda spec, tiles: queries_computed(fold_queries(spec).Sq, tiles["BM"]),
+        options=OPTIONS,
     ),
-    "gpu": Space(
+    "gpu": _of_attention(
         _gpu_default,
         _gpu_first,
         _gpu_around,
         _gpu_emit,
         lambda spec, tiles: queries_computed(fold_queries(spec).Sq, tiles["BM"]),
     ),
-    "few": Space(_few_default, _few_first, _few_around, _few_emit, lambda spec, tiles: 1.0),
+    "few": _of_attention(_few_default, _few_first, _few_around, _few_emit, lambda spec, tiles: 1.0, options=OPTIONS),
+    **LINEAR_SPACES,
 }

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.tiles.database import Tiles, database_name, parse
 from onnx_fa.spec.accuracy import expect
 from onnx_fa.spec.attention import AttentionSpec
@@ -23,6 +22,7 @@ from onnx_fa.spec.terms import Causal
 from onnx_fa.tuning import search
 from onnx_fa.tuning.command import tune
 from onnx_fa.tuning.journal import Journal
+from onnx_fa.tuning.program import Program
 from onnx_fa.tuning.search import Search, Settings, journal_head
 from onnx_fa.tuning.spaces import space
 from tests.support import tiny
@@ -105,7 +105,7 @@ def _search(folder: Path, settings: Settings = QUICK, **options: Any) -> Search:
 def _sabotaged(bad: Tiles) -> Any:
     """An emitter whose kernel computes something else when asked for `bad`."""
 
-    def make(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Kernel:
+    def make(spec: AttentionSpec, target: Target, name: str, tiles: Tiles) -> Program:
         wrong = dataclasses.replace(spec, scale=spec.scale * 1.001) if dict(tiles) == dict(bad) else spec
         return space("vector").emit(wrong, target, name, tiles)
 

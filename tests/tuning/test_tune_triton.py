@@ -15,7 +15,8 @@ import pytest
 from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
 from onnx_fa.iree.run import Gpu, Samples
 from onnx_fa.kernels.plan.folding import fold_queries
-from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry, family, parse
+from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry, parse
+from onnx_fa.kernels.tiles.families import family
 from onnx_fa.kernels.triton.config import ARCHITECTURES, SHARED_BYTES, TritonConfig, code_for
 from onnx_fa.kernels.triton.tiles import can_run, config_of, fitting, tuned
 from onnx_fa.processes import Limits

@@ -17,16 +17,14 @@ from onnx_fa.kernels.tiles.database import (
     Choice,
     Database,
     Entry,
-    Family,
     Refused,
     database_name,
-    distance,
-    family,
     package_path,
     parse,
     pick,
     read_database,
 )
+from onnx_fa.kernels.tiles.families import Family, distance, family
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.tiles import WORKGROUPS
 from onnx_fa.spec.attention import AttentionSpec

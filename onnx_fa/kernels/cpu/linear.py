@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, steps_of, y_of
+from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
@@ -15,8 +16,8 @@ from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
 
 _VECTORS = 2
-"""Of a register tile. With two of them each load of an element of x serves two multiplications, which two ports for loads keep
-up with."""
+"""Of a register tile, if nothing was measured. With two of them each load of an element of x serves two multiplications, which two
+ports for loads keep up with."""
 _LANES = 16
 """Of AVX-512's vectors."""
 _DOWN, _ACROSS = 4, 4
@@ -27,27 +28,37 @@ _STAGED_DOWN, _STAGED_ACROSS = 8, 2
 """Of a workgroup that widens the weight, once for all its rows."""
 
 
-def panel_of(target: Target) -> int:
+def panel_of(spec: LinearSpec, target: Target) -> int:
     """The columns of a panel."""
-    return _VECTORS * target.lanes
+    return tiles_for(spec, target).vectors * target.lanes
 
 
 def kept_why(spec: LinearSpec, target: Target) -> str:
     """Why the compiler's packed product is to stand for a site on a target's processor, in a few words; "" where the kernel is
-    faster, or as fast: with vectors of 16 lanes, of bf16 or bytes where the processor multiplies them, of f32 with
-    more rows than a few, whose time is that of reading the weight (docs/developer/linear-sites.md)."""
+    faster, or as fast. What was measured on the nearest case says which it is. Where none was, the kernel is: with vectors of 16
+    lanes, of bf16 or bytes where the processor multiplies them, of f32 with more rows than a few, whose time is that of reading the
+    weight (docs/developer/linear-sites.md)."""
     if target.kernels != "auto":
         return f"--kernels {target.kernels}"
+    compilers = None if (why := missing(spec, target)) else is_compilers(spec, target, body_name(spec, target))
+    if compilers is not None:
+        return FASTER if compilers else ""
+    return _kept_by_rule(spec, target, why)
+
+
+def _kept_by_rule(spec: LinearSpec, target: Target, why: str) -> str:
+    """The same where nothing was measured; `why` there is no kernel."""
     if target.lanes != _LANES:
         return "no AVX-512"
-    if why := _no_kernel(spec, target):
+    if why:
         return why
     if spec.dtype == "f32" and not spec.stored and spec.rows is not None and spec.rows <= FEW:
         return "few rows"
-    return f"fewer than {panel_of(target)} columns" if panel_of(target) > spec.N else ""
+    least = _VECTORS * target.lanes
+    return f"fewer than {least} columns" if least > spec.N else ""
 
 
-def _no_kernel(spec: LinearSpec, target: Target) -> str:
+def missing(spec: LinearSpec, target: Target) -> str:
     """Why no kernel can stand for a site, in a few words; "" where one can."""
     if spec.parts:
         return "several results"
@@ -64,10 +75,20 @@ def _no_kernel(spec: LinearSpec, target: Target) -> str:
     return ""
 
 
+def body_name(spec: LinearSpec, target: Target) -> str:
+    """What families of the tuning database call the kernel of a site."""
+    return "linear_amx" if _is_tiled(spec, target) else "linear"
+
+
 def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
-    """Tiles that leave few rows over."""
+    """The fastest tiles that were measured on the nearest case, or, where none was, such as leave few rows over."""
+    found = find_tiles(spec, target, body_name(spec, target))
+    return _tiles_by_rule(spec, target) if found is None else LinearTiles(**found.choice.tiles)
+
+
+def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     # Twelve rows would need fewer loads, but as many rows of x as far apart as powers of two do not fit into eight ways of a cache.
-    most = 8 if target.registers >= 32 else 5
+    most = 8 if target.registers >= 32 else 6
     rows = spec.rows
     if _is_tiled(spec, target):
         tall = most if rows is None else min(most, rows)
@@ -97,15 +118,21 @@ def _is_staged(spec: LinearSpec) -> bool:
 def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the site's name, which takes its operands and returns y, by their symbols. Raises
     UnsupportedError for what no kernel takes."""
-    if why := _no_kernel(spec, target):
+    if why := missing(spec, target):
         raise UnsupportedError(f"vector kernel, linear site: {why}")
-    if spec.panel != panel_of(target):
-        raise UnsupportedError(f"vector kernel, linear site: {spec.dtype}, panels of {spec.panel}")
+    tiles = tiles_for(spec, target)
     if spec.dtype == "i8" and not spec.zero:
         raise UnsupportedError("vector kernel, linear site: i8 without a zero point")
+    return emit_with(spec, target, tiles)
+
+
+def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str, str]:
+    """The same with the tiles that are given. Raises UnsupportedError for a weight in other panels than theirs."""
+    if spec.panel != tiles.vectors * tiles.lanes:
+        raise UnsupportedError(f"vector kernel, linear site: {spec.dtype}, panels of {spec.panel}")
     name = linear_name(spec)
     symbol = f"{name}_tiles"
-    body = _body_of(spec, target)(spec, tiles_for(spec, target))
+    body = _body_of(spec, target)(spec, tiles)
     return {symbol: joined(body.executable(symbol)), name: joined(LinearEntry(spec, name, symbol).text_lines())}
 
 

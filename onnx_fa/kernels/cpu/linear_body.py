@@ -7,7 +7,7 @@ columns of the tile. Rows that the tiles do not divide are no loss of more than 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.row_dispatch import ROWS, Operand, load, make_executable, store
@@ -22,20 +22,25 @@ FEW = 4
 NARROW = ("f16", "bf16")
 """Numbers that a dispatch sees as they are, where they are no words of 32 bits."""
 
-_SUMS = 24
-"""Of a small tile, which leave registers for its factors."""
+_SUMS = {16: 24, 8: 12, 4: 24}
+"""Of a small tile, by the lanes of a vector: they leave registers for its factors (AVX2 has 16, the others 32)."""
 
 
 @dataclass(frozen=True)
 class LinearTiles:
-    """A register tile has `rows` rows of x and as many vectors of `lanes` columns as a panel has; `unroll` steps of K are written
-    out. A workgroup has `down` tiles of `across` panels."""
+    """A register tile has `rows` rows of x and `vectors` vectors of `lanes` columns, as many as a panel has; `unroll` steps of K
+    are written out. A workgroup has `down` tiles of `across` panels. Raises ValueError for what is not positive."""
 
     lanes: int
     rows: int
     unroll: int
     down: int
     across: int
+    vectors: int = 2
+
+    def __post_init__(self) -> None:
+        if min(astuple(self)) < 1:
+            raise ValueError(f"tiles must be positive: {self}")
 
 
 def operands_of(spec: LinearSpec) -> list[Operand]:
@@ -160,14 +165,14 @@ class LinearBody:
 
     def _unroll(self, tall: int) -> int:
         """The steps along K that are written out for so many rows."""
-        most = 8 if tall <= FEW else self.tiles.unroll
+        most = 8 if tall < min(FEW + 1, self.tiles.rows) else self.tiles.unroll
         return next(u for u in (8, 4, 2, 1) if steps_of(self.spec) % u == 0 and u <= most)
 
     def _starts(self, tall: int, steps: int) -> list[str]:
         """What the sums of a tile begin with. Where a tile is too small to keep the multipliers busy each step that is written out
         has sums of its own."""
         t, width, unroll = self.t, tall * self.vectors, self._unroll(tall)
-        own = next(n for n in (8, 4, 2, 1) if n == 1 or (n <= unroll and tall <= FEW and n * width <= _SUMS))
+        own = next(n for n in (8, 4, 2, 1) if n == 1 or (n <= unroll and tall <= FEW and n * width <= _SUMS[t.width]))
         return [t.dense("0", "i32") if self.sum_element == "i32" else t.splat(0.0)] * (width * own)
 
     def _walk(self, panel: str, rows: list[str], bounds: tuple[str, str], sums: list[str]) -> list[str]:

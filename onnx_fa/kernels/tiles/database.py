@@ -1,4 +1,4 @@
-"""Measured tiles, by target and family of attentions: `data/<target>.json`, written by `onnx-fa tune`.
+"""Measured tiles, by target and family of sites: `data/<target>.json`, written by `onnx-fa tune`.
 
 An entry holds what was tried on one case, the fastest first. A kernel takes the nearest entry of its family that has tiles which
 fit it, and says which and why.
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from onnx_fa.errors import OnnxFaError
+from onnx_fa.kernels.tiles.families import SiteFamily, distance, family, family_from
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Dim, Elementwise, MaskTerm, SlidingWindow
+from onnx_fa.spec.terms import Dim
 
 FORMAT = 2
 """Of the files that are written. Those of format 1 are read too; another number is refused."""
@@ -31,32 +33,6 @@ FOLDER_ENV = "ONNX_FA_TUNING"
 """Environment variable: a folder whose <target>.json stands in for the package's own."""
 
 Tiles = Mapping[str, int]
-
-MASKS = ("none", "causal", "window", "tensor", "computed")
-"""What a mask costs a kernel, lightest first; an attention with several counts as the last of them."""
-QUERIES = ("one", "few", "many", "dynamic")
-"""Sq: 1, up to 63, from 64 on, known only at run time."""
-KEYS = ("short", "medium", "long", "dynamic")
-"""Skv: below 1024, below 8192, from there on, known only at run time."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """What decides which tiles are fast. `body` is the kernel's (see kernels/choose.py), `group` the query heads per K/V head."""
-
-    body: str
-    dtype: str
-    D: int
-    Dv: int
-    Sq: str
-    Skv: str
-    mask: str
-    group: int
-
-    def __str__(self) -> str:
-        heads = f" group {self.group}" if self.group > 1 else ""
-        dims = f"D{self.D}" if self.Dv == self.D else f"D{self.D} Dv{self.Dv}"
-        return f"{self.body} {self.dtype} {dims} {self.Sq} queries, {self.Skv} keys, mask {self.mask}{heads}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +59,7 @@ class Refused:
 class Entry:
     """What was measured on one case. `case` says what, `measured` where, when, with which versions and how."""
 
-    family: Family
+    family: SiteFamily
     case: str
     measured: Mapping[str, Any]
     choices: tuple[Choice, ...]
@@ -131,76 +107,22 @@ class Pick:
     reason: str = field(compare=False)
 
 
-def _range_of(length: Dim, most: Mapping[int, str], beyond: str) -> str:
-    """The name of the range that a length falls in: the first whose largest length it does not exceed, or `beyond`."""
-    if isinstance(length, str):
-        return "dynamic"
-    return next((name for limit, name in most.items() if length <= limit), beyond)
-
-
-def family(spec: AttentionSpec, body: str) -> Family:
-    """The family that a spec belongs to."""
-    sq, skv = spec.Sq, spec.Skv
-    queries = _range_of(sq, {1: "one", 63: "few"}, "many")
-    keys = _range_of(skv, {1023: "short", 8191: "medium"}, "long")
-    mask = max((_mask_kind(m) for m in spec.masks), key=MASKS.index, default="none")
-    kept = "".join(f" {n}:{x.dtype}" for n, x in (("k", spec.k_quant), ("v", spec.v_quant)) if x is not None)
-    return Family(body, spec.dtype + kept, spec.D, spec.Dv, queries, keys, mask, spec.group)
-
-
-def _mask_kind(term: MaskTerm) -> str:
-    match term:
-        case Causal():
-            return "causal"
-        case SlidingWindow():
-            return "window"
-        case BoolMask() | AddMask():
-            return "tensor"
-        case Elementwise():
-            return "computed"
-
-
-def distance(want: Family, have: Family) -> float:
-    """How far an entry is from what is asked: an element type weighs as much as five steps in the number of keys, a doubled head
-    dim as four, one in the number of queries as three, integers for K or V as one. Infinite between bodies."""
-    if want.body != have.body:
-        return math.inf
-    dims = abs(math.log2(want.D / have.D)) + abs(math.log2(want.Dv / have.Dv))
-    return (
-        4 * (want.dtype.split()[0] != have.dtype.split()[0])
-        + (want.dtype != have.dtype)
-        + 2 * dims
-        + 3 * _steps(want.Sq, have.Sq, QUERIES)
-        + _steps(want.Skv, have.Skv, KEYS)
-        + 0.5 * abs(MASKS.index(want.mask) - MASKS.index(have.mask))
-        + 0.5 * abs(math.log2(want.group / have.group))
-    )
-
-
-def _steps(a: str, b: str, scale: tuple[str, ...]) -> float:
-    """Steps between two classes; half a step between a known and a dynamic length, which is most often a large one."""
-    if "dynamic" in (a, b):
-        known = a if b == "dynamic" else b
-        return 0.0 if a == b else 0.5 + (len(scale) - 2 - scale.index(known))
-    return abs(scale.index(a) - scale.index(b))
-
-
 def pick(
     target: Target | str,
     body: str,
-    spec: AttentionSpec,
+    spec: AttentionSpec | LinearSpec,
     fits: Callable[[Tiles], bool],
     queries: Callable[[Tiles], float],
-    among: Callable[[Family], bool] = lambda family: True,
+    among: Callable[[Any], bool] = lambda family: True,
 ) -> Pick | None:
     """The tiles for a spec: of the nearest entry (`among` says of which families) that has any which `fits` accepts, those with the
-    least cost times `queries`, the number of queries computed with them, padding included. None where no entry has any. `target`
-    may be the name of a database."""
+    least cost times `queries`, the number of queries (of rows, of a product) computed with them, padding included. None where no
+    entry has any. `target` may be the name of a database."""
     want, name = family(spec, body), target if isinstance(target, str) else database_name(target)
     near = [
         (distance(want, e.family), i, e)
         for i, e in enumerate(read_database(name).entries)
-        if e.family.body == body and among(e.family)
+        if distance(want, e.family) < math.inf and among(e.family)
     ]
     for _, _, entry in sorted(near, key=lambda n: n[:2]):
         fitting = [c for c in entry.choices if fits(c.tiles)]
@@ -210,11 +132,11 @@ def pick(
     return None
 
 
-def _words(want: Family, entry: Entry, choice: Choice, fitting: list[Choice], name: str) -> str:
+def _words(want: SiteFamily, entry: Entry, choice: Choice, fitting: list[Choice], name: str) -> str:
     """Why this one, e.g. "cpu-avx512: vector f32 D64 ...; differs in mask (none, not causal)"."""
     differs = [
         f"{f.name} ({getattr(entry.family, f.name)}, not {getattr(want, f.name)})"
-        for f in fields(Family)
+        for f in fields(want)
         if getattr(entry.family, f.name) != getattr(want, f.name)
     ]
     words = f"{name}: {entry.family}; "
@@ -282,13 +204,8 @@ def _what(error: Exception) -> str:
 
 
 def _entry(item: Any, version: int) -> Entry:
-    families = Family(**item["family"])
-    renamed = _NAMES_OF_FORMAT_1.get(families.body, {}) if version == 1 else {}
-    for value, known in ((families.Sq, QUERIES), (families.Skv, KEYS), (families.mask, MASKS)):
-        if value not in known:
-            raise ValueError(f"{value!r} is not one of {', '.join(known)}")
-    if min(families.D, families.Dv, families.group) < 1:
-        raise ValueError("D, Dv and group must be positive")
+    family = family_from(item["family"])
+    renamed = _NAMES_OF_FORMAT_1.get(family.body, {}) if version == 1 else {}
     choices = tuple(
         Choice(
             _tiles(c["tiles"], renamed),
@@ -301,7 +218,7 @@ def _entry(item: Any, version: int) -> Entry:
     if not all(0 < c.cost < math.inf for c in choices):
         raise ValueError("a cost that is not above 0")
     refused = tuple(Refused(_tiles(r["tiles"], renamed), str(r["reason"]), tuple(r["flags"])) for r in item["refused"])
-    return Entry(families, str(item["case"]), dict(item["measured"]), choices, refused)
+    return Entry(family, str(item["case"]), dict(item["measured"]), choices, refused)
 
 
 def _tiles(item: Any, renamed: Mapping[str, str]) -> Tiles:

@@ -1,0 +1,136 @@
+"""The table of linear sites that tuner and benchmarks measure and tests try, and how operands are drawn.
+
+Tests add many small odd ones of their own to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor
+from onnx_fa.spec.linear import LinearSpec, biased
+from onnx_fa.spec.linear_accuracy import LinearExpected, expect_linear
+from onnx_fa.spec.terms import Dim, DType, TensorArg
+
+Array = npt.NDArray[Any]
+
+_BIASED = Apply("Add", SCORE, Tensor(0))
+_ERF = Apply("Erf", Apply("Mul", _BIASED, Float(0.7071067811865476)))
+GELU: ScoreExpr = Apply("Mul", Apply("Mul", _BIASED, Apply("Add", _ERF, Float(1.0))), Float(0.5))
+"""Of the sum with a bias."""
+RESIDUAL: ScoreExpr = Apply("Add", Tensor(1), _BIASED)
+"""The sum with a bias, and a tensor of as many numbers."""
+
+
+@dataclass(frozen=True)
+class LinearCase:
+    """One product with a weight. `sizes` are where one whose rows only the run knows is tried, tags and `title` as of attentions
+    (spec/cases.py)."""
+
+    name: str
+    spec: LinearSpec
+    tags: frozenset[str] = frozenset()
+    sizes: tuple[tuple[tuple[str, int], ...], ...] = ((),)
+    title: str = ""
+
+    def bound(self) -> list[LinearSpec]:
+        """The specs to run, symbols replaced."""
+        return [self.spec.bind(dict(s)) for s in self.sizes]
+
+    def draw(self, spec: LinearSpec, *, adversarial: bool = False) -> list[Array]:
+        return draw_linear(spec, 0, adversarial=adversarial)
+
+    def expect(self, spec: LinearSpec, operands: Sequence[Array], budget: int) -> LinearExpected:
+        return expect_linear(spec, operands)
+
+
+def _layer(name: str, rows: Dim, K: int, N: int, then: str, *tags: str, dtype: DType = "f32") -> LinearCase:
+    """A layer of a network: rows x K by a weight of K x N, and a bias, a GELU or a residual."""
+    spec = LinearSpec((rows,), K, N, dtype)
+    bias, whole = TensorArg((N,), dtype), TensorArg((rows, N), dtype)
+    spec = {
+        "": lambda: spec,
+        "bias": lambda: biased(spec),
+        "gelu": lambda: LinearSpec((rows,), K, N, dtype, then=GELU, tensors=(bias,)),
+        "residual": lambda: LinearSpec((rows,), K, N, dtype, then=RESIDUAL, tensors=(bias, whole)),
+    }[then]()
+    sizes: tuple[tuple[tuple[str, int], ...], ...] = (((rows, 512),),) if isinstance(rows, str) else ((),)
+    title = f"{'512 (free)' if isinstance(rows, str) else rows} x {K} x {N} {dtype} {then}".strip()
+    return LinearCase(name, spec, frozenset(tags), sizes, title)
+
+
+def _cases() -> Iterator[LinearCase]:
+    yield _layer("linear_up", 512, 768, 3072, "gelu", "tune")
+    yield _layer("linear_down", 512, 3072, 768, "residual", "tune")
+    yield _layer("linear_square", 512, 768, 768, "bias", "tune")
+    yield _layer("linear_free", "rows", 768, 3072, "gelu", "tune")
+    yield _layer("linear_some", 16, 768, 3072, "gelu", "tune")
+    yield _layer("linear_few", 4, 768, 3072, "gelu", "tune")
+    yield _layer("linear_one", 1, 768, 3072, "gelu", "tune")
+    yield _layer("linear_narrow", 512, 256, 256, "bias", "tune")
+    yield _layer("linear_vit", 197, 768, 768, "bias")
+    yield _layer("linear_bf16_up", 512, 768, 3072, "gelu", dtype="bf16")
+    yield _layer("linear_bf16_down", 512, 3072, 768, "residual", dtype="bf16")
+
+
+LINEAR_CASES: tuple[LinearCase, ...] = tuple(_cases())
+
+
+def draw_linear(spec: LinearSpec, seed: int, *, adversarial: bool = False, size: float = 1.0) -> list[Array]:
+    """Operands of a spec without symbols: numbers ~ N(0, 1), x times `size`, scales of blocks a tenth of it, integers of all
+    values of their types. Adversarial: every other row of x is 64 times as large (bytes: lies on the ends of its type), the first
+    nothing but zeros, and the last has an infinity. The other operands are the same, so that a program may hold the weight."""
+    found = []
+    shapes = [tuple(d for d in shape if isinstance(d, int)) for shape in spec.operand_shapes]
+    for i, (name, shape, dtype) in enumerate(zip(spec.operand_names(), shapes, spec.operand_dtypes, strict=True)):
+        rng = np.random.default_rng([seed, i])
+        if dtype in ("u8", "i8"):
+            low, high = (0, 256) if dtype == "u8" else (-128, 128)
+            drawn = rng.integers(low, high, shape).astype(NUMPY[dtype])
+        elif name == "zero" and spec.zero:
+            drawn = np.array(rng.integers(0, 256) - 128 * (spec.dtype == "i8"), np.int32)
+        elif name == "zero":
+            drawn = rng.integers(0, 1 << (spec.bits.bits if spec.bits else 1), shape).astype(NUMPY[dtype])
+        else:
+            scale = 0.1 if name == "scale" else size if name == "x" else 1.0
+            drawn = (rng.standard_normal(shape) * scale).astype(NUMPY[dtype])
+        found.append(_made_adverse(drawn) if adversarial and name == "x" else drawn)
+    return found
+
+
+def _made_adverse(x: Array) -> Array:
+    rows = x.reshape(-1, x.shape[-1]).copy()
+    if x.dtype in (np.uint8, np.int8):
+        ends = np.iinfo(x.dtype)
+        rows[::2] = np.where(rows[::2] > (ends.min + ends.max) // 2, ends.max, ends.min)
+    else:
+        rows[1::2] = (rows[1::2].astype(np.float64) * 64).astype(x.dtype)
+        if len(rows) > 1:
+            rows[0] = 0
+        rows[-1, 0] = np.inf
+    return rows.reshape(x.shape)
+
+
+def in_panels(w: Array, panel: int) -> Array:
+    """A weight (K, N) as panels of columns, the last of them the last columns; of bf16 in pairs of rows, of bytes in fours."""
+    starts = [min(i, w.shape[1] - panel) for i in range(0, w.shape[1], panel)]
+    panels = np.stack([w[:, i : i + panel] for i in starts])
+    n = 4 if w.dtype == np.int8 else 2 if w.dtype == ml_dtypes.bfloat16 else 1
+    words = np.stack([panels[:, i::n] for i in range(n)], axis=-1)
+    return words.reshape(len(starts), len(w) // n, n * panel)
+
+
+def packed(spec: LinearSpec, operands: Sequence[Array], panel: int) -> list[Array]:
+    """Operands as a spec with panels of so many columns has them."""
+    w = operands[1].T if spec.transposed else operands[1]
+    rest = list(operands[2:])
+    if spec.zero:
+        rest[1:1] = [w.sum(0, dtype=np.int32)]
+    return [operands[0], in_panels(w, panel), *rest]
