@@ -325,9 +325,15 @@ def _add_generate(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_tune(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model", nargs="?", metavar="MODEL", help="tune for the attentions of this ONNX model")
     sub.add_argument(
-        "--case", action="append", default=[], metavar="NAME", help="a case of onnx_fa/spec/cases.py; repeatable"
+        "model", nargs="?", metavar="MODEL", help="tune for the attentions and products of this ONNX model"
+    )
+    sub.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a case of onnx_fa/spec/cases.py or linear_cases.py; repeatable",
     )
     sub.add_argument("--out", metavar="FILE", help="the database to write (default: the package's own for the target)")
     sub.add_argument("--body", default="", metavar="NAME", help="of the kernel (default: the one that compile takes)")

@@ -70,9 +70,9 @@ def _families(
         try:
             # Triton's tiles have a database of their own, so one run is for Triton's kernels alone, or for all others.
             tried = body if body == "triton" else "auto"
-            own = settings.body or body_of(case.spec, target, tried)
-            if not isinstance(case.spec, space(own).kind):
-                raise UnsupportedError(f"{own} is the body of another kind of sites")
+            if settings.body and not isinstance(case.spec, space(settings.body).kind):
+                raise UnsupportedError(f"{settings.body} is the body of another kind of sites")
+            own = body_of(case.spec, target, settings.body or tried)
             key = family(space(own).seen(case.spec), own)
         except UnsupportedError as e:
             left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))

@@ -43,6 +43,8 @@ def linear_body(spec: LinearSpec, target: Target, body: str = "auto") -> str:
     own = body_name(spec, target)
     if body not in ("auto", own):
         raise UnsupportedError(f"the kernel is {own}, not {body}")
+    if own not in LINEAR_SPACES:
+        raise UnsupportedError(f"the kernel {own} has no tiles to tune")
     return own
 
 

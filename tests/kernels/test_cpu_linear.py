@@ -16,10 +16,13 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compile import MODEL_FLAGS
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.kernels.cpu.linear import emit_linear, kept_why, panel_of, tiles_for
+from onnx_fa.kernels.cpu.linear import emit_linear, emit_with, kept_why, panel_of, tiles_for
+from onnx_fa.kernels.cpu.linear_body import LinearTiles
+from onnx_fa.kernels.cpu.linear_measured import COMPILER
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
+from onnx_fa.kernels.tiles.database import FOLDER_ENV, Database, read_database
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
-from onnx_fa.spec.linear import LinearSpec, linear_name, multiply
+from onnx_fa.spec.linear import LinearSpec, biased, linear_name, multiply
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.support.linear_cases import CASES, SIZES, bound, draw, in_panels
@@ -41,16 +44,21 @@ def packed(spec: LinearSpec, target: Target = HOST) -> LinearSpec:
 
 
 def compile_site(
-    spec: LinearSpec, output: Path, target: Target = HOST, flags: Sequence[str] = (), **options: Any
+    spec: LinearSpec,
+    output: Path,
+    target: Target = HOST,
+    flags: Sequence[str] = (),
+    tiles: LinearTiles | None = None,
+    **options: Any,
 ) -> None:
-    """A module whose function `site` is the site."""
+    """A module whose function `site` is the site, with the tiles that are given, or those that a model would have."""
     types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
     ((shape, dtype),) = spec.results
     result, names = tensor_type(shape, dtype), [f"%a{i}" for i in range(len(types))]
     arguments = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True))
     call = f"%r = util.call @{linear_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> {result}"
     function = [f"func.func @site({arguments}) -> {result} {{", call, f"return %r : {result}", "}"]
-    text = "\n".join([*emit_linear(spec, target).values(), *function])
+    text = "\n".join([*emit_with(spec, target, tiles or tiles_for(spec, target)).values(), *function])
     iree_compile(text, output, target, flags=(*MODEL_FLAGS["llvm-cpu"], *flags), timeout_s=120, **options)
 
 
@@ -101,30 +109,33 @@ def _check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 12, 13, 24, 30])
 def test_known_rows(rows: int, tmp_path: Path) -> None:
     """No tile reads or writes past the last row, and infinities stay in their rows."""
-    compile_site(packed(LinearSpec((rows,), 64, 72, "f32")), tmp_path / "m.vmfb")
-    _check_rows(tmp_path / "m.vmfb", rows)
+    spec = packed(LinearSpec((rows,), 64, 72, "f32"))
+    compile_site(spec, tmp_path / "m.vmfb")
+    _check_rows(tmp_path / "m.vmfb", spec.panel, rows)
 
 
 def test_free_rows(tmp_path: Path) -> None:
-    compile_site(packed(LinearSpec(("n",), 64, 72, "f32")), tmp_path / "m.vmfb")
+    spec = packed(LinearSpec(("n",), 64, 72, "f32"))
+    compile_site(spec, tmp_path / "m.vmfb")
     for rows in range(1, 31):
-        _check_rows(tmp_path / "m.vmfb", rows)
+        _check_rows(tmp_path / "m.vmfb", spec.panel, rows)
 
 
 @pairs_here
 @pytest.mark.parametrize("rows", [1, 12, 16, 31, 48, 50, 64, 130, "n"])
 def test_rows_of_pairs(rows: int | str, tmp_path: Path) -> None:
     """The same of tiles of 16 rows, one of them or two at a time, and of lower ones."""
-    compile_site(packed(LinearSpec((rows,), 64, 72, "bf16"), AMX), tmp_path / "m.vmfb", AMX)
+    spec = packed(LinearSpec((rows,), 64, 72, "bf16"), AMX)
+    compile_site(spec, tmp_path / "m.vmfb", AMX)
     for n in [rows] if isinstance(rows, int) else [1, 7, 8, 15, 16, 17, 32, 33, 47, 64, 65, 81, 97, 128, 129]:
-        _check_rows(tmp_path / "m.vmfb", n, ml_dtypes.bfloat16)
+        _check_rows(tmp_path / "m.vmfb", spec.panel, n, ml_dtypes.bfloat16)
 
 
-def _check_rows(module: Path, rows: int, dtype: Any = np.float32) -> None:
+def _check_rows(module: Path, panel: int, rows: int, dtype: Any = np.float32) -> None:
     rng = np.random.default_rng(rows)
     x, w = (rng.standard_normal(s).astype(dtype) for s in ((rows, 64), (64, 72)))
     x[rows // 2, 3], w[3] = np.inf, np.abs(w[3])
-    y = run(module, [x, in_panels(w, 32)]).astype(np.float64)
+    y = run(module, [x, in_panels(w, panel)]).astype(np.float64)
     assert np.isinf(y[rows // 2]).all()
     others = np.arange(rows) != rows // 2
     want = (x.astype(np.float64) @ w.astype(np.float64))[others]
@@ -132,6 +143,14 @@ def _check_rows(module: Path, rows: int, dtype: Any = np.float32) -> None:
     np.testing.assert_allclose(y[others], want, **allowed)
 
 
+@pytest.fixture
+def nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cpu-avx2", "cpu-avx512"):
+        (tmp_path / f"{name}.json").write_text(Database(name).to_json())
+    monkeypatch.setenv(FOLDER_ENV, str(tmp_path))
+
+
+@pytest.mark.usefixtures("nothing_measured")
 def test_tiles() -> None:
     """Rows that a tile of eight does not divide take another height; few rows are one tile."""
     avx = parse_target("cpu-avx512")
@@ -139,6 +158,52 @@ def test_tiles() -> None:
     assert tall == [8, 8, 7, 7]
 
 
+def test_who_was_measured_to_be_faster() -> None:
+    """With AVX2's vectors too, and at few rows; not where nothing was measured."""
+    for target in ("cpu-avx2", "cpu-avx512"):
+        on = parse_target(target)
+        for rows in (1, 4, 16, 512, "n"):
+            spec = LinearSpec((rows,), 768, 3072, "f32")
+            assert kept_why(spec, on) == ""
+            assert tiles_for(spec, on).rows * tiles_for(spec, on).vectors < on.registers
+    assert kept_why(LinearSpec((512,), 768, 3072, "f32"), parse_target("cpu-neon")) == "no AVX-512"
+
+
+def _measured() -> list[tuple[str, LinearTiles]]:
+    """The fastest tiles of every entry of a target that runs here."""
+    found: dict[tuple[str, LinearTiles], None] = {}
+    for name in ("cpu-avx2", "cpu-avx512"):
+        for entry in read_database(name).entries:
+            best = entry.choices[0].tiles
+            if entry.family.body == "linear" and best != COMPILER and not foreign_cpu(parse_target(name)):
+                found[name, LinearTiles(**best)] = None
+    return list(found)
+
+
+@pytest.mark.parametrize(("target", "tiles"), _measured(), ids=str)
+def test_numbers_of_measured_tiles(target: str, tiles: LinearTiles, tmp_path: Path) -> None:
+    """With rows, columns and workgroups that they do not divide."""
+    on, plain = parse_target(target), biased(LinearSpec((131,), 40, 3 * 64 + 5, "f32"))
+    spec = replace(plain, panel=tiles.vectors * tiles.lanes)
+    compile_site(spec, tmp_path / "m.vmfb", on, tiles=tiles)
+    operands = draw(plain, (131,))
+    got = run(tmp_path / "m.vmfb", [operands[0], in_panels(operands[1], spec.panel), *operands[2:]])
+    want = multiply(plain, operands)
+    assert np.linalg.norm(got - want) <= TOLERANCE["f32"] * np.linalg.norm(want)
+
+
+def test_code_of_avx2(tmp_path: Path) -> None:
+    """The sums of measured tiles stay in its 16 registers: the innermost loop touches no stack."""
+    on = parse_target("cpu-avx2")
+    spec = packed(LinearSpec((48,), 768, 3072, "f32"), on)
+    compile_site(spec, tmp_path / "m.vmfb", on, (f"--iree-hal-dump-executable-intermediates-to={tmp_path}",))
+    code = "".join(f.read_text() for f in tmp_path.glob("*.s"))
+    loop = max(re.split(r"^(?=\.L)", code, flags=re.MULTILINE), key=lambda part: part.count("vfmadd"))
+    multiplied = loop.count("vfmadd")
+    assert multiplied >= 12 and len(re.findall(r"\(%r[sb]p\)", loop)) <= multiplied // 8
+
+
+@pytest.mark.usefixtures("nothing_measured")
 def test_who_takes_a_site() -> None:
     """Vectors of 16 lanes, f32, more rows than four or a number that only the run knows, and a panel of columns at the least."""
     avx = parse_target("cpu-avx512")
@@ -166,7 +231,8 @@ def test_who_takes_a_site() -> None:
 def test_code(tmp_path: Path) -> None:
     """A step along K is a fused multiply-add for each vector of the tile, whose sums stay in registers."""
     avx = parse_target("cpu-avx512")
-    compile_site(packed(LinearSpec((48,), 64, 128, "f32"), avx), tmp_path / "m.mlir", avx, phase="executable-targets")
+    spec, tiles = replace(LinearSpec((48,), 64, 128, "f32"), panel=32), LinearTiles(16, 8, 4, 4, 4)
+    compile_site(spec, tmp_path / "m.mlir", avx, tiles=tiles, phase="executable-targets")
     text = (tmp_path / "m.mlir").read_text()
     assert len(re.findall(r"llvm\.intr\.fmuladd", text)) == 8 * 2 * 4
 

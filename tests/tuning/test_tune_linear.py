@@ -1,5 +1,5 @@
-"""The tuner on small products with a weight: what it writes, what it refuses, and what the compiler makes of it. Modules are real; where
-times decide, they are made up."""
+"""The tuner on small products with a weight: what it writes, what it refuses, and what the compiler makes of it. Modules are
+real; where times decide, they are made up."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_lookups(folder: Path) -> None:
     """Of the nearest entry, the least time for the rows that are computed; the compiler has a site only where tiles would fit."""
     tall, low = LinearTiles(16, 8, 4, 4, 4), LinearTiles(16, 5, 4, 2, 8, 3)
     entries = (
-        _entry(LinearSpec((512,), 768, 768, "f32"), (tall, 1.0), (low, 1.1), (None, 1.5)),
+        _entry(LinearSpec((512,), 768, 768, "f32"), (tall, 1.0), (low, 1.05), (None, 1.5)),
         _entry(LinearSpec((2,), 768, 768, "f32"), (None, 1.0), (LinearTiles(16, 2, 8, 4, 1), 1.2)),
     )
     (folder / "cpu-avx512.json").write_text(Database("cpu-avx512", entries).to_json())
@@ -199,3 +199,4 @@ def test_lookups(folder: Path) -> None:
     assert kept_why(LinearSpec((64,), 512, 512, "f32"), AVX2) == "no AVX-512"
     assert rows_computed(LinearSpec(("n",), 8, 64, "f32"), tiles_of(tall)) == 1.0
     assert rows_computed(LinearSpec((13,), 8, 64, "f32"), COMPILER) == 13.0
+    assert rows_computed(LinearSpec((13,), 8, 64, "f32"), tiles_of(low)) == 15 * 96 / 64

@@ -10,6 +10,8 @@ import pytest
 
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.cpu.linear_body import LinearTiles
+from onnx_fa.kernels.cpu.linear_measured import COMPILER
 from onnx_fa.kernels.cpu.vector import VectorConfig, tuned
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
 from onnx_fa.kernels.tiles.database import (
@@ -24,10 +26,11 @@ from onnx_fa.kernels.tiles.database import (
     pick,
     read_database,
 )
-from onnx_fa.kernels.tiles.families import Family, distance, family
+from onnx_fa.kernels.tiles.families import Family, LinearFamily, distance, family
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.tiles import WORKGROUPS
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.linear import Bits, LinearSpec
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow
 
@@ -52,9 +55,11 @@ def test_every_file(path: Path) -> None:
         assert min(c.cost for c in entry.choices) == 1.0
         tiles = [(tuple(sorted(c.tiles.items())), c.flags) for c in entry.choices]
         assert len(set(tiles)) == len(tiles)
-        bodies: dict[str, type] = {"vector": VectorConfig, "triton": TritonConfig}
+        bodies: dict[str, type] = {"vector": VectorConfig, "triton": TritonConfig, "linear": LinearTiles}
         if entry.family.body in bodies:
             for c in entry.choices:
+                if c.tiles == COMPILER:
+                    continue
                 bodies[entry.family.body](**{k: v for k, v in c.tiles.items() if k != WORKGROUPS})
 
 
@@ -175,6 +180,31 @@ def test_files_of_format_1_are_read(body: str, before: dict[str, int], now: dict
     (read,) = parse(json.dumps(old), "old.json").entries
     assert read.choices[0].tiles == read.refused[0].tiles == now
     assert parse(Database("t", (read,)).to_json(), "new.json").entries == (read,)
+
+
+def test_distances_of_products() -> None:
+    """Between element types, bodies and kinds of sites there is none that a lookup would cross."""
+    a = LinearFamily("linear", "f32", "f32", "many", "medium", "wide", True)
+    for changes in ({"rows": "few"}, {"rows": "dynamic"}, {"K": "wide"}, {"N": "narrow"}, {"follows": False}):
+        b = dataclasses.replace(a, **changes)  # type: ignore[arg-type]
+        assert 0 < distance(a, b) == distance(b, a) < float("inf")
+    assert distance(a, dataclasses.replace(a, rows="some")) > distance(a, dataclasses.replace(a, K="narrow"))
+    for changes in ({"dtype": "bf16"}, {"weight": "bf16"}, {"body": "linear_amx"}):
+        assert distance(a, dataclasses.replace(a, **changes)) == float("inf")  # type: ignore[arg-type]
+    assert distance(a, Family("linear", "f32", 64, 64, "many", "short", "none", 1)) == float("inf")
+    with pytest.raises(ValueError, match="'huge' is not one of narrow"):
+        dataclasses.replace(a, K="huge")
+    names = {rows: family(LinearSpec((rows,), 511, 2048, "f32"), "linear") for rows in (1, 4, 63, 64, "n")}
+    assert [f.rows for f in names.values()] == ["one", "few", "some", "many", "dynamic"]  # type: ignore[union-attr]
+    assert str(names["n"]) == "linear f32 dynamic rows, narrow K, wide N"
+    bits = LinearSpec((8,), 64, 64, "f16", True, Bits(4, 32, "f16"))
+    assert str(family(bits, "linear_staged")).startswith("linear_staged f16 by 4 bits some rows")
+
+
+def test_entries_of_both_kinds_are_kept_in_one_file() -> None:
+    product = Entry(family(LinearSpec((8,), 64, 64, "f32"), "linear"), "x", {}, (Choice(COMPILER, 1.0),))
+    both = Database("t", (_entry(16), product))
+    assert parse(both.to_json(), "t.json") == both
 
 
 def test_distance_is_a_distance() -> None:

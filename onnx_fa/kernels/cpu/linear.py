@@ -77,6 +77,8 @@ def missing(spec: LinearSpec, target: Target) -> str:
 
 def body_name(spec: LinearSpec, target: Target) -> str:
     """What families of the tuning database call the kernel of a site."""
+    if _is_staged(spec):
+        return "linear_staged"
     return "linear_amx" if _is_tiled(spec, target) else "linear"
 
 

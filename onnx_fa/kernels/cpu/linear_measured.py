@@ -20,10 +20,12 @@ def tiles_of(config: LinearTiles) -> Tiles:
 
 
 def rows_computed(spec: LinearSpec, tiles: Tiles) -> float:
-    """The rows of a product that are computed with tiles, the last of which begins earlier; 1 where only the run knows them."""
-    if spec.rows is None or tiles == COMPILER:
+    """The rows of a product that are computed with tiles, the last of which begins earlier, as does the last panel: columns that
+    are computed twice count as rows. Of rows that only the run knows, 1 is meant."""
+    if tiles == COMPILER:
         return float(spec.rows or 1)
-    return queries_computed(spec.rows, tiles["rows"])
+    rows = queries_computed("rows" if spec.rows is None else spec.rows, tiles["rows"])
+    return rows * queries_computed(spec.N, tiles["vectors"] * tiles["lanes"]) / spec.N
 
 
 def fitting(spec: LinearSpec, target: Target) -> Callable[[Tiles], bool]:
