@@ -195,6 +195,7 @@ def test_lookups(folder: Path) -> None:
     assert panel_of(LinearSpec((65,), 512, 512, "f32"), AVX512) == 48
     assert tiles_for(LinearSpec((65,), 512, 40, "f32"), AVX512) == tall  # no panel of 48
     assert kept_why(LinearSpec((4,), 512, 512, "f32"), AVX512) == FASTER
+    assert kept_why(LinearSpec((9,), 512, 40, "f32"), AVX512) == ""  # 16 rows of 64 columns; the compiler pads, too
     assert kept_why(LinearSpec((64,), 512, 24, "f32"), AVX512) == "fewer than 32 columns"
     assert kept_why(LinearSpec((64,), 512, 512, "f32"), AVX2) == "no AVX-512"
     assert rows_computed(LinearSpec(("n",), 8, 64, "f32"), tiles_of(tall)) == 1.0

@@ -45,9 +45,9 @@ def find_tiles(spec: LinearSpec, target: Target, body: str) -> Pick | None:
 
 
 def is_compilers(spec: LinearSpec, target: Target, body: str) -> bool | None:
-    """Whether the compiler's product was faster on the nearest case than all tiles that fit; None where no such case was."""
-    fits = fitting(spec, target)
-    found = pick(target, body, spec, lambda t: t == COMPILER or fits(t), lambda t: rows_computed(spec, t))
-    if found is None or not any(fits(c.tiles) for c in found.entry.choices):
+    """Whether the compiler's product was faster on the nearest case than all tiles that fit; None where no such case was. Rows that
+    tiles compute twice do not count here, as the compiler's product pads rows too, which an entry does not say."""
+    found = pick(target, body, spec, fitting(spec, target), lambda t: 1.0)
+    if found is None:
         return None
-    return found.choice.tiles == COMPILER
+    return any(c.tiles == COMPILER and c.cost < found.choice.cost for c in found.entry.choices)
