@@ -2,7 +2,10 @@
 # Sets up, then runs every check: ruff, the layers of imports, mypy --strict, all tests (arguments go to pytest).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+bash scripts/lavapipe.sh &
+lavapipe=$!
 bash scripts/setup.sh
+wait "$lavapipe"
 export PATH="$PWD/.venv/bin:$PATH" PYTHONUNBUFFERED=1
 # Hundreds of processes load the package: each would compile it anew.
 unset PYTHONDONTWRITEBYTECODE

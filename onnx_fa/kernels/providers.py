@@ -15,6 +15,7 @@ from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
 from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.spirv.spirv import BACKENDS, emit_spirv
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
 
@@ -31,6 +32,8 @@ class Provider:
 
 
 def _iree(target: Target) -> Mapping[str, Emitter]:
+    if target.backend in BACKENDS:
+        return {"spirv": emit_spirv}
     return {"gpu": emit_gpu} if target.is_gpu else {"few": emit_few, "amx": emit_tiled, "vector": emit_vector}
 
 

@@ -112,6 +112,18 @@ _SIMD = {"cpu-amx": (16, 32), "cpu-avx512": (16, 32), "cpu-avx2": (8, 16), "cpu-
 _CUDA = ("sm_80", "sm_86", "sm_89")
 """What IREE 3.13 compiles for and has tensor-core instructions of. Its code is PTX, which newer GPUs run too."""
 _ROCM = ("gfx942", "gfx950", "gfx1100")
+_VULKAN = (
+    '#hal.device.target<"vulkan", [#hal.executable.target<"vulkan-spirv", "vulkan-spirv-fb", {iree_codegen.target_info = '
+    '#iree_gpu.target<arch = "vp_android_baseline_2022", features = "spirv:v1.3,cap:Shader", wgp = <'
+    "compute = fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, subgroup = none, subgroup_size_choices = [64], "
+    "max_workgroup_sizes = [128, 128, 64], max_thread_count_per_workgroup = 128, max_workgroup_memory_bytes = 16384, "
+    "max_workgroup_counts = [65535, 65535, 65535]>>}>]> : !hal.device"
+)
+"""What IREE 3.13 compiles for unless it is told a device, but with all widths of numbers. Without them it emulates them: f16 that
+neighbours write gets lost (docs/developer/iree-bugs.md), and int64 does not compile in most models. A dispatch asks a device only
+for those that it uses."""
+_SPIRV_DEVICES = {"vulkan": _VULKAN, "metal": "metal"}
+
 TARGET_NAMES = (
     *_CPUS,
     "cuda",
@@ -179,8 +191,10 @@ def _parse(name: str, kernels: Kernels) -> Target:
     if family == "rocm" and arch in _ROCM:
         flags = ("--iree-hal-target-device=hip", f"--iree-rocm-target={arch}")
         return Target(name, "rocm", flags, "hip", arch=arch, kernels=kernels)
-    if name in ("vulkan", "metal"):
-        return Target(name, f"{name}-spirv", (f"--iree-hal-target-device={name}",), name, kernels=kernels)
+    if name in _SPIRV_DEVICES:
+        return Target(
+            name, f"{name}-spirv", (f"--iree-hal-target-device={_SPIRV_DEVICES[name]}",), name, kernels=kernels
+        )
     raise TargetError(f"unknown target {name!r}: use one of {', '.join(TARGET_NAMES)}")
 
 

@@ -15,16 +15,18 @@ from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.kernel_harness import HOST
+from tests.support.lavapipe import require_lavapipe, run_on_lavapipe
 
 AVX2 = parse_target("cpu-avx2")
+STOCK_VULKAN = ("--iree-hal-target-device=vulkan",)
 FOLDER = Path(__file__).parents[1] / "iree_bugs"
 PAGE = FOLDER.parents[1] / "docs" / "developer" / "iree-bugs.md"
 REPAIRED = "this IREE no longer has the bug: its guard (docs/developer/iree-bugs.md) can go"
 
 
-def _compiled(name: str, folder: Path, *flags: str) -> Path:
+def _compiled(name: str, folder: Path, *flags: str, device: tuple[str, ...] = HOST.flags) -> Path:
     out = folder / "bug.vmfb"
-    command = ["iree-compile", str(FOLDER / f"{name}.mlir"), "-o", str(out), *HOST.flags, *flags]
+    command = ["iree-compile", str(FOLDER / f"{name}.mlir"), "-o", str(out), *device, *flags]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     return out
 
@@ -144,6 +146,20 @@ def test_write_over_the_end(tmp_path: Path) -> None:
 def test_bf16_round_trip(tmp_path: Path) -> None:
     x = np.full(8, 1.01, np.float32)
     assert load_module(_compiled("bf16_round_trip", tmp_path))(x)[0][0] == x[0], REPAIRED
+
+
+def test_vulkan_int64(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _compiled("vulkan_int64", tmp_path, device=STOCK_VULKAN)
+        pytest.fail(REPAIRED)
+    assert "failed to legalize operation 'vector.broadcast'" in caught.value.stderr
+
+
+def test_vulkan_half(tmp_path: Path) -> None:
+    require_lavapipe()
+    vmfb = _compiled("vulkan_half", tmp_path, device=STOCK_VULKAN)
+    (x,) = run_on_lavapipe(vmfb, "main", [np.ones((64, 64), np.float16), np.ones((64, 64), bool)], 1, tmp_path)
+    assert not (x == 1.0).all(), REPAIRED
 
 
 def test_every_reproducer_is_run_and_on_the_page() -> None:

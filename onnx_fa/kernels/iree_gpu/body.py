@@ -25,8 +25,8 @@ from onnx_fa.derive.writer import write
 from onnx_fa.kernels.iree_gpu.language import Rows
 from onnx_fa.kernels.iree_gpu.scores import LOWEST_START, GpuScores
 from onnx_fa.kernels.iree_gpu.tile_ops import Region
-from onnx_fa.kernels.plan.score import window
-from onnx_fa.spec.terms import Dim, IndexMask
+from onnx_fa.kernels.mlir.visited import VisitedKeys
+from onnx_fa.spec.terms import Dim
 
 
 class GpuBody(GpuScores):
@@ -98,7 +98,7 @@ class GpuBody(GpuScores):
         source = [(self.ops.slice(sink), sink.tile, sink.element)]
 
         def logit(r: Region, x: list[str]) -> tuple[str, str]:
-            value = self.exprs(r).in_log2(self.element(r, sink, x[0]).value)
+            value = self.scalar.exprs(r).in_log2(self.scalar.element(r, sink.element, x[0]).value)
             return value, r.vop("arith.maximumf", value, r.splat(LOWEST_START))
 
         def total(r: Region, x: list[str], _: str) -> str:
@@ -143,29 +143,9 @@ class GpuBody(GpuScores):
         """Whether masked blocks at the ends are left out."""
         return bool(self.skips.terms)
 
-    def visited(self, m0: str) -> tuple[str, str]:
-        """The keys to visit for the queries from m0 on: (first, end), the first a multiple of BN."""
-        t, bn = self.t, self.t.index(self.config.BN)
-        zero, end = t.index(0), self.size(self.spec.Skv)
-        first = zero
-        if not self.skipped:
-            return first, end
-        last = t.shifted(m0, self.config.BM - 1)
-        for i in sorted(self.skips.terms):
-            mask = self.spec.masks[i]
-            assert isinstance(mask, IndexMask)
-            left, right = window(mask)
-            if right is not None:
-                end = t.arith(
-                    "minsi", end, t.arith("addi", last, t.arith("addi", self.offset(mask), t.index(right + 1)))
-                )
-            if left is not None:
-                reach = t.arith("subi", self.offset(mask), t.index(left))
-                first = t.arith("maxsi", first, t.arith("addi", m0, reach))
-        end = t.arith("maxsi", end, zero)
-        if first != zero:
-            first = t.arith("muli", t.arith("divui", t.arith("minsi", first, end), bn), bn)
-        return first, end
+    def keys(self) -> VisitedKeys:
+        """Which keys are visited."""
+        return VisitedKeys(self.t, self.spec, self.skips, self.config.BN, lambda: self.size(self.spec.Skv), self.offset)
 
     def left_out(
         self,
@@ -176,7 +156,7 @@ class GpuBody(GpuScores):
         body: Callable[[str, list[str]], list[str]],
     ) -> Rows:
         """The state after the blocks outside `first` to `end` as well, if some row found only what a finite fill may equal."""
-        t, bn = self.t, self.t.index(self.config.BN)
+        t = self.t
         assert self.skips.threshold is not None
         none = t.let("tensor.empty() : tensor<f32>")
         most = t.let(f"linalg.fill ins({t.f32(math.inf)} : f32) outs({none} : tensor<f32>) -> tensor<f32>")
@@ -185,15 +165,10 @@ class GpuBody(GpuScores):
         )
         value = t.let(f"tensor.extract {least}[] : tensor<f32>")
         needed = t.let(f"arith.cmpf ole, {value}, {t.f32(self.skips.threshold)} : f32")
-        before, after = t.arith("divui", first, bn), t.arith("ceildivui", end, bn)
-        blocks = t.arith("ceildivui", self.size(self.spec.Skv), bn)
-        count = t.arith("addi", before, t.arith("subi", blocks, after))
-        count = t.let(f"arith.select {needed}, {count}, {t.index(0)} : index")
+        count, begin = self.keys().left_out(first, end, needed)
 
         def visit(n: str, carried: list[str]) -> list[str]:
-            behind = t.arith("addi", t.arith("subi", n, before), after)
-            early = t.arith("cmpi ult,", n, before)
-            return body(t.arith("muli", t.let(f"arith.select {early}, {n}, {behind} : index"), bn), carried)
+            return body(begin(n), carried)
 
         return state.unpack(t.loop((t.index(0), count, t.index(1)), list(zip(state.pack(), types, strict=True)), visit))
 
@@ -212,7 +187,7 @@ class GpuBody(GpuScores):
         query = self.ops.slice(self.q)
         state = start = self.start()
         types = [self.ops.type(("m", "n")), *[self.ops.type(("m",))] * (len(state.pack()) - 1)]
-        first, end = self.visited(self.ops.offsets["m"])
+        first, end = self.keys().of_queries(self.ops.offsets["m"], config.BM)
 
         def body(k: str, carried: list[str]) -> list[str]:
             self.ops.offsets["fresh"] = self.ops.offsets["k"] = k

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnx_fa.derive.attention import function_of
-from onnx_fa.kernels.iree_gpu.tile_ops import Region
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
+from onnx_fa.kernels.mlir.vectors import Scalars
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE as ARGUMENT
 from onnx_fa.spec.expr import Length, ScoreExpr
@@ -35,11 +35,11 @@ class RegionLanguage:
     """The ops of terms in a region. `exp2` is 2 to the power of a number. `late_scale`: what scores and maxima are still to be
     multiplied by, where one is subtracted from the other. `length` gives the number of queries or of keys."""
 
-    region: Region
+    region: Scalars
     spec: AttentionSpec
-    exp2: Callable[[Region, str], str]
+    exp2: Callable[[Scalars, str], str]
     late_scale: float | None
-    length: Callable[[Region, Length], Vector]
+    length: Callable[[Scalars, Length], Vector]
 
     def add(self, a: str, b: str) -> str:
         return self.region.vop("arith.addf", a, b)

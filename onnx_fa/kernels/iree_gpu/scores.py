@@ -11,13 +11,12 @@ from onnx_fa.kernels.iree_gpu.language import RegionLanguage
 from onnx_fa.kernels.iree_gpu.operand import Operand
 from onnx_fa.kernels.iree_gpu.tile_ops import Region, TileOps
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig
-from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
-from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, NEAREST_INT
-from onnx_fa.kernels.plan.score import LOG2E, IndexStep, score_plan, window
+from onnx_fa.kernels.mlir.scalar_scores import ScalarScores
+from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, NEAREST_INT, Scalars
+from onnx_fa.kernels.plan.score import LOG2E
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.dtypes import F32_MAX
-from onnx_fa.spec.expr import Length, Position, Score, ScoreExpr, Tensor
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, IndexMask
@@ -49,27 +48,23 @@ class GpuScores:
         self.masks = rest[: len(spec.tensors)]
         self.sink = rest[len(spec.tensors)] if spec.sink is not None else None
         self.out, self.value = out, value
-        self.plan = score_plan(spec)
+        self.scalar = ScalarScores(spec, value, self.offset)
         self.skips = skipping(spec, visit_all=not target.has(Switch.SKIPPING))
         self.loop = loop_of(spec, narrow=spec.dtype == "f16", bounded=target.has(Switch.MAXIMUM))
         self.walk = self.loop.one_walk
         self.ops = TileOps(config, target, spec.dtype, (self.q, self.k, self.v), sizes)
         self.t = self.ops.t
-        self.bounds = IntBounds(spec.Sq, spec.Skv, spec.tensors)
 
-    def exprs(self, region: Region) -> ExprVectors:
-        return ExprVectors(region, self.bounds, self.spec.tensors)
-
-    def language(self, region: Region) -> RegionLanguage:
+    def language(self, region: Scalars) -> RegionLanguage:
         lengths = {"q": self.spec.Sq, "k": self.spec.Skv}
         return RegionLanguage(
-            region, self.spec, self.exp2, self.late_scale, lambda r, e: self.length(r, lengths[e.axis])
+            region, self.spec, self.exp2, self.late_scale, lambda r, e: self.scalar.length(r, lengths[e.axis])
         )
 
     def size(self, dim: Dim) -> str:
         return self.t.index(dim) if isinstance(dim, int) else self.value(dim)
 
-    def exp2(self, r: Region, x: str) -> str:
+    def exp2(self, r: Scalars, x: str) -> str:
         """2^x for x <= 0, exactly 1 at 0 and 0 from -127 down. On CUDA by a polynomial of the fractional part, whose exponent bits
         the whole part is added to: IREE's own expansion takes twice as many instructions. NaN gives any number: see `finish`."""
         if self.target.backend != "cuda" or not self.target.has(Switch.EXP2):
@@ -88,7 +83,7 @@ class GpuScores:
     @property
     def steps(self) -> bool:
         """Whether anything but the scale changes a score."""
-        return bool(self.spec.mods or self.plan.steps) or self.ragged
+        return bool(self.spec.mods or self.scalar.plan.steps) or self.ragged
 
     @property
     def ragged(self) -> bool:
@@ -105,58 +100,22 @@ class GpuScores:
     def scores(self, raw: str) -> str:
         """What the softmax sees, in units of log2, of a block of products of Q and K."""
         spec, axes = self.spec, ("m", *self.ops.key_axes)
-        unit = 1.0 if self.plan.natural else LOG2E
         sources: list[tuple[str, Sequence[str], str]] = [(raw, axes, "f32")]
         sources += [(self.ops.slice(x), x.tile, x.element) for x in self.masks]
         m0, k0, fresh = self.ops.offsets["m"], self.ops.offsets["k"], self.ops.offsets["fresh"]
 
         def body(r: Region, x: list[str], _: str) -> str:
-            s = x[0]
-            factors = [spec.scale / spec.mods[0].cap] if spec.mods else [spec.scale * unit]
-            for mod, following in zip(spec.mods, (*spec.mods[1:], None), strict=False):
-                factors.append(mod.cap / following.cap if following else mod.cap * unit)
-            for n, factor in enumerate(factors):
-                s = r.vop("math.tanh", s) if n else s
-                s = r.vop("arith.mulf", s, r.splat(factor))
-            positions = {
-                "q": r.arith("addi", r.let("linalg.index 0 : index"), m0),
-                "k": r.arith("addi", self.key(r), k0),
-            }
-            value = {a: r.let(f"arith.index_cast {p} : index to i32") for a, p in positions.items()}
-            tensors = [self.element(r, e, x) for e, x in zip(self.masks, x[1:], strict=True)]
-            memo: dict[ScoreExpr, Vector] = {}
-
-            def known(e: ScoreExpr) -> Vector | None:
-                match e:
-                    case Score():
-                        return Vector(s, "f32")
-                    case Position(axis):
-                        return Vector(value[axis], "i32")
-                    case Length(axis):
-                        return self.length(r, spec.Sq if axis == "q" else spec.Skv)
-                    case Tensor(index):
-                        return tensors[index]
-                return None
-
-            for step in self.plan.steps:
-                if isinstance(step, IndexStep):
-                    s = self.index_mask(r, step, s, positions["q"], positions["k"])
-                else:
-                    memo.clear()
-                    s = self.exprs(r).emit(step.expr, known, memo).value
+            query = r.arith("addi", r.let("linalg.index 0 : index"), m0)
+            key = r.arith("addi", self.key(r), k0)
+            tensors = [self.scalar.element(r, e.element, x) for e, x in zip(self.masks, x[1:], strict=True)]
+            s = self.scalar.score(r, x[0], query, key, tensors)
             if self.ragged:
-                counts = r.let(f"arith.cmpi sge, {positions['k']}, {fresh} : index")
-                inside = r.let(f"arith.cmpi slt, {positions['k']}, {self.size(spec.Skv)} : index")
+                counts = r.let(f"arith.cmpi sge, {key}, {fresh} : index")
+                inside = r.let(f"arith.cmpi slt, {key}, {self.size(spec.Skv)} : index")
                 s = r.select(r.arith("andi", counts, inside, "i1"), s, r.splat(hidden_score(spec)))
             return s
 
         return self.ops.generic(axes, sources, (self.ops.empty(axes), axes, "f32"), body)
-
-    def length(self, r: Region, dim: Dim) -> Vector:
-        """A length, as expressions take it."""
-        if isinstance(dim, int):
-            return Vector(r.constant(str(dim), "i32"), "i32")
-        return Vector(r.let(f"arith.index_cast {self.value(dim)} : index to i32"), "i32")
 
     def key(self, r: Region) -> str:
         """The key of an element of the score, counted from the block's first."""
@@ -165,26 +124,9 @@ class GpuScores:
         half = r.arith("muli", r.let("linalg.index 1 : index"), r.index(self.config.BN // 2))
         return r.arith("addi", half, r.let("linalg.index 2 : index"))
 
-    def element(self, r: Region, x: Operand, value: str) -> Vector:
-        """An element of a tensor, as expressions take it."""
-        if x.element == "i8":
-            return Vector(r.let(f"arith.cmpi ne, {value}, {r.constant('0', 'i8')} : i8"), "i1")
-        if x.element in ("f16", "bf16"):
-            return Vector(r.let(f"arith.extf {value} : {x.element} to f32"), "f32")
-        return Vector(value, x.element)
-
     def offset(self, mask: IndexMask) -> str:
         if mask.offset != "end":
             return self.t.index(mask.offset)
         if isinstance(self.spec.Sq, int) and isinstance(self.spec.Skv, int):
             return self.t.index(self.spec.Skv - self.spec.Sq)
         return self.t.arith("subi", self.size(self.spec.Skv), self.size(self.spec.Sq))
-
-    def index_mask(self, r: Region, step: IndexStep, s: str, q: str, k: str) -> str:
-        at = r.arith("addi", q, self.offset(step.mask))
-        left, right = window(step.mask)
-        for bound, predicate, sign in ((right, "sle", 1), (left, "sge", -1)):
-            if bound is not None:
-                limit = r.arith("addi", at, r.index(sign * bound)) if bound else at
-                s = r.select(r.let(f"arith.cmpi {predicate}, {k}, {limit} : index"), s, r.splat(step.fill))
-        return s
