@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from onnx_fa.iree.compiler import iree_compile, merge_flags
-from onnx_fa.kernels.cpu.dequantize import stored_shape
+from onnx_fa.kernels.mlir.stored import is_packed, stored_shape
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.linear import LinearSpec
@@ -44,7 +44,7 @@ def entry_text(kernel: SiteKernel, function: str) -> str:
     types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, dtypes, strict=True)]
     params, values = [], []
     for i, (shape, dtype, type_) in enumerate(zip(shapes, dtypes, types, strict=True)):
-        if dtype not in ("i4", "u4"):
+        if not is_packed(dtype):
             params.append(f"%a{i}: {type_}")
             values.append(f"%a{i}")
             continue

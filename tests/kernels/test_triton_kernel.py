@@ -40,7 +40,7 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case, document, prefix
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import parse_target
-from onnx_fa.spec.terms import AddMask, Causal, Rounding, SlidingWindow, Softcap, TensorArg
+from onnx_fa.spec.terms import AddMask, Causal, Quantized, Rounding, SlidingWindow, Softcap, TensorArg
 from tests.support.cases import BY_NAME, CASES
 
 ROOT = Path(__file__).parents[2]
@@ -62,15 +62,23 @@ INTERPRETED = (
     "weighed_softplus_by_sum weighed_f16 weighed_weights weighed_dynamic weighed_silu weighed_silu_causal "
     "weighed_silu_dynamic weighed_l1 weighed_l1_decode "
 ).split()
+"""Cases of everything that a kernel computes, with K and V as numbers in the order of their keys."""
+STORED = [
+    c.name
+    for c in CASES
+    if c.tags.intersection(("quantized", "gathered", "wide", "head_dim")) or c.spec.quantized
+    if (c.spec != c.spec.plain or max(c.spec.D, c.spec.Dv) > 256) and "bench" not in c.tags and c.spec.dtype != "bf16"
+]
+"""Cases of K and V kept as integers or gathered from pools, and of head dims of several tiles; NumPy knows no bf16."""
 
 
 def half(name: str = "x", **changes: Any) -> AttentionSpec:
     return case(name, **{"dtype": "f16", "Sq": 256, "Skv": 256, "D": 64, "Dv": 64} | changes).spec
 
 
-def test_numbers() -> None:
+@pytest.mark.parametrize("names", [INTERPRETED, STORED], ids=["computed", "stored"])
+def test_numbers(names: list[str]) -> None:
     """The generated source, run in the interpreter, is within the tolerance of the float64 reference."""
-    names = INTERPRETED
     assert set(names) <= set(BY_NAME)
     command = [sys.executable, "-m", "tests.support.triton_interpreter", *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -83,7 +91,7 @@ def test_every_case_has_source() -> None:
     """All cases are Python that parses; what is refused is refused by name."""
     for item in CASES:
         spec = fold_queries(item.spec)
-        if "f64" in spec.operand_dtypes or spec != spec.plain:
+        if "f64" in spec.operand_dtypes:
             continue
         for arch in (90, 80):
             config = default_config(spec, arch)
@@ -99,7 +107,9 @@ def test_every_case_has_source() -> None:
             compile(specialised.text, item.name, "exec")
             assert specialised.text.count("@gluon.jit") == 5
     for bad, reason in (
-        (half(D=512, Dv=512), "head dims above 256"),
+        (half(D=1040), "head dims above 1024"),
+        (half(k_quant=Quantized("i4", ()), k_layout=(0, 1, 3, 2)), "i4 in bytes that hold two rows"),
+        (half(v_quant=Quantized("u4", ()), Dv=33), "u4 in bytes that hold two rows"),
         (half(masks=(Causal(fill=float("inf")),)), "fills with inf"),
     ):
         with pytest.raises(UnsupportedError, match=reason):

@@ -110,6 +110,17 @@ def _quantized_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "f16", both("i8", token) | {"dtype": "f16"}
     yield "bf16_i4", both("i4", (2, 2, 64, 2), zero=True) | {"dtype": "bf16"}
     yield "f16_group_zero", both("u8", (2, 2, 64, 2), zero=True) | {"dtype": "f16"}
+    yield "f16_channel_decode", both("i8", channel, (2, 2, 130, 4), zero=True) | decode | {"dtype": "f16"}
+    words: dict[str, Any] = {"Sq": 1, "Hq": 8, "Skv": 700, "D": 64, "Dv": 68, "dtype": "f16"}
+    yield "words_decode", both("i8", (2, 2, 700, 1), (2, 2, 700, 4), zero=True) | words
+    yield "words_i4_decode", both("i4", (2, 2, 700, 2), (2, 2, 700, 17)) | words
+    yield "words_u4_decode", both("u4", (), zero=True) | words | {"dtype": "f32", "masks": (Causal("end"),)}
+    yield "words_u8_decode", both("u8", (2, 1, 64), (2, 2, 700, 1), zero=True) | words | {"dtype": "bf16"}
+    yield "f16_i4_decode", both("i4", (2, 2, 130, 2)) | decode | {"dtype": "f16"}
+    yield "f16_u4_zero", both("u4", (2, 2, 64, 4), zero=True) | {"dtype": "f16", "Hq": 4}
+    yield "lse", both("i8", token) | {"stats": ("lse", "max"), "masks": (Causal(-3),), "empty_row": "zero"}
+    yield "weights", both("u8", (), zero=True) | {"weights": TensorArg((2, 2, 64, 64))}
+    yield "i4_rounded", both("i4", token) | {"rounding": Rounding(1 / 255)}
     yield "mask_sink", both("i8", token) | {"masks": (BoolMask((2, 1, 1, 64)),), "sink": TensorArg((2, 1, 1))}
     yield "decode", both("i8", (2, 2, 130, 1)) | decode
     yield "decode_channel", both("i8", (2, 1, 32), (2, 2, 130, 1), zero=True) | decode
@@ -472,7 +483,36 @@ def _cases() -> Iterator[Case]:
     pages = {"gathered": Gathered(96, head_rows=8), "batch": (3,), "masks": (Causal("end"),)}
     yield case("gathered_heads", "gathered", Sq=40, Skv=75, Hq=4, **pages)
     yield case("gathered_heads_decode", "gathered", Sq=1, Skv=130, Hq=8, **pages)
+    yield case(
+        "gathered_lse", "gathered", Sq=40, Skv=75, stats=("lse", "max"), gathered=Gathered(20), masks=(Causal("end"),)
+    )
+    yield case("gathered_rounded", "gathered", Sq=40, Skv=75, rounding=Rounding(1 / 255), gathered=Gathered(20, "i32"))
+    yield case(
+        "gathered_weights",
+        "gathered",
+        Skv=75,
+        Sq=1,
+        weights=TensorArg((2, 2, 1, 75), "bool"),
+        **pages | {"batch": (2,)},
+    )
     yield case("gathered_5d", "gathered", Sq=20, Skv=33, batch=(2, 3), gathered=Gathered(50, "i32"))
+
+    # Head dims of several tiles, with what else reads K and V in its own way.
+    wide: dict[str, Any] = {"D": 320, "Dv": 288, "batch": (1,)}
+    yield case("wide_causal", "wide", Sq=40, Skv=30, **wide, masks=(Causal("end"),), empty_row="zero", stats=("lse",))
+    yield case("wide_f16", "wide", dtype="f16", Sq=45, Skv=77, Hq=4, **wide)
+    yield case("wide_bf16_decode", "wide", dtype="bf16", Sq=1, Skv=130, Hq=8, **wide)
+    yield case("wide_narrow_values", "wide", Sq=33, Skv=50, batch=(1,), D=513, Dv=24, k_layout=kt)
+    yield case("wide_gathered", "wide", "gathered", Sq=1, Skv=130, Hq=8, **wide, gathered=Gathered(40))
+    groups: dict[str, Any] = {
+        "k_quant": Quantized("u4", (1, 2, 77, 10), True),
+        "v_quant": Quantized("i8", (1, 2, 77, 1)),
+    }
+    yield case("wide_integers", "wide", "quantized", dtype="f16", Sq=45, Skv=77, **wide, **groups)
+    yield case("wide_rounded", "wide", Sq=20, Skv=45, **wide, rounding=Rounding(1 / 255))
+    yield case(
+        "wide_dynamic", "wide", "dynamic", **wide, Sq="s", Skv="t", sizes=((("s", 33), ("t", 50)), (("s", 1), ("t", 3)))
+    )
 
     # Dynamic shapes.
     two = ((("s", 64), ("t", 64), ("b", 2)), (("s", 13), ("t", 29), ("b", 1)), (("s", 70), ("t", 3), ("b", 3)))

@@ -17,8 +17,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
+from onnx_fa.kernels.mlir.stored import operand_shapes
 from onnx_fa.kernels.plan.folding import fold_queries
-from onnx_fa.kernels.triton import reciprocals
+from onnx_fa.kernels.triton import reciprocals, widening
 from onnx_fa.kernels.triton.combine import combine_program
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
@@ -26,10 +27,12 @@ from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.accuracy import expect
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.cases import packed
 from tests.support.cases import BY_NAME, draw_operands
 
 # The interpreter executes no inline assembly, which tests/kernels/test_triton_reciprocals.py does.
 reciprocals.shared_reciprocal = lambda divisor, inverses: f"1.0 / {divisor}"
+widening.halves_of = widening.converted
 
 TYPES = {"f32": torch.float32, "f16": torch.float16}
 
@@ -41,8 +44,8 @@ def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any]) -> list
     config = TritonConfig(16 if few else 32, 32, 4, 1, order=int(few), splits=4 if few and spec.rounding is None else 1)
     bound = folded.bind(sizes)
     inputs = [
-        torch.from_numpy(np.ascontiguousarray(x.astype(np.int8) if x.dtype == bool else x)).reshape(shape)
-        for x, shape in zip(operands, bound.operand_shapes, strict=True)
+        torch.from_numpy(np.ascontiguousarray(_as_bytes(packed(x)))).reshape(shape)
+        for x, shape in zip(operands, operand_shapes(bound), strict=True)
     ]
     outs = [torch.full(shape, math.nan, dtype=TYPES[element]) for shape, element in bound.results]
     heads = math.prod((*bound.batch, bound.Hq))
@@ -70,6 +73,11 @@ def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any]) -> list
                 launch(main, (heads * blocks, config.splits), *inputs, part, stat)
                 launch(combine_program(folded, config, "combine", loop_in(folded)), (rows,), part, stat, *outs)
     return [x.reshape(shape).numpy() for x, (shape, _) in zip(outs, spec.bind(sizes).results, strict=True)]
+
+
+def _as_bytes(x: Any) -> Any:
+    """Booleans and small integers as the kernel sees them."""
+    return x.view(np.int8) if x.dtype == np.uint8 else x.astype(np.int8) if x.dtype == bool else x
 
 
 def problem(name: str) -> str:

@@ -158,8 +158,8 @@ def test_wrong_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_kernels_of_another_provider_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "find_gpu", lambda device: HOPPER)
-    wide = case("wide", dtype="f16", D=512, Dv=512, Sq=64, Skv=64)
-    with pytest.raises(OnnxFaError, match=r"nothing to tune: wide: .*head dims above 256; try --kernels iree"):
+    wide = case("wide", dtype="f16", D=1040, Dv=1040, Sq=64, Skv=64)
+    with pytest.raises(OnnxFaError, match=r"nothing to tune: wide: .*head dims above 1024; try --kernels iree"):
         tune.tune([wide], CUDA, tmp_path / "cuda-sm_90.json", QUICK)
     with pytest.raises(OnnxFaError, match="a database of cuda-sm_90, not of cuda"):
         (tmp_path / "x.json").write_text(Database("cuda-sm_90").to_json())

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from onnx_fa.kernels.mlir.stored import is_packed
 from onnx_fa.kernels.mlir.vectors import Lanes
-from onnx_fa.spec.terms import Dim, Quantized
-
-
-def stored_shape(shape: tuple[Dim, ...], dtype: str) -> tuple[Dim, ...]:
-    """An operand's shape as a dispatch sees it: of 4-bit integers, two make a byte."""
-    return (*shape[:-1], shape[-1] // 2) if dtype in ("i4", "u4") and isinstance(shape[-1], int) else shape
+from onnx_fa.spec.terms import Quantized
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Integers:
     @property
     def packed(self) -> bool:
         """Two integers make a byte, the first in its low half."""
-        return self.quant.dtype in ("i4", "u4")
+        return is_packed(self.quant.dtype)
 
     @property
     def extension(self) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from onnx_fa.derive.loop import loop_of
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.combine import can_split
-from onnx_fa.kernels.cpu.dequantize import Integers, Scales, stored_shape
+from onnx_fa.kernels.cpu.dequantize import Integers, Scales
 from onnx_fa.kernels.cpu.state import Cut, Slab
-from onnx_fa.kernels.cpu.tiles import CpuTiles, operand_shapes, operand_types
+from onnx_fa.kernels.cpu.tiles import CpuTiles
 from onnx_fa.kernels.mlir.entry import tied_dims
 from onnx_fa.kernels.mlir.expressions import Vector
+from onnx_fa.kernels.mlir.stored import operand_shapes, operand_types, stored_shape
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, Lanes
 from onnx_fa.spec.attention import AttentionSpec

@@ -5,10 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import astuple, dataclass
 
-from onnx_fa.kernels.cpu.dequantize import stored_shape
 from onnx_fa.kernels.plan.score import score_plan, tile_parts, tile_slots
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.terms import Dim
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,6 @@ class FewConfig(CpuTiles):
     def check(self) -> None:
         if self.BK % self.tile_keys or self.tile_keys != self.lanes:
             raise ValueError(f"BK must be a multiple of tile_keys, and tile_keys be lanes: {self}")
-
-
-def operand_types(spec: AttentionSpec) -> list[str]:
-    """Element types of the operands as the dispatch sees them: booleans and small integers are bytes."""
-    return ["i8" if d in ("bool", "i8", "u8", "i4", "u4") else d for d in spec.operand_dtypes]
-
-
-def operand_shapes(spec: AttentionSpec) -> list[tuple[Dim, ...]]:
-    """Shapes of the operands as the dispatch sees them."""
-    return [stored_shape(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
 
 
 def operand_names(spec: AttentionSpec) -> list[str]:

@@ -10,17 +10,10 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.bf16_products import check_dot
 from onnx_fa.kernels.cpu.body import AttentionBody, lane_body
 from onnx_fa.kernels.cpu.combine import combine_call, combine_executable, splits_of
-from onnx_fa.kernels.cpu.tiles import (
-    CpuTiles,
-    VectorConfig,
-    mask_tiles,
-    operand_names,
-    operand_shapes,
-    operand_types,
-    widens,
-)
+from onnx_fa.kernels.cpu.tiles import CpuTiles, VectorConfig, mask_tiles, operand_names, widens
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
+from onnx_fa.kernels.mlir.stored import check_packed, operand_shapes, operand_types
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed
@@ -108,9 +101,7 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
     if target.backend != "llvm-cpu":
         raise UnsupportedError(f"vector kernel: target {target.name} is not a CPU")
     check_operands(spec, "vector")
-    for quant, width, layout in ((spec.k_quant, spec.D, spec.k_layout), (spec.v_quant, spec.Dv, spec.v_layout)):
-        if quant is not None and quant.dtype in ("i4", "u4") and (width % 2 or layout[-1] != spec.rank - 1):
-            raise UnsupportedError(f"vector kernel: {quant.dtype} in bytes that hold two rows")
+    check_packed(spec, "vector")
     layouts = (spec.q_layout, spec.k_layout, spec.v_layout, spec.o_layout)
     for name, shape, layout in zip("qkvo", spec.canonical_shapes, layouts, strict=True):
         behind = layout[layout.index(spec.rank - 2) :]

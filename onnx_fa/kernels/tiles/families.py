@@ -43,6 +43,11 @@ class Family:
         if min(self.D, self.Dv, self.group) < 1:
             raise ValueError("D, Dv and group must be positive")
 
+    @property
+    def has_integers(self) -> bool:
+        """Whether K or V are kept as integers."""
+        return " " in self.dtype
+
     def __str__(self) -> str:
         heads = f" group {self.group}" if self.group > 1 else ""
         dims = f"D{self.D}" if self.Dv == self.D else f"D{self.D} Dv{self.Dv}"

@@ -23,6 +23,7 @@ def combine_last(places: Places, lead: list[str], loop: Loop) -> None:
     t, spec, config = places.t, places.spec, places.config
     assert isinstance(spec.Sq, int)
     begin_last(t, config.splits)
+    t.do(f"across = tl.arange(0, {places.dvp})")
     if spec.Sq <= min(_MOST_UNROLLED, config.BM):
         together = max(1, _MOST_LOADED * 32 * config.warps // (config.splits * places.dvp))
         for r in range(0, spec.Sq, together):
@@ -38,13 +39,13 @@ def combine_last(places: Places, lead: list[str], loop: Loop) -> None:
 def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str]) -> None:
     """The parts of some queries, weighed by their maxima. All loads come first, so that they go side by side."""
     t, spec, parts = places.t, places.spec, places.config.splits
-    narrow = places.narrow(spec.Dv, places.dvp, "ov")
-    mask = f", mask=ov < {spec.Dv}" if narrow else ""
+    narrow = places.narrow(spec.Dv, places.dvp, "across")
+    mask = f", mask=across < {spec.Dv}" if narrow else ""
     loaded = []
     for row in rows:
         at = t.let(f"tl.arange(0, {parts}).to(tl.int64) * {places.total_rows()} + {places.head} * {places.sq} + {row}")
         m, total = (t.let(f"tl.load(stat + {first}{at})") for first in ("", f"{places.total_rows()} * {parts} + "))
-        loaded.append((m, total, places.load(f"part + {at}[:, None] * {spec.Dv} + ov[None, :]", narrow)))
+        loaded.append((m, total, places.load(f"part + {at}[:, None] * {spec.Dv} + across[None, :]", narrow)))
     out = places.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
     for row, (m, total, acc) in zip(rows, loaded, strict=True):
         most = m
@@ -58,7 +59,7 @@ def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str
             total, acc = t.let(f"tl.sum({total})"), t.let(f"tl.sum({acc}, 0)")
         result = output_of(places, loop, acc, total)
         start = t.let(places.moved(out, row, spec.Sq))
-        t.do(f"tl.store({start} + {times('ov', out.column)}, {result}.to(out.dtype.element_ty){mask})")
+        t.do(f"tl.store({start} + {times('across', out.column)}, {result}.to(out.dtype.element_ty){mask})")
         for which in spec.stats:
             value = statistic_of(places, loop.one_walk.results[which], {MAXIMUM: most, MASS: total})
             t.do(f"tl.store(row_{which} + {places.head}.to(tl.int64) * {places.sq} + {row}, {value})")
@@ -69,7 +70,7 @@ def combine_program(spec: AttentionSpec, config: TritonConfig, name: str, loop: 
     places = Places(spec, config, name)
     t = places.t
     t.do("pid = tl.program_id(0)")
-    t.do(f"ov = tl.arange(0, {places.dvp})")
+    t.do(f"across = tl.arange(0, {places.dvp})")
     places.head, row = t.let(f"pid // {places.sq}"), t.let(f"pid % {places.sq}")
     combine_rows(places, loop, places.lead(places.head), [row])
     pointers = (("part", "f32"), ("stat", "f32"), *result_pointers(spec))

@@ -9,6 +9,8 @@ ARCHITECTURES = (90, 80)
 SHARED_BYTES = {90: 227 * 1024, 80: 99 * 1024}
 """Shared memory of a workgroup; sm_80's has 163 KiB, but its code also runs on sm_86 and sm_89, which have 99."""
 MOST_SPLITS = 64
+WARPGROUP_ROWS = 64
+"""Rows of Hopper's own products, which four warps make together and which read from shared memory."""
 FEW = 16
 """Up to so many queries (of a key/value head) are one block, whose time is that of reading K and V."""
 
@@ -50,7 +52,7 @@ def f32_products(rows: int, warps: int, arch: int, *, tf32: bool = False) -> str
     as near to the reference as fused multiply-adds. `tf32`: as a single one, which is not."""
     if tf32:
         return "tf32"
-    return "bf16x6" if arch // 10 == 9 and rows >= 64 and warps % 4 == 0 else "tf32x3"
+    return "bf16x6" if arch // 10 == 9 and rows >= WARPGROUP_ROWS and warps % 4 == 0 else "tf32x3"
 
 
 def power_of_two(n: int) -> int:

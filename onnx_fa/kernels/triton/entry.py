@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.stored import operand_shapes, operand_types
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import TritonConfig
@@ -84,6 +85,7 @@ class TritonEntry(KernelEntry):
         combine: Program | None,
     ) -> None:
         super().__init__(site, name)
+        self.attention = site
         self.symbols = site.symbols
         self.spec, self.program, self.variants, self.combine = spec, program, variants, combine
         self.config: TritonConfig = variants[0].config
@@ -94,16 +96,16 @@ class TritonEntry(KernelEntry):
 
     def text_lines(self) -> list[str]:
         """The function, and the variable that holds the counters."""
-        site, spec, t = self.site, self.spec, self.t
+        site, spec, t = self.attention, self.spec, self.t
         for symbol in self.symbols:
             self.measure(symbol)
-        elements = [element for _, element in self.program.pointers[: len(self.names)]]
-        values = self.pass_operands(site.operand_shapes, spec.operand_shapes, elements)
-        passed = [self.typed(shape, element) for shape, element in zip(spec.operand_shapes, elements, strict=True)]
+        elements, shapes = operand_types(spec), operand_shapes(spec)
+        values = self.pass_operands(operand_shapes(site), shapes, elements)
+        passed = [self.typed(shape, element) for shape, element in zip(shapes, elements, strict=True)]
         constants = [t.let(f"arith.index_cast {self.dims[s]} : index to i32") for s in self.program.constants]
         made = self.attend(values, passed, constants)
-        shapes = zip(made, spec.results, site.results, strict=True)
-        results = [self.reshape(x, old, new, element) for x, (old, element), (new, _) in shapes]
+        returned = zip(made, spec.results, site.results, strict=True)
+        results = [self.reshape(x, old, new, element) for x, (old, element), (new, _) in returned]
         state = [self.counters.declaration] if self.counters else []
         return [*state, *self.lines(results)]
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.mlir.kernel import Kernel, check_operands, check_stored
+from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
+from onnx_fa.kernels.mlir.stored import check_packed
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton import ptx
@@ -26,7 +27,7 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
-WIDEST = 256
+WIDEST = 1024
 """The largest head dim."""
 _WHOLE = {"f32": 1 << 24, "f16": 1 << 11, "bf16": 1 << 8}
 """Whole numbers up to these are exact."""
@@ -105,7 +106,7 @@ def _check(spec: AttentionSpec, target: Target) -> None:
     if reason := missing(target):
         raise UnsupportedError(f"triton kernel: {reason}")
     check_operands(spec, "triton")
-    check_stored(spec)
+    check_packed(spec, "triton")
     if spec.rounding is not None and spec.rounding.most > _WHOLE[spec.dtype]:
         raise UnsupportedError(
             f"triton kernel: probabilities of {spec.rounding.most} steps, which {spec.dtype} does not hold"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
+from onnx_fa.kernels.triton.columns import WIDEST_TILE
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.language import output_of
 from onnx_fa.kernels.triton.places import Operand
@@ -43,6 +44,8 @@ def can_overlap(spec: AttentionSpec) -> bool:
     if spec.dtype not in ("f16", "bf16") or (isinstance(spec.Sq, int) and spec.Sq <= 32):
         return False
     if spec.rounding is not None:  # which takes two walks
+        return False
+    if spec != spec.plain or max(spec.D, spec.Dv) > WIDEST_TILE:  # which the copy engine does not bring as tiles
         return False
     inner = all(x[-1] == spec.rank - 1 for x in (spec.q_layout, spec.k_layout, spec.v_layout))
     return inner and spec.D % 8 == 0 and spec.Dv % 8 == 0 and skipping(spec).threshold is None
@@ -122,8 +125,8 @@ class OverlappedSource(AttentionSource):
     def sources(self) -> None:
         spec, config = self.spec, self.config
         self.source("q", self.q_operand, self.sq, spec.D, f"[{self.height}, {self.dp}]")
-        self.source("k", self.k, self.skv, spec.D, f"[{config.BN}, {self.dp}]")
-        self.source("v", self.v, self.skv, spec.Dv, f"[{config.BN}, {self.dvp}]")
+        self.source("k", self.keys.operand, self.skv, spec.D, f"[{config.BN}, {self.dp}]")
+        self.source("v", self.values.operand, self.skv, spec.Dv, f"[{config.BN}, {self.dvp}]")
 
     def fetch_queries(self, part: str, buffer: str) -> None:
         self.t.do(f"mbarrier.expect(bars.index({part}), q_source.block_type.nbytes)")
@@ -258,4 +261,4 @@ class OverlappedSource(AttentionSource):
         out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
         start = t.let(self.moved(out, self.m0, spec.Sq))
         self.rows = f"({self.m0} + om < {self.sq})[:, None]" if self.ragged_rows else ""
-        self.store(self.tile(start, out, "om", "ov"), result, "ov")
+        self.store(self.tile(start, out, "om", "ov"), result, self.narrow(spec.Dv, self.dvp, "ov"))

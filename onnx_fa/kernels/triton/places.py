@@ -11,10 +11,17 @@ from onnx_fa.kernels.triton.config import TritonConfig, padded
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.kernels.triton.program import HEADER, Program, product, times, write_program
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.terms import Dim, IndexMask, TensorArg
+from onnx_fa.spec.terms import Dim, Gathered, IndexMask, TensorArg
 
+ALONE = "0"
+"""The index along an axis of one element."""
 _MOST_NARROW = 1 << 31
 """Tensors of fewer elements are addressed in 32 bits."""
+
+
+def is_narrow(shape: Sequence[Dim]) -> bool:
+    """Whether 32 bits address every element of a tensor."""
+    return all(isinstance(d, int) for d in shape) and math.prod(d for d in shape if isinstance(d, int)) < _MOST_NARROW
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,10 @@ class Places:
         """Where each tensor's part for this head starts."""
         self.m0 = self.head = ""
         """The workgroup's first query, and the number of its head among all."""
+        self.kv_lead: list[str] = []
+        """The indices of its head of K and V, or of its pools."""
+        self.index = self.first_row = ""
+        """Where the index of gathered rows starts, and what is added to its numbers."""
         self.position = self.rows = ""
         """The queries as a column, and a mask of those that exist; "" where all do."""
 
@@ -70,15 +81,14 @@ class Places:
 
     def operand(self, name: str, canonical: tuple[Dim, ...], layout: tuple[int, ...], lead: list[str]) -> Operand:
         stored = [canonical[a] for a in layout]
-        small = (
-            all(isinstance(d, int) for d in stored)
-            and math.prod(d for d in stored if isinstance(d, int)) < _MOST_NARROW
-        )
+        small = is_narrow(stored)
 
         def stride(axis: int, wide: bool) -> str:
             return product(stored[layout.index(axis) + 1 :], self.names, wide)
 
-        at = [times(x if small else f"{x}.to(tl.int64)", stride(i, not small)) for i, x in enumerate(lead)]
+        at = [
+            times(x if small else f"{x}.to(tl.int64)", stride(i, not small)) for i, x in enumerate(lead) if x != ALONE
+        ]
         rank = self.spec.rank
         base = self.t.let(" + ".join([name, *(f"({a})" for a in at)]))
         return Operand(base, stride(rank - 2, False), stride(rank - 1, False))
@@ -114,19 +124,39 @@ class Places:
         self.m0 = t.let(f"{block} * {config.BM}")
         self.head = head
         lead = self.lead(head)
-        kv_lead = [*lead[:-1], t.let(f"{lead[-1]} // {spec.group}")] if spec.group > 1 else lead
-        shapes = spec.canonical_shapes
-        self.q_operand = self.operand("q", shapes[0], spec.q_layout, lead)
-        self.k = self.operand("k", shapes[1], spec.k_layout, kv_lead)
-        self.v = self.operand("v", shapes[2], spec.v_layout, kv_lead)
+        self.kv_lead = [*lead[:-1], t.let(f"{lead[-1]} // {spec.group}")] if spec.group > 1 else lead
+        self.q_operand = self.operand("q", spec.canonical_shapes[0], spec.q_layout, lead)
+        if spec.gathered is not None:
+            self.place_rows(spec.gathered, lead[:-1])
         return lead
+
+    def place_rows(self, gathered: Gathered, batch: list[str]) -> None:
+        """Where the index of gathered rows starts for the workgroup's batch row, and its head of the pools."""
+        dims = (*self.spec.batch, self.spec.Skv)
+        small = is_narrow(dims)
+        at = [
+            f"({times(x if small else f'{x}.to(tl.int64)', product(dims[i + 1 :], self.names, not small))})"
+            for i, x in enumerate(batch)
+        ]
+        self.index = self.t.let(" + ".join(["rows", *at]))
+        head = self.kv_lead[-1]
+        self.first_row = times(head, str(gathered.head_rows)) if gathered.head_rows else ""
+        self.kv_lead = [*[ALONE] * len(batch), ALONE if gathered.head_rows else head]
+
+    def rows_of(self, k0: str, inside: str) -> str:
+        """Where the keys of a block stand in their pools, a number for each; "" where they are in their order."""
+        spec = self.spec
+        if spec.gathered is None:
+            return ""
+        rows = self.load(f"{self.index} + {k0} + on", inside)
+        small = all(is_narrow(shape) for shape in spec.canonical_shapes[1:3])
+        rows = f"{rows}.to({'tl.int32' if small else 'tl.int64'})"
+        return self.t.let(f"{rows} + {self.first_row}" if self.first_row else rows)
 
     def tensor_base(self, i: int, tensor: TensorArg, lead: list[str], name: str = "") -> str:
         """Where a tensor's part for this head starts."""
         shape = tensor.shape
-        small = (
-            all(isinstance(d, int) for d in shape) and math.prod(d for d in shape if isinstance(d, int)) < _MOST_NARROW
-        )
+        small = is_narrow(shape)
         own = lead[max(0, self.spec.rank - len(shape)) :] if len(shape) > 2 else []
         at = []
         for axis, (d, x) in enumerate(zip(shape[:-2], own, strict=False)):
@@ -155,11 +185,7 @@ class Places:
         if not rows:
             loaded = self.load(f"{self.bases[i]} + {k0} + on", inside)
             return self.value(t.let(f"{loaded}[None, :]"), tensor)
-        small = (
-            isinstance(self.spec.Skv, int)
-            and isinstance(self.spec.Sq, int)
-            and self.spec.Sq * self.spec.Skv < _MOST_NARROW
-        )
+        small = is_narrow((self.spec.Sq, self.spec.Skv))
         start = f"{self.bases[i]} + {times(self.m0 if small else f'{self.m0}.to(tl.int64)', self.skv)} + {k0}"
         loaded = self.load(
             f"{start} + {times('om[:, None]', self.skv)} + on[None, :]",
@@ -169,7 +195,8 @@ class Places:
         return self.value(loaded, tensor)
 
     def store(self, pointers: str, value: str, columns: str) -> None:
-        kept = " & ".join(f"({m})" for m in (self.rows, self.narrow(self.spec.Dv, self.dvp, columns)) if m)
+        """`columns`: a mask of those that there are, "" for all."""
+        kept = " & ".join(f"({m})" for m in (self.rows, columns) if m)
         self.t.do(f"tl.store({pointers}, {value}{f', mask={kept}' if kept else ''})")
 
     def total_rows(self) -> str:

@@ -14,14 +14,17 @@ from onnx_fa.derive.terms import Term
 from onnx_fa.derive.terms import known as known_by
 from onnx_fa.derive.writer import write
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.mlir.stored import operand_types
 from onnx_fa.kernels.plan.score import LOG2, MAX_START, IndexStep, score_plan, varies
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.block_ranges import BlockRanges, Ends
+from onnx_fa.kernels.triton.columns import WIDEST_TILE, Columns
 from onnx_fa.kernels.triton.combine import combine_last
-from onnx_fa.kernels.triton.config import FEW, TritonConfig
+from onnx_fa.kernels.triton.config import FEW, WARPGROUP_ROWS, TritonConfig
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
+from onnx_fa.kernels.triton.key_rows import KeyBlock, KeyRows
 from onnx_fa.kernels.triton.language import TritonLanguage, correction_of, output_of, statistic_of
-from onnx_fa.kernels.triton.places import Operand, Places
+from onnx_fa.kernels.triton.places import Places
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in, product, result_pointers
 from onnx_fa.kernels.triton.scores import Scores
 from onnx_fa.spec.attention import AttentionSpec
@@ -50,7 +53,9 @@ class AttentionSource(Places):
         `loop`: what is carried, if not what is derived by default."""
         super().__init__(spec, config, name)
         self.precision = f', input_precision="{products}"' if spec.dtype == "f32" else ""
-        self.few = config.BM <= FEW
+        wide = spec.D > WIDEST_TILE and config.BM < WARPGROUP_ROWS
+        self.reloads = config.BM <= FEW or wide
+        """Whether queries are loaded with each block of keys."""
         plan, self.skips = score_plan(spec), skips or skipping(spec)
         self.loop = loop or loop_in(spec)
         if len(self.loop.walks) > 1 and config.splits > 1:
@@ -64,9 +69,7 @@ class AttentionSource(Places):
     def pointers(self) -> list[tuple[str, str]]:
         """Name and element type of what the main kernel reads and writes."""
         spec, split = self.spec, self.config.splits > 1
-        types = ["i8" if d == "bool" else d for d in spec.operand_dtypes]
-        names = ["q", "k", "v", *(f"t{i}" for i in range(len(spec.tensors))), *["sink"] * (spec.sink is not None)]
-        found = [*zip(names, types, strict=True)]
+        found = [*zip(spec.operand_names("t"), operand_types(spec), strict=True)]
         alone = combines_itself(spec, self.config)
         found += [("count", "i32")] * alone + [("part", "f32"), ("stat", "f32")] * split
         return [*found, *result_pointers(spec)] if alone or not split else found
@@ -112,31 +115,37 @@ class AttentionSource(Places):
         t, config = self.t, self.config
         t.do(f"om = tl.arange(0, {config.BM})")
         t.do(f"on = tl.arange(0, {config.BN})")
-        t.do(f"od = tl.arange(0, {self.dp})")
-        t.do(f"ov = tl.arange(0, {self.dvp})")
         t.do(f"row = {self.m0} + om")
+        self.keys.prepare()
+        self.values.prepare()
+
+    def place(self) -> list[str]:
+        lead = super().place()
+        self.keys, self.values = (KeyRows(self, letter, self.kv_lead) for letter in "kv")
+        return lead
 
     def load_queries(self) -> None:
         """A few queries are loaded with each block of keys: what is loaded before a loop has to arrive before the first loads of
-        the loop are started."""
+        the loop are started. So are those of a wide head that would be kept in registers, as they are where blocks are too low
+        for Hopper's products."""
         self.q_start = self.t.let(self.moved(self.q_operand, self.m0, self.spec.Sq))
-        if self.few:
+        if self.reloads:
             self.t.do(
                 "zero = tl.program_id(2)  # unknown to the compiler, which else would take the load out of the loop"
             )
         else:
-            self.q = self.query_tile(self.q_start)
+            self.q = {columns: self.query_tile(self.q_start, columns) for columns in self.keys.columns}
 
-    def query_tile(self, start: str) -> str:
-        pointers = self.tile(start, self.q_operand, "om", "od")
-        return self.load(pointers, self.rows, self.narrow(self.spec.D, self.dp, "od"))
+    def query_tile(self, start: str, columns: Columns) -> str:
+        return self.load(self.tile(start, self.q_operand, "om", columns.name), self.rows, columns.mask)
 
     def ranges(self) -> Ends:
         """The blocks of keys to visit."""
         return self.blocks.find()
 
     def start_output(self) -> None:
-        self.t.do(f"acc = tl.zeros([{self.config.BM}, {self.dvp}], tl.float32)")
+        for columns in self.values.columns:
+            self.t.do(f"{accumulator(columns)} = tl.zeros([{self.config.BM}, {columns.padded}], tl.float32)")
 
     def start_rows(self) -> None:
         """The rows' maxima and sums before the first key. The parts of split keys have them in any case."""
@@ -204,27 +213,26 @@ class AttentionSource(Places):
 
     def block(self, j: str, *, edge: bool) -> None:
         """What a block of keys changes, the body of a loop."""
-        t, spec, config = self.t, self.spec, self.config
+        t, config = self.t, self.config
         t.indent += 1
         k0 = t.let(f"{j} * {config.BN}")
         inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
-
-        def keys(operand: Operand, width: int, of: int, columns: str) -> str:
-            start = t.let(self.moved(operand, k0, spec.Skv))
-            rows = f"{inside}[:, None]" if inside else ""
-            return self.load(self.tile(start, operand, "on", columns), rows, self.narrow(width, of, columns))
-
-        if self.few:
-            self.q = self.query_tile(t.let(f"{self.q_start} + zero * {j} * 16"))
-        k = keys(self.k, spec.D, self.dp, "od")
-        s = t.let(f"tl.dot({self.q}, tl.trans({k}){self.precision})")
+        block = KeyBlock(k0, inside, self.rows_of(k0, inside))
+        start = t.let(f"{self.q_start} + zero * {j} * 16") if self.reloads else ""
+        s = ""
+        for part in self.keys.parts:
+            for columns, k in zip(part.columns, self.keys.tiles(part, block), strict=True):
+                q = self.query_tile(start, columns) if self.reloads else self.q[columns]
+                s = t.let(f"tl.dot({q}, tl.trans({k}){f', {s}' if s else ''}{self.precision})")
         new, p, mass = self.scores.weigh(self.sweep, self.found, s, k0, inside, edge)
         self.update_rows(new, mass)
         if p:
-            if self.sweep.correction is not None:
-                t.do("acc = acc * alpha[:, None]")
-            v = keys(self.v, spec.Dv, self.dvp, "ov")
-            t.do(f"acc = tl.dot({p}.to({v}.dtype), {v}, acc{self.precision})")
+            for part in self.values.parts:
+                for columns, v in zip(part.columns, self.values.tiles(part, block), strict=True):
+                    acc = accumulator(columns)
+                    if self.sweep.correction is not None:
+                        t.do(f"{acc} = {acc} * alpha[:, None]")
+                    t.do(f"{acc} = tl.dot({p}.to({v}.dtype), {v}, {acc}{self.precision})")
         if new:
             t.do(f"m = {new}")
         t.indent -= 1
@@ -244,16 +252,20 @@ class AttentionSource(Places):
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
         if config.splits == 1:
-            result = output_of(self, self.loop, "acc", "l[:, None]")
             out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
             start = t.let(self.moved(out, self.m0, spec.Sq))
-            self.store(self.tile(start, out, "om", "ov"), f"{result}.to(out.dtype.element_ty)", "ov")
+            for columns in self.values.columns:
+                result = output_of(self, self.loop, accumulator(columns), "l[:, None]")
+                pointers = self.tile(start, out, "om", columns.name)
+                self.store(pointers, f"{result}.to(out.dtype.element_ty)", columns.mask)
             self.store_statistics()
             return
         heads = product((*spec.batch, spec.Hq), self.names, True)
         at = t.let(f"(split.to(tl.int64) * ({heads}) + {self.head}) * {self.sq} + {self.m0}")
         rows = t.let(f"{at} + om")
-        self.store(f"part + {rows}[:, None] * {spec.Dv} + ov[None, :]", "acc", "ov")
+        for columns in self.values.columns:
+            pointers = f"part + {rows}[:, None] * {spec.Dv} + {columns.name}[None, :]"
+            self.store(pointers, accumulator(columns), columns.mask)
         mask = f", mask=row < {self.sq}" if self.ragged_rows else ""
         t.do(f"tl.store(stat + {rows}, m{mask})")
         t.do(f"tl.store(stat + {self.total_rows()} * {config.splits} + {rows}, l{mask})")
@@ -268,3 +280,8 @@ class AttentionSource(Places):
             value = statistic_of(self, self.loop.walks[-1].results[which], known)
             rows = t.let(f"{self.head}.to(tl.int64) * {self.sq} + row")
             t.do(f"tl.store(row_{which} + {rows}, {value}{mask})")
+
+
+def accumulator(columns: Columns) -> str:
+    """What the sum of some columns of the output is called."""
+    return f"acc{columns.name.removeprefix('ov')}"

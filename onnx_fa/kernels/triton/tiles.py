@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 from onnx_fa.kernels.plan.score import free, varies
 from onnx_fa.kernels.plan.skipping import skipping
-from onnx_fa.kernels.tiles.database import Tiles, pick, queries_computed, triton_database
+from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed, triton_database
+from onnx_fa.kernels.triton.columns import WIDEST_TILE
 from onnx_fa.kernels.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.specialised import can_specialise
@@ -26,6 +27,8 @@ WORKGROUPS = "workgroups"
 MOST_ACCUMULATORS = 192
 """Of f32 per thread, which has 255 registers: scores of a block and outputs."""
 _SCANNED_AT_EASE = 1024
+_MOST_COLUMNS = 1152
+"""Of queries and outputs together, for which 64 rows of halves fit Hopper and 32 fit others."""
 _UNKNOWN_HEADS, _UNKNOWN_KEYS = 8, 1 << 14
 
 
@@ -34,7 +37,11 @@ def tuned(spec: AttentionSpec, arch: int, off: frozenset[Switch] = ALL_ON) -> tu
     if Switch.TILES in off:
         return default_config(spec, arch), "built in, as was asked for"
     tiles, reason = tuned_tiles(spec, arch, off)
-    return config_of(spec, tiles), reason
+    config = config_of(spec, tiles)
+    if spec.gathered is not None and config.stages > 1:
+        # The index of a block is loaded a stage before its rows.
+        config = dataclasses.replace(config, stages=config.stages + 1)
+    return config, reason
 
 
 def without(config: TritonConfig, off: frozenset[Switch]) -> TritonConfig:
@@ -46,14 +53,21 @@ def without(config: TritonConfig, off: frozenset[Switch]) -> TritonConfig:
 def tuned_tiles(spec: AttentionSpec, arch: int, off: frozenset[Switch] = ALL_ON) -> tuple[Tiles, str]:
     """The same as the database has them: of entries with these head dims, in halves or in f32 as the spec is."""
     width, single = max(padded(spec.D), padded(spec.Dv)), spec.dtype == "f32"
-    found = pick(
-        triton_database(arch),
-        "triton",
-        alike(spec),
-        fitting(spec, plain_form=Switch.OVERLAPPING in off),
-        lambda t: queries_computed(spec.Sq, t["BM"]),
-        lambda f: (f.dtype == "f32") == single and max(f.D, f.Dv) == width,
-    )
+
+    def among(integers: bool) -> Pick | None:
+        return pick(
+            triton_database(arch),
+            "triton",
+            alike(spec),
+            fitting(spec, plain_form=Switch.OVERLAPPING in off),
+            lambda t: queries_computed(spec.Sq, t["BM"]),
+            lambda f: (
+                (f.dtype.split()[0] == "f32") == single and max(f.D, f.Dv) == width and f.has_integers == integers
+            ),
+        )
+
+    # Integers take longer to widen than to read, so that they have larger workgroups, and more of them.
+    found = (among(integers=True) if spec.quantized else None) or among(integers=False)
     if found is None:
         kind = "f32" if single else "halves"
         return tiles_of(
@@ -77,7 +91,8 @@ def tiles_of(config: TritonConfig, spec: AttentionSpec) -> Tiles:
 def alike(spec: AttentionSpec) -> AttentionSpec:
     """The spec (already folded) as its tiles are looked up: with head dims as tiles have them, without terms that only add."""
     masks = tuple(m for m in spec.masks if not (isinstance(m, Elementwise) and _only_adds(m)))
-    return dataclasses.replace(spec, D=padded(spec.D), Dv=padded(spec.Dv), masks=masks)
+    k, v = (x and dataclasses.replace(x, shape=()) for x in (spec.k_quant, spec.v_quant))
+    return dataclasses.replace(spec, D=padded(spec.D), Dv=padded(spec.Dv), masks=masks, k_quant=k, v_quant=v)
 
 
 def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles], bool]:
@@ -169,6 +184,10 @@ def default_config(spec: AttentionSpec, arch: int) -> TritonConfig:
     width = max(padded(spec.D), padded(spec.Dv))
     parts = splits(spec)
     rows = min(128, padded(spec.Sq)) if isinstance(spec.Sq, int) else 128
+    if width > WIDEST_TILE:
+        return TritonConfig(
+            min(rows, _rows_of_wide_heads(spec, arch)), 16 if spec.dtype == "f32" else 32, 8, 2, splits=parts
+        )
     if spec.dtype == "f32":
         small = {16: (64, 64), 32: (64, 64), 64: (64, 64), 128: (64, 32)}.get(width, (32, 16))
         return TritonConfig(min(rows, small[0]), small[1], 4, 2, splits=parts)
@@ -181,6 +200,13 @@ def default_config(spec: AttentionSpec, arch: int) -> TritonConfig:
     if width <= 64:
         return TritonConfig(rows, 64, 4, 3)
     return TritonConfig(min(rows, 128 if width == 128 else 64), 32, 8 if width == 128 and rows == 128 else 4, 2)
+
+
+def _rows_of_wide_heads(spec: AttentionSpec, arch: int) -> int:
+    """How many queries' outputs, of more than 256 columns, are in registers, and their queries in shared memory."""
+    if spec.dtype == "f32":
+        return 16
+    return {90: 64, 80: 32}[arch] if spec.D + spec.Dv <= _MOST_COLUMNS else {90: 32, 80: 16}[arch]
 
 
 def smaller(config: TritonConfig) -> Iterator[TritonConfig]:
