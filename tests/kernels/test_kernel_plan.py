@@ -19,7 +19,7 @@ from onnx_fa.iree.kernels import operands_of, plan_kernels
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.reference import attention
-from onnx_fa.tuning.command import cases_of_model
+from onnx_fa.tuning.model_cases import cases_of_model
 from onnx_fa.verifier.verifier import verify
 from tests.match.test_gathered import _PAGED, _feeds, _model
 from tests.support.cases import BY_NAME, draw_operands
@@ -31,8 +31,7 @@ EMITTING = {
     "explainer/derivation.py",
     "iree/kernels.py",
     "iree/stock_road.py",
-    "tuning/search.py",
-    "tuning/command.py",
+    "tuning/spaces.py",
 }
 """Those that make a kernel of a spec: the chooser, the one road of whole models, the stock road, whose patterns begin where IREE's
 importer lets them, the tuner, which tries tiles, and what tells how a site becomes a kernel."""

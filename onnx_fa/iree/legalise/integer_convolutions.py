@@ -107,7 +107,7 @@ def dequantized_conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Conv on a CPU whose weight is a DequantizeLinear of a constant: as a product of bytes and their scales where x is one of
     bytes, too, and windows lie side by side, else with a weight of floats, which is what kernels read."""
     weight = dequantized_constant(g, node.input[1])
-    if g.cpu is None or weight is None:
+    if g.cpu is None or weight is None or _is_depthwise_of_free_batch(g, node, node.input[0], weight.shape):
         return False
     hint, bias = node.name or "Conv", (*node.input, "")[2]
     numbers = dequantized_constant(g, bias) if bias else None
@@ -196,6 +196,8 @@ def _write_sums(g: GraphWriter, c: _Bytes, hint: str, *, rounded: bool) -> str |
     p = _patches_of(g, c) if rounded or exact else None
     if p is not None:
         return _float(g, write_image(g, _write_product(g, c, p, hint), p, c.columns, hint))
+    if _is_depthwise_of_free_batch(g, c.node, c.x, c.weight.shape):
+        return None
     number = g.cast(c.x, g.kind(c.x), TensorProto.FLOAT, hint)
     if c.x_zero:
         number = g.add("Sub", [number, g.cast(c.x_zero, g.kind(c.x), TensorProto.FLOAT, hint)], hint)
@@ -214,6 +216,14 @@ def _write_sums(g: GraphWriter, c: _Bytes, hint: str, *, rounded: bool) -> str |
         total = g.add("Add", [total, whole], hint) if total else whole
         g.types[total] = (TensorProto.INT32, None)
     return total or None
+
+
+def _is_depthwise_of_free_batch(g: GraphWriter, node: onnx.NodeProto, x: str, weight: tuple[int, ...]) -> bool:
+    """IREE does not compile sums of slices of bytes that become floats in the same dispatch, where only the run knows the batch:
+    their memory on the stack has no bound."""
+    shape = g.shape(x)
+    known = shape is not None and isinstance(shape[0], int)
+    return not known and weight[1] == 1 and attr_of(node, "group", 1) > 1
 
 
 def _write_part(g: GraphWriter, c: _Bytes, x: str, first: int, last: int, hint: str) -> str:
