@@ -29,9 +29,10 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "families kernel zoo stock_road vector_kernel no_keys campaign spelling_table export verify node_tests tune triton_kernel "
-    "few_kernel amx_body attention_bench integer_convolutions dot_body random_attention backend linear_sites spirv gpu quantized "
-    "match vulkan_model convolutions kv_passes bench cpu_linear cpu_linear_staged linear_numbers norm_sites split_keys memory iree_bugs"
+    "families kernel zoo stock_road vector_kernel no_keys campaign spelling_table export verify node_tests tune "
+    "triton_kernel few_kernel amx_body attention_bench integer_convolutions dot_body random_attention backend linear_sites "
+    "spirv gpu quantized match vulkan_model convolutions kv_passes bench cpu_linear cpu_linear_staged linear_numbers "
+    "norm_sites split_keys memory iree_bugs"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 
