@@ -23,9 +23,10 @@ from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.tiles.database import FOLDER_ENV, Database, read_database
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.linear import LinearSpec, biased, linear_name, multiply
+from onnx_fa.spec.linear_cases import in_panels
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
-from tests.support.linear_cases import CASES, SIZES, bound, draw, in_panels
+from tests.support.linear_cases import CASES, SIZES, bound, draw
 
 HOST = parse_target("cpu-host")
 AMX = parse_target("cpu-amx")

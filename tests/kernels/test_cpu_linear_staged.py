@@ -13,10 +13,11 @@ import pytest
 from onnx_fa.kernels.cpu.linear import kept_why, tiles_for
 from onnx_fa.kernels.cpu.linear_staged import DEEP
 from onnx_fa.spec.linear import LinearSpec, biased, multiply
+from onnx_fa.spec.linear_cases import in_panels
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import HOST, compile_site, packed, run
-from tests.support.linear_cases import CASES, GATED, RESIDUAL, SIZES, bound, draw, in_panels
+from tests.support.linear_cases import CASES, GATED, RESIDUAL, SIZES, bound, draw
 
 AVX512 = parse_target("cpu-avx512")
 HALVES = {name: spec for name, spec in CASES.items() if spec.dtype == "f16" and spec.bits is None and not spec.parts}

@@ -95,12 +95,3 @@ def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1
             scale = 0.1 if name == "scale" else size if name == "x" else 1.0
             found.append((rng.standard_normal(shape) * scale).astype(NUMPY[dtype]))
     return found
-
-
-def in_panels(w: npt.NDArray[Any], panel: int) -> npt.NDArray[Any]:
-    """A weight (K, N) as panels of columns, the last of them the last columns; of bf16 in pairs of rows, of bytes in fours."""
-    starts = [min(i, w.shape[1] - panel) for i in range(0, w.shape[1], panel)]
-    panels = np.stack([w[:, i : i + panel] for i in starts])
-    n = 4 if w.dtype == np.int8 else 2 if w.dtype == ml_dtypes.bfloat16 else 1
-    words = np.stack([panels[:, i::n] for i in range(n)], axis=-1)
-    return words.reshape(len(starts), len(w) // n, n * panel)
