@@ -35,6 +35,7 @@ from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of
 from onnx_fa.iree.norm_report import NormReport
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
+from onnx_fa.kernels.cpu.bits_entry import entry_name, entry_text
 from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.window import emit_window
@@ -311,19 +312,24 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             zeros = (
                 "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
             )
-            rows = None if x.is_dynamic_dim(0) else x.get_dim_size(0)
+            lead = dims_of(x)[:-1]
+            rows = lead[0] if len(lead) == 1 and isinstance(lead[0], int) else None
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
             self.functions.update(product_texts(product, self.target))
+            name, (x_type, y_type) = product.name, (mlir.Type.parse(v.type) for v in (product.x, product.y))
+            if len(lead) > 1:
+                name, (x_type, y_type) = entry_name(product, lead), (tensor_of((*lead, d), "f32") for d in (K, N))
+                self.functions[name] = entry_text(product, lead)
             kept = Bits(bits, block, product.scales, product.zeros)  # type: ignore[arg-type]  # words of the graph's own types
-            spec = LinearSpec((product.lead,), K, N, "f32", True, kept)
+            spec = LinearSpec(lead if len(lead) > 1 else (product.lead,), K, N, "f32", True, kept)
             self.reports.append(LinearReport(node.name, spec, product.name))
-            wanted = [mlir.Type.parse(x.type) for x in product.operands]
+            wanted = [x_type, *(mlir.Type.parse(x.type) for x in product.weight)]
             operands = [
                 cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
                 for value, have, want in zip(values, types, wanted, strict=True)
             ]
-            (made,) = call_function(product.name, operands, [mlir.Type.parse(product.y.type)])
+            (made,) = call_function(name, operands, [y_type])
             self._give(node.output[0], made)
         return True
 

@@ -60,7 +60,7 @@ def blocked_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
         zeros = g.computed(lambda: np.zeros(zero_shape, np.uint8), TensorProto.UINT8, zero_shape, hint)
     if not is_turned:
         scale = g.typed(g.add("Transpose", [scale], hint, perm=[1, 0]), TensorProto.FLOAT, [N, blocks])
-    y = bits_product(g, x, Weight(packed, scale, zeros, N, blocks, block, bits), hint)
+    y = bits_product(g, x, rows[:-1], Weight(packed, scale, zeros, N, blocks, block, bits), hint)
     assert y, f"{hint}: a kernel was to take it"
     g.add("Identity", [y], hint, out=node.output[0])
     return True
