@@ -7,6 +7,7 @@ writes: the same function name, the same operators, weights as resources at the 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -313,7 +314,8 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
             )
             lead = dims_of(x)[:-1]
-            rows = lead[0] if len(lead) == 1 and isinstance(lead[0], int) else None
+            sizes = [d for d in lead if isinstance(d, int)]
+            rows = math.prod(sizes) if len(sizes) == len(lead) else None
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
             self.functions.update(product_texts(product, self.target))

@@ -12,7 +12,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
 
-from onnx_fa.iree.compile import import_model
+from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
@@ -21,8 +21,10 @@ from tests.support.ort_run import run
 N, K, BLOCK = 48, 96, 32
 
 
-def model(lead: Sequence[int | str], level: int, dtype: int = T.FLOAT, width: int = K) -> onnx.ModelProto:
-    """Two products of the same x (.., width), one with zero points and a bias."""
+def model(
+    lead: Sequence[int | str], level: int, dtype: int = T.FLOAT, width: int = K, said: int | str = 0
+) -> onnx.ModelProto:
+    """Two products of the same x (.., width), whose graph says `said` of that, one with zero points and a bias."""
     rng = np.random.default_rng(3)
     as_type = np.float32 if dtype == T.FLOAT else np.float16
     arrays = {
@@ -38,7 +40,7 @@ def model(lead: Sequence[int | str], level: int, dtype: int = T.FLOAT, width: in
         h.make_node("MatMulNBits", ["x", "w1", "s1"], ["y1"], "plain", domain="com.microsoft", **sizes),
         h.make_node("MatMulNBits", ["x", "w2", "s2", "z", "", "bias"], ["y2"], "all", domain="com.microsoft", **sizes),
     ]
-    values = [h.make_tensor_value_info(n, dtype, [*lead, w]) for n, w in (("x", width), ("y1", N), ("y2", N))]
+    values = [h.make_tensor_value_info(n, dtype, [*lead, w]) for n, w in (("x", said or width), ("y1", N), ("y2", N))]
     weights = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
     graph = h.make_graph(nodes, "main_graph", values[:1], values[1:], weights)
     imports = [h.make_opsetid("", 17), h.make_opsetid("com.microsoft", 1)]
@@ -72,6 +74,15 @@ def test_compiled(
     for got, want in zip(load_module(tmp_path / "m.vmfb")(x), wanted, strict=True):
         assert got.shape == want.shape
         assert np.abs(got - want).max(initial=0) <= bound * np.abs(want).max(initial=0)
+
+
+def test_an_unknown_width(tmp_path: Path) -> None:
+    """Where the graph does not say how long rows are, torch-mlir would take other dims for that."""
+    target, proto = parse_target("cpu-host"), model(("batch", 37), 0, said="k")
+    compile_model(proto, tmp_path / "m.vmfb", target, parameters="embed")
+    x = np.random.default_rng(4).standard_normal((2, 37, K)).astype(np.float32)
+    for got, want in zip(load_module(tmp_path / "m.vmfb")(x), run(proto, {"x": x}), strict=True):
+        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
 
 
 def test_gpus_have_no_such_kernel() -> None:

@@ -84,7 +84,7 @@ def integer_weight_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     scale = g.computed(
         lambda: np.ascontiguousarray(whole(found.scale), np.float32), TensorProto.FLOAT, (N, blocks), hint
     )
-    y = bits_product(g, x, rows[:-1], Weight(packed, scale, zeros, N, blocks, block, bits), hint)
+    y = bits_product(g, x, rows, Weight(packed, scale, zeros, N, blocks, block, bits), hint)
     assert y, f"{hint}: a kernel was to take it"
     biased = [y, *node.input[2:3]] if op_of(node) == "Gemm" else [y]
     g.add("Add" if len(biased) > 1 and biased[1] else "Identity", [v for v in biased if v], hint, out=node.output[0])

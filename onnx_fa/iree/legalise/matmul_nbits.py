@@ -41,7 +41,7 @@ def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
     wide, shape = g.cast(a, kind, TensorProto.FLOAT, hint), g.shape(a)
     if blocks * size != width:
         wide = _pad_columns(g, wide, blocks * size - width, len(shape or ()), hint)
-    if whole := bits_product(g, wide, shape[:-1] if shape else None, kept, hint):
+    if whole := bits_product(g, wide, shape, kept, hint):
         return _finish(g, whole, bias, kind, hint, node.output[0])
     scale = _column(g, g.cast(scales, kind, TensorProto.FLOAT, hint), rows, blocks, hint)
     zero = _zero_points(g, zeros, bits, rows, blocks, hint)

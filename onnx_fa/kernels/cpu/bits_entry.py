@@ -1,6 +1,6 @@
 """The product with a weight of a few bits of an x of several leading dims: they become one for the kernel, and its result's rows
-become them again. Rows that no dims but one are free of are made so in the graph; with more, a shape that the run computes would
-have to be checked for zeros there."""
+become them again.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def entry_name(product: BitsProduct, lead: Sequence[Dim]) -> str:
 
 
 def entry_text(product: BitsProduct, lead: Sequence[Dim]) -> str:
-    """The function of that name: x (*lead, K) and the weight's operands to (*lead, N). The rows of the product are free; no symbol
-    of `lead` stands twice."""
+    """The function of that name: x (*lead, K) and the weight's operands to (*lead, N). No symbol of `lead` stands twice, and
+    the rows of the product are free where one stands there."""
     t = Text()
     x, y = (*lead, product.K), (*lead, product.N)
     dims = {
@@ -30,7 +30,8 @@ def entry_text(product: BitsProduct, lead: Sequence[Dim]) -> str:
     rows = t.index(1)
     for d in lead:
         rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else dims[d])
-    flat = [f"{operand.type}{{{rows}}}" for operand in (product.x, product.y)]
+    tied = f"{{{rows}}}" if dims else ""
+    flat = [f"{operand.type}{tied}" for operand in (product.x, product.y)]
     own = [f"{tensor_type(shape, 'f32')}{tied_dims(shape, dims)}" for shape in (x, y)]
     given = t.let(f"flow.tensor.reshape %x : {own[0]} -> {flat[0]}")
     weight = product.weight
