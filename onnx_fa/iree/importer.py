@@ -30,6 +30,7 @@ from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
@@ -93,6 +94,7 @@ def import_mlir(
     infer_types(proto, sites, data_prop=data_prop)
     linear = find_linear_sites(proto, held, target=target)
     norms = find_norm_sites(proto, held, target=target)
+    widen_sums(proto, held)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
