@@ -1,11 +1,12 @@
-"""Single attentions, one by one: stock IREE with its best flags, onnx_fa, onnxruntime and torch, in one run, interleaved. `onnx-fa
-bench --heads ...` (sweep.py) and
+"""Single sites, one by one: stock IREE with its best flags, onnx_fa, onnxruntime and torch, in one run, interleaved. `onnx-fa
+bench --case NAME`, `--heads ...` (sweep.py) and
 
     python -m onnx_fa.benchmark.attention --out PREFIX [--quick] [--case NAME ...] [--threads N] [--rounds N] [--fresh]
 
-Every case of the table in `spec/cases.py` becomes a plain ONNX model (`forms/plain.py`), which stock IREE, onnx_fa and onnxruntime
-take, and PyTorch calls (`torch_sdpa.py`). Numbers are compared with the float64 reference before anything is timed. A finished case
-is kept in PREFIX.partial until the files are written, so that the same command goes on after an interruption.
+Every case of the tables (`spec/site_case.py`) becomes a plain ONNX model (`forms/plain_site.py`), which stock IREE, onnx_fa and
+onnxruntime take, and PyTorch calls (`torch_sdpa.py`, `torch_linear.py`). Numbers are compared with the float64 reference before
+anything is timed. A finished case is kept in PREFIX.partial until the files are written, so that the same command goes on after an
+interruption.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from onnx_fa.benchmark.kept_modules import KeptModules
 from onnx_fa.benchmark.models import (
     ORT,
     STOCK,
-    TORCH,
     write_files,
 )
 from onnx_fa.benchmark.plot import OURS, plot
@@ -38,7 +38,7 @@ from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec import cases
-from onnx_fa.spec.cases import Case
+from onnx_fa.spec.site_case import SiteCase, find_case
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tables import markdown_table, text_table
 
@@ -49,7 +49,7 @@ METHOD = (
 
 
 def build_modules(
-    wanted: Sequence[Case],
+    wanted: Sequence[SiteCase],
     target: Target,
     plan: Plan,
     modules: KeptModules,
@@ -67,7 +67,7 @@ def build_modules(
 
 
 def bench_attention(
-    wanted: Sequence[Case],
+    wanted: Sequence[SiteCase],
     prefix: Path,
     target: Target | str = "cpu-host",
     plan: Plan | None = None,
@@ -150,7 +150,7 @@ def table_row(r: CaseResult) -> tuple[str, ...]:
         return "-" if value is None else format(value, form)
 
     by = {c.what: c for c in r.contestants if c.what != TRIED}
-    order = (OURS, STOCK, ORT, TORCH)
+    order = (OURS, STOCK, ORT, r.torch)
     ours = r.median(OURS)
 
     def ratio(other: float | None) -> float | None:
@@ -158,7 +158,7 @@ def table_row(r: CaseResult) -> tuple[str, ...]:
 
     extra = [by[w].extra_bytes if w in by else None for w in order]
     remarks = [f"{w}: {by[w].problem}" for w in order if w in by and by[w].problem]
-    remarks += [by[w].flags for w in (OURS, TORCH) if w in by and not by[w].problem and by[w].flags]
+    remarks += [by[w].flags for w in (OURS, r.torch) if w in by and not by[w].problem and by[w].flags]
     return (
         r.title,
         *(cell(r.median(w), ".2f") for w in order),
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench_attention.sh", description=main.__doc__)
     parser.add_argument("--out", default="benchmarks/attention", metavar="PREFIX")
     parser.add_argument(
-        "--case", action="append", default=[], metavar="NAME", help="one of onnx_fa/cases.py; repeatable"
+        "--case", action="append", default=[], metavar="NAME", help="one of `onnx-fa cases`; repeatable"
     )
     parser.add_argument("--quick", action="store_true", help="a few small cases, few calls (to another PREFIX)")
     parser.add_argument("--all-quick", action="store_true", help="all cases, few calls")
@@ -216,7 +216,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prefix = Path(f"{args.out}-quick" if args.quick or args.all_quick else args.out)
     tag = "quick" if args.quick else "table"
     try:
-        wanted = [cases.find(n) for n in args.case] or [c for c in cases.CASES if {tag, "table"} <= c.tags]
+        wanted: list[SiteCase] = [find_case(n) for n in args.case] or [
+            c for c in cases.CASES if {tag, "table"} <= c.tags
+        ]
         results = bench_attention(wanted, prefix, args.target, plan, fresh=args.fresh, note=_say)
         written = write_results(results, prefix, plan, with_plot=not args.no_plot)
     except OnnxFaError as e:

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_fa
 from onnx_fa.cli.bench import run_bench
+from onnx_fa.cli.cases import list_cases
 from onnx_fa.cli.compile import run_compile
 from onnx_fa.cli.derive import run_derive
 from onnx_fa.cli.explain import run_explain
@@ -189,8 +190,20 @@ def _add_inspect(sub: argparse.ArgumentParser) -> None:
     add_lossy(sub)
 
 
+def _add_cases(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--kind", choices=("attention", "linear"), help="only sites of this kind")
+    sub.add_argument("--tag", action="append", default=[], metavar="TAG", help="only cases with this tag; repeatable")
+
+
 def _add_verify(sub: argparse.ArgumentParser) -> None:
-    add_model(sub)
+    sub.add_argument("model", nargs="?", metavar="MODEL", help="an ONNX file; or --case")
+    sub.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a site alone, one of `onnx-fa cases`, on the operands of its table; repeatable",
+    )
     sub.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="sets of random inputs to compare on (default: %(default)s)"
     )
@@ -217,13 +230,13 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
         "--output",
         metavar="PREFIX",
         help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./<model>.profile, "
-        "./attention.bench, ./ablation-<target>.bench)",
+        "./attention.bench, ./cases.bench, ./ablation-<target>.bench)",
     )
     sub.add_argument(
         "--rounds",
         type=int,
         metavar="N",
-        help="rounds in which each contestant is timed (default: 7 of a model, 4 of attention alone), or calls of --profile "
+        help="rounds in which each contestant is timed (default: 7 of a model, 4 of a site alone), or calls of --profile "
         "(default: 20)",
     )
     sub.add_argument(
@@ -268,7 +281,7 @@ def _add_ablation(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="of --ablate: this case of onnx_fa/spec/cases.py; repeatable",
+        help="a site alone, one of `onnx-fa cases` (with --ablate: an attention); repeatable",
     )
     sub.add_argument(
         "--switch",
@@ -295,7 +308,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--modules",
         metavar="DIR",
-        help="of a sweep or --ablate: keep compiled modules there, and use those that are there",
+        help="of a sweep, --case or --ablate: keep compiled modules there, and use those that are there",
     )
     sub.add_argument(
         "--build-only", action="store_true", help="fill --modules for a machine that has a device, but no compiler"
@@ -333,7 +346,7 @@ def _add_tune(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a case of onnx_fa/spec/cases.py or linear_cases.py; repeatable",
+        help="one of `onnx-fa cases`; repeatable",
     )
     sub.add_argument("--out", metavar="FILE", help="the database to write (default: the package's own for the target)")
     sub.add_argument("--body", default="", metavar="NAME", help="of the kernel (default: the one that compile takes)")
@@ -380,9 +393,10 @@ COMMANDS = (
         _add_verify,
         run_verify,
     ),
+    Command("cases", "list the sites that verify, bench and tune take alone, by name", _add_cases, list_cases),
     Command(
         "bench",
-        "time a model, or attention alone, against stock IREE, onnxruntime and PyTorch",
+        "time a model, or sites alone, against stock IREE, onnxruntime and PyTorch",
         _add_bench,
         run_bench,
     ),

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from onnx_fa.spec.expr import ScoreExpr
-from onnx_fa.spec.expr_json import from_json, number_to_json, to_json
+from onnx_fa.spec.spec_json import fields_from_json, fields_to_json
 from onnx_fa.spec.terms import (
     Dim,
     DType,
@@ -320,36 +319,9 @@ class AttentionSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; infinities are written as strings."""
-
-        def enc(x: Any) -> Any:
-            if isinstance(x, ScoreExpr):
-                return to_json(x)
-            if dataclasses.is_dataclass(x) and not isinstance(x, type):
-                fields = {f.name: enc(getattr(x, f.name)) for f in dataclasses.fields(x)}
-                return fields if isinstance(x, AttentionSpec) else {"kind": type(x).__name__, **fields}
-            if isinstance(x, tuple):
-                return [enc(y) for y in x]
-            return number_to_json(x)
-
-        result: dict[str, Any] = enc(self)
-        return result
+        return fields_to_json(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionSpec:
         """The inverse of `to_dict`. Raises ValueError on unknown terms and on what is no score expression."""
-
-        def dec(x: Any) -> Any:
-            if isinstance(x, dict):
-                fields = {
-                    k: from_json(v) if k in _EXPRESSIONS and v is not None else dec(v)
-                    for k, v in x.items()
-                    if k != "kind"
-                }
-                if x.get("kind") not in _TERMS:
-                    raise ValueError(f"unknown term {x.get('kind')!r} in an attention spec")
-                return _TERMS[x["kind"]](**fields)
-            if isinstance(x, list):
-                return tuple(dec(y) for y in x)
-            return float(x) if x in ("inf", "-inf") else x
-
-        return cls(**{k: dec(v) for k, v in data.items()})
+        return cls(**fields_from_json(data, _TERMS, _EXPRESSIONS))

@@ -78,6 +78,7 @@ def _cases() -> Iterator[LinearCase]:
     yield _layer("linear_vit", 197, 768, 768, "bias")
     yield _layer("linear_bf16_up", 512, 768, 3072, "gelu", dtype="bf16")
     yield _layer("linear_bf16_down", 512, 3072, 768, "residual", dtype="bf16")
+    yield _layer("linear_tiny", 6, 32, 48, "gelu")
 
 
 LINEAR_CASES: tuple[LinearCase, ...] = tuple(_cases())
