@@ -44,8 +44,8 @@ from onnx_fa.forms.plain_site import WEIGHT, Array, Spec, held_operands, plain_s
 from onnx_fa.forms.rewrite import rewrite
 from onnx_fa.graph import io
 from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.kernel_report import summary
 from onnx_fa.iree.kernels import plan_kernels
-from onnx_fa.iree.linear_report import summary
 from onnx_fa.iree.run import benchmark_module, function_of, run_module
 from onnx_fa.spec import cases
 from onnx_fa.spec.accuracy import Expected

@@ -21,7 +21,7 @@ def run_compile(args: argparse.Namespace) -> None:
     from onnx_fa.graph.fixed_inputs import fix_inputs
     from onnx_fa.graph.free_dims import fix_dims
     from onnx_fa.iree.compile import compile_model
-    from onnx_fa.iree.linear_report import summary
+    from onnx_fa.iree.kernel_report import summary
 
     target = read_target(args, runs=args.check)
     check_outputs(args, files=[args.output], texts=[args.report])
@@ -74,18 +74,19 @@ def run_compile(args: argparse.Namespace) -> None:
 
 def _note_details(args: argparse.Namespace, done: CompileReport) -> None:
     """With -v the flags, each site's tiles and the kinds of linear sites, with -vv also the program's dispatches."""
-    from onnx_fa.iree.linear_report import grouped
-    from onnx_fa.iree.norm_report import grouped_norms
+    from onnx_fa.iree.kernel_report import grouped
+    from onnx_fa.spec.linear_words import follows, weight_words
+    from onnx_fa.spec.norm_words import norm_kind
 
     if args.verbose > 0:
         note(args, f"command: {shlex.join(done.command)}")
         for site in done.sites:
             note(args, f"{site.name}: {tile_words(site)}; {site.tuning}")
         for group in grouped(done.linear):
-            then = f", then {group.then}" * bool(group.then)
-            note(args, f"{len(group.names)} of {group.size}, weight {group.weight}{then}: {group.maker}")
-        for norm in grouped_norms(done.norms):
-            note(args, f"{len(norm.names)} of {norm.size}, {norm.kind}: {norm.maker}")
+            then = "".join(f", then {', '.join(words)}" for words in [follows(group.spec)] if words)
+            note(args, f"{len(group.names)} of {group.size}, weight {weight_words(group.spec)}{then}: {group.maker}")
+        for norm in grouped(done.norms):
+            note(args, f"{len(norm.names)} of {norm.size}, {norm_kind(norm.spec)}: {norm.maker}")
     if args.verbose > 1:
         for dispatch in done.inspection.dispatches:
             note(args, f"dispatch {dispatch.export}: {', '.join(dispatch.results)}")

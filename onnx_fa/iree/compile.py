@@ -21,9 +21,8 @@ from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
 from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
+from onnx_fa.iree.kernel_report import LinearReport, NormReport, grouped
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
-from onnx_fa.iree.linear_report import LinearReport, grouped
-from onnx_fa.iree.norm_report import NormReport, grouped_norms
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -83,7 +82,7 @@ class ImportedModule:
         return {
             **self.report.to_dict(),
             "linear": [group.to_dict() for group in grouped(self.linear)],
-            "norms": [group.to_dict() for group in grouped_norms(self.norms)],
+            "norms": [group.to_dict() for group in grouped(self.norms)],
         }
 
 
@@ -122,7 +121,7 @@ class CompileReport:
         return {
             **self.report.to_dict(),
             "linear": [group.to_dict() for group in grouped(self.linear)],
-            "norms": [group.to_dict() for group in grouped_norms(self.norms)],
+            "norms": [group.to_dict() for group in grouped(self.norms)],
             "command": list(self.command),
             "seconds": self.seconds,
             "vmfb_bytes": self.vmfb_bytes,

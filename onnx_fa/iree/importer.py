@@ -22,6 +22,7 @@ from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
+from onnx_fa.iree.kernel_report import LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
@@ -30,19 +31,16 @@ from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, s
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.writer import attributes_of
-from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
-from onnx_fa.iree.norm_report import NormReport
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
-from onnx_fa.kernels.linear import emit_linear
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
-from onnx_fa.kernels.norm import emit_norm
+from onnx_fa.kernels.row_sites import emit_site
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.linear import Bits, LinearSpec, linear_name
 from onnx_fa.spec.norm import norm_name
@@ -333,7 +331,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         types, attributes = self._types(node), attributes_of(node)
         spec = spec_of([(dims_of(x), str(x.element_type)) for x in types], attributes)
-        self.functions.update(emit_linear(spec, self.target))
+        self.functions.update(emit_site(spec, self.target))
         self._call_site(node, linear_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 
@@ -343,7 +341,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         types = [(dims_of(x), str(x.element_type)) for x in self._types(node)]
         spec = norm_spec_of(types, attributes_of(node), len(node.output))
-        self.functions.update(emit_norm(spec, self.target))
+        self.functions.update(emit_site(spec, self.target))
         self._call_site(node, norm_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 

@@ -18,7 +18,7 @@ from onnx_fa.files import scratch_folder
 from onnx_fa.forms.plain_site import Array, plain_site_model, site_inputs
 from onnx_fa.graph.io import save
 from onnx_fa.iree.compile import CompileReport, compile_model
-from onnx_fa.iree.linear_report import summary
+from onnx_fa.iree.kernel_report import summary
 from onnx_fa.spec.accuracy import Expected
 from onnx_fa.spec.cases import packed
 from onnx_fa.spec.dtypes import NUMPY

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from onnx_fa.iree.inspect import is_linear
-from onnx_fa.iree.linear_report import LinearReport, grouped, summary
+from onnx_fa.iree.kernel_report import LinearReport, grouped, summary
 from onnx_fa.spec.linear import Bits, LinearSpec
+from onnx_fa.spec.linear_words import weight_words
 from tests.cli.test_cli import cli, report
 from tests.support import tiny
 
@@ -56,7 +57,7 @@ def test_the_line_of_many() -> None:
         LinearReport("b", bits, "bits4"),
         LinearReport("c", bits, "bits4"),
     ]
-    assert [(g.names, g.size, g.weight) for g in grouped(sites)] == [
+    assert [(g.names, g.size, weight_words(g.spec)) for g in grouped(sites)] == [
         (("a",), "1x64x64", "f32"),
         (("b", "c"), "?x64x64", "4 bits, blocks of 32"),
     ]

@@ -17,7 +17,7 @@ from onnx import helper as h
 from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.linear_report import grouped
+from onnx_fa.iree.kernel_report import grouped
 from onnx_fa.iree.run import function_of
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from tests.iree.test_linear_sites import nodes_of
