@@ -13,7 +13,8 @@ from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.bits_table import all_numbers, has_table, looked_up
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_staged import DEEP, StagedBody
-from onnx_fa.kernels.cpu.row_dispatch import Operand, tile_height
+from onnx_fa.kernels.cpu.row_dispatch import tile_height
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import Target
 

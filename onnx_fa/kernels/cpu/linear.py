@@ -9,8 +9,9 @@ from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
-from onnx_fa.kernels.cpu.row_dispatch import ROWS, joined, tile_height
+from onnx_fa.kernels.cpu.row_dispatch import joined, tile_height
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import INDEX
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
@@ -159,12 +160,7 @@ class LinearEntry(KernelEntry):
         t, spec = self.t, self.spec
         free = spec.rows is None
         if free:
-            for symbol in dict.fromkeys(d for d in spec.lead if isinstance(d, str)):
-                self.measure(symbol)
-            rows = t.index(1)
-            for d in spec.lead:
-                rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
-            self.dims[ROWS] = rows
+            self.count_rows(spec.lead)
         flat = operands_of(spec)
         own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
         values = self.pass_operands(own, [x.shape for x in flat], [x.element for x in flat])

@@ -11,6 +11,7 @@ from functools import cache
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, f32_products
@@ -143,13 +144,8 @@ class LinearEntry(KernelEntry):
 
     def text_lines(self) -> list[str]:
         t, spec = self.t, self.spec
-        for symbol in dict.fromkeys(d for d in spec.lead if isinstance(d, str)):
-            self.measure(symbol)
-        rows = t.index(1)
-        for d in spec.lead:
-            rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
-        self.dims["rows"] = rows
-        lead = ("rows",) if spec.rows is None else (spec.rows,)
+        rows = self.count_rows(spec.lead)
+        lead = (ROWS,) if spec.rows is None else (spec.rows,)
         elements = [element_type(d) for d in spec.operand_dtypes]
         wanted = [(*lead, spec.K), *spec.operand_shapes[1:]]
         values = self.pass_operands(spec.operand_shapes, wanted, elements)

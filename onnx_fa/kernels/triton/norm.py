@@ -7,6 +7,7 @@ from functools import cache
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
@@ -56,13 +57,8 @@ class NormEntry(KernelEntry):
 
     def text_lines(self) -> list[str]:
         t, spec = self.t, self.spec
-        for symbol in dict.fromkeys(d for d in spec.lead if isinstance(d, str)):
-            self.measure(symbol)
-        rows = t.index(1)
-        for d in spec.lead:
-            rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
-        self.dims["rows"] = rows
-        flat = ("rows" if spec.rows is None else spec.rows, spec.N)
+        rows = self.count_rows(spec.lead)
+        flat = (ROWS if spec.rows is None else spec.rows, spec.N)
         elements = [element_type(d) for d in spec.operand_dtypes]
         wanted = [flat if len(shape) > 1 else shape for shape in spec.operand_shapes]
         values = self.pass_operands(spec.operand_shapes, wanted, elements)
