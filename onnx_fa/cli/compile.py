@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from onnx_fa.cli.iree_lines import note_lines
 from onnx_fa.cli.outputs import check_outputs, write_json
 from onnx_fa.cli.phases import Phases
-from onnx_fa.cli.printing import check_strict, note, note_left_alone, print_lossy, tile_words
+from onnx_fa.cli.printing import check_strict, note, note_left_alone, origin_words, print_lossy, tile_words
 from onnx_fa.cli.targets import read_target
 
 if TYPE_CHECKING:
@@ -84,9 +84,13 @@ def _note_details(args: argparse.Namespace, done: CompileReport) -> None:
             note(args, f"{site.name}: {tile_words(site)}; {site.tuning}")
         for group in grouped(done.linear):
             then = "".join(f", then {', '.join(words)}" for words in [follows(group.spec)] if words)
-            note(args, f"{len(group.names)} of {group.size}, weight {weight_words(group.spec)}{then}: {group.maker}")
+            made = f"{group.maker}{origin_words(group.origin)}"
+            note(args, f"{len(group.names)} of {group.size}, weight {weight_words(group.spec)}{then}: {made}")
         for norm in grouped(done.norms):
-            note(args, f"{len(norm.names)} of {norm.size}, {norm_kind(norm.spec)}: {norm.maker}")
+            note(
+                args,
+                f"{len(norm.names)} of {norm.size}, {norm_kind(norm.spec)}: {norm.maker}{origin_words(norm.origin)}",
+            )
     if args.verbose > 1:
         for dispatch in done.inspection.dispatches:
             note(args, f"dispatch {dispatch.export}: {', '.join(dispatch.results)}")

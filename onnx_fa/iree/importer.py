@@ -41,6 +41,7 @@ from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site
+from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.linear import Bits, LinearSpec, linear_name
 from onnx_fa.spec.norm import norm_name
@@ -315,7 +316,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             self.functions.update(product_texts(product, self.target))
             kept = Bits(bits, block, product.scales, product.zeros)  # type: ignore[arg-type]  # words of the graph's own types
             spec = LinearSpec((product.lead,), K, N, "f32", True, kept)
-            self.reports.append(LinearReport(node.name, spec, product.name))
+            self.reports.append(LinearReport(node.name, spec, product.name, origin=BY_RULE))
             wanted = [mlir.Type.parse(x.type) for x in product.operands]
             operands = [
                 cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
@@ -351,7 +352,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         spec = window_of(dims_of(self._types(node)[0]), attributes_of(node))
         self.functions.update(emit_window(spec, self.target))
-        self.reports.append(LinearReport(node.name, spec.product, spec.name))
+        self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
         return True
 

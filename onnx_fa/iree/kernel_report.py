@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.linear_words import linear_facts
 from onnx_fa.spec.norm import NormSpec
@@ -18,12 +19,13 @@ S = TypeVar("S", LinearSpec, NormSpec)
 @dataclass(frozen=True)
 class KernelReport(Generic[S]):
     """One site. `kernel` is the name of the function that stands for it, "" where the compiler keeps it, and `kept` then says
-    why."""
+    why. `origin` has the tiles, and says where they are from, or which entry says that the compiler's are faster."""
 
     name: str
     spec: S
     kernel: str = ""
     kept: str = ""
+    origin: Origin = UNKNOWN
 
 
 LinearReport = KernelReport[LinearSpec]
@@ -38,6 +40,7 @@ class Group(Generic[S]):
     spec: S
     kernel: str
     kept: str
+    origin: Origin
 
     @property
     def size(self) -> str:
@@ -57,15 +60,17 @@ class Group(Generic[S]):
         return linear_facts(self.spec) if isinstance(self.spec, LinearSpec) else norm_facts(self.spec)
 
     def to_dict(self) -> dict[str, Any]:
-        made = {"kernel": self.kernel or None, "kept": self.kept}
+        tiles = dict(self.origin.tiles)
+        made = {"kernel": self.kernel or None, "kept": self.kept, "tiles": tiles or None}
+        made["tuning"] = self.origin.tuning or None
         return {"count": len(self.names), **self._facts, **made, "names": list(self.names)}
 
 
 def grouped(sites: Iterable[KernelReport[S]]) -> list[Group[S]]:
     """The sites, those with one spec and one maker together, in the order in which they come."""
-    names: dict[tuple[S, str, str], list[str]] = {}
+    names: dict[tuple[S, str, str, Origin], list[str]] = {}
     for s in sites:
-        names.setdefault((s.spec, s.kernel, s.kept), []).append(s.name)
+        names.setdefault((s.spec, s.kernel, s.kept, s.origin), []).append(s.name)
     return [Group(tuple(found), *key) for key, found in names.items()]
 
 

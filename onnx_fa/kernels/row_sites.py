@@ -6,6 +6,7 @@ from __future__ import annotations
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels import triton
 from onnx_fa.kernels.cpu import linear as cpu
+from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.norm import NormSpec
 from onnx_fa.spec.target import Target
@@ -25,6 +26,22 @@ def kept_why(spec: LinearSpec | NormSpec, target: Target) -> str:
     except UnsupportedError as e:
         return str(e)
     return ""
+
+
+def origin_of(spec: LinearSpec | NormSpec, target: Target, kept: str = "") -> Origin:
+    """The tiles of a site's kernel and where they are from. Where the compiler keeps the site (`kept` says why) since it was
+    measured to be faster, where that is from."""
+    if isinstance(spec, LinearSpec) and not target.is_gpu:
+        return cpu.origin_of(spec, target, kept)
+    if kept:
+        return UNKNOWN
+    if isinstance(spec, LinearSpec):
+        from onnx_fa.kernels.triton import linear
+
+        return linear.origin_of(spec)
+    from onnx_fa.kernels.triton import norm
+
+    return norm.origin_of(spec)
 
 
 def panel_of(spec: LinearSpec, target: Target) -> int:

@@ -211,5 +211,7 @@ def test_the_import_calls_it() -> None:
         "gives_sum": False,
         "kernel": "k",
         "kept": "",
+        "tiles": None,
+        "tuning": None,
         "names": ["a", "b"],
     }

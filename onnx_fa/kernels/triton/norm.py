@@ -9,6 +9,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
+from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import dispatch
@@ -32,6 +33,12 @@ def config_of(spec: NormSpec) -> NormConfig:
     """A row per workgroup, and as many threads as measured fastest on an H100 (benchmarks/norm-h100.csv)."""
     width = power_of_two(spec.N)
     return NormConfig(1, 4 if width <= 2048 else 8 if width <= 8192 else 16)
+
+
+def origin_of(spec: NormSpec) -> Origin:
+    """The tiles and where they are from."""
+    config = config_of(spec)
+    return built_in({"rows": config.rows, "warps": config.warps}, "a rule, measured on an H100")
 
 
 @cache
