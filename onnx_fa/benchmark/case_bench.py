@@ -170,7 +170,7 @@ class CaseBench:
             self.given.append(x if self.spec.dtype == "bf16" else path)  # IREE's tools read no bf16 from an .npy
         if isinstance(self.spec, LinearSpec):
             np.save(self.weight, operands[WEIGHT])
-            self.weight_bytes = operands[WEIGHT].nbytes
+            self.weight_bytes = sum(x.nbytes for x in held_operands(self.spec, operands))
         self.read_bytes = sum(x.nbytes for x in held_operands(self.spec, operands))
         ((shape, dtype), *_) = self.spec.results
         self.io_bytes = sum(x.nbytes for x in operands) + bytes_of(shape, dtype)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from onnx_fa.benchmark.torch_exprs import apply_expr
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.spec.expr import SCORE, Apply, ScoreExpr, Tensor
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.linear_cases import GELU
@@ -28,8 +29,10 @@ class TorchLinear:
 
 
 def torch_linear(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]], device: str = "cpu") -> TorchLinear:
-    """The product of a spec of floats without panels; its operands go to `device` beforehand, the weight as (N, K), as PyTorch
-    keeps it."""
+    """The product of a spec without panels; its operands go to `device` beforehand, the weight as (N, K), as PyTorch keeps it.
+    Raises UnsupportedError for bytes, and for a weight in another type than x."""
+    if spec.is_of_bytes or spec.stored or spec.bits is not None:
+        raise UnsupportedError(f"PyTorch: a product of {spec.dtype} by a weight of another type")
     x, w, *tensors = (_tensor(a).to(device) for a in operands)
     weight = w if spec.transposed else w.T.contiguous()
     columns = bool(tensors) and spec.tensors[0].shape == (spec.N,)

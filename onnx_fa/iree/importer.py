@@ -34,6 +34,8 @@ from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
+from onnx_fa.kernels.cpu.bits_many import origin_of
+from onnx_fa.kernels.cpu.bits_many import spec_of as spec_of_bits
 from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.window import emit_window
@@ -43,7 +45,7 @@ from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site
 from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.linear import Bits, LinearSpec, linear_name
+from onnx_fa.spec.linear import linear_name
 from onnx_fa.spec.norm import norm_name
 from onnx_fa.spec.target import Target
 
@@ -314,9 +316,8 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
             self.functions.update(product_texts(product, self.target))
-            kept = Bits(bits, block, product.scales, product.zeros)  # type: ignore[arg-type]  # words of the graph's own types
-            spec = LinearSpec((product.lead,), K, N, "f32", True, kept)
-            self.reports.append(LinearReport(node.name, spec, product.name, origin=BY_RULE))
+            origin = origin_of(product, self.target)
+            self.reports.append(LinearReport(node.name, spec_of_bits(product), product.name, origin=origin))
             wanted = [mlir.Type.parse(x.type) for x in product.operands]
             operands = [
                 cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
