@@ -66,10 +66,10 @@ def test_a_model_without_any(tmp_path: Path) -> None:
         (LinearSpec((512,), 768, 768, "f32"), "cpu-avx512", "", "cpu-avx512: linear f32 many rows, medium K, medium N"),
         (LinearSpec((512,), 768, 768, "f32"), "cpu-avx512", "--kernels iree", ""),
         (
-            LinearSpec((64,), 64, 64, "f32", stored="f16"),
+            LinearSpec((64,), 64, 64, "f32", stored="bf16"),
             "cpu-avx512",
             "",
-            "built in: nothing was measured of f32 by f16",
+            "built in: nothing was measured of f32 by bf16",
         ),
         (LinearSpec((512,), 768, 768, "f16"), "cuda", "", "cuda-linear-sm_90: f16 512x768x768; the same product"),
         (LinearSpec((500,), 768, 768, "f16"), "cuda", "", "cuda-linear-sm_90: f16 512x768x768; nearest"),
