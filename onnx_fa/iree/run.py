@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -277,14 +276,10 @@ def _module_flags(
     if threads is not None:
         flags.append(f"--task_topology_max_group_count={threads}")
     for i, array in enumerate(inputs):
-        if isinstance(array, Path):
-            flags.append(f"--input=@{array}")
-        elif array.dtype == ml_dtypes.bfloat16:  # .npy has none
-            (folder / f"{i}.bin").write_bytes(array.tobytes())
-            flags.append(f"--input={'x'.join(map(str, (*array.shape, 'bf16')))}=@{folder / f'{i}.bin'}")
-        else:
-            np.save(folder / f"{i}.npy", array)
-            flags.append(f"--input=@{folder / f'{i}.npy'}")
+        path = array if isinstance(array, Path) else folder / f"{i}.npy"
+        if not isinstance(array, Path):
+            np.save(path, array)
+        flags.append(f"--input=@{path}")
     return flags
 
 
