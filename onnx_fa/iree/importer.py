@@ -7,9 +7,11 @@ writes: the same function name, the same operators, weights as resources at the 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx
@@ -30,10 +32,12 @@ from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
+from onnx_fa.kernels.cpu.bits_entry import entry_name, entry_text
 from onnx_fa.kernels.cpu.bits_many import origin_of
 from onnx_fa.kernels.cpu.bits_many import spec_of as spec_of_bits
 from onnx_fa.kernels.cpu.bits_product import product_texts
@@ -92,6 +96,7 @@ def import_mlir(
     infer_types(proto, sites, data_prop=data_prop)
     linear = find_linear_sites(proto, held, target=target)
     norms = find_norm_sites(proto, held, target=target)
+    widen_sums(proto, held)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
@@ -312,18 +317,25 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             zeros = (
                 "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
             )
-            rows = None if x.is_dynamic_dim(0) else x.get_dim_size(0)
+            lead = dims_of(x)[:-1]
+            sizes = [d for d in lead if isinstance(d, int)]
+            rows = math.prod(sizes) if len(sizes) == len(lead) else None
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
             self.functions.update(product_texts(product, self.target))
-            origin = origin_of(product, self.target)
-            self.reports.append(LinearReport(node.name, spec_of_bits(product), product.name, origin=origin))
-            wanted = [mlir.Type.parse(x.type) for x in product.operands]
+            name, (x_type, y_type) = product.name, (mlir.Type.parse(v.type) for v in (product.x, product.y))
+            spec = spec_of_bits(product)
+            if len(lead) > 1:
+                name, (x_type, y_type) = entry_name(product, lead), (tensor_of((*lead, d), "f32") for d in (K, N))
+                self.functions[name] = entry_text(product, lead)
+                spec = replace(spec, lead=lead)
+            self.reports.append(LinearReport(node.name, spec, product.name, origin=origin_of(product, self.target)))
+            wanted = [x_type, *(mlir.Type.parse(x.type) for x in product.weight)]
             operands = [
                 cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
                 for value, have, want in zip(values, types, wanted, strict=True)
             ]
-            (made,) = call_function(product.name, operands, [mlir.Type.parse(product.y.type)])
+            (made,) = call_function(name, operands, [y_type])
             self._give(node.output[0], made)
         return True
 

@@ -17,6 +17,7 @@ from onnx_fa.graph.moves import REGROUPS
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Anchor, Expr, Product
+from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.walk_up import is_weights
 from onnx_fa.patterns.operands.product import read_product
 from onnx_fa.patterns.score.elementwise import COMPOSED, read_function
@@ -44,7 +45,13 @@ _GATES = {"Erf": "gelu", "Tanh": "gelu", "Sigmoid": "swish"}
 
 def find_weights(view: GraphView, node: ir.Node) -> Anchor | None:
     """The function of the score that begins at `node`; None where it is no such function, or stands in no attention."""
-    found = _function(view, node)
+    try:
+        found = _function(view, node)
+    except NoMatch:
+        # What is refused while it is read is no miss in a norm, which begins as such a function does.
+        if any(_is_of_scores(view, i) for i in node.inputs if i is not None and view.const(i) is None):
+            raise
+        return None
     if found is None or not _is_of_scores(view, found[0]):
         return None
     score, weight, expr = found

@@ -76,6 +76,11 @@ def test_rows_left_over(tmp_path: Path) -> None:
     assert load_module(_compiled("rows_left_over", tmp_path))(x)[0].ravel().tolist() != [4, 13], REPAIRED
 
 
+def test_half_sums(tmp_path: Path) -> None:
+    x = np.full((2, 768), 100, np.float32)
+    assert np.isinf(load_module(_compiled("half_sums", tmp_path))(x)[0]).all(), REPAIRED
+
+
 def test_pixel_shuffle(tmp_path: Path) -> None:
     x = np.arange(48, dtype=np.float32).reshape(1, 12, 2, 2)
     right = x.reshape(1, 3, 2, 2, 2, 2).transpose(0, 1, 4, 2, 5, 3).reshape(1, 3, 4, 4)

@@ -155,3 +155,20 @@ def test_exported_from_torch(kind: str, dynamo: bool) -> None:
     given = {model.graph.input[0].name: x.numpy()}
     for optimise in (True, False):
         assert_same(run(model, given, optimise=optimise), run(new, given, optimise=optimise), TOLERANCE)
+
+
+def test_a_norm_of_rounded_numbers_is_no_miss() -> None:
+    """It begins as a function of scores does, but no product stands above it."""
+    text = """<ir_version: 9, opset_import: ["": 17]>
+    norm (float[b,n,8] x) => (float[b,n,8] y)
+    <float scale = {0.1}, uint8 zero = {3}, float two = {2.0}, float one = {1.0}, float small = {0.00001}> {
+        q = QuantizeLinear(x, scale, zero)
+        d = DequantizeLinear(q, scale, zero)
+        squares = Pow(d, two)
+        mean = ReduceMean <axes = [-1]> (squares)
+        above = Add(mean, small)
+        root = Sqrt(above)
+        inverse = Div(one, root)
+        y = Mul(d, inverse)
+    }"""
+    assert explain(onnx.parser.parse_model(text)).misses == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,22 +36,26 @@ class Weight:
 def takes(g: GraphWriter, x: str, N: int, K: int, block: int, bits: int) -> bool:
     """Whether a kernel takes a weight of N rows of so many bits in blocks, with scales of f32, and this x."""
     shape = g.shape(x)
-    if g.cpu is None or shape is None or 0 in shape or sum(not isinstance(d, int) for d in shape) > 1:
+    if g.cpu is None or shape is None or 0 in shape:
         return False
     return K % block == 0 and can_multiply(BitsProduct(None, N, K, block, bits, "f32"), g.cpu)
 
 
-def bits_product(g: GraphWriter, x: str, weight: Weight, hint: str) -> str:
-    """The product (..., N) in f32 of x (..., K) in f32 with the weight, where K is a multiple of the block. "" where no kernel is
-    written for it."""
-    if g.cpu is None:
+def bits_product(g: GraphWriter, x: str, shape: Sequence[int | str | None] | None, weight: Weight, hint: str) -> str:
+    """The product (..., N) in f32 of x (..., K) in f32 with the weight, where K is a multiple of the block; `shape` is that of x,
+    as far as it is known, None where nobody knows how many dims it has. "" where no kernel is written for it."""
+    if g.cpu is None or not shape:
         return ""
-    shape, (kind, zero_kind) = g.shape(x), (g.kind(weight.scales), g.kind(weight.zeros))
-    free = [i for i, d in enumerate(shape or ()) if not isinstance(d, int)]
-    if shape is None or len(free) > 1 or 0 in shape or kind not in FLOATS:
+    kind, zero_kind = g.kind(weight.scales), g.kind(weight.zeros)
+    lead = shape[:-1]
+    if 0 in lead or kind not in FLOATS:
         return ""
+    # The importer makes rows of several free dims flat: a Reshape by sizes that only the run knows refuses those of 0, and
+    # torch-mlir takes dims that it merges for others where K is not told.
+    as_is = len(lead) > 1 and sum(not isinstance(d, int) for d in shape) > 1
+    free = any(not isinstance(d, int) for d in lead)
     zeros = "" if not weight.zeros else "packed" if zero_kind == TensorProto.UINT8 else FLOATS.get(zero_kind, "?")
-    rows = None if free else int(np.prod([d for d in shape[:-1] if isinstance(d, int)], dtype=np.int64))
+    rows = None if free else int(np.prod([d for d in lead if isinstance(d, int)], dtype=np.int64))
     K = weight.blocks * weight.block
     plain = BitsProduct(rows, weight.N, K, weight.block, weight.bits, FLOATS[kind], zeros)
     tried = [replace(plain, rounded=True)] * weight.may_round + [plain]
@@ -61,7 +66,7 @@ def bits_product(g: GraphWriter, x: str, weight: Weight, hint: str) -> str:
     def reshape(value: str, *dims: int) -> str:
         return g.add("Reshape", [value, g.const(np.array(dims, np.int64), hint)], hint)
 
-    columns = reshape(x, -1 if rows is None else rows, K)
+    columns = x if as_is else reshape(x, -1 if rows is None else rows, K)
     packed = reshape(weight.packed, weight.N, K // made.places)
     inputs = [columns, packed, reshape(weight.scales, weight.N, weight.blocks)]
     if zeros:
@@ -71,6 +76,6 @@ def bits_product(g: GraphWriter, x: str, weight: Weight, hint: str) -> str:
     numbers = {"block": weight.block, "bits": weight.bits, "rounded": int(made.rounded)}
     node.attribute.extend(helper.make_attribute(name, number) for name, number in numbers.items())
     g.nodes.append(node)
-    made_of = [rows if rows is not None else "rows", weight.N]
+    made_of = [*lead, weight.N] if as_is else [rows if rows is not None else "rows", weight.N]
     g.graph.value_info.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, made_of))
-    return reshape(y, *(d if isinstance(d, int) else -1 for d in shape[:-1]), weight.N)
+    return y if as_is else reshape(y, *(d if isinstance(d, int) else -1 for d in lead), weight.N)

@@ -38,10 +38,10 @@ def matmul_nbits(g: GraphWriter, node: onnx.NodeProto) -> bool:
     kept = Weight(packed, scales, zeros, rows, blocks, size, bits, attr_of(node, "accuracy_level", 0) == _ROUNDED)
     if linear_bits(g, node, a, kept, bias):
         return True
-    wide = g.cast(a, kind, TensorProto.FLOAT, hint)
+    wide, shape = g.cast(a, kind, TensorProto.FLOAT, hint), g.shape(a)
     if blocks * size != width:
-        wide = _pad_columns(g, wide, blocks * size - width, len(g.shape(a) or ()), hint)
-    if whole := bits_product(g, wide, kept, hint):
+        wide = _pad_columns(g, wide, blocks * size - width, len(shape or ()), hint)
+    if whole := bits_product(g, wide, shape, kept, hint):
         return _finish(g, whole, bias, kind, hint, node.output[0])
     scale = _column(g, g.cast(scales, kind, TensorProto.FLOAT, hint), rows, blocks, hint)
     zero = _zero_points(g, zeros, bits, rows, blocks, hint)

@@ -18,7 +18,6 @@ from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import activations, fused_products, integer_convolutions, norms, pads, quantized_products
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
-from onnx_fa.iree.legalise.blocked_products import blocked_product
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
@@ -26,6 +25,7 @@ from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
+from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
@@ -232,8 +232,12 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    made = quantized_products.dequantized_product(g, node) or blocked_product(g, node)
+    made = quantized_products.dequantized_product(g, node) or integer_weight_product(g, node)
     return made or gathered_product(g, node) or _flat_rows(g, node)
+
+
+def _gemm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return quantized_products.dequantized_product(g, node) or integer_weight_product(g, node)
 
 
 def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -309,7 +313,7 @@ _HANDLERS: dict[str, Handler] = {
     "TensorScatter": tensor_scatter,
     PAST_ROWS: past_rows,
     "MatMul": _matmul,
-    "Gemm": quantized_products.dequantized_product,
+    "Gemm": _gemm,
     "Conv": _conv,
     "ConvInteger": integer_convolutions.conv_integer,
     "QLinearConv": integer_convolutions.qlinear_conv,

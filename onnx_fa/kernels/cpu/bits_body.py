@@ -83,6 +83,19 @@ class RowsOfWeight(ABC):
     def sums(self, ms: list[str], ns: list[str]) -> dict[tuple[str, str], str]:
         """The f32 for every pair of a row of x and one of the weight."""
 
+    def added_up(self, total: str, lanes: int) -> str:
+        """The f32 that the lanes of a vector add up to, half to half: one after the other each would wait for the one before, in a
+        short row for longer than its products take."""
+        t = self.t
+        while lanes > 1:
+            whole, lanes = f"vector<{lanes}xf32>", lanes // 2
+            low, high = (
+                t.let(f"vector.shuffle {total}, {total} {list(range(at, at + lanes))} : {whole}, {whole}")
+                for at in (0, lanes)
+            )
+            total = t.arith("addf", low, high, f"vector<{lanes}xf32>")
+        return t.let(f"vector.extract {total}[0] : f32 from vector<1xf32>")
+
     def element(self, name: str, n: str, b: str) -> str:
         """An element of an operand."""
         value, type_ = self.loaded[name]

@@ -33,6 +33,11 @@ def _vector_bytes(product: BitsProduct) -> int:
     return next((n for n in _BYTES if product.K // product.places % n == 0), 0)
 
 
+def _sums_of_block(product: BitsProduct) -> int:
+    """Sums of integers that a block has in a vector."""
+    return min(_vector_bytes(product), product.block // product.places) // 4
+
+
 def can_round(product: BitsProduct, target: Target) -> bool:
     """Whether the processor has the instruction, and vectors fit rows and blocks."""
     block, least = product.block, _LEAST_BLOCK * product.places
@@ -54,11 +59,11 @@ def rounded_texts(product: BitsProduct, target: Target) -> dict[str, str]:
 
 def _rounded_x(p: BitsProduct) -> list[Operand]:
     """x's integers sorted by their place in a byte, their scales, and what the sums of a block begin with: minus the zero point
-    times the integers' sum; where zero points are operands, the integers' sum itself."""
+    times the integers' sum; where zero points are operands, the integers' sum itself. Zeros follow for the block's other sums."""
     return [
         Operand("%q", (p.lead, p.places, p.K // p.places), "i8"),
         Operand("%qscale", (p.lead, p.blocks), "f32"),
-        Operand("%begin", (p.lead, p.blocks), "i32"),
+        Operand("%begin", (p.lead, p.blocks * _sums_of_block(p)), "i32"),
     ]
 
 
@@ -70,6 +75,9 @@ def _round(p: BitsProduct, symbol: str) -> list[str]:
     parts = [load(t, out, "writeonly", [at, *["0"] * (len(out.shape) - 1)], (1, *out.shape[1:])) for out in outputs]
     types = [type_ for _, type_ in parts]
     zero, wide, half = t.index(0), f"vector<{p.block}xf32>", p.block // p.places
+    alike = _sums_of_block(p)
+    sums = f"vector<{alike}xi32>"
+    zeros = t.constant("dense<0>", sums)
 
     def block(b: str, carried: list[str]) -> list[str]:
         q, scales, begins = carried
@@ -102,7 +110,12 @@ def _round(p: BitsProduct, symbol: str) -> list[str]:
                 f"vector<{half}xi8>, {types[0]}"
             )
         scales = t.let(f"tensor.insert {scale} into {scales}[{zero}, {b}] : {types[1]}")
-        return [q, scales, t.let(f"tensor.insert {total} into {begins}[{zero}, {b}] : {types[2]}")]
+        first = t.let(f"vector.insert {total}, {zeros}[0] : i32 into {sums}")
+        first_at = t.arith("muli", b, t.index(alike))
+        begins = t.let(
+            f"vector.transfer_write {first}, {begins}[{zero}, {first_at}] {{in_bounds = [true]}} : {sums}, {types[2]}"
+        )
+        return [q, scales, begins]
 
     made = t.loop((zero, t.index(p.blocks), t.index(1)), parts, block)
     for value, type_, out in zip(made, types, outputs, strict=True):
@@ -125,7 +138,7 @@ class ByteProducts(RowsOfWeight):
         """Blocks in a vector."""
         self.vectors = max(of_block // self.bytes, 1)
         """Vectors of a block."""
-        self.alike = self.count // self.together
+        self.alike = _sums_of_block(product)
         """Sums of one block in a vector."""
         self.read, self.ints, self.floats = (
             f"vector<{count}x{element}>"
@@ -138,18 +151,13 @@ class ByteProducts(RowsOfWeight):
         carried = [(nothing, self.floats)] * (len(ms) * len(ns))
         bounds = (t.index(0), t.index(self.p.blocks), t.index(self.together))
         made = t.loop(bounds, carried, lambda b, values: self._blocks(ms, ns, b, values))
-        return {
-            (ms[i // len(ns)], ns[i % len(ns)]): t.let(f"vector.reduction <add>, {total} : {self.floats} into f32")
-            for i, total in enumerate(made)
-        }
+        return {(ms[i // len(ns)], ns[i % len(ns)]): self.added_up(total, self.count) for i, total in enumerate(made)}
 
     def _blocks(self, ms: list[str], ns: list[str], b: str, sums: list[str]) -> list[str]:
         """The sums with as many blocks of each row of the weight as a vector has, from block b on."""
         t, p, sums = self.t, self.p, list(sums)
-        begins = [self._few("%begin", m, b, "i32") for m in ms]
-        starts = (
-            [self._first(v, "i32") for v in begins] if not p.zeros else [t.constant("dense<0>", self.ints)] * len(ms)
-        )
+        begins = [self._begin(m, b) for m in ms]
+        starts = begins if not p.zeros else [t.constant("dense<0>", self.ints)] * len(ms)
         dots = {(m, n): start for m, start in zip(ms, starts, strict=True) for n in ns}
         start = t.arith("muli", b, t.index(p.block // p.places))
         for vector in range(self.vectors):
@@ -165,10 +173,7 @@ class ByteProducts(RowsOfWeight):
                             f"({self.ints}, {self.read}, {self.read}) -> {self.ints}"
                         )
         of_x = [self._spread(self._few("%qscale", m, b, "f32"), "f32") for m in ms]
-        totals = [
-            self._first(t.let(f"arith.sitofp {v} : {self._short('i32')} to {self._short('f32')}"), "f32")
-            for v in begins
-        ]
+        totals = [t.let(f"arith.sitofp {v} : {self.ints} to {self.floats}") for v in begins] if p.zeros else []
         for i, n in enumerate(ns):
             scale = self._few("%scale", n, b, p.scales)
             if p.scales != "f32":
@@ -200,12 +205,13 @@ class ByteProducts(RowsOfWeight):
         order = [i // self.alike for i in range(self.count)]
         return self.t.let(f"vector.shuffle {few}, {few} {order} : {self._short(element)}, {self._short(element)}")
 
-    def _first(self, few: str, element: str) -> str:
-        """Each of a few numbers for the first sum of its block, and zeros."""
-        t, nothing = self.t, "0" if element[0] == "i" else "0.0"
-        zeros = t.constant(f"dense<{nothing}>", self._short(element))
-        order = [i // self.alike if i % self.alike == 0 else self.together for i in range(self.count)]
-        return t.let(f"vector.shuffle {few}, {zeros} {order} : {self._short(element)}, {self._short(element)}")
+    def _begin(self, row: str, b: str) -> str:
+        """What the sums of the blocks of a vector begin with."""
+        t, (value, type_) = self.t, self.loaded["%begin"]
+        at = t.arith("muli", b, t.index(self.alike))
+        return t.let(
+            f"vector.transfer_read {value}[{row}, {at}], {t.constant('0', 'i32')} {{in_bounds = [true]}} : {type_}, {self.ints}"
+        )
 
     def _bytes(self, name: str, at: str) -> str:
         """A vector of bytes."""

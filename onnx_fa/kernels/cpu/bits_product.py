@@ -91,10 +91,7 @@ class FloatProducts(RowsOfWeight):
         carried = [(nothing, self.vec)] * (len(ms) * len(ns))
         bounds = (t.index(0), t.index(self.p.blocks), t.index(1))
         made = t.loop(bounds, carried, lambda b, values: self._block(ms, ns, b, values))
-        return {
-            (ms[i // len(ns)], ns[i % len(ns)]): t.let(f"vector.reduction <add>, {total} : {self.vec} into f32")
-            for i, total in enumerate(made)
-        }
+        return {(ms[i // len(ns)], ns[i % len(ns)]): self.added_up(total, self.lanes) for i, total in enumerate(made)}
 
     def _block(self, ms: list[str], ns: list[str], b: str, sums: list[str]) -> list[str]:
         """The sums with one block of each row of the weight."""
