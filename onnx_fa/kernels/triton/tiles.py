@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from onnx_fa.kernels.plan.score import free, varies
 from onnx_fa.kernels.plan.skipping import skipping
 from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed, triton_database
-from onnx_fa.kernels.triton.columns import WIDEST_TILE
+from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
 from onnx_fa.kernels.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.specialised import can_specialise
@@ -114,7 +114,9 @@ def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles
 def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     """Whether tiles may fit an architecture, without compiling them: the buffers of K and V in its shared memory (with all but one
     stage, as the last may be in registers), the accumulators in MOST_ACCUMULATORS registers, Hopper's form on Hopper."""
-    d, dv, size = padded(spec.D), padded(spec.Dv), 4 if spec.dtype == "f32" else 2
+    d, dv, size = padded(spec.D), padded(spec.Dv), 4
+    if spec.dtype != "f32":
+        d, dv, size = columns_computed(spec.D), columns_computed(spec.Dv), 2
     buffers = config.stages if config.overlap else config.stages - 1
     shared = size * (buffers * config.BN * (d + dv) + (config.BM * d if config.overlap else 0))
     part = config.BM // max(1, config.overlap)
