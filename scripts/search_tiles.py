@@ -2,7 +2,8 @@
 
     python scripts/search_tiles.py build FOLDER     # anywhere, no GPU: a kernel for each set of tiles, for any length
     python scripts/search_tiles.py run FOLDER OUT   # on a Hopper GPU, with torch and CuPy: OUT/tiles.csv
-    python scripts/search_tiles.py report OUT       # anywhere: by head dim and mask, how far each set of tiles is from the best
+    python scripts/search_tiles.py report OUT       # anywhere: the best tiles of each shape, beside the others
+    python scripts/search_tiles.py table OUT        # anywhere: OUT/tiles.csv as the table that kernels take their tiles from
 
 A kernel is compiled for a head dim, a mask and a set of tiles, and takes batch and lengths when it is launched, so that one serves
 all shapes. Each is held against float32 on some heads, and timed beside FlashAttention-2 and cuDNN, in graphs of launches that take
@@ -50,12 +51,14 @@ MANY = (
     *[(64, 64, 4, 2, 1), (64, 128, 4, 2, 1), (128, 128, 4, 2, 2), (128, 64, 4, 2, 2), (128, 64, 4, 3, 2)],
 )
 """BM, BN, warps, stages, overlap."""
-FEW = ((64, 2, 4), (128, 2, 3), (128, 4, 2), (32, 1, 4), (128, 4, 1), (64, 4, 1), (64, 4, 2))
+FEW = ((64, 2, 4), (128, 2, 3), (128, 4, 2), (32, 1, 4), (128, 4, 1), (64, 4, 1), (64, 4, 2), (128, 8, 1), (128, 8, 2))
 """BN, warps, stages, each with all SPLITS."""
 SPLITS = (1, 2, 4, 8, 16, 32)
 CAPACITY = 1024
 """Heads of all batch rows, for which a kernel of few queries is compiled; fewer can be launched."""
 SHAPES, SHAPES_OF_DECODE = 24, 28
+LARGE = ((32, 1024), (32, 2048), (32, 4096), (8, 8192), (64, 512), (256, 1024))
+"""Heads and lengths that fill a GPU, which are seldom drawn."""
 GFLOP, TURNS = 150, 256 << 20
 LEAST_MS, REPLAYS = 1.0, 5
 ALLOWED = 3e-3
@@ -135,7 +138,9 @@ def build(folder: Path, only: str) -> None:
 def shapes(few: int, D: int, Dv: int, causal: bool) -> list[tuple[int, int, int]]:
     """Heads of all batch rows, queries and keys."""
     rng, found = random.Random(f"{few} {D} {Dv} {causal}"), list[tuple[int, int, int]]()
-    while len(found) < (SHAPES_OF_DECODE if few else SHAPES):
+    found += [(8, few, keys) for keys in (1024, 2048, 4096, 8192)] if few else [(n, s, s) for n, s in LARGE]
+    most = len(found) + (SHAPES_OF_DECODE - 4 if few else SHAPES)
+    while len(found) < most:
         heads = rng.choice((4, 8, 16, 32, 64, 128, 256, 512, 1000))
         Skv = int(64 * 512 ** rng.random())
         Sq = few or (int(64 * 512 ** rng.random()) if not causal and rng.random() < 0.25 else Skv)
@@ -229,6 +234,7 @@ def run(folder: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "tiles.csv").open("w", newline="") as file:
         file.write(f"# device: {torch.cuda.get_device_name()}\n# torch: {torch.__version__}\n")
+        file.write(f"# date: {time.strftime('%Y-%m-%d')}\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("D", "Dv", "causal", "heads", "Sq", "Skv", "what", "ms"))
         for (few, D, Dv, causal), items in groups.items():
@@ -285,24 +291,57 @@ def reference(q: Any, k: Any, v: Any, causal: bool) -> Any:
     return torch.stack(found)
 
 
+Times = dict[tuple[int, ...], dict[str, float]]
+"""ms by D, Dv, causal, heads, Sq and Skv, then by tiles or peer."""
+
+
+def read(out: Path) -> tuple[Times, list[str]]:
+    """The times, and the comments."""
+    lines = (out / "tiles.csv").read_text().splitlines()
+    times: Times = defaultdict(dict)
+    for r in csv.DictReader(x for x in lines if not x.startswith("#")):
+        shape = tuple(int(r[c]) for c in ("D", "Dv", "causal", "heads", "Sq", "Skv"))
+        times[shape][r["what"]] = float(r["ms"])
+    return times, [x[2:] for x in lines if x.startswith("#")]
+
+
 def report(out: Path) -> None:
-    lines = [x for x in (out / "tiles.csv").read_text().splitlines() if not x.startswith("#")]
-    times: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    for r in csv.DictReader(lines):
-        times[tuple(r[c] for c in ("D", "Dv", "causal", "heads", "Sq", "Skv"))][r["what"]] = float(r["ms"])
-    for shape, found in times.items():
+    for shape, found in read(out)[0].items():
         own = sorted((ms, what) for what, ms in found.items() if "/" in what)
         peers = {w: ms for w, ms in found.items() if "/" not in w}
         to_peer = own[0][0] / min(peers.values()) if peers else math.nan
         best = ", ".join(f"{w} {ms / own[0][0]:.2f}" for ms, w in own[:4])
         D, Dv, causal, heads, Sq, Skv = shape
-        where = f"D{D} Dv{Dv}{' causal' * int(causal)} heads {heads} Sq{Sq} Skv{Skv}"
+        where = f"D{D} Dv{Dv}{' causal' * causal} heads {heads} Sq{Sq} Skv{Skv}"
         print(where, f"{own[0][0]:.4f} ms, {to_peer:.2f} of the best peer: {best}")
+
+
+def write_table(out: Path) -> None:
+    """What kernels take their tiles from (onnx_fa/kernels/tiles/shapes.py)."""
+    from onnx_fa.kernels.tiles.database import package_path, shape_table
+
+    times, heads = read(out)
+    labels = sorted({w for found in times.values() for w in found if "/" in w})
+    names = ("warps", "stages", "overlap", "splits", "order")
+    tiles = []
+    for x in labels:
+        size, *rest = x.split("/")
+        tiles.append(
+            dict(zip(("BM", "BN"), map(int, size.split("x")), strict=True))
+            | dict(zip(names, map(int, rest), strict=True))
+        )
+    rows = [[*shape, *(found.get(w) for w in labels)] for shape, found in times.items()]
+    facts = dict(h.split(": ", 1) for h in heads)
+    measured = {"machine": facts["device"], "date": facts["date"], "by": "scripts/search_tiles.py"}
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    listed = ",\n".join("  " + json.dumps(t) for t in tiles)
+    text = f'{{\n "measured": {json.dumps(measured)},\n "tiles": [\n{listed}\n ],\n "shapes": [\n{lines}\n ]\n}}\n'
+    package_path(shape_table(90)).write_text(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("build", "run", "load", "report"))
+    parser.add_argument("step", choices=("build", "run", "load", "report", "table"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=Path("benchmarks"))
     parser.add_argument("--only", default="", help="build: a regular expression for kernels, as `D80 64x64/4/3/0/1/0`")
@@ -317,6 +356,8 @@ def main() -> None:
             load_all(args.folder, args.slice)
         case "report":
             report(args.folder)
+        case "table":
+            write_table(args.folder)
 
 
 if __name__ == "__main__":
