@@ -23,8 +23,8 @@ _ROWS = 16
 """Fewer queries than that are one block of so many."""
 
 
-_MOST = math.log(2)
-"""Of a cost at one shape: what is twice as slow, or was disturbed while it was measured, counts no more."""
+_MOST = 8
+"""Times the fastest of a shape: what took longer was disturbed while it was measured, and counts as that."""
 _LEAST_WEIGHT = 0.25
 """Tiles that were tried on less than that part of what is near say too little."""
 
@@ -82,10 +82,11 @@ class ShapeTable:
         weights = [1 / (NEAR + shape.distance(m.shape)) ** POWER for m in alike]
         costs, seen = dict[int, float](), dict[int, float]()
         for w, m in zip(weights, alike, strict=True):
-            taken = {i: ms / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
+            most = _MOST * min(m.ms.values())
+            taken = {i: min(ms, most) / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
             least = min(taken.values())
             for i, ms in taken.items():
-                costs[i] = costs.get(i, 0.0) + w * min(_MOST, math.log(ms / least))
+                costs[i] = costs.get(i, 0.0) + w * math.log(ms / least)
                 seen[i] = seen.get(i, 0.0) + w
         enough = [i for i, w in seen.items() if w > _LEAST_WEIGHT * sum(weights) and fits(self.tiles[i])]
         if not enough:
