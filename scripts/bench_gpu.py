@@ -103,6 +103,14 @@ def cases() -> Iterator[tuple[str, AttentionSpec]]:
         yield f"decode B1 H32:8 Skv{S} D128", _spec(1, 32, S, 128, Hkv=8, Sq=1)
 
 
+def wide_cases() -> Iterator[tuple[str, AttentionSpec]]:
+    """Head dims above 256, which FlashAttention-2 and cuDNN do not take: prompts, and one token with DeepSeek's absorbed heads."""
+    yield "wide B1 H16 S2048 D320", _spec(1, 16, 2048, 320)
+    yield "wide B1 H16 S2048 D512", _spec(1, 16, 2048, 512)
+    for B in (1, 16):
+        yield f"wide B{B} H16:1 Sq1 Skv8192 D576 Dv512", _spec(B, 16, 8192, 576, Hkv=1, Sq=1, Dv=512)
+
+
 # Here, without a GPU.
 
 
@@ -112,7 +120,10 @@ _VARIANT = re.compile(
 
 
 def drawn(said: str) -> Iterator[tuple[str, AttentionSpec]]:
-    """The drawn cases of SEED:COUNT."""
+    """The drawn cases of SEED:COUNT; "wide" are those with wide heads."""
+    if said == "wide":
+        yield from wide_cases()
+        return
     seed, count = map(int, said.split(":"))
     for case in draw_cases("gpu", seed, count):
         yield case.title, case.spec
@@ -120,14 +131,13 @@ def drawn(said: str) -> Iterator[tuple[str, AttentionSpec]]:
 
 def build_drawn(folder: Path, said: str, only: str, tiles: str) -> None:
     """Compiles the kernels of drawn cases, with `tiles` also those of these tiles, and writes manifest.json."""
-    from onnx_fa.kernels.choose import emit_kernel
     from onnx_fa.spec.target import parse_target
 
     target = parse_target("cuda")
     folder.mkdir(parents=True, exist_ok=True)
 
     def item(n: int, name: str, spec: AttentionSpec) -> dict[str, Any]:
-        kernels = {KERNEL: emit_kernel(spec, target)}
+        kernels = {KERNEL: hopper_kernel(spec, target)}
         if tiles:
             kernels |= kernels_by_tiles(spec, target, tiles)
         found = [entry_of(k, folder, f"c{n}_{i}") | {"what": what} for i, (what, k) in enumerate(kernels.items())]
@@ -138,6 +148,23 @@ def build_drawn(folder: Path, said: str, only: str, tiles: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         items = list(pool.map(lambda c: item(*c), chosen))
     (folder / "manifest.json").write_text(json.dumps({"versions": _versions(), "drawn": said, "cases": items}))
+
+
+def hopper_kernel(spec: AttentionSpec, target: Any) -> Any:
+    """The kernel that a program has, without its code for other GPUs."""
+    import dataclasses
+
+    from onnx_fa.errors import UnsupportedError
+    from onnx_fa.kernels.choose import emit_kernel
+    from onnx_fa.kernels.triton import emit_exactly
+    from onnx_fa.kernels.triton.tiles import tuned
+    from onnx_fa.processes import DEFAULT
+
+    config, reason = tuned(fold_queries(spec), 90)
+    try:
+        return dataclasses.replace(emit_exactly(spec, target, "fa", config, 90, DEFAULT), tuning=reason)
+    except UnsupportedError:  # then a program has smaller tiles
+        return emit_kernel(spec, target)
 
 
 def kernels_by_tiles(spec: AttentionSpec, target: Any, tiles: str) -> dict[str, Any]:
@@ -448,10 +475,19 @@ def torch_contestants(
     if kind in ("plain", "causal", "gqa", "decode"):
         yield "FlashAttention-2", partial(sdpa, SDPBackend.FLASH_ATTENTION, kind, spec)
         yield "cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION, kind, spec)
+    if kind == "wide":
+        yield "torch eager", lambda x: partial(plain_ops, spec, *x)
+        yield "torch.compile", lambda x: partial(_torch().compile(partial(plain_ops, spec), dynamic=False), *x)
     if kind == "decode":
         yield "copy", copy_as_many
     if flexible and kind != "differential":
         yield "FlexAttention", partial(flex, kind, spec)
+
+
+def plain_ops(spec: AttentionSpec, q: Any, k: Any, v: Any) -> Any:
+    """Two products and a softmax; heads that share keys are repeated as a user would."""
+    k, v = (x.repeat_interleave(spec.group, -3) if spec.group > 1 else x for x in (k, v))
+    return _torch().softmax(q @ k.transpose(-1, -2) * spec.scale, -1) @ v
 
 
 def evoformer(scale: float, q: Any, k: Any, v: Any, padding: Any, pairs: Any) -> Any:
@@ -578,7 +614,9 @@ def warm(folder: Path, only: str, flex_every: int, part: str) -> None:
         assert entry is not None
         cupy.RawModule(path=str(path)).get_function(entry[1])
     chosen = [c for c in json.loads((folder / "manifest.json").read_text())["cases"] if re.search(only, c["name"])]
-    wanted = [c for c in chosen if has_flex(c, flex_every) or c["name"].split()[0] in ("evoformer", "differential")]
+    wanted = [
+        c for c in chosen if has_flex(c, flex_every) or c["name"].split()[0] in ("evoformer", "differential", "wide")
+    ]
     for item in wanted[first::many]:
         spec, kind = AttentionSpec.from_dict(item["spec"]), item["name"].split()[0]
         for what, make in torch_contestants(kind, spec, has_flex(item, flex_every)):
@@ -691,6 +729,21 @@ def run(folder: Path, out: Path, iree: Path, only: str, flex_every: int) -> None
         print(samples.name, samples.medians(), *samples.notes, flush=True)
 
 
+def report_drawn(out: Path) -> None:
+    """drawn-gpu.md and drawn-gpu.png from drawn-gpu.csv."""
+    from onnx_fa.benchmark.histogram import of_drawn, write_histogram
+    from onnx_fa.benchmark.plot import medians, read_csv
+
+    path = out / "drawn-gpu.csv"
+    heads = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+    facts, notes = ([h for h in heads if h.startswith("note: ") == note] for note in (False, True))
+    # A sentence of a library on why it takes no such attention is not a result.
+    wrong = [n.removeprefix("note: ") for n in notes if "No available kernel" not in n]
+    text = of_drawn(medians(read_csv(path)), wrong)
+    (out / "drawn-gpu.md").write_text(f"Kernels alone. {'; '.join(facts)}.\n\n{text}\n")
+    write_histogram(path, out / "drawn-gpu.png")
+
+
 def report(out: Path) -> None:
     """gpu.md and gpu.png from gpu.csv."""
     from PIL import Image
@@ -729,7 +782,12 @@ def main() -> None:
         "--iree", type=Path, default=Path("."), help="the folder of iree-run-module and iree-benchmark-module"
     )
     parser.add_argument("--only", default="", help="a regular expression for names of cases")
-    parser.add_argument("--drawn", default="", metavar="SEED:COUNT", help="build: attentions drawn at random")
+    parser.add_argument(
+        "--drawn",
+        default="",
+        metavar="SEED:COUNT",
+        help="build, report: attentions drawn at random; wide: heads of more than 256",
+    )
     parser.add_argument("--tiles", default="", metavar="BMxBN/warps/stages/overlap,...", help="build: these tiles, too")
     parser.add_argument(
         "--flex-every", type=int, default=0, metavar="N", help="run: FlexAttention with each N-th drawn one"
@@ -745,6 +803,8 @@ def main() -> None:
             run(args.folder, args.out, args.iree.resolve(), args.only, args.flex_every)
         case "warm":
             warm(args.folder, args.only, args.flex_every, args.slice)
+        case "report" if args.drawn:
+            report_drawn(args.folder)
         case "report":
             report(args.folder)
 

@@ -13,7 +13,7 @@ from onnx_fa.kernels.tiles.database import FOLDER_ENV, Pick, package_path, read_
 from onnx_fa.kernels.tiles.families import family
 from onnx_fa.kernels.tiles.shapes import Measured, Shape, ShapeTable, read_shapes
 from onnx_fa.kernels.triton import by_shape, tiles
-from onnx_fa.kernels.triton.by_shape import parts_of_keys, shape_of, tiles_by_shape, unused
+from onnx_fa.kernels.triton.by_shape import order_of, parts_of_keys, shape_of, tiles_by_shape, unused
 from onnx_fa.kernels.triton.module import emit_triton
 from onnx_fa.kernels.triton.tiles import can_run, config_of, tuned, tuned_tiles
 from onnx_fa.spec.attention import AttentionSpec
@@ -23,9 +23,7 @@ from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import Causal, SlidingWindow, Softcap
 
-LOW, HIGH, FEW = (
-    {"BM": rows, "BN": 64, "warps": 4, "stages": 2, "overlap": 0, "splits": 1, "order": 0} for rows in (64, 128, 16)
-)
+LOW, HIGH, FEW = ({"BM": rows, "BN": 64, "warps": 4, "stages": 2, "overlap": 0, "splits": 1} for rows in (64, 128, 16))
 SHORT, LONG, DECODE = Shape(64, 64, 0, 8, 64, 64), Shape(64, 64, 0, 132, 8192, 8192), Shape(64, 64, 0, 132, 1, 4096)
 TABLE = ShapeTable(
     "x",
@@ -84,6 +82,19 @@ def test_unused() -> None:
 )
 def test_what_has_a_shape(changes: dict[str, Any], there: bool) -> None:
     assert (shape_of(fold_queries(half(**changes))) is not None) == there
+
+
+def test_order() -> None:
+    """Causal, long rows come first, unless many heads' K and V are more than the cache holds."""
+
+    def order(**changes: Any) -> int:
+        return order_of(half(**{"masks": (Causal(),), "Sq": 1024, "Skv": 1024} | changes))
+
+    assert (order(masks=()), order(Hq=32, Hkv=32)) == (0, 1)
+    assert (order(Hq=200, Hkv=200), order(Hq=200, Hkv=25)) == (0, 1)
+    assert order(Hq=32, Hkv=32, Sq=8192, Skv=8192) == 1  # many workgroups share a head
+    found = tiles_by_shape(half(masks=(Causal(),), Hq=200, Hkv=200), TABLE, lambda tiles: True)
+    assert found is not None and found[0]["order"] == 1  # 256 keys of each fit
 
 
 def test_few_workgroups() -> None:

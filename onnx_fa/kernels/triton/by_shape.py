@@ -13,8 +13,10 @@ from onnx_fa.kernels.triton.config import FEW, power_of_two
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Causal
 
-MULTIPROCESSORS = 132
-"""Of the GPU that the table was measured on."""
+MULTIPROCESSORS, CACHED_BYTES = 132, 45_000_000
+"""Of the GPU that the table was measured on, and about as much as its cache keeps."""
+_MANY_HEADS = 96
+"""So many that few workgroups of one head run at the same time."""
 
 
 SPLIT_TILES = {"BM": 64, "BN": 64, "warps": 4, "stages": 3, "order": 0, "overlap": 0}
@@ -62,7 +64,8 @@ def tiles_by_shape(
         return None
 
     def suits(tiles: Tiles) -> bool:
-        return fits(tiles) and tiles["splits"] <= power_of_two(-(-shape.Skv // tiles["BN"]))
+        blocks = -(-shape.Skv // tiles["BN"])
+        return fits(tiles) and tiles["splits"] <= power_of_two(blocks)
 
     found = table.best(shape, suits, unused)
     if found is None:
@@ -70,7 +73,17 @@ def tiles_by_shape(
     split = SPLIT_TILES | {"splits": parts_of_keys(shape)}
     if split["splits"] > 1 and fits(split):
         return split, f"{shape} are few workgroups: the keys are split"
-    return found[0], f"{table.name}: around {shape}; the nearest of {len(table.shapes)} measured: {found[1].shape}"
+    tiles = {**found[0], "order": order_of(spec)}
+    return tiles, f"{table.name}: around {shape}; the nearest of {len(table.shapes)} measured: {found[1].shape}"
+
+
+def order_of(spec: AttentionSpec) -> int:
+    """Which order of the workgroups a spec with a shape gets. Causal, all heads' long rows come first (1), so that the short ones
+    fill the end. Where K and V of many heads are more than the cache holds, each block of queries would so read them from memory,
+    and one head comes after the other (0)."""
+    heads = math.prod(int(d) for d in (*spec.batch, spec.Hkv))
+    size = 2 * heads * int(spec.Skv) * (spec.D + spec.Dv)
+    return int(bool(spec.masks) and (heads < _MANY_HEADS or size <= CACHED_BYTES))
 
 
 def parts_of_keys(shape: Shape) -> int:
