@@ -33,11 +33,12 @@ from onnx_fa.benchmark.models import (
     stock_import,
     without_log,
 )
+from onnx_fa.benchmark.ort_ops import ORT_OPS, op_model
 from onnx_fa.benchmark.plot import COPY, OURS
 from onnx_fa.benchmark.stock_forms import FORMS, compile_form
 from onnx_fa.benchmark.worker_process import Worker, WorkerRun
 from onnx_fa.benchmark.worker_session import Session
-from onnx_fa.errors import CompileError, MissingDependencyError, RunError
+from onnx_fa.errors import CompileError, MissingDependencyError, RunError, UnsupportedError
 from onnx_fa.files import scratch_folder
 from onnx_fa.forms.plain import plain_model_in_halves
 from onnx_fa.forms.plain_site import WEIGHT, Array, Spec, held_operands, plain_site_model, site_inputs
@@ -71,7 +72,7 @@ _Run = Callable[[int], tuple[Sequence[float], int]]
 class CaseBench:
     """One case, from its model to its samples. `base_bytes` is the peak of an IREE program that computes next to nothing; `who` are
     the contestants, in their order, of which `variants` are this project for other targets; `modules` holds what is compiled (else
-    that goes with `folder`); PyTorch runs in `session`, if there is one."""
+    that goes with `folder`); PyTorch, or what the plan says, runs in `session`, if there is one."""
 
     def __init__(
         self,
@@ -134,6 +135,8 @@ class CaseBench:
             return Contestant(what, problem="onnxruntime is timed on the CPU only"), _never
         if find_spec("onnxruntime") is None:
             return Contestant(what, problem="onnxruntime is not installed: pip install 'onnx-fa[ort]'"), _never
+        if what in ORT_OPS:
+            return self._ort_op(what, expected)
         model = self.model
         if what == BLOCKED:
             model = self.folder / "blocked.onnx"
@@ -142,6 +145,17 @@ class CaseBench:
                 return Contestant(what, problem="; ".join(m.reason for m in report.misses)), _never
             io.save(blocked, model)
         return self._worker(what, "onnxruntime", str(model), expected)
+
+    def _ort_op(self, what: str, expected: Reference) -> tuple[Contestant, _Run]:
+        try:
+            if not isinstance(self.spec, AttentionSpec):
+                raise UnsupportedError(f"{what}: no attention")
+            op_model(what, self.spec)
+        except UnsupportedError as e:
+            return Contestant(what, problem=str(e)), _never
+        job = self.folder / f"op{ORT_OPS.index(what)}.json"
+        job.write_text(json.dumps({"spec": self.spec.to_dict(), "op": what}))
+        return self._worker(what, "ort-op", str(job), expected)
 
     def _torch(self, what: str, expected: Reference) -> tuple[Contestant, _Run]:
         device = "cuda" if self.target.is_gpu else "cpu"
@@ -344,7 +358,7 @@ class CaseBench:
         return c, worker.timed
 
     def _start(self, kind: str, argument: str) -> Worker:
-        plan, session = self.plan, self.session if kind == "torch" else None
+        plan, session = self.plan, self.session if kind == "torch" or self.plan.keep_processes else None
         return Worker(kind, argument, self.inputs, plan.threads, plan.timeout_s, plan.memory_bytes, session)
 
 

@@ -39,6 +39,8 @@ class Plan:
     most_gpu_calls: int = 60
     slow_ms: float = 600
     slow_rounds: int = 2
+    keep_processes: bool = False
+    """Whether onnxruntime and PyTorch run in one process for all cases, which then does not tell their memory."""
     timeout_s: float = 600
     memory_bytes: int = 16 << 30
 
@@ -47,6 +49,8 @@ class Plan:
         return max(1, min(most, int(self.budget_ms / max(ms, 1e-3))))
 
 
+OF_DRAWN = Plan(rounds=3, budget_ms=100, keep_processes=True)
+"""For many cases."""
 QUICK = Plan(rounds=2, budget_ms=40, most_calls=3, slow_rounds=1)
 
 

@@ -2,6 +2,7 @@
 
     python -m onnx_fa.benchmark.worker onnxruntime MODEL.onnx INPUTS THREADS CALLS [OUTPUTS.npz]
     python -m onnx_fa.benchmark.worker torch JOB.json         INPUTS THREADS CALLS [OUTPUTS.npz]
+    python -m onnx_fa.benchmark.worker ort-op JOB.json        INPUTS THREADS CALLS [OUTPUTS.npz]
     python -m onnx_fa.benchmark.worker copy BYTES             INPUTS THREADS CALLS [OUTPUTS.npz]
 
     python -m onnx_fa.benchmark.worker serve
@@ -9,9 +10,9 @@
 `serve` takes such arguments as JSON lists, one a line, and answers each with a line; a job is prepared once as long as INPUTS stays
 the same.
 
-JOB.json has the spec, how PyTorch is called and on which device (torch_sdpa.py; of a linear site torch_linear.py, with the file of
-its weight). INPUTS is an .npz by name, or a folder of NAME.npy. `copy` copies that many bytes, shared among the threads, and reads
-no inputs.
+JOB.json has the spec, and how PyTorch is called and on which device (torch_sdpa.py; of a linear site torch_linear.py, with the file
+of its weight), or onnxruntime's op (ort_ops.py). INPUTS is an .npz by name, or a folder of NAME.npy. `copy` copies that many bytes,
+shared among the threads, and reads no inputs.
 Prints JSON: {"ms": [...], "extra_bytes": ..., "how": "..."}; one untimed call is left out of "ms". "extra_bytes" is what that first
 call, and what had to be prepared for it, needed beyond inputs and outputs; null where the system cannot tell.
 """
@@ -47,6 +48,8 @@ class Job:
     warm_s: float = 0.0
     start_of_peak: Callable[[], int | None] = field(default=lambda: _start_of_peak())
     peak: Callable[[], int | None] = field(default=lambda: _status("VmHWM"))
+    shown: Callable[[Any], Any] = field(default=lambda result: result)
+    """A result as the spec lays it out, which is not timed."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -82,7 +85,9 @@ class Ready:
 
 
 def _ready(kind: str, what: str, inputs: str, threads: str) -> Ready:
-    job = {"onnxruntime": _onnxruntime, "torch": _torch, "copy": _copy}[kind](what, inputs, int(threads))
+    job = {"onnxruntime": _onnxruntime, "ort-op": _ort_op, "torch": _torch, "copy": _copy}[kind](
+        what, inputs, int(threads)
+    )
     before = job.start_of_peak()
     call = job.prepare()
     results = call()
@@ -108,7 +113,7 @@ def measure(argv: Sequence[str], kept: dict[tuple[str, ...], Ready]) -> dict[str
     while time.monotonic() < warm_until:
         call()
     if outputs:
-        np.savez(outputs[0], *map(_array, results))
+        np.savez(outputs[0], *(job.shown(_array(r)) for r in results))
     ms = []
     for _ in range(int(calls)):
         start = time.perf_counter()
@@ -167,6 +172,16 @@ def _onnxruntime(path: str, inputs: str, threads: int) -> Job:
         return lambda: list(ready.run(None, arrays))
 
     return Job(prepare)
+
+
+def _ort_op(path: str, inputs: str, threads: int) -> Job:
+    from onnx_fa.benchmark.ort_ops import op_model, prepare_op
+    from onnx_fa.spec.attention import AttentionSpec
+
+    said = json.loads(Path(path).read_text())
+    spec = AttentionSpec.from_dict(said["spec"])
+    call, shown = prepare_op(said["op"], op_model(said["op"], spec), spec, _load(inputs), threads)
+    return Job(lambda: call, shown=shown)
 
 
 def _torch(path: str, inputs: str, threads: int) -> Job:

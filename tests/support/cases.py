@@ -352,6 +352,10 @@ def _cases() -> Iterator[Case]:
     for d in (8, 16, 24, 33, 40, 72, 80, 96, 128, 160, 192, 256, 512):
         yield case(f"head_dim_{d}", "head_dim", D=d, Dv=d, batch=(1,))
     yield case("head_dim_odd_dv", "head_dim", D=19, Dv=37, batch=(1,))
+    # Two tiles of columns on GPUs, the last with columns that there are not.
+    two: dict[str, Any] = {"dtype": "f16", "D": 72, "Dv": 104, "batch": (1,)}
+    yield case("head_dim_two_tiles_causal", "head_dim", **two, Sq=70, Skv=70, masks=(Causal(),))
+    yield case("head_dim_two_tiles_decode", "head_dim", **two, Sq=1, Skv=150, Hq=4)
     yield case("odd_lengths", "odd", Sq=53, Skv=67)
     yield case("odd_lengths_causal", "odd", Sq=61, Skv=61, masks=(Causal(),))
     yield case("prime_vit", "odd", Sq=197, Skv=197, Hq=1, Hkv=1)

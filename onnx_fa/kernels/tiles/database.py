@@ -168,6 +168,17 @@ def triton_database(arch: int) -> str:
     return f"cuda-sm_{arch}"
 
 
+def shape_table(arch: int) -> str:
+    """The file that holds, for sm_`arch`, what tiles took on many shapes."""
+    return f"cuda-shapes-sm_{arch}"
+
+
+def is_own(name: str) -> bool:
+    """Whether a folder that the user names has a database of that name."""
+    folder = os.environ.get(FOLDER_ENV, "")
+    return bool(folder) and (Path(folder) / f"{name}.json").is_file()
+
+
 def package_path(name: str) -> Path:
     """Where the package keeps a database."""
     return Path(str(resources.files("onnx_fa.kernels.tiles").joinpath(f"data/{name}.json")))
