@@ -25,6 +25,7 @@ from onnx_fa.cli.options import (
     add_strict,
     add_target,
     add_values,
+    parse_count,
     parse_numbers,
     parse_parameters,
     parse_seconds,
@@ -108,6 +109,20 @@ def _add_rewrite(sub: argparse.ArgumentParser) -> None:
     add_report(sub)
     sub.add_argument(
         "--int8-qk", action="store_true", help="multiply Q and K in int8 per token: changes results, and says how much"
+    )
+    sub.add_argument(
+        "--split-keys",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="split the keys of every site into N partial sites, whose results are merged (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of --split-keys: this site alone; repeatable (names as `onnx-fa explain` shows them)",
     )
     sub.add_argument(
         "--spec", metavar="FILE", help="also write a transform spec, for stock iree-compile (needs --target)"

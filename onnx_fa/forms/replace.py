@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.forms import attention as standard
-from onnx_fa.forms import blocked, decomposed
+from onnx_fa.forms import blocked, decomposed, split
 from onnx_fa.forms.integers import dequantized, written_out
 from onnx_fa.forms.realise import realise
 from onnx_fa.forms.unchanged import is_same_value, nodes_between
@@ -57,19 +57,26 @@ class _Written:
 
 
 def replace_site(
-    b: OnnxBuilder, match: Match, form: Form, name: str, replaced: dict[ir.Value, ir.Value], dead: list[ir.Node]
+    b: OnnxBuilder,
+    match: Match,
+    form: Form,
+    name: str,
+    replaced: dict[ir.Value, ir.Value],
+    dead: list[ir.Node],
+    *,
+    parts: int = 1,
 ) -> Site:
     """Puts the site's new nodes before the node that made its output, and redirects the readers.
 
     `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
-    nobody reads any more. Raises UnsupportedError when the form cannot hold the spec or the model's opset lacks an op of it: the
-    graph is as it was, and the builder's nodes are to be let go.
+    nobody reads any more. `parts`: of the decomposed form, into how many the keys are split. Raises UnsupportedError when the form
+    cannot hold the spec or the model's opset lacks an op of it: the graph is as it was, and the builder's nodes are to be let go.
     """
     operands = tuple(realise(b, e, replaced) for e in match.operands)
     if form != "site":
         operands = tuple(written_out(b, x) for x in operands)
     presents = [(old, realise(b, e, replaced)) for old, e in match.presents]
-    written = _write_form(b, match, form, name, operands)
+    written = _write_form(b, match, form, name, operands, parts)
     out = _wrap(b, written.outs[0], match.wrap, replaced)
     presents += [(f.value, _wrap(b, written.outs[f.source], f.wrap, replaced)) for f in match.further]
     _write_scores(b, match, form, written, presents, replaced)
@@ -89,9 +96,15 @@ def replace_site(
     return Site(name, spec, operands, result, written.nodes, plain)
 
 
-def _write_form(b: OnnxBuilder, match: Match, form: Form, name: str, operands: tuple[ir.Value, ...]) -> _Written:
+def _write_form(
+    b: OnnxBuilder, match: Match, form: Form, name: str, operands: tuple[ir.Value, ...], parts: int
+) -> _Written:
     before = behind = len(b.nodes)
     spec, numbers = match.spec, operands
+    if parts > 1:
+        merged = split.emit(b, spec, operands, parts)
+        made = tuple(b.nodes[before:])
+        return _Written(merged, spec, operands, made, made)
     if form == "decomposed" and spec != spec.plain:
         spec, numbers = dequantized(b, spec, operands)
         behind = len(b.nodes)

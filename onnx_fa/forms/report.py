@@ -33,6 +33,9 @@ class SiteReport:
     beside: str = ""
     """What standard ops compute beside the site, in words: probabilities or scores that are an output of the model."""
 
+    parts: int = 1
+    """How many partial sites its keys are split into."""
+
     def __repr__(self) -> str:
         return f"SiteReport({self.name!r}, {self.variant}, {self.form}, fused={self.fused})"
 
@@ -55,6 +58,7 @@ class SiteReport:
             "passes": self.passes and self.passes.to_dict(),
             "lossy": self.lossy,
             "beside": self.beside,
+            "parts": self.parts,
         }
 
 
