@@ -156,6 +156,18 @@ def _add_compile(sub: argparse.ArgumentParser) -> None:
         help="where weights go: into the module, into an archive beside it (.irpa), or there where they take more than 64 MiB "
         "(default: %(default)s)",
     )
+    sub.add_argument(
+        "--devices",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="place a part of every site on each of N devices of the target (CPUs; default: %(default)s)",
+    )
+    sub.add_argument(
+        "--split",
+        choices=("keys", "heads", "queries"),
+        help="of --devices: what sites are cut along (default: keys)",
+    )
     add_iree_flags(sub)
     add_target(sub)
     add_kernels(sub)
@@ -189,7 +201,13 @@ def _add_run(sub: argparse.ArgumentParser) -> None:
         help="an archive of weights (.irpa), as iree-run-module takes it (default: the one that lies beside the module)",
     )
     sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
-    sub.add_argument("--device", metavar="NAME", help="as iree-run-module takes it (default: the target's)")
+    sub.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="as iree-run-module takes it, once for each device that the module was compiled for (default: the target's)",
+    )
     add_dims(sub)
     add_values(sub)
     add_target(sub, what="what the module was compiled for")

@@ -15,8 +15,9 @@ from onnx_fa.forms import attention as standard
 from onnx_fa.forms import decomposed
 from onnx_fa.forms import int8_qk as int8
 from onnx_fa.forms.integers import redirect_moves
+from onnx_fa.forms.parts import Along
 from onnx_fa.forms.realise import realise
-from onnx_fa.forms.replace import Form, Site, replace_site
+from onnx_fa.forms.replace import Cut, Form, Site, replace_site
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.forms.site_passes import site_passes
 from onnx_fa.graph.builder import OnnxBuilder, names_in
@@ -158,20 +159,21 @@ def shown_words(match: Match) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """How many parts the keys are split into, of the sites of these names (None: of all)."""
+    """Into how many parts a site is cut, of the sites of these names (None: of all), and along what."""
 
-    keys: int = 1
+    count: int = 1
     sites: Sequence[str] | None = None
+    along: Along = "keys"
 
     def parts_of(self, name: str) -> int:
         """Of one site."""
-        return self.keys if self.sites is None or name in self.sites else 1
+        return self.count if self.sites is None or name in self.sites else 1
 
     def check(self, form: Form, names: Sequence[str]) -> None:
         """Raises ValueError where the form has no parts, or no site a name that was asked for."""
-        if self.keys < 1:
-            raise ValueError(f"split_keys={self.keys}: keys are split into 1 part or more")
-        if self.keys > 1 and form != "decomposed":
+        if self.count < 1:
+            raise ValueError(f"split_keys={self.count}: keys are split into 1 part or more")
+        if self.count > 1 and form not in ("decomposed", "site"):
             raise ValueError(f"keys are split in the decomposed form alone, not in form {form}")
         for name in self.sites or ():
             if name not in names:
@@ -196,6 +198,8 @@ class _Rewriting:
     """Names of values and nodes."""
     reports: list[SiteReport] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
+    whole: dict[str, str] = field(default_factory=dict)
+    """Why sites were not cut, by their names."""
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = field(default_factory=dict)
     """Constants that sites of a graph share."""
     replaced: dict[ir.Value, ir.Value] = field(default_factory=dict)
@@ -230,16 +234,34 @@ class _Rewriting:
                 operands = [realise(builder, e, self.replaced) for e in match.operands]
                 spec, rounded = int8.quantised(builder, match.spec, operands)
                 match = replace(match, spec=spec, operands=rounded)
-            self.sites.append(replace_site(builder, match, form, name, self.replaced, self.dead, parts=parts))
+            site = self._replace(builder, match, name, parts)
         except UnsupportedError as e:
             release_inputs(builder.nodes)
             self.misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             return
         self.written_outs += builder.written
         loss = "int8 QK" if lossy else ""
-        self.reports.append(
-            SiteReport(name, match.op, form, match.spec, lossy=loss, beside=shown_words(match), parts=parts)
-        )
+        report = SiteReport(name, match.op, form, match.spec, lossy=loss, beside=shown_words(match), parts=parts)
+        if site.parts:
+            self.sites += site.parts
+            self.reports += [replace(report, name=part.name, spec=part.spec) for part in site.parts]
+            return
+        if self.split.count > 1 and form == "site":
+            report = replace(report, parts=1, beside="; ".join(filter(None, (report.beside, self.whole.get(name)))))
+        self.sites.append(site)
+        self.reports.append(report)
+
+    def _replace(self, builder: OnnxBuilder, match: Match, name: str, parts: int) -> Site:
+        """The site, replaced by its form. A site that cannot be cut for several devices is one on the first of them."""
+        try:
+            return replace_site(builder, match, self.form, name, self.replaced, self.dead, Cut(parts, self.split.along))
+        except UnsupportedError as e:
+            if self.form != "site" or parts == 1:
+                raise
+            self.whole[name] = f"not cut along its {self.split.along}, on the first device alone: {e}"
+        release_inputs(builder.nodes)
+        builder.nodes.clear()
+        return replace_site(builder, match, self.form, name, self.replaced, self.dead)
 
     def sweep(self) -> None:
         """Removes what nobody reads any more."""

@@ -34,6 +34,7 @@ from onnx_fa.iree.linear_report import LinearReport
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
 from onnx_fa.iree.norm_report import NormReport
 from onnx_fa.iree.parameters import WeightImporter
+from onnx_fa.iree.placed import placed_call, placed_name
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
 from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
@@ -260,9 +261,12 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
         if node.domain != DOMAIN:
             return False
-        kernel = self.sites[node.name].kernel
+        kernel, device = self.sites[node.name].kernel, self.sites[node.name].device
         assert kernel is not None  # a site without one is written in standard ops
-        spec = kernel.spec
+        spec, function = kernel.spec, kernel.name
+        if device is not None:
+            function = placed_name(kernel, device)
+            self.functions[function] = placed_call(kernel, device)
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             operands = []
             for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
@@ -270,7 +274,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 have = builtin_of(value.type, element_type(dtype))
                 want = tensor_of(shape, dtype)
                 operands.append(cast_to(make_op("torch_c.to_builtin_tensor", value, have), want))
-            results = call_function(kernel.name, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
+            results = call_function(function, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
             for name, result in zip(node.output, results, strict=True):
                 self._give(name, result)
         return True
