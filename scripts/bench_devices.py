@@ -84,8 +84,11 @@ class Bench:
     def time(self, what: str, case: str, samples: int, call: Callable[[], Any], *, alone: bool = False) -> Any:
         """Times a call, of all processes or of the first alone. Returns its result."""
         torch, dist = self.torch, self.dist
+        from onnx_fa.distributed.module import release_memory
+
         out, times = None, []
         torch.cuda.empty_cache()
+        release_memory(self.device)
         for i in range(samples + 1):
             dist.barrier()
             torch.cuda.synchronize()
@@ -168,6 +171,12 @@ class Bench:
         out = self.time("onnx_fa, ring of K and V", name, samples, partial(ring, q, k, v))
         places = share(torch.arange(S).unsqueeze(0), self.rank, self.ranks)[0]
         self.check("onnx_fa, ring of K and V", name, out, places, q, S)
+        if name != "1M":
+            half, later = q.shape[1] // 2, self.rank < self.ranks - 1
+            rest = (q[:, half:], k, v) if later else (q, k[:, :half], v[:, :half])
+            self.time("onnx_fa, own keys alone", name, 5, partial(sites["causal"], q, k, v))
+            self.time("onnx_fa, another's keys alone", name, 5, partial(sites["late" if later else "early"], *rest))
+            del rest
         del q, k, v, out, sites, ring
         self.context_parallel(name, S, samples)
         self.dist.barrier()
@@ -179,13 +188,19 @@ class Bench:
         del out
         self.sdpa(name, samples, operands)
 
+    def backends(self, name: str) -> list[Any]:
+        """PyTorch's kernels; of the longest sequence the faster ones alone."""
+        from torch.nn.attention import SDPBackend
+
+        return [SDPBackend.CUDNN_ATTENTION, *([SDPBackend.FLASH_ATTENTION] if name != "1M" else [])]
+
     def sdpa(self, name: str, samples: int, operands: list[Any]) -> None:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention import sdpa_kernel
 
         turned = [x.transpose(1, 2).contiguous() for x in operands]
         operands.clear()
         attention = self.torch.nn.functional.scaled_dot_product_attention
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        for backend in self.backends(name):
             with sdpa_kernel(backend):
                 what = f"torch SDPA, {backend.name.split('_')[0].lower()}, one device"
                 self.attempt(what, name, samples, partial(attention, *turned, is_causal=True), alone=True)
@@ -193,7 +208,7 @@ class Bench:
     def context_parallel(self, name: str, S: int, samples: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.experimental import context_parallel
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention import sdpa_kernel
 
         from onnx_fa.distributed.zigzag import share
 
@@ -202,7 +217,7 @@ class Bench:
             share(self.torch.arange(S).unsqueeze(0), self.rank, self.ranks)[0],
         )
         mesh = init_device_mesh("cuda", (self.ranks,))
-        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        for backend in self.backends(name):
             what = f"torch context_parallel, {backend.name.split('_')[0].lower()}"
             q, k, v = (x.transpose(1, 2).contiguous() for x in self.operands(S, list(range(2 * self.ranks))))
             with sdpa_kernel(backend):

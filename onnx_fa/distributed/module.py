@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,16 +15,35 @@ _DLPACK = {"cpu": 1, "cuda": 2}
 """DLPack's numbers of the kinds of devices."""
 
 
+def _name(device: torch.device) -> str:
+    return "local-task" if device.type == "cpu" else f"{device.type}://{device.index or 0}"
+
+
+@cache
+def _open(name: str) -> Any:
+    """A device of IREE's runtime, which all modules share. It keeps what is freed for the next call: CUDA takes longer to give a
+    large buffer than small kernels take to fill it."""
+    rt = runtime()
+    if name.startswith("cuda"):
+        # What is allocated in the order of a stream cannot be given away as DLPack.
+        rt.flags.parse_flags("--cuda_async_allocations=false")
+    return rt.get_driver(name).create_device_by_uri(name, allocators=["caching"])
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives back what modules on the device keep for their next calls."""
+    _open(_name(device)).allocator.trim()
+
+
 class TorchModule:
     """One function of a module on torch's device: the operands of a site to its results, dense tensors all. The call returns when
     the results are there. Raises RunError for a file that is no module of this device."""
 
     def __init__(self, vmfb: Path | bytes, device: torch.device, function: str = "site") -> None:
-        rt = runtime()
+        rt, name = runtime(), _name(device)
         self.device = device
-        name = "local-task" if device.type == "cpu" else f"{device.type}://{device.index or 0}"
         try:
-            self._device = rt.get_device(name)
+            self._device = _open(name)
             instance = rt.VmInstance()
             hal = rt.create_hal_module(instance, self._device)
             data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()

@@ -38,7 +38,7 @@ def placed_call(kernel: Kernel, device: int) -> str:
 
 
 _PLACE = re.compile(r"on\(#hal\.device\.affinity<@(\w+)>\)|#hal\.device\.affinity<@(\w+)>")
-_RUNS = re.compile(r"stream\.cmd\.dispatch @([\w$.]+)")
+_RUNS = re.compile(r"stream\.cmd\.dispatch \{?@([\w$.]+)")
 
 
 def devices_of(lines: Sequence[str]) -> dict[str, set[str]]:
