@@ -12,6 +12,8 @@ from onnx_fa.cli.outputs import check_outputs, write_json
 from onnx_fa.cli.phases import Phases
 from onnx_fa.cli.printing import check_strict, note, note_left_alone, origin_words, print_lossy, tile_words
 from onnx_fa.cli.targets import read_target
+from onnx_fa.errors import OnnxFaError
+from onnx_fa.spec.target import spread
 
 if TYPE_CHECKING:
     from onnx_fa.iree.compile import CompileReport
@@ -24,6 +26,9 @@ def run_compile(args: argparse.Namespace) -> None:
     from onnx_fa.iree.kernel_report import summary
 
     target = read_target(args, runs=args.check)
+    if args.split and args.devices == 1:
+        raise OnnxFaError("--split says how sites are cut for several devices: give --devices N too")
+    spread(target, args.devices)  # before anything is read: whether the target has several
     check_outputs(args, files=[args.output], texts=[args.report])
     keep = Path(args.keep_intermediates) if args.keep_intermediates else None
     if keep:
@@ -39,6 +44,8 @@ def run_compile(args: argparse.Namespace) -> None:
         values=dict(args.set),
         timeout_s=args.timeout,
         parameters=args.parameters,
+        devices=args.devices,
+        split=args.split or "keys",
         progress=phases.begin,
     )
     phases.end()
@@ -52,6 +59,8 @@ def run_compile(args: argparse.Namespace) -> None:
         f"{args.output}: {found} found, {len(done.sites)} with a kernel, {fused} of them one fused dispatch, "
         f"{len(done.misses)} left alone",
     )
+    if args.devices > 1:
+        _note_places(args, done)
     note(args, f"{args.output}: {summary(done.linear)}")
     if done.norms:
         note(args, f"{args.output}: {summary(done.norms, 'norm')}")
@@ -63,13 +72,20 @@ def run_compile(args: argparse.Namespace) -> None:
     note_left_alone(args, done.misses)
     print_lossy(args, target, done.sites)
     model = fix_dims(fix_inputs(args.model, dict(args.set)), dict(args.dim))
-    note_lines(args, Path(args.output), model, target)
+    note_lines(args, Path(args.output), model, spread(target, args.devices))
     if args.check:
         from onnx_fa.verifier.once import check_once
 
-        how = check_once(model, Path(args.output), target, [site.lossy for site in done.sites])
+        how = check_once(model, Path(args.output), spread(target, args.devices), [site.lossy for site in done.sites])
         note(args, f"{args.output}: one run on random inputs equals onnxruntime's{how}")
     check_strict(args, done.misses)
+
+
+def _note_places(args: argparse.Namespace, done: CompileReport) -> None:
+    """On which device each part of a site is, as far as the compiled program says it."""
+    for site in done.sites:
+        where = f"on {site.device}" if site.device else "NOT on the device that it was placed on"
+        note(args, f"{site.name}: {where}{'; ' * bool(site.beside)}{site.beside}")
 
 
 def _note_details(args: argparse.Namespace, done: CompileReport) -> None:

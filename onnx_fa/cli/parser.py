@@ -27,6 +27,7 @@ from onnx_fa.cli.options import (
     add_strict,
     add_target,
     add_values,
+    parse_count,
     parse_numbers,
     parse_parameters,
     parse_seconds,
@@ -110,6 +111,20 @@ def _add_rewrite(sub: argparse.ArgumentParser) -> None:
         "--int8-qk", action="store_true", help="multiply Q and K in int8 per token: changes results, and says how much"
     )
     sub.add_argument(
+        "--split-keys",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="split the keys of every site into N partial sites, whose results are merged (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of --split-keys: this site alone; repeatable (names as `onnx-fa explain` shows them)",
+    )
+    sub.add_argument(
         "--spec", metavar="FILE", help="also write a transform spec, for stock iree-compile (needs --target)"
     )
     add_target(sub, None, "what the kernels of --spec are for")
@@ -140,6 +155,18 @@ def _add_compile(sub: argparse.ArgumentParser) -> None:
         default="auto",
         help="where weights go: into the module, into an archive beside it (.irpa), or there where they take more than 64 MiB "
         "(default: %(default)s)",
+    )
+    sub.add_argument(
+        "--devices",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="place a part of every site on each of N devices of the target (CPUs; default: %(default)s)",
+    )
+    sub.add_argument(
+        "--split",
+        choices=("keys", "heads", "queries"),
+        help="of --devices: what sites are cut along (default: keys)",
     )
     add_iree_flags(sub)
     add_target(sub)
@@ -174,7 +201,13 @@ def _add_run(sub: argparse.ArgumentParser) -> None:
         help="an archive of weights (.irpa), as iree-run-module takes it (default: the one that lies beside the module)",
     )
     sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
-    sub.add_argument("--device", metavar="NAME", help="as iree-run-module takes it (default: the target's)")
+    sub.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="as iree-run-module takes it, once for each device that the module was compiled for (default: the target's)",
+    )
     add_dims(sub)
     add_values(sub)
     add_target(sub, what="what the module was compiled for")

@@ -7,7 +7,6 @@ writes: the same function name, the same operators, weights as resources at the 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +33,19 @@ from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_sp
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of
-from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
+from onnx_fa.iree.mlir_values import (
+    builtin_of,
+    call_function,
+    cast_to,
+    dims_of,
+    element_of,
+    make_op,
+    size_of,
+    tensor_of,
+)
 from onnx_fa.iree.parameters import WeightImporter
-from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
+from onnx_fa.iree.placed import placed_call, placed_name
+from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
 from onnx_fa.kernels.cpu.bits_entry import entry_name, entry_text
 from onnx_fa.kernels.cpu.bits_many import origin_of
 from onnx_fa.kernels.cpu.bits_many import spec_of as spec_of_bits
@@ -236,7 +245,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         held: Mapping[str, ir.TensorProtocol],
         externalize: Externalize | None,
     ) -> _SiteImporter:
-        parameters = _take_inputs(graph, externalize)
+        parameters = take_inputs(graph, externalize)
         base = stock.NodeImporter.define_function(graph, module)
         # define_function makes a NodeImporter whatever class it is called on.
         self = cls(
@@ -266,9 +275,12 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
         if node.domain != DOMAIN:
             return False
-        kernel = self.sites[node.name].kernel
+        kernel, device = self.sites[node.name].kernel, self.sites[node.name].device
         assert kernel is not None  # a site without one is written in standard ops
-        spec = kernel.spec
+        spec, function = kernel.spec, kernel.name
+        if device is not None:
+            function = placed_name(kernel, device)
+            self.functions[function] = placed_call(kernel, device)
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             operands = []
             for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
@@ -276,7 +288,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 have = builtin_of(value.type, element_type(dtype))
                 want = tensor_of(shape, dtype)
                 operands.append(cast_to(make_op("torch_c.to_builtin_tensor", value, have), want))
-            results = call_function(kernel.name, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
+            results = call_function(function, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
             for name, result in zip(node.output, results, strict=True):
                 self._give(name, result)
         return True
@@ -318,8 +330,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
             )
             lead = dims_of(x)[:-1]
-            sizes = [d for d in lead if isinstance(d, int)]
-            rows = math.prod(sizes) if len(sizes) == len(lead) else None
+            rows = size_of(lead)
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
             self.functions.update(product_texts(product, self.target))
@@ -380,17 +391,3 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             values = [make_op("torch_c.to_builtin_tensor", self._nv_map[x], have) for x, have in operands]
             for output, value in zip(node.output, call_function(name, values, results), strict=True):
                 self._give(output, value)
-
-
-def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:
-    """Takes the inputs that are parameters from the function's arguments. Raises ModelError where there are not so many."""
-    if externalize is None or externalize.first_input is None:
-        return {}
-    names = list(graph.input_map)
-    if not 0 <= externalize.first_input < len(names):
-        raise ModelError(
-            f"input {externalize.first_input} cannot be a parameter: the model has {len(names)}, from 0 on"
-        )
-    taken = {name: graph.input_map[name] for name in names[externalize.first_input :]}
-    graph.input_map = {name: graph.input_map[name] for name in names[: externalize.first_input]}
-    return taken

@@ -38,8 +38,9 @@ from onnx_fa.spec.terms import (
 )
 
 EmptyRow = Literal["nan", "zero", "guarded", "mean"]
-Stat = Literal["lse", "max"]
-"""A further result, one number per query: the logarithm of the sum of the exponentials of its scores, or the largest score."""
+Stat = Literal["lse", "max", "sum"]
+"""A further result, one number per query: the logarithm of the sum of the exponentials of its scores, the largest score, or the sum
+of the exponentials of the scores less the largest (0 for a row without keys)."""
 LOWEST_STAT = -1e37
 """Finite row statistics below this, which only masks make, are given as the lowest f32."""
 _TERMS: dict[str, type] = {
@@ -61,13 +62,14 @@ class AttentionSpec:
     "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
     says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. Without any keys (Skv = 0) the
     output is zero whatever `empty_row` says, a product over an empty axis. `stats` are further outputs behind
-    the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
-    finite ones below LOWEST_STAT become the lowest f32. `rounding` is done to the normalised probabilities, those of a sink's row
-    too. `weights`, of a shape that broadcasts to the score's, multiply the normalised probabilities before those multiply v (true
-    is 1, false is 0): a row's probabilities then need not add up to one. `renormalised` says that what the weights, which are then
-    booleans, keep of a row is divided by its own sum; the row's maximum remains that of all keys, and `empty_row` is "guarded".
-    `weighting` replaces the softmax: what multiplies v is its weight of the masked score (see Weighting), with `weights`, if there
-    are any, times that; there is then no sink, no row statistic, no rounding.
+    the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf,
+    and finite ones below LOWEST_STAT become the lowest f32; a row without keys has the "sum" 0. `rounding` is done to the
+    normalised probabilities, those of a sink's row too. `weights`, of a shape that broadcasts to the score's, multiply the
+    normalised probabilities before those multiply v (true is 1, false is 0): a row's probabilities then need not add up to one.
+    `renormalised` says that what the weights, which are then booleans, keep of a row is divided by its own sum; the row's
+    maximum remains that of all keys, and `empty_row` is "guarded". `weighting` replaces the softmax: what multiplies v is its
+    weight of the masked score (see Weighting), with `weights`, if there are any, times that; there is then no sink, no row
+    statistic, no rounding.
     Raises ValueError when fields contradict each other.
     """
 

@@ -319,6 +319,9 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "lse_decode_gqa", one | {"stats": ("max", "lse"), "Hq": 8, "masks": (lengths,), "empty_row": "nan"}
     yield "lse_alibi_f16", {"stats": ("lse", "max"), "dtype": "f16", "Hkv": 4, "Hq": 4, "masks": (cases.alibi(4),)}
     yield "lse_finite", {"stats": ("lse", "max"), "masks": (BoolMask((2, 1, 64, 64), FLOAT_MIN),), "empty_row": "mean"}
+    yield "sum_causal", {"stats": ("max", "sum"), "masks": (Causal("end"),), "Sq": 70, "Skv": 50, "empty_row": "zero"}
+    yield "sum_finite", {"stats": ("sum", "max"), "masks": (BoolMask((2, 1, 64, 64), FLOAT_MIN),), "empty_row": "mean"}
+    yield "sum_decode_gqa", one | {"stats": ("max", "sum"), "Hq": 8, "masks": (lengths,), "empty_row": "zero"}
     few: dict[str, Any] = {"Sq": 4, "Hq": 6, "Skv": 130}
     yield "few_causal", few | {"masks": (Causal("end"),)}
     yield "few_window", few | {"masks": (SlidingWindow(9, 2, "end"), Causal(100)), "sink": TensorArg((6, 4, 1))}
