@@ -5,6 +5,9 @@ and against what stock IREE makes of the same attention.
     python scripts/bench_gpu.py run FOLDER OUT [--iree BIN]   # on the GPU: needs torch, CuPy and IREE's runtime binaries (in BIN)
     python scripts/bench_gpu.py report OUT                # anywhere: OUT/gpu.csv again as gpu.md and gpu.png
 
+With `--drawn SEED:COUNT` the cases are attentions drawn at random (onnx_fa/spec/drawn_cases.py), of which the kernel alone is built
+and timed, and OUT has drawn-gpu.csv, .md and .png; with `--tiles`, also with the sets of tiles that it names.
+
 Two times are taken of this project's modules: of the kernel (CUDA events around graphs of at least 20 launches of the module's own
 code), which is what torch's contestants are timed by too, and of a whole call of the IREE runtime (iree-benchmark-module: real time
 of invoking the function and waiting for it); stock IREE's unfused code has only the latter. Differential attention is a model of
@@ -19,6 +22,7 @@ import argparse
 import csv
 import json
 import math
+import os
 import platform
 import re
 import statistics
@@ -26,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +42,7 @@ from onnx_fa.iree.run import BUFFERS_KEPT
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import alibi, document, prefix
+from onnx_fa.spec.drawn_cases import draw_cases
 from onnx_fa.spec.terms import AddMask, Causal, SlidingWindow, Softcap
 
 ALLOWED = {"f16": 2e-3, "bf16": 1e-2}
@@ -44,6 +50,8 @@ LAUNCHES, WARM, WARM_S = 12, 2, 0.03
 """Timed launches, and untimed ones before: at least so many, and so many seconds, in which the clocks rise."""
 TURNS = 256 << 20
 """Bytes that decode walks through before it sees the same again: several times the cache."""
+MOST_TURNS = 64
+"""Operands of short decodes are so many at the most: those stay in the cache."""
 DOCUMENTS = 12
 SHAPES = ((32, 512), (16, 1024), (8, 2048), (4, 4096), (2, 8192), (1, 16384))
 KERNEL = "onnx_fa"
@@ -95,12 +103,115 @@ def cases() -> Iterator[tuple[str, AttentionSpec]]:
         yield f"decode B1 H32:8 Skv{S} D128", _spec(1, 32, S, 128, Hkv=8, Sq=1)
 
 
+def wide_cases() -> Iterator[tuple[str, AttentionSpec]]:
+    """Head dims above 256, which FlashAttention-2 and cuDNN do not take: prompts, and one token with DeepSeek's absorbed heads."""
+    yield "wide B1 H16 S2048 D320", _spec(1, 16, 2048, 320)
+    yield "wide B1 H16 S2048 D512", _spec(1, 16, 2048, 512)
+    for B in (1, 16):
+        yield f"wide B{B} H16:1 Sq1 Skv8192 D576 Dv512", _spec(B, 16, 8192, 576, Hkv=1, Sq=1, Dv=512)
+
+
 # Here, without a GPU.
 
 
 _VARIANT = re.compile(
     r'@sm_90 target.*?dense<"0x([0-9a-f]+)".*?workgroup_size = \[(\d+).*?workgroup_local_memory = (\d+)', re.S
 )
+
+
+def drawn(said: str) -> Iterator[tuple[str, AttentionSpec]]:
+    """The drawn cases of SEED:COUNT; "wide" are those with wide heads."""
+    if said == "wide":
+        yield from wide_cases()
+        return
+    seed, count = map(int, said.split(":"))
+    for case in draw_cases("gpu", seed, count):
+        yield case.title, case.spec
+
+
+def build_drawn(folder: Path, said: str, only: str, tiles: str) -> None:
+    """Compiles the kernels of drawn cases, with `tiles` also those of these tiles, and writes manifest.json."""
+    from onnx_fa.spec.target import parse_target
+
+    target = parse_target("cuda")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def item(n: int, name: str, spec: AttentionSpec) -> dict[str, Any]:
+        kernels = {KERNEL: hopper_kernel(spec, target)}
+        if tiles:
+            kernels |= kernels_by_tiles(spec, target, tiles)
+        found = [entry_of(k, folder, f"c{n}_{i}") | {"what": what} for i, (what, k) in enumerate(kernels.items())]
+        print(f"{n:3d} {name}: {kernels[KERNEL].tuning}, {len(found)} kernels", flush=True)
+        return {"id": n, "name": name, "spec": spec.to_dict(), "functions": {}, **found[0], "others": found[1:]}
+
+    chosen = [(n, name, spec) for n, (name, spec) in enumerate(drawn(said)) if re.search(only, name)]
+    with ThreadPoolExecutor(2) as pool:
+        items = list(pool.map(lambda c: item(*c), chosen))
+    (folder / "manifest.json").write_text(json.dumps({"versions": _versions(), "drawn": said, "cases": items}))
+
+
+def hopper_kernel(spec: AttentionSpec, target: Any) -> Any:
+    """The kernel that a program has, without its code for other GPUs."""
+    import dataclasses
+
+    from onnx_fa.errors import UnsupportedError
+    from onnx_fa.kernels.choose import emit_kernel
+    from onnx_fa.kernels.triton import emit_exactly
+    from onnx_fa.kernels.triton.tiles import tuned
+    from onnx_fa.processes import DEFAULT
+
+    config, reason = tuned(fold_queries(spec), 90)
+    try:
+        return dataclasses.replace(emit_exactly(spec, target, "fa", config, 90, DEFAULT), tuning=reason)
+    except UnsupportedError:  # then a program has smaller tiles
+        return emit_kernel(spec, target)
+
+
+def kernels_by_tiles(spec: AttentionSpec, target: Any, tiles: str) -> dict[str, Any]:
+    """Kernels for sm_90 by those of some tiles that are for a spec. `tiles`: BMxBN/warps/stages/overlap, for a few queries
+    BMxBN/warps/stages/workgroups, with commas between them."""
+    from onnx_fa.errors import UnsupportedError
+    from onnx_fa.kernels.triton import emit_exactly
+    from onnx_fa.kernels.triton import tiles as triton_tiles
+    from onnx_fa.kernels.triton.config import FEW
+    from onnx_fa.processes import DEFAULT
+
+    folded, found = fold_queries(spec), {}
+    few = triton_tiles.is_few(folded)
+    for words in tiles.split(","):
+        size, *numbers = words.split("/")
+        (rows, keys), (warps, stages, last) = map(int, size.split("x")), map(int, numbers)
+        wanted = {
+            "BM": rows,
+            "BN": keys,
+            "warps": warps,
+            "stages": stages,
+            "order": int(bool(spec.masks)),
+            "overlap": 0,
+        }
+        wanted |= {"order": 0, triton_tiles.WORKGROUPS: last} if few else {"overlap": last}
+        config = triton_tiles.config_of(folded, wanted)
+        if (rows <= FEW) != few or not triton_tiles.can_run(folded, config, 90):
+            continue
+        try:
+            found[f"{KERNEL} {words}"] = emit_exactly(spec, target, "fa", config, 90, DEFAULT)
+        except UnsupportedError as e:
+            print(f"{words}: {e}", flush=True)
+    return found
+
+
+def entry_of(kernel: Any, folder: Path, entry: str) -> dict[str, Any]:
+    """What a manifest says of a kernel, whose PTX goes to files that begin with `entry`."""
+    codes = []
+    for i, m in enumerate(_VARIANT.finditer(kernel.text)):
+        code = bytes.fromhex(m[1]).decode()
+        function = re.search(r"\.entry (\w+)", code)
+        assert function is not None
+        (folder / f"{entry}_{i}.ptx").write_text(code)
+        codes.append({"entry": function[1], "file": f"{entry}_{i}.ptx", "threads": int(m[2]), "shared": int(m[3])})
+    scratch = re.search(r"tensor<(\d+)xi8>\)", kernel.text)
+    size = int(scratch[1]) if scratch else 0
+    return {"config": kernel.config, "tuning": kernel.tuning, "codes": codes, "scratch": size}
 
 
 def build(folder: Path, only: str) -> None:
@@ -131,19 +242,9 @@ def build(folder: Path, only: str) -> None:
             "functions": {x.name: function_of(x) for x in folder.glob(f"{n}.*vmfb")},
             "name": name,
             "spec": spec.to_dict(),
-            "config": kernel.config,
-            "tuning": kernel.tuning,
-            "codes": [],
+            "others": [],
         }
-        for m in _VARIANT.finditer(kernel.text):
-            code = bytes.fromhex(m[1]).decode()
-            entry = re.search(r"\.entry (\w+)", code)
-            assert entry is not None
-            (folder / f"{entry[1]}.ptx").write_text(code)
-            item["codes"].append({"entry": entry[1], "threads": int(m[2]), "shared": int(m[3])})
-        scratch = re.search(r"tensor<(\d+)xi8>\)", kernel.text)
-        item["scratch"] = int(scratch[1]) if scratch else 0
-        manifest.append(item)
+        manifest.append(item | entry_of(kernel, folder, f"c{n}"))
         (folder / "manifest.json").write_text(json.dumps({"versions": _versions(), "cases": manifest}))
         print(f"{n:3d} {name}: {time.monotonic() - started:.0f} s, {kernel.tuning}", flush=True)
 
@@ -250,15 +351,15 @@ def score(kind: str, s: Any, q: Any, k: Any, rest: list[Any]) -> Any:
     return s.masked_fill(~keep[kind](), -math.inf) if kind in keep else s
 
 
-def error(kind: str, spec: AttentionSpec, operands: list[Any], out: Any) -> float:
-    """The relative norm error of an output, on some rows of every head, against float64."""
+def reference(kind: str, spec: AttentionSpec, operands: list[Any], most: int = 256) -> tuple[Any, list[Any]]:
+    """Rows, and their outputs in float64 for each of the batch: all rows, or the first, the last and others, `most` of each."""
     torch = _torch()
     rows = torch.arange(spec.Sq, device="cuda")
-    if spec.Sq > 768:
+    if spec.Sq > 3 * most:
         rows = torch.unique(
-            torch.cat([rows[:256], rows[-256:], torch.linspace(0, spec.Sq - 1, 256, device="cuda").long()])
+            torch.cat([rows[:most], rows[-most:], torch.linspace(0, spec.Sq - 1, most, device="cuda").long()])
         )
-    wrong = norm = 0.0
+    wanted = []
     for b in range(spec.batch[0]):
         q, k, v = (x[b].double() for x in operands[:3])
         if kind == "differential":
@@ -266,18 +367,21 @@ def error(kind: str, spec: AttentionSpec, operands: list[Any], out: Any) -> floa
                 torch.softmax(spec.scale * (q[b].double()[:, rows] @ k[b].double().transpose(-1, -2)), -1)
                 for q, k in (operands[:2], operands[3:])
             )
-            have, want = out[b][:, rows].double(), (p - LAMBDA * less) @ v
-            wrong, norm = wrong + float(((have - want) ** 2).sum()), norm + float((want**2).sum())
+            wanted.append((p - LAMBDA * less) @ v)
             continue
         rest = [x if x.dim() == 3 else x[b] for x in operands[3:]]
         k, v = (x.repeat_interleave(spec.group, -3) for x in (k, v))
         s = spec.scale * (q[..., rows, :] @ k.transpose(-1, -2))
         s = score(kind, s, rows[:, None], torch.arange(spec.Skv, device="cuda")[None], rest)
-        want = torch.softmax(s, -1) @ v
-        have = out[b][..., rows, :].double()
-        wrong += float(((have - want) ** 2).sum())
-        norm += float((want**2).sum())
-    return math.sqrt(wrong / norm)  # NaN anywhere is NaN here
+        wanted.append(torch.softmax(s, -1) @ v)
+    return rows, wanted
+
+
+def error(found: tuple[Any, list[Any]], out: Any) -> float:
+    """The relative norm error of an output to a reference."""
+    rows, wanted = found
+    wrong = sum(((out[b][..., rows, :].double() - want) ** 2).sum() for b, want in enumerate(wanted))
+    return math.sqrt(float(wrong / sum((want**2).sum() for want in wanted)))  # NaN anywhere is NaN here
 
 
 def launches(call: Callable[[], Any]) -> list[float]:
@@ -297,8 +401,9 @@ def launches(call: Callable[[], Any]) -> list[float]:
     return [start.elapsed_time(end) for start, end in events]
 
 
-def replays(calls: list[Callable[[], Any]]) -> list[float]:
-    """Milliseconds per call, each the mean over a graph of calls that take turns: no host's launches are in them."""
+def replays(calls: list[Callable[[], Any]], in_graph: int = 20) -> list[float]:
+    """Milliseconds per call, each the mean over a graph of `in_graph` calls or more that take turns: no host's launches are in
+    them."""
     torch = _torch()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -306,7 +411,7 @@ def replays(calls: list[Callable[[], Any]]) -> list[float]:
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    count = len(calls) * -(-20 // len(calls))
+    count = len(calls) * -(-in_graph // len(calls))
     with torch.cuda.graph(graph):
         for n in range(count):
             calls[n % len(calls)]()
@@ -342,7 +447,7 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
     kept += lists
     calls = []
     for code, grid, tensors in zip(item["codes"], grids, lists, strict=False):
-        function = cupy.RawModule(path=str(folder / f"{code['entry']}.ptx")).get_function(code["entry"])
+        function = cupy.RawModule(path=str(folder / code["file"])).get_function(code["entry"])
         if code["shared"] > 48 * 1024:
             function.max_dynamic_shared_size_bytes = code["shared"]
         calls.append(
@@ -358,8 +463,10 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
     return call
 
 
-def torch_contestants(kind: str, spec: AttentionSpec) -> Iterator[tuple[str, Callable[[list[Any]], Callable[[], Any]]]]:
-    """(name, what makes the call from the operands)."""
+def torch_contestants(
+    kind: str, spec: AttentionSpec, flexible: bool
+) -> Iterator[tuple[str, Callable[[list[Any]], Callable[[], Any]]]]:
+    """(name, what makes the call from the operands); FlexAttention, whose compiler takes seconds, where it is asked for."""
     from torch.nn.attention import SDPBackend
 
     if written := {"evoformer": evoformer, "differential": differential}.get(kind):
@@ -368,10 +475,19 @@ def torch_contestants(kind: str, spec: AttentionSpec) -> Iterator[tuple[str, Cal
     if kind in ("plain", "causal", "gqa", "decode"):
         yield "FlashAttention-2", partial(sdpa, SDPBackend.FLASH_ATTENTION, kind, spec)
         yield "cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION, kind, spec)
+    if kind == "wide":
+        yield "torch eager", lambda x: partial(plain_ops, spec, *x)
+        yield "torch.compile", lambda x: partial(_torch().compile(partial(plain_ops, spec), dynamic=False), *x)
     if kind == "decode":
         yield "copy", copy_as_many
-    if spec.D == 64 and spec.Hq == 16 and kind != "differential":
+    if flexible and kind != "differential":
         yield "FlexAttention", partial(flex, kind, spec)
+
+
+def plain_ops(spec: AttentionSpec, q: Any, k: Any, v: Any) -> Any:
+    """Two products and a softmax; heads that share keys are repeated as a user would."""
+    k, v = (x.repeat_interleave(spec.group, -3) if spec.group > 1 else x for x in (k, v))
+    return _torch().softmax(q @ k.transpose(-1, -2) * spec.scale, -1) @ v
 
 
 def evoformer(scale: float, q: Any, k: Any, v: Any, padding: Any, pairs: Any) -> Any:
@@ -412,6 +528,7 @@ def flex(kind: str, spec: AttentionSpec, operands: list[Any]) -> Callable[[], An
 
     q, k, v, *rest = operands
     masks = {
+        "causal": lambda b, h, i, j: i >= j,
         "gqa": lambda b, h, i, j: i >= j,
         "window": lambda b, h, i, j: (i >= j) & (i - j <= 256),
         "prefix": lambda b, h, i, j: (i >= j) | (j < 256),
@@ -469,22 +586,42 @@ class Module:
         return result.reshape(spec.out_shape).cuda(), times
 
 
-def warm_compilers(folder: Path, kinds: list[str]) -> None:
-    """Compiles FlexAttention and torch.compile's code in processes of their own, side by side, into the cache on disk."""
-    started = time.monotonic()
-    command = [sys.executable, __file__, "warm", str(folder), "--only"]
-    for process in [subprocess.Popen([*command, f"^{k} "], stderr=subprocess.DEVNULL) for k in kinds]:
+def has_flex(item: dict[str, Any], every: int) -> bool:
+    """Whether FlexAttention is timed with a case: of the table, 16 heads of 64; of drawn ones, each `every`-th (0: none)."""
+    if every:
+        return bool(item["id"] % every == 0)
+    return bool(item["functions"]) and item["spec"]["D"] == 64 and item["spec"]["Hq"] == 16
+
+
+def warm_compilers(folder: Path, only: str, flex_every: int) -> None:
+    """Compiles FlexAttention and torch.compile's code, and the driver's of our kernels, in processes of their own, side by side,
+    into the caches on disk."""
+    started, many = time.monotonic(), max(1, (os.cpu_count() or 2) - 2)
+    command = [sys.executable, __file__, "warm", str(folder), "--only", only, "--flex-every", str(flex_every)]
+    commands = [[*command, "--slice", f"{i}:{many}"] for i in range(many)]
+    for process in [subprocess.Popen(c, stderr=subprocess.DEVNULL) for c in commands]:
         process.wait()
-    print(f"torch's compilers: {time.monotonic() - started:.0f} s", flush=True)
+    print(f"compilers: {time.monotonic() - started:.0f} s", flush=True)
 
 
-def warm(folder: Path, only: str) -> None:
-    for item in json.loads((folder / "manifest.json").read_text())["cases"]:
-        if re.search(only, item["name"]):
-            spec, kind = AttentionSpec.from_dict(item["spec"]), item["name"].split()[0]
-            for what, make in torch_contestants(kind, spec):
-                if what in ("FlexAttention", "torch.compile"):
-                    make(draw(kind, spec))()
+def warm(folder: Path, only: str, flex_every: int, part: str) -> None:
+    """Compiles what cases take that are first, first + many, ..., as `part` says: FIRST:MANY."""
+    import cupy
+
+    first, many = map(int, part.split(":"))
+    for path in sorted(folder.glob("*.ptx"))[first::many]:
+        entry = re.search(r"\.entry (\w+)", path.read_text())
+        assert entry is not None
+        cupy.RawModule(path=str(path)).get_function(entry[1])
+    chosen = [c for c in json.loads((folder / "manifest.json").read_text())["cases"] if re.search(only, c["name"])]
+    wanted = [
+        c for c in chosen if has_flex(c, flex_every) or c["name"].split()[0] in ("evoformer", "differential", "wide")
+    ]
+    for item in wanted[first::many]:
+        spec, kind = AttentionSpec.from_dict(item["spec"]), item["name"].split()[0]
+        for what, make in torch_contestants(kind, spec, has_flex(item, flex_every)):
+            if what in ("FlexAttention", "torch.compile"):
+                make(draw(kind, spec))()
     _torch().cuda.synchronize()
 
 
@@ -501,12 +638,13 @@ class Samples:
     def __init__(self, name: str, spec: AttentionSpec) -> None:
         self.name, self.kind, self.spec = name, name.split()[0], spec
         self.operands = draw(self.kind, spec)
+        self.wanted = reference(self.kind, spec, self.operands)
         self.rows: list[tuple[str, str, str, int, float]] = []
         self.notes: list[str] = []
 
     def keep(self, what: str, result: Any, times: Callable[[], list[float]]) -> None:
         """Adds the times of a contestant whose result is right."""
-        off = 0.0 if what == "copy" else error(self.kind, self.spec, self.operands, result)
+        off = 0.0 if what == "copy" else error(self.wanted, result)
         if off <= ALLOWED[self.spec.dtype]:
             self.rows += [(self.name, what, "", n, ms) for n, ms in enumerate(times())]
         else:
@@ -517,19 +655,24 @@ class Samples:
         try:
             calls = [make(self.operands)]
             if self.kind == "decode":
-                copies = -(-TURNS // sum(x.numel() * x.element_size() for x in self.operands))
+                copies = min(MOST_TURNS, -(-TURNS // sum(x.numel() * x.element_size() for x in self.operands)))
                 calls += [make([x.clone() for x in self.operands]) for _ in range(copies)]
-            self.keep(what, calls[0](), lambda: replays(calls))
+            self.keep(what, calls[0](), lambda: replays(calls, self.in_graph()))
         except Exception as e:  # whatever another project raises is its result
             self.notes.append(f"{self.name}: {what}: {' '.join(str(e).split())[:160]}")
+
+    def in_graph(self) -> int:
+        """How many launches a graph has: 20, fewer of such as take long by the number of their products."""
+        dims = (*self.spec.batch, self.spec.Hq, self.spec.Sq, self.spec.Skv, self.spec.D)
+        return max(4, min(20, int(1e12 / math.prod(int(d) for d in dims))))
 
     def medians(self) -> dict[str, float]:
         found = dict.fromkeys(r[1] for r in self.rows)
         return {w: round(statistics.median(r[4] for r in self.rows if r[1] == w), 4) for w in found}
 
 
-def run(folder: Path, out: Path, iree: Path, only: str) -> None:
-    """Checks and times every case, and writes gpu.csv."""
+def run(folder: Path, out: Path, iree: Path, only: str, flex_every: int) -> None:
+    """Checks and times every case, and writes gpu.csv, or drawn-gpu.csv."""
     import tempfile
 
     torch = _torch()
@@ -549,14 +692,19 @@ def run(folder: Path, out: Path, iree: Path, only: str) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
     } | versions
-    warm_compilers(folder, sorted({c["name"].split()[0] for c in chosen} - {"plain", "causal", "decode"}))
+    path = out / ("drawn-gpu.csv" if "drawn" in manifest else "gpu.csv")
+    if "drawn" in manifest:
+        head["drawn"] = f"seed and number {manifest['drawn']}"
+    warm_compilers(folder, only, flex_every)
     rows: list[tuple[str, str, str, int, float]] = []
     notes: list[str] = []
     for item in chosen:
         samples = Samples(item["name"], AttentionSpec.from_dict(item["spec"]))
         samples.contestant(KERNEL, partial(own_kernel, item, samples.spec, folder))
-        for what, make in torch_contestants(samples.kind, samples.spec):
+        for what, make in torch_contestants(samples.kind, samples.spec, has_flex(item, flex_every)):
             samples.contestant(what, make)
+        for other in item["others"]:
+            samples.contestant(other["what"], partial(own_kernel, other, samples.spec, folder))
         modules = {folder / f"{item['id']}.vmfb": CALLS, folder / f"{item['id']}.stock.vmfb": {STOCK: KEPT}}
         for vmfb, ways in modules.items():
             if not vmfb.exists():
@@ -572,13 +720,28 @@ def run(folder: Path, out: Path, iree: Path, only: str) -> None:
                 samples.notes.append(f"{samples.name}: {next(iter(ways))}: {said}")
         rows += samples.rows
         notes += samples.notes
-        with (out / "gpu.csv").open("w", newline="") as file:
+        with path.open("w", newline="") as file:
             file.writelines(f"# {k}: {v}\n" for k, v in head.items())
             file.writelines(f"# note: {n}\n" for n in notes)
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("model", "what", "flags", "round", "ms"))
             writer.writerows((*r[:4], f"{r[4]:.5f}") for r in rows)
         print(samples.name, samples.medians(), *samples.notes, flush=True)
+
+
+def report_drawn(out: Path) -> None:
+    """drawn-gpu.md and drawn-gpu.png from drawn-gpu.csv."""
+    from onnx_fa.benchmark.histogram import of_drawn, write_histogram
+    from onnx_fa.benchmark.plot import medians, read_csv
+
+    path = out / "drawn-gpu.csv"
+    heads = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+    facts, notes = ([h for h in heads if h.startswith("note: ") == note] for note in (False, True))
+    # A sentence of a library on why it takes no such attention is not a result.
+    wrong = [n.removeprefix("note: ") for n in notes if "No available kernel" not in n]
+    text = of_drawn(medians(read_csv(path)), wrong)
+    (out / "drawn-gpu.md").write_text(f"Kernels alone. {'; '.join(facts)}.\n\n{text}\n")
+    write_histogram(path, out / "drawn-gpu.png")
 
 
 def report(out: Path) -> None:
@@ -619,14 +782,29 @@ def main() -> None:
         "--iree", type=Path, default=Path("."), help="the folder of iree-run-module and iree-benchmark-module"
     )
     parser.add_argument("--only", default="", help="a regular expression for names of cases")
+    parser.add_argument(
+        "--drawn",
+        default="",
+        metavar="SEED:COUNT",
+        help="build, report: attentions drawn at random; wide: heads of more than 256",
+    )
+    parser.add_argument("--tiles", default="", metavar="BMxBN/warps/stages/overlap,...", help="build: these tiles, too")
+    parser.add_argument(
+        "--flex-every", type=int, default=0, metavar="N", help="run: FlexAttention with each N-th drawn one"
+    )
+    parser.add_argument("--slice", default="0:1", help=argparse.SUPPRESS)
     args = parser.parse_args()
     match args.step:
+        case "build" if args.drawn:
+            build_drawn(args.folder, args.drawn, args.only, args.tiles)
         case "build":
             build(args.folder, args.only)
         case "run":
-            run(args.folder, args.out, args.iree.resolve(), args.only)
+            run(args.folder, args.out, args.iree.resolve(), args.only, args.flex_every)
         case "warm":
-            warm(args.folder, args.only)
+            warm(args.folder, args.only, args.flex_every, args.slice)
+        case "report" if args.drawn:
+            report_drawn(args.folder)
         case "report":
             report(args.folder)
 

@@ -1,11 +1,13 @@
-"""Single attentions, one by one: stock IREE with its best flags, onnx_fa, onnxruntime and torch, in one run, interleaved. `onnx-fa
-bench --heads ...` (sweep.py) and
+"""Single sites, one by one: stock IREE with its best flags, onnx_fa, onnxruntime and torch, in one run, interleaved. `onnx-fa
+bench --case NAME`, `--heads ...` (sweep.py) and
 
     python -m onnx_fa.benchmark.attention --out PREFIX [--quick] [--case NAME ...] [--threads N] [--rounds N] [--fresh]
+    python -m onnx_fa.benchmark.attention --out PREFIX --drawn SEED:COUNT [--modules DIR [--build-only]]
 
-Every case of the table in `spec/cases.py` becomes a plain ONNX model (`forms/plain.py`), which stock IREE, onnx_fa and onnxruntime
-take, and PyTorch calls (`torch_sdpa.py`). Numbers are compared with the float64 reference before anything is timed. A finished case
-is kept in PREFIX.partial until the files are written, so that the same command goes on after an interruption.
+Every case of the tables (`spec/site_case.py`) becomes a plain ONNX model (`forms/plain_site.py`), which stock IREE, onnx_fa and
+onnxruntime take, and PyTorch calls (`torch_sdpa.py`, `torch_linear.py`). Numbers are compared with the float64 reference before
+anything is timed. A finished case is kept in PREFIX.partial until the files are written, so that the same command goes on after an
+interruption.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +26,8 @@ from statistics import median
 from typing import Any
 
 from onnx_fa.benchmark.case_bench import TABLE, TINY, TRIED, CaseBench, base_memory
-from onnx_fa.benchmark.case_result import QUICK, CaseResult, Plan, expected_seconds
+from onnx_fa.benchmark.case_result import OF_DRAWN, QUICK, CaseResult, Plan, expected_seconds
+from onnx_fa.benchmark.histogram import of_drawn, write_histogram
 from onnx_fa.benchmark.kept_modules import KeptModules
 from onnx_fa.benchmark.models import (
     ORT,
@@ -31,6 +35,7 @@ from onnx_fa.benchmark.models import (
     TORCH,
     write_files,
 )
+from onnx_fa.benchmark.ort_ops import ORT_OPS
 from onnx_fa.benchmark.plot import OURS, plot
 from onnx_fa.benchmark.worker_process import package_environment
 from onnx_fa.benchmark.worker_session import Session
@@ -38,10 +43,13 @@ from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec import cases
-from onnx_fa.spec.cases import Case
+from onnx_fa.spec.drawn_cases import draw_cases
+from onnx_fa.spec.site_case import SiteCase, find_case
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tables import markdown_table, text_table
 
+OF_DRAWN_CASES = (OURS, ORT, *ORT_OPS, TORCH)
+"""Who is timed on drawn cases."""
 METHOD = (
     "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; all checked against float64 first; "
     "memory is what a call needs beyond inputs and outputs"
@@ -49,7 +57,7 @@ METHOD = (
 
 
 def build_modules(
-    wanted: Sequence[Case],
+    wanted: Sequence[SiteCase],
     target: Target,
     plan: Plan,
     modules: KeptModules,
@@ -67,7 +75,7 @@ def build_modules(
 
 
 def bench_attention(
-    wanted: Sequence[Case],
+    wanted: Sequence[SiteCase],
     prefix: Path,
     target: Target | str = "cpu-host",
     plan: Plan | None = None,
@@ -109,8 +117,9 @@ def bench_attention(
     note(f"{len(left)} cases, about {_minutes(sum(left.values()))}")
     base_bytes = base_memory(target, plan, modules) if left else 0
     guessed = spent = 0.0
-    # On a CPU every batch of calls has a process of its own, whose peak memory is told.
-    with Session(package_environment(), plan.timeout_s) if target.is_gpu else nullcontext() as session:
+    # On a CPU every batch of calls has a process of its own, whose peak memory is told, unless the plan says otherwise.
+    kept = target.is_gpu or plan.keep_processes
+    with Session(package_environment(), plan.timeout_s) if kept else nullcontext() as session:
         for case in wanted:
             if case.name in results:
                 continue
@@ -150,7 +159,7 @@ def table_row(r: CaseResult) -> tuple[str, ...]:
         return "-" if value is None else format(value, form)
 
     by = {c.what: c for c in r.contestants if c.what != TRIED}
-    order = (OURS, STOCK, ORT, TORCH)
+    order = (OURS, STOCK, ORT, r.torch)
     ours = r.median(OURS)
 
     def ratio(other: float | None) -> float | None:
@@ -158,7 +167,7 @@ def table_row(r: CaseResult) -> tuple[str, ...]:
 
     extra = [by[w].extra_bytes if w in by else None for w in order]
     remarks = [f"{w}: {by[w].problem}" for w in order if w in by and by[w].problem]
-    remarks += [by[w].flags for w in (OURS, TORCH) if w in by and not by[w].problem and by[w].flags]
+    remarks += [by[w].flags for w in (OURS, r.torch) if w in by and not by[w].problem and by[w].flags]
     return (
         r.title,
         *(cell(r.median(w), ".2f") for w in order),
@@ -174,10 +183,27 @@ def table_row(r: CaseResult) -> tuple[str, ...]:
 def write_results(results: Sequence[CaseResult], prefix: Path, plan: Plan, *, with_plot: bool = True) -> list[Path]:
     """Raw samples as CSV, everything as JSON, the table as Markdown, bars as PNG. Raises OnnxFaError."""
     facts = machine_facts(plan.threads) | {"method": METHOD}
+    if any("drawn" in r.name for r in results):
+        samples = [(r.title, c) for r in results for c in r.contestants]
+        data = {"machine": facts, "cases": [r.to_dict() for r in results]}
+        text = of_drawn({r.title: _medians(r) for r in results}, problems_of(results))
+        return write_files(prefix, facts, samples, data, text, write_histogram if with_plot else None)
     table = markdown_table(TABLE_HEAD, [table_row(r) for r in results])
     ratios = [o / b for r in results if (o := r.median(OURS)) is not None and (b := r.best_other)]
     summary = f"\n\nMedian ratio to the best of onnxruntime and torch: {median(ratios):.2f}." if ratios else ""
     return write_case_files(results, prefix, facts, table + summary, plot if with_plot else None)
+
+
+def _medians(result: CaseResult) -> dict[str, float]:
+    return {c.what: c.median_ms for c in result.contestants if not c.problem and c.median_ms is not None}
+
+
+def problems_of(results: Sequence[CaseResult]) -> list[str]:
+    """What was wrong, or did not run though it is for the case."""
+    found = [
+        (r, c) for r in results for c in r.contestants if c.problem and not (c.what in ORT_OPS and ": " in c.problem)
+    ]
+    return [f"{r.title}: {c.what}: {c.problem}" for r, c in found]
 
 
 def write_case_files(
@@ -198,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench_attention.sh", description=main.__doc__)
     parser.add_argument("--out", default="benchmarks/attention", metavar="PREFIX")
     parser.add_argument(
-        "--case", action="append", default=[], metavar="NAME", help="one of onnx_fa/cases.py; repeatable"
+        "--case", action="append", default=[], metavar="NAME", help="one of `onnx-fa cases`; repeatable"
     )
     parser.add_argument("--quick", action="store_true", help="a few small cases, few calls (to another PREFIX)")
     parser.add_argument("--all-quick", action="store_true", help="all cases, few calls")
@@ -207,17 +233,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="cpu-host")
     parser.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
     parser.add_argument("--no-plot", action="store_true")
+    parser.add_argument(
+        "--drawn", default="", metavar="SEED:COUNT", help="attentions drawn at random, and onnxruntime's own ops beside"
+    )
+    parser.add_argument("--modules", type=Path, metavar="DIR", help="where compiled modules are kept")
+    parser.add_argument("--build-only", action="store_true", help="compile to --modules, time nothing")
     args = parser.parse_args(argv)
     if args.threads < 1 or args.rounds < 0:
         parser.error("--threads and --rounds must be at least 1")
-    plan = dataclasses.replace(QUICK if args.quick or args.all_quick else Plan(), threads=args.threads)
+    if args.build_only and not args.modules:
+        parser.error("--build-only needs --modules")
+    if args.drawn and not re.fullmatch(r"\d+:[1-9]\d*", args.drawn):
+        parser.error("--drawn takes SEED:COUNT, as 0:100")
+    plan = QUICK if args.quick or args.all_quick else OF_DRAWN if args.drawn else Plan()
+    plan = dataclasses.replace(plan, threads=args.threads)
     if args.rounds:
         plan = dataclasses.replace(plan, rounds=args.rounds, slow_rounds=min(args.rounds, plan.slow_rounds))
     prefix = Path(f"{args.out}-quick" if args.quick or args.all_quick else args.out)
     tag = "quick" if args.quick else "table"
     try:
-        wanted = [cases.find(n) for n in args.case] or [c for c in cases.CASES if {tag, "table"} <= c.tags]
-        results = bench_attention(wanted, prefix, args.target, plan, fresh=args.fresh, note=_say)
+        wanted: list[SiteCase] = [find_case(n) for n in args.case] or [
+            c for c in cases.CASES if {tag, "table"} <= c.tags
+        ]
+        if args.drawn:
+            wanted = list(draw_cases("cpu", *map(int, args.drawn.split(":"))))
+        who = OF_DRAWN_CASES if args.drawn else TABLE
+        modules = KeptModules(args.modules) if args.modules else None
+        if modules is not None and args.build_only:
+            problems = build_modules(wanted, parse_target(args.target), plan, modules, who, _say)
+            print("\n".join([*problems, f"{args.modules}: modules of {len(wanted)} cases"]))
+            return 1 if problems else 0
+        results = bench_attention(
+            wanted, prefix, args.target, plan, fresh=args.fresh, who=who, note=_say, modules=modules
+        )
         written = write_results(results, prefix, plan, with_plot=not args.no_plot)
     except OnnxFaError as e:
         print(f"bench_attention: error: {' '.join(str(e).split())}", file=sys.stderr)

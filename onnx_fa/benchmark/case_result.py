@@ -1,4 +1,4 @@
-"""How much is measured of an attention, how long that takes, and what came out."""
+"""How much is measured of a site, how long that takes, and what came out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from onnx_fa.benchmark.models import (
+    EAGER,
     ORT,
     STOCK_FLAGS,
     TORCH,
     Contestant,
 )
 from onnx_fa.benchmark.plot import COPY
-from onnx_fa.spec.cases import Case
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.linear import LinearSpec
+from onnx_fa.spec.site_case import SiteCase
 
 COPY_BYTES = 256 << 20
 """What the copy beside every decode case copies: more than any cache holds."""
@@ -37,6 +39,8 @@ class Plan:
     most_gpu_calls: int = 60
     slow_ms: float = 600
     slow_rounds: int = 2
+    keep_processes: bool = False
+    """Whether onnxruntime and PyTorch run in one process for all cases, which then does not tell their memory."""
     timeout_s: float = 600
     memory_bytes: int = 16 << 30
 
@@ -45,12 +49,14 @@ class Plan:
         return max(1, min(most, int(self.budget_ms / max(ms, 1e-3))))
 
 
+OF_DRAWN = Plan(rounds=3, budget_ms=100, keep_processes=True)
+"""For many cases."""
 QUICK = Plan(rounds=2, budget_ms=40, most_calls=3, slow_rounds=1)
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What was measured of a case. `read_bytes` are those of K and V."""
+    """What was measured of a case. `read_bytes` are those of K and V, or of the weight."""
 
     name: str
     title: str
@@ -65,9 +71,14 @@ class CaseResult:
         return next((t for t in times if t is not None), None)
 
     @property
+    def torch(self) -> str:
+        """What the usual call in PyTorch is called: SDPA, and of what is no attention the plain one."""
+        return TORCH if any(c.what == TORCH for c in self.contestants) else EAGER
+
+    @property
     def best_other(self) -> float | None:
         """The faster of onnxruntime and torch."""
-        return min((t for t in (self.median(ORT), self.median(TORCH)) if t is not None), default=None)
+        return min((t for t in (self.median(ORT), self.median(self.torch)) if t is not None), default=None)
 
     def of_bandwidth(self, what: str) -> float | None:
         """For decode: bytes of K and V per time, over the bytes per time of a copy, which reads and writes."""
@@ -87,15 +98,19 @@ class CaseResult:
         return cls(**{**data, "contestants": tuple(listed)})
 
 
-def expected_seconds(case: Case, plan: Plan) -> float:
+def expected_seconds(case: SiteCase, plan: Plan) -> float:
     """How long a case may take, from the machine of docs/results/performance.md: 150 GFLOP/s, stock IREE a third of it, 2 s to
     start torch."""
     spec = case.bound()[0]
-    sizes = [d for d in (*spec.batch, spec.Hq, spec.Sq, spec.Skv) if isinstance(d, int)]
-    gflop = 2e-9 * math.prod(sizes) * (spec.D + spec.Dv)
+    if isinstance(spec, LinearSpec):
+        gflop, scores = 1e-9 * spec.flops, 0
+    else:
+        sizes = [d for d in (*spec.batch, spec.Hq, spec.Sq, spec.Skv) if isinstance(d, int)]
+        scores = math.prod(sizes)
+        gflop = 2e-9 * scores * (spec.D + spec.Dv)
     data_gb = sum(bytes_of(s, d) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)) / 1e9
     fast, slow = gflop / 150 + data_gb / 20, gflop / 50 + data_gb / 10
-    fixed = 9 + 12 * data_gb + 60e-9 * min(math.prod(sizes), CHECKED_SCORES)
+    fixed = 9 + 12 * data_gb + 60e-9 * min(scores, CHECKED_SCORES)
     calls = plan.calls(slow * 1e3)
     tried = len(STOCK_FLAGS) * (2 + (calls > 1) * (1 + min(3, calls))) * slow
     rounds = plan.slow_rounds if slow * 1e3 > plan.slow_ms else plan.rounds

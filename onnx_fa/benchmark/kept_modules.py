@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onnx_fa.errors import CompileError
 from onnx_fa.files import write_whole
-from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.forms.plain_site import Spec
 from onnx_fa.spec.target import Target
 
 COMPILERS = ("iree-base-compiler", "triton", "onnx-fa")
@@ -32,7 +32,7 @@ class Made:
 
 
 class KeptModules:
-    """Modules of attentions, by spec, target and flags. `folder` is made where it is missing."""
+    """Modules of sites, by spec, target and flags. `folder` is made where it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,13 +41,13 @@ class KeptModules:
     def get(
         self,
         what: str,
-        spec: AttentionSpec,
+        spec: Spec,
         target: Target,
         flags: Sequence[str],
         output: Path,
         build: Callable[[Path], Made],
     ) -> Made:
-        """`output` becomes the module that `build` makes of the attention, or made before. Raises CompileError, also where it was
+        """`output` becomes the module that `build` makes of the site, or made before. Raises CompileError, also where it was
         one before, and what `build` raises."""
         parts = [what, spec.to_dict(), target.name, target.flags, target.kernels, target.lossy, list(flags)]
         key = json.dumps([*parts, *target.switched_off])

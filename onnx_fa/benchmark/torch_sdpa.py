@@ -11,10 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from onnx_fa.errors import UnsupportedError
+from onnx_fa.benchmark.torch_exprs import apply_expr
 from onnx_fa.forms.plain import input_names
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr
 from onnx_fa.spec.reference import masked
 from onnx_fa.spec.terms import Causal, Elementwise, inverse
 
@@ -136,28 +135,6 @@ def _without_idle_causal(spec: AttentionSpec) -> AttentionSpec:
     return dataclasses.replace(spec, masks=masks)
 
 
-_OPS: Mapping[str, Callable[..., Any]] = {
-    "Sigmoid": torch.sigmoid,
-    "Relu": torch.relu,
-    "Add": torch.add,
-    "Sub": torch.sub,
-    "Mul": torch.mul,
-    "Div": torch.div,
-}
-
-
-def _apply(expr: ScoreExpr, score: Any) -> Any:
-    """A function of the score. Raises UnsupportedError for one that no case of the table has."""
-    match expr:
-        case _ if expr == SCORE:
-            return score
-        case Float(value):
-            return torch.tensor(value, dtype=score.dtype, device=score.device)
-        case Apply(op, args) if op in _OPS:
-            return _OPS[op](*(_apply(a, score) for a in args))
-    raise UnsupportedError(f"PyTorch: {expr} of a score")
-
-
 def _eager(spec: AttentionSpec, q: Any, k: Any, v: Any, tensors: list[Any], compiled: bool = False) -> TorchAttention:
     """Matmul, score function, softmax and matmul in plain ops, or torch.compile of them."""
     plain = dataclasses.replace(spec, mods=())
@@ -175,9 +152,9 @@ def _eager(spec: AttentionSpec, q: Any, k: Any, v: Any, tensors: list[Any], comp
             score = score + mask
         if spec.weighting is None:
             return (score.softmax(-1) @ values).permute(spec.o_layout)
-        out = _apply(spec.weighting.weight, score) @ values
+        out = apply_expr(spec.weighting.weight, score) @ values
         if spec.weighting.total is not None:
-            total = _apply(spec.weighting.total, score).sum(-1, keepdim=True) + spec.weighting.plus
+            total = apply_expr(spec.weighting.total, score).sum(-1, keepdim=True) + spec.weighting.plus
             out = out / total.clamp(min=spec.weighting.least)
         return out.permute(spec.o_layout)
 

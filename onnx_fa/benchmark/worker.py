@@ -2,6 +2,7 @@
 
     python -m onnx_fa.benchmark.worker onnxruntime MODEL.onnx INPUTS THREADS CALLS [OUTPUTS.npz]
     python -m onnx_fa.benchmark.worker torch JOB.json         INPUTS THREADS CALLS [OUTPUTS.npz]
+    python -m onnx_fa.benchmark.worker ort-op JOB.json        INPUTS THREADS CALLS [OUTPUTS.npz]
     python -m onnx_fa.benchmark.worker copy BYTES             INPUTS THREADS CALLS [OUTPUTS.npz]
 
     python -m onnx_fa.benchmark.worker serve
@@ -9,8 +10,9 @@
 `serve` takes such arguments as JSON lists, one a line, and answers each with a line; a job is prepared once as long as INPUTS stays
 the same.
 
-JOB.json has the spec, how PyTorch is called and on which device (torch_sdpa.py). INPUTS is an .npz by name, or a folder
-of NAME.npy. `copy` copies that many bytes, shared among the threads, and reads no inputs.
+JOB.json has the spec, and how PyTorch is called and on which device (torch_sdpa.py; of a linear site torch_linear.py, with the file
+of its weight), or onnxruntime's op (ort_ops.py). INPUTS is an .npz by name, or a folder of NAME.npy. `copy` copies that many bytes,
+shared among the threads, and reads no inputs.
 Prints JSON: {"ms": [...], "extra_bytes": ..., "how": "..."}; one untimed call is left out of "ms". "extra_bytes" is what that first
 call, and what had to be prepared for it, needed beyond inputs and outputs; null where the system cannot tell.
 """
@@ -46,6 +48,8 @@ class Job:
     warm_s: float = 0.0
     start_of_peak: Callable[[], int | None] = field(default=lambda: _start_of_peak())
     peak: Callable[[], int | None] = field(default=lambda: _status("VmHWM"))
+    shown: Callable[[Any], Any] = field(default=lambda result: result)
+    """A result as the spec lays it out, which is not timed."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -81,7 +85,9 @@ class Ready:
 
 
 def _ready(kind: str, what: str, inputs: str, threads: str) -> Ready:
-    job = {"onnxruntime": _onnxruntime, "torch": _torch, "copy": _copy}[kind](what, inputs, int(threads))
+    job = {"onnxruntime": _onnxruntime, "ort-op": _ort_op, "torch": _torch, "copy": _copy}[kind](
+        what, inputs, int(threads)
+    )
     before = job.start_of_peak()
     call = job.prepare()
     results = call()
@@ -107,13 +113,20 @@ def measure(argv: Sequence[str], kept: dict[tuple[str, ...], Ready]) -> dict[str
     while time.monotonic() < warm_until:
         call()
     if outputs:
-        np.savez(outputs[0], *(np.asarray(r.cpu() if hasattr(r, "cpu") else r) for r in results))
+        np.savez(outputs[0], *(job.shown(_array(r)) for r in results))
     ms = []
     for _ in range(int(calls)):
         start = time.perf_counter()
         call()
         ms.append((time.perf_counter() - start) * 1e3)
     return {"ms": ms, "extra_bytes": extra, "how": job.how}
+
+
+def _array(result: Any) -> Any:
+    """A result of PyTorch's as NumPy's, which has no bf16."""
+    if not hasattr(result, "cpu"):
+        return np.asarray(result)
+    return np.asarray((result.float() if str(result.dtype) == "torch.bfloat16" else result).cpu())
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -161,22 +174,28 @@ def _onnxruntime(path: str, inputs: str, threads: int) -> Job:
     return Job(prepare)
 
 
+def _ort_op(path: str, inputs: str, threads: int) -> Job:
+    from onnx_fa.benchmark.ort_ops import op_model, prepare_op
+    from onnx_fa.spec.attention import AttentionSpec
+
+    said = json.loads(Path(path).read_text())
+    spec = AttentionSpec.from_dict(said["spec"])
+    call, shown = prepare_op(said["op"], op_model(said["op"], spec), spec, _load(inputs), threads)
+    return Job(lambda: call, shown=shown)
+
+
 def _torch(path: str, inputs: str, threads: int) -> Job:
     # Compiled code is kept for the next process that times the same case, and compiled here, not in a pool of processes.
     os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(path).parent / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     import torch
 
-    from onnx_fa.benchmark.torch_sdpa import torch_attention
-    from onnx_fa.spec.attention import AttentionSpec
-
     torch.set_num_threads(threads)
     job = json.loads(Path(path).read_text())
-    spec, device = AttentionSpec.from_dict(job["spec"]), job["device"]
-    mask = Path(path).with_suffix(".mask.npy")
-    made = torch_attention(spec, _load(inputs), mask, call=job["call"], device=device)
+    device = job["device"]
+    compute, how, held_bytes = (_linear if job["call"] == "linear" else _attention)(path, job, _load(inputs))
 
     def call() -> list[Any]:
-        result = made.call()
+        result = compute()
         if device == "cuda":
             torch.cuda.synchronize()
         return [result]
@@ -189,15 +208,35 @@ def _torch(path: str, inputs: str, threads: int) -> Job:
         call()  # what the compiler needs is not what a call needs
         _give_memory_back()
     if device == "cpu":
-        return Job(lambda: call, made.how, made.mask_bytes)
+        return Job(lambda: call, how, held_bytes)
 
     def start_of_peak() -> int:
         torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated())
 
-    return Job(
-        lambda: call, made.how, made.mask_bytes, WARM_S, start_of_peak, lambda: int(torch.cuda.max_memory_allocated())
-    )
+    return Job(lambda: call, how, held_bytes, WARM_S, start_of_peak, lambda: int(torch.cuda.max_memory_allocated()))
+
+
+def _attention(path: str, job: dict[str, Any], arrays: dict[str, Any]) -> tuple[Callable[[], Any], str, int]:
+    """The call of an attention, with what it is made, and the bytes of its mask."""
+    from onnx_fa.benchmark.torch_sdpa import torch_attention
+    from onnx_fa.spec.attention import AttentionSpec
+
+    mask = Path(path).with_suffix(".mask.npy")
+    spec = AttentionSpec.from_dict(job["spec"])
+    made = torch_attention(spec, arrays, mask, call=job["call"], device=job["device"])
+    return made.call, made.how, made.mask_bytes
+
+
+def _linear(path: str, job: dict[str, Any], arrays: dict[str, Any]) -> tuple[Callable[[], Any], str, int]:
+    """The same of a product with the weight in the file that the job names."""
+    from onnx_fa.benchmark.torch_linear import torch_linear
+    from onnx_fa.spec.linear import LinearSpec
+
+    spec = LinearSpec.from_dict(job["spec"])
+    given = arrays | {"w": np.load(job["weight"])}
+    made = torch_linear(spec, [given[n] for n in spec.operand_names()], job["device"])
+    return made.call, made.how, 0
 
 
 def _give_memory_back() -> None:

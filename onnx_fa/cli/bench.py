@@ -1,16 +1,16 @@
-"""`onnx-fa bench`: a model, or attention alone, timed against others."""
+"""`onnx-fa bench`: a model, or sites alone, timed against others."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
+from onnx_fa.cli.outputs import check_plot
 from onnx_fa.cli.printing import note
 from onnx_fa.cli.targets import read_target, require_device
-from onnx_fa.errors import MissingDependencyError, OnnxFaError
+from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import check_writable
 from onnx_fa.printable import printable
 from onnx_fa.tables import text_table
@@ -36,10 +36,16 @@ def run_bench(args: argparse.Namespace) -> int:
         from onnx_fa.cli.bench_ablate import bench_ablation
 
         return bench_ablation(args)
-    if args.case or args.switch or args.no_forms:
-        raise OnnxFaError("--case, --switch and --no-forms are for --ablate")
+    if args.switch or args.no_forms:
+        raise OnnxFaError("--switch and --no-forms are for --ablate")
+    if args.case:
+        if args.model is not None or any(sizes):
+            raise OnnxFaError("--case names sites of their own: give no model, and no sizes")
+        from onnx_fa.cli.bench_cases import bench_cases
+
+        return bench_cases(args)
     if (args.model is None) != all(sizes) or (args.model is not None and any(sizes)):
-        raise OnnxFaError("give a model, or --heads, --head-dim and --seq")
+        raise OnnxFaError("give a model, or --heads, --head-dim and --seq, or --case")
     if args.model is None:
         return _bench_sweep(args)
     if args.prompt or args.generate:
@@ -47,7 +53,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
         return bench_generation(args)
     if args.modules or args.build_only:
-        raise OnnxFaError("--modules and --build-only are for --heads, --head-dim and --seq")
+        raise OnnxFaError("--modules and --build-only are for --case, and for --heads, --head-dim and --seq")
     args.target = args.target or "cpu-host"
     target = read_target(args, runs=True)
     check_plot(args)
@@ -65,14 +71,6 @@ def run_bench(args: argparse.Namespace) -> int:
     print(result.table())
     note(args, "wrote " + ", ".join(map(str, written)))
     return 1 if any(c.what == OURS and c.problem for c in result.contestants) else 0
-
-
-def check_plot(args: argparse.Namespace) -> None:
-    """Raises MissingDependencyError where the plot could not be drawn: before anything is measured."""
-    if not args.no_plot and find_spec("matplotlib") is None:
-        raise MissingDependencyError(
-            "matplotlib, for the plot, is not installed: pip install 'onnx-fa[plot]', or give --no-plot"
-        )
 
 
 def _bench_sweep(args: argparse.Namespace) -> int:

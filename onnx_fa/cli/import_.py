@@ -153,7 +153,7 @@ def _archive(args: argparse.Namespace) -> Path | None:
 def _note_result(args: argparse.Namespace, done: ImportedModule, target: Target, archive: Path | None) -> None:
     from onnx_fa.iree.compile import MODEL_FLAGS
     from onnx_fa.iree.compiler import merge_flags
-    from onnx_fa.iree.linear_report import summary
+    from onnx_fa.iree.kernel_report import summary
 
     found = len(done.sites) + len(done.misses)
     note(args, f"{args.output}: {found} found, {len(done.sites)} with a kernel, {len(done.misses)} left alone")

@@ -39,7 +39,7 @@ def _flags(module: Path, model: ir.Model, target: Target, sizes: Mapping[str, in
     return [
         f"--module={module}",
         *parameter_flags(module),
-        f"--device={target.device}",
+        *[f"--device={target.device}"] * target.devices,
         *BUFFERS_KEPT.get(target.device, ()),
         f"--function={model.graph.name}",
         *(f"--input={text}" for text in _example(model, sizes)),

@@ -114,6 +114,17 @@ def parse_parameters(text: str) -> tuple[str, str]:
     return scope, path
 
 
+def parse_count(text: str) -> int:
+    """A whole number from 1 on."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return count
+
+
 def parse_numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(p.isdigit() and int(p) > 0 for p in parts):

@@ -1,4 +1,4 @@
-"""What a command writes: where it may, and the JSON of --report."""
+"""What a command writes: where it may, the JSON of --report, and what a plot needs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
-from onnx_fa.errors import OnnxFaError
+from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from onnx_fa.files import check_writable, write_whole
 
 STDOUT = "-"
@@ -48,3 +49,11 @@ def write_json(path: str, data: dict[str, Any]) -> None:
 def print_result(args: argparse.Namespace, text: str) -> None:
     """A command's result for people: on standard output, but on standard error where --report has taken that for its JSON."""
     print(text, file=sys.stderr if args.report == STDOUT else sys.stdout)
+
+
+def check_plot(args: argparse.Namespace) -> None:
+    """Raises MissingDependencyError where the plot could not be drawn: before anything is measured."""
+    if not args.no_plot and find_spec("matplotlib") is None:
+        raise MissingDependencyError(
+            "matplotlib, for the plot, is not installed: pip install 'onnx-fa[plot]', or give --no-plot"
+        )

@@ -9,6 +9,8 @@ from typing import Any
 
 import onnx_fa
 from onnx_fa.cli.bench import run_bench
+from onnx_fa.cli.bench_options import add_bench
+from onnx_fa.cli.cases import list_cases
 from onnx_fa.cli.compile import run_compile
 from onnx_fa.cli.derive import run_derive
 from onnx_fa.cli.explain import run_explain
@@ -25,6 +27,7 @@ from onnx_fa.cli.options import (
     add_strict,
     add_target,
     add_values,
+    parse_count,
     parse_numbers,
     parse_parameters,
     parse_seconds,
@@ -34,8 +37,6 @@ from onnx_fa.cli.run import run_run
 from onnx_fa.cli.tune import run_tune
 from onnx_fa.cli.verify import run_verify
 from onnx_fa.iree.archives import PARAMETERS
-from onnx_fa.spec.switches import Switch
-from onnx_fa.spec.target import TARGET_NAMES
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,20 @@ def _add_rewrite(sub: argparse.ArgumentParser) -> None:
         "--int8-qk", action="store_true", help="multiply Q and K in int8 per token: changes results, and says how much"
     )
     sub.add_argument(
+        "--split-keys",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="split the keys of every site into N partial sites, whose results are merged (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of --split-keys: this site alone; repeatable (names as `onnx-fa explain` shows them)",
+    )
+    sub.add_argument(
         "--spec", metavar="FILE", help="also write a transform spec, for stock iree-compile (needs --target)"
     )
     add_target(sub, None, "what the kernels of --spec are for")
@@ -140,6 +155,18 @@ def _add_compile(sub: argparse.ArgumentParser) -> None:
         default="auto",
         help="where weights go: into the module, into an archive beside it (.irpa), or there where they take more than 64 MiB "
         "(default: %(default)s)",
+    )
+    sub.add_argument(
+        "--devices",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="place a part of every site on each of N devices of the target (CPUs; default: %(default)s)",
+    )
+    sub.add_argument(
+        "--split",
+        choices=("keys", "heads", "queries"),
+        help="of --devices: what sites are cut along (default: keys)",
     )
     add_iree_flags(sub)
     add_target(sub)
@@ -174,7 +201,13 @@ def _add_run(sub: argparse.ArgumentParser) -> None:
         help="an archive of weights (.irpa), as iree-run-module takes it (default: the one that lies beside the module)",
     )
     sub.add_argument("--output", metavar="DIR", help="save outputs there as .npy")
-    sub.add_argument("--device", metavar="NAME", help="as iree-run-module takes it (default: the target's)")
+    sub.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="as iree-run-module takes it, once for each device that the module was compiled for (default: the target's)",
+    )
     add_dims(sub)
     add_values(sub)
     add_target(sub, what="what the module was compiled for")
@@ -189,8 +222,20 @@ def _add_inspect(sub: argparse.ArgumentParser) -> None:
     add_lossy(sub)
 
 
+def _add_cases(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--kind", choices=("attention", "linear"), help="only sites of this kind")
+    sub.add_argument("--tag", action="append", default=[], metavar="TAG", help="only cases with this tag; repeatable")
+
+
 def _add_verify(sub: argparse.ArgumentParser) -> None:
-    add_model(sub)
+    sub.add_argument("model", nargs="?", metavar="MODEL", help="an ONNX file; or --case")
+    sub.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a site alone, one of `onnx-fa cases`, on the operands of its table; repeatable",
+    )
     sub.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="sets of random inputs to compare on (default: %(default)s)"
     )
@@ -201,105 +246,6 @@ def _add_verify(sub: argparse.ArgumentParser) -> None:
     add_target(sub)
     add_kernels(sub)
     add_lossy(sub)
-
-
-def _add_bench(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="an ONNX file; or --heads, --head-dim and --seq: attention alone, in all their combinations",
-    )
-    _add_sweep(sub)
-    _add_ablation(sub)
-    sub.add_argument(
-        "-o",
-        "--output",
-        metavar="PREFIX",
-        help="writes PREFIX.csv, .json, .png, .md (default: ./<model>.bench, ./<model>.profile, "
-        "./attention.bench, ./ablation-<target>.bench)",
-    )
-    sub.add_argument(
-        "--rounds",
-        type=int,
-        metavar="N",
-        help="rounds in which each contestant is timed (default: 7 of a model, 4 of attention alone), or calls of --profile "
-        "(default: 20)",
-    )
-    sub.add_argument(
-        "--threads", type=int, default=2, metavar="N", help="threads of every contestant (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--profile",
-        action="store_true",
-        help="say where the time of a call of MODEL goes: attention, linear sites, other dispatches, between them (CPUs)",
-    )
-    sub.add_argument("--no-plot", action="store_true", help="do not write the PNG")
-    sub.add_argument(
-        "--prompt", type=int, default=0, metavar="N", help="of a decoder with caches: time a prompt of N random tokens"
-    )
-    sub.add_argument("--generate", type=int, default=0, metavar="N", help="and N tokens after it, one by one")
-    sub.add_argument(
-        "--timeout",
-        type=parse_seconds,
-        default=1800,
-        metavar="S",
-        help="of --prompt: stop iree-compile after S seconds (default: %(default)s)",
-    )
-    add_dims(sub)
-    sub.add_argument(
-        "--target",
-        metavar="NAME",
-        help=f"one of {', '.join(TARGET_NAMES)} (default: cpu-host, and for attention alone also cuda, if there is a device)",
-    )
-    add_kernels(sub)
-    add_lossy(sub)
-
-
-def _add_ablation(sub: argparse.ArgumentParser) -> None:
-    """Options of `--ablate`."""
-    sub.add_argument(
-        "--ablate",
-        action="store_true",
-        help="time a table of attentions with each optimisation off by itself, and stock IREE on every form of ONNX",
-    )
-    sub.add_argument(
-        "--case",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="of --ablate: this case of onnx_fa/spec/cases.py; repeatable",
-    )
-    sub.add_argument(
-        "--switch",
-        action="append",
-        default=[],
-        choices=[s.word for s in Switch],
-        help="of --ablate: this optimisation alone; repeatable",
-    )
-    sub.add_argument("--no-forms", action="store_true", help="of --ablate: without stock IREE")
-
-
-def _add_sweep(sub: argparse.ArgumentParser) -> None:
-    """Options of attention alone."""
-    for name, help_ in (
-        ("--heads", "of Q, K and V"),
-        ("--head-dim", "size of a head"),
-        ("--seq", "lengths, of queries as of keys"),
-    ):
-        sub.add_argument(name, type=parse_numbers, default=[], metavar="N,N", help=help_)
-    sub.add_argument("--batch", type=int, default=1, metavar="N", help="of attention alone (default: %(default)s)")
-    sub.add_argument("--causal", action="store_true", help="with a causal mask")
-    sub.add_argument("--dtype", choices=("f32", "f16"), help="of Q, K and V (default: f32 on CPUs, f16 on GPUs)")
-    sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted sweep")
-    sub.add_argument(
-        "--modules",
-        metavar="DIR",
-        help="of a sweep or --ablate: keep compiled modules there, and use those that are there",
-    )
-    sub.add_argument(
-        "--build-only", action="store_true", help="fill --modules for a machine that has a device, but no compiler"
-    )
 
 
 def _add_generate(sub: argparse.ArgumentParser) -> None:
@@ -333,7 +279,7 @@ def _add_tune(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a case of onnx_fa/spec/cases.py or linear_cases.py; repeatable",
+        help="one of `onnx-fa cases`; repeatable",
     )
     sub.add_argument("--out", metavar="FILE", help="the database to write (default: the package's own for the target)")
     sub.add_argument("--body", default="", metavar="NAME", help="of the kernel (default: the one that compile takes)")
@@ -380,10 +326,11 @@ COMMANDS = (
         _add_verify,
         run_verify,
     ),
+    Command("cases", "list the sites that verify, bench and tune take alone, by name", _add_cases, list_cases),
     Command(
         "bench",
-        "time a model, or attention alone, against stock IREE, onnxruntime and PyTorch",
-        _add_bench,
+        "time a model, or sites alone, against stock IREE, onnxruntime and PyTorch",
+        add_bench,
         run_bench,
     ),
     Command("generate", "generate tokens with a decoder, beside onnxruntime", _add_generate, run_generate),

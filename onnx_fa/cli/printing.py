@@ -15,8 +15,8 @@ from onnx_fa.tables import text_table
 
 if TYPE_CHECKING:
     from onnx_fa.forms.report import SiteReport
-    from onnx_fa.iree.linear_report import LinearReport
-    from onnx_fa.iree.norm_report import NormReport
+    from onnx_fa.iree.kernel_report import LinearReport, NormReport
+    from onnx_fa.kernels.tiles.origin import Origin
     from onnx_fa.match.misses import Miss
 
 _NODES_SHOWN = 3
@@ -81,18 +81,38 @@ def print_sites(args: argparse.Namespace, sites: Sequence[SiteReport]) -> None:
 
 def print_linear(args: argparse.Namespace, sites: Sequence[LinearReport]) -> None:
     """A table of the linear sites, those that are alike in one row."""
-    from onnx_fa.iree.linear_report import grouped
+    from onnx_fa.iree.kernel_report import grouped
+    from onnx_fa.spec.linear_words import follows, weight_words
 
-    rows = [(len(g.names), g.size, g.weight, g.then or "-", g.maker) for g in grouped(sites)]
-    head = ("linear sites", "rows x K x N", "weight", "then", "kernel")
+    rows = [
+        (len(g.names), g.size, weight_words(g.spec), ", ".join(follows(g.spec)) or "-", g.maker, _tiles(g.origin))
+        for g in grouped(sites)
+    ]
+    head = ("linear sites", "rows x K x N", "weight", "then", "kernel", "tiles")
     print_result(args, text_table(head, rows) if rows else "no linear sites")
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for g in grouped(sites):
+        if g.origin.tuning:
+            sizes.setdefault(("tiles of" if g.kernel else "the compiler's for", g.origin.tuning), []).append(g.size)
+    for (what, tuning), of in sizes.items():
+        print_result(args, printable(f"{what} {', '.join(dict.fromkeys(of))}: {tuning}"))
+
+
+def _tiles(origin: Origin) -> str:
+    return " ".join(f"{k}={v}" for k, v in origin.tiles) or "-"
+
+
+def origin_words(origin: Origin) -> str:
+    """Tiles and where they are from, behind the name of a kernel; "" where nothing is known."""
+    return "".join(f"; {words}" for words in (_tiles(origin) if origin.tiles else "", origin.tuning) if words)
 
 
 def print_norms(args: argparse.Namespace, sites: Sequence[NormReport]) -> None:
     """A table of the norms that may have kernels, those that are alike in one row."""
-    from onnx_fa.iree.norm_report import grouped_norms
+    from onnx_fa.iree.kernel_report import grouped
+    from onnx_fa.spec.norm_words import norm_kind
 
-    if rows := [(len(g.names), g.size, g.spec.dtype, g.kind, g.maker) for g in grouped_norms(sites)]:
+    if rows := [(len(g.names), g.size, g.spec.dtype, norm_kind(g.spec), g.maker) for g in grouped(sites)]:
         print_result(args, text_table(("norms", "rows x N", "type", "kind", "kernel"), rows))
 
 

@@ -21,18 +21,30 @@ if TYPE_CHECKING:
 
 
 def run_rewrite(args: argparse.Namespace) -> None:
-    from onnx_fa.forms.rewrite import rewrite_in_place
+    from onnx_fa.forms.rewrite import Split, rewrite_in_place
     from onnx_fa.graph import io
 
     if args.spec and not args.target:
         raise OnnxFaError("--spec needs --target: kernels are per target")
     if args.spec and args.form != "decomposed":
         raise OnnxFaError("--spec needs --form decomposed: that is the form it recognises")
+    if args.split_keys > 1 and args.form != "decomposed":
+        raise OnnxFaError("--split-keys needs --form decomposed: partial sites are written in that form")
+    if args.split_keys > 1 and args.spec:
+        raise OnnxFaError("--split-keys and --spec: the transform spec knows whole sites only; leave one of them out")
+    if args.site and args.split_keys == 1:
+        raise OnnxFaError("--site says which site's keys to split: give --split-keys too")
     target = parse_target(args.target) if args.target else None
     check_outputs(args, files=[args.output, args.spec], texts=[args.report])
     model = io.load(args.model)
     original = model.clone() if args.int8_qk else None
-    report, sites = rewrite_in_place(model, args.form, int8_qk=args.int8_qk)
+    split = Split(args.split_keys, tuple(args.site) or None)
+    try:
+        report, sites = rewrite_in_place(model, args.form, int8_qk=args.int8_qk, split=split)
+    except ValueError as e:
+        if not args.site:
+            raise
+        raise OnnxFaError(f"{args.model}: {e}") from e
     text = ""
     if args.spec and target:
         from onnx_fa.iree.stock_road import spec_for_model
@@ -50,7 +62,10 @@ def run_rewrite(args: argparse.Namespace) -> None:
         write_whole(args.spec, text)
     if args.report:
         write_json(args.report, report.to_dict())
+    in_parts = sum(s.parts > 1 for s in report.sites)
     sites_and_misses = f"{len(report.sites)} in form {args.form}, {len(report.misses)} left alone"
+    if args.split_keys > 1:
+        sites_and_misses += f", the keys of {in_parts} in {args.split_keys} parts"
     note(args, f"{args.output}: {len(report.sites) + len(report.misses)} found, {sites_and_misses}")
     note_left_alone(args, report.misses)
     if original is not None:

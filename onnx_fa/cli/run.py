@@ -16,15 +16,16 @@ def run_run(args: argparse.Namespace) -> None:
 
     from onnx_fa.iree.run import load_module, require_device
 
-    device = args.device or parse_target(args.target).device
-    require_device(device)
+    devices = args.device or [parse_target(args.target).device]
+    for device in devices:
+        require_device(device)
     if args.output and not Path(args.output).parent.is_dir():
         raise OnnxFaError(f"{args.output}: cannot be written: no folder {Path(args.output).parent}")
     arrays = read_inputs(args)
     path = Path(args.module)
     if not path.is_file():
         raise RunError(f"{path}: no such file")
-    outputs = load_module(path, device, parameters=dict(args.parameters) or None)(*arrays)
+    outputs = load_module(path, ",".join(devices), parameters=dict(args.parameters) or None)(*arrays)
     if args.output:
         Path(args.output).mkdir(exist_ok=True)
     for n, out in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""`onnx-fa verify`: original, rewritten and compiled model compared with each other and with float64."""
+"""`onnx-fa verify`: original, rewritten and compiled model compared with float64, or sites alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ def run_verify(args: argparse.Namespace) -> int:
 
     if args.seeds < 1:
         raise OnnxFaError("--seeds must be at least 1")
+    if (args.model is None) != bool(args.case):
+        raise OnnxFaError("give a model, or --case")
+    if args.case:
+        return _verify_cases(args)
     target = read_target(args, runs=True)
     check_outputs(args, texts=[args.report])
     report = check(
@@ -30,4 +34,24 @@ def run_verify(args: argparse.Namespace) -> int:
         write_json(args.report, report.to_dict())
     print_result(args, report.table())
     report.check()
+    return 0
+
+
+def _verify_cases(args: argparse.Namespace) -> int:
+    """All cases, and then the first that disagrees as the error."""
+    from onnx_fa.spec.site_case import find_case
+    from onnx_fa.verifier.case_checks import verify_case
+
+    if args.dim or args.set:
+        raise OnnxFaError("--dim and --set are for a model: a case has sizes of its own")
+    target = read_target(args, runs=True)
+    check_outputs(args, texts=[args.report])
+    cases = [find_case(name) for name in dict.fromkeys(args.case)]
+    reports = [verify_case(c, target, flags=tuple(args.iree_flag), progress=lambda m: note(args, m)) for c in cases]
+    if args.report:
+        write_json(args.report, {"cases": [r.to_dict() for r in reports]})
+    for report in reports:
+        print_result(args, f"{report.model}\n{report.table()}")
+    for report in reports:
+        report.check()
     return 0

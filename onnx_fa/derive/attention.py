@@ -42,7 +42,7 @@ def program_of(spec: AttentionSpec, *, narrow: bool = False) -> Program:
     if spec.renormalised:
         p = p / total(p)
     outputs = [(OUTPUT, total(p * V))]
-    outputs += [(which, {"lse": log(mass) + top, "max": top}[which]) for which in spec.stats]
+    outputs += [(which, {"lse": log(mass) + top, "max": top, "sum": mass}[which]) for which in spec.stats]
     bounded = ("s",) if not narrow and largest_score(spec) <= LARGEST_EXPONENT else ()
     return Program(tuple(outputs), bounded=bounded)
 

@@ -22,6 +22,8 @@ from onnx_fa.spec.terms import AddMask, Elementwise, Weighting, inverse
 FORM_KEY = "onnx_fa.form"
 """Metadata of a site's Exp, or of the division next to it: the site is in this form already, and writing it again would only
 rename its nodes."""
+PART = "part"
+"""What that says of a part of a site's keys, which is in the decomposed form."""
 
 
 def emit(
@@ -33,22 +35,45 @@ def emit(
     The division stands before P@V where probabilities are rounded or divided anew, and where a run may have no keys: onnxruntime's
     reductions of an empty axis are empty, and such a sum divides no product with V.
     """
+    return _emit(b, spec, operands, kind, "decomposed", columns=False)
+
+
+def emit_part(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value]) -> list[ir.Value]:
+    """As `emit`, for one part of a site's keys (forms/split.py): row statistics are left as reductions with a unit dim make them,
+    in the heads of the inner computation, and the nodes say that they are a part."""
+    return _emit(b, spec, operands, np.int64, PART, columns=True)
+
+
+def _emit(
+    b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], kind: Integer, metadata: str, *, columns: bool
+) -> list[ir.Value]:
     if spec.stats and spec.sink is not None:
         raise UnsupportedError("row statistics with a sink")
     inner, q, kt, v, tensors, sink = canonical_operands(b, spec, operands)
     score = b.op("MatMul", q, kt)
     score = modify(b, inner, score, tensors, lambda: positions(b, spec, q, kt, kind))
     if spec.weighting is not None:
+        before = len(b.nodes)
         p, divisor = weights_of(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt, kind))
+        for node in b.nodes[before:]:
+            if FORM_KEY in node.metadata_props:
+                node.metadata_props[FORM_KEY] = metadata
         out = b.op("MatMul", weighted(b, spec, p, tensors), v)
         return [leave(b, spec, out if divisor is None else b.op("Div", out, divisor))]
-    p, total = _exponentials(b, spec, score, sink)
-    stats = [statistic(b, spec, score, which) for which in spec.stats]
+    p, total, top = _exponentials(b, spec, score, sink, metadata)
+    if columns:
+        made = {"max": top, "sum": total}
+        stats = [made[which] for which in spec.stats]
+    else:
+        stats = [
+            _statistic_of_column(b, spec, total) if which == "sum" else statistic(b, spec, score, which)
+            for which in spec.stats
+        ]
     if spec.rounding is None and isinstance(spec.Skv, int) and not spec.renormalised:
         return [finish(b, spec, b.op("MatMul", weighted(b, spec, p, tensors), v), total), *stats]
     floored = _floored(spec)
     p = b.op("Div", p, _one_if_zero(b, spec, total) if floored else total)
-    b.nodes[-1].metadata_props[FORM_KEY] = "decomposed"
+    b.nodes[-1].metadata_props[FORM_KEY] = metadata
     if spec.renormalised:
         return [leave(b, spec, b.op("MatMul", _renormalised(b, spec, weighted(b, spec, p, tensors)), v))]
     if spec.empty_row in ("zero", "guarded") and not floored:  # what is NaN becomes zero either way
@@ -94,11 +119,23 @@ def _floored(spec: AttentionSpec) -> bool:
 
 def statistic(b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, which: Stat) -> ir.Value:
     """A row statistic (*B, Hq, Sq), in the type of the computation."""
+    if which == "sum":
+        exponentials = b.op("Exp", b.op("Sub", score, b.reduce_max(score)))
+        return _statistic_of_column(b, spec, b.reduce_sum(exponentials))
     op = {"lse": "ReduceLogSumExp", "max": "ReduceMax"}[which]
     if not is_grouped(spec):
         return b.reduce(op, score, keep=False)
-    rows = join_heads(b, spec, b.reduce(op, score), 1)
-    return b.squeeze(rows, -1)
+    return _statistic_of_column(b, spec, b.reduce(op, score))
+
+
+def _statistic_of_column(b: OnnxBuilder, spec: AttentionSpec, column: ir.Value) -> ir.Value:
+    """(*B, Hq, Sq) of a number of each query with a unit dim behind it."""
+    return b.squeeze(joined_column(b, spec, column), -1)
+
+
+def joined_column(b: OnnxBuilder, spec: AttentionSpec, column: ir.Value) -> ir.Value:
+    """(*B, Hq, Sq, 1) of a number of each query in the heads of the inner computation."""
+    return join_heads(b, spec, column, 1) if is_grouped(spec) else column
 
 
 def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], stage: ScoreStage) -> ir.Value:
@@ -115,7 +152,7 @@ def scores(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Value], st
     if stage == "probabilities" and spec.weighting is not None:
         score = shown_weights(b, spec, spec.weighting, score, lambda: positions(b, spec, q, kt))
     elif stage == "probabilities":
-        p, total = _exponentials(b, spec, score, sink)
+        p, total, _ = _exponentials(b, spec, score, sink)
         one = b.const(np.asarray(1, NUMPY[compute_type(spec)]))
         zero = b.const(np.asarray(0, NUMPY[compute_type(spec)]))
         score = b.op("Div", p, b.op("Where", b.op("Equal", total, zero), one, total))
@@ -142,7 +179,7 @@ def probabilities(b: OnnxBuilder, spec: AttentionSpec, operands: Sequence[ir.Val
         if spec.empty_row == "zero":
             p = b.op("Where", b.op("Equal", top, minus_inf), zero, p)
     elif spec.empty_row == "zero" or sink is not None:
-        p, total = _exponentials(b, spec, score, sink)
+        p, total, _ = _exponentials(b, spec, score, sink)
         if (
             spec.empty_row == "zero"
         ):  # only an empty row sums up to zero; of a NaN the row's maximum does not always tell
@@ -173,10 +210,10 @@ def told_by_lse(spec: AttentionSpec) -> bool:
 
 
 def _exponentials(
-    b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, sink: ir.Value | None
-) -> tuple[ir.Value, ir.Value]:
-    """exp(score - row maximum) and its sum, the sink's share included."""
-    top = b.reduce_max(score)
+    b: OnnxBuilder, spec: AttentionSpec, score: ir.Value, sink: ir.Value | None, metadata: str = "decomposed"
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """exp(score - row maximum) and its sum, the sink's share included; and the row maximum of the scores."""
+    top = most = b.reduce_max(score)
     if sink is not None:
         top = b.op("Max", top, sink)
     if _floored(spec):
@@ -184,11 +221,11 @@ def _exponentials(
         kind = NUMPY[compute_type(spec)]
         top = b.op("Max", top, b.const(np.asarray(np.finfo(kind).min, kind)))
     p = b.op("Exp", b.op("Sub", score, top))
-    b.nodes[-1].metadata_props[FORM_KEY] = "decomposed"
+    b.nodes[-1].metadata_props[FORM_KEY] = metadata
     total = b.reduce_sum(p)
     if sink is not None:
         total = b.op("Add", total, b.op("Exp", b.op("Sub", sink, top)))
-    return p, total
+    return p, total, most
 
 
 def _one_if_zero(b: OnnxBuilder, spec: AttentionSpec, total: ir.Value) -> ir.Value:

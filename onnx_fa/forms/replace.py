@@ -10,8 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.forms import attention as standard
-from onnx_fa.forms import blocked, decomposed
+from onnx_fa.forms import blocked, decomposed, split
 from onnx_fa.forms.integers import dequantized, written_out
+from onnx_fa.forms.parts import Along
 from onnx_fa.forms.realise import realise
 from onnx_fa.forms.unchanged import is_same_value, nodes_between
 from onnx_fa.graph.builder import OnnxBuilder
@@ -39,6 +40,18 @@ class Site:
     output: ir.Value
     nodes: tuple[ir.Node, ...]
     plain: Site | None = None
+    parts: tuple[Site, ...] = ()
+    """Where the site is cut for several devices, its parts, each of which is a node."""
+    device: int = 0
+    """Of a part: the number of the device that it is placed on."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Into how many parts a site is cut, and along what."""
+
+    count: int = 1
+    along: Along = "keys"
 
 
 @dataclass(frozen=True)
@@ -54,22 +67,30 @@ class _Written:
     nodes: tuple[ir.Node, ...]
     core: tuple[ir.Node, ...]
     """The nodes behind the dequantisation."""
+    parts: tuple[Site, ...] = ()
 
 
 def replace_site(
-    b: OnnxBuilder, match: Match, form: Form, name: str, replaced: dict[ir.Value, ir.Value], dead: list[ir.Node]
+    b: OnnxBuilder,
+    match: Match,
+    form: Form,
+    name: str,
+    replaced: dict[ir.Value, ir.Value],
+    dead: list[ir.Node],
+    cut: Cut | None = None,
 ) -> Site:
     """Puts the site's new nodes before the node that made its output, and redirects the readers.
 
     `replaced` says what became of values of the original graph, and learns what this site replaces; `dead` gets the node that
-    nobody reads any more. Raises UnsupportedError when the form cannot hold the spec or the model's opset lacks an op of it: the
-    graph is as it was, and the builder's nodes are to be let go.
+    nobody reads any more. `cut`: into parts, in the decomposed form of its keys alone, as nodes for kernels along any axis.
+    Raises UnsupportedError when the form cannot hold the spec or the model's opset lacks an op of it: the graph is as it was,
+    and the builder's nodes are to be let go.
     """
     operands = tuple(realise(b, e, replaced) for e in match.operands)
     if form != "site":
         operands = tuple(written_out(b, x) for x in operands)
     presents = [(old, realise(b, e, replaced)) for old, e in match.presents]
-    written = _write_form(b, match, form, name, operands)
+    written = _write_form(b, match, form, name, operands, cut or Cut())
     out = _wrap(b, written.outs[0], match.wrap, replaced)
     presents += [(f.value, _wrap(b, written.outs[f.source], f.wrap, replaced)) for f in match.further]
     _write_scores(b, match, form, written, presents, replaced)
@@ -86,25 +107,49 @@ def replace_site(
     _redirect_readers(b, match, results, replaced, dead)
     result = results[0][1]
     plain = Site(name, written.spec, written.operands, result, written.core) if written.spec is not spec else None
-    return Site(name, spec, operands, result, written.nodes, plain)
+    return Site(name, spec, operands, result, written.nodes, plain, written.parts)
 
 
-def _write_form(b: OnnxBuilder, match: Match, form: Form, name: str, operands: tuple[ir.Value, ...]) -> _Written:
+def _write_form(
+    b: OnnxBuilder, match: Match, form: Form, name: str, operands: tuple[ir.Value, ...], cut: Cut
+) -> _Written:
     before = behind = len(b.nodes)
     spec, numbers = match.spec, operands
+    if cut.count > 1:
+        nodes: list[Site] = []
+        if form == "site":
+            merged, nodes = _write_parts(b, match, name, operands, cut)
+        else:
+            merged = split.emit(b, spec, operands, cut.count)
+        made = tuple(b.nodes[before:])
+        return _Written(merged, spec, operands, made, made, tuple(nodes))
     if form == "decomposed" and spec != spec.plain:
         spec, numbers = dequantized(b, spec, operands)
         behind = len(b.nodes)
-    outs = _write_node(b, match, name, operands) if form == "site" else _EMITTERS[form](b, spec, numbers)
+    outs = _write_node(b, match, name, spec, operands) if form == "site" else _EMITTERS[form](b, spec, numbers)
     return _Written(outs, spec, numbers, tuple(b.nodes[before:]), tuple(b.nodes[behind:]))
 
 
-def _write_node(b: OnnxBuilder, match: Match, name: str, operands: tuple[ir.Value, ...]) -> Sequence[ir.Value]:
-    """The site as one node, for the kernel that will stand there."""
-    outs = b.ops_of(DOMAIN, OP_TYPE, operands, {}, len(match.spec.results))
+def _write_parts(
+    b: OnnxBuilder, match: Match, name: str, operands: tuple[ir.Value, ...], cut: Cut
+) -> tuple[list[ir.Value], list[Site]]:
+    """The site as several nodes, each for a kernel on a device of its own; what puts their results together, and the nodes."""
+    parts, results, sites = split.parts_of(b, match.spec, operands, cut.along, cut.count), [], []
+    for i, part in enumerate(parts):
+        made = list(_write_node(b, match, f"{name}/part{i}", part.spec, part.operands))
+        sites.append(Site(f"{name}/part{i}", part.spec, part.operands, made[0], (b.nodes[-1],), device=i))
+        results.append([made[0], *(b.unsqueeze(x, -1) for x in made[1:])] if cut.along == "keys" else made)
+    return split.joined(b, match.spec, operands, cut.along, parts, results), sites
+
+
+def _write_node(
+    b: OnnxBuilder, match: Match, name: str, spec: AttentionSpec, operands: tuple[ir.Value, ...]
+) -> Sequence[ir.Value]:
+    """The site, or a part of it, as one node, for the kernel that will stand there."""
+    outs = b.ops_of(DOMAIN, OP_TYPE, operands, {}, len(spec.results))
     node = b.nodes[-1]
     node.name = name
-    for x, (shape, dtype) in zip(outs, match.spec.results, strict=True):
+    for x, (shape, dtype) in zip(outs, spec.results, strict=True):
         x.type, x.shape = ir.TensorType(ir.DataType.from_numpy(np.dtype(NUMPY[dtype]))), ir.Shape(shape)
     outs[0].type = match.output.type
     return outs

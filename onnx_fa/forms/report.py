@@ -33,6 +33,12 @@ class SiteReport:
     beside: str = ""
     """What standard ops compute beside the site, in words: probabilities or scores that are an output of the model."""
 
+    parts: int = 1
+    """How many partial sites its keys are split into; of a part of a site that is cut for several devices, how many there are."""
+
+    device: str | None = None
+    """Of a program of several devices: the one that the kernel was found on; "" where it is on another than it was placed on."""
+
     def __repr__(self) -> str:
         return f"SiteReport({self.name!r}, {self.variant}, {self.form}, fused={self.fused})"
 
@@ -55,6 +61,8 @@ class SiteReport:
             "passes": self.passes and self.passes.to_dict(),
             "lossy": self.lossy,
             "beside": self.beside,
+            "parts": self.parts,
+            "device": self.device,
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args, overload
 
@@ -14,8 +15,9 @@ from onnx_fa.forms import attention as standard
 from onnx_fa.forms import decomposed
 from onnx_fa.forms import int8_qk as int8
 from onnx_fa.forms.integers import redirect_moves
+from onnx_fa.forms.parts import Along
 from onnx_fa.forms.realise import realise
-from onnx_fa.forms.replace import Form, Site, replace_site
+from onnx_fa.forms.replace import Cut, Form, Site, replace_site
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.forms.site_passes import site_passes
 from onnx_fa.graph.builder import OnnxBuilder, names_in
@@ -39,32 +41,48 @@ FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
 
 @overload
 def rewrite(
-    model: onnx.ModelProto, form: Form = ..., *, int8_qk: bool = ...
+    model: onnx.ModelProto,
+    form: Form = ...,
+    *,
+    int8_qk: bool = ...,
+    split_keys: int = ...,
+    sites: Sequence[str] | None = ...,
 ) -> tuple[onnx.ModelProto, RewriteReport]: ...
 
 
 @overload
 def rewrite(
-    model: ir.Model | str | os.PathLike[str], form: Form = ..., *, int8_qk: bool = ...
+    model: ir.Model | str | os.PathLike[str],
+    form: Form = ...,
+    *,
+    int8_qk: bool = ...,
+    split_keys: int = ...,
+    sites: Sequence[str] | None = ...,
 ) -> tuple[ir.Model, RewriteReport]: ...
 
 
 def rewrite(
-    model: ModelLike, form: Form = "decomposed", *, int8_qk: bool = False
+    model: ModelLike,
+    form: Form = "decomposed",
+    *,
+    int8_qk: bool = False,
+    split_keys: int = 1,
+    sites: Sequence[str] | None = None,
 ) -> tuple[ir.Model | onnx.ModelProto, RewriteReport]:
     """Every recognised attention of `model` in `form`. The model passed is not changed. `int8_qk` rounds Q and K of every site to
-    int8 per token (forms/int8_qk.py), which changes results; the report says so.
+    int8 per token (forms/int8_qk.py), which changes results; the report says so. `split_keys`: how many partial sites a site's keys
+    are split into (forms/split.py), of the sites that `sites` names, or of all.
 
     Returns a model of the kind passed (onnx_ir.Model for a path; `onnx_fa.save` writes both kinds) and the report of sites and
-    misses. Raises ModelError for an unusable model, and ValueError for a form that is none. Sites that the form cannot express
-    become misses with that reason.
+    misses. Raises ModelError for an unusable model, and ValueError for a form that is none, for parts in another form than the
+    decomposed one, and for a name that no site has. Sites that the form cannot express become misses with that reason.
 
         model, report = onnx_fa.rewrite("model.onnx", "attention")
         onnx_fa.save(model, "model.fa.onnx")
     """
     check_form(form)
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    report = rewrite_in_place(work, form, int8_qk=int8_qk)[0]
+    report = rewrite_in_place(work, form, int8_qk=int8_qk, split=Split(split_keys, sites))[0]
     return same_kind(model, work), report
 
 
@@ -139,6 +157,33 @@ def shown_words(match: Match) -> str:
     return "; ".join(words)
 
 
+@dataclass(frozen=True)
+class Split:
+    """Into how many parts a site is cut, of the sites of these names (None: of all), and along what."""
+
+    count: int = 1
+    sites: Sequence[str] | None = None
+    along: Along = "keys"
+
+    def parts_of(self, name: str) -> int:
+        """Of one site."""
+        return self.count if self.sites is None or name in self.sites else 1
+
+    def check(self, form: Form, names: Sequence[str]) -> None:
+        """Raises ValueError where the form has no parts, or no site a name that was asked for."""
+        if self.count < 1:
+            raise ValueError(f"split_keys={self.count}: keys are split into 1 part or more")
+        if self.count > 1 and form not in ("decomposed", "site"):
+            raise ValueError(f"keys are split in the decomposed form alone, not in form {form}")
+        for name in self.sites or ():
+            if name not in names:
+                raise ValueError(f"no site is called {name!r}, only {', '.join(map(repr, names)) or 'none'}")
+
+
+WHOLE = Split()
+"""No site is split."""
+
+
 @dataclass
 class _Rewriting:
     """A model while its sites are written, one after the other."""
@@ -147,11 +192,14 @@ class _Rewriting:
     opset: int
     form: Form
     int8_qk: bool
+    split: Split
     misses: list[Miss]
     taken: set[str]
     """Names of values and nodes."""
     reports: list[SiteReport] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
+    whole: dict[str, str] = field(default_factory=dict)
+    """Why sites were not cut, by their names."""
     consts: dict[ir.Graph, dict[tuple[str, ...], ir.Value]] = field(default_factory=dict)
     """Constants that sites of a graph share."""
     replaced: dict[ir.Value, ir.Value] = field(default_factory=dict)
@@ -163,8 +211,11 @@ class _Rewriting:
     def write_site(self, name: str, match: Match) -> None:
         """Replaces one site, or says why it stays."""
         form = self.form
-        written = match.anchor.metadata_props.get(decomposed.FORM_KEY)
-        stays = match.keep or form == match.form == "attention" or form == written
+        mark = match.anchor.metadata_props.get(decomposed.FORM_KEY)
+        # A part of a site is in the decomposed form, and is not split again.
+        written = "decomposed" if mark == decomposed.PART else mark
+        parts = 1 if mark == decomposed.PART else self.split.parts_of(name)
+        stays = match.keep or form == match.form == "attention" or (form == written and parts == 1)
         lossy = self.int8_qk and not match.keep and int8.fits(match.spec)
         if stays and not lossy:
             self.reports.append(SiteReport(name, match.op, written or match.form, match.spec))
@@ -183,14 +234,34 @@ class _Rewriting:
                 operands = [realise(builder, e, self.replaced) for e in match.operands]
                 spec, rounded = int8.quantised(builder, match.spec, operands)
                 match = replace(match, spec=spec, operands=rounded)
-            self.sites.append(replace_site(builder, match, form, name, self.replaced, self.dead))
+            site = self._replace(builder, match, name, parts)
         except UnsupportedError as e:
             release_inputs(builder.nodes)
             self.misses.append(Miss(match.name, match.op, f"form {form}: {e}"))
             return
         self.written_outs += builder.written
         loss = "int8 QK" if lossy else ""
-        self.reports.append(SiteReport(name, match.op, form, match.spec, lossy=loss, beside=shown_words(match)))
+        report = SiteReport(name, match.op, form, match.spec, lossy=loss, beside=shown_words(match), parts=parts)
+        if site.parts:
+            self.sites += site.parts
+            self.reports += [replace(report, name=part.name, spec=part.spec) for part in site.parts]
+            return
+        if self.split.count > 1 and form == "site":
+            report = replace(report, parts=1, beside="; ".join(filter(None, (report.beside, self.whole.get(name)))))
+        self.sites.append(site)
+        self.reports.append(report)
+
+    def _replace(self, builder: OnnxBuilder, match: Match, name: str, parts: int) -> Site:
+        """The site, replaced by its form. A site that cannot be cut for several devices is one on the first of them."""
+        try:
+            return replace_site(builder, match, self.form, name, self.replaced, self.dead, Cut(parts, self.split.along))
+        except UnsupportedError as e:
+            if self.form != "site" or parts == 1:
+                raise
+            self.whole[name] = f"not cut along its {self.split.along}, on the first device alone: {e}"
+        release_inputs(builder.nodes)
+        builder.nodes.clear()
+        return replace_site(builder, match, self.form, name, self.replaced, self.dead)
 
     def sweep(self) -> None:
         """Removes what nobody reads any more."""
@@ -213,7 +284,7 @@ def _inside(model: ir.Model, graph: ir.Graph) -> str:
 
 
 def rewrite_in_place(
-    model: ir.Model, form: Form, *, int8_qk: bool = False, statistics: bool = False
+    model: ir.Model, form: Form, *, int8_qk: bool = False, statistics: bool = False, split: Split = WHOLE
 ) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes. `statistics`: a site may be given row
     statistics as further results, which not every target's kernels have."""
@@ -228,7 +299,8 @@ def rewrite_in_place(
             match = replace(match, spec=replace(match.spec, stats=(*match.spec.stats, "lse")))
         plan.append(read_from_pools(view, match) if form == "site" else match)
     names = _unique_names([m.name for m in plan])
-    rewriting = _Rewriting(model, view.opset, form, int8_qk, misses, names_in(model))
+    split.check(form, names)
+    rewriting = _Rewriting(model, view.opset, form, int8_qk, split, misses, names_in(model))
     unused = {id(v) for g in model.graphs() for v in g.initializers.values() if _is_unused(v)}  # the user's own: kept
     for name, match in zip(names, plan, strict=True):
         rewriting.write_site(name, match)

@@ -13,6 +13,7 @@ from typing import Any
 
 from onnx_fa.errors import CompileError, OnnxFaError
 from onnx_fa.files import writing
+from onnx_fa.forms.parts import Along
 from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import fix_dims
@@ -21,14 +22,13 @@ from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
 from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
+from onnx_fa.iree.kernel_report import LinearReport, NormReport, grouped
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
-from onnx_fa.iree.linear_report import LinearReport, grouped
-from onnx_fa.iree.norm_report import NormReport, grouped_norms
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
-from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.target import Target, parse_target, spread
 from onnx_fa.staging import staging_folder
 
 MODEL_FLAGS: dict[str, tuple[str, ...]] = {
@@ -83,7 +83,7 @@ class ImportedModule:
         return {
             **self.report.to_dict(),
             "linear": [group.to_dict() for group in grouped(self.linear)],
-            "norms": [group.to_dict() for group in grouped_norms(self.norms)],
+            "norms": [group.to_dict() for group in grouped(self.norms)],
         }
 
 
@@ -122,7 +122,7 @@ class CompileReport:
         return {
             **self.report.to_dict(),
             "linear": [group.to_dict() for group in grouped(self.linear)],
-            "norms": [group.to_dict() for group in grouped_norms(self.norms)],
+            "norms": [group.to_dict() for group in grouped(self.norms)],
             "command": list(self.command),
             "seconds": self.seconds,
             "vmfb_bytes": self.vmfb_bytes,
@@ -176,6 +176,8 @@ def compile_model(
     timeout_s: float = 1800,
     memory_bytes: int = 12 << 30,
     parameters: str = "auto",
+    devices: int = 1,
+    split: Along = "keys",
     progress: Callable[[str], None] = lambda phase: None,
 ) -> CompileReport:
     """Compiles `model` to `output` (.vmfb) and inspects the result. `flags` come last, so they win. `dims` gives symbolic dims of
@@ -185,14 +187,16 @@ def compile_model(
     `parameters` says where the weights go: "embed", into the module; "archive", into a file of the same name that ends in .irpa,
     without which the module does not run; "auto", into an archive where they take more than 64 MiB.
 
-    `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
-    after each phase (weights elided). Raises ModelError and CompileError.
+    `devices`: the program runs on so many devices of the target, each site cut along `split`, its keys, heads or queries, with a
+    part on each of them (CPUs; the runtime is given as many devices). Raises TargetError for other targets.
+
+    `keep_intermediates` gets the model with its site nodes, the imported MLIR and the compiler's IR after each phase (weights
+    elided). Raises ModelError and CompileError.
     """
-    target = parse_target(target) if isinstance(target, str) else target
-    start = time.monotonic()
+    target, start = spread(parse_target(target) if isinstance(target, str) else target, devices), time.monotonic()
     progress("finding attention, importing the model with kernels in place")
     model = fix_dims(model, dims) if dims else model
-    planned = plan_kernels(fix_inputs(model, values) if values else model, target)
+    planned = plan_kernels(fix_inputs(model, values) if values else model, target, split)
     report, _ = compile_planned(
         planned,
         Path(output),

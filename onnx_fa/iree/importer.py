@@ -7,10 +7,10 @@ writes: the same function name, the same operators, weights as resources at the 
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx
@@ -23,6 +23,7 @@ from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
+from onnx_fa.iree.kernel_report import LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
@@ -32,22 +33,32 @@ from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_sp
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of
-from onnx_fa.iree.linear_report import LinearReport
-from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, tensor_of
-from onnx_fa.iree.norm_report import NormReport
+from onnx_fa.iree.mlir_values import (
+    builtin_of,
+    call_function,
+    cast_to,
+    dims_of,
+    element_of,
+    make_op,
+    size_of,
+    tensor_of,
+)
 from onnx_fa.iree.parameters import WeightImporter
-from onnx_fa.iree.weights import Externalize, Parameter, hold_weights
+from onnx_fa.iree.placed import placed_call, placed_name
+from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
 from onnx_fa.kernels.cpu.bits_entry import entry_name, entry_text
+from onnx_fa.kernels.cpu.bits_many import origin_of
+from onnx_fa.kernels.cpu.bits_many import spec_of as spec_of_bits
 from onnx_fa.kernels.cpu.bits_product import product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
-from onnx_fa.kernels.linear import emit_linear
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
-from onnx_fa.kernels.norm import emit_norm
+from onnx_fa.kernels.row_sites import emit_site
+from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.linear import Bits, LinearSpec, linear_name
+from onnx_fa.spec.linear import linear_name
 from onnx_fa.spec.norm import norm_name
 from onnx_fa.spec.target import Target
 
@@ -234,7 +245,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         held: Mapping[str, ir.TensorProtocol],
         externalize: Externalize | None,
     ) -> _SiteImporter:
-        parameters = _take_inputs(graph, externalize)
+        parameters = take_inputs(graph, externalize)
         base = stock.NodeImporter.define_function(graph, module)
         # define_function makes a NodeImporter whatever class it is called on.
         self = cls(
@@ -264,9 +275,12 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _handle_node_AttentionSite(self, node: onnx.NodeProto) -> bool:
         if node.domain != DOMAIN:
             return False
-        kernel = self.sites[node.name].kernel
+        kernel, device = self.sites[node.name].kernel, self.sites[node.name].device
         assert kernel is not None  # a site without one is written in standard ops
-        spec = kernel.spec
+        spec, function = kernel.spec, kernel.name
+        if device is not None:
+            function = placed_name(kernel, device)
+            self.functions[function] = placed_call(kernel, device)
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             operands = []
             for name, shape, dtype in zip(node.input, spec.operand_shapes, spec.operand_dtypes, strict=True):
@@ -274,7 +288,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 have = builtin_of(value.type, element_type(dtype))
                 want = tensor_of(shape, dtype)
                 operands.append(cast_to(make_op("torch_c.to_builtin_tensor", value, have), want))
-            results = call_function(kernel.name, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
+            results = call_function(function, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
             for name, result in zip(node.output, results, strict=True):
                 self._give(name, result)
         return True
@@ -316,18 +330,17 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
             )
             lead = dims_of(x)[:-1]
-            sizes = [d for d in lead if isinstance(d, int)]
-            rows = math.prod(sizes) if len(sizes) == len(lead) else None
+            rows = size_of(lead)
             N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
             product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
             self.functions.update(product_texts(product, self.target))
             name, (x_type, y_type) = product.name, (mlir.Type.parse(v.type) for v in (product.x, product.y))
+            spec = spec_of_bits(product)
             if len(lead) > 1:
                 name, (x_type, y_type) = entry_name(product, lead), (tensor_of((*lead, d), "f32") for d in (K, N))
                 self.functions[name] = entry_text(product, lead)
-            kept = Bits(bits, block, product.scales, product.zeros)  # type: ignore[arg-type]  # words of the graph's own types
-            spec = LinearSpec(lead if len(lead) > 1 else (product.lead,), K, N, "f32", True, kept)
-            self.reports.append(LinearReport(node.name, spec, product.name))
+                spec = replace(spec, lead=lead)
+            self.reports.append(LinearReport(node.name, spec, product.name, origin=origin_of(product, self.target)))
             wanted = [x_type, *(mlir.Type.parse(x.type) for x in product.weight)]
             operands = [
                 cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
@@ -343,7 +356,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         types, attributes = self._types(node), attributes_of(node)
         spec = spec_of([(dims_of(x), str(x.element_type)) for x in types], attributes)
-        self.functions.update(emit_linear(spec, self.target))
+        self.functions.update(emit_site(spec, self.target))
         self._call_site(node, linear_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 
@@ -353,7 +366,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         types = [(dims_of(x), str(x.element_type)) for x in self._types(node)]
         spec = norm_spec_of(types, attributes_of(node), len(node.output))
-        self.functions.update(emit_norm(spec, self.target))
+        self.functions.update(emit_site(spec, self.target))
         self._call_site(node, norm_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 
@@ -363,7 +376,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         assert self.target is not None  # else no such node is written
         spec = window_of(dims_of(self._types(node)[0]), attributes_of(node))
         self.functions.update(emit_window(spec, self.target))
-        self.reports.append(LinearReport(node.name, spec.product, spec.name))
+        self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
         return True
 
@@ -378,17 +391,3 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             values = [make_op("torch_c.to_builtin_tensor", self._nv_map[x], have) for x, have in operands]
             for output, value in zip(node.output, call_function(name, values, results), strict=True):
                 self._give(output, value)
-
-
-def _take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:
-    """Takes the inputs that are parameters from the function's arguments. Raises ModelError where there are not so many."""
-    if externalize is None or externalize.first_input is None:
-        return {}
-    names = list(graph.input_map)
-    if not 0 <= externalize.first_input < len(names):
-        raise ModelError(
-            f"input {externalize.first_input} cannot be a parameter: the model has {len(names)}, from 0 on"
-        )
-    taken = {name: graph.input_map[name] for name in names[externalize.first_input :]}
-    graph.input_map = {name: graph.input_map[name] for name in names[: externalize.first_input]}
-    return taken

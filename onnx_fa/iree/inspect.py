@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from onnx_fa import processes as limits
 from onnx_fa.errors import RunError
 from onnx_fa.forms.report import SiteReport
+from onnx_fa.iree.placed import devices_of
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.target import device_name
 
 if TYPE_CHECKING:
     from onnx_fa.iree.kernels import PlannedSite
@@ -29,7 +31,7 @@ _COMPUTES = re.compile(r"math\.exp|vector\.fma|linalg\.(?:batch_)?matmul|contrac
 # The exponential of a difference: a sigmoid or a GELU has none.
 _SOFTMAX = re.compile(r"linalg\.softmax|(%\w+) = arith\.subf[^\n]*\n\s*%\w+ = math\.exp2? \1\b")
 
-OUTSIDE = "a softmax outside any kernel"
+OUTSIDE = "a softmax, or a merge of parts of one, outside any kernel"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class SiteFacts:
     largest_buffer_bytes: int | None
     stack_bytes: int | None
     score_buffers: tuple[Buffer, ...]
+    devices: frozenset[str] = frozenset()
+    """Those that its dispatches run on, of a program of several."""
 
     @property
     def fused(self) -> bool:
@@ -96,8 +100,10 @@ class Inspection:
         if kernel is None:
             return site.report
         facts = self.by_kernel[kernel.name]
+        place = None if site.device is None else device_name(site.device)
         return replace(
             site.report,
+            device=place if place is None or place in facts.devices else "",
             fused=facts.fused,
             dispatches=facts.dispatches,
             largest_buffer_bytes=facts.largest_buffer_bytes,
@@ -126,6 +132,7 @@ def inspect_phases(folder: Path, sites: Sequence[PlannedSite]) -> Inspection:
             allocas = stacks[name]
             stacks[name] = None if allocas is None else max(allocas, size)
     specs, twins = {k.name: k.spec for k in kernels}, _twins(kernels)
+    places = devices_of(_phase(folder, "stream")) if any(site.device is not None for site in sites) else {}
     by_kernel = {}
     for name, spec in specs.items():
         uses = sum(k.name in twins[name] for k in kernels)
@@ -142,6 +149,7 @@ def inspect_phases(folder: Path, sites: Sequence[PlannedSite]) -> Inspection:
             largest,
             stack,
             scores,
+            frozenset(place for c in own for place in places.get(c.executable, ())),
         )
     fused = [site.spec for site in sites if not site.reason]
     everywhere = [b for c in calls for b in _score_buffers(c, fused)]

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms import blocked, decomposed
 from onnx_fa.forms.integers import dequantized
+from onnx_fa.forms.parts import Along
 from onnx_fa.forms.report import RewriteReport, SiteReport
-from onnx_fa.forms.rewrite import rewrite_in_place
+from onnx_fa.forms.rewrite import Split, rewrite_in_place
 from onnx_fa.forms.score import narrowest
 from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.io import ModelLike, load
@@ -44,6 +45,8 @@ class PlannedSite:
     """What the node becomes a call of. None where the site is written in standard ops, and where nobody reads its result."""
     reason: str = ""
     """Why the site is written in standard ops, and in which; "" where it is not."""
+    device: int | None = None
+    """The number of the device that it is placed on; None in a program of one device."""
 
     @property
     def name(self) -> str:
@@ -79,15 +82,20 @@ class Planned:
         return {s.name: s.kernel for s in self.sites if s.kernel is not None}
 
 
-def plan_kernels(model: ModelLike, target: Target) -> Planned:
-    """Matches `model` and chooses the kernels that it calls when it is compiled. The model passed is not changed.
+def plan_kernels(model: ModelLike, target: Target, along: Along = "keys") -> Planned:
+    """Matches `model` and chooses the kernels that it calls when it is compiled. The model passed is not changed. `along`: what
+    sites are cut along, where the target has several devices.
 
     A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
     work = model.clone() if isinstance(model, ir.Model) else load(model)
-    report, written = rewrite_in_place(work, "site", statistics=not target.is_gpu)
+    split = Split(target.devices, along=along)
+    report, written = rewrite_in_place(work, "site", statistics=not target.is_gpu, split=split)
     settle_shapes(work)
-    sites = [PlannedSite(line, site.nodes[0]) for line, site in zip(report.sites, written, strict=True)]
+    sites = [
+        PlannedSite(line, site.nodes[0], device=site.device if target.devices > 1 else None)
+        for line, site in zip(report.sites, written, strict=True)
+    ]
     by_node = {site.node: site for site in sites}
     chooser = _Chooser(work, target, {}, {})
     # In the order of the graph, which is how constants that sites share get the same names every time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ except ImportError as _error:
 def dims_of(type_: Any) -> tuple[Dim, ...]:
     """The dims of a builtin tensor, a symbol for each that is not known, by its place."""
     return tuple(f"d{i}" if type_.is_dynamic_dim(i) else type_.get_dim_size(i) for i in range(type_.rank))
+
+
+def size_of(dims: Sequence[Dim]) -> int | None:
+    """The number of elements; None where a dim is not known."""
+    sizes = [d for d in dims if isinstance(d, int)]
+    return math.prod(sizes) if len(sizes) == len(dims) else None
 
 
 def call_function(name: str, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:

@@ -84,7 +84,8 @@ def run(
 ) -> list[Array]:
     """One call of a compiled module (.vmfb) with NumPy arrays in the model's order: its results.
 
-    `device` is a driver of IREE's runtime: "local-task" for CPUs, "cuda", "hip", ... Who calls more than once uses `load_module`.
+    `device` is a driver of IREE's runtime: "local-task" for CPUs, "cuda", "hip", ...; of a module for several devices, as many,
+    with commas between. Who calls more than once uses `load_module`.
     `parameters` are archives of weights (.irpa) by their scopes; without them it is the one that `compile_model` wrote beside the
     module.
     Raises RunError for a file that is no module, and for inputs of another number, shape or type than the module's.
@@ -142,7 +143,7 @@ def bind_module(
     name = "the module" if isinstance(vmfb, bytes) else str(vmfb)
     try:
         data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
-        config = rt.Config(device)
+        config = _config(rt, device)
         context = rt.SystemContext(config=config)
         module = _read_module(rt, context, data, name)
         if archives := _archives(vmfb, parameters):
@@ -163,6 +164,17 @@ def bind_module(
     elif function not in names:
         raise RunError(f"the module has no function {function!r}, only {', '.join(names)}")
     return Bound(function, context.modules[module.name][function], is_on_host(device))
+
+
+def _config(rt: Any, names: str) -> Any:
+    """The runtime with a device, or with several, whose names stand between commas."""
+    first, *others = names.split(",")
+    config = rt.Config(first)
+    if others:
+        # The runtime keeps devices by their names: another of the same name has to be made anew.
+        devices = [config.device, *(rt.get_device(name, cache=False) for name in others)]
+        config.default_vm_modules = (rt.create_hal_module(config.vm_instance, devices=devices),)
+    return config
 
 
 def _read_module(rt: Any, context: Any, data: bytes, name: str) -> Any:
@@ -210,6 +222,7 @@ def _parameter_module(
 _NO_WEIGHTS = re.compile(
     r"no provider registered|io_parameters[^;]* not (?:found|registered|available)|'io_parameters'"
 )
+_NO_DEVICE = re.compile(r"HAL device `device_(\d+)` not found")
 _OTHER_WEIGHTS = re.compile(r"parameter `([^`]*)` range out of bounds|no parameter found in index with key '([^']*)'")
 
 
@@ -220,6 +233,8 @@ def _load_problem(error: Exception, name: str) -> str:
         return (
             f"its weight {found[1] or found[2]!r} is not in the archive, or of another size: this is another module's"
         )
+    if found := _NO_DEVICE.search(text):
+        return f"it was compiled for {int(found[1]) + 1} devices or more: give --device once for each of them"
     if _NO_WEIGHTS.search(text):
         return f"its weights are missing: they lie in the .irpa file that was written with {name}"
     return one_line(error)

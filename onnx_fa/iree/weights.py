@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
@@ -130,3 +130,17 @@ def _copy(tensor: ir.TensorProtocol, to: BinaryIO) -> None:
                 raise ModelError(f"{tensor.path}: ends before the data of {tensor.name!r}")
             to.write(block)
             left -= len(block)
+
+
+def take_inputs(graph: Any, externalize: Externalize | None) -> dict[str, onnx.ValueInfoProto]:
+    """Takes the inputs that are parameters from the function's arguments. Raises ModelError where there are not so many."""
+    if externalize is None or externalize.first_input is None:
+        return {}
+    names = list(graph.input_map)
+    if not 0 <= externalize.first_input < len(names):
+        raise ModelError(
+            f"input {externalize.first_input} cannot be a parameter: the model has {len(names)}, from 0 on"
+        )
+    taken = {name: graph.input_map[name] for name in names[externalize.first_input :]}
+    graph.input_map = {name: graph.input_map[name] for name in names[: externalize.first_input]}
+    return taken

@@ -36,24 +36,35 @@ def add_statistics(
     Raises NoMatch where what is read cannot be told by the kernel.
     """
     found = [(n.outputs[0], _OPS[op_of(n)]) for n in view.users(anchor.score) if _over_keys(view, n, anchor)]
+    if anchor.mass is not None:
+        found.append((anchor.mass, "sum"))
     values = [value for value, _ in found]
     stats: list[Stat] = []
     further: list[Further] = []
     own: list[ir.Value] = []
     for value, which in found:
         others = [v for v in values if v is not value]
-        if find_other_reader(view, qk, [*outputs, *others], match.shown) is None:
+        merged = _leads_elsewhere(view, anchor.score, value, [*outputs, *others])
+        if not merged and find_other_reader(view, qk, [*outputs, *others], match.shown) is None:
             continue  # part of the softmax
         if find_other_reader(view, qk, [*outputs, *values], match.shown) is not None:
             continue  # the scores are read by something else as well: a miss
         if _is_taken_out(view, anchor.score, value, [*outputs, *others]):
             own.append(value)
             continue
-        _check(view, match, anchor, behind, value)
+        _check(view, match, anchor, behind, value, which)
         if which not in stats:
             stats.append(which)
         further.append(Further(value, 1 + stats.index(which), (_as_read(view, site, match, value, anchor.axes),)))
     return replace(match, spec=replace(match.spec, stats=tuple(stats)), further=tuple(further)), own
+
+
+def _leads_elsewhere(view: GraphView, score: ir.Value, value: ir.Value, stops: Sequence[ir.Value]) -> bool:
+    """Whether a row's maximum or sum is read for more than the softmax, by exponentials of its own: where parts of the keys are
+    merged. Those of another softmax over the same scores are none."""
+    inside = _in_front(stops)
+    others = [user for user in view.users(value) if user not in inside]
+    return bool(others) and not _is_taken_out(view, score, value, stops)
 
 
 def _is_taken_out(view: GraphView, score: ir.Value, value: ir.Value, stops: Sequence[ir.Value]) -> bool:
@@ -94,13 +105,39 @@ def _over_keys(view: GraphView, node: ir.Node, anchor: Anchor) -> bool:
     return view.are_axes(anchor.score, axes, anchor.axes)
 
 
-def _check(view: GraphView, match: Match, anchor: Anchor, behind: Behind, value: ir.Value) -> None:
+def _check(view: GraphView, match: Match, anchor: Anchor, behind: Behind, value: ir.Value, which: Stat) -> None:
     node = value.producer()
     if match.spec.sink is not None:
         raise NoMatch("a row statistic without the sink that the softmax has", node)
-    if anchor.unscaled or behind.steps or behind.drops:
+    dropped = behind.drops and match.spec.weights is None  # else they weigh what is divided already
+    if anchor.unscaled or behind.steps or dropped:
         raise NoMatch("a row statistic of scores that are masked anew behind the softmax", node)
-    check_low_scores(view, match.spec, match.operands, node)
+    if which != "sum" and not (which == "max" and _is_only_compared(view, value)):
+        check_low_scores(view, match.spec, match.operands, node)
+
+
+_COMPARED = frozenset("Cast Concat Equal Identity Max ReduceMax Reshape Squeeze Sub Transpose Unsqueeze Where".split())
+"""What stands between row maxima and the exponentials of their differences."""
+_MAX_COMPARISONS = 200
+
+
+def _is_only_compared(view: GraphView, top: ir.Value) -> bool:
+    """Whether everything that is made of a row's maximum ends in an Exp, as where parts of the keys are merged: how far below
+    LOWEST_STAT two maxima are does not count there, as it does not for two scores of one kernel."""
+    seen, stack = {top}, [top]
+    while stack:
+        value = stack.pop()
+        if value.is_graph_output() or len(seen) > _MAX_COMPARISONS:
+            return False
+        for user in view.users(value):
+            if op_of(user) == "Exp":
+                continue
+            if op_of(user) not in _COMPARED:
+                return False
+            new = [o for o in user.outputs if o not in seen]
+            seen.update(new)
+            stack += new
+    return True
 
 
 def _as_read(view: GraphView, site: Site, match: Match, value: ir.Value, over: Axes) -> Callable[[Expr], Expr]:

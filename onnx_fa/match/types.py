@@ -39,6 +39,8 @@ class Anchor:
     """`prob` are exponentials that are masked first, and then divided by their sum."""
     by_log: bool = False
     """`prob` is the exponential of the score less the row's log-sum-exp, as numbers of the score's size."""
+    mass: ir.Value | None = None
+    """The sum of the exponentials of `score` less the row's maximum, as the model computes it, where it is no more than that."""
     axes: Axes = LAST_AXIS
     """The axes of `score` and `prob` that the softmax is over."""
     weight: ScoreExpr | None = None

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from onnx_fa.spec.expr import ScoreExpr
-from onnx_fa.spec.expr_json import from_json, number_to_json, to_json
+from onnx_fa.spec.spec_json import fields_from_json, fields_to_json
 from onnx_fa.spec.terms import (
     Dim,
     DType,
@@ -39,8 +38,9 @@ from onnx_fa.spec.terms import (
 )
 
 EmptyRow = Literal["nan", "zero", "guarded", "mean"]
-Stat = Literal["lse", "max"]
-"""A further result, one number per query: the logarithm of the sum of the exponentials of its scores, or the largest score."""
+Stat = Literal["lse", "max", "sum"]
+"""A further result, one number per query: the logarithm of the sum of the exponentials of its scores, the largest score, or the sum
+of the exponentials of the scores less the largest (0 for a row without keys)."""
 LOWEST_STAT = -1e37
 """Finite row statistics below this, which only masks make, are given as the lowest f32."""
 _TERMS: dict[str, type] = {
@@ -62,13 +62,14 @@ class AttentionSpec:
     "zero", as the ONNX Attention op; "guarded", where NaN probabilities are replaced by zero, whatever made them NaN. "mean" (of v)
     says that masked scores are finite, as with a finfo.min fill, so that no row is ever empty. Without any keys (Skv = 0) the
     output is zero whatever `empty_row` says, a product over an empty axis. `stats` are further outputs behind
-    the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf, and
-    finite ones below LOWEST_STAT become the lowest f32. `rounding` is done to the normalised probabilities, those of a sink's row
-    too. `weights`, of a shape that broadcasts to the score's, multiply the normalised probabilities before those multiply v (true
-    is 1, false is 0): a row's probabilities then need not add up to one. `renormalised` says that what the weights, which are then
-    booleans, keep of a row is divided by its own sum; the row's maximum remains that of all keys, and `empty_row` is "guarded".
-    `weighting` replaces the softmax: what multiplies v is its weight of the masked score (see Weighting), with `weights`, if there
-    are any, times that; there is then no sink, no row statistic, no rounding.
+    the first, each (*B, Hq, Sq) in f32 (f64 if the dtype is), over the masked scores and the sink: a row without keys has -inf,
+    and finite ones below LOWEST_STAT become the lowest f32; a row without keys has the "sum" 0. `rounding` is done to the
+    normalised probabilities, those of a sink's row too. `weights`, of a shape that broadcasts to the score's, multiply the
+    normalised probabilities before those multiply v (true is 1, false is 0): a row's probabilities then need not add up to one.
+    `renormalised` says that what the weights, which are then booleans, keep of a row is divided by its own sum; the row's
+    maximum remains that of all keys, and `empty_row` is "guarded". `weighting` replaces the softmax: what multiplies v is its
+    weight of the masked score (see Weighting), with `weights`, if there are any, times that; there is then no sink, no row
+    statistic, no rounding.
     Raises ValueError when fields contradict each other.
     """
 
@@ -320,36 +321,9 @@ class AttentionSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; infinities are written as strings."""
-
-        def enc(x: Any) -> Any:
-            if isinstance(x, ScoreExpr):
-                return to_json(x)
-            if dataclasses.is_dataclass(x) and not isinstance(x, type):
-                fields = {f.name: enc(getattr(x, f.name)) for f in dataclasses.fields(x)}
-                return fields if isinstance(x, AttentionSpec) else {"kind": type(x).__name__, **fields}
-            if isinstance(x, tuple):
-                return [enc(y) for y in x]
-            return number_to_json(x)
-
-        result: dict[str, Any] = enc(self)
-        return result
+        return fields_to_json(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionSpec:
         """The inverse of `to_dict`. Raises ValueError on unknown terms and on what is no score expression."""
-
-        def dec(x: Any) -> Any:
-            if isinstance(x, dict):
-                fields = {
-                    k: from_json(v) if k in _EXPRESSIONS and v is not None else dec(v)
-                    for k, v in x.items()
-                    if k != "kind"
-                }
-                if x.get("kind") not in _TERMS:
-                    raise ValueError(f"unknown term {x.get('kind')!r} in an attention spec")
-                return _TERMS[x["kind"]](**fields)
-            if isinstance(x, list):
-                return tuple(dec(y) for y in x)
-            return float(x) if x in ("inf", "-inf") else x
-
-        return cls(**{k: dec(v) for k, v in data.items()})
+        return cls(**fields_from_json(data, _TERMS, _EXPRESSIONS))

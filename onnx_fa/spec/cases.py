@@ -256,9 +256,9 @@ BY_NAME = {c.name: c for c in CASES}
 
 
 def find(name: str) -> Case:
-    """The case of that name. Raises OnnxFaError naming all."""
+    """The attention of that name. Raises OnnxFaError."""
     if name not in BY_NAME:
-        raise OnnxFaError(f"no case {name!r}: the cases are {', '.join(BY_NAME)}")
+        raise OnnxFaError(f"no case {name!r}: `onnx-fa cases --kind attention` lists them")
     return BY_NAME[name]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor, evaluate, kind_of, leaves
+from onnx_fa.spec.spec_json import fields_from_json, fields_to_json
 from onnx_fa.spec.terms import Dim, DType, TensorArg
 
 POSITIONS = (Q, K, SQ, SKV)
@@ -130,6 +131,15 @@ class LinearSpec:
 
         tensors = tuple(replace(t, shape=size(t.shape)) for t in self.tensors)
         return replace(self, lead=size(self.lead), tensors=tensors)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict."""
+        return fields_to_json(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LinearSpec:
+        """The inverse of `to_dict`. Raises ValueError on what is no score expression, and as the class does."""
+        return cls(**fields_from_json(data, {"Bits": Bits, "TensorArg": TensorArg}, ("then",)))
 
     @property
     def blocks(self) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor
-from onnx_fa.spec.linear import LinearSpec, biased
+from onnx_fa.spec.linear import Bits, LinearSpec, biased, in_a_word
 from onnx_fa.spec.linear_accuracy import LinearExpected, expect_linear
 from onnx_fa.spec.terms import Dim, DType, TensorArg
 
@@ -66,6 +66,15 @@ def _layer(name: str, rows: Dim, K: int, N: int, then: str, *tags: str, dtype: D
     return LinearCase(name, spec, frozenset(tags), sizes, title)
 
 
+def _of_bytes(rows: int, K: int, N: int) -> LinearSpec:
+    """A product of a dynamically quantised model: whole numbers, of which a scale makes floats."""
+    scaled = Apply("Add", Apply("Mul", SCORE, Tensor(0)), Tensor(1))
+    return LinearSpec((rows,), K, N, "u8", then=scaled, tensors=(TensorArg(()), TensorArg((N,))), zero=True)
+
+
+_SHORTER: tuple[DType, ...] = ("bf16", "f16")
+
+
 def _cases() -> Iterator[LinearCase]:
     yield _layer("linear_up", 512, 768, 3072, "gelu", "tune")
     yield _layer("linear_down", 512, 3072, 768, "residual", "tune")
@@ -76,8 +85,23 @@ def _cases() -> Iterator[LinearCase]:
     yield _layer("linear_one", 1, 768, 3072, "gelu", "tune")
     yield _layer("linear_narrow", 512, 256, 256, "bias", "tune")
     yield _layer("linear_vit", 197, 768, 768, "bias")
-    yield _layer("linear_bf16_up", 512, 768, 3072, "gelu", dtype="bf16")
-    yield _layer("linear_bf16_down", 512, 3072, 768, "residual", dtype="bf16")
+    for dtype in _SHORTER:
+        yield _layer(f"linear_{dtype}_up", 512, 768, 3072, "gelu", f"tune_{dtype}", dtype=dtype)
+        yield _layer(f"linear_{dtype}_down", 512, 3072, 768, "residual", f"tune_{dtype}", dtype=dtype)
+        yield _layer(f"linear_{dtype}_some", 16, 768, 3072, "gelu", f"tune_{dtype}", dtype=dtype)
+        yield _layer(f"linear_{dtype}_one", 1, 768, 3072, "gelu", f"tune_{dtype}", dtype=dtype)
+    for name, rows in (("many", 512), ("one", 1)):
+        stored = LinearSpec((rows,), 768, 3072, "f32", stored="f16")
+        title = f"{rows} x 768 x 3072 f32 by f16 bias"
+        yield LinearCase(f"linear_stored_{name}", biased(stored), frozenset({"tune_stored"}), title=title)
+    for name, (rows, K, N) in {"up": (512, 768, 3072), "down": (512, 3072, 768), "one": (1, 768, 3072)}.items():
+        title = f"{rows} x {K} x {N} u8 by i8, scaled, bias"
+        yield LinearCase(f"linear_u8_{name}", _of_bytes(rows, K, N), frozenset({"tune_u8"}), title=title)
+    for bits in (2, 4, 8):
+        spec = LinearSpec((512,), 768, 3072, "f32", True, Bits(bits, 32, "f32"))
+        title = f"512 x 768 x 3072 f32 by {bits} bits"
+        yield LinearCase(f"linear_bits{bits}_many", spec, frozenset({"tune_bits"}), title=title)
+    yield _layer("linear_tiny", 6, 32, 48, "gelu")
 
 
 LINEAR_CASES: tuple[LinearCase, ...] = tuple(_cases())
@@ -100,7 +124,7 @@ def draw_linear(spec: LinearSpec, seed: int, *, adversarial: bool = False, size:
             drawn = rng.integers(0, 1 << (spec.bits.bits if spec.bits else 1), shape).astype(NUMPY[dtype])
         else:
             scale = 0.1 if name == "scale" else size if name == "x" else 1.0
-            drawn = (rng.standard_normal(shape) * scale).astype(NUMPY[dtype])
+            drawn = np.asarray(rng.standard_normal(shape) * scale).astype(NUMPY[dtype])
         found.append(_made_adverse(drawn) if adversarial and name == "x" else drawn)
     return found
 
@@ -118,11 +142,12 @@ def _made_adverse(x: Array) -> Array:
     return rows.reshape(x.shape)
 
 
-def in_panels(w: Array, panel: int) -> Array:
-    """A weight (K, N) as panels of columns, the last of them the last columns; of bf16 in pairs of rows, of bytes in fours."""
+def in_panels(w: Array, panel: int, together: int | None = None) -> Array:
+    """A weight (K, N) as panels of columns, the last of them the last columns; so many rows `together`, by default those of bf16 in
+    pairs and of bytes in fours."""
     starts = [min(i, w.shape[1] - panel) for i in range(0, w.shape[1], panel)]
     panels = np.stack([w[:, i : i + panel] for i in starts])
-    n = 4 if w.dtype == np.int8 else 2 if w.dtype == ml_dtypes.bfloat16 else 1
+    n = together or (4 if w.dtype == np.int8 else 2 if w.dtype == ml_dtypes.bfloat16 else 1)
     words = np.stack([panels[:, i::n] for i in range(n)], axis=-1)
     return words.reshape(len(starts), len(w) // n, n * panel)
 
@@ -133,4 +158,4 @@ def packed(spec: LinearSpec, operands: Sequence[Array], panel: int) -> list[Arra
     rest = list(operands[2:])
     if spec.zero:
         rest[1:1] = [w.sum(0, dtype=np.int32)]
-    return [operands[0], in_panels(w, panel), *rest]
+    return [operands[0], in_panels(w, panel, in_a_word(spec.dtype)), *rest]

@@ -1,6 +1,8 @@
-"""What follows a product, in the words that people have for it: bias, gelu, residual, gate."""
+"""A product with a weight, and what follows it, in the words that people have for it: bias, gelu, residual, gate."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor, leaves, parts
 from onnx_fa.spec.linear import LinearSpec
@@ -16,6 +18,24 @@ def follows(spec: LinearSpec) -> list[str]:
     if found[-3:] == _SOFTCAP:
         found[-3:] = ["softcap"]
     return [*found, f"split in {len(spec.parts)}"] if spec.parts else found
+
+
+def weight_words(spec: LinearSpec) -> str:
+    """How the weight is kept: its type, or its bits and the size of a block."""
+    bits = spec.bits
+    return spec.weight_dtype if bits is None else f"{bits.bits} bits, blocks of {bits.block}"
+
+
+def linear_facts(spec: LinearSpec) -> dict[str, Any]:
+    """What a report says of it, JSON-ready."""
+    return {
+        "rows": spec.rows,
+        "K": spec.K,
+        "N": spec.N,
+        "dtype": spec.dtype,
+        "weight": weight_words(spec),
+        "follows": follows(spec),
+    }
 
 
 def _follows(e: ScoreExpr, spec: LinearSpec) -> list[str]:

@@ -121,6 +121,9 @@ def statistic(spec: AttentionSpec, which: Stat, *operands: Array) -> F64:
     s = logits(spec, *operands)
     top = s.max(axis=-1, initial=-np.inf)
     result = top
+    if which == "sum":
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.exp(s - np.where(top == -np.inf, 0.0, top)[..., None]).sum(axis=-1))
     if which == "lse":
         finite = np.where(np.isinf(top), 0.0, top)
         with np.errstate(divide="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-"""What tuner and benchmarks ask of a case, whatever kind of site it is of."""
+"""What tuner, benchmarks and `verify --case` ask of a case, whatever kind of site it is of."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class SiteCase(Protocol):
     @property
     def tags(self) -> frozenset[str]: ...
     @property
+    def sizes(self) -> Sequence[Sequence[tuple[str, int]]]: ...
+    @property
     def title(self) -> str: ...
     def bound(self) -> Sequence[Any]: ...
     def draw(self, spec: Any, *, adversarial: bool = False) -> list[npt.NDArray[Any]]: ...
@@ -43,8 +45,8 @@ ALL: tuple[SiteCase, ...] = (*CASES, *LINEAR_CASES)
 
 
 def find_case(name: str) -> SiteCase:
-    """The case of that name. Raises OnnxFaError naming all."""
+    """The case of that name, of whatever kind. Raises OnnxFaError."""
     found = next((c for c in ALL if c.name == name), None)
     if found is None:
-        raise OnnxFaError(f"no case {name!r}: the cases are {', '.join(c.name for c in ALL)}")
+        raise OnnxFaError(f"no case {name!r}: `onnx-fa cases` lists them")
     return found

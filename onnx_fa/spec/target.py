@@ -22,7 +22,7 @@ class Target:
     register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
     attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results. `byte_dots`: a CPU
     with AVX512_VNNI, `pair_dots`: with AVX512_BF16, `amx`: with AMX's tiles of bf16 and bytes, too. `off`: optimisations
-    that kernels do without, to see what they are worth."""
+    that kernels do without, to see what they are worth. `devices`: how many of them a program runs on."""
 
     name: str
     backend: str
@@ -39,6 +39,7 @@ class Target:
     pair_dots: bool = False
     amx: bool = False
     off: frozenset[Switch] = ALL_ON
+    devices: int = 1
 
     def has(self, switch: Switch) -> bool:
         """Whether an optimisation is on."""
@@ -61,7 +62,8 @@ class Target:
         return "bf16 dot" if self.bf16_dot else ""
 
 
-_CPU = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+_TARGET_DEVICE = "--iree-hal-target-device="
+_CPU = (f"{_TARGET_DEVICE}local", "--iree-hal-local-target-device-backends=llvm-cpu")
 
 
 def _host_simd() -> tuple[int, int]:
@@ -150,6 +152,28 @@ def parse_target(name: str, kernels: Kernels = "auto", *, tf32: bool = False, bf
             "--tf32: IREE 3.13 has no tf32 instructions, only Triton's kernels have (--kernels auto or triton)"
         )
     return target
+
+
+def device_name(index: int) -> str:
+    """What a program calls its device of that number."""
+    return f"device_{index}"
+
+
+def spread(target: Target, devices: int) -> Target:
+    """The target with so many devices of its kind in one program. Raises TargetError where IREE's runtime does not run that."""
+    if devices == 1:
+        return target
+    if devices < 1:
+        raise TargetError(f"--devices {devices}: a program has one device or more")
+    if target.backend != "llvm-cpu":
+        raise TargetError(
+            f"--devices {devices}: one program over several devices of {target.name} fails in IREE 3.13's runtime; a process for "
+            "each device does it (onnx_fa.distributed, docs/guide/scale.md)"
+        )
+    # Devices that differ in their names alone are one to the compiler, which folds equal globals.
+    kept = [f for f in target.flags if not f.startswith(_TARGET_DEVICE)]
+    named = (f"{_TARGET_DEVICE}{device_name(i)}=local[{i}]" for i in range(devices))
+    return replace(target, flags=(*named, *kept), devices=devices)
 
 
 def _with_bf16_dot(target: Target) -> Target:

@@ -11,13 +11,19 @@ from typing import Any
 import numpy.typing as npt
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.forms.plain_linear import GRAPH, plain_linear_model
+from onnx_fa.forms.plain_linear import GRAPH
+from onnx_fa.forms.plain_site import plain_site_model, site_inputs
 from onnx_fa.iree.compile import MODEL_FLAGS, compile_model
+from onnx_fa.kernels.cpu.bits_many import BODY, has_many, product_of
+from onnx_fa.kernels.cpu.bits_many import tiles_of as tiles_of_bits
+from onnx_fa.kernels.cpu.bits_product import can_multiply, product_texts
 from onnx_fa.kernels.cpu.linear import body_name, emit_with, kept_why, missing, tiles_for
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearTiles
 from onnx_fa.kernels.cpu.linear_measured import COMPILER, fitting, rows_computed, tiles_of
+from onnx_fa.kernels.cpu.linear_staged import MOST_STACK, staged_bytes
 from onnx_fa.kernels.tiles.database import Tiles
 from onnx_fa.processes import Limits
+from onnx_fa.spec.expr import SCORE
 from onnx_fa.spec.linear import LinearSpec, linear_name
 from onnx_fa.spec.linear_cases import draw_linear, packed
 from onnx_fa.spec.target import Target
@@ -38,6 +44,8 @@ def linear_body(spec: LinearSpec, target: Target, body: str = "auto") -> str:
     """The body of a site's kernel. Raises UnsupportedError where there is none, or another than `body` names."""
     if target.is_gpu:
         raise UnsupportedError("tiles of linear sites are tuned on CPUs")
+    if spec.bits is not None:
+        return _bits_body(spec, target, body)
     if why := missing(spec, target):
         raise UnsupportedError(f"no kernel: {why}")
     own = body_name(spec, target)
@@ -46,6 +54,29 @@ def linear_body(spec: LinearSpec, target: Target, body: str = "auto") -> str:
     if own not in LINEAR_SPACES:
         raise UnsupportedError(f"the kernel {own} has no tiles to tune")
     return own
+
+
+def _bits_body(spec: LinearSpec, target: Target, body: str) -> str:
+    product = product_of(spec)
+    if spec.then != SCORE or spec.dtype != "f32" or not can_multiply(product, target):
+        raise UnsupportedError("no kernel for this weight of a few bits")
+    if not has_many(product, target):
+        raise UnsupportedError("the kernel of few rows by few bits has no tiles to tune")
+    if body not in ("auto", BODY):
+        raise UnsupportedError(f"the kernel is {BODY}, not {body}")
+    return BODY
+
+
+def _bits_default(spec: LinearSpec, target: Target) -> Tiles:
+    return tiles_of(tiles_of_bits(product_of(spec), target))
+
+
+def _bits_emit(spec: LinearSpec, target: Target, name: str, tiles: Tiles) -> Program:
+    if tiles == COMPILER:
+        return _compilers(spec, target)
+    product = product_of(spec)
+    text = "\n".join(product_texts(product, target, LinearTiles(**tiles)).values())
+    return program_of(LinearKernel(product.name, text, MODEL_FLAGS[target.backend], spec), target)
 
 
 def _default(spec: LinearSpec, target: Target) -> Tiles:
@@ -67,6 +98,31 @@ def _first(spec: LinearSpec, target: Target) -> Iterator[Tiles]:
 
 _SHAPES = {32: ((8, 2), (12, 2), (8, 3), (7, 2), (6, 4)), 16: ((6, 2), (4, 3), (5, 2))}
 """Rows and vectors of register tiles, by registers."""
+
+
+def _first_staged(spec: LinearSpec, target: Target) -> Iterator[Tiles]:
+    """The compiler's, the tiles in use, and sizes of a workgroup, which widens a block of the weight once for all its rows."""
+    yield COMPILER
+    own = _bits_default(spec, target) if spec.bits is not None else tiles_of(tiles_for(spec, target))
+    yield own
+    fits = fitting(spec, target)
+    tall = own["rows"]
+    for rows, vectors, down, across in (
+        *((tall, 2, down, across) for down, across in ((4, 2), (16, 2), (8, 4), (8, 1), (4, 4))),
+        *((rows, 2, 8, 2) for rows in (8, 7, 6, 4)),
+        (6, 3, 8, 2),
+    ):
+        tiles = {**own, "rows": rows, "vectors": vectors, "down": down, "across": across}
+        if fits(tiles) and rows * vectors < target.registers and _fits_the_stack(spec, tiles):
+            yield tiles
+
+
+def _around_staged(spec: LinearSpec, best: Tiles) -> Iterator[Tiles]:
+    return (tiles for tiles in _around(spec, best) if _fits_the_stack(spec, tiles))
+
+
+def _fits_the_stack(spec: LinearSpec, tiles: Tiles) -> bool:
+    return staged_bytes(LinearTiles(**tiles), stages_x=spec.dtype != "f32") <= MOST_STACK
 
 
 def _first_amx(spec: LinearSpec, target: Target) -> Iterator[Tiles]:
@@ -105,10 +161,14 @@ def _emit(spec: LinearSpec, target: Target, name: str, tiles: Tiles) -> Program:
 
 def _compilers(spec: LinearSpec, target: Target) -> Program:
     """The model of the site, whose weight is a constant, as the compiler makes a program of it without a kernel of ours. Raises
-    UnsupportedError where it has no plain spelling."""
+    UnsupportedError where it has no plain spelling, and for weights in a shorter type than x's: the compiler makes f32 of such
+    constants in the program, so that what it is fast at has twice the bytes that the model keeps them in."""
+    if spec.stored or spec.bits is not None:
+        kept = spec.stored or f"{spec.bits.bits if spec.bits else 0} bits"
+        raise UnsupportedError(f"the compiler's own product holds a weight of {kept} as {spec.dtype}")
     sizes = spec.bind(dict.fromkeys(spec.symbols, 1))
-    weight = draw_linear(sizes, 0)[1]  # it does not depend on the rows
-    model, alone = plain_linear_model(spec, weight), replace(target, kernels="iree")
+    model = plain_site_model(spec, draw_linear(sizes, 0))  # the weight does not depend on the rows
+    alone = replace(target, kernels="iree")
 
     def compile_within(output: Path, flags: Sequence[str], limits: Limits) -> None:
         compile_model(
@@ -122,13 +182,15 @@ def _compilers(spec: LinearSpec, target: Target) -> Program:
         )
 
     def inputs(operands: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        return [operands[0], *operands[2:]]
+        return list(site_inputs(spec, operands).values())
 
     return Program(f"the compiler's {spec}", compile_within, inputs, "constant", GRAPH)
 
 
 LINEAR_SPACES: dict[str, Space[LinearSpec]] = {
     "linear": Space(LinearSpec, _default, _first, _around, _emit, rows_computed),
+    "linear_staged": Space(LinearSpec, _default, _first_staged, _around_staged, _emit, rows_computed),
+    BODY: Space(LinearSpec, _bits_default, _first_staged, _around_staged, _bits_emit, rows_computed),
     "linear_amx": Space(LinearSpec, _default, _first_amx, _around_amx, _emit, rows_computed),
 }
 """By body."""

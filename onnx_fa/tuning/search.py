@@ -319,7 +319,7 @@ class Search:
             taken = program.inputs(self.case.draw(self.bound, adversarial=adversarial))
             paths = [self.folder / f"{adversarial:d}.{program.layout}.{i}.npy" for i in range(len(taken))]
             for path, x in zip(paths, taken, strict=True):
-                np.save(path, np.ascontiguousarray(x))
+                np.save(path, np.asarray(x, order="C"))
             self._inputs[key] = paths
         return self._inputs[key]
 

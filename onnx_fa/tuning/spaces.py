@@ -234,6 +234,9 @@ def _triton_around(spec: AttentionSpec, best: Tiles) -> Iterator[dict[str, int]]
     """The stages, the split of the keys (where another number of workgroups changes it), the order, the form, warps and blocks."""
     for stages in (best["stages"] + 1, best["stages"] - 1):
         yield {**best, "stages": stages}
+    if "splits" in best:
+        for parts in (best["splits"] * 2, best["splits"] // 2):
+            yield {**best, "splits": parts}
     tried = {triton_tiles.splits(spec, best.get(triton_tiles.WORKGROUPS, triton_tiles.PROCESSORS))}
     for factor in (2.0, 0.5, 4.0, 0.25):
         workgroups = int(best.get(triton_tiles.WORKGROUPS, triton_tiles.PROCESSORS) * factor)

@@ -44,7 +44,7 @@ def check_once(
         original = Runner(model, Path(folder) / "model.onnx")
         arrays, want = _first_run(original, model, determined_sizes(model) | dict(dims or {}))
         rounded = None if given is None else given(arrays)
-        got = load_module(module, target.device)(*arrays.values())
+        got = load_module(module, ",".join([target.device] * target.devices))(*arrays.values())
         if original.refused:
             notes[original.note("the original")] = None
         if original.in_f32:

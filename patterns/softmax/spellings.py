@@ -134,6 +134,7 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
             raise NoMatch("exponentials before a matmul are divided by something else than their sum over one axis")
         return None
     floored = any((view.scalar(x) or 0.0) <= _MAX_FLOOR for x in shift.others)
+    mass = total
     sinks: list[Expr] = []
     logits: list[ir.Value] = []
     names = "/".join([*(["ReduceMax", "Sub"] if shift.top is not None else []), "Exp", "ReduceSum"])
@@ -159,15 +160,19 @@ def _spelled_out(view: GraphView, exp: ir.Node) -> Anchor | None:
             continue
         raise NoMatch("the row maximum is kept above a value that is no sink")
     sink = sinks[0] if sinks else None
+    # Kept above a floor the maximum is another one only in rows without keys, whose sum is 0 then, as the spec's statistic.
+    own = mass if shift.top is not None and shift.of_row and sink is None and (floored or not shift.others) else None
     if prob is not None:
         producer = prob.producer()
         assert producer is not None
-        return Anchor(producer, f"{names}/Div", score, prob, floored=floored, sink=sink, axes=axes)
+        return Anchor(producer, f"{names}/Div", score, prob, floored=floored, sink=sink, axes=axes, mass=own)
     readers = [u for u in view.users(e) if u not in inside]
     if not readers and not e.is_graph_output():
         return None  # part of a log-sum-exp
     names = f"{names}/MatMul/Div"
-    return Anchor(exp, names, score, e, row_sum=total, floored=floored, sink=sink, inside=tuple(inside), axes=axes)
+    return Anchor(
+        exp, names, score, e, row_sum=total, floored=floored, sink=sink, inside=tuple(inside), axes=axes, mass=own
+    )
 
 
 def _shifted(view: GraphView, inner: ir.Value, axes: Axes) -> tuple[ir.Value, _Shift]:

@@ -60,11 +60,14 @@ def test_a_tiny_sweep(tmp_path: Path) -> None:
             ("--heads", "8", "--head-dim", "64", "--seq", "8", "--build-only"),
             "--build-only needs --modules and --target",
         ),
-        (("m.onnx", "--modules", "m"), "--modules and --build-only are for --heads"),
+        (("m.onnx", "--modules", "m"), "--modules and --build-only are for --case, and for --heads"),
         (("--heads", "8", "--head-dim", "64", "--seq", "8", "--tf32"), "the target cpu-host has none"),
         (("--ablate", "m.onnx"), "--ablate has cases of its own"),
         (("--ablate", "--case", "x", "--no-plot"), "no case 'x'"),
-        (("m.onnx", "--switch", "exp2"), "--case, --switch and --no-forms are for --ablate"),
+        (("m.onnx", "--case", "tiny"), "give no model, and no sizes"),
+        (("--case", "none", "--no-plot"), "no case 'none'"),
+        (("--case", "tiny", "--build-only"), "--build-only needs"),
+        (("m.onnx", "--switch", "exp2"), "--switch and --no-forms are for --ablate"),
     ],
 )
 def test_bad_input(args: tuple[str, ...], words: str, tmp_path: Path) -> None:

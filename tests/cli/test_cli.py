@@ -96,6 +96,26 @@ def test_rewrite(tmp_path: Path, form: str) -> None:
     assert [s["form"] for s in report(tmp_path / "r.json")["sites"]] == [form]
 
 
+def test_rewrite_in_parts(tmp_path: Path, model: Path) -> None:
+    found = json.loads(cli("explain", model, "--report", "-", cwd=tmp_path).stdout)["sites"]
+    name = found[0]["name"]
+    ends = cli(
+        "rewrite", model, "-o", "b.onnx", "--split-keys", "2", "--site", name, "--report", "r.json", cwd=tmp_path
+    )
+    assert "the keys of 1 in 2 parts" in ends.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["sites"][0]["parts"] == 2
+    assert len(json.loads(cli("explain", "b.onnx", "--report", "-", cwd=tmp_path).stdout)["sites"]) == 1 + len(found)
+    for wrong, word in (
+        (("--split-keys", "0"), "whole number"),
+        (("--split-keys", "2", "--form", "blocked"), "--form decomposed"),
+        (("--split-keys", "2", "--site", "nobody"), "no site is called 'nobody'"),
+        (("--site", name), "give --split-keys too"),
+        (("--split-keys", "2", "--spec", "s.mlir", "--target", "cpu-host"), "whole sites only"),
+    ):
+        assert word in error_line(cli("rewrite", model, "-o", "c.onnx", *wrong, cwd=tmp_path, code=2))
+        assert not (tmp_path / "c.onnx").exists()
+
+
 def test_rewrite_with_spec(tmp_path: Path, model: Path) -> None:
     assert "--target" in error_line(cli("rewrite", model, "-o", "b.onnx", "--spec", "b.mlir", cwd=tmp_path, code=2))
     cli("rewrite", model, "-o", "b.onnx", "--target", "cpu-host", "--spec", "b.mlir", cwd=tmp_path)

@@ -162,7 +162,7 @@ def test_bench_asks_for_matplotlib_first(
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("measured before it was known that the plot can be drawn")
 
-    monkeypatch.setattr("onnx_fa.cli.bench.find_spec", lambda name: None)
+    monkeypatch.setattr("onnx_fa.cli.outputs.find_spec", lambda name: None)
     monkeypatch.setattr("onnx_fa.benchmark.models.bench", measured)
     monkeypatch.setattr("onnx_fa.benchmark.sweep.sweep", measured)
     assert main(["bench", str(model)]) == 2

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto as T
+from onnx import compose, numpy_helper
 from onnx import helper as h
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.iree.compile import compile_model, import_model
@@ -191,30 +191,64 @@ def test_numbers(name: str, target: Any) -> None:
     CASES[name].compare(got, inputs)
 
 
-COMPILED = ["patches", "patches, signed", "pads", "groups", "large, integers", "QLinear, signed", "QLinear patches"]
+COMPILED = [
+    *("patches", "patches, signed", "pads", "groups", "large, integers", "QLinear, signed", "QLinear patches"),
+    *("dequantised by column", "dequantised patches", "depthwise", "QLinear large"),
+]
+WITHOUT = ["patches", "pads", "large, integers", "QLinear, signed"]
 
 
-@pytest.mark.parametrize(
-    "name", [*COMPILED, "dequantised by column", "dequantised patches", "depthwise", "QLinear large"]
-)
-def test_compiled(name: str, tmp_path: Path) -> None:
-    check(CASES[name], HOST, tmp_path)
+def side_by_side(names: list[str], target: Any, folder: Path) -> dict[str, np.ndarray]:
+    """What the cases give in IREE, compiled as one model for each opset."""
+    results: dict[str, np.ndarray] = {}
+    by_opset: dict[int, list[str]] = {}
+    for name in names:
+        by_opset.setdefault(CASES[name].model().opset_import[0].version, []).append(name)
+    for opset, of in by_opset.items():
+        graphs = [compose.add_prefix(CASES[name].model(), f"m{i}_").graph for i, name in enumerate(of)]
+        nodes, inputs, outputs, constants = (
+            [x for g in graphs for x in getattr(g, field)] for field in ("node", "input", "output", "initializer")
+        )
+        graph = h.make_graph(nodes, "g", inputs, outputs, constants)
+        model = h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=9)
+        compile_model(model, folder / f"{opset}.vmfb", target, parameters="embed")
+        got = load_module(folder / f"{opset}.vmfb")(*(x for name in of for x in CASES[name].draw().values()))
+        results |= dict(zip(of, got, strict=True))
+    return results
 
 
-@pytest.mark.parametrize("name", ["patches", "pads", "large, integers", "QLinear, signed"])
-def test_compiled_without_the_instruction(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return side_by_side(COMPILED, HOST, tmp_path_factory.mktemp("convolutions"))
+
+
+@pytest.fixture(scope="module")
+def compiled_without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     if why := foreign_cpu(AVX2):
         pytest.skip(why)
-    check(CASES[name], AVX2, tmp_path)
+    return side_by_side(WITHOUT, AVX2, tmp_path_factory.mktemp("convolutions"))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled(name: str, compiled: dict[str, np.ndarray]) -> None:
+    judge(CASES[name], compiled[name])
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_compiled_without_the_instruction(name: str, compiled_without: dict[str, np.ndarray]) -> None:
+    judge(CASES[name], compiled_without[name])
+
+
+def judge(conv: Conv, got: np.ndarray) -> None:
+    # Types of a compiler have no sign.
+    conv.compare(np.asarray(got).view(conv.x) if conv.op == "QLinearConv" else np.asarray(got), conv.draw())
 
 
 def check(conv: Conv, target: Any, folder: Path) -> None:
     inputs = conv.draw()
     compile_model(conv.model(), folder / "m.vmfb", target, parameters="embed")
     (got,) = load_module(folder / "m.vmfb")(*inputs.values())
-    if conv.op == "QLinearConv":
-        got = np.asarray(got).view(conv.x)  # types of a compiler have no sign
-    conv.compare(np.asarray(got), inputs)
+    judge(conv, got)
 
 
 @pytest.mark.parametrize(

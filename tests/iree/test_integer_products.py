@@ -17,8 +17,9 @@ from onnx import helper as h
 from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.linear_report import grouped
+from onnx_fa.iree.kernel_report import grouped
 from onnx_fa.iree.run import function_of
+from onnx_fa.spec.linear_words import weight_words
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from tests.iree.test_linear_sites import nodes_of
 
@@ -166,7 +167,7 @@ def test_found(name: str) -> None:
     """One site, whatever the spelling; on processors without such products none, and no integers are multiplied."""
     assert calls(PRODUCTS[name], AMX) == 1
     (site,) = grouped(import_model(PRODUCTS[name].model(), AMX).linear)
-    assert site.weight == "i8" and site.kernel and not site.kept
+    assert weight_words(site.spec) == "i8" and site.kernel and not site.kept
     assert calls(PRODUCTS[name], replace(AMX, byte_dots=False)) == 0
     assert "MatMulInteger" not in import_model(PRODUCTS[name].model(), AVX2).text
 

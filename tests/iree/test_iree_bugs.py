@@ -12,7 +12,7 @@ import pytest
 
 from onnx_fa.errors import CompileError, RunError
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.iree.run import load_module
+from onnx_fa.iree.run import load_module, runtime, tool_path
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.kernel_harness import HOST
 from tests.support.lavapipe import require_lavapipe, run_on_lavapipe
@@ -165,6 +165,36 @@ def test_vulkan_half(tmp_path: Path) -> None:
     vmfb = _compiled("vulkan_half", tmp_path, device=STOCK_VULKAN)
     (x,) = run_on_lavapipe(vmfb, "main", [np.ones((64, 64), np.float16), np.ones((64, 64), bool)], 1, tmp_path)
     assert not (x == 1.0).all(), REPAIRED
+
+
+def test_devices_alike(tmp_path: Path) -> None:
+    kept = [f for f in HOST.flags if not f.startswith("--iree-hal-target-device=")]
+    found = []
+    for first, second in (("local", "local"), ("local[0]", "local[1]")):
+        devices = (f"--iree-hal-target-device=a={first}", f"--iree-hal-target-device=b={second}")
+        out = _compiled("devices_alike", tmp_path, "--compile-to=stream", device=(*devices, *kept))
+        found.append("#hal.device.affinity<@b>" in out.read_text())
+    assert found[1]
+    assert not found[0], REPAIRED
+
+
+def test_two_gpus(tmp_path: Path) -> None:
+    devices = [f"--iree-hal-target-device={name}=cuda[{i}]" for i, name in enumerate("ab")]
+    vmfb = _compiled("two_gpus", tmp_path, "--iree-cuda-target=sm_80", device=tuple(devices))
+    if "cuda" not in runtime().query_available_drivers() or len(_gpus()) < 2:
+        pytest.skip("there are no two GPUs")
+    command = [tool_path("iree-run-module"), f"--module={vmfb}", "--device=cuda://0", "--device=cuda://1"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run([*command, "--function=main", "--input=4xf32=1"], capture_output=True, timeout=60)
+        pytest.fail(REPAIRED)
+
+
+def _gpus() -> list[Any]:
+    try:
+        found: list[Any] = runtime().get_driver("cuda").query_available_devices()
+    except (RuntimeError, ValueError):
+        return []
+    return found
 
 
 def test_every_reproducer_is_run_and_on_the_page() -> None:

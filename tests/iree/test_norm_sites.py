@@ -13,12 +13,12 @@ import pytest
 from onnx import numpy_helper
 
 from onnx_fa.iree.importer import import_mlir, infer_types
+from onnx_fa.iree.kernel_report import NormReport, grouped, summary
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attributes_of
-from onnx_fa.iree.linear_report import summary
-from onnx_fa.iree.norm_report import NormReport, grouped_norms
 from onnx_fa.spec.norm import NormSpec, normalise
+from onnx_fa.spec.norm_words import norm_kind
 from onnx_fa.spec.target import parse_target
 
 CUDA = parse_target("cuda")
@@ -55,7 +55,7 @@ def kinds_of(model: onnx.ModelProto) -> list[str]:
     made, told = found_in(model)
     sites = [n for n in made.graph.node if f"{n.domain}.{n.op_type}" == NORM_SITE]
     assert len(sites) == len(told) and all(r.kernel and not r.kept for r in told)
-    return [g.kind for r in told for g in grouped_norms([r])]
+    return [norm_kind(r.spec) for r in told]
 
 
 LAYER, LAYER_ALL = "layer norm", "layer norm, scale, bias"
@@ -201,7 +201,7 @@ def test_the_import_calls_it() -> None:
         assert done.text.count(f"util.func private @{report.kernel}(") == 1
         assert done.text.count(f"call @{report.kernel}(") == 1
     plain = NormSpec((2, 3), 48, "f16", "f16", 1e-5, True, "f16", "f16")
-    assert grouped_norms([NormReport("a", plain, "k"), NormReport("b", plain, "k")])[0].to_dict() == {
+    assert grouped([NormReport("a", plain, "k"), NormReport("b", plain, "k")])[0].to_dict() == {
         "count": 2,
         "rows": 6,
         "N": 48,
@@ -211,5 +211,7 @@ def test_the_import_calls_it() -> None:
         "gives_sum": False,
         "kernel": "k",
         "kept": "",
+        "tiles": None,
+        "tuning": None,
         "names": ["a", "b"],
     }

@@ -21,7 +21,7 @@ from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.packing import asked_for, may_pack
 from onnx_fa.iree.run import run
 from onnx_fa.iree.weights import Parameter
-from onnx_fa.kernels.linear import kept_why, panel_of
+from onnx_fa.kernels.row_sites import kept_why, panel_of
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import parse_target
 from tests.support import tiny

@@ -14,7 +14,7 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
-from onnx_fa.kernels.norm import kept_why
+from onnx_fa.kernels.row_sites import kept_why
 from onnx_fa.kernels.triton.norm import MOST_NUMBERS, config_of, emit_norm
 from onnx_fa.spec.norm import NormSpec, norm_name, normalise
 from onnx_fa.spec.target import parse_target

@@ -30,7 +30,8 @@ from onnx_fa.kernels import triton
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.columns import columns_computed, parts_of
+from onnx_fa.kernels.triton.config import TritonConfig, padded
 from onnx_fa.kernels.triton.module import program_of
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.source import AttentionSource
@@ -47,7 +48,8 @@ ROOT = Path(__file__).parents[2]
 CUDA = parse_target("cuda")
 
 INTERPRETED = (
-    "cross dv_wider head_dim_24 head_dim_odd_dv odd_lengths_causal one_key scale_negative no_batch "
+    "cross dv_wider head_dim_24 head_dim_odd_dv head_dim_two_tiles_causal head_dim_two_tiles_decode "
+    "odd_lengths_causal one_key scale_negative no_batch "
     "causal_end_empty_rows causal_finite_fill window_end window_empty_zero bool_mask_1 bool_mask_row add_mask_4 "
     "add_mask_f16 causal_then_add two_finite_fills softcap_window_gqa gqa_mask_per_head mqa_b1 empty_zero_padding "
     "empty_guarded_add empty_mean_causal bshd_gqa k_transposed_odd batch_5d_masks f16_causal_gqa f16_decode "
@@ -55,7 +57,8 @@ INTERPRETED = (
     "alibi_f16 alibi_both_sides_f16 alibi_past_f16 evoformer trigonometric softplus erf cap_after_mask signed_root "
     "powers rounding guarded_score tensor_i64_0 integers division several sink_1 sink_finite decode_gqa_lengths "
     "decode_alibi_gqa decode_sink_window few_window few_masks dyn_all dyn_gqa dyn_odd_head_dim dyn_decode_gqa "
-    "dyn_lengths_rows dyn_document dyn_sink lse lse_alibi_f16 lse_max_causal lse_ragged_rows lse_decode_gqa lse_finite dyn_stats "
+    "dyn_lengths_rows dyn_document dyn_sink lse lse_alibi_f16 lse_max_causal lse_ragged_rows lse_decode_gqa lse_finite "
+    "sum_causal sum_decode_gqa dyn_stats "
     "rounded_u8 rounded_saturated rounded_symmetric_gqa rounded_i16_odd rounded_sink_stats rounded_empty_rows "
     "rounded_mean rounded_steps rounded_f16 rounded_decode rounded_dynamic weighed_sigmoid_causal weighed_sigmoid_decode "
     "weighed_relu_per_key weighed_relu2_window weighed_relu2_guarded weighed_floored weighed_one_more "
@@ -145,6 +148,7 @@ def kernels() -> dict[str, Any]:
         "decode_dynamic": (dataclasses.replace(decode, batch=("b",), stats=("max",)), None),
         "statistics": (dataclasses.replace(gqa, stats=("lse", "max")), TritonConfig(128, 64, 4, 2, overlap=2)),
         "rounded": (half(rounding=Rounding(1 / 255), dtype="f32", Sq=100, stats=("lse",)), None),
+        "two_tiles": (half(D=80, Dv=96, masks=(Causal(),)), TritonConfig(128, 64, 4, 2, overlap=2)),
     }
     return {
         name: triton.emit_triton(spec, CUDA, f"fa_{i:010x}", config)
@@ -165,6 +169,9 @@ def test_ptx(kernels: dict[str, Any]) -> None:
     warps, _ = code_of(kernels["specialised"])
     assert ".reqntid 384" in warps and "setmaxnreg.dec.sync.aligned.u32 \t24" in warps
     assert kernels["specialised"].text.count("workgroup_size = [384 : index") == 1
+    # Of 80 columns of K and 96 of V, tiles of 64 and 16, of 64 and 32: no product has 128.
+    narrow, _ = code_of(kernels["two_tiles"])
+    assert {int(n) for n in re.findall(r"wgmma.mma_async.sync.aligned.m64n(\d+)k16", narrow)} == {64, 32}
     for kernel in kernels.values():
         for code in code_of(kernel):
             assert f".version {ptx.PTX_VERSION}" in code and "onnx_fa-" not in code and ".loc" not in code
@@ -178,6 +185,7 @@ def test_ptx(kernels: dict[str, Any]) -> None:
         "decode_dynamic": [7, 7, 5, 5],
         "statistics": [7, 6],
         "rounded": [5, 5],
+        "two_tiles": [5, 4],
     }
 
 
@@ -318,6 +326,18 @@ def test_a_crash_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
         ptx.compile_program(dataclasses.replace(program, text=program.text + "    nothing()\n"), 80, 4, 2)
 
 
+def test_columns() -> None:
+    """Tiles that are powers of two wide have the columns of a head, each once, and as few more as two tiles can."""
+    for width in range(1, 321):
+        (*first, last) = [part.stored for part in parts_of("od", width, together=1, single=False)]
+        assert [c.first for c in (*first, last)] == [sum(x.many for x in first[:i]) for i in range(len(first) + 1)]
+        assert sum(c.many for c in (*first, last)) == width and all(c.many == c.padded for c in first)
+        assert sum(c.padded for c in (*first, last)) == columns_computed(width) <= padded(width)
+        assert len({c.name for c in (*first, last)}) == len(first) + 1 <= 3
+    assert [columns_computed(d) for d in (40, 64, 72, 80, 96, 112, 160, 192)] == [48, 64, 80, 80, 96, 128, 160, 192]
+    assert len(parts_of("od", 96, together=1, single=True)) == 1
+
+
 def test_tiles() -> None:
     """Measured tiles for Hopper; ever smaller ones where they do not fit; splits that fill a GPU, of 128 keys at the least."""
     assert splits(half()) == 1 and splits(half(Sq=1, Skv=4096, Hq=2, batch=(1,))) == 32
@@ -334,7 +354,9 @@ def test_tiles() -> None:
         {"masks": (AddMask((256, 256)),)},
     ):
         config, reason = tuned(half(**changes), 90)
-        assert config.BM >= 64 and reason.startswith("cuda-sm_90: triton f16"), reason
+        biased = "masks" in changes and changes["masks"] != (Causal(),)
+        measured = "cuda-sm_90: triton f16" if biased else "cuda-shapes-sm_90: around D"
+        assert config.BM >= 64 and reason.startswith(measured), reason
     for bad in ({"BM": 48}, {"BN": 8}, {"stages": 0}, {"splits": 65}):
         with pytest.raises(ValueError):
             TritonConfig(**{"BM": 64, "BN": 64, "warps": 4, "stages": 2} | bad)

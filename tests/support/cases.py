@@ -319,6 +319,9 @@ def _expression_cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "lse_decode_gqa", one | {"stats": ("max", "lse"), "Hq": 8, "masks": (lengths,), "empty_row": "nan"}
     yield "lse_alibi_f16", {"stats": ("lse", "max"), "dtype": "f16", "Hkv": 4, "Hq": 4, "masks": (cases.alibi(4),)}
     yield "lse_finite", {"stats": ("lse", "max"), "masks": (BoolMask((2, 1, 64, 64), FLOAT_MIN),), "empty_row": "mean"}
+    yield "sum_causal", {"stats": ("max", "sum"), "masks": (Causal("end"),), "Sq": 70, "Skv": 50, "empty_row": "zero"}
+    yield "sum_finite", {"stats": ("sum", "max"), "masks": (BoolMask((2, 1, 64, 64), FLOAT_MIN),), "empty_row": "mean"}
+    yield "sum_decode_gqa", one | {"stats": ("max", "sum"), "Hq": 8, "masks": (lengths,), "empty_row": "zero"}
     few: dict[str, Any] = {"Sq": 4, "Hq": 6, "Skv": 130}
     yield "few_causal", few | {"masks": (Causal("end"),)}
     yield "few_window", few | {"masks": (SlidingWindow(9, 2, "end"), Causal(100)), "sink": TensorArg((6, 4, 1))}
@@ -352,6 +355,10 @@ def _cases() -> Iterator[Case]:
     for d in (8, 16, 24, 33, 40, 72, 80, 96, 128, 160, 192, 256, 512):
         yield case(f"head_dim_{d}", "head_dim", D=d, Dv=d, batch=(1,))
     yield case("head_dim_odd_dv", "head_dim", D=19, Dv=37, batch=(1,))
+    # Two tiles of columns on GPUs, the last with columns that there are not.
+    two: dict[str, Any] = {"dtype": "f16", "D": 72, "Dv": 104, "batch": (1,)}
+    yield case("head_dim_two_tiles_causal", "head_dim", **two, Sq=70, Skv=70, masks=(Causal(),))
+    yield case("head_dim_two_tiles_decode", "head_dim", **two, Sq=1, Skv=150, Hq=4)
     yield case("odd_lengths", "odd", Sq=53, Skv=67)
     yield case("odd_lengths_causal", "odd", Sq=61, Skv=61, masks=(Causal(),))
     yield case("prime_vit", "odd", Sq=197, Skv=197, Hq=1, Hkv=1)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.expr import SCORE, Apply, Float, Tensor
+from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.linear import Bits, LinearSpec, biased
+from onnx_fa.spec.linear_cases import GELU, RESIDUAL, draw_linear
 from onnx_fa.spec.terms import TensorArg
-
-NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 _BIASED = Apply("Add", SCORE, Tensor(0))
 SCALED = Apply("Add", Apply("Mul", SCORE, Tensor(0)), Tensor(1))
-_ERF = Apply("Erf", Apply("Mul", _BIASED, Float(0.7071067811865476)))
-GELU = Apply("Mul", Apply("Mul", _BIASED, Apply("Add", _ERF, Float(1.0))), Float(0.5))
 GATED = Apply("Mul", Apply("Mul", SCORE, Apply("Sigmoid", SCORE)), Tensor(0))
-RESIDUAL = Apply("Add", Tensor(1), _BIASED)
 
 CASES: dict[str, LinearSpec] = {
     "plain": LinearSpec((48,), 64, 96, "f32"),
@@ -79,19 +73,5 @@ def bound(spec: LinearSpec, sizes: dict[str, int]) -> tuple[int, ...]:
 
 def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1.0) -> list[npt.NDArray[Any]]:
     """Operands, of x with these dims before the last, and numbers of that size."""
-    rng, found = np.random.default_rng(seed), list[npt.NDArray[Any]]()
     sizes = {d: n for d, n in zip(spec.lead, lead, strict=True) if isinstance(d, str)}
-    shapes = [tuple(d if isinstance(d, int) else sizes[d] for d in shape) for shape in spec.operand_shapes]
-    for name, shape, dtype in zip(spec.operand_names(), shapes, spec.operand_dtypes, strict=True):
-        if dtype == "u8":
-            found.append(rng.integers(0, 256, shape, dtype=np.uint8))
-        elif dtype == "i8":
-            found.append(rng.integers(-128, 128, shape, dtype=np.int8))
-        elif name == "zero" and spec.zero:
-            found.append(np.array(rng.integers(0, 256) - 128 * (spec.dtype == "i8"), np.int32))
-        elif name == "zero":
-            found.append(rng.integers(0, 1 << (spec.bits.bits if spec.bits else 1), shape).astype(NUMPY[dtype]))
-        else:
-            scale = 0.1 if name == "scale" else size if name == "x" else 1.0
-            found.append((rng.standard_normal(shape) * scale).astype(NUMPY[dtype]))
-    return found
+    return draw_linear(spec.bind(sizes), seed, size=size)

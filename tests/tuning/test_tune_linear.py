@@ -16,17 +16,18 @@ from onnx import numpy_helper
 
 from onnx_fa.errors import OnnxFaError, UnsupportedError
 from onnx_fa.iree.run import Samples
-from onnx_fa.kernels.cpu.linear import kept_why, panel_of, tiles_for
+from onnx_fa.kernels.cpu.linear import kept_why, missing, panel_of, tiles_for
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_measured import COMPILER, FASTER, fitting, rows_computed, tiles_of
 from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry, Tiles, database_name, parse
 from onnx_fa.kernels.tiles.families import family
 from onnx_fa.spec.cases import case
-from onnx_fa.spec.expr import Apply, Float
+from onnx_fa.spec.expr import SCORE, Apply, Float, Tensor
 from onnx_fa.spec.linear import LinearSpec, biased
 from onnx_fa.spec.linear_cases import LINEAR_CASES, LinearCase
 from onnx_fa.spec.site_case import find_case
 from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.terms import TensorArg
 from onnx_fa.tuning import search
 from onnx_fa.tuning.command import table_cases, tune
 from onnx_fa.tuning.journal import Journal
@@ -73,6 +74,28 @@ def test_the_compilers_product_is_one_of_the_candidates(item: LinearCase, tmp_pa
     assert {"machine", "date", "versions", "method", "default_cost"} <= set(entry.measured)
 
 
+_SCALED = Apply("Add", Apply("Mul", SCORE, Tensor(0)), Tensor(1))
+SHORTER = {
+    "bf16": biased(LinearSpec((20,), 24, 96, "bf16")),
+    "f16": biased(LinearSpec((20,), 24, 96, "f16")),
+    "stored": biased(LinearSpec((20,), 24, 96, "f32", stored="bf16")),
+    "bytes": LinearSpec((20,), 24, 96, "u8", then=_SCALED, tensors=(TensorArg(()), TensorArg((96,))), zero=True),
+}
+
+
+@pytest.mark.parametrize("kind", SHORTER)
+def test_types_in_fewer_bits(kind: str, tmp_path: Path) -> None:
+    """The compiler's product of each, but where it keeps the weight otherwise, and tiles of the kernel give the right numbers."""
+    spec = SHORTER[kind]
+    if why := missing(spec, HOST):
+        pytest.skip(f"this processor: {why}")
+    settings = dataclasses.replace(QUICK, rounds=1, candidates=2)
+    entry = Search(LinearCase(kind, spec, title=kind), HOST, settings, tmp_path, Journal(tmp_path / "j", {})).run()
+    tried = [c.tiles for c in (*entry.choices, *entry.refused)]
+    assert COMPILER in tried and [c for c in entry.choices if c.tiles != COMPILER]
+    assert [r.tiles for r in entry.refused] == [COMPILER] * (kind == "stored")
+
+
 @pytest.mark.parametrize("compilers_is_faster", [True, False])
 def test_database_that_the_compiler_uses(
     compilers_is_faster: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,17 +129,27 @@ def test_wrong_numbers_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("item", LINEAR_CASES, ids=lambda c: c.name)
 def test_space(item: LinearCase, target: Target) -> None:
     """What is tried fits the site, and its sums the registers."""
-    own = space("linear")
-    if item.spec.dtype == "bf16":
-        with pytest.raises(UnsupportedError, match="no kernel: no AVX512_BF16"):
+    if item.spec.dtype in ("bf16", "u8"):
+        with pytest.raises(UnsupportedError, match=r"no kernel: no AVX512_(BF16|VNNI)"):
             body_of(item.spec, target)
         return
+    own = space(body_of(item.spec, target))
     fits = fitting(item.spec, target)
     grid = list(own.first(item.spec, target))
     kernels = [t for t in [*grid, *own.around(item.spec, grid[-1])] if t != COMPILER]
-    assert COMPILER in grid and len({tuple(t.values()) for t in kernels}) >= 8
+    assert COMPILER in grid and len({tuple(t.values()) for t in kernels}) >= 8 - (item.name == "linear_tiny")
     assert all(fits(t) and t["rows"] * t["vectors"] < target.registers for t in kernels)
     assert list(own.around(item.spec, COMPILER)) == []
+
+
+def test_amx_has_a_space_for_all_that_it_multiplies() -> None:
+    """Bytes and bf16; it is tried where such a processor is."""
+    for kind in ("bf16", "u8"):
+        for item in (c for c in LINEAR_CASES if f"tune_{kind}" in c.tags):
+            own = space(body_of(item.spec, AMX, "linear_amx"))
+            tiles = [t for t in own.first(item.spec, AMX) if t != COMPILER]
+            assert len(tiles) > 4 and COMPILER in own.first(item.spec, AMX)
+            assert "tdpb" in own.emit(item.spec, AMX, "fa_tuned", tiles[0]).text
 
 
 def test_bodies() -> None:
@@ -148,7 +181,7 @@ def test_one_table() -> None:
     kinds = {type(c.spec).__name__ for c in table_cases([], HOST)}
     assert kinds == {"AttentionSpec", "LinearSpec"}
     assert {type(c.spec).__name__ for c in table_cases([], parse_target("cuda"))} == {"AttentionSpec"}
-    with pytest.raises(OnnxFaError, match=r"no case 'none': the cases are .*linear_up"):
+    with pytest.raises(OnnxFaError, match=r"no case 'none': `onnx-fa cases`"):
         find_case("none")
 
 

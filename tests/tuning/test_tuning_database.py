@@ -28,14 +28,15 @@ from onnx_fa.kernels.tiles.database import (
 )
 from onnx_fa.kernels.tiles.families import Family, LinearFamily, distance, family
 from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.linear_source import LinearConfig
+from onnx_fa.kernels.triton.linear_tiles import PRODUCT
 from onnx_fa.kernels.triton.tiles import WORKGROUPS
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.linear import Bits, LinearSpec
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow
 
-FILES = sorted(p for p in package_path("x").parent.glob("*.json") if not p.name.startswith("cuda-linear-"))
-"""Of the tuner; the table of CUDA's linear sites is read by kernels/triton/linear_tiles.py."""
+FILES = sorted(package_path("x").parent.glob("*.json"))
 AVX512 = parse_target("cpu-avx512")
 
 
@@ -49,7 +50,7 @@ def test_every_file(path: Path) -> None:
     database = parse(path.read_text(), path.name)
     assert database.target == path.stem and database.entries
     assert parse(database.to_json(), "again") == database
-    families = [e.family for e in database.entries]
+    families = [(e.family, str(e.measured.get(PRODUCT))) for e in database.entries]
     assert len(set(families)) == len(families)
     for entry in database.entries:
         assert entry.choices and entry.case and {"machine", "method"} <= set(entry.measured)
@@ -57,6 +58,7 @@ def test_every_file(path: Path) -> None:
         tiles = [(tuple(sorted(c.tiles.items())), c.flags) for c in entry.choices]
         assert len(set(tiles)) == len(tiles)
         bodies: dict[str, type] = {"vector": VectorConfig, "triton": TritonConfig, "linear": LinearTiles}
+        bodies["triton_linear"] = LinearConfig
         if entry.family.body in bodies:
             for c in entry.choices:
                 if c.tiles == COMPILER:

@@ -139,7 +139,7 @@ def test_a_good_model(ran: tuple[Path, list[dict[str, Any]]]) -> None:
     assert tuple(good["steps"]) == OURS and all(s["ok"] and s["peak_bytes"] > 0 for s in good["steps"].values())
     assert good["explain"]["sites"][0]["passes"] == "3 -> 1" and len(good["explain"]["misses"]) == 1
     assert [s["fused"] for s in good["compile"]["sites"]] == [True]
-    assert all("a softmax outside any kernel" in b for b in good["compile"]["buffers"])  # the router's
+    assert all("outside any kernel" in b for b in good["compile"]["buffers"])  # the router's
     assert good["stock"] == {"kernels": 1, "arrived": 1, "left_out": []}
     assert good["verify"]["worst"].keys() == {"model", "site"} and good["bench"]["ratios"].keys() == {"stock", "ort"}
     assert good["bench"]["road"]["ms"] > 0 and len(good["bench"]["road"]["rounds"]) == QUICK.rounds

@@ -24,7 +24,7 @@ from onnx_fa.iree.legalise.patches import Patches, patches_of, write_image, writ
 from onnx_fa.iree.legalise.quantized_products import product_of_bytes
 from onnx_fa.iree.legalise.windows import window
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
-from onnx_fa.kernels.linear import kept_why
+from onnx_fa.kernels.row_sites import kept_why
 from onnx_fa.spec.linear import LinearSpec
 
 EXACT = 1 << 24

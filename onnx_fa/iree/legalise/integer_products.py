@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, named_dims
-from onnx_fa.kernels.linear import kept_why
+from onnx_fa.kernels.row_sites import kept_why
 from onnx_fa.spec.linear import ByteType, LinearSpec
 
 BYTES: dict[int, ByteType] = {TensorProto.UINT8: "u8", TensorProto.INT8: "i8"}

@@ -1,5 +1,5 @@
 """Products of rows of the run with a weight of the network, and what the graph does to their numbers (epilogue.py), as one node
-each, which becomes a call of a kernel (kernels/linear.py)."""
+each, which becomes a call of a kernel (kernels/row_sites.py)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.kernel_report import LinearReport
 from onnx_fa.iree.legalise.bits_product import Weight
 from onnx_fa.iree.legalise.epilogue import epilogue_of
 from onnx_fa.iree.legalise.integer_products import (
@@ -27,8 +28,7 @@ from onnx_fa.iree.legalise.integer_products import (
 )
 from onnx_fa.iree.legalise.panels import write_panels
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, attributes_of, is_layers_gemm, named_dims
-from onnx_fa.iree.linear_report import LinearReport
-from onnx_fa.kernels.linear import kept_why, panel_of
+from onnx_fa.kernels.row_sites import kept_why, origin_of, panel_of
 from onnx_fa.spec.expr import SCORE, Tensor, compose, substitute
 from onnx_fa.spec.expr_json import from_json, to_json
 from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased, linear_name
@@ -86,11 +86,14 @@ def find_linear_sites(
                 chosen.append(found)
                 break
         else:
-            told[place] = LinearReport(node.name or product.value, replace(choices[0].spec, parts=()), kept=why)
+            spec = replace(choices[0].spec, parts=())
+            told[place] = LinearReport(node.name or product.value, spec, kept=why, origin=origin_of(spec, target, why))
     for found in _side_by_side(g, chosen, target):
         first = model.graph.node[found.places[0]]
         made[found.end], spec = _nodes_of(g, found, target)
-        told[found.places[0]] = LinearReport(first.name or found.value, spec, linear_name(spec))
+        told[found.places[0]] = LinearReport(
+            first.name or found.value, spec, linear_name(spec), origin=origin_of(spec, target)
+        )
     nodes = [n for place, node in enumerate(model.graph.node) for n in made.get(place, [node] * (place not in taken))]
     kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del model.graph.node[:]

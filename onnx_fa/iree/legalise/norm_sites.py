@@ -1,5 +1,5 @@
 """Norms of rows, as one op or as exporters spell them out, with the sum in front, as one node each, which becomes a call of a
-kernel (kernels/norm.py)."""
+kernel (kernels/row_sites.py)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnx import TensorProto, helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.kernel_report import NormReport
 from onnx_fa.iree.legalise.norm_spelling import Spelled, read_norm
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, named_dims
-from onnx_fa.iree.norm_report import NormReport
-from onnx_fa.kernels.norm import kept_why
+from onnx_fa.kernels.row_sites import kept_why, origin_of
 from onnx_fa.spec.norm import NormSpec, norm_name
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, FloatType
@@ -58,7 +58,7 @@ def find_norm_sites(
             continue
         taken.update(whole.places)
         made[max(whole.places)] = _site(g, whole, name)
-        told.append(NormReport(name, whole.spec, norm_name(whole.spec)))
+        told.append(NormReport(name, whole.spec, norm_name(whole.spec), origin=origin_of(whole.spec, target)))
     nodes = [
         made.get(place, node) for place, node in enumerate(model.graph.node) if place in made or place not in taken
     ]

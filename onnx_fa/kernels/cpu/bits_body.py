@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
-from onnx_fa.kernels.cpu.row_dispatch import Operand, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 
 _ROWS_A_GROUP = 64

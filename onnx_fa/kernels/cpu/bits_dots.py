@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
-from onnx_fa.kernels.cpu.row_dispatch import Operand, call_dispatch, joined, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 

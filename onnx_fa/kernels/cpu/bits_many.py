@@ -7,16 +7,21 @@ word of 32 bits each is read into a lane of a vector; a shift brings each of its
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.bits_table import all_numbers, has_table, looked_up
-from onnx_fa.kernels.cpu.linear_body import LinearTiles
+from onnx_fa.kernels.cpu.linear_body import FEW, LinearTiles
+from onnx_fa.kernels.cpu.linear_measured import find_tiles
 from onnx_fa.kernels.cpu.linear_staged import DEEP, StagedBody
-from onnx_fa.kernels.cpu.row_dispatch import Operand, tile_height
-from onnx_fa.spec.linear import LinearSpec
+from onnx_fa.kernels.cpu.row_dispatch import tile_height
+from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.kernels.tiles.origin import BY_RULE, Origin, built_in, measured
+from onnx_fa.spec.linear import Bits, LinearSpec
 from onnx_fa.spec.target import Target
 
+BODY = "linear_bits"
+"""What families of the tuning database call the kernel."""
 _WORD = 32
 _VECTORS = 2
 """Of a panel."""
@@ -31,8 +36,40 @@ def can_stage(product: BitsProduct, target: Target) -> bool:
     return _VECTORS * target.lanes <= product.N and whole_words and DEEP % min(product.block, DEEP) == 0
 
 
+def spec_of(product: BitsProduct) -> LinearSpec:
+    """The linear site that a product is."""
+    kept = Bits(product.bits, product.block, product.scales, product.zeros)  # type: ignore[arg-type]  # the graph's own words
+    return LinearSpec((product.lead,), product.K, product.N, "f32", True, kept)
+
+
+def product_of(spec: LinearSpec) -> BitsProduct:
+    """The product of a linear site with a weight of a few bits."""
+    assert spec.bits is not None
+    return BitsProduct(spec.rows, spec.N, spec.K, spec.bits.block, spec.bits.bits, spec.bits.scales, spec.bits.zeros)
+
+
+def origin_of(product: BitsProduct, target: Target) -> Origin:
+    """The tiles of many rows, and where they are from."""
+    if product.rounded or not has_many(product, target):
+        return BY_RULE
+    found = find_tiles(spec_of(product), target, BODY)
+    if found is not None:
+        return measured(found)
+    return built_in(asdict(_tiles_by_rule(product, target)), f"nothing was measured of {product.bits} bits by {BODY}")
+
+
+def has_many(product: BitsProduct, target: Target) -> bool:
+    """Whether there is a form for many rows."""
+    return can_stage(product, target) and (product.rows is None or product.rows > FEW)
+
+
 def tiles_of(product: BitsProduct, target: Target) -> LinearTiles:
-    """Tiles that leave few rows over."""
+    """The fastest tiles that were measured on the nearest case, or, where none was, such as leave few rows over."""
+    found = find_tiles(spec_of(product), target, BODY)
+    return _tiles_by_rule(product, target) if found is None else LinearTiles(**found.choice.tiles)
+
+
+def _tiles_by_rule(product: BitsProduct, target: Target) -> LinearTiles:
     most = 8 if target.registers >= 32 else 5
     rows = product.rows
     tall = most if rows is None else tile_height(rows, range(min(most, rows), most // 2, -1), most)
@@ -51,7 +88,7 @@ class StagedBits(StagedBody):
     widens_in_registers = False
 
     def __init__(self, product: BitsProduct, tiles: LinearTiles) -> None:
-        panel = _VECTORS * tiles.lanes
+        panel = tiles.vectors * tiles.lanes
         super().__init__(LinearSpec((product.lead,), product.K, product.N, "f32", panel=panel), tiles)
         self.p, self.operands = product, words_of(product)
         self.by_table = has_table(product.bits, tiles.lanes)

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
 from onnx_fa.kernels.cpu.bits_dots import can_round, rounded_texts
-from onnx_fa.kernels.cpu.bits_many import StagedBits, can_stage, tiles_of, words_of
+from onnx_fa.kernels.cpu.bits_many import StagedBits, can_stage, has_many, tiles_of, words_of
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.bits_table import all_numbers, has_table, looked_up
-from onnx_fa.kernels.cpu.linear_body import FEW
+from onnx_fa.kernels.cpu.linear_body import FEW, LinearTiles
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
@@ -29,9 +29,9 @@ def can_multiply(product: BitsProduct, target: Target) -> bool:
     return product.block % product.places == 0 and product.block & (product.block - 1) == 0
 
 
-def product_texts(product: BitsProduct, target: Target) -> dict[str, str]:
+def product_texts(product: BitsProduct, target: Target, tiles: LinearTiles | None = None) -> dict[str, str]:
     """The executables and the function of the product's name, which takes its operands and returns y (rows, N), by their symbols.
-    Products may share some."""
+    Products may share some. `tiles` are those of many rows, if not the measured ones."""
     if product.rounded:
         return rounded_texts(product, target)
     t, few, many = Text(), f"{product.name}_product", f"{product.name}_many"
@@ -39,8 +39,8 @@ def product_texts(product: BitsProduct, target: Target) -> dict[str, str]:
     texts = dict[str, str]()
     if product.rows is None or product.rows <= FEW or not both:
         texts[few] = joined(FloatProducts(product, target.lanes, target.registers).text(few))
-    if both and (product.rows is None or product.rows > FEW):
-        texts[many] = joined(StagedBits(product, tiles_of(product, target)).executable(many))
+    if has_many(product, target):
+        texts[many] = joined(StagedBits(product, tiles or tiles_of(product, target)).executable(many))
 
     def call(symbol: str) -> str:
         operands = [product.sorted_x, *product.weight] if symbol == few else words_of(product)

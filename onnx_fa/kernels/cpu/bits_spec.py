@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.row_dispatch import ROWS, Operand
+from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.spec.terms import Dim
 
 

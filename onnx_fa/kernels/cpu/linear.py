@@ -5,13 +5,15 @@ from __future__ import annotations
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, steps_of, y_of
-from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers
+from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers, pick_fastest, tiles_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
-from onnx_fa.kernels.cpu.row_dispatch import ROWS, joined, tile_height
+from onnx_fa.kernels.cpu.row_dispatch import joined, tile_height
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import INDEX
+from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
 
@@ -88,6 +90,22 @@ def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
     return _tiles_by_rule(spec, target) if found is None else LinearTiles(**found.choice.tiles)
 
 
+def origin_of(spec: LinearSpec, target: Target, kept: str) -> Origin:
+    """The tiles and where they are from; of a product that the compiler keeps, the entry in which it is faster."""
+    body = body_name(spec, target)
+    if kept:
+        found = pick_fastest(spec, target, body) if kept == FASTER else None
+        return UNKNOWN if found is None else Origin((), found.near)
+    found = find_tiles(spec, target, body)
+    if found is not None:
+        return measured(found)
+    return built_in(tiles_of(_tiles_by_rule(spec, target)), f"nothing was measured of {_types(spec)} by {body}")
+
+
+def _types(spec: LinearSpec) -> str:
+    return spec.dtype if spec.weight_dtype == spec.dtype else f"{spec.dtype} by {spec.weight_dtype}"
+
+
 def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     # Twelve rows would need fewer loads, but as many rows of x as far apart as powers of two do not fit into eight ways of a cache.
     most = 8 if target.registers >= 32 else 6
@@ -159,12 +177,7 @@ class LinearEntry(KernelEntry):
         t, spec = self.t, self.spec
         free = spec.rows is None
         if free:
-            for symbol in dict.fromkeys(d for d in spec.lead if isinstance(d, str)):
-                self.measure(symbol)
-            rows = t.index(1)
-            for d in spec.lead:
-                rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
-            self.dims[ROWS] = rows
+            self.count_rows(spec.lead)
         flat = operands_of(spec)
         own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
         values = self.pass_operands(own, [x.shape for x in flat], [x.element for x in flat])

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from onnx_fa.kernels.cpu.addresses import Addresses
-from onnx_fa.kernels.cpu.row_dispatch import ROWS, Operand, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
+from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.expr import SCORE, ScoreExpr, Tensor
 from onnx_fa.spec.linear import LinearSpec

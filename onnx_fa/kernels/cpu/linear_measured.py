@@ -44,10 +44,15 @@ def find_tiles(spec: LinearSpec, target: Target, body: str) -> Pick | None:
     return pick(target, body, spec, fitting(spec, target), lambda t: rows_computed(spec, t))
 
 
+def pick_fastest(spec: LinearSpec, target: Target, body: str) -> Pick | None:
+    """The same where rows that are computed twice do not count."""
+    return pick(target, body, spec, fitting(spec, target), lambda t: 1.0)
+
+
 def is_compilers(spec: LinearSpec, target: Target, body: str) -> bool | None:
     """Whether the compiler's product was faster on the nearest case than all tiles that fit; None where no such case was. Rows that
     tiles compute twice do not count here, as the compiler's product pads rows too, which an entry does not say."""
-    found = pick(target, body, spec, fitting(spec, target), lambda t: 1.0)
+    found = pick_fastest(spec, target, body)
     if found is None:
         return None
     return any(c.tiles == COMPILER and c.cost < found.choice.cost for c in found.entry.choices)

@@ -17,6 +17,16 @@ DEEP = 128
 """Steps along K of a block: 16 KiB of a panel of 32 columns."""
 
 
+MOST_STACK = 30 << 10
+"""Bytes of stack for these: the compiler allows 32 KiB by default, of which it takes some more itself."""
+
+
+def staged_bytes(tiles: LinearTiles, *, stages_x: bool) -> int:
+    """What waits on the stack: a block of a panel, the sums of a workgroup's rows, and the same steps of a tile's rows of x."""
+    panel = tiles.vectors * tiles.lanes
+    return 4 * (DEEP * panel + tiles.rows * tiles.down * panel + tiles.rows * DEEP * stages_x)
+
+
 class StagedBody(LinearBody):
     """Products of f32 whose factors are widened first."""
 

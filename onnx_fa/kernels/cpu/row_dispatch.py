@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.addresses import Addresses
-from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable, tensor_type
+from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable
 from onnx_fa.spec.terms import Dim
-
-ROWS = "rows"
-"""The symbol of the rows of x where they are known at run time only."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor that a dispatch reads or writes; `name` begins with %."""
-
-    name: str
-    shape: tuple[Dim, ...]
-    element: str
-
-    @property
-    def type(self) -> str:
-        return tensor_type(self.shape, self.element)
-
-    @property
-    def is_free(self) -> bool:
-        return ROWS in self.shape
-
-
-def dispatched(operand: Operand, access: str) -> str:
-    """The type of a dispatch's argument."""
-    return f"!iree_tensor_ext.dispatch.tensor<{access}:{operand.type}>"
 
 
 def make_executable(
@@ -53,9 +28,9 @@ def make_executable(
         if access == "writeonly" and free:
             args.append("%rows: index")
         for x in values:
-            args.append(f"{x.name}{'_' * x.is_free}: {dispatched(x, access)}")
+            args.append(f"{x.name}{'_' * x.is_free}: {x.bound(access)}")
             if x.is_free:
-                ties.append(f"{x.name} = flow.dispatch.tie_shape {x.name}_ : {dispatched(x, access)}{{%rows}}")
+                ties.append(f"{x.name} = flow.dispatch.tie_shape {x.name}_ : {x.bound(access)}{{%rows}}")
     one = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]
     workload = ["%rows"] * free
     return executable(
@@ -110,7 +85,7 @@ def load(t: Text, x: Operand, access: str, offsets: Sequence[str], sizes: Sequen
     value = t.let(
         f"iree_tensor_ext.dispatch.tensor.load {x.name}, offsets = [{', '.join(offsets)}], "
         f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : "
-        f"{dispatched(x, access)}{'{%rows}' * x.is_free} -> {part.type}"
+        f"{x.bound(access)}{'{%rows}' * x.is_free} -> {part.type}"
     )
     return value, part.type
 
@@ -121,5 +96,5 @@ def store(t: Text, value: str, type_: str, x: Operand, offsets: Sequence[str], s
     t.do(
         f"iree_tensor_ext.dispatch.tensor.store {value}, {x.name}, offsets = [{', '.join(offsets)}], "
         f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : {type_} -> "
-        f"{dispatched(x, 'writeonly')}{'{%rows}' * x.is_free}"
+        f"{x.bound('writeonly')}{'{%rows}' * x.is_free}"
     )

@@ -86,7 +86,9 @@ def guard_output(t: Lanes, x: str, total: str) -> str:
 
 
 def statistic(t: Lanes, which: Stat, best: str, total: str) -> str:
-    """The largest score, or the logarithm of the sum of exponentials, in natural units; total is in units of best."""
+    """The largest score, or the logarithm of the sum of exponentials, in natural units, or that sum; total is in units of best."""
+    if which == "sum":
+        return total
     x = t.vop("arith.mulf", best, t.splat(LN2))
     if which == "lse":
         x = t.vop("arith.addf", x, t.vop("math.log", total))

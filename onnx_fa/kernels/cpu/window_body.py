@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.row_dispatch import ROWS, Operand, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
+from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.windows import WindowSpec
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
 from onnx_fa.spec.terms import Dim
 
@@ -59,6 +60,16 @@ class KernelEntry:
         if value:
             self.t.do(f"{value} = {operation}")
         self.dims[symbol] = value or self.t.let(operation)
+
+    def count_rows(self, lead: Sequence[Dim]) -> str:
+        """The value of the product of the dims before the last, whose symbols are measured first. `dims` has it as ROWS."""
+        for symbol in dict.fromkeys(d for d in lead if isinstance(d, str)):
+            self.measure(symbol)
+        rows = self.t.index(1)
+        for d in lead:
+            rows = self.t.arith("muli", rows, self.t.index(d) if isinstance(d, int) else self.dims[d])
+        self.dims[ROWS] = rows
+        return rows
 
     def typed(self, shape: Sequence[Dim], element: str) -> str:
         """A tensor type with its dynamic dims."""

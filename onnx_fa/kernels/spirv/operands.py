@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from onnx_fa.kernels.mlir.entry import tied_dims
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.mlir.vectors import Scalars
 from onnx_fa.spec.attention import AttentionSpec
-from onnx_fa.spec.terms import Dim
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor at the dispatch's boundary; `name` begins with %."""
-
-    name: str
-    shape: tuple[Dim, ...]
-    element: str
-
-    @property
-    def type(self) -> str:
-        return tensor_type(self.shape, self.element)
-
-    def bound(self, access: str) -> str:
-        return f"!iree_tensor_ext.dispatch.tensor<{access}:{self.type}>"
 
 
 def operands_of(spec: AttentionSpec) -> list[Operand]:

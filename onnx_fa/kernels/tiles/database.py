@@ -100,10 +100,12 @@ class Database:
 
 @dataclass(frozen=True)
 class Pick:
-    """What a lookup found. `reason` says in words which entry it is and how it differs from what was asked."""
+    """What a lookup found. `near` says in words which entry it is and how it differs from what was asked, `reason` also why they
+    are not its fastest tiles."""
 
     entry: Entry
     choice: Choice
+    near: str = field(compare=False)
     reason: str = field(compare=False)
 
 
@@ -128,24 +130,29 @@ def pick(
         fitting = [c for c in entry.choices if fits(c.tiles)]
         if fitting:
             choice = min(fitting, key=lambda c: c.cost * queries(c.tiles))
-            return Pick(entry, choice, _words(want, entry, choice, fitting, name))
+            words = _words(want, entry, name)
+            return Pick(entry, choice, words, words + _choice_words(entry, choice, fitting))
     return None
 
 
-def _words(want: SiteFamily, entry: Entry, choice: Choice, fitting: list[Choice], name: str) -> str:
-    """Why this one, e.g. "cpu-avx512: vector f32 D64 ...; differs in mask (none, not causal)"."""
+def _words(want: SiteFamily, entry: Entry, name: str) -> str:
+    """Why this entry, e.g. "cpu-avx512: vector f32 D64 ...; differs in mask (none, not causal)"."""
     differs = [
         f"{f.name} ({getattr(entry.family, f.name)}, not {getattr(want, f.name)})"
         for f in fields(want)
         if getattr(entry.family, f.name) != getattr(want, f.name)
     ]
     words = f"{name}: {entry.family}; "
-    words += f"nearest, differs in {', '.join(differs)}" if differs else "the same family"
+    return words + (f"nearest, differs in {', '.join(differs)}" if differs else "the same family")
+
+
+def _choice_words(entry: Entry, choice: Choice, fitting: list[Choice]) -> str:
+    """Why not the fastest tiles of an entry, where it is not them."""
     if choice is not min(fitting, key=lambda c: c.cost):
-        words += "; not its fastest tiles, which would compute more padding or leave processors idle"
-    elif len(fitting) < len(entry.choices) and choice is not min(entry.choices, key=lambda c: c.cost):
-        words += "; its fastest tiles do not fit"
-    return words
+        return "; not its fastest tiles, which would compute more padding or leave processors idle"
+    if len(fitting) < len(entry.choices) and choice is not min(entry.choices, key=lambda c: c.cost):
+        return "; its fastest tiles do not fit"
+    return ""
 
 
 def database_name(target: Target) -> str:
@@ -159,6 +166,17 @@ def database_name(target: Target) -> str:
 def triton_database(arch: int) -> str:
     """The file that holds the tiles of Triton's kernels for sm_`arch`: they differ between architectures."""
     return f"cuda-sm_{arch}"
+
+
+def shape_table(arch: int) -> str:
+    """The file that holds, for sm_`arch`, what tiles took on many shapes."""
+    return f"cuda-shapes-sm_{arch}"
+
+
+def is_own(name: str) -> bool:
+    """Whether a folder that the user names has a database of that name."""
+    folder = os.environ.get(FOLDER_ENV, "")
+    return bool(folder) and (Path(folder) / f"{name}.json").is_file()
 
 
 def package_path(name: str) -> Path:

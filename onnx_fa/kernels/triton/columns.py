@@ -1,18 +1,22 @@
 """The columns of a head as tiles have them, which are powers of two wide: all of them in one tile, or several tiles where the head
-is wider than a tile should be. Of integers that are loaded together, as two in a byte are, the first ones are a tile, the second
-ones another: a product over the head dim is a sum over its columns in any order, so that nothing is put side by side again.
+is wider than a tile should be, or where two tiles have fewer columns than one: 96 are 64 and 32, not 128. Of integers that are
+loaded together, as two in a byte are, the first ones are a tile, the second ones another: a product over the head dim is a sum over
+its columns in any order, so that nothing is put side by side again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx_fa.kernels.triton.config import padded
+from onnx_fa.kernels.triton.config import padded, power_of_two
 
 WIDEST_TILE = 256
 """Columns of a tile at the most, those together that are loaded together."""
 WIDEST_OF_F32 = 64
 """The same in heads that one tile does not hold, of f32, whose tiles are in registers as the parts that products are made of."""
+
+LEAST_CUT = 32
+"""Columns of the wider of two tiles at the least."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,29 @@ class Part:
     columns: tuple[Columns, ...]
 
 
+def narrowest(width: int) -> tuple[int, ...]:
+    """A width of up to WIDEST_TILE columns in the one or two tiles that have the fewest columns."""
+    first = power_of_two(width + 1) // 2
+    rest = width - first
+    return (first, rest) if rest and first >= LEAST_CUT and first + padded(rest) < padded(width) else (width,)
+
+
+def columns_computed(width: int) -> int:
+    """How many columns of a head of halves tiles have."""
+    whole, rest = divmod(width, WIDEST_TILE)
+    return whole * WIDEST_TILE + (sum(map(padded, narrowest(rest))) if rest else 0)
+
+
 def parts_of(name: str, width: int, *, together: int, single: bool) -> tuple[Part, ...]:
     """The tiles of a head of `width` columns, by names that begin with `name`; so many columns are loaded `together`, which divide
     the width; `single`: of f32."""
     most = (WIDEST_OF_F32 if single and width > WIDEST_TILE else WIDEST_TILE) // together
-    cuts = [(first, min(most, width // together - first)) for first in range(0, width // together, most)]
+    cuts = []
+    for first in range(0, width // together, most):
+        many = min(most, width // together - first)
+        for tile in narrowest(many) if together == 1 and not single else (many,):
+            cuts.append((first, tile))
+            first += tile
     found = []
     for i, (first, many) in enumerate(cuts):
         own = f"{name}{i}" if len(cuts) > 1 else name

@@ -61,7 +61,7 @@ def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str
         start = t.let(places.moved(out, row, spec.Sq))
         t.do(f"tl.store({start} + {times('across', out.column)}, {result}.to(out.dtype.element_ty){mask})")
         for which in spec.stats:
-            value = statistic_of(places, loop.one_walk.results[which], {MAXIMUM: most, MASS: total})
+            value = statistic_of(places, which, loop.one_walk.results[which], {MAXIMUM: most, MASS: total})
             t.do(f"tl.store(row_{which} + {places.head}.to(tl.int64) * {places.sq} + {row}, {value})")
 
 

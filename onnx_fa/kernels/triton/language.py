@@ -15,7 +15,7 @@ from onnx_fa.kernels.plan.score import LN2, LOG2E, MAX_START
 from onnx_fa.kernels.triton import reciprocals
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
 from onnx_fa.kernels.triton.places import Places
-from onnx_fa.spec.attention import LOWEST_STAT
+from onnx_fa.spec.attention import LOWEST_STAT, Stat
 from onnx_fa.spec.dtypes import F32_MAX
 from onnx_fa.spec.expr import SCORE as ARGUMENT
 from onnx_fa.spec.expr import SKV, SQ, Apply, ScoreExpr
@@ -104,9 +104,12 @@ def correction_of(places: Places, correction: Term, new: str, old: str = "m") ->
     return write(correction, TritonLanguage(places), {OLD_MAXIMUM: old, MAXIMUM: new})
 
 
-def statistic_of(places: Places, term: Term, known: Mapping[Term, str]) -> str:
-    """A row statistic in natural units. Of rows that saw only numbers of masks it is the lowest f32, without a key -inf."""
+def statistic_of(places: Places, which: Stat, term: Term, known: Mapping[Term, str]) -> str:
+    """A row statistic in natural units. Of rows that saw only numbers of masks it is the lowest f32, without a key -inf; a sum has
+    no units."""
     t, m, total = places.t, known[MAXIMUM], known[MASS]
+    if which == "sum":
+        return write(term, TritonLanguage(places), known)
     x = t.let(f"({write(term, TritonLanguage(places), known)}) * {LN2!r}")
     x = t.let(f"tl.where({x} <= {LOWEST_STAT * 0.999!r}, {-F32_MAX!r}, {x})")
     infinite, nothing = float_text(math.inf), float_text(-math.inf)

@@ -6,19 +6,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
+from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, f32_products
 from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource, few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
-from onnx_fa.kernels.triton.linear_tiles import measured_tiles
+from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, nearest
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.tiles import PROCESSORS
 from onnx_fa.spec.linear import LinearSpec, linear_name
@@ -53,9 +55,7 @@ def emit_linear(spec: LinearSpec) -> dict[str, str]:
         raise UnsupportedError("bytes on CUDA")
     if spec.stored:
         raise UnsupportedError(f"a weight of {spec.stored} for an x of {spec.dtype} on CUDA")
-    name, rows = linear_name(spec), spec.rows
-    forms = [_FEW_CODE] * (rows is None or rows <= FEW) + [_MANY_CODE] * (rows is None or rows > FEW)
-    made = {form: _compiled(spec, f"{name}_{form}", few=form == _FEW_CODE) for form in forms}
+    name, made = linear_name(spec), _forms(spec)
     texts = {
         f"{name}_{form}": _joined(executable_text(f"{name}_{form}", program, codes, [c.config.splits for c in codes]))
         for form, (program, codes) in made.items()
@@ -64,6 +64,33 @@ def emit_linear(spec: LinearSpec) -> dict[str, str]:
     if entry.counters:
         texts[entry.counters.symbol] = _joined([entry.counters.declaration])
     return {**texts, name: _joined(entry.text_lines())}
+
+
+@cache
+def _forms(spec: LinearSpec) -> dict[str, tuple[Program, list[LinearCode]]]:
+    """The code of each form that the rows of a spec ask for."""
+    name, rows = linear_name(spec), spec.rows
+    forms = [_FEW_CODE] * (rows is None or rows <= FEW) + [_MANY_CODE] * (rows is None or rows > FEW)
+    return {form: _compiled(spec, f"{name}_{form}", few=form == _FEW_CODE) for form in forms}
+
+
+def origin_of(spec: LinearSpec) -> Origin:
+    """The tiles of the newest architecture's code, for many rows where there are two forms, and where they are from."""
+    form, (_, codes) = list(_forms(spec).items())[-1]
+    config = codes[-1].config
+    tiles = tuple((f.name, int(getattr(config, f.name))) for f in fields(config))
+    rows = spec.rows or _USUAL_ROWS
+    found = nearest(spec, rows) if form == _MANY_CODE else None
+    if found is None:
+        why = (
+            "few rows"
+            if form == _FEW_CODE
+            else f"nothing was measured of {spec.dtype}{' by few bits' * bool(spec.bits)}"
+        )
+        return built_in(dict(tiles), why)
+    size = (found.rows, found.K, found.N)
+    differs = "the same product" if size == (spec.rows, spec.K, spec.N) else "nearest"
+    return Origin(tiles, f"{DATABASE}: f16 {'x'.join(map(str, size))}; {differs}")
 
 
 def _joined(lines: Sequence[str]) -> str:
@@ -143,13 +170,8 @@ class LinearEntry(KernelEntry):
 
     def text_lines(self) -> list[str]:
         t, spec = self.t, self.spec
-        for symbol in dict.fromkeys(d for d in spec.lead if isinstance(d, str)):
-            self.measure(symbol)
-        rows = t.index(1)
-        for d in spec.lead:
-            rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
-        self.dims["rows"] = rows
-        lead = ("rows",) if spec.rows is None else (spec.rows,)
+        rows = self.count_rows(spec.lead)
+        lead = (ROWS,) if spec.rows is None else (spec.rows,)
         elements = [element_type(d) for d in spec.operand_dtypes]
         wanted = [(*lead, spec.K), *spec.operand_shapes[1:]]
         values = self.pass_operands(spec.operand_shapes, wanted, elements)

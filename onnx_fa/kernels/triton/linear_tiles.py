@@ -1,17 +1,19 @@
-"""Measured tiles of linear sites: data/cuda-linear-sm_90.json, of f16 on an H100 (samples: benchmarks/linear-tiles-h100.csv)."""
+"""Measured tiles of linear sites: the database cuda-linear-sm_90, of f16 on an H100 (samples: benchmarks/linear-tiles-h100.csv)."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
+from onnx_fa.kernels.tiles.database import Entry, read_database
 from onnx_fa.kernels.triton.linear_source import LinearConfig
 from onnx_fa.spec.linear import LinearSpec
 
-_DATA = "cuda-linear-sm_90.json"
+DATABASE = "cuda-linear-sm_90"
+PRODUCT = "product"
+"""In what an entry says of its measurement: rows, K and N. Families are wider than the range in which tiles of a GPU stay the
+fastest, so that the nearest product counts."""
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,29 @@ class Measured:
 
 @cache
 def all_measured() -> tuple[Measured, ...]:
-    """What was measured, as the package has it."""
-    data = json.loads((resources.files("onnx_fa.kernels.tiles") / "data" / _DATA).read_text())
-    return tuple(
-        Measured(e["rows"], e["K"], e["N"], tuple(_config(tiles) for tiles in e["tiles"])) for e in data["entries"]
-    )
+    """What was measured, as the database has it."""
+    return tuple(map(_read, read_database(DATABASE).entries))
 
 
-def _config(tiles: dict[str, float]) -> LinearConfig:
-    return LinearConfig(**{name: int(value) for name, value in tiles.items() if name != "us"})
+def _read(entry: Entry) -> Measured:
+    rows, K, N = entry.measured[PRODUCT]
+    fastest_first = sorted(entry.choices, key=lambda c: c.cost)
+    return Measured(rows, K, N, tuple(LinearConfig(**c.tiles) for c in fastest_first))
 
 
-def measured_tiles(spec: LinearSpec, rows: int) -> list[LinearConfig]:
-    """The tiles of the nearest product that was measured: that which is fewest times as high, as deep and as wide, or as low and
-    so on. None for f32 and for weights of a few bits, of which nothing was."""
+def nearest(spec: LinearSpec, rows: int) -> Measured | None:
+    """The nearest product that was measured: that which is fewest times as high, as deep and as wide, or as low and so on. None for
+    f32 and for weights of a few bits, of which nothing was."""
     if spec.dtype not in ("f16", "bf16") or spec.bits is not None:
-        return []
+        return None
 
     def distance(m: Measured) -> float:
         return abs(math.log2(rows / m.rows)) + abs(math.log2(spec.K / m.K)) + abs(math.log2(spec.N / m.N))
 
-    return list(min(all_measured(), key=distance).tiles)
+    return min(all_measured(), key=distance)
+
+
+def measured_tiles(spec: LinearSpec, rows: int) -> list[LinearConfig]:
+    """The tiles of the nearest product; empty where nothing was measured."""
+    found = nearest(spec, rows)
+    return [] if found is None else list(found.tiles)

@@ -3,6 +3,7 @@ when the program is loaded. The module needs nothing but IREE's runtime."""
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -131,6 +132,9 @@ def _variant(
     single = target.tf32 and spec.dtype == "f32" and arch == ARCHITECTURES[0] and target.has(Switch.TILES)
     in_tf32 = tf32_tiles(spec) if single else None
     wanted, reason = (given, "") if given else in_tf32 or tuned(spec, arch, target.off)
+    if arch != ARCHITECTURES[0] and given is None:
+        # All variants write as many parts, which one dispatch, or one list of buffers, is for.
+        wanted = dataclasses.replace(wanted, splits=tuned(spec, ARCHITECTURES[0], target.off)[0].splits)
     wanted = without(wanted, target.off)
     skips = skipping(spec, visit_all=not target.has(Switch.SKIPPING))
     problem: UnsupportedError | None = None

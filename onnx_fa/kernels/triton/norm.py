@@ -7,7 +7,9 @@ from functools import cache
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.entry import KernelEntry
+from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
+from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import dispatch
@@ -33,6 +35,12 @@ def config_of(spec: NormSpec) -> NormConfig:
     return NormConfig(1, 4 if width <= 2048 else 8 if width <= 8192 else 16)
 
 
+def origin_of(spec: NormSpec) -> Origin:
+    """The tiles and where they are from."""
+    config = config_of(spec)
+    return built_in({"rows": config.rows, "warps": config.warps}, "a rule, measured on an H100")
+
+
 @cache
 def emit_norm(spec: NormSpec) -> dict[str, str]:
     """The executable and the function of the site's name, which takes its operands and returns its results, by their symbols.
@@ -56,13 +64,8 @@ class NormEntry(KernelEntry):
 
     def text_lines(self) -> list[str]:
         t, spec = self.t, self.spec
-        for symbol in dict.fromkeys(d for d in spec.lead if isinstance(d, str)):
-            self.measure(symbol)
-        rows = t.index(1)
-        for d in spec.lead:
-            rows = t.arith("muli", rows, t.index(d) if isinstance(d, int) else self.dims[d])
-        self.dims["rows"] = rows
-        flat = ("rows" if spec.rows is None else spec.rows, spec.N)
+        rows = self.count_rows(spec.lead)
+        flat = (ROWS if spec.rows is None else spec.rows, spec.N)
         elements = [element_type(d) for d in spec.operand_dtypes]
         wanted = [flat if len(shape) > 1 else shape for shape in spec.operand_shapes]
         values = self.pass_operands(spec.operand_shapes, wanted, elements)

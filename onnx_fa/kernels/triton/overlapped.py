@@ -7,6 +7,7 @@ K and V come by the copy engine, into rings of `stages` buffers.
     O += P V[last]
 
 Blocks are walked from the last to the first: those on the right edge of a mask, those that no mask touches, those on the left edge.
+A head whose columns are two tiles (columns.py) has two buffers, two products that make up one score, and two accumulators.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
-from onnx_fa.kernels.triton.columns import WIDEST_TILE
+from onnx_fa.kernels.triton.columns import WIDEST_TILE, Columns
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.language import output_of
 from onnx_fa.kernels.triton.places import Operand
 from onnx_fa.kernels.triton.program import TYPES
-from onnx_fa.kernels.triton.source import AttentionSource
+from onnx_fa.kernels.triton.source import AttentionSource, accumulator
 from onnx_fa.spec.attention import AttentionSpec
 
 _HEADER = """import triton.language
@@ -84,10 +85,13 @@ class OverlappedSource(AttentionSource):
         t.do(
             f"s_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(config.BN, 256)}, 16])"
         )
-        t.do(
-            f"o_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(self.dvp, 256)}, 16])"
-        )
-        t.do("p_layout: tl.constexpr = tl.DotOperandLayout(0, o_layout, 2)")
+        for columns in self.values.columns:
+            end = _end(columns)
+            t.do(
+                f"o_layout{end}: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], "
+                f"[16, {columns.padded}, 16])"
+            )
+            t.do(f"p_layout{end}: tl.constexpr = tl.DotOperandLayout(0, o_layout{end}, 2)")
         t.do("m_layout: tl.constexpr = tl.SliceLayout(1, s_layout)")
         t.do(f"om = tl.arange(0, {self.height}, layout=m_layout)")
         t.do(f"on = tl.arange(0, {config.BN}, layout=tl.SliceLayout(0, s_layout))")
@@ -98,7 +102,7 @@ class OverlappedSource(AttentionSource):
         self.element()
         self.buffers()
         self.sources()
-        self.fetch_queries("0", "q_buffer")
+        self.fetch_queries("0", "")
 
     def element(self) -> None:
         self.t.do(f"type: tl.constexpr = {TYPES[self.spec.dtype]}")
@@ -108,9 +112,11 @@ class OverlappedSource(AttentionSource):
         there are parts, for what all of them have used."""
         t, config = self.t, self.config
         rows, ring = [self.height] if parts == 1 else [parts, self.height], [config.stages, config.BN]
-        for name, shape in (("q", [*rows, self.dp]), ("k", [*ring, self.dp]), ("v", [*ring, self.dvp])):
-            t.do(f"{name}_layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for({shape[-2:]}, type)")
-            t.do(f"{name}_buffer = tl.allocate_shared_memory(type, {shape}, {name}_layout)")
+        for name, lead in (("q", rows), ("k", ring), ("v", ring)):
+            for columns in self.columns_of(name):
+                own, shape = f"{name}{_end(columns)}", [*lead, columns.padded]
+                t.do(f"{own}_layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for({shape[-2:]}, type)")
+                t.do(f"{own}_buffer = tl.allocate_shared_memory(type, {shape}, {own}_layout)")
         bars = {"bars": parts, "k_bars": config.stages, "v_bars": config.stages}
         if parts > 1:
             bars |= {"k_free": config.stages, "v_free": config.stages}
@@ -122,46 +128,83 @@ class OverlappedSource(AttentionSource):
         t.do("fence_async_shared()")
         t.do("tl.barrier()")
 
+    def columns_of(self, name: str) -> list[Columns]:
+        """The tiles of "q", "k" or "v"; those of Q are K's."""
+        return (self.values if name == "v" else self.keys).columns
+
+    def owned(self, name: str, what: str) -> list[str]:
+        """What an operand has one of for each of its tiles: "buffer", "source"."""
+        return [f"{name}{_end(columns)}_{what}" for columns in self.columns_of(name)]
+
     def sources(self) -> None:
-        spec, config = self.spec, self.config
-        self.source("q", self.q_operand, self.sq, spec.D, f"[{self.height}, {self.dp}]")
-        self.source("k", self.keys.operand, self.skv, spec.D, f"[{config.BN}, {self.dp}]")
-        self.source("v", self.values.operand, self.skv, spec.Dv, f"[{config.BN}, {self.dvp}]")
+        self.source("q", self.q_operand, self.sq, self.height)
+        self.source("k", self.keys.operand, self.skv, self.config.BN)
+        self.source("v", self.values.operand, self.skv, self.config.BN)
 
-    def fetch_queries(self, part: str, buffer: str) -> None:
-        self.t.do(f"mbarrier.expect(bars.index({part}), q_source.block_type.nbytes)")
+    def fetch_queries(self, part: str, index: str) -> None:
         start = self.m0 if part == "0" else f"{self.m0} + {part} * {self.height}"
-        self.t.do(f"tma.async_load(q_source, [{start}, 0], bars.index({part}), {buffer})")
+        self.copy("q", f"bars.index({part})", start, index)
 
-    def source(self, name: str, x: Operand, rows: str, width: int, block: str) -> None:
+    def copy(self, name: str, bar: str, row: str, index: str, there: str = "") -> None:
+        """Starts the load of all tiles of an operand from a row on, to the buffers of that `index`."""
+        pred = f", pred={there}" if there else ""
+        sizes = " + ".join(f"{source}.block_type.nbytes" for source in self.owned(name, "source"))
+        self.t.do(f"mbarrier.expect({bar}, {sizes}{pred})")
+        for source, buffer in zip(self.owned(name, "source"), self.owned(name, "buffer"), strict=True):
+            self.t.do(f"tma.async_load({source}, [{row}, 0], {bar}, {buffer}{index}{pred})")
+
+    def source(self, name: str, x: Operand, rows: str, block: int) -> None:
         """What the copy engine knows of a head: rows and columns beyond it are zeros."""
-        if not _copied(width, x.row, x.column):
-            raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
-        self.t.do(
-            f"{name}_source = tma.make_tensor_descriptor({x.base}, shape=[{rows}, {width}], strides=[{x.row}, 1], "
-            f"block_shape={block}, layout={name}_layout)"
-        )
+        for columns in self.columns_of(name):
+            if not _copied(columns.many, x.row, x.column):
+                raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
+            own = f"{name}{_end(columns)}"
+            base = f"{x.base} + {columns.first}" if columns.first else x.base
+            self.t.do(
+                f"{own}_source = tma.make_tensor_descriptor({base}, shape=[{rows}, {columns.many}], "
+                f"strides=[{x.row}, 1], block_shape=[{block}, {columns.padded}], layout={own}_layout)"
+            )
 
     def start_output(self) -> None:
-        self.t.do(f"acc = tl.zeros([{self.height}, {self.dvp}], tl.float32, layout=o_layout)")
+        for columns in self.values.columns:
+            self.t.do(
+                f"{accumulator(columns)} = tl.zeros([{self.height}, {columns.padded}], tl.float32, "
+                f"layout=o_layout{_end(columns)})"
+            )
 
     def fetch(self, name: str, at: str) -> None:
         """Starts the load of the block that is the `at`-th in the order of the walk."""
         t, stages = self.t, self.config.stages
         slot = t.let(f"({at}) % {stages}")
         there = t.let(f"({at}) < total")
-        t.do(f"mbarrier.expect({name}_bars.index({slot}), {name}_source.block_type.nbytes, pred={there})")
-        t.do(
-            f"tma.async_load({name}_source, [(last - ({at})) * {self.config.BN}, 0], {name}_bars.index({slot}), "
-            f"{name}_buffer.index({slot}), pred={there})"
-        )
+        self.copy(name, f"{name}_bars.index({slot})", f"(last - ({at})) * {self.config.BN}", f".index({slot})", there)
 
-    def wait(self, name: str, at: str) -> str:
-        """The buffer that holds the `at`-th block, once it is there."""
+    def wait(self, name: str, at: str) -> list[str]:
+        """The buffers that hold the `at`-th block, once it is there."""
         t, stages = self.t, self.config.stages
         slot = t.let(f"({at}) % {stages}")
         t.do(f"mbarrier.wait({name}_bars.index({slot}), (({at}) // {stages}) & 1)")
-        return t.let(f"{name}_buffer.index({slot})")
+        return [t.let(f"{buffer}.index({slot})") for buffer in self.owned(name, "buffer")]
+
+    def scores_of(self, k: list[str], how: str = "") -> str:
+        """The product of the queries and a block of keys, `how` it is started."""
+        s, start = "zero", ", use_acc=False"
+        for q, tile in zip(self.owned("q", "buffer"), k, strict=True):
+            s, start = self.t.let(f"warpgroup_mma({q}, {tile}.permute((1, 0)), {s}{start}{how})"), ""
+        return s
+
+    def probabilities(self, p: str) -> None:
+        """`p`, as the products with V take it."""
+        self.t.do(f"p = {p}.to(type)")
+        for columns in self.values.columns:
+            self.t.do(f"p{_end(columns)}_ = tl.convert_layout(p, p_layout{_end(columns)})")
+
+    def add_values(self, v: list[str], how: str = "") -> list[str]:
+        """The outputs with a block of values more, `how` its products are started."""
+        return [
+            self.t.let(f"warpgroup_mma(p{_end(columns)}_, {tile}, {accumulator(columns)}{how})")
+            for columns, tile in zip(self.values.columns, v, strict=True)
+        ]
 
     def walk(self, first: str, full_first: str, full_end: str, end: str) -> None:
         """The blocks of keys from the last on, and how many of them are at the edges of masks."""
@@ -180,10 +223,9 @@ class OverlappedSource(AttentionSource):
         self.begin()
         k = self.wait("k", "0")
         t.do(f"zero = tl.zeros([{self.height}, {config.BN}], tl.float32, layout=s_layout)")
-        s = t.let(f"warpgroup_mma(q_buffer, {k}.permute((1, 0)), zero, use_acc=False)")
+        s = self.scores_of(k)
         self.used("0")
-        p = self.softmax(s, t.let(f"last * {config.BN}"), edge=True, first=True)
-        t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
+        self.probabilities(self.softmax(s, t.let(f"last * {config.BN}"), edge=True, first=True))
         for low, high, edge in (
             ("1", "right", True),
             ("tl.maximum(right, 1)", "total - left", False),
@@ -196,23 +238,30 @@ class OverlappedSource(AttentionSource):
             self.step(edge)
             t.indent -= 1
         v = self.wait("v", "total - 1")
-        t.do(f"acc = warpgroup_mma(p, {v}, acc)")
+        for columns, o in zip(self.values.columns, self.add_values(v), strict=True):
+            t.do(f"{accumulator(columns)} = {o}")
         t.indent -= 1
 
     def step(self, edge: bool) -> None:
         t, config = self.t, self.config
         k = self.wait("k", "n")
-        s = t.let(f"warpgroup_mma(q_buffer, {k}.permute((1, 0)), zero, use_acc=False, is_async=True)")
+        s = self.scores_of(k, ", is_async=True")
         v = self.wait("v", "n - 1")
-        o = t.let(f"warpgroup_mma(p, {v}, acc, is_async=True)")
-        done = t.let(f"warpgroup_mma_wait(1, deps=[{s}])")
+        products = self.add_values(v, ", is_async=True")
+        done = t.let(f"warpgroup_mma_wait({len(products)}, deps=[{s}])")
         self.scored()
         p = self.softmax(done, t.let(f"(last - n) * {config.BN}"), edge=edge, first=False)
-        t.do(f"acc, _ = warpgroup_mma_wait(0, deps=[{o}, p])  # the products read p until then")
+        tiles = self.values.columns
+        kept = [f"p{_end(columns)}_" for columns in tiles]
+        there = ", ".join([*(accumulator(columns) for columns in tiles), *["_"] * len(kept)])
+        # The products read the probabilities until then.
+        t.do(f"{there} = warpgroup_mma_wait(0, deps=[{', '.join([*products, *kept])}])")
         self.used("n")
         if self.sweep.correction is not None:
-            t.do("acc = acc * tl.convert_layout(alpha, tl.SliceLayout(1, o_layout))[:, None]")
-        t.do(f"p = tl.convert_layout({p}.to(type), p_layout)")
+            for columns in tiles:
+                factor = f"tl.convert_layout(alpha, tl.SliceLayout(1, o_layout{_end(columns)}))[:, None]"
+                t.do(f"{accumulator(columns)} = {accumulator(columns)} * {factor}")
+        self.probabilities(p)
 
     def begin(self) -> None:
         """Before the first block: the rings are filled."""
@@ -247,18 +296,27 @@ class OverlappedSource(AttentionSource):
     def finish(self, lead: list[str]) -> None:
         t, spec, config = self.t, self.spec, self.config
         self.store_statistics()
-        if self.sweep.mass is not None:
-            t.do("total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout))[:, None]")
-        result = output_of(self, self.loop, "acc", "total_row")
-        # Sixteen bytes per thread, side by side.
-        across = min(self.dvp // 8, 32)
-        t.do(
-            f"w_layout: tl.constexpr = tl.BlockedLayout([1, 8], [{32 // across}, {across}], [{config.warps}, 1], [1, 0])"
-        )
-        result = t.let(f"tl.convert_layout({result}.to(type), w_layout)")
-        t.do(f"om = tl.arange(0, {self.height}, layout=tl.SliceLayout(1, w_layout))")
-        t.do(f"ov = tl.arange(0, {self.dvp}, layout=tl.SliceLayout(0, w_layout))")
         out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
         start = t.let(self.moved(out, self.m0, spec.Sq))
-        self.rows = f"({self.m0} + om < {self.sq})[:, None]" if self.ragged_rows else ""
-        self.store(self.tile(start, out, "om", "ov"), result, self.narrow(spec.Dv, self.dvp, "ov"))
+        for columns in self.values.columns:
+            end = _end(columns)
+            if self.sweep.mass is not None:
+                t.do(f"total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout{end}))[:, None]")
+            result = output_of(self, self.loop, accumulator(columns), "total_row")
+            # Sixteen bytes per thread, side by side.
+            across = min(columns.padded // 8, 32)
+            t.do(
+                f"w_layout{end}: tl.constexpr = tl.BlockedLayout([1, 8], [{32 // across}, {across}], "
+                f"[{config.warps}, 1], [1, 0])"
+            )
+            result = t.let(f"tl.convert_layout({result}.to(type), w_layout{end})")
+            t.do(f"om = tl.arange(0, {self.height}, layout=tl.SliceLayout(1, w_layout{end}))")
+            indices = columns.indices.replace(")", f", layout=tl.SliceLayout(0, w_layout{end}))", 1)
+            t.do(f"{columns.name} = {indices}")
+            self.rows = f"({self.m0} + om < {self.sq})[:, None]" if self.ragged_rows else ""
+            self.store(self.tile(start, out, "om", columns.name), result, columns.mask)
+
+
+def _end(columns: Columns) -> str:
+    """What tells the names of a tile from those of the others; "" where there is one."""
+    return columns.name.removeprefix("od").removeprefix("ov")

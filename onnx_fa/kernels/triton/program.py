@@ -24,6 +24,8 @@ class Program:
     constants: tuple[str, ...]
 
 
+MOST_COMBINED = 32
+"""Queries of a head whose parts the last workgroup combines itself."""
 HEADER = "import triton\nimport triton.language as tl\n\n\n"
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16"}
 
@@ -71,8 +73,10 @@ def times(a: str, b: str) -> str:
 
 
 def combines_itself(spec: AttentionSpec, config: TritonConfig) -> bool:
-    """Whether the kernel of split keys combines the parts, too, which takes a counter for each workgroup of queries."""
-    return config.splits > 1 and all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq))
+    """Whether the kernel of split keys combines the parts, too, which takes a counter for each workgroup of queries. Many rows,
+    which it would combine one after the other, have a workgroup each in a dispatch of their own."""
+    known = all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq))
+    return config.splits > 1 and known and int(spec.Sq) <= MOST_COMBINED
 
 
 def loop_in(spec: AttentionSpec, *, bounded: bool = True) -> Loop:

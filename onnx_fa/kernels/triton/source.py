@@ -277,7 +277,7 @@ class AttentionSource(Places):
         t, known = self.t, self.found | {MAXIMUM: "m", MASS: "l"}
         mask = f", mask=row < {self.sq}" if self.ragged_rows else ""
         for which in self.spec.stats:
-            value = statistic_of(self, self.loop.walks[-1].results[which], known)
+            value = statistic_of(self, which, self.loop.walks[-1].results[which], known)
             rows = t.let(f"{self.head}.to(tl.int64) * {self.sq} + row")
             t.do(f"tl.store(row_{which} + {rows}, {value}{mask})")
 

@@ -20,8 +20,7 @@ _PARTS = 2
 _LOADING_WARPS = 1
 _REGISTERS = 240, 24
 """Of a thread that computes, and of one that loads."""
-_SHARED = "q_buffer k_buffer v_buffer bars k_bars v_bars k_free v_free".split()
-_SOURCES = "q_source k_source v_source".split()
+_BARRIERS = "bars k_bars v_bars k_free v_free".split()
 
 
 def can_specialise(spec: AttentionSpec) -> bool:
@@ -58,20 +57,22 @@ class SpecialisedSource(OverlappedSource):
         self.element()
         self.buffers(_PARTS)
         self.sources()
-        shared = ", ".join([*_SHARED, *names])
+        common = [*(x for name in "qkv" for x in self.owned(name, "buffer")), *_BARRIERS]
+        sources = [x for name in "qkv" for x in self.owned(name, "source")]
+        shared = ", ".join([*common, *names])
         listed = [f"({self.name}_rows_{i}, ({shared}))" for i in range(_PARTS)]
-        listed.append(f"({self.name}_loads, ({', '.join([*_SOURCES, *_SHARED, *names])}))")
+        listed.append(f"({self.name}_loads, ({', '.join([*sources, *common, *names])}))")
         workers = f"{[self.config.warps] * (_PARTS - 1) + [_LOADING_WARPS]}"
         registers = f"{[_REGISTERS[0]] * (_PARTS - 1) + [_REGISTERS[1]]}"
         self.t.do(f"tl.warp_specialize([{', '.join(listed)}], {workers}, {registers})")
         kernel = self.written(self.pointers())
         functions = [
-            self.header + _function(f"{self.name}_rows", ["part: tl.constexpr", *_SHARED, *names], rows.t.lines)
+            self.header + _function(f"{self.name}_rows", ["part: tl.constexpr", *common, *names], rows.t.lines)
         ]
         for i in range(_PARTS):
             call = f"    {self.name}_rows({i}, {shared})"
-            functions.append(_function(f"{self.name}_rows_{i}", [*_SHARED, *names], [call]))
-        functions.append(_function(f"{self.name}_loads", [*_SOURCES, *_SHARED, *names], loads.t.lines))
+            functions.append(_function(f"{self.name}_rows_{i}", [*common, *names], [call]))
+        functions.append(_function(f"{self.name}_loads", [*sources, *common, *names], loads.t.lines))
         text = "\n\n".join([*functions, kernel.text.removeprefix(self.header)])
         return Program(kernel.entry, text, kernel.pointers, kernel.constants)
 
@@ -91,7 +92,8 @@ class _Rows(OverlappedSource):
 
     def load_queries(self) -> None:
         self.element()
-        self.t.do("q_buffer = q_buffer.index(part)")
+        for buffer in self.owned("q", "buffer"):
+            self.t.do(f"{buffer} = {buffer}.index(part)")
 
     def ranges(self) -> Ends:
         """Those of all parts. From here on, the first query is the part's."""
@@ -123,7 +125,7 @@ class _Loads(OverlappedSource):
         self.place()
         self.walk(*self.ranges())
         for i in range(_PARTS):
-            self.fetch_queries(str(i), f"q_buffer.index({i})")
+            self.fetch_queries(str(i), f".index({i})")
         t.do("for n in range(0, total):")
         t.indent += 1
         slot = t.let(f"n % {stages}")

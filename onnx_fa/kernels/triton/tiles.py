@@ -8,8 +8,19 @@ from collections.abc import Callable, Iterator
 
 from onnx_fa.kernels.plan.score import free, varies
 from onnx_fa.kernels.plan.skipping import skipping
-from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed, triton_database
-from onnx_fa.kernels.triton.columns import WIDEST_TILE
+from onnx_fa.kernels.tiles.database import (
+    Pick,
+    Tiles,
+    is_own,
+    pick,
+    queries_computed,
+    shape_table,
+    triton_database,
+)
+from onnx_fa.kernels.tiles.families import family
+from onnx_fa.kernels.tiles.shapes import read_shapes
+from onnx_fa.kernels.triton.by_shape import tiles_by_shape
+from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
 from onnx_fa.kernels.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.specialised import can_specialise
@@ -51,7 +62,8 @@ def without(config: TritonConfig, off: frozenset[Switch]) -> TritonConfig:
 
 
 def tuned_tiles(spec: AttentionSpec, arch: int, off: frozenset[Switch] = ALL_ON) -> tuple[Tiles, str]:
-    """The same as the database has them: of entries with these head dims, in halves or in f32 as the spec is."""
+    """The same as the database has them: from the table of shapes, where it has any like the spec and no entry of the spec's very
+    family was measured later, by the user say; else of entries with these head dims, in halves or in f32 as the spec is."""
     width, single = max(padded(spec.D), padded(spec.Dv)), spec.dtype == "f32"
 
     def among(integers: bool) -> Pick | None:
@@ -68,6 +80,12 @@ def tuned_tiles(spec: AttentionSpec, arch: int, off: frozenset[Switch] = ALL_ON)
 
     # Integers take longer to widen than to read, so that they have larger workgroups, and more of them.
     found = (among(integers=True) if spec.quantized else None) or among(integers=False)
+    table = read_shapes(shape_table(arch))
+    later = found is not None and table is not None and _measured_later(found, spec, str(table.measured["date"]))
+    if not is_own(triton_database(arch)) and not later:
+        near = tiles_by_shape(spec, table, lambda t: _can_take(spec, t, arch, Switch.OVERLAPPING in off))
+        if near is not None:
+            return _by_workgroups(spec, near[0]), near[1]
     if found is None:
         kind = "f32" if single else "halves"
         return tiles_of(
@@ -76,10 +94,31 @@ def tuned_tiles(spec: AttentionSpec, arch: int, off: frozenset[Switch] = ALL_ON)
     return found.choice.tiles, found.reason
 
 
+def _measured_later(found: Pick, spec: AttentionSpec, date: str) -> bool:
+    return found.entry.family == family(alike(spec), "triton") and str(found.entry.measured.get("date", "")) > date
+
+
+def _by_workgroups(spec: AttentionSpec, tiles: Tiles) -> Tiles:
+    """Tiles that say into how many parts the keys are split, as the database has them: by the number of workgroups, where `splits`
+    makes as many parts of that."""
+    rest, parts = {k: v for k, v in tiles.items() if k != "splits"}, tiles["splits"]
+    if splits(spec) == parts == 1:
+        return rest
+    workgroups = parts * math.prod(int(d) for d in (*spec.batch, spec.Hq))
+    return rest | {WORKGROUPS: workgroups} if splits(spec, workgroups) == parts else tiles
+
+
+def _can_take(spec: AttentionSpec, tiles: Tiles, arch: int, plain_form: bool) -> bool:
+    """Whether tiles of the table of shapes are for a spec."""
+    forms = {0: True, 1: not plain_form and can_overlap(spec), 2: not plain_form and can_specialise(spec)}
+    of_size = (tiles["BM"] <= FEW) == is_few(spec)
+    return of_size and forms[tiles["overlap"]] and can_run(spec, TritonConfig(**tiles), arch)
+
+
 def config_of(spec: AttentionSpec, tiles: Tiles) -> TritonConfig:
     """The configuration that a spec gets with tiles of the database. Raises ValueError where there is none such."""
     own = {k: v for k, v in tiles.items() if k != WORKGROUPS}
-    return TritonConfig(**own, splits=splits(spec, tiles.get(WORKGROUPS, PROCESSORS)))
+    return TritonConfig(**{"splits": splits(spec, tiles.get(WORKGROUPS, PROCESSORS)), **own})
 
 
 def tiles_of(config: TritonConfig, spec: AttentionSpec) -> Tiles:
@@ -114,7 +153,9 @@ def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles
 def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     """Whether tiles may fit an architecture, without compiling them: the buffers of K and V in its shared memory (with all but one
     stage, as the last may be in registers), the accumulators in MOST_ACCUMULATORS registers, Hopper's form on Hopper."""
-    d, dv, size = padded(spec.D), padded(spec.Dv), 4 if spec.dtype == "f32" else 2
+    d, dv, size = padded(spec.D), padded(spec.Dv), 4
+    if spec.dtype != "f32":
+        d, dv, size = columns_computed(spec.D), columns_computed(spec.Dv), 2
     buffers = config.stages if config.overlap else config.stages - 1
     shared = size * (buffers * config.BN * (d + dv) + (config.BM * d if config.overlap else 0))
     part = config.BM // max(1, config.overlap)

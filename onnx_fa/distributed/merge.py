@@ -1,0 +1,48 @@
+"""Partial results of ranges of keys, and their merge, in torch (the same as forms/split.py writes in ONNX):
+
+m = max m_i;  w_i = exp(m_i - m) l_i;  out = sum w_i out_i / sum w_i
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_ROWS = 1 << 14
+"""Queries that are merged at a time: what is in f32 between is no larger than that."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Of some keys: the output (B, Sq, Hq, Dv), and of each row the largest score and the sum of the exponentials of the scores
+    less that, (B, Hq, Sq) in f32. A row without keys has 0, -inf and 0."""
+
+    out: torch.Tensor
+    top: torch.Tensor
+    total: torch.Tensor
+
+
+def weights(
+    tops: list[torch.Tensor], totals: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What each part counts in a row, of 1 in all; and the maximum and the sum of all of them. Rows without keys have
+    weights of 0."""
+    top = torch.stack(tops).amax(0)
+    known = torch.where(top == -torch.inf, 0.0, top)
+    parts = [total * torch.exp(m - known) for m, total in zip(tops, totals, strict=True)]
+    total = torch.stack(parts).sum(0)
+    divisor = torch.where(total == 0.0, 1.0, total)
+    return [x / divisor for x in parts], top, total
+
+
+def add(a: Partial, b: Partial, rows: slice) -> None:
+    """Merges `b`, which has these rows of `a` alone, into `a` itself."""
+    first, last, _ = rows.indices(a.out.shape[1])
+    for start in range(first, last, _ROWS):
+        own = slice(start, min(start + _ROWS, last))
+        of_b = slice(own.start - first, own.stop - first)
+        (x, y), top, total = weights([a.top[..., own], b.top[..., of_b]], [a.total[..., own], b.total[..., of_b]])
+        x, y = (w.transpose(1, 2).unsqueeze(-1) for w in (x, y))
+        a.out[:, own] = (a.out[:, own].float() * x).add_(b.out[:, of_b].float() * y)
+        a.top[..., own], a.total[..., own] = top, total

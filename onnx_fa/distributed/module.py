@@ -1,0 +1,74 @@
+"""A compiled module on a device of this process, called with torch's tensors: no copies, by DLPack."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onnx_fa.errors import RunError, one_line
+from onnx_fa.iree.run import runtime
+
+_DLPACK = {"cpu": 1, "cuda": 2}
+"""DLPack's numbers of the kinds of devices."""
+
+
+def _name(device: torch.device) -> str:
+    return "local-task" if device.type == "cpu" else f"{device.type}://{device.index or 0}"
+
+
+@cache
+def _open(name: str) -> Any:
+    """A device of IREE's runtime, which all modules share. It keeps what is freed for the next call: CUDA takes longer to give a
+    large buffer than small kernels take to fill it."""
+    rt = runtime()
+    if name.startswith("cuda"):
+        # What is allocated in the order of a stream cannot be given away as DLPack.
+        rt.flags.parse_flags("--cuda_async_allocations=false")
+    return rt.get_driver(name).create_device_by_uri(name, allocators=["caching"])
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives back what modules on the device keep for their next calls."""
+    _open(_name(device)).allocator.trim()
+
+
+class TorchModule:
+    """One function of a module on torch's device: the operands of a site to its results, dense tensors all. The call returns when
+    the results are there. Raises RunError for a file that is no module of this device."""
+
+    def __init__(self, vmfb: Path | bytes, device: torch.device, function: str = "site") -> None:
+        rt, name = runtime(), _name(device)
+        self.device = device
+        try:
+            self._device = _open(name)
+            instance = rt.VmInstance()
+            hal = rt.create_hal_module(instance, self._device)
+            data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
+            module = rt.VmModule.copy_buffer(instance, data)
+            self._context = rt.VmContext(instance, modules=[hal, module])
+            self._function = module.lookup_function(function)
+        except Exception as e:  # the bindings raise whatever their C++ throws
+            shown = "the module" if isinstance(vmfb, bytes) else vmfb
+            raise RunError(f"{shown}: cannot be loaded on {name}: {one_line(e)}") from e
+        self._list, self._view = rt.VmVariantList, rt.HalBufferView
+
+    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        inputs, outputs = self._list(len(tensors)), self._list(4)
+        for x in tensors:
+            inputs.push_ref(self._device.from_dlpack_capsule(x.contiguous().__dlpack__()))
+        if self.device.type == "cuda":  # the module has streams of its own; those of exchanges go on
+            torch.cuda.current_stream(self.device).synchronize()
+        try:
+            self._context.invoke(self._function, inputs, outputs)
+        except Exception as e:
+            given = ", ".join("x".join(map(str, x.shape)) for x in tensors)
+            raise RunError(f"the module failed on operands {given}: {one_line(e)}") from e
+        made = []
+        for i in range(len(outputs)):
+            view = outputs.get_as_object(i, self._view)
+            capsule = self._device.create_dlpack_capsule(view, _DLPACK[self.device.type], self.device.index or 0)
+            made.append(torch.utils.dlpack.from_dlpack(capsule))
+        return made

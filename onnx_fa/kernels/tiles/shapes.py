@@ -1,0 +1,112 @@
+"""Tiles by measured shapes: `data/<name>.json` has, for attentions of many head dims and lengths, what each of some sets of tiles
+took (scripts/search_tiles.py). A new shape gets the tiles that cost least around it: each measured shape counts by how near it is.
+
+What a shape leaves unused, rows of the last block of queries and multiprocessors in the last round of workgroups, follows from the
+sizes, and is reckoned for the new shape itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+Tiles = Mapping[str, int]
+FIELDS = ("D", "Dv", "causal", "heads", "Sq", "Skv")
+NEAR, POWER = 0.25, 8
+"""A measured shape counts by its distance plus NEAR, to the minus POWER. Chosen by leaving out each shape in turn."""
+_ROWS = 16
+"""Fewer queries than that are one block of so many."""
+
+
+_MOST = 8
+"""Times the fastest of a shape: what took longer was disturbed while it was measured, and counts as that."""
+_LEAST_WEIGHT = 0.25
+"""Tiles that were tried on less than that part of what is near say too little."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Head dims as tiles have them, causal or not, heads of all batch rows, numbers of queries and keys."""
+
+    D: int
+    Dv: int
+    causal: int
+    heads: int
+    Sq: int
+    Skv: int
+
+    def __str__(self) -> str:
+        dims = f"D{self.D}" if self.Dv == self.D else f"D{self.D} Dv{self.Dv}"
+        return f"{dims}{' causal' * self.causal} {self.heads} heads Sq{self.Sq} Skv{self.Skv}"
+
+    @property
+    def rows(self) -> int:
+        """Queries in all."""
+        return self.heads * max(self.Sq, _ROWS)
+
+    def distance(self, other: Shape) -> float:
+        """A doubled head dim weighs as much as a mask, four times as many keys or eight times as many queries in all."""
+        work, keys = math.log2(self.rows / other.rows), math.log2(self.Skv / other.Skv)
+        dims = abs(math.log2(self.D / other.D)) + abs(math.log2(self.Dv / other.Dv))
+        return math.hypot(work / 3, keys / 2, dims, float(self.causal != other.causal))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A shape, and ms by the index of the tiles."""
+
+    shape: Shape
+    ms: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class ShapeTable:
+    """What was measured where. `tiles` are the sets that were tried."""
+
+    name: str
+    measured: Mapping[str, Any]
+    tiles: tuple[Tiles, ...]
+    shapes: tuple[Measured, ...]
+
+    def best(
+        self, shape: Shape, fits: Callable[[Tiles], bool], unused: Callable[[Tiles, Shape], float]
+    ) -> tuple[Tiles, Measured] | None:
+        """The tiles of least cost around a shape, of those that fit, and the nearest measured shape; None where nothing fits.
+        `unused` is the factor by which a shape's time with tiles exceeds that of one that leaves nothing unused."""
+        alike = [m for m in self.shapes if (m.shape.Sq <= _ROWS) == (shape.Sq <= _ROWS)]
+        weights = [1 / (NEAR + shape.distance(m.shape)) ** POWER for m in alike]
+        costs, seen = dict[int, float](), dict[int, float]()
+        for w, m in zip(weights, alike, strict=True):
+            most = _MOST * min(m.ms.values())
+            taken = {i: min(ms, most) / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
+            least = min(taken.values())
+            for i, ms in taken.items():
+                costs[i] = costs.get(i, 0.0) + w * math.log(ms / least)
+                seen[i] = seen.get(i, 0.0) + w
+        enough = [i for i, w in seen.items() if w > _LEAST_WEIGHT * sum(weights) and fits(self.tiles[i])]
+        if not enough:
+            return None
+        best = min(enough, key=lambda i: math.exp(costs[i] / seen[i]) * unused(self.tiles[i], shape))
+        return self.tiles[best], alike[max(range(len(alike)), key=lambda n: weights[n])]
+
+
+@cache
+def read_shapes(name: str) -> ShapeTable | None:
+    """The table of that name; None where there is none."""
+    file = resources.files("onnx_fa.kernels.tiles").joinpath(f"data/{name}.json")
+    return parse_shapes(name, json.loads(file.read_text())) if file.is_file() else None
+
+
+def parse_shapes(name: str, data: Mapping[str, Any]) -> ShapeTable:
+    """The table of a file: `shapes` are rows of FIELDS, then ms in the order of `tiles`, null where they were not tried."""
+    rows: Sequence[Sequence[Any]] = data["shapes"]
+    found = [
+        Measured(Shape(*row[: len(FIELDS)]), {i: ms for i, ms in enumerate(row[len(FIELDS) :]) if ms is not None})
+        for row in rows
+    ]
+    return ShapeTable(name, data["measured"], tuple(data["tiles"]), tuple(found))

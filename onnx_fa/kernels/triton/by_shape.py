@@ -1,0 +1,95 @@
+"""Which tiles an attention of halves gets that is plain or causal, its sizes known: those that cost least on the measured shapes
+around it (kernels/tiles/shapes.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from onnx_fa.kernels.tiles.database import Tiles
+from onnx_fa.kernels.tiles.shapes import Shape, ShapeTable
+from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
+from onnx_fa.kernels.triton.config import FEW, power_of_two
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.terms import Causal
+
+MULTIPROCESSORS, CACHED_BYTES = 132, 45_000_000
+"""Of the GPU that the table was measured on, and about as much as its cache keeps."""
+_MANY_HEADS = 96
+"""So many that few workgroups of one head run at the same time."""
+
+
+SPLIT_TILES = {"BM": 64, "BN": 64, "warps": 4, "stages": 3, "order": 0, "overlap": 0}
+"""Of many queries whose keys are split."""
+_LEAST_KEYS, _MOST_PARTS = 512, 16
+"""Of a part, and how many there are at the most: a second dispatch combines them, which takes as long as some hundreds of keys."""
+
+
+def shape_of(spec: AttentionSpec) -> Shape | None:
+    """The shape of a spec (already folded); None for what was not measured."""
+    sizes = (*spec.batch, spec.Hq, spec.Sq, spec.Skv)
+    if spec.dtype not in ("f16", "bf16") or not all(isinstance(d, int) for d in sizes):
+        return None
+    if (
+        spec != spec.plain
+        or spec.mods
+        or spec.rounding is not None
+        or spec.weighting is not None
+        or spec.weights is not None
+    ):
+        return None
+    causal = spec.masks == (Causal(),) or (spec.masks == (Causal("end"),) and spec.Sq == spec.Skv)
+    if (spec.masks and not causal) or max(spec.D, spec.Dv) > WIDEST_TILE:
+        return None
+    *lead, sq, skv = (int(d) for d in sizes)
+    if FEW < sq <= 2 * FEW or min(*lead, sq, skv) < 1:
+        return None
+    return Shape(columns_computed(spec.D), columns_computed(spec.Dv), int(causal), math.prod(lead), sq, skv)
+
+
+def unused(tiles: Tiles, shape: Shape) -> float:
+    """By what factor the rows of the last blocks and the multiprocessors of the last round of workgroups lengthen the work."""
+    blocks = -(-shape.Sq // tiles["BM"])
+    groups = shape.heads * blocks * tiles["splits"]
+    rows = 1.0 if tiles["BM"] <= FEW else blocks * tiles["BM"] / shape.Sq
+    return rows * -(-groups // MULTIPROCESSORS) * MULTIPROCESSORS / groups
+
+
+def tiles_by_shape(
+    spec: AttentionSpec, table: ShapeTable | None, fits: Callable[[Tiles], bool]
+) -> tuple[Tiles, str] | None:
+    """The tiles of a spec (already folded), and where they are from; None where no shape like it was measured."""
+    shape = shape_of(spec)
+    if table is None or shape is None:
+        return None
+
+    def suits(tiles: Tiles) -> bool:
+        blocks = -(-shape.Skv // tiles["BN"])
+        return fits(tiles) and tiles["splits"] <= power_of_two(blocks)
+
+    found = table.best(shape, suits, unused)
+    if found is None:
+        return None
+    split = SPLIT_TILES | {"splits": parts_of_keys(shape)}
+    if split["splits"] > 1 and fits(split):
+        return split, f"{shape} are few workgroups: the keys are split"
+    tiles = {**found[0], "order": order_of(spec)}
+    return tiles, f"{table.name}: around {shape}; the nearest of {len(table.shapes)} measured: {found[1].shape}"
+
+
+def order_of(spec: AttentionSpec) -> int:
+    """Which order of the workgroups a spec with a shape gets. Causal, all heads' long rows come first (1), so that the short ones
+    fill the end. Where K and V of many heads are more than the cache holds, each block of queries would so read them from memory,
+    and one head comes after the other (0)."""
+    heads = math.prod(int(d) for d in (*spec.batch, spec.Hkv))
+    size = 2 * heads * int(spec.Skv) * (spec.D + spec.Dv)
+    return int(bool(spec.masks) and (heads < _MANY_HEADS or size <= CACHED_BYTES))
+
+
+def parts_of_keys(shape: Shape) -> int:
+    """Into how many parts the keys of many queries are cut, where these are so few blocks that most of a GPU would be idle."""
+    groups = shape.heads * -(-shape.Sq // SPLIT_TILES["BM"])
+    if shape.Sq <= FEW or shape.causal or groups * 3 > MULTIPROCESSORS:
+        return 1
+    wanted = min(MULTIPROCESSORS // groups, shape.Skv // _LEAST_KEYS, _MOST_PARTS)
+    return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1

@@ -1,0 +1,53 @@
+"""The search over shapes: what it would compile may run, its shapes are within bounds, its samples are the package's table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnx_fa.kernels.tiles.database import package_path, shape_table
+from onnx_fa.kernels.tiles.shapes import parse_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import search_tiles  # noqa: E402
+
+
+def test_kernels() -> None:
+    found = list(search_tiles.kernels())
+    assert len({(spec, config) for spec, config in found}) == len(found) > 300
+    assert all((config.BM == 16) == isinstance(spec.Sq, int) for spec, config in found)
+    assert {(spec.D, spec.Dv) for spec, _ in found} == {*search_tiles.DIMS}
+
+
+@pytest.mark.parametrize(("few", "causal"), [(0, False), (0, True), (4, False)])
+def test_shapes(few: int, causal: bool) -> None:
+    found = search_tiles.shapes(few, 96, 96, causal)
+    assert found == search_tiles.shapes(few, 96, 96, causal) and len(found) >= 24
+    for heads, Sq, Skv in found:
+        assert 64 <= Skv <= 1 << 15 and heads <= search_tiles.CAPACITY
+        assert Sq == few if few else (Sq == Skv or not causal)
+    drawn = found[4 if few else len(search_tiles.LARGE) :]
+    assert all(2e-9 * h * q * k * 192 / (1 + causal) <= search_tiles.GFLOP for h, q, k in drawn)
+
+
+def test_table(tmp_path: Path) -> None:
+    """The committed samples give the committed table, and each sample is in it."""
+    shutil.copy(ROOT / "benchmarks" / "tiles-h100.csv", tmp_path / "tiles.csv")
+    text = search_tiles.table_text(tmp_path)
+    assert text == package_path(shape_table(90)).read_text()
+    table = parse_shapes("x", json.loads(text))
+    times, _ = search_tiles.read(tmp_path)
+    assert len(table.shapes) == len(times)
+    assert sum(len(m.ms) for m in table.shapes) == sum(len(search_tiles.fastest_order(x)) for x in times.values())
+
+
+def test_orders_and_what_is_left_out() -> None:
+    left_out = search_tiles.LEFT_OUT + "1/0"
+    found = {"64x64/4/2/0/1/0": 2.0, "64x64/4/2/0/1/1": 1.0, "cuDNN": 0.5, left_out: 0.1}
+    assert search_tiles.fastest_order(found) == {"64x64/4/2/0/1": 1.0}
