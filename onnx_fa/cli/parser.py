@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_fa
 from onnx_fa.cli.bench import run_bench
+from onnx_fa.cli.bench_options import add_ablation, add_sweep
 from onnx_fa.cli.compile import run_compile
 from onnx_fa.cli.derive import run_derive
 from onnx_fa.cli.explain import run_explain
@@ -35,7 +36,6 @@ from onnx_fa.cli.run import run_run
 from onnx_fa.cli.tune import run_tune
 from onnx_fa.cli.verify import run_verify
 from onnx_fa.iree.archives import PARAMETERS
-from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import TARGET_NAMES
 
 
@@ -243,8 +243,8 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="an ONNX file; or --heads, --head-dim and --seq: attention alone, in all their combinations",
     )
-    _add_sweep(sub)
-    _add_ablation(sub)
+    add_sweep(sub)
+    add_ablation(sub)
     sub.add_argument(
         "-o",
         "--output",
@@ -287,52 +287,6 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
     )
     add_kernels(sub)
     add_lossy(sub)
-
-
-def _add_ablation(sub: argparse.ArgumentParser) -> None:
-    """Options of `--ablate`."""
-    sub.add_argument(
-        "--ablate",
-        action="store_true",
-        help="time a table of attentions with each optimisation off by itself, and stock IREE on every form of ONNX",
-    )
-    sub.add_argument(
-        "--case",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="of --ablate: this case of onnx_fa/spec/cases.py; repeatable",
-    )
-    sub.add_argument(
-        "--switch",
-        action="append",
-        default=[],
-        choices=[s.word for s in Switch],
-        help="of --ablate: this optimisation alone; repeatable",
-    )
-    sub.add_argument("--no-forms", action="store_true", help="of --ablate: without stock IREE")
-
-
-def _add_sweep(sub: argparse.ArgumentParser) -> None:
-    """Options of attention alone."""
-    for name, help_ in (
-        ("--heads", "of Q, K and V"),
-        ("--head-dim", "size of a head"),
-        ("--seq", "lengths, of queries as of keys"),
-    ):
-        sub.add_argument(name, type=parse_numbers, default=[], metavar="N,N", help=help_)
-    sub.add_argument("--batch", type=int, default=1, metavar="N", help="of attention alone (default: %(default)s)")
-    sub.add_argument("--causal", action="store_true", help="with a causal mask")
-    sub.add_argument("--dtype", choices=("f32", "f16"), help="of Q, K and V (default: f32 on CPUs, f16 on GPUs)")
-    sub.add_argument("--fresh", action="store_true", help="do not go on with an interrupted sweep")
-    sub.add_argument(
-        "--modules",
-        metavar="DIR",
-        help="of a sweep or --ablate: keep compiled modules there, and use those that are there",
-    )
-    sub.add_argument(
-        "--build-only", action="store_true", help="fill --modules for a machine that has a device, but no compiler"
-    )
 
 
 def _add_generate(sub: argparse.ArgumentParser) -> None:

@@ -194,8 +194,7 @@ def compile_model(
     `keep_intermediates` is a folder that gets the model with its site nodes, the imported MLIR and the compiler's IR
     after each phase (weights elided). Raises ModelError and CompileError.
     """
-    target = spread(parse_target(target) if isinstance(target, str) else target, devices)
-    start = time.monotonic()
+    target, start = spread(parse_target(target) if isinstance(target, str) else target, devices), time.monotonic()
     progress("finding attention, importing the model with kernels in place")
     model = fix_dims(model, dims) if dims else model
     planned = plan_kernels(fix_inputs(model, values) if values else model, target, split)
@@ -240,8 +239,8 @@ def compile_planned(
         dump = (*_dump_flags(phases), *(encoder_flags(encoder) if packs else ()))
         within = partial(iree_compile, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log)
         compile_text = partial(within, output=staged, target=target)
-        progress("iree-compile")
         note = ""
+        progress("iree-compile")
         try:
             compile_text(imported.text, flags=(*options, *dump))
         except CompileError as e:
@@ -283,8 +282,7 @@ def compile_planned(
     sites = tuple(inspection.fill(site) for site in imported.planned.sites if not site.reason)
     asked = (*target.flags, *options, *(encoder_flags(Path("ENCODER.mlir")) if packs else ()))
     command = (str(find_compiler()), "MODEL.mlir", *asked, "-o", str(output))
-    size = output.stat().st_size
-    seconds = time.monotonic() - start
+    size, seconds = output.stat().st_size, time.monotonic() - start
     report = CompileReport(
         output,
         sites,
