@@ -238,8 +238,8 @@ def compile_planned(
         dump = (*_dump_flags(phases), *(encoder_flags(encoder) if packs else ()))
         within = partial(iree_compile, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log)
         compile_text = partial(within, output=staged, target=target)
-        progress("iree-compile")
         note = ""
+        progress("iree-compile")
         try:
             compile_text(imported.text, flags=(*options, *dump))
         except CompileError as e:
@@ -281,8 +281,7 @@ def compile_planned(
     sites = tuple(inspection.fill(site) for site in imported.planned.sites if not site.reason)
     asked = (*target.flags, *options, *(encoder_flags(Path("ENCODER.mlir")) if packs else ()))
     command = (str(find_compiler()), "MODEL.mlir", *asked, "-o", str(output))
-    size = output.stat().st_size
-    seconds = time.monotonic() - start
+    size, seconds = output.stat().st_size, time.monotonic() - start
     report = CompileReport(
         output,
         sites,
