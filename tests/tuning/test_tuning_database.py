@@ -34,8 +34,10 @@ from onnx_fa.spec.linear import Bits, LinearSpec
 from onnx_fa.spec.target import TARGET_NAMES, parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow
 
-FILES = sorted(p for p in package_path("x").parent.glob("*.json") if not p.name.startswith("cuda-linear-"))
-"""Of the tuner; the table of CUDA's linear sites is read by kernels/triton/linear_tiles.py."""
+OTHERS = ("cuda-linear-", "cuda-shapes-")
+"""Of tables that have readers and tests of their own."""
+FILES = sorted(p for p in package_path("x").parent.glob("*.json") if not p.name.startswith(OTHERS))
+"""Of the tuner."""
 AVX512 = parse_target("cpu-avx512")
 
 
