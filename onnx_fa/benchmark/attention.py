@@ -38,7 +38,7 @@ from onnx_fa.benchmark.models import (
 from onnx_fa.benchmark.ort_ops import ORT_OPS
 from onnx_fa.benchmark.plot import OURS, plot
 from onnx_fa.benchmark.worker_process import package_environment
-from onnx_fa.benchmark.worker_session import Session
+from onnx_fa.benchmark.worker_session import Sessions
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
 from onnx_fa.machine import machine_facts
@@ -119,7 +119,7 @@ def bench_attention(
     guessed = spent = 0.0
     # On a CPU every batch of calls has a process of its own, whose peak memory is told, unless the plan says otherwise.
     kept = target.is_gpu or plan.keep_processes
-    with Session(package_environment(), plan.timeout_s) if kept else nullcontext() as session:
+    with Sessions(package_environment(), plan.timeout_s) if kept else nullcontext() as session:
         for case in wanted:
             if case.name in results:
                 continue

@@ -40,7 +40,7 @@ class Plan:
     slow_ms: float = 600
     slow_rounds: int = 2
     keep_processes: bool = False
-    """Whether onnxruntime and PyTorch run in one process for all cases, which then does not tell their memory."""
+    """Whether onnxruntime and PyTorch run in one process each for all cases, which then does not tell their memory."""
     timeout_s: float = 600
     memory_bytes: int = 16 << 30
 

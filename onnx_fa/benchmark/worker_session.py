@@ -74,3 +74,22 @@ class Session:
         if "error" in said:
             raise RunError(f"{job[0]} failed: {said['error']}")
         return said
+
+
+class Sessions(Session):
+    """A process for each library, as the threads of one that wait for work, and spin, slow another's down in the same process."""
+
+    def __init__(self, env: Mapping[str, str], timeout_s: float) -> None:
+        super().__init__(env, timeout_s)
+        self._kept: dict[str, Session] = {}
+
+    def close(self) -> None:
+        for session in self._kept.values():
+            session.close()
+        self._kept.clear()
+
+    def ask(self, job: Sequence[str]) -> dict[str, Any]:
+        library = "onnxruntime" if job[0] == "ort-op" else job[0]
+        if library not in self._kept:
+            self._kept[library] = Session(self.env, self.timeout_s)
+        return self._kept[library].ask(job)

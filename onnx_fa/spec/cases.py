@@ -195,6 +195,8 @@ def _tuner_cases() -> Iterator[Case]:
         **_BENCH | {"Sq": 512, "Skv": 512, "Hq": 12, "Hkv": 12, "masks": (BoolMask((1, 1, 1, 512)),)},
     )
     yield case("bench_vit", "bench", **_BENCH | {"Sq": 197, "Skv": 197, "Hq": 12, "Hkv": 12})
+    for D, Skv in ((64, 12288), (256, 8192)):
+        yield case(f"bench_decode_d{D}", "bench", "tune", **_BENCH | {"Sq": 1, "Skv": Skv, "D": D, "Dv": D})
     yield case("bench_dynamic", "bench", "dynamic", **_BENCH | {"Sq": "s", "Skv": "s"}, sizes=((("s", 1024),),))
 
 

@@ -121,7 +121,7 @@ def _few_tiles(config: FewConfig) -> Tiles:
 
 def _few_first(spec: AttentionSpec, target: Target) -> Iterator[Tiles]:
     lanes = _few_default(spec, target)["lanes"]
-    for keys in (64, 128, 256, 512):
+    for keys in (64, 128, 256, 512, 32, 16):
         for dims in (8, 16):
             yield {"lanes": lanes, "BK": keys, "tile_dims": dims, "unroll": 8}
 

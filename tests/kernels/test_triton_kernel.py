@@ -48,7 +48,7 @@ ROOT = Path(__file__).parents[2]
 CUDA = parse_target("cuda")
 
 INTERPRETED = (
-    "cross dv_wider head_dim_24 head_dim_odd_dv head_dim_two_tiles_causal head_dim_two_tiles_decode "
+    "cross dv_wider head_dim_24 head_dim_odd_dv head_dim_two_tiles_causal head_dim_two_tiles_decode many_split_keys "
     "odd_lengths_causal one_key scale_negative no_batch "
     "causal_end_empty_rows causal_finite_fill window_end window_empty_zero bool_mask_1 bool_mask_row add_mask_4 "
     "add_mask_f16 causal_then_add two_finite_fills softcap_window_gqa gqa_mask_per_head mqa_b1 empty_zero_padding "

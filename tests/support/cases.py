@@ -358,6 +358,7 @@ def _cases() -> Iterator[Case]:
     # Two tiles of columns on GPUs, the last with columns that there are not.
     two: dict[str, Any] = {"dtype": "f16", "D": 72, "Dv": 104, "batch": (1,)}
     yield case("head_dim_two_tiles_causal", "head_dim", **two, Sq=70, Skv=70, masks=(Causal(),))
+    yield case("many_split_keys", "head_dim", "split_keys", **two, Sq=70, Skv=300, Hq=4)
     yield case("head_dim_two_tiles_decode", "head_dim", **two, Sq=1, Skv=150, Hq=4)
     yield case("odd_lengths", "odd", Sq=53, Skv=67)
     yield case("odd_lengths_causal", "odd", Sq=61, Skv=61, masks=(Causal(),))

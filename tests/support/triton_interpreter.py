@@ -37,11 +37,13 @@ widening.halves_of = widening.converted
 TYPES = {"f32": torch.float32, "f16": torch.float16}
 
 
-def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any]) -> list[Any]:
-    """The kernel of a spec with small tiles, its constants set to `sizes`. A few queries take split keys."""
+def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, split: bool = False) -> list[Any]:
+    """The kernel of a spec with small tiles, its constants set to `sizes`. A few queries take split keys, and all with `split`."""
     folded = fold_queries(spec)
     few = isinstance(folded.Sq, int) and folded.Sq <= 32
-    config = TritonConfig(16 if few else 32, 32, 4, 1, order=int(few), splits=4 if few and spec.rounding is None else 1)
+    config = TritonConfig(
+        16 if few else 32, 32, 4, 1, order=int(few), splits=4 if split or (few and spec.rounding is None) else 1
+    )
     bound = folded.bind(sizes)
     inputs = [
         torch.from_numpy(np.ascontiguousarray(_as_bytes(packed(x)))).reshape(shape)
@@ -87,7 +89,9 @@ def problem(name: str) -> str:
         bound = case.spec.bind(dict(size))
         for adversarial in (False, True):
             operands = draw_operands(bound, 3, adversarial=adversarial)
-            for found in expect(bound, operands).compare_all(run(case.spec, dict(size), operands)):
+            for found in expect(bound, operands).compare_all(
+                run(case.spec, dict(size), operands, split="split_keys" in case.tags)
+            ):
                 if found.problem:
                     return f"{dataclasses.asdict(case)['sizes']} adversarial={adversarial}: {found.problem}"
     return ""
