@@ -85,7 +85,7 @@ def test_what_has_a_shape(changes: dict[str, Any], there: bool) -> None:
 
 
 def test_order() -> None:
-    """Causal, long rows come first, unless many heads' K and V are more than the cache holds."""
+    """Causal, long rows come first, unless K and V of many heads, or of long ones, are more than the cache holds."""
 
     def order(**changes: Any) -> int:
         return order_of(half(**{"masks": (Causal(),), "Sq": 1024, "Skv": 1024} | changes))
@@ -93,6 +93,7 @@ def test_order() -> None:
     assert (order(masks=()), order(Hq=32, Hkv=32)) == (0, 1)
     assert (order(Hq=200, Hkv=200), order(Hq=200, Hkv=25)) == (0, 1)
     assert order(Hq=32, Hkv=32, Sq=8192, Skv=8192) == 1  # many workgroups share a head
+    assert order(Hq=8, Hkv=8, Sq=1 << 17, Skv=1 << 17) == 0  # but those of a long one fill a GPU
     found = tiles_by_shape(half(masks=(Causal(),), Hq=200, Hkv=200), TABLE, lambda tiles: True)
     assert found is not None and found[0]["order"] == 1  # 256 keys of each fit
 

@@ -17,7 +17,8 @@ MULTIPROCESSORS, CACHED_BYTES = 132, 45_000_000
 """Of the GPU that the table was measured on, and about as much as its cache keeps."""
 _MANY_HEADS = 96
 """So many that few workgroups of one head run at the same time."""
-
+_LONG = 1 << 15
+"""So many queries that those of one head fill a GPU twice by themselves."""
 
 SPLIT_TILES = {"BM": 64, "BN": 64, "warps": 4, "stages": 3, "order": 0, "overlap": 0}
 """Of many queries whose keys are split."""
@@ -79,11 +80,12 @@ def tiles_by_shape(
 
 def order_of(spec: AttentionSpec) -> int:
     """Which order of the workgroups a spec with a shape gets. Causal, all heads' long rows come first (1), so that the short ones
-    fill the end. Where K and V of many heads are more than the cache holds, each block of queries would so read them from memory,
-    and one head comes after the other (0)."""
+    fill the end. Where K and V of many heads, or of long ones, are more than the cache holds, each block of queries would so read
+    them from memory, and one head comes after the other (0)."""
     heads = math.prod(int(d) for d in (*spec.batch, spec.Hkv))
     size = 2 * heads * int(spec.Skv) * (spec.D + spec.Dv)
-    return int(bool(spec.masks) and (heads < _MANY_HEADS or size <= CACHED_BYTES))
+    few = heads < _MANY_HEADS and int(spec.Sq) < _LONG
+    return int(bool(spec.masks) and (few or size <= CACHED_BYTES))
 
 
 def parts_of_keys(shape: Shape) -> int:
