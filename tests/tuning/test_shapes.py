@@ -156,7 +156,7 @@ def test_what_is_measured_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     spec = half(Sq=4096, Skv=4096)
     assert "cuda-shapes" in tuned_tiles(spec, 90)[1]
     (entry, *_) = [e for e in read_database("cuda-sm_90").entries if e.family == family(spec, "triton")]
-    newer = Pick(dataclasses.replace(entry, measured={"date": "2999-01-01"}), entry.choices[0], "newer")
+    newer = Pick(dataclasses.replace(entry, measured={"date": "2999-01-01"}), entry.choices[0], "newer", "newer")
     with monkeypatch.context() as patched:
         patched.setattr(tiles, "pick", lambda *arguments: newer)
         assert tuned_tiles(spec, 90) == (entry.choices[0].tiles, "newer")
