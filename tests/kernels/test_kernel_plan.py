@@ -28,13 +28,14 @@ from tests.support.ort_run import run
 
 EMITTING = {
     "kernels/choose.py",
+    "distributed/modules.py",
     "explainer/derivation.py",
     "iree/kernels.py",
     "iree/stock_road.py",
     "tuning/spaces.py",
 }
 """Those that make a kernel of a spec: the chooser, the one road of whole models, the stock road, whose patterns begin where IREE's
-importer lets them, the tuner, which tries tiles, and what tells how a site becomes a kernel."""
+importer lets them, the tuner, which tries tiles, what tells how a site becomes a kernel, and parts for several devices."""
 
 
 def test_verify_tries_the_kernels_that_compile_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def test_operands(item: LinearCase) -> None:
     spec = dataclasses.replace(item.bound()[0], lead=(4,), tensors=(), then=SMALL.then)
     plain, odd = (draw_linear(spec, 0, adversarial=a) for a in (False, True))
     assert not np.array_equal(plain[0], odd[0]) and np.array_equal(plain[1], odd[1])
+    assert item.title and len({c.name for c in LINEAR_CASES}) == len(LINEAR_CASES)
+    if spec.bits is not None:  # integers of few bits stand in rows, not in panels
+        return
     own = dataclasses.replace(spec, panel=48)
     assert np.array_equal(multiply(own, packed(spec, plain, 48)), multiply(spec, plain))
-    assert item.title and len({c.name for c in LINEAR_CASES}) == len(LINEAR_CASES)
