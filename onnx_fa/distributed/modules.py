@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx_fa.distributed.zigzag import Visit
+from onnx_fa.distributed.zigzag import Visit, length_of_share
 from onnx_fa.iree.alone import compile_alone
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -47,9 +47,7 @@ class Heads:
 def prefill_specs(heads: Heads, S: int, ranks: int) -> dict[Visit, AttentionSpec]:
     """What a process of `ranks` computes of a causal attention of S tokens (RingPrefill). Raises ValueError for a length that
     2 * `ranks` does not divide."""
-    if S % (2 * ranks):
-        raise ValueError(f"a sequence of {S} is not {2 * ranks} equal chunks, two for each of {ranks} processes")
-    own = S // ranks
+    own = length_of_share(S, ranks)
     specs: dict[Visit, AttentionSpec] = {"causal": heads.part(own, own, masks=(Causal(),))}
     if ranks > 1:
         specs |= {"early": heads.part(own, own // 2), "late": heads.part(own // 2, own)}

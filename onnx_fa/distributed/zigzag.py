@@ -28,14 +28,19 @@ def visit(rank: int, source: int) -> Visit:
     return "early" if source < rank else "late"
 
 
+def length_of_share(length: int, ranks: int) -> int:
+    """How much of a sequence each process has. Raises ValueError for a length that 2 * `ranks` does not divide."""
+    if length % (2 * ranks):
+        raise ValueError(f"a sequence of {length} is not {2 * ranks} equal chunks, two for each of {ranks} processes")
+    return length // ranks
+
+
 def share(x: torch.Tensor, rank: int, ranks: int, axis: int = 1) -> torch.Tensor:
     """A process's two chunks of a sequence along `axis`, side by side. Raises ValueError for a length that 2 * `ranks` does not
     divide."""
     import torch
 
-    length = x.shape[axis]
-    if length % (2 * ranks):
-        raise ValueError(f"a sequence of {length} is not {2 * ranks} equal chunks, two for each of {ranks} processes")
+    length_of_share(x.shape[axis], ranks)
     pieces = x.chunk(2 * ranks, axis)
     return torch.cat([pieces[c] for c in chunks_of(rank, ranks)], axis)
 
