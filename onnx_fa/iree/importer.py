@@ -338,8 +338,8 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             spec = spec_of_bits(product)
             if len(lead) > 1:
                 name, (x_type, y_type) = entry_name(product, lead), (tensor_of((*lead, d), "f32") for d in (K, N))
-                self.functions[name] = entry_text(product, lead)
                 spec = replace(spec, lead=lead)
+                self.functions[name] = entry_text(product, spec)
             self.reports.append(LinearReport(node.name, spec, product.name, origin=origin_of(product, self.target)))
             wanted = [x_type, *(mlir.Type.parse(x.type) for x in product.weight)]
             operands = [

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
 from onnx_fa.kernels.cpu.bits_dots import can_round, rounded_texts
-from onnx_fa.kernels.cpu.bits_many import StagedBits, can_stage, has_many, tiles_of, words_of
+from onnx_fa.kernels.cpu.bits_many import StagedBits, has_many, tiles_of, words_of
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.bits_table import all_numbers, has_table, looked_up
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearTiles
@@ -35,11 +35,11 @@ def product_texts(product: BitsProduct, target: Target, tiles: LinearTiles | Non
     if product.rounded:
         return rounded_texts(product, target)
     t, few, many = Text(), f"{product.name}_product", f"{product.name}_many"
-    both = can_stage(product, target)
+    many_rows = has_many(product, target)
     texts = dict[str, str]()
-    if product.rows is None or product.rows <= FEW or not both:
+    if product.rows is None or not many_rows:
         texts[few] = joined(FloatProducts(product, target.lanes, target.registers).text(few))
-    if has_many(product, target):
+    if many_rows:
         texts[many] = joined(StagedBits(product, tiles or tiles_of(product, target)).executable(many))
 
     def call(symbol: str) -> str:
