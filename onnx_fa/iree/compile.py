@@ -238,8 +238,8 @@ def compile_planned(
         dump = (*_dump_flags(phases), *(encoder_flags(encoder) if packs else ()))
         within = partial(iree_compile, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log)
         compile_text = partial(within, output=staged, target=target)
-        note = ""
         progress("iree-compile")
+        note = ""
         try:
             compile_text(imported.text, flags=(*options, *dump))
         except CompileError as e:

@@ -70,7 +70,7 @@ def integer_weight_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     def integers() -> Array:
         numbers = g.array(found.value)
         assert numbers is not None
-        return packed_rows(numbers if is_turned else numbers.T, bits, signed=signed).reshape(packed_shape)
+        return _packed_rows(numbers if is_turned else numbers.T, bits, signed=signed).reshape(packed_shape)
 
     def bytes_of(make: Callable[[], Array], dims: tuple[int, ...]) -> str:
         return g.computed(make, TensorProto.UINT8, dims, hint)
@@ -78,7 +78,7 @@ def integer_weight_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     packed_shape = (N, blocks, block * bits // 8)
     packed, zeros = bytes_of(integers, packed_shape), ""
     if found.zero:
-        zeros = bytes_of(lambda: packed_rows(whole(found.zero), bits, signed=signed), zero_shape)
+        zeros = bytes_of(lambda: _packed_rows(whole(found.zero), bits, signed=signed), zero_shape)
     elif not signed:  # without one the kernel's zero point is the middle of the range
         zeros = bytes_of(lambda: np.zeros(zero_shape, np.uint8), zero_shape)
     scale = g.computed(
@@ -139,7 +139,7 @@ def _are_read(g: GraphWriter, w: str, scale: str, zero: str) -> bool:
     return all(g.has_data(v) for v in (w, scale, zero) if v)
 
 
-def packed_rows(numbers: Array, bits: int, *, signed: bool) -> npt.NDArray[np.uint8]:
+def _packed_rows(numbers: Array, bits: int, *, signed: bool) -> npt.NDArray[np.uint8]:
     """Rows of integers as bytes, the first number of a byte in its lowest bits; signed ones from 0 on."""
     whole = (numbers.astype(np.int16) + ((1 << (bits - 1)) if signed else 0)).astype(np.uint8)
     if bits == 8:

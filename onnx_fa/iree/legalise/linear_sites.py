@@ -95,9 +95,7 @@ def find_linear_sites(
             first.name or found.value, spec, linear_name(spec), origin=origin_of(spec, target)
         )
     nodes = [n for place, node in enumerate(model.graph.node) for n in made.get(place, [node] * (place not in taken))]
-    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
+    g.replace_nodes(nodes)
     if made and not any(i.domain == DOMAIN for i in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return [told[place] for place in sorted(told)]

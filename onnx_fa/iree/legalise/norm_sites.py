@@ -62,9 +62,7 @@ def find_norm_sites(
     nodes = [
         made.get(place, node) for place, node in enumerate(model.graph.node) if place in made or place not in taken
     ]
-    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
+    g.replace_nodes(nodes)
     if made and not any(i.domain == DOMAIN for i in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return told

@@ -11,9 +11,8 @@ from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import NARROW, GraphWriter, attr_of
 
-_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _SKIP_EPSILON = 1e-12
 """The default of SkipLayerNormalization and EmbedLayerNormalization."""
 
@@ -31,7 +30,7 @@ def rms_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     axes = list(range(axis, 0)) if axis < 0 else list(range(axis, len(shape or [])))
     hint = node.name or node.op_type
     stash = attr_of(node, "stash_type", TensorProto.FLOAT)
-    if op_of(node) != "RMSNormalization" and kind not in _NARROW:  # onnxruntime takes means of f64 in f64
+    if op_of(node) != "RMSNormalization" and kind not in NARROW:  # onnxruntime takes means of f64 in f64
         stash = kind
     normal = _normal(g, g.cast(x, kind, stash, hint), stash, axes, attr_of(node, "epsilon", 1e-5), hint)
     g.add("Mul", [g.cast(normal, stash, kind, hint), scale], hint, out=node.output[0])
@@ -96,7 +95,7 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if not kind or shape is None or all(isinstance(d, int) for d in shape[2:]):
         return False
     hint = node.name or "InstanceNormalization"
-    stash = TensorProto.FLOAT if kind in _NARROW else kind
+    stash = TensorProto.FLOAT if kind in NARROW else kind
     axes = list(range(2, len(shape)))
     wide = g.cast(x, kind, stash, hint)
     centred = g.add("Sub", [wide, g.mean(wide, axes, hint)], hint)
@@ -113,7 +112,7 @@ def _write_norm(
 ) -> None:
     """The norm of x over its last axis times gamma, plus beta where there is one."""
     gamma, beta = scale
-    stash = TensorProto.FLOAT if kind in _NARROW else kind
+    stash = TensorProto.FLOAT if kind in NARROW else kind
     wide = g.cast(x, kind, stash, hint)
     if not simplified:
         wide = g.add("Sub", [wide, g.mean(wide, [-1], hint)], hint)

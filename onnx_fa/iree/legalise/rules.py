@@ -81,9 +81,7 @@ def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], targ
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)
-    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in g.nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    g.replace_nodes(g.nodes)
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:

@@ -12,9 +12,8 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.iree.legalise.writer import NARROW, GraphWriter
 
-_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _SUMS = frozenset(
     "ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp ReduceProd CumSum AveragePool "
     "GlobalAveragePool GlobalLpPool LpPool LpNormalization LogSoftmax Mean Resize".split()
@@ -29,20 +28,18 @@ def widen_sums(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | N
     found = [_is_narrow_sum(g, node) for node in model.graph.node]
     if not any(found):
         return
-    for node, is_one in zip(list(model.graph.node), found, strict=True):
+    for node, is_one in zip(model.graph.node, found, strict=True):
         if is_one:
             _widen(g, node)
         else:
             g.nodes.append(node)
-    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in g.nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    g.replace_nodes(g.nodes)
 
 
 def _is_narrow_sum(g: GraphWriter, node: onnx.NodeProto) -> bool:
     op = op_of(node)
     # An Einsum of one tensor is a sum; one of two is a product, whose sums are f32.
-    return (op in _SUMS or (op == "Einsum" and len(node.input) == 1)) and g.kind(node.input[0]) in _NARROW
+    return (op in _SUMS or (op == "Einsum" and len(node.input) == 1)) and g.kind(node.input[0]) in NARROW
 
 
 def _widen(g: GraphWriter, node: onnx.NodeProto) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -128,6 +128,12 @@ class GraphWriter:
         self.types[value] = (kind, list(shape))
         return value
 
+    def replace_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Makes these the graph's nodes; some may be nodes that it has, which are gone as soon as it lets go of them."""
+        kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+        del self.graph.node[:]
+        self.graph.node.extend(kept)
+
     def const(self, array: Any, hint: str) -> str:
         name = self.fresh(hint)
         tensor = numpy_helper.from_array(np.asarray(array), name)
@@ -214,6 +220,9 @@ def _read(node: onnx.NodeProto) -> set[str]:
 
 FLOATS: dict[int, FloatType] = {TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
 """The floats of kernels."""
+
+NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+"""Floats whose sums and means are taken in f32."""
 
 Handler = Callable[[GraphWriter, onnx.NodeProto], bool]
 """Writes smaller nodes for one, whose last makes its output; false where the node is to stay as it is."""
