@@ -12,6 +12,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.alone import entry_text
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu import amx
+from onnx_fa.kernels.cpu.amx_products import key_bytes
 from onnx_fa.kernels.cpu.tiled import emit_tiled, tiled_config, tiled_stack_bytes
 from onnx_fa.kernels.cpu.tiles import VectorConfig
 from onnx_fa.kernels.cpu.vector import STACK_BYTES
@@ -162,9 +163,23 @@ def test_exponentials() -> None:
     texts = [emit_tiled(_spec(stats=stats), AMX, "fa_x").text for stats in ((), ("lse",))]
     rough, exact = (f"{x:.9e}" for x in (ROUGH_EXP2_POWERS[-1], EXP2_POWERS[-1]))
     assert [rough in text for text in texts] == [True, False] and [exact in text for text in texts] == [False, True]
-    x = np.linspace(-0.5, 0.5, 10001)
+    x = np.linspace(0.0, 1.0, 10001)
     power = sum(c * x**n for n, c in enumerate(ROUGH_EXP2_POWERS))
     assert np.max(np.abs(power / 2**x - 1)) < 1.1e-4
+
+
+def test_keys_are_read_in_place() -> None:
+    """Where rows of bf16 fill tiles, at a distance that is known, K's address is asked for, and rows are as far from each other as
+    they are stored; else K is copied, a block at a time."""
+    by_heads = (0, 2, 1, 3)
+    shape = {"batch": (1,), "Skv": 333}
+    assert key_bytes(_spec()) == 128 and key_bytes(_spec(**shape, k_layout=by_heads)) == 256
+    assert key_bytes(_spec(D=80, Dv=48)) is key_bytes(_spec(dtype="f32")) is None
+    assert key_bytes(_spec(Hq="h", Hkv="h", k_layout=(1, 0, 2))) is None
+    for spec, pairs in ((_spec(D=128, Dv=128), 64), (_spec(D=80, Dv=48), 48)):
+        text, in_place = emit_tiled(spec, AMX, "fa_x").text, spec.D == 128
+        assert ("fa_x_attention_address" in text) == in_place
+        assert f"memref<{32 if in_place else tiled_config(spec).BK}x{pairs}xf32>" in text
 
 
 def test_the_units_text() -> None:

@@ -8,15 +8,18 @@ number; LLVM makes it a plain instruction.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from onnx_fa.kernels.mlir.text import Text
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """What writes addresses in the dispatch `symbol`; a name of its own lets several dispatches be linked into one program."""
+    """What writes addresses of tensors of an element type in the dispatch `symbol`; a name of its own lets several dispatches be
+    linked into one program."""
 
     symbol: str
+    element: Literal["f32", "bf16"] = "f32"
 
     @property
     def name(self) -> str:
@@ -25,11 +28,12 @@ class Addresses:
     @property
     def helper(self) -> list[str]:
         """The function that the dispatch's module has to hold."""
+        size = 4 if self.element == "f32" else 2
         return [
-            f"func.func private @{self.name}(%base: memref<f32>, %offset: index, %cell: memref<i64>, %first: index) "
+            f"func.func private @{self.name}(%base: memref<{self.element}>, %offset: index, %cell: memref<i64>, %first: index) "
             "attributes {llvm.bareptr = true} {",
-            "%pointer = memref.extract_aligned_pointer_as_index %base : memref<f32> -> index",
-            "%size = arith.constant 4 : index",
+            f"%pointer = memref.extract_aligned_pointer_as_index %base : memref<{self.element}> -> index",
+            f"%size = arith.constant {size} : index",
             "%bytes = arith.muli %offset, %size : index",
             "%index = arith.addi %pointer, %bytes : index",
             "%address = arith.index_cast %index : index to i64",
@@ -44,7 +48,7 @@ class Addresses:
         return f"onnx_fa.helper = @{self.name}"
 
     def of(self, t: Text, tensor: str, type_: str) -> str:
-        """The address of a tensor of f32, as i64."""
+        """The address of a tensor of such elements, as i64."""
         cell = t.let("tensor.empty() : tensor<1xi64>")
         written = t.let(
             f'iree_codegen.ukernel.generic "{self.name}" ins({tensor} : {type_}) outs({cell} : tensor<1xi64>) '

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from onnx_fa.kernels.cpu.amx import PAIRS, ROWS, Tile, TileUnit
-from onnx_fa.kernels.cpu.amx_products import TileProducts
-from onnx_fa.kernels.cpu.key_rows import row_at
+from onnx_fa.kernels.cpu.amx_products import TileProducts, key_bytes
+from onnx_fa.kernels.cpu.key_rows import passes_last_key, row_at
 from onnx_fa.kernels.cpu.lane_kernel import LaneKernel
 from onnx_fa.kernels.cpu.masks import ScoreTerms
 from onnx_fa.kernels.cpu.recurrence import add_decayed
@@ -32,7 +32,7 @@ class TileKernel(LaneKernel):
 
     def __init__(self, terms: ScoreTerms, product: TileProducts) -> None:
         super().__init__(terms, product)
-        self.tiles = product
+        self.tiles, self.key_bytes = product, key_bytes(self.spec)
         scores = memref_type((self.config.BK, STEP), "f32")
         self.types = replace(self.types, scores=scores, scratch=self.types.scratch[:-1])
         self.sums_type = memref_type((STEP, STEP), "f32")
@@ -46,6 +46,8 @@ class TileKernel(LaneKernel):
         t, tiles = self.t, self.tiles
         self.unit = TileUnit(t)
         super().load_queries()
+        if tiles.addresses is not None:
+            self.keys_at = tiles.addresses.of(t, self.operands.k.value, self.operands.k.type)
         self.keys, self.values, self.sums = tiles.empty_keys(), t.empty(tiles.values_type), t.empty(self.sums_type)
         self.at = {
             name: self.unit.pointer(memory, type_)
@@ -58,7 +60,8 @@ class TileKernel(LaneKernel):
         }
 
     def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
-        self.tiles.copy_keys(self.keys, block)
+        if self.key_bytes is None:
+            self.tiles.copy_keys(self.keys, block)
         self.tiles.transpose_values(self.values, block)
         return self.prepare_masks(state, block)
 
@@ -90,22 +93,23 @@ class TileKernel(LaneKernel):
         return state.scores, []
 
     def _multiply_keys(self, scores: str, block: Block, first: int) -> None:
-        """Writes S^T = K Q^T of the queries from that vector on, two tiles of keys at a time."""
+        """Writes S^T = K Q^T of the queries from that vector on, two tiles of keys at a time. Where K's rows are read in place,
+        those that pass the last one, and those that vectors multiply, are copied first."""
         t, unit, BM, pairs = self.t, self.unit, self.config.BM, self.tiles.pairs
         pointer, column = unit.pointer(scores, self.types.scores), first * t.width
 
-        def by_tiles(i: str) -> None:
-            keys = Tile(unit.moved(self.at["keys"], i, 4 * pairs), 4 * pairs)
+        def by_tiles(i: str, keys: Tile) -> None:
             unit.clear(2, 2)
             for pair in range(0, pairs, PAIRS):
                 queries = Tile(self.at["queries"], 4 * BM, 4 * (pair * BM + column))
                 unit.add_product(replace(keys, offset=4 * pair).below(2), queries, 2)
             unit.store(Tile(unit.moved(pointer, i, 4 * STEP), 4 * STEP), 2, 2)
 
-        def by_vectors(i: str) -> None:
+        def by_vectors(i: str, copied: str) -> None:
             def some(key: str) -> None:
-                rows = [t.shifted(key, r) for r in range(_ROWS)]
-                scalars = [self._column(self.keys, self.tiles.copied_type, row) for row in rows]
+                rows = [t.shifted(t.arith("addi", i, key), r) for r in range(_ROWS)]
+                columns = [t.shifted(t.arith("addi", copied, key), r) for r in range(_ROWS)]
+                scalars = [self._column(self.keys, self.tiles.copied_type, row) for row in columns]
                 zeros = [[t.splat(0.0)] * _VECTORS] * _ROWS
                 made = fma_tile(
                     t, self.product.multiply, scalars, pairs, 2, self.queries, self.tiles.queries_type, zeros, first
@@ -114,9 +118,26 @@ class TileKernel(LaneKernel):
                     for j, x in enumerate(vectors):
                         t.write(x, scores, self.types.scores, row, self.operands.lane(j))
 
-            self._each(i, t.shifted(i, STEP), _ROWS, some)
+            self._each(t.index(0), t.index(STEP), _ROWS, some)
 
-        self._each(t.index(0), block.rows, STEP, lambda i: unit.if_granted(lambda: by_tiles(i), lambda: by_vectors(i)))
+        def from_copy(i: str, copied: str) -> None:
+            keys = Tile(unit.moved(self.at["keys"], copied, 4 * pairs), 4 * pairs)
+            unit.if_granted(lambda: by_tiles(i, keys), lambda: by_vectors(i, copied))
+
+        def in_place(i: str) -> None:
+            first, direct = t.arith("addi", block.k0, i), unit.granted
+            if passes_last_key(self.operands, block):
+                inside = t.arith("cmpi sle,", t.shifted(first, STEP), self.operands.skv)
+                direct = t.arith("andi", direct, inside, "i1")
+            t.do(f"scf.if {direct} {{")
+            assert self.key_bytes is not None
+            by_tiles(i, Tile(unit.moved(self.keys_at, first, self.key_bytes), self.key_bytes))
+            t.do("} else {")
+            self.tiles.copy_keys(self.keys, replace(block, k0=first, rows=t.index(STEP)))
+            from_copy(i, t.index(0))
+            t.do("}")
+
+        self._each(t.index(0), block.rows, STEP, lambda i: from_copy(i, i) if self.key_bytes is None else in_place(i))
 
     def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block, part: slice) -> SoftmaxState:
         t, acc_type, dv = self.t, self.types.acc, self.spec.Dv

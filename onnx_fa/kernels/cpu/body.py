@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onnx_fa.derive.terms import Term
+from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.amx_kernel import TileKernel
-from onnx_fa.kernels.cpu.amx_products import TileProducts
+from onnx_fa.kernels.cpu.amx_products import TileProducts, key_bytes
 from onnx_fa.kernels.cpu.bf16_products import PairProducts
 from onnx_fa.kernels.cpu.block_kernel import BlockKernel
 from onnx_fa.kernels.cpu.block_walk import KeyWalk
@@ -34,7 +35,6 @@ from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import statistic
 from onnx_fa.kernels.cpu.tiles import FewConfig, VectorConfig
 from onnx_fa.kernels.mlir.expressions import Vector
-from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, ROUGH_EXP2_POWERS
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import ScoreExpr, leaves
 from onnx_fa.spec.switches import ALL_ON, Switch
@@ -53,6 +53,8 @@ class AttentionBody:
     terms: ScoreTerms
     kernel: BlockKernel
     recurrence: VectorLoop
+    addresses: Addresses | None = None
+    """What the dispatch has to hold for its body to know where operands lie."""
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
@@ -158,17 +160,17 @@ def lane_body(
 
 
 def tile_body(
-    spec: AttentionSpec, config: VectorConfig, splits: int = 1, off: frozenset[Switch] = ALL_ON
+    spec: AttentionSpec, config: VectorConfig, symbol: str, splits: int = 1, off: frozenset[Switch] = ALL_ON
 ) -> AttentionBody:
-    """The body for queries along the lanes whose products AMX makes; `off` as in lane_body. Raises UnsupportedError where the spec
-    has no such products, or its keys cannot be split."""
+    """The body of the dispatch `symbol` for queries along the lanes whose products AMX makes; `off` as in lane_body. Raises
+    UnsupportedError where the spec has no such products, or its keys cannot be split."""
     # Probabilities become bf16. Sums of exponentials that are results are not rounded any more.
-    powers = EXP2_POWERS if spec.stats else ROUGH_EXP2_POWERS
-    operands = Operands(spec, config, splits, off, powers)
+    operands = Operands(spec, config, splits, off, "polynomial" if spec.stats else "avx512")
     rows = QueriesAlongLanes(operands)
     terms = ScoreTerms(operands, rows)
-    kernel = TileKernel(terms, TileProducts(operands, terms.query_factor))
-    return AttentionBody(operands, rows, terms, kernel, VectorLoop(operands, rows, operands.loop))
+    addresses = Addresses(symbol, "bf16") if key_bytes(spec) is not None else None
+    kernel = TileKernel(terms, TileProducts(operands, terms.query_factor, addresses))
+    return AttentionBody(operands, rows, terms, kernel, VectorLoop(operands, rows, operands.loop), addresses)
 
 
 def few_body(spec: AttentionSpec, config: FewConfig, splits: int = 1, off: frozenset[Switch] = ALL_ON) -> AttentionBody:

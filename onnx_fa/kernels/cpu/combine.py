@@ -55,7 +55,7 @@ def combine_executable(
     spec: AttentionSpec, loop: Loop, splits: int, width: int, symbol: str, *, own_exp2: bool = True
 ) -> list[str]:
     """One workgroup per query: the parts' O (splits, *B, Hq, Sq, Dv), maxima and sums (splits, *B, Hq, Sq), f32, become the site's
-    output. `own_exp2` as in Lanes."""
+    output. `own_exp2`: whether exp2 is not the compiler's."""
     rows: tuple[Dim, ...] = (splits, *spec.batch, spec.Hq, spec.Sq)
     shapes = [("%parts", (*rows, spec.Dv)), ("%best", rows), ("%total", rows)]
     args = [f"{n}: !iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(s, 'f32')}>" for n, s in shapes]
@@ -67,7 +67,7 @@ def combine_executable(
 def _body(spec: AttentionSpec, loop: Loop, splits: int, width: int, own_exp2: bool) -> list[str]:
     while width > spec.Dv:
         width //= 2
-    t = Lanes(width, own_exp2=own_exp2)
+    t = Lanes(width, exp2_by="polynomial" if own_exp2 else "compiler")
     rest = t.let("flow.dispatch.workgroup.id[0] : index")
     row: list[str] = []
     for d in reversed((*spec.batch, spec.Hq, spec.Sq)):

@@ -14,7 +14,7 @@ from onnx_fa.kernels.mlir.entry import tied_dims
 from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.kernels.mlir.stored import operand_shapes, operand_types, stored_shape
 from onnx_fa.kernels.mlir.text import tensor_type
-from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, Lanes
+from onnx_fa.kernels.mlir.vectors import Exp2, Lanes
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import ALL_ON, Switch
 from onnx_fa.spec.terms import Dim, Quantized, TensorArg
@@ -24,7 +24,7 @@ class Operands:
     """Loads the slabs of one workgroup. The function's arguments are those of `operand_names`, `dims` for the symbols, `outputs`.
 
     `t` is the text of the function, to which all its parts write. Raises UnsupportedError for splits of keys that cannot be
-    split. `off`: optimisations that the body does without. `exp2_powers`: as in Lanes."""
+    split. `off`: optimisations that the body does without. `exp2_by`: as in Lanes, where `off` lets it."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Operands:
         config: CpuTiles,
         splits: int = 1,
         off: frozenset[Switch] = ALL_ON,
-        exp2_powers: tuple[float, ...] = EXP2_POWERS,
+        exp2_by: Exp2 = "polynomial",
     ) -> None:
         if splits > 1 and not can_split(spec):
             raise UnsupportedError(
@@ -40,7 +40,7 @@ class Operands:
             )
         self.spec, self.config, self.splits, self.off = spec, config, splits, off
         self.loop = loop_of(spec, bounded=Switch.MAXIMUM not in off)
-        self.t = Lanes(config.lanes, own_exp2=Switch.EXP2 not in off, exp2_powers=exp2_powers)
+        self.t = Lanes(config.lanes, exp2_by="compiler" if Switch.EXP2 in off else exp2_by)
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
         self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)

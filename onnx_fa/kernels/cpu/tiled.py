@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx_kernel import STEP
-from onnx_fa.kernels.cpu.amx_products import check_tiles, tiled_pairs
+from onnx_fa.kernels.cpu.amx_products import check_tiles, copied_keys, tiled_pairs
 from onnx_fa.kernels.cpu.body import tile_body
 from onnx_fa.kernels.cpu.combine import splits_of
 from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles
@@ -15,7 +15,7 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 
-_TILES = ((128, 64), (64, 64), (96, 32), (64, 32), (32, 32))
+_TILES = ((128, 128), (128, 64), (64, 96), (64, 64), (96, 32), (64, 32), (32, 32))
 """Queries of a workgroup and keys of a block, the fastest first where they fit."""
 
 
@@ -23,7 +23,8 @@ def tiled_stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
     """Bytes of the tiles that one workgroup keeps on its stack."""
     pairs = tiled_pairs(spec)
     floats = (pairs + spec.Dv + config.BK * mask_tiles(spec) + 3 + 2 * len(spec.tensors)) * config.BM
-    return 4 * (floats + config.BK * (STEP + pairs + spec.Dv // 2) + STEP * STEP)
+    copied = copied_keys(spec, config) * pairs
+    return 4 * (floats + copied + config.BK * (STEP + spec.Dv // 2) + STEP * STEP)
 
 
 def tiled_config(spec: AttentionSpec) -> VectorConfig:
@@ -50,6 +51,6 @@ def emit_tiled(spec: AttentionSpec, target: Target, name: str, config: VectorCon
     if (needed := tiled_stack_bytes(spec, config)) > STACK_BYTES:
         raise UnsupportedError(f"AMX: tiles need {needed} of {STACK_BYTES} bytes of stack")
     splits = splits_of(spec, config.BM) if target.has(Switch.SPLITTING) else 1
-    body = tile_body(spec, config, splits, target.off)
+    body = tile_body(spec, config, f"{name}_attention", splits, target.off)
     lossy = target.lossy if spec.dtype != "bf16" else ""
     return Kernel(name, dispatch_text(site, body, name), "amx", site, shown(config, splits), FLAGS, "", lossy)

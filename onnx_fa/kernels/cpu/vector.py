@@ -155,7 +155,7 @@ def dispatch_text(site: AttentionSpec, body: AttentionBody, name: str) -> str:
             body.operands.splits,
             body.operands.config.lanes,
             f"{name}_combine",
-            own_exp2=body.operands.t.own_exp2,
+            own_exp2=body.operands.t.exp2_by != "compiler",
         )
     return "\n".join(lines) + "\n"
 
@@ -176,7 +176,8 @@ def _executable(body: AttentionBody, symbol: str) -> list[str]:
     first_output = len(args) - len(body.operands.outputs)
     args[first_output:first_output] = [f"{d}: index" for d in body.operands.dims.values()]
     counts = [f"%z = arith.constant {body.operands.splits} : index"]
-    return executable(symbol, ["%x", "%y"], counts, args, [*ties, *body.render()], CPU_TRANSLATION)
+    helpers = (body.addresses.helper, body.addresses.keep) if body.addresses is not None else ((), "")
+    return executable(symbol, ["%x", "%y"], counts, args, [*ties, *body.render()], CPU_TRANSLATION, helpers)
 
 
 def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from onnx_fa.kernels.mlir.text import Text, float_literal, is_memref
 
 EXP2_POWERS = (
@@ -14,20 +16,24 @@ EXP2_POWERS = (
 )
 """2^x on [-1/2, 1/2], lowest power first: minimax fit of the relative error, 1.7e-7 in f32 arithmetic. The first is held at 1: 2^0
 must be exact, for it is the factor of every block that brings no new maximum."""
-ROUGH_EXP2_POWERS = (1.0, 0.6932829307388648, 0.24221097935448782, 0.0550089228418292)
-"""The same with a relative error of 1.0e-4, for numbers that are rounded to bf16 (3.9e-3 from one to the next) before they are
-used."""
+ROUGH_EXP2_POWERS = (1.0, 0.6951166307279054, 0.22764497750173107, 0.07706724029949892)
+"""2^x on [0, 1] with a relative error of 8.6e-5, for numbers that are rounded to bf16 (3.9e-3 from one to the next) before they are
+used. The first is held at 1 as well."""
 NEAREST_INT = 12582912.0
 """1.5 * 2^23: adding it to |x| < 2^22 in f32 leaves x rounded to a whole number in the low bits."""
 
+Exp2 = Literal["polynomial", "avx512", "compiler"]
+_FLOOR, _AS_SET = 1, 4
+"""How instructions round: down, or as the processor is set."""
+
 
 class Lanes(Text):
-    """Operations on vectors of `width` lanes: f32 (`vec`), i32 (`ivec`), i1 (`bvec`). `own_exp2`: whether exp2 is a polynomial
-    written here, with these coefficients, or the compiler's."""
+    """Operations on vectors of `width` lanes: f32 (`vec`), i32 (`ivec`), i1 (`bvec`). `exp2_by`: by whom exp2 is computed: by a
+    polynomial written here, by a rough one between two instructions of AVX-512 (16 lanes), or by the compiler."""
 
-    def __init__(self, width: int, *, own_exp2: bool = True, exp2_powers: tuple[float, ...] = EXP2_POWERS) -> None:
+    def __init__(self, width: int, *, exp2_by: Exp2 = "polynomial") -> None:
         super().__init__()
-        self.width, self.own_exp2, self.exp2_powers = width, own_exp2, exp2_powers
+        self.width, self.exp2_by = width, exp2_by
         self.vec, self.ivec, self.bvec = (f"vector<{width}x{e}>" for e in ("f32", "i32", "i1"))
 
     def type(self, element: str) -> str:
@@ -83,22 +89,41 @@ class Lanes(Text):
         )
 
     def exp2(self, x: str) -> str:
-        """2^x for x <= 0: exactly 0 below -126 and at -inf; NaN stays NaN.
+        """2^x for x <= 0: exactly 0 at -inf, and below -126 (of rough ones, below -149); NaN stays NaN.
 
         x = n + r with n an integer: a polynomial gives 2^r, and n, added to its exponent bits, scales it. n comes from
         adding 1.5 * 2^23, which leaves it in the low bits of the sum.
         """
-        if not self.own_exp2:
+        if self.exp2_by == "compiler":
             return self.vop("math.exp2", x)
+        if self.exp2_by == "avx512":
+            return self._rough_exp2(x)
         rounded = self.vop("arith.addf", x, self.splat(NEAREST_INT))
         r = self.vop("arith.subf", x, self.vop("arith.subf", rounded, self.splat(NEAREST_INT)))
-        p = self.splat(self.exp2_powers[-1])
-        for c in reversed(self.exp2_powers[:-1]):
-            p = self.vop("vector.fma", p, r, self.splat(c))
+        p = self.polynomial(r, EXP2_POWERS)
         bits, n = (self.let(f"arith.bitcast {y} : {self.vec} to {self.ivec}") for y in (p, rounded))
         n = self.arith("shli", n, self.constant("dense<23>", self.ivec), self.ivec)
         scaled = self.let(f"arith.bitcast {self.arith('addi', bits, n, self.ivec)} : {self.ivec} to {self.vec}")
         return self.select(self.compare("olt", x, self.splat(-126.0)), self.splat(0.0), scaled)
+
+    def _rough_exp2(self, x: str) -> str:
+        """vreduceps takes the part of x behind the point, and vscalefps scales a power of it by 2^floor(x)."""
+        part = self._masked("reduce", [(x, self.vec), (self.constant(str(_FLOOR), "i32"), "i32")])
+        return self._masked("scalef", [(self.polynomial(part, ROUGH_EXP2_POWERS), self.vec), (x, self.vec)])
+
+    def _masked(self, name: str, operands: list[tuple[str, str]]) -> str:
+        """An instruction of AVX-512 in all lanes, in the processor's own way of rounding."""
+        operands = [*operands, (self.splat(0.0), self.vec), (self.constant("-1", "i16"), "i16")]
+        values, types = zip(*operands, (self.constant(str(_AS_SET), "i32"), "i32"), strict=True)
+        op = f'llvm.call_intrinsic "llvm.x86.avx512.mask.{name}.ps.512"({", ".join(values)})'
+        return self.let(f"{op} : ({', '.join(types)}) -> {self.vec}")
+
+    def polynomial(self, x: str, powers: tuple[float, ...]) -> str:
+        """The sum of powers of x, with such factors, the lowest first."""
+        p = self.splat(powers[-1])
+        for c in reversed(powers[:-1]):
+            p = self.vop("vector.fma", p, x, self.splat(c))
+        return p
 
     def transpose(self, rows: list[str]) -> list[str]:
         """W vectors of W lanes, transposed, by shuffles that are one or two instructions each (W: 4, 8 or 16)."""
