@@ -22,7 +22,7 @@ from tests.campaign.noise import movement, noisy
 from tests.campaign.shrink import shrink
 from tests.campaign.sketch import KINDS
 
-PARTS = 4
+PARTS = 2
 """Of `chunks.CHUNK` graphs each, so that processes can share them."""
 
 
