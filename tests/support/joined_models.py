@@ -10,7 +10,7 @@ from onnx import compose, helper
 
 def join_models(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
     """A model of one opset whose inputs and outputs are those of all `models`, one after the other; the names of
-    the i-th begin with `m{i}_`. Raises ValueError for models of several opsets."""
+    the i-th begin with `m{i}_`. Symbolic dims of one name are one dim. Raises ValueError for models of several opsets."""
     opsets = {o.version for model in models for o in model.opset_import}
     if len(opsets) != 1:
         raise ValueError(f"models of one opset can be joined, not of {sorted(opsets)}")
@@ -19,4 +19,5 @@ def join_models(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
         [x for g in graphs for x in getattr(g, field)] for field in ("node", "input", "output", "initializer")
     )
     graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", *opsets)], ir_version=9)
+    version = max(model.ir_version for model in models)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", *opsets)], ir_version=version)
