@@ -12,14 +12,15 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto as T
-from onnx import compose, numpy_helper
 from onnx import helper as h
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.iree.test_convolutions import ConvSite, legalized
+from tests.support.joined_models import join_models
 from tests.support.ort_run import run
 
 WIDE, AVX2, AMX, HOST = (parse_target(f"cpu-{name}") for name in ("avx512", "avx2", "amx", "host"))
@@ -205,12 +206,7 @@ def side_by_side(names: list[str], target: Any, folder: Path) -> dict[str, np.nd
     for name in names:
         by_opset.setdefault(CASES[name].model().opset_import[0].version, []).append(name)
     for opset, of in by_opset.items():
-        graphs = [compose.add_prefix(CASES[name].model(), f"m{i}_").graph for i, name in enumerate(of)]
-        nodes, inputs, outputs, constants = (
-            [x for g in graphs for x in getattr(g, field)] for field in ("node", "input", "output", "initializer")
-        )
-        graph = h.make_graph(nodes, "g", inputs, outputs, constants)
-        model = h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=9)
+        model = join_models([CASES[name].model() for name in of])
         compile_model(model, folder / f"{opset}.vmfb", target, parameters="embed")
         got = load_module(folder / f"{opset}.vmfb")(*(x for name in of for x in CASES[name].draw().values()))
         results |= dict(zip(of, got, strict=True))

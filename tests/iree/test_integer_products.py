@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.kernel_report import grouped
-from onnx_fa.iree.run import function_of
+from onnx_fa.iree.run import load_module
 from onnx_fa.spec.linear_words import weight_words
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from tests.iree.test_linear_sites import nodes_of
+from tests.support.joined_models import join_models
 
 AMX, AVX2 = parse_target("cpu-amx"), parse_target("cpu-avx2")
 HOST = parse_target("cpu-host")
@@ -112,19 +114,31 @@ class Product:
         return rng.integers(np.iinfo(self.x).min, np.iinfo(self.x).max + 1, (*self.lead, self.K)).astype(self.x)
 
 
-def check(product: Product, target: Target, folder: Path, x: np.ndarray[Any, Any] | None = None) -> None:
-    """Compares the model in IREE with onnxruntime, its optimiser off and, where that makes nothing else of DequantizeLinear
-    (docs/developer/onnxruntime-bugs.md), on."""
-    import iree.runtime as rt
+Array = np.ndarray[Any, Any]
 
-    model, x = product.model(), product.draw() if x is None else x
-    compile_model(model, folder / "m.vmfb", target, parameters="embed")
-    module = rt.load_vm_flatbuffer_file(str(folder / "m.vmfb"), driver="local-task")
-    got = module[function_of(folder / "m.vmfb")](x).to_host()
+
+def run_all(given: Mapping[str, Product], target: Target, folder: Path) -> dict[str, Array]:
+    """What the products give in IREE, compiled as one model."""
+    compile_model(join_models([p.model() for p in given.values()]), folder / "m.vmfb", target, parameters="embed")
+    results = load_module(folder / "m.vmfb")(*(p.draw() for p in given.values()))
+    return dict(zip(given, map(np.asarray, results), strict=True))
+
+
+def check(product: Product, target: Target, folder: Path) -> None:
+    """Compares the model in IREE with onnxruntime."""
+    compile_model(product.model(), folder / "m.vmfb", target, parameters="embed")
+    x = product.draw()
+    (got,) = load_module(folder / "m.vmfb")(x)
+    compare(product, x, np.asarray(got))
+
+
+def compare(product: Product, x: Array, got: Array) -> None:
+    """With onnxruntime, its optimiser off and, where that makes nothing else of DequantizeLinear
+    (docs/developer/onnxruntime-bugs.md), on."""
     for level in ("ORT_DISABLE_ALL", *["ORT_ENABLE_ALL"] * (product.form != "dequantized")):
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-        (want,) = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
+        (want,) = onnxruntime.InferenceSession(product.model().SerializeToString(), options).run(None, {"x": x})
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(want).max())))
 
 
@@ -217,39 +231,53 @@ def test_what_is_no_site(change: str) -> None:
     assert "LinearSite" not in {n.op_type for n in nodes_of(model, AMX)}
 
 
-@pytest.mark.parametrize("name", [*PRODUCTS, *KEPT])
-def test_numbers(name: str, tmp_path: Path) -> None:
-    check({**PRODUCTS, **KEPT}[name], HOST, tmp_path)
+ALL = {**PRODUCTS, **KEPT}
+WITHOUT = ("plain", "signed", "weight without sign or zero", "dequantized, columns", "dynamic")
 
 
-@pytest.mark.parametrize("name", ["plain", "signed", "weight without sign or zero", "dequantized, columns", "dynamic"])
-def test_numbers_without_the_instruction(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
+    return run_all(ALL, HOST, tmp_path_factory.mktemp("products"))
+
+
+@pytest.fixture(scope="module")
+def numbers_without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
     if why := foreign_cpu(AVX2):
         pytest.skip(why)
-    check({**PRODUCTS, **KEPT}[name], AVX2, tmp_path)
+    return run_all({name: ALL[name] for name in WITHOUT}, AVX2, tmp_path_factory.mktemp("products"))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_numbers(name: str, numbers: dict[str, Array]) -> None:
+    compare(ALL[name], ALL[name].draw(), numbers[name])
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_numbers_without_the_instruction(name: str, numbers_without: dict[str, Array]) -> None:
+    compare(ALL[name], ALL[name].draw(), numbers_without[name])
 
 
 @pytest.mark.parametrize("kind", [T.FLOAT, T.FLOAT16, T.DOUBLE])
 def test_casts_to_bytes(kind: int, tmp_path: Path) -> None:
     """Numbers above 127, too."""
-    import iree.runtime as rt
-
     x = np.arange(256).astype(h.tensor_dtype_to_np_dtype(kind))
     info = [h.make_tensor_value_info("x", kind, [256]), h.make_tensor_value_info("y", T.UINT8, [256])]
     graph = h.make_graph([h.make_node("Cast", ["x"], ["y"], to=T.UINT8)], "g", info[:1], info[1:])
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
     for target in (HOST, *[AVX2] * (not foreign_cpu(AVX2))):
         compile_model(model, tmp_path / "m.vmfb", target, parameters="embed")
-        module = rt.load_vm_flatbuffer_file(str(tmp_path / "m.vmfb"), driver="local-task")
-        got = np.asarray(module[function_of(tmp_path / "m.vmfb")](x).to_host()).view(np.uint8)
+        got = np.asarray(load_module(tmp_path / "m.vmfb")(x)[0]).view(np.uint8)
         assert got.tolist() == list(range(256))
 
 
-@pytest.mark.parametrize("value", [0.0, 2.5, -1.0])
-def test_equal_numbers(value: float, tmp_path: Path) -> None:
+def test_equal_numbers(tmp_path: Path) -> None:
     """The range of zeros alone is nothing, and a scale of nothing would divide by zero."""
     product = Product(form="dynamic")
-    check(product, HOST, tmp_path, np.full((2, 5, 64), value, np.float32))
+    compile_model(product.model(), tmp_path / "m.vmfb", HOST, parameters="embed")
+    run = load_module(tmp_path / "m.vmfb")
+    for value in (0.0, 2.5, -1.0):
+        x = np.full((2, 5, 64), value, np.float32)
+        compare(product, x, np.asarray(run(x)[0]))
 
 
 @st.composite

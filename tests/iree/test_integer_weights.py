@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from onnx import helper as h
 from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.run import function_of, load_module
+from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
+from tests.support.joined_models import join_models
 from tests.support.ort_run import run
 
 HOST, AVX512 = parse_target("cpu-host"), parse_target("cpu-avx512")
@@ -54,21 +56,53 @@ def model(
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.parametrize(("kind", "rows"), [(T.INT4, "n"), (T.UINT4, 9), (T.INT8, "n"), (T.UINT8, 1)])
-def test_numbers(kind: int, rows: int | str, zero: bool, turned: bool, tmp_path: Path) -> None:
-    proto = model(kind, rows, zero=zero, turned=turned)
-    bits = 4 if kind in (T.INT4, T.UINT4) else 8
+@dataclass(frozen=True)
+class Blocks:
+    kind: int
+    rows: int | str
+    zero: bool
+    turned: bool
+
+    def model(self) -> onnx.ModelProto:
+        return model(self.kind, self.rows, zero=self.zero, turned=self.turned)
+
+    def draw(self, n: int) -> np.ndarray:
+        rows = n if isinstance(self.rows, str) else self.rows
+        return np.random.default_rng(4).standard_normal((2, rows, K)).astype(np.float32)
+
+
+BLOCKS = {
+    f"{T.DataType.Name(kind)}-{rows}{'-zero' * zero}{'-turned' * turned}": Blocks(kind, rows, zero, turned)
+    for kind, rows in ((T.INT4, "n"), (T.UINT4, 9), (T.INT8, "n"), (T.UINT8, 1))
+    for zero in (False, True)
+    for turned in (False, True)
+}
+
+
+def compiled(models: Sequence[onnx.ModelProto], folder: Path) -> Callable[..., list[np.ndarray]]:
+    """All models as one function."""
+    compile_model(join_models(models), folder / "m.vmfb", HOST, parameters="embed")
+    return load_module(folder / "m.vmfb")
+
+
+@pytest.fixture(scope="module")
+def of_blocks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.ndarray]]:
+    """By free rows, and by name."""
+    function = compiled([case.model() for case in BLOCKS.values()], tmp_path_factory.mktemp("blocks"))
+    return {n: dict(zip(BLOCKS, function(*(c.draw(n) for c in BLOCKS.values())), strict=True)) for n in (1, 13)}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_numbers(name: str, of_blocks: dict[int, dict[str, np.ndarray]]) -> None:
+    case = BLOCKS[name]
+    proto = case.model()
+    bits = 4 if case.kind in (T.INT4, T.UINT4) else 8
     text = import_model(proto, HOST).text
     assert f"util.call @bits{bits}_" in text and "torch.aten.matmul" not in text
-    compile_model(proto, tmp_path / "m.vmfb", HOST, parameters="embed")
-    function = load_module(tmp_path / "m.vmfb", function=function_of(tmp_path / "m.vmfb"))
     # onnxruntime's optimiser would round x to 8 bits.
-    for count in (1, 13) if rows == "n" else (rows,):
-        x = np.random.default_rng(4).standard_normal((2, count, K)).astype(np.float32)  # type: ignore[arg-type]
-        ((want,), (got,)) = run(proto, {"x": x}, optimise=False), function(x)
-        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+    for n, results in of_blocks.items():
+        (want,) = run(proto, {"x": case.draw(n)}, optimise=False)
+        assert np.abs(results[name] - want).max() <= 2e-6 * np.abs(want).max()
 
 
 @pytest.mark.parametrize(
@@ -116,30 +150,50 @@ def scaled(kind: int, spelling: str, along: str, *, zero: bool, turned: bool) ->
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10)
 
 
-@pytest.mark.parametrize(
-    ("kind", "spelling", "along", "zero", "turned"),
-    [
-        (T.INT8, "linear", "one", False, False),
-        (T.UINT8, "linear", "N", True, True),
-        (T.INT8, "mul", "N", False, True),
-        (T.UINT8, "mul", "N", True, False),
-        (T.INT8, "mul", "one", True, False),
-        (T.INT8, "gemm", "N", True, True),
-        (T.UINT4, "gemm", "one", False, False),
-    ],
+@dataclass(frozen=True)
+class Scales:
+    kind: int
+    spelling: str
+    along: str
+    zero: bool
+    turned: bool
+
+    def model(self) -> onnx.ModelProto:
+        return scaled(self.kind, self.spelling, self.along, zero=self.zero, turned=self.turned)
+
+    def draw(self, batch: int, n: int) -> np.ndarray:
+        lead = (n,) if self.spelling == "gemm" else (batch, n)
+        return np.random.default_rng(4).standard_normal((*lead, K)).astype(np.float32)
+
+
+SCALES = (
+    Scales(T.INT8, "linear", "one", zero=False, turned=False),
+    Scales(T.UINT8, "linear", "N", zero=True, turned=True),
+    Scales(T.INT8, "mul", "N", zero=False, turned=True),
+    Scales(T.UINT8, "mul", "N", zero=True, turned=False),
+    Scales(T.INT8, "mul", "one", zero=True, turned=False),
+    Scales(T.INT8, "gemm", "N", zero=True, turned=True),
+    Scales(T.UINT4, "gemm", "one", zero=False, turned=False),
 )
-def test_scales_of_columns(kind: int, spelling: str, along: str, zero: bool, turned: bool, tmp_path: Path) -> None:
+
+
+@pytest.fixture(scope="module")
+def of_scales(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[np.ndarray]]:
+    """By batch and rows, and by place in `SCALES`."""
+    function = compiled([case.model() for case in SCALES], tmp_path_factory.mktemp("scales"))
+    return {sizes: function(*(case.draw(*sizes) for case in SCALES)) for sizes in ((1, 1), (2, 7))}
+
+
+@pytest.mark.parametrize("place", range(len(SCALES)))
+def test_scales_of_columns(place: int, of_scales: dict[tuple[int, int], list[np.ndarray]]) -> None:
     """Scales that do not change along K: any rows, several free dims."""
-    proto = scaled(kind, spelling, along, zero=zero, turned=turned)
+    proto = SCALES[place].model()
     text = import_model(proto, HOST).text
     assert "util.call @bits" in text and "torch.aten.matmul" not in text
-    compile_model(proto, tmp_path / "m.vmfb", HOST, parameters="embed")
-    function = load_module(tmp_path / "m.vmfb", function=function_of(tmp_path / "m.vmfb"))
-    for lead in ((1,), (7,)) if spelling == "gemm" else ((1, 1), (2, 5)):
-        x = np.random.default_rng(4).standard_normal((*lead, K)).astype(np.float32)
+    for sizes, results in of_scales.items():
         # onnxruntime's optimiser would round x to 8 bits.
-        ((want,), (got,)) = run(proto, {"x": x}, optimise=False), function(x)
-        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+        (want,) = run(proto, {"x": SCALES[place].draw(*sizes)}, optimise=False)
+        assert np.abs(results[place] - want).max() <= 2e-6 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("spelling", ["linear", "mul"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.run import function_of
+from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
 from tests.iree.test_linear_sites import graph_of, sites_of
+from tests.support.joined_models import join_models
 
 HOST, AVX512, AVX2 = (parse_target(name) for name in ("cpu-host", "cpu-avx512", "cpu-avx2"))
 STORED = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -31,13 +34,13 @@ def stored_graph(body: str, kind: str, **options: Any) -> onnx.ModelProto:
     return model
 
 
-def outputs_of(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> list[np.ndarray]:
-    """What the model gives in IREE."""
-    import iree.runtime as rt
-
-    compile_model(model, folder / "m.vmfb", HOST, parameters="embed")
-    got = rt.load_vm_flatbuffer_file(str(folder / "m.vmfb"), driver="local-task")[function_of(folder / "m.vmfb")](x)
-    return [a.to_host() for a in (got if isinstance(got, tuple | list) else [got])]
+def outputs_of(
+    models: Mapping[str, onnx.ModelProto], folder: Path, xs: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """What the models give in IREE, compiled as one."""
+    compile_model(join_models(list(models.values())), folder / "m.vmfb", HOST, parameters="embed")
+    results = load_module(folder / "m.vmfb")(*(xs[name] for name in models))
+    return dict(zip(models, results, strict=True))
 
 
 def reference(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
@@ -54,17 +57,42 @@ CASTS = (
 )
 
 
-@pytest.mark.parametrize("kind", STORED)
-@pytest.mark.parametrize("body", CASTS)
-@pytest.mark.parametrize("rows", [1, 5, "n"])
-def test_stored_weights(body: str, kind: str, rows: int | str, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Stored:
+    body: str
+    kind: str
+    rows: int | str
+
+    def model(self) -> onnx.ModelProto:
+        return stored_graph(self.body, self.kind, x=f"float[2,{self.rows},64] x", outputs=f"float[2,{self.rows},48] y")
+
+    def draw(self) -> np.ndarray:
+        rows = 7 if isinstance(self.rows, str) else self.rows
+        return np.random.default_rng(1).standard_normal((2, rows, 64)).astype(np.float32)
+
+
+CASES = {
+    f"{rows}-{CASTS.index(body)}-{kind}": Stored(body, kind, rows)
+    for rows in (1, 5, "n")
+    for body in CASTS
+    for kind in STORED
+}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    models, xs = {name: c.model() for name, c in CASES.items()}, {name: c.draw() for name, c in CASES.items()}
+    return outputs_of(models, tmp_path_factory.mktemp("stored"), xs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stored_weights(name: str, stored: dict[str, np.ndarray]) -> None:
     """The weight stays in its type until a kernel reads it, whose numbers are those of f32."""
-    model = stored_graph(body, kind, x=f"float[2,{rows},64] x", outputs=f"float[2,{rows},48] y")
-    text, short = import_model(model, AVX512).text, {"float16": "f16", "bfloat16": "bf16"}[kind]
+    case = CASES[name]
+    text, short = import_model(case.model(), AVX512).text, {"float16": "f16", "bfloat16": "bf16"}[case.kind]
     assert text.count("util.call @linear_") == 1 and f"tensor<2x64x32x{short}>" in text
-    x = np.random.default_rng(1).standard_normal((2, 7 if rows == "n" else rows, 64)).astype(np.float32)
-    ((want,), (got,)) = reference(model, x), outputs_of(model, tmp_path, x)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-5 * np.abs(want).max())
+    (want,) = reference(case.model(), case.draw())
+    np.testing.assert_allclose(stored[name], want, rtol=1e-5, atol=2e-5 * np.abs(want).max())
 
 
 def test_a_gemm_of_a_stored_weight() -> None:
@@ -102,19 +130,40 @@ BODIES = (
 )
 
 
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("rows", [1, 9, "n"])
-def test_models_of_f16(body: str, rows: int | str, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Half:
+    body: str
+    rows: int | str
+
+    def model(self) -> onnx.ModelProto:
+        x, y = f"float16[2,{self.rows},64] x", f"float16[2,{self.rows},48] y"
+        return graph_of(self.body, x=x, outputs=y, opset=20)
+
+    def draw(self) -> np.ndarray:
+        rows = 11 if isinstance(self.rows, str) else self.rows
+        return np.random.default_rng(2).standard_normal((2, rows, 64)).astype(np.float16)
+
+
+HALVES = {f"{rows}-{BODIES.index(body)}": Half(body, rows) for rows in (1, 9, "n") for body in BODIES}
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    models, xs = {name: c.model() for name, c in HALVES.items()}, {name: c.draw() for name, c in HALVES.items()}
+    return outputs_of(models, tmp_path_factory.mktemp("halves"), xs)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_models_of_f16(name: str, halves: dict[str, np.ndarray]) -> None:
     """What follows a product is computed in f32, so that the numbers are those of the same model in f32, rounded once."""
-    model = graph_of(body, x=f"float16[2,{rows},64] x", outputs=f"float16[2,{rows},48] y", opset=20)
-    assert import_model(model, AVX512).text.count("util.call @linear_") == body.count("MatMul")
+    model, x, got = HALVES[name].model(), HALVES[name].draw(), halves[name]
+    assert import_model(model, AVX512).text.count("util.call @linear_") == HALVES[name].body.count("MatMul")
     single = onnx.ModelProto.FromString(model.SerializeToString())
     for value in (*single.graph.input, *single.graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT
     for tensor in single.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
-    x = np.random.default_rng(2).standard_normal((2, 11 if rows == "n" else rows, 64)).astype(np.float16)
-    ((want,), (got,)) = reference(single, x.astype(np.float32)), outputs_of(model, tmp_path, x)
+    (want,) = reference(single, x.astype(np.float32))
     assert got.dtype == np.float16
     np.testing.assert_allclose(got.astype(np.float32), want, rtol=2**-10, atol=2**-10 * np.abs(want).max())
     (rounded,) = reference(model, x)
