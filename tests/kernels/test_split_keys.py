@@ -12,7 +12,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.plain import plain_model
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.kernels.choose import emit_kernel
-from onnx_fa.kernels.cpu.combine import splits_of
+from onnx_fa.kernels.cpu.combine import PARTS, splits_of
 from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
 from onnx_fa.spec.attention import AttentionSpec
@@ -73,17 +73,17 @@ def test_split(index: int, compiled: Kernels) -> None:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"Hq": 8, "Hkv": 8}, 1),
-        ({"Hq": 1, "Hkv": 1}, 8),
-        ({"Hq": 3, "Hkv": 3}, 2),
-        ({"Hq": 1, "Hkv": 1, "Skv": 2048}, 2),
-        ({"Hq": 1, "Hkv": 1, "Skv": 2000}, 1),
-        ({"Skv": "t"}, 4),
+        ({"Hq": 1, "Hkv": 1}, PARTS),
+        ({"Hq": 255, "Hkv": 255}, PARTS),
+        ({"Hq": 256, "Hkv": 256}, 1),
+        ({"Hq": 64, "Hkv": 64, "Sq": 128}, 1),
+        ({"Skv": 2048}, PARTS),
+        ({"Skv": 2047}, 1),
+        ({"Skv": "t"}, PARTS),
         ({"batch": ("b",)}, 1),
-        ({"Sq": 128}, 1),
     ],
 )
-def test_when(changes: dict[str, object], wanted: int) -> None:
+def test_when(changes: dict[str, object], wanted: int | str) -> None:
     assert splits_of(_with(_FEW, **{"Skv": 1 << 16} | changes), 32) == wanted
 
 
@@ -108,7 +108,7 @@ def test_random_attentions_split_keys() -> None:
 
 def test_inspection_tells_the_second_dispatch(tmp_path: Path) -> None:
     spec = AttentionSpec("f32", 1, 1, 1, 4096, 16, 16, (1,), scale=0.25)
-    assert emit_kernel(spec, HOST).config["splits"] == 4
+    assert emit_kernel(spec, HOST).config["splits"] == "by cores"
     model = tmp_path / "model.onnx"
     ir.save(plain_model(spec), model)
     done = compile_model(str(model), tmp_path / "model.vmfb", HOST)
