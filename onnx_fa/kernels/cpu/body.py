@@ -38,6 +38,7 @@ from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import ScoreExpr, leaves
 from onnx_fa.spec.switches import ALL_ON, Switch
+from onnx_fa.spec.terms import Dim
 
 _LOWERING = (
     "#iree_cpu.lowering_config<distribution = [0, 0], vector_common_parallel = [0, 0], vector_reduction = [0, 0]>"
@@ -65,7 +66,7 @@ class AttentionBody:
         divided = replace(state, total=self._unless_empty(state.total, 1.0))
         results = [(operands.out, self.kernel.finish_output(divided, self.recurrence.inverse))]
         results += [(slab, self._statistic(i, state)) for i, slab in enumerate(operands.stats)]
-        if operands.splits > 1:
+        if operands.has_parts:
             zeros = (t.splat(0.0),) * self.rows.count
             best = self._unless_empty(
                 divided.best or zeros, 0.0
@@ -144,7 +145,7 @@ class AttentionBody:
 def lane_body(
     spec: AttentionSpec,
     config: VectorConfig,
-    splits: int = 1,
+    splits: Dim = 1,
     *,
     bf16: bool = False,
     off: frozenset[Switch] = ALL_ON,
@@ -160,7 +161,7 @@ def lane_body(
 
 
 def tile_body(
-    spec: AttentionSpec, config: VectorConfig, symbol: str, splits: int = 1, off: frozenset[Switch] = ALL_ON
+    spec: AttentionSpec, config: VectorConfig, symbol: str, splits: Dim = 1, off: frozenset[Switch] = ALL_ON
 ) -> AttentionBody:
     """The body of the dispatch `symbol` for queries along the lanes whose products AMX makes; `off` as in lane_body. Raises
     UnsupportedError where the spec has no such products, or its keys cannot be split."""
@@ -173,7 +174,7 @@ def tile_body(
     return AttentionBody(operands, rows, terms, kernel, VectorLoop(operands, rows, operands.loop), addresses)
 
 
-def few_body(spec: AttentionSpec, config: FewConfig, splits: int = 1, off: frozenset[Switch] = ALL_ON) -> AttentionBody:
+def few_body(spec: AttentionSpec, config: FewConfig, splits: Dim = 1, off: frozenset[Switch] = ALL_ON) -> AttentionBody:
     """The body for a few queries, config.BM; `off` as in lane_body. Raises UnsupportedError where the keys cannot be split."""
     operands = Operands(spec, config, splits, off)
     rows = VectorPerQuery(operands)

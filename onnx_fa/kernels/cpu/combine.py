@@ -2,25 +2,35 @@
 second, small dispatch combines what they found (Flash-Decoding, Dao et al. 2023):
 
     m = max m_s;  O = sum_s 2^(m_s - m) O_s / sum_s 2^(m_s - m) l_s
+
+The program finds how many parts there are, from the keys that it is given and the cores that it runs on. On another number of
+cores, sums are added in another order.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from onnx_fa.derive.loop import MAXIMUM, OLD_MAXIMUM, Loop
 from onnx_fa.derive.writer import write
 from onnx_fa.kernels.cpu.language import VectorLanguage, inverse_of
 from onnx_fa.kernels.cpu.tile_loops import guard_output
-from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, Text, executable, tensor_type
+from onnx_fa.kernels.mlir.entry import tied_dims
+from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
 
-ENOUGH = 8
-"""Workgroups from which on nothing is split."""
+PARTS = "<parts of the keys>"
+"""The symbol of the number of parts, where the program finds it when it runs."""
+EACH = 4
+"""Workgroups per core that are wanted: cores that have fallen behind then leave theirs to others."""
+MOST_GROUPS = 256
+"""Workgroups from which on nothing is split, on however many cores."""
 FEWEST_KEYS = 1024
-"""Keys that make a split worth its part of the second dispatch."""
+"""Keys that make a part worth its share of the second dispatch."""
+_ACCUMULATORS = 8
 
 
 def can_split(spec: AttentionSpec) -> bool:
@@ -30,41 +40,67 @@ def can_split(spec: AttentionSpec) -> bool:
     return known and not spec.stats and spec.rounding is None
 
 
-def splits_of(spec: AttentionSpec, block: int) -> int:
-    """Into how many parts the keys are split: so many that there are ENOUGH workgroups of `block` queries, each with FEWEST_KEYS
-    keys; 1 where they cannot be. A dynamic Skv is taken to be long."""
-    if not can_split(spec):
-        return 1
+def workgroups(spec: AttentionSpec, block: int) -> int:
+    """How many workgroups of `block` queries there are, of a spec that can be split."""
     assert isinstance(spec.Sq, int)
-    groups = math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)) * -(-spec.Sq // block)
-    wanted = ENOUGH // groups
-    most = wanted if isinstance(spec.Skv, str) else spec.Skv // FEWEST_KEYS
-    return max(1, min(wanted, most))
+    return math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)) * -(-spec.Sq // block)
 
 
-def combine_call(t: Text, spec: AttentionSpec, symbol: str, parts: list[str], types: list[str]) -> str:
-    """The dispatch of `combine_executable`."""
+def splits_of(spec: AttentionSpec, block: int) -> Dim:
+    """Into how many parts the keys are split: PARTS, which `count_parts` finds, or 1 where they cannot be, are fewer than two parts
+    have, or where `block` queries each make workgroups for any machine."""
+    if not can_split(spec) or workgroups(spec, block) >= MOST_GROUPS:
+        return 1
+    return 1 if isinstance(spec.Skv, int) and spec.Skv < 2 * FEWEST_KEYS else PARTS
+
+
+def count_parts(t: Text, spec: AttentionSpec, block: int, keys: str) -> str:
+    """The number of parts on this machine: so many that each core has EACH workgroups, of FEWEST_KEYS keys or more. `keys` is the
+    value of Skv. The compiler asks the device for its cores once, when the program is loaded; one that does not know has one."""
+    device = t.let(f"hal.devices.get {t.index(0)} : !hal.device")
+    asked = f'hal.device.query<{device} : !hal.device> key("hal.dispatch" :: "concurrency") : i1, i64 = 1 : i64'
+    workers = t.let(f"arith.index_cast {t.several(asked, 2)[1]} : i64 to index")
+    wanted = t.arith("ceildivui", t.arith("muli", workers, t.index(EACH)), t.index(workgroups(spec, block)))
+    most = t.arith("divui", keys, t.index(FEWEST_KEYS))
+    return t.arith("maxui", t.arith("minui", wanted, most), t.index(1))
+
+
+def combine_call(
+    t: Text, spec: AttentionSpec, symbol: str, parts: list[str], types: list[str], count: str | None = None
+) -> str:
+    """The dispatch of `combine_executable`; `count` is the number of parts, where that is known only at run time."""
     rows = t.index(math.prod(d for d in (*spec.batch, spec.Hq, spec.Sq) if isinstance(d, int)))
+    values, types = ([*parts, count], [*types, INDEX]) if count else (parts, types)
     return t.let(
-        f"flow.dispatch @{symbol}::@{symbol}[{rows}]({', '.join(parts)}) : ({', '.join(types)}) -> "
+        f"flow.dispatch @{symbol}::@{symbol}[{rows}]({', '.join(values)}) : ({', '.join(types)}) -> "
         f"{tensor_type(spec.out_shape, spec.dtype)}"
     )
 
 
 def combine_executable(
-    spec: AttentionSpec, loop: Loop, splits: int, width: int, symbol: str, *, own_exp2: bool = True
+    spec: AttentionSpec, loop: Loop, splits: Dim, width: int, symbol: str, *, own_exp2: bool = True
 ) -> list[str]:
     """One workgroup per query: the parts' O (splits, *B, Hq, Sq, Dv), maxima and sums (splits, *B, Hq, Sq), f32, become the site's
     output. `own_exp2`: whether exp2 is not the compiler's."""
     rows: tuple[Dim, ...] = (splits, *spec.batch, spec.Hq, spec.Sq)
-    shapes = [("%parts", (*rows, spec.Dv)), ("%best", rows), ("%total", rows)]
-    args = [f"{n}: !iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(s, 'f32')}>" for n, s in shapes]
+    args, ties = [], []
+    for name, shape in (("%parts", (*rows, spec.Dv)), ("%best", rows), ("%total", rows)):
+        type_ = f"!iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(shape, 'f32')}>"
+        tied = tied_dims(shape, _DIMS)
+        args.append(f"{name}_: {type_}" if tied else f"{name}: {type_}")
+        if tied:
+            ties.append(f"{name} = flow.dispatch.tie_shape {name}_ : {type_}{tied}")
+    args += [f"{_DIMS[PARTS]}: index"] * bool(ties)
     args.append(f"%out: !iree_tensor_ext.dispatch.tensor<writeonly:{tensor_type(spec.out_shape, spec.dtype)}>")
     counts = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]
-    return executable(symbol, ["%x"], counts, args, _body(spec, loop, splits, width, own_exp2), CPU_TRANSLATION)
+    body = _body(spec, loop, splits, width, own_exp2)
+    return executable(symbol, ["%x"], counts, args, [*ties, *body], CPU_TRANSLATION)
 
 
-def _body(spec: AttentionSpec, loop: Loop, splits: int, width: int, own_exp2: bool) -> list[str]:
+_DIMS = {PARTS: "%count"}
+
+
+def _body(spec: AttentionSpec, loop: Loop, splits: Dim, width: int, own_exp2: bool) -> list[str]:
     while width > spec.Dv:
         width //= 2
     t = Lanes(width, exp2_by="polynomial" if own_exp2 else "compiler")
@@ -75,36 +111,41 @@ def _body(spec: AttentionSpec, loop: Loop, splits: int, width: int, own_exp2: bo
         row.insert(0, t.arith("remui", rest, t.index(d)))
         rest = t.arith("divui", rest, t.index(d))
     rows: tuple[Dim, ...] = (splits, *spec.batch, spec.Hq, spec.Sq)
+    count = t.index(splits) if isinstance(splits, int) else _DIMS[splits]
 
     def load(name: str, shape: tuple[Dim, ...], tail: tuple[int, ...]) -> tuple[str, str]:
-        """All splits of this query."""
+        """All parts of this query."""
         offsets = ["0", *row, *["0"] * len(tail)]
-        sizes = [splits, *[1] * len(row), *tail]
+        sizes = [count if isinstance(splits, str) else str(splits), *["1"] * len(row), *map(str, tail)]
         type_ = tensor_type((splits, *tail), "f32")
-        place = f"offsets = [{', '.join(offsets)}], sizes = {sizes}, strides = {[1] * len(sizes)}"
-        binding = f"!iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(shape, 'f32')}>"
+        place = f"offsets = [{', '.join(offsets)}], sizes = [{', '.join(sizes)}], strides = {[1] * len(sizes)}"
+        binding = f"!iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(shape, 'f32')}>{tied_dims(shape, _DIMS)}"
         return t.let(f"iree_tensor_ext.dispatch.tensor.load {name}, {place} : {binding} -> {type_}"), type_
 
     parts, parts_type = load("%parts", (*rows, spec.Dv), (spec.Dv,))
     bests, totals = load("%best", rows, ()), load("%total", rows, ())
-
-    def numbers(slab: tuple[str, str]) -> list[str]:
-        return [t.broadcast(t.let(f"tensor.extract {slab[0]}[{t.index(s)}] : {slab[1]}")) for s in range(splits)]
-
-    best, total = numbers(bests), numbers(totals)
-    most = best[0]
-    for b in best[1:]:
-        most = t.maximum(b, most)
     language, correction = VectorLanguage(t, spec), loop.one_walk.correction
-    # A part is corrected to the maximum of all as a block corrects what was before it.
-    weights = [
-        t.splat(1.0) if correction is None else write(correction, language, {OLD_MAXIMUM: b, MAXIMUM: most})
-        for b in best
-    ]
-    zero = t.splat(0.0)
-    sums = zero
-    for w, x in zip(weights, total, strict=True):
-        sums = t.vop("vector.fma", w, x, sums)
+    zero, first, one = t.splat(0.0), t.index(0), t.index(1)
+
+    def number(slab: tuple[str, str], s: str) -> str:
+        return t.broadcast(t.let(f"tensor.extract {slab[0]}[{s}] : {slab[1]}"))
+
+    (most,) = t.loop(
+        (one, count, one), [(number(bests, first), t.vec)], lambda s, m: [t.maximum(number(bests, s), m[0])]
+    )
+
+    def weigh(numbers: Callable[[str], list[str]], width: int) -> list[str]:
+        """The sums over the parts of so many vectors of each, weighted."""
+
+        def add(s: str, sums: list[str]) -> list[str]:
+            # A part is corrected to the maximum of all as a block corrects what was before it.
+            old = {OLD_MAXIMUM: number(bests, s), MAXIMUM: most}
+            weight = t.splat(1.0) if correction is None else write(correction, language, old)
+            return [t.vop("vector.fma", weight, x, total) for x, total in zip(numbers(s), sums, strict=True)]
+
+        return t.loop((first, count, one), [(zero, t.vec)] * width, add)
+
+    (sums,) = weigh(lambda s: [number(totals, s)], 1)
     inverse = inverse_of(loop, language, sums)
     places = {axis: x for axis, x in enumerate(row)}
     offsets = [places.get(axis, "0") for axis in spec.o_layout]
@@ -113,15 +154,16 @@ def _body(spec: AttentionSpec, loop: Loop, splits: int, width: int, own_exp2: bo
     out_type, binding = tensor_type((spec.Dv,), spec.dtype), tensor_type(spec.out_shape, spec.dtype)
     writes = f"!iree_tensor_ext.dispatch.tensor<writeonly:{binding}>"
     out = t.let(f"iree_tensor_ext.dispatch.tensor.load %out, {place} : {writes} -> {out_type}")
-    for d in (*range(0, spec.Dv - width, width), spec.Dv - width):  # the last two may overlap
-        x = zero
-        for s, w in enumerate(weights):
-            x = t.vop("vector.fma", w, t.read(parts, parts_type, t.index(s), t.index(d)), x)
-        x = t.vop("arith.mulf", x, inverse)
-        if spec.empty_row == "guarded":  # a row of NaN probabilities is zero as well
-            x = guard_output(t, x, sums)
-        if spec.dtype != "f32":
-            x = t.let(f"arith.truncf {x} : {t.vec} to {t.type(spec.dtype)}")
-        out = t.write(x, out, out_type, t.index(d), element=spec.dtype)
+    starts = [*range(0, spec.Dv - width, width), spec.Dv - width]  # the last two may overlap
+    for i in range(0, len(starts), _ACCUMULATORS):
+        ds = [t.index(d) for d in starts[i : i + _ACCUMULATORS]]
+        found = weigh(lambda s, ds=ds: [t.read(parts, parts_type, s, d) for d in ds], len(ds))  # type: ignore[misc]
+        for d, x in zip(ds, found, strict=True):
+            x = t.vop("arith.mulf", x, inverse)
+            if spec.empty_row == "guarded":  # a row of NaN probabilities is zero as well
+                x = guard_output(t, x, sums)
+            if spec.dtype != "f32":
+                x = t.let(f"arith.truncf {x} : {t.vec} to {t.type(spec.dtype)}")
+            out = t.write(x, out, out_type, d, element=spec.dtype)
     t.do(f"iree_tensor_ext.dispatch.tensor.store {out}, %out, {place} : {out_type} -> {writes}")
     return t.render()

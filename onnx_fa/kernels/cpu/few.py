@@ -14,7 +14,7 @@ from onnx_fa.kernels.tiles.database import Pick, Tiles, pick
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import IndexMask
+from onnx_fa.spec.terms import Dim, IndexMask
 
 MOST_QUERIES = 8
 """From here on, queries along the lanes use the registers better."""
@@ -78,7 +78,7 @@ def unmeasured(spec: AttentionSpec, target: Target, queries: int) -> FewConfig:
 
 
 def emit_few(
-    spec: AttentionSpec, target: Target, name: str, config: FewConfig | None = None, splits: int | None = None
+    spec: AttentionSpec, target: Target, name: str, config: FewConfig | None = None, splits: Dim | None = None
 ) -> Kernel:
     """The kernel of one site with few queries; `splits` as in emit_vector. Raises UnsupportedError where spec or tiles do not
     fit."""

@@ -24,24 +24,27 @@ class Operands:
     """Loads the slabs of one workgroup. The function's arguments are those of `operand_names`, `dims` for the symbols, `outputs`.
 
     `t` is the text of the function, to which all its parts write. Raises UnsupportedError for splits of keys that cannot be
-    split. `off`: optimisations that the body does without. `exp2_by`: as in Lanes, where `off` lets it."""
+    split. `splits`: into how many parts, or the symbol of a number that the program finds (combine.py). `off`: optimisations that
+    the body does without. `exp2_by`: as in Lanes, where `off` lets it."""
 
     def __init__(
         self,
         spec: AttentionSpec,
         config: CpuTiles,
-        splits: int = 1,
+        splits: Dim = 1,
         off: frozenset[Switch] = ALL_ON,
         exp2_by: Exp2 = "polynomial",
     ) -> None:
-        if splits > 1 and not can_split(spec):
+        if splits != 1 and not can_split(spec):
             raise UnsupportedError(
                 "the keys of row statistics, of rounded probabilities, or of a dynamic batch, Hq or Sq, are not split"
             )
         self.spec, self.config, self.splits, self.off = spec, config, splits, off
+        self.has_parts = splits != 1
         self.loop = loop_of(spec, bounded=Switch.MAXIMUM not in off)
         self.t = Lanes(config.lanes, exp2_by="compiler" if Switch.EXP2 in off else exp2_by)
-        self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(spec.symbols)}
+        symbols = (*spec.symbols, splits) if isinstance(splits, str) else spec.symbols
+        self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
         self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)
         self.row_type = tensor_type((config.BM,), "f32")
@@ -68,7 +71,7 @@ class Operands:
             self.lead.insert(0, t.arith("remui", rest, self.dim(d)))
             rest = t.arith("divui", rest, self.dim(d))
         self.key_limits = (t.index(0), self.skv)
-        if self.splits > 1:
+        if self.has_parts:
             self.split = t.let("flow.dispatch.workgroup.id[2] : index")
             self.key_limits = self.split_limits()
         bm = t.index(config.BM)
@@ -109,7 +112,7 @@ class Operands:
         """The workgroup's part of what the dispatch writes."""
         spec = self.spec
         self.stats: list[Slab] = []
-        if self.splits > 1:
+        if self.has_parts:
             lead = [Cut(x, "1", None) for x in (self.split, *self.lead)]
             cuts = [[*lead, queries, self.whole(spec.Dv)], [*lead, queries], [*lead, queries]]
             self.out, self.part_best, self.part_total = (
@@ -128,7 +131,7 @@ class Operands:
     def split_limits(self) -> tuple[str, str]:
         """The keys of this workgroup's split: whole blocks, but for the end; none where there are fewer blocks than splits."""
         t, bk = self.t, self.t.index(self.config.BK)
-        blocks = t.arith("ceildivui", t.arith("ceildivui", self.skv, bk), t.index(self.splits))
+        blocks = t.arith("ceildivui", t.arith("ceildivui", self.skv, bk), self.dim(self.splits))
         keys = t.arith("muli", blocks, bk)
         low = t.arith("muli", self.split, keys)
         return low, t.arith("maxsi", low, t.arith("minsi", t.arith("addi", low, keys), self.skv))
@@ -138,7 +141,7 @@ class Operands:
         """(argument, shape, element type) of what the dispatch writes: the results, or for each split of the keys O, not divided by
         the sum, the maximum and the sum."""
         spec = self.spec
-        if self.splits == 1:
+        if not self.has_parts:
             return [(f"%stat{i - 1}" if i else "%out", *result) for i, result in enumerate(spec.results)]
         rows = (self.splits, *spec.batch, spec.Hq, spec.Sq)
         return [("%out", (*rows, spec.Dv), "f32"), ("%best", rows, "f32"), ("%total", rows, "f32")]
@@ -233,7 +236,7 @@ class Operands:
 
     def in_first_split(self, x: str) -> str:
         """The vector x in the first split of the keys, 0 in the others."""
-        if self.splits == 1:
+        if not self.has_parts:
             return x
         first = self.t.let(f"arith.cmpi eq, {self.split}, {self.t.index(0)} : index")
         return self.t.let(f"arith.select {first}, {x}, {self.t.splat(0.0)} : {self.t.vec}")
@@ -272,7 +275,7 @@ class Operands:
     @property
     def guards_output(self) -> bool:
         """Whether the output is zero where probabilities are NaN. Where keys are split, what combines the parts does that."""
-        return self.spec.empty_row == "guarded" and self.splits == 1
+        return self.spec.empty_row == "guarded" and not self.has_parts
 
     def write_out(self, x: str, result: str, row: str, column: str, inside: bool) -> str:
         """The output with a vector of it replaced, in its element type. `inside`: all lanes lie in it."""

@@ -84,6 +84,6 @@ class VectorLoop:
 
     def inverse(self, total: str) -> str:
         """What the output of a vector of queries is multiplied by; 1 where the keys are split."""
-        if self.operands.splits > 1:
+        if self.operands.has_parts:
             return self.operands.t.splat(1.0)
         return inverse_of(self.loop, self.language({}), total)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.bf16_products import check_dot
 from onnx_fa.kernels.cpu.body import AttentionBody, lane_body
-from onnx_fa.kernels.cpu.combine import combine_call, combine_executable, splits_of
+from onnx_fa.kernels.cpu.combine import PARTS, combine_call, combine_executable, count_parts, splits_of
 from onnx_fa.kernels.cpu.tiles import CpuTiles, VectorConfig, mask_tiles, operand_names, widens
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
@@ -20,6 +20,7 @@ from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 __all__ = ["STACK_BYTES", "VectorConfig", "default_config", "emit_vector", "stack_bytes", "tuned"]
 
@@ -113,10 +114,10 @@ def check_vector(spec: AttentionSpec, target: Target) -> None:
 
 
 def emit_vector(
-    spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None, splits: int | None = None
+    spec: AttentionSpec, target: Target, name: str, config: VectorConfig | None = None, splits: Dim | None = None
 ) -> Kernel:
-    """The kernel of one site as a dispatch of vector code. With `splits` of the keys (None: as many as pay) a small second dispatch
-    combines what they found. Raises UnsupportedError where spec or tiles do not fit."""
+    """The kernel of one site as a dispatch of vector code. With `splits` of the keys (None: as many as pay on the machine that runs
+    it) a small second dispatch combines what they found. Raises UnsupportedError where spec or tiles do not fit."""
     check_vector(spec, target)
     site, spec = spec, fold_queries(spec, merge=target.has(Switch.FOLDING))
     found = None
@@ -139,16 +140,16 @@ def emit_vector(
     return Kernel(name, text, "vector", site, tiles, flags, found.reason if found else "", lossy)
 
 
-def shown(config: CpuTiles, splits: int) -> dict[str, int | str]:
+def shown(config: CpuTiles, splits: Dim) -> dict[str, int | str]:
     """The tiles, for reports."""
-    return {**asdict(config), **({"splits": splits} if splits > 1 else {})}
+    return {**asdict(config), **({} if splits == 1 else {"splits": "by cores" if splits == PARTS else splits})}
 
 
 def dispatch_text(site: AttentionSpec, body: AttentionBody, name: str) -> str:
     """The dispatch of a body and the function that calls it with a site's operands."""
     symbol = f"{name}_attention"
     lines = [*_executable(body, symbol), *_entry(site, body, name, symbol)]
-    if body.operands.splits > 1:
+    if body.operands.has_parts:
         lines += combine_executable(
             body.operands.spec,
             body.operands.loop,
@@ -175,9 +176,12 @@ def _executable(body: AttentionBody, symbol: str) -> list[str]:
             ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
     first_output = len(args) - len(body.operands.outputs)
     args[first_output:first_output] = [f"{d}: index" for d in body.operands.dims.values()]
-    counts = [f"%z = arith.constant {body.operands.splits} : index"]
+    splits = body.operands.splits
+    workload, counts = ["%x", "%y", "%z"], list[str]()
+    if isinstance(splits, int):
+        workload, counts = workload[:2], [f"%z = arith.constant {splits} : index"]
     helpers = (body.addresses.helper, body.addresses.keep) if body.addresses is not None else ((), "")
-    return executable(symbol, ["%x", "%y"], counts, args, [*ties, *body.render()], CPU_TRANSLATION, helpers)
+    return executable(symbol, workload, counts, args, [*ties, *body.render()], CPU_TRANSLATION, helpers)
 
 
 def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> list[str]:
@@ -186,7 +190,13 @@ def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> 
     spec, entry = body.operands.spec, KernelEntry(site, name)
     t = entry.t
     for symbolic, value in body.operands.dims.items():
-        entry.measure(symbolic, value)
+        if symbolic != PARTS:
+            entry.measure(symbolic, value)
+    workload = []
+    if body.operands.splits == PARTS:
+        keys = t.index(spec.Skv) if isinstance(spec.Skv, int) else body.operands.dims[spec.Skv]
+        entry.dims[PARTS] = count_parts(t, spec, body.operands.config.BM, keys)
+        workload = [entry.dims[PARTS]]
     if isinstance(spec.Sq, int):
         blocks = t.index(-(-spec.Sq // body.operands.config.BM))
     else:
@@ -196,14 +206,18 @@ def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> 
         if isinstance(d, str):
             heads = t.arith("muli", heads, body.operands.dims[d])
     shapes, elements = operand_shapes(spec), operand_types(spec)
-    values = [*entry.pass_operands(operand_shapes(site), shapes, elements), *body.operands.dims.values()]
+    values = [
+        *entry.pass_operands(operand_shapes(site), shapes, elements),
+        *(entry.dims[d] for d in body.operands.dims),
+    ]
     passed = [entry.typed(shape, element) for shape, element in zip(shapes, elements, strict=True)]
     passed += [INDEX] * len(body.operands.dims)
-    call = f"flow.dispatch @{symbol}::@{symbol}[{blocks}, {heads}]({', '.join(values)}) : ({', '.join(passed)})"
+    groups = ", ".join([blocks, heads, *workload])
+    call = f"flow.dispatch @{symbol}::@{symbol}[{groups}]({', '.join(values)}) : ({', '.join(passed)})"
     outputs = [entry.typed(shape, element) for _, shape, element in body.operands.outputs]
     made = t.several(f"{call} -> {listed_types(outputs)}", len(outputs))
-    if body.operands.splits > 1:
-        made = [combine_call(t, spec, f"{name}_combine", made, outputs)]
+    if body.operands.has_parts:
+        made = [combine_call(t, spec, f"{name}_combine", made, outputs, entry.dims.get(PARTS))]
     results = [
         entry.reshape(x, old, new, d) for x, (old, d), (new, _) in zip(made, spec.results, site.results, strict=True)
     ]
