@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_fa.errors import one_line
+from onnx_fa.errors import RunError, one_line
 from onnx_fa.machine import cpu_name, gpu_name
 from onnx_fa.zoo.store import Store
 from onnx_fa.zoo.worker_facts import Facts, code_here, facts_here, other_code
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 QUIET = "quiet"
 """The resource of workers that take nothing but timing: `dask worker ADDRESS --resources quiet=1`."""
+LATER = "run again when there is one, and what is done is taken over"
 
 
 class Crew:
@@ -40,17 +41,27 @@ class Crew:
             self._probe = store.put(path)
 
     def look(self) -> None:
-        """Takes in workers that are new, and lets go of those that are gone."""
-        known: dict[str, Any] = self._client.scheduler_info()["workers"]
+        """Takes in workers that are new, and lets go of those that are gone. Raises RunError where the scheduler is."""
+        known = self._known()
         for crew in (self.steps, self.timing):
             for address in crew.keys() - known.keys():
                 del crew[address]
-        if new := sorted(known.keys() - self.facts.keys() - self._refused):
+        # One that was gone may be back under its address, restarted on a port that its owner fixed.
+        if new := sorted(known.keys() - self.steps.keys() - self.timing.keys() - self._refused):
             said: dict[str, Any] = self._client.run(
                 facts_here, self._target, self._store.url, self._probe, workers=new, on_error="return"
             )
             facts = {a: f for a in new if isinstance(f := self._judged(a, said.get(a), known[a]), Facts)}
             self._take(facts, known)
+
+    def _known(self) -> dict[str, Any]:
+        # Client.scheduler_info() has been one of five workers at most, and a client's own poll may replace it in between.
+        scheduler: Any = self._client.scheduler
+        try:
+            found: dict[str, Any] = self._client.sync(scheduler.identity, n_workers=-1)["workers"]
+        except OSError as e:
+            raise RunError(f"the scheduler is gone: {LATER}") from e
+        return found
 
     def refuse(self, address: str, why: str) -> None:
         """Gives that worker nothing any more."""

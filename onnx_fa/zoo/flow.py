@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from onnx_fa.errors import RunError, one_line
-from onnx_fa.zoo.crew import QUIET, Crew
+from onnx_fa.zoo.crew import LATER, QUIET, Crew
 from onnx_fa.zoo.entry_run import EntryRun, Job
 from onnx_fa.zoo.remote_entry import RemoteEntry
 from onnx_fa.zoo.remote_step import run_job
@@ -141,7 +141,7 @@ class Flow:
             self._fail(flight, _words(error))
         else:  # cancelled, for the scheduler does not know it
             if self._client.status != "running":
-                raise RunError(f"the scheduler is gone: {_LATER}")
+                raise RunError(f"the scheduler is gone: {LATER}")
             self._again(flight)
 
     def _answer(self, flight: _Flight, answer: Json) -> None:
@@ -190,7 +190,7 @@ class Flow:
             self._stuck_since = now
             self._say(f"no worker is left: waiting {PATIENCE_S:g} s for one")
         elif now - self._stuck_since > PATIENCE_S:
-            raise RunError(f"no worker is left for {'timing' if waiting == {True} else 'the steps'}: {_LATER}")
+            raise RunError(f"no worker is left for {'timing' if waiting == {True} else 'the steps'}: {LATER}")
 
 
 def _words(error: BaseException | None) -> str:
@@ -199,6 +199,3 @@ def _words(error: BaseException | None) -> str:
     if isinstance(error, KilledWorker):
         return f"each of {error.allowed_failures + 1} workers died of it, the last of them {error.last_worker.address}"
     return f"the worker failed: {one_line(error) if error else 'no message'}"
-
-
-_LATER = "run again when there is one, and what is done is taken over"

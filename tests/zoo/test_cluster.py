@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import psutil
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
@@ -27,6 +28,7 @@ import tests.support.tiny as tiny
 from onnx_fa.cli.command import main
 from onnx_fa.errors import OnnxFaError, RunError
 from onnx_fa.zoo.cluster import Cluster, cluster
+from onnx_fa.zoo.crew import Crew
 from onnx_fa.zoo.entries import Entry
 from onnx_fa.zoo.run import Elsewhere, read_results, run
 from onnx_fa.zoo.settings import Settings
@@ -110,7 +112,7 @@ def client() -> Iterator[Client]:
 
 
 def workers(*specs: Json) -> Any:
-    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "port": 0, "host": "127.0.0.1"}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0", "port": 0, "host": "127.0.0.1"}}
     return SpecCluster(workers=dict(enumerate(specs)), scheduler=scheduler, silence_logs=50)
 
 
@@ -251,6 +253,38 @@ def test_no_worker_is_left(client: Client, steps: Steps, tmp_path: Path, monkeyp
     with pytest.raises(RunError, match="no worker is left for the steps: run again"):
         run(ENTRIES, "cpu-host", tmp_path / "out", ALL, elsewhere=on.cluster)
     assert on.said[-1] == "no worker is left: waiting 0.1 s for one"
+
+
+def test_a_worker_that_is_back_under_its_address(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Restarted on the same port: it is taken in again, and asked again what code it has."""
+    crew = Crew(client, "cpu-host", Store(tmp_path), print)
+    crew.look()
+    before = dict(crew.steps), dict(crew.timing)
+    with monkeypatch.context() as patch:
+        patch.setattr(Crew, "_known", lambda self: {})
+        crew.look()
+    assert not crew.steps and not crew.timing
+    crew.look()
+    assert (crew.steps, crew.timing) == before and len(before[0]) == 2
+
+
+def test_the_scheduler_is_gone(steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "LOOK_S", 0.1)
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        workers(BUSY) as made,
+        Client(made.scheduler_address, set_as_default=False) as client,
+    ):
+        on = On(client, tmp_path / "store")
+
+        def stop(entry: str, step: str, taken: bool) -> None:
+            if made.status.name == "running":
+                made.close()
+
+        with pytest.raises(RunError, match="the scheduler is gone: run again"):
+            run(ENTRIES, "cpu-host", tmp_path / "out", ALL, stop, elsewhere=on.cluster)
 
 
 @pytest.mark.parametrize(
