@@ -79,7 +79,7 @@ def cluster(
                 n_workers=workers,
                 threads_per_worker=1,
                 memory_limit=None,
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",
                 silence_logs=logging.CRITICAL,
             )
             stack.enter_context(local)

@@ -57,6 +57,8 @@ class Crew:
     def _known(self) -> dict[str, Any]:
         # Client.scheduler_info() has been one of five workers at most, and a client's own poll may replace it in between.
         scheduler: Any = self._client.scheduler
+        if scheduler is None:  # the client has given up
+            raise RunError(f"the scheduler is gone: {LATER}")
         try:
             found: dict[str, Any] = self._client.sync(scheduler.identity, n_workers=-1)["workers"]
         except OSError as e:
