@@ -24,7 +24,10 @@ from onnx_fa.zoo.store import Store
 def workers() -> Iterator[Any]:
     """One for steps and one for timing, in this process."""
     options: dict[str, Any] = {"nthreads": 1, "host": "127.0.0.1"}
-    specs = {"a": {"cls": Worker, "options": options}, "b": {"cls": Worker, "options": options | {"resources": {"quiet": 1}}}}
+    specs = {
+        "a": {"cls": Worker, "options": options},
+        "b": {"cls": Worker, "options": options | {"resources": {"quiet": 1}}},
+    }
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0", "port": 0, "host": "127.0.0.1"}}
     with SpecCluster(workers=specs, scheduler=scheduler, silence_logs=50) as made:
         yield made
@@ -54,5 +57,25 @@ def test_a_scheduler_that_is_gone_ends_the_run(workers: Any, tmp_path: Path, mon
         found = Cluster(client, "cpu-host", Store(tmp_path / "store"), False, said.append)
         entries = [Entry(n, "family", n) for n in ("a", "b")]
         with pytest.raises(RunError, match=r"the scheduler (is gone|does not answer): run again"):
-            run(entries, "cpu-host", tmp_path / "out", Settings(steps=("explain",)), lambda *_: workers.close(), None, found)
+            run(
+                entries,
+                "cpu-host",
+                tmp_path / "out",
+                Settings(steps=("explain",)),
+                lambda *_: workers.close(),
+                None,
+                found,
+            )
     assert len(list((tmp_path / "store" / "records").iterdir())) == 1 and not said
+
+
+def test_quiet_for_several_models_at_a_time_is_refused(tmp_path: Path) -> None:
+    worker = {"cls": Worker, "options": {"nthreads": 2, "host": "127.0.0.1", "resources": {"quiet": 2}}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0", "port": 0, "host": "127.0.0.1"}}
+    said: list[str] = []
+    with SpecCluster(workers={"a": worker}, scheduler=scheduler, silence_logs=50) as made:
+        with Client(made, set_as_default=False) as client:
+            client.wait_for_workers(1)
+            crew = Crew(client, "cpu-host", Store(tmp_path), said.append)
+            crew.look()
+    assert len(said) == 1 and "refused: quiet=2: a worker times one model at a time" in said[0] and not crew.timing
