@@ -18,7 +18,7 @@ from onnx_fa.zoo.remote_step import run_job
 from onnx_fa.zoo.run import Advance
 from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, RUNNING, USES
 from onnx_fa.zoo.step_process import record
-from onnx_fa.zoo.store import Store, StoreError
+from onnx_fa.zoo.store import LostFileError, Store, StoreError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -136,8 +136,8 @@ class Flow:
             self._answer(flight, future.result())
         elif future.status == "error":
             error = future.exception()
-            if isinstance(error, StoreError):
-                raise error
+            if isinstance(error, StoreError) and not isinstance(error, LostFileError):
+                raise error  # no step could go on; a file that is lost ends what is made from it alone
             self._fail(flight, _words(error))
         else:  # cancelled, for the scheduler does not know it
             if self._client.status != "running":
@@ -198,4 +198,6 @@ def _words(error: BaseException | None) -> str:
 
     if isinstance(error, KilledWorker):
         return f"each of {error.allowed_failures + 1} workers died of it, the last of them {error.last_worker.address}"
+    if isinstance(error, LostFileError):
+        return str(error)
     return f"the worker failed: {one_line(error) if error else 'no message'}"

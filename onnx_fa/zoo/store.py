@@ -21,6 +21,10 @@ class StoreError(OnnxFaError):
     """The store cannot be read or written, or what is in it is damaged."""
 
 
+class LostFileError(StoreError):
+    """A file that should be in the store is not there, or damaged."""
+
+
 class Store:
     """`url` names the folder from everywhere that shares it. Raises StoreError, as every method does."""
 
@@ -65,10 +69,10 @@ class Store:
             try:
                 self._fs.get_file(name, str(path))
             except FileNotFoundError as e:
-                raise StoreError(f"{self.url}: no file {digest} in it: {_AGAIN}") from e
+                raise LostFileError(f"{self.url}: no file {digest} in it: {_AGAIN}") from e
             if file_digest(path) != digest:
                 self._fs.rm_file(name)
-                raise StoreError(f"{self.url}: the file {digest} was damaged and is taken out: {_AGAIN}")
+                raise LostFileError(f"{self.url}: the file {digest} was damaged and is taken out: {_AGAIN}")
 
     def note(self, name: str, record: Json) -> None:
         """Keeps what a step said."""

@@ -187,6 +187,25 @@ def test_timing_comes_last_where_it_has_no_machine(steps: Steps, tmp_path: Path)
     assert names.index("bench") == len(names) - len(ENTRIES)
 
 
+def test_a_file_that_is_lost_ends_what_is_made_from_it(client: Client, steps: Steps, tmp_path: Path) -> None:
+    """Of one model, in the middle of a run; the next run makes it again."""
+    place, settings = tmp_path / "store", Settings(steps=("rewrite",))
+
+    def damage(entry: str, step: str, taken: bool) -> None:
+        if (entry, step, taken) == ("a", "export", False):
+            [path] = [p for p in place.glob("files/*") if p.read_text() == "model of a"]
+            path.write_text("torn")
+
+    def ok(results: list[Json]) -> Json:
+        return {r["name"]: [s["ok"] for s in r["steps"].values()] for r in results}
+
+    results = run(ENTRIES, "cpu-host", tmp_path / "a", settings, damage, elsewhere=On(client, place).cluster)
+    assert ok(results) == {"d/e": [True, True], "odd": [True, True], "a": [True, False]}
+    assert results[-1]["steps"]["rewrite"]["message"].endswith("run again, and the step that made it is run again")
+    results = run(ENTRIES, "cpu-host", tmp_path / "b", settings, elsewhere=On(client, place).cluster)
+    assert all(all(said) for said in ok(results).values()) and steps.counts()["a", "export"] == 2
+
+
 # Workers that are refused, or not there.
 
 
