@@ -73,9 +73,11 @@ def test_quiet_for_several_models_at_a_time_is_refused(tmp_path: Path) -> None:
     worker = {"cls": Worker, "options": {"nthreads": 2, "host": "127.0.0.1", "resources": {"quiet": 2}}}
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0", "port": 0, "host": "127.0.0.1"}}
     said: list[str] = []
-    with SpecCluster(workers={"a": worker}, scheduler=scheduler, silence_logs=50) as made:
-        with Client(made, set_as_default=False) as client:
-            client.wait_for_workers(1)
-            crew = Crew(client, "cpu-host", Store(tmp_path), said.append)
-            crew.look()
+    with (
+        SpecCluster(workers={"a": worker}, scheduler=scheduler, silence_logs=50) as made,
+        Client(made, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(1)
+        crew = Crew(client, "cpu-host", Store(tmp_path), said.append)
+        crew.look()
     assert len(said) == 1 and "refused: quiet=2: a worker times one model at a time" in said[0] and not crew.timing
