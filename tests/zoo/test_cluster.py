@@ -127,7 +127,7 @@ def test_the_same_results_as_here(client: Client, steps: Steps, tmp_path: Path) 
     here, there = tmp_path / "here", tmp_path / "there"
     run(ENTRIES, "cpu-host", here, ALL)
     steps.ran.clear()
-    run(ENTRIES, "cpu-host", there, ALL, elsewhere=On(client, f"memory://{tmp_path.name}").cluster)
+    run(ENTRIES, "cpu-host", there, ALL, elsewhere=On(client, f"file://{tmp_path}/store").cluster)
     for name in ("results.jsonl", "run.json"):
         assert (there / name).read_text().replace("/there/", "/here/") == (here / name).read_text()
     kept = {p.relative_to(here): p for p in here.rglob("*") if p.is_file()}
