@@ -18,7 +18,7 @@ MEMORY = 8 << 30
 MADE = {
     "export": ("model.onnx", "model.static.onnx", "model.dynamic.onnx", "inputs.npz", "unpacked/**/*"),
     "explain": ("sites.html",),
-    "compile": ("model.vmfb",),
+    "compile": ("model.vmfb", "model.irpa"),
     "stock": ("stock.vmfb",),
     "iree-import": ("iree.mlir",),
     "iree-compile": ("iree.vmfb",),
