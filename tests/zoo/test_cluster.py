@@ -76,7 +76,10 @@ class Steps:
             return record(False, f"{folder.resolve()}/spec.mlir: cannot be", seconds=1.0)
         if step in ("compile", "stock"):
             (folder / ("model.vmfb" if step == "compile" else "stock.vmfb")).write_text(step)
+        if step == "compile":
+            (folder / "model.irpa").write_text("weights")  # of a large model, beside its module
         if step == "bench":
+            assert (folder / "model.irpa").read_text() == "weights"
             assert [(folder / f"{n}.vmfb").exists() for n in ("model", "stock")] == [True, name != "odd"]
             return record(True, "", data={"ratios": {}})
         if step == "explain":
@@ -132,7 +135,7 @@ def test_the_same_results_as_here(client: Client, steps: Steps, tmp_path: Path) 
         assert (there / name).read_text().replace("/there/", "/here/") == (here / name).read_text()
     kept = {p.relative_to(here): p for p in here.rglob("*") if p.is_file()}
     assert {p.relative_to(there) for p in there.rglob("*") if p.is_file()} == {
-        p for p in kept if p.suffix not in (".onnx", ".vmfb") and p.name != "entry.json"
+        p for p in kept if p.suffix not in (".onnx", ".vmfb", ".irpa") and p.name != "entry.json"
     }
     assert (there / "work" / "odd" / "stock.log").read_text() == "all of it"
     assert set(steps.counts().values()) == {1}
