@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ def add(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Non
     )
     choice(sub)
     _add_work(sub)
+    sub.add_argument(
+        "--scheduler",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="the steps go to the workers of this Dask scheduler; without ADDRESS, to --jobs workers on this machine",
+    )
+    sub.add_argument(
+        "--store",
+        metavar="URL",
+        help="with --scheduler: a folder, or a URL of fsspec, that all workers reach (default: store in the results)",
+    )
     sub.add_argument("--steps", metavar="A,B", help="only these steps, and what they need; check follows compile")
     sub.add_argument("--rounds", type=_positive, default=5, metavar="N", help="timed rounds (default: %(default)s)")
     sub.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads (default: %(default)s)")
@@ -264,8 +277,8 @@ def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
         TimeRemainingColumn,
     )
 
-    from onnx_fa.zoo.run import Settings
     from onnx_fa.zoo.run import run as run_all
+    from onnx_fa.zoo.settings import Settings
     from onnx_fa.zoo.shards import part
 
     if not args.stretch > 0:
@@ -299,4 +312,28 @@ def _run(args: argparse.Namespace, steps: tuple[str, ...]) -> list[Any]:
             if count and not shown and args.verbose >= 0:
                 print(f"{count} of {len(entries)}{what}: {entry}", file=sys.stderr, flush=True)
 
-        return run_all(whole, args.target, Path(args.output), settings, advance, args.shard)
+        with _elsewhere(args, settings, entries) as elsewhere:
+            return run_all(whole, args.target, Path(args.output), settings, advance, args.shard, elsewhere)
+
+
+@contextlib.contextmanager
+def _elsewhere(args: argparse.Namespace, settings: Any, entries: list[Any]) -> Iterator[Any]:
+    """The cluster of `--scheduler`; None without."""
+    if getattr(args, "scheduler", None) is None:
+        if getattr(args, "store", None):
+            raise OnnxFaError("--store: is for --scheduler")
+        yield None
+        return
+    if args.scheduler and args.jobs != 1:
+        raise OnnxFaError(
+            "--jobs: the workers of a scheduler say how much they take; it is for --scheduler without ADDRESS"
+        )
+    from onnx_fa.zoo.cluster import cluster
+
+    def say(line: str) -> None:
+        print(printable(f"onnx-fa: {line}"), file=sys.stderr, flush=True)
+
+    place = args.store or Path(args.output) / "store"
+    steps = sorted({s for e in entries for s in settings.wanted_of(e)})
+    with cluster(args.scheduler, args.jobs, place, args.target, steps, say) as found:
+        yield found

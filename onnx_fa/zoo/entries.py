@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
-from importlib import metadata
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.files import read_text
-from onnx_fa.machine import PACKAGES
 from onnx_fa.spec.target import parse_target
 
 Source = Literal["family", "variant", "model", "package", "path", "url", "missing"]
@@ -171,37 +167,3 @@ def chosen(entries: Iterable[Entry], filters: Sequence[str], target: str, subset
             f"no entry of the zoo for {target} is called {', '.join(filters) or 'so'}: see onnx-fa zoo list"
         )
     return found
-
-
-@lru_cache
-def _code() -> str:
-    """A digest of this package's sources and of the versions that shape results."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parent.parent
-    folders = [root, *(p for n in ("models", "patterns") for p in (root / n, root.parent / n) if p.is_dir())]
-    for folder in dict.fromkeys(folders):
-        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.json"))):
-            digest.update(path.read_bytes())
-    for name in (*PACKAGES, "transformers", "onnxscript", "onnx-ir"):
-        try:
-            digest.update(f"{name} {metadata.version(name)}".encode())
-        except metadata.PackageNotFoundError:
-            continue  # then nothing depends on it
-    return digest.hexdigest()
-
-
-def key(entry: Entry, target: str, settings: dict[str, Any]) -> str:
-    """A digest of all that an entry's results depend on (not what is expected of them): with the same key, a later run takes them
-    over."""
-    suite = replace(entry.suite, config="", outcome="pass") if entry.suite else None
-    source = replace(
-        entry, base="", sites=None, misses=0, variants=(), known=(), subset=False, targets=(), suite=suite, skip=()
-    )
-    data: dict[str, Any] = {"entry": source.to_dict(), "target": target, "settings": settings}
-    if entry.source == "path":
-        file = Path(entry.base) / entry.of
-        data["file"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
-        if entry.suite and entry.suite.flagfile:  # its inputs and outputs lie beside it
-            beside = sorted(p for p in (Path(entry.base) / entry.suite.flagfile).parent.iterdir() if p.is_file())
-            data["beside"] = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in beside}
-    return hashlib.sha256((json.dumps(data, sort_keys=True) + _code()).encode()).hexdigest()[:16]

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-import onnx_fa.zoo.run as running
 from onnx_fa.cli.command import main
 from onnx_fa.errors import OnnxFaError
 from onnx_fa.zoo.compare import read_baseline, write_baseline
 from onnx_fa.zoo.entries import Entry, default_file, folder_name, load
+from onnx_fa.zoo.entry_run import EntryRun, Job
 from onnx_fa.zoo.merge import merge
-from onnx_fa.zoo.run import Settings, read_results, run
+from onnx_fa.zoo.run import read_results, run
+from onnx_fa.zoo.settings import Settings
 from onnx_fa.zoo.shards import Shard, parse_shard, part, zoo_digest
 from onnx_fa.zoo.stages import ALL_STEPS
+from onnx_fa.zoo.step_process import record
 from tests.support.cli_process import run_main
 
 
@@ -63,19 +65,19 @@ QUICK = Settings(steps=("explain",))
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(state: Any, step: str, timeout_s: float) -> dict[str, Any]:
+    def start(state: Any, job: Job) -> dict[str, Any]:
         (state.folder / "model.onnx").write_bytes(b"model")
-        if step == "explain":
+        if job.step == "explain":
             (state.folder / "sites.html").write_text(f"<p>site of {state.entry.name}</p>")
             if state.entry.name == "a":
                 (state.folder / "explain.log").write_text("what it said")
-                return running._said(False, "cannot be read", seconds=1.0)
+                return record(False, "cannot be read", seconds=1.0)
         return {
-            **running._said(True, "", seconds=1.0),
-            "data": {"sites": [], "misses": []} if step == "explain" else {},
+            **record(True, "", seconds=1.0),
+            "data": {"sites": [], "misses": []} if job.step == "explain" else {},
         }
 
-    monkeypatch.setattr(running._EntryRun, "_start", start)
+    monkeypatch.setattr(EntryRun, "start", start)
 
 
 def shards(folder: Path, count: int = 2, settings: Settings = QUICK, entries: list[Entry] = ENTRIES) -> list[Path]:

@@ -19,9 +19,10 @@ from onnx_fa.errors import CompileError, OnnxFaError, RunError
 from onnx_fa.spec.target import parse_target
 from onnx_fa.zoo.collections import read
 from onnx_fa.zoo.compare import compare, summary
-from onnx_fa.zoo.entries import Entry, Suite, key
+from onnx_fa.zoo.entries import Entry, Suite
 from onnx_fa.zoo.jsonc import read_jsonc
 from onnx_fa.zoo.judge import judge
+from onnx_fa.zoo.keys import key
 from onnx_fa.zoo.stages import ALL_STEPS, OF_SUITE, steps_of
 from onnx_fa.zoo.steps import STEPS
 from onnx_fa.zoo.suite_steps import flags_for_any_device

@@ -18,7 +18,6 @@ import onnx
 import pytest
 
 import onnx_fa.models.export as exporting
-import onnx_fa.zoo.run as running
 import tests.support.tiny as tiny
 from onnx_fa.cli.command import main
 from onnx_fa.errors import OnnxFaError, RunError, UnsupportedError
@@ -30,11 +29,15 @@ from onnx_fa.models.families import FAMILIES
 from onnx_fa.models.variants import VARIANTS
 from onnx_fa.spec.target import parse_target
 from onnx_fa.zoo import compare as comparing
-from onnx_fa.zoo.entries import Entry, chosen, default_file, key, load
+from onnx_fa.zoo.entries import Entry, chosen, default_file, load
+from onnx_fa.zoo.entry_run import EntryRun, Job
 from onnx_fa.zoo.judge import judge
+from onnx_fa.zoo.keys import key
 from onnx_fa.zoo.report import junit, markdown, row, sparkline, write_reports
-from onnx_fa.zoo.run import Settings, read_results, run
+from onnx_fa.zoo.run import read_results, run
+from onnx_fa.zoo.settings import TIMEOUTS, Settings
 from onnx_fa.zoo.stages import NEEDS, steps_of
+from onnx_fa.zoo.step_process import record
 from onnx_fa.zoo.steps import STEPS
 from tests.explainer.test_explain_page import checked
 
@@ -231,14 +234,14 @@ def test_timing_takes_what_the_stock_road_made(tmp_path: Path, monkeypatch: pyte
     asked: list[Any] = []
     made = {"stock": b"one"}
 
-    def start(state: Any, step: str, timeout_s: float) -> dict[str, Any]:
-        if step == "bench":
-            asked.append(json.loads((state.folder / "entry.json").read_text())["settings"].get("uses"))
-        if step == "stock":
+    def start(state: Any, job: Job) -> dict[str, Any]:
+        if job.step == "bench":
+            asked.append(job.settings.get("uses"))
+        if job.step == "stock":
             (state.folder / "stock.vmfb").write_bytes(made["stock"])
-        return {**running._said(step != "stock" or bool(made["stock"]), "why"), "data": {}}
+        return {**record(job.step != "stock" or bool(made["stock"]), "why"), "data": {}}
 
-    monkeypatch.setattr(running._EntryRun, "_start", start)
+    monkeypatch.setattr(EntryRun, "start", start)
     entry = Entry("e", "family", "bert")
     for steps in (("bench",), ("bench", "stock"), ("bench", "stock")):
         run([entry], "cpu-host", tmp_path, dataclasses.replace(QUICK, steps=steps))
@@ -253,17 +256,17 @@ def test_what_was_damaged_since_is_made_again(tmp_path: Path, monkeypatch: pytes
     """A file that a step left, its record, or an export in the cache."""
     made: list[str] = []
 
-    def start(state: Any, step: str, timeout_s: float) -> dict[str, Any]:
-        made.append(step)
+    def start(state: Any, job: Job) -> dict[str, Any]:
+        made.append(job.step)
         (state.folder / "model.onnx").write_bytes(b"model")
-        return {**running._said(True, ""), "data": {}}
+        return {**record(True, ""), "data": {}}
 
-    monkeypatch.setattr(running._EntryRun, "_start", start)
+    monkeypatch.setattr(EntryRun, "start", start)
     entry = Entry("e", "family", "bert")
 
     def again() -> int:
         before = len(made)
-        state = running._EntryRun(entry, "cpu-host", tmp_path / "e", QUICK)
+        state = EntryRun(entry, "cpu-host", tmp_path / "e", QUICK)
         assert state.do("export") == (len(made) == before)
         return len(made) - before
 
@@ -371,11 +374,11 @@ def test_what_compiles_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     entries, settings = load(zoo_file(tmp_path, 'name = "a"\npath = "a.onnx"')), Settings(steps=("compile",))
     started: list[str] = []
 
-    def start(self: Any, step: str, timeout_s: float) -> dict[str, Any]:
-        started.append(step)
-        return running._said(True, "")
+    def start(self: Any, job: Job) -> dict[str, Any]:
+        started.append(job.step)
+        return record(True, "")
 
-    monkeypatch.setattr(running._EntryRun, "_start", start)
+    monkeypatch.setattr(EntryRun, "start", start)
     assert run(entries, "cpu-host", tmp_path / "here", settings)[0]["steps"]["check"]["ok"]
     for target, why in (("cpu-neon", "architecture"), ("cuda-sm_80", "device cuda")):
         (result,) = run(entries, target, tmp_path / target, settings)
@@ -400,7 +403,7 @@ def test_a_site_without_a_kernel_is_caught(tmp_path: Path, monkeypatch: pytest.M
 def test_steps_are_stopped_at_their_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that hangs fails with that reason, and what needs it is not tried."""
     tiny.attention(tmp_path / "a.onnx")
-    monkeypatch.setitem(running.TIMEOUTS, "export", 0.2)
+    monkeypatch.setitem(TIMEOUTS, "export", 0.2)
     (result,) = run([Entry("a", "path", "a.onnx", base=str(tmp_path))], "cpu-host", tmp_path / "out", QUICK)
     assert "was stopped after 0.2 s" in result["problems"][0] and result["steps"]["bench"]["skipped"]
 
