@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from dataclasses import dataclass, replace
@@ -49,6 +50,11 @@ class Target:
     def switched_off(self) -> list[str]:
         """The words of what is off, in order."""
         return sorted(s.word for s in self.off)
+
+    @property
+    def cores(self) -> int | None:
+        """Of the machine that programs are for; None where that may be any."""
+        return os.cpu_count() if self.name == "cpu-host" else None
 
     @property
     def is_gpu(self) -> bool:

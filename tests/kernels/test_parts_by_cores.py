@@ -16,6 +16,7 @@ from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import BoolMask, Causal, TensorArg
 from tests.support.cases import draw_operands
 from tests.support.kernel_harness import FLAGS, HOST, mismatch, run_iree_compile
@@ -40,6 +41,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = f"func.func @count(%given: i64) -> i64 {{\n{body}\n}}\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(combine, "FEWEST_KEYS", 1)
+        patch.setattr(Target, "cores", None)
         few, guarded = (emit_few(s, HOST, n) for s, n in ((_FEW, "fa_few"), (_GUARDED, "fa_guarded")))
         many = emit_vector(_MANY, HOST, "fa_many", VectorConfig(4, 8, 16, 4, 2, 2))
     kernels = (few, many, guarded)

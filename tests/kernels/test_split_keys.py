@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.plain import plain_model
-from onnx_fa.iree.alone import entry_text
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.kernels.choose import emit_kernel
-from onnx_fa.kernels.cpu.combine import PARTS, count_parts, splits_of
+from onnx_fa.kernels.cpu.combine import PARTS, splits_of
 from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
-from onnx_fa.kernels.mlir.text import Text
+from onnx_fa.spec import target as targets
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
+from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, TensorArg
 from tests import fuzz
 from tests.support.cases import FLOAT_MIN, draw_operands
-from tests.support.kernel_harness import FLAGS, HOST, Kernels, mismatch, run_iree_compile
+from tests.support.kernel_harness import HOST, Kernels, mismatch
 from tests.support.random_specs import draw_specs
 
+ANYWHERE = parse_target("cpu-avx512")
 _FEW = AttentionSpec("f32", 2, 2, 2, 700, 32, 40, scale=0.2)
 _MANY = dataclasses.replace(_FEW, Sq=70, Skv=333)
 
@@ -80,7 +80,7 @@ def test_split(index: int, compiled: Kernels) -> None:
         ({"Hq": 1, "Hkv": 1}, PARTS),
         ({"Hq": 255, "Hkv": 255}, PARTS),
         ({"Hq": 256, "Hkv": 256}, 1),
-        ({"Hq": 64, "Hkv": 64, "Sq": 128}, 1),
+        ({"Hq": 64, "Hkv": 64, "Sq": 32}, 1),
         ({"Skv": 2048}, PARTS),
         ({"Skv": 2047}, 1),
         ({"Skv": "t"}, PARTS),
@@ -88,38 +88,21 @@ def test_split(index: int, compiled: Kernels) -> None:
     ],
 )
 def test_when(changes: dict[str, object], wanted: int | str) -> None:
-    assert splits_of(_with(_FEW, **{"Skv": 1 << 16} | changes), 32) == wanted
+    assert splits_of(_with(_FEW, **{"Skv": 1 << 16} | changes), 8, ANYWHERE) == wanted
 
 
-def test_parts_follow_the_workers_and_the_keys(tmp_path: Path) -> None:
-    """The program's own count, and its result with as many parts, also where the last ones have no keys."""
-    spec = _with(_FEW, Hq=1, Hkv=1, Skv="t", D=16, Dv=16)
-    kernel, t = emit_kernel(spec, HOST), Text()
-    assert kernel.config["splits"] == "by cores"
-    made = t.let(f"arith.index_cast {count_parts(t, spec, 2, '%keys')} : index to i64")
-    counts = ["util.func public @count(%n: i64) -> i64 {", "%keys = arith.index_cast %n : i64 to index"]
-    text = "\n".join([kernel.text, entry_text(kernel, "site"), *counts, *t.render(), f"util.return {made} : i64", "}"])
-    module = tmp_path / "parts.vmfb"
-    run_iree_compile(text, module, (*kernel.flags, *FLAGS))
+def test_when_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program for the machine at hand splits no keys that would be one part there, and so runs no second dispatch."""
+    monkeypatch.setattr(targets.os, "cpu_count", lambda: 2)
+    found = [splits_of(_with(_FEW, Hq=heads, Hkv=heads, Skv="t"), 8, HOST) for heads in (1, 7, 8, 64)]
+    assert found == [PARTS, PARTS, 1, 1] and HOST.cores == 2 and ANYWHERE.cores is None
+    off = dataclasses.replace(ANYWHERE, off=frozenset({Switch.SPLITTING}))
+    assert splits_of(_with(_FEW, Hq=1, Hkv=1, Skv="t"), 8, off) == 1
 
-    def run(workers: int, function: str, *arguments: str) -> str:
-        command = ["iree-run-module", f"--module={module}", "--device=local-task", f"--function={function}", *arguments]
-        command.append(f"--task_topology_group_count={workers}")
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
-    wanted = {(1, 9000): 4, (3, 9000): 8, (3, 1 << 20): 12, (7, 1 << 20): 28, (7, 2047): 1, (7, 0): 1}
-    for (workers, keys), parts in wanted.items():
-        assert f"i64={parts}\n" in run(workers, "count", f"--input={keys}")
-    for keys in (0, 1, 2049, 9000):
-        bound = spec.bind({"t": keys})
-        operands, inputs = draw_operands(bound, 3), []
-        for i, x in enumerate(operands):
-            np.save(tmp_path / f"{i}.npy", x)
-            inputs.append(f"--input=@{tmp_path}/{i}.npy")
-        for workers in (1, 3, 7):
-            output = tmp_path / "out.npy"
-            run(workers, "site", *inputs, f"--output=@{output}")
-            assert mismatch(bound, operands, [np.load(output)]) is None
+def test_blocks_of_many_queries_are_split_where_they_are_few() -> None:
+    specs = [_with(_FEW, Hq=8, Hkv=8, Sq=sq, Skv="t") for sq in (128, 3 * 128, 4 * 128, 2048)]
+    assert [splits_of(spec, 128, ANYWHERE) for spec in specs] == [PARTS, PARTS, 1, 1]
 
 
 def test_refused_where_parts_cannot_be_combined() -> None:

@@ -20,6 +20,8 @@ from onnx_fa.kernels.mlir.entry import tied_dims
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
+from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
 PARTS = "<parts of the keys>"
@@ -27,7 +29,11 @@ PARTS = "<parts of the keys>"
 EACH = 4
 """Workgroups per core that are wanted: cores that have fallen behind then leave theirs to others."""
 MOST_GROUPS = 256
-"""Workgroups from which on nothing is split, on however many cores."""
+"""Workgroups of a few queries from which on nothing is split, on however many cores."""
+MOST_BLOCKS = 32
+"""The same of blocks of many queries: each is long, and what parts leave to the second dispatch grows with the queries."""
+FEW_QUERIES = 8
+"""Queries of a workgroup up to which they are a few."""
 FEWEST_KEYS = 1024
 """Keys that make a part worth its share of the second dispatch."""
 _ACCUMULATORS = 8
@@ -46,10 +52,14 @@ def workgroups(spec: AttentionSpec, block: int) -> int:
     return math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)) * -(-spec.Sq // block)
 
 
-def splits_of(spec: AttentionSpec, block: int) -> Dim:
-    """Into how many parts the keys are split: PARTS, which `count_parts` finds, or 1 where they cannot be, are fewer than two parts
-    have, or where `block` queries each make workgroups for any machine."""
-    if not can_split(spec) or workgroups(spec, block) >= MOST_GROUPS:
+def splits_of(spec: AttentionSpec, block: int, target: Target) -> Dim:
+    """Into how many parts the keys are split: PARTS, which `count_parts` finds, or 1 where the target has them whole, where they
+    cannot be split or are fewer than two parts have, and where `block` queries each make workgroups for any machine, or for this
+    one if the program is for it: it would run the second dispatch for one part."""
+    most = MOST_GROUPS if block <= FEW_QUERIES else MOST_BLOCKS
+    if target.cores is not None:
+        most = min(most, EACH * target.cores)
+    if not target.has(Switch.SPLITTING) or not can_split(spec) or workgroups(spec, block) >= most:
         return 1
     return 1 if isinstance(spec.Skv, int) and spec.Skv < 2 * FEWEST_KEYS else PARTS
 

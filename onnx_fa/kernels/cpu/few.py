@@ -93,7 +93,7 @@ def emit_few(
         raise UnsupportedError(f"few kernel: tiles {config} do not fit {queries} queries in {STACK_BYTES} bytes")
     folded = fold_queries(spec, merge=merge)
     if splits is None:
-        splits = splits_of(folded, queries) if target.has(Switch.SPLITTING) else 1
+        splits = splits_of(folded, queries, target)
     body = few_body(folded, config, splits, target.off)
     for integers, width in ((body.operands.k_integers, spec.D), (body.operands.v_integers, spec.Dv)):
         if integers is not None and not integers.in_vectors(width):

@@ -50,7 +50,7 @@ def emit_tiled(spec: AttentionSpec, target: Target, name: str, config: VectorCon
     config = config or tiled_config(spec)
     if (needed := tiled_stack_bytes(spec, config)) > STACK_BYTES:
         raise UnsupportedError(f"AMX: tiles need {needed} of {STACK_BYTES} bytes of stack")
-    splits = splits_of(spec, config.BM) if target.has(Switch.SPLITTING) else 1
+    splits = splits_of(spec, config.BM, target)
     body = tile_body(spec, config, f"{name}_attention", splits, target.off)
     lossy = target.lossy if spec.dtype != "bf16" else ""
     return Kernel(name, dispatch_text(site, body, name), "amx", site, shown(config, splits), FLAGS, "", lossy)

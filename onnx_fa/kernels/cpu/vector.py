@@ -131,7 +131,7 @@ def emit_vector(
     if (needed := stack_bytes(spec, config, dots)) > STACK_BYTES:
         raise UnsupportedError(f"vector kernel: tiles need {needed} of {STACK_BYTES} bytes of stack")
     if splits is None:
-        splits = splits_of(spec, config.BM) if target.has(Switch.SPLITTING) else 1
+        splits = splits_of(spec, config.BM, target)
     body = lane_body(spec, config, splits, bf16=dots, off=target.off)
     text = dispatch_text(site, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
