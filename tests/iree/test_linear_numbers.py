@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.run import function_of
+from onnx_fa.iree.run import function_of, load_module
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.iree.test_linear_sites import graph_of
+from tests.support.joined_models import join_models
 
 HOST, AMX = parse_target("cpu-host"), parse_target("cpu-amx")
 ROOM = "i = Constant <value = int64[2] {-1, 64}> () o = Constant <value = int64[3] {2, 5, 48}> () "
@@ -33,26 +35,31 @@ BODIES = (
 _UNARY = ("Tanh", "Sigmoid", "Relu", "Neg", "Abs", "Erf", "Softmax", "Identity", "Softplus")
 
 
-def check(model: onnx.ModelProto, folder: Path, x: np.ndarray) -> str:
-    """Compares the model in IREE with onnxruntime; returns the imported text."""
+def compare(model: onnx.ModelProto, x: np.ndarray, got: Sequence[np.ndarray]) -> None:
+    """The model's results with onnxruntime's."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     want = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
-    compile_model(model, folder / "m.vmfb", HOST, parameters="embed")
-    import iree.runtime as rt
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5 * max(1.0, float(np.abs(b).max())))
 
-    module = rt.load_vm_flatbuffer_file(str(folder / "m.vmfb"), driver="local-task")
-    got = module[function_of(folder / "m.vmfb")](x)
-    for a, b in zip(got if isinstance(got, tuple | list) else [got], want, strict=True):
-        np.testing.assert_allclose(a.to_host(), b, rtol=1e-5, atol=2e-5 * max(1.0, float(np.abs(b).max())))
-    return import_model(model, HOST).text
+
+MODELS = {body: graph_of(body, x="float[2,5,64] x", outputs="float[2,5,48] y", opset=20) for body in BODIES}
+X = np.random.default_rng(1).standard_normal((2, 5, 64)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """Of all models, compiled as one."""
+    path = tmp_path_factory.mktemp("numbers") / "m.vmfb"
+    compile_model(join_models(list(MODELS.values())), path, HOST, parameters="embed")
+    return dict(zip(MODELS, load_module(path)(*[X] * len(MODELS)), strict=True))
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_numbers(body: str, tmp_path: Path) -> None:
-    model = graph_of(body, x="float[2,5,64] x", outputs="float[2,5,48] y", opset=20)
-    text = check(model, tmp_path, np.random.default_rng(1).standard_normal((2, 5, 64)).astype(np.float32))
-    assert HOST.lanes < 16 or "linear_" in text
+def test_numbers(body: str, numbers: dict[str, np.ndarray]) -> None:
+    compare(MODELS[body], X, [numbers[body]])
+    assert HOST.lanes < 16 or "linear_" in import_model(MODELS[body], HOST).text
 
 
 @pytest.mark.skipif(bool(foreign_cpu(AMX)), reason=foreign_cpu(AMX))
@@ -97,4 +104,6 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs(), st.integers(1, 9))
 def test_random_graphs(tmp_path: Path, model: onnx.ModelProto, n: int) -> None:
-    check(model, tmp_path, np.random.default_rng(n).standard_normal((2, n, 64)).astype(np.float32))
+    x = np.random.default_rng(n).standard_normal((2, n, 64)).astype(np.float32)
+    compile_model(model, tmp_path / "m.vmfb", HOST, parameters="embed")
+    compare(model, x, load_module(tmp_path / "m.vmfb")(x))
