@@ -29,10 +29,11 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "families kernel zoo stock_road vector_kernel no_keys campaign spelling_table export verify node_tests tune "
-    "triton_kernel few_kernel amx_body attention_bench integer_convolutions dot_body random_attention backend linear_sites "
-    "spirv gpu quantized match vulkan_model convolutions kv_passes bench cpu_linear cpu_linear_staged linear_numbers "
-    "norm_sites split_keys memory iree_bugs"
+    "families vector_kernel triton_kernel linear_sites spelling_table amx_body zoo cluster stock_road "
+    "generate cpu_linear kernel verify campaign tune node_tests integer_products backend no_keys "
+    "norm_sites quantized cli dot_body convolutions attention_bench linear gpu export "
+    "integer_convolutions random_attention few_kernel match spirv linear_numbers excuses vulkan_model "
+    "kv_passes bench linear_bench cpu_linear_staged split_keys memory iree_bugs"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 

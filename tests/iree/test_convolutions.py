@@ -181,7 +181,7 @@ def test_random_depthwise_convolutions_mean_the_same(drawn: tuple[onnx.ModelProt
     compare(model, got, inputs)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @example((conv(("N", 8, 30), (96, 2, 16), group=4, pads=[8, 8]), (3, 8, 30)))
 @example((conv((2, 3, 20, 20), (32, 3, 7, 7), strides=[4, 4], pads=[3] * 4), (2, 3, 20, 20)))
 @example((conv((3, 20, 58), (96, 20, 3), pads=[1, 1], strides=[2]), (3, 20, 58)))

@@ -306,6 +306,6 @@ def products(draw: st.DrawFn) -> Product:
 
 
 @given(products())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_products(tmp_path: Path, product: Product) -> None:
     check(product, HOST, tmp_path)
