@@ -12,8 +12,8 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.alone import module_text
 from onnx_fa.kernels.choose import emit_kernel
-from onnx_fa.kernels.cpu.few import MOST_QUERIES, emit_few, few_config, few_queries, few_stack_bytes, tuned_few
-from onnx_fa.kernels.cpu.tiles import FewConfig
+from onnx_fa.kernels.cpu.few import emit_few, few_config, few_queries, few_stack_bytes, tuned_few
+from onnx_fa.kernels.cpu.tiles import MOST_QUERIES, FewConfig
 from onnx_fa.kernels.cpu.vector import STACK_BYTES
 from onnx_fa.kernels.tiles.database import database_name, read_database
 from onnx_fa.spec.attention import AttentionSpec

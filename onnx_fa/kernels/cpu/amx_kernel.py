@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from onnx_fa.kernels.cpu.amx import PAIRS, ROWS, Tile, TileUnit
-from onnx_fa.kernels.cpu.amx_products import TileProducts, key_bytes
+from onnx_fa.kernels.cpu.amx_products import TileProducts
 from onnx_fa.kernels.cpu.key_rows import passes_last_key, row_at
 from onnx_fa.kernels.cpu.lane_kernel import LaneKernel
 from onnx_fa.kernels.cpu.masks import ScoreTerms
@@ -32,7 +32,7 @@ class TileKernel(LaneKernel):
 
     def __init__(self, terms: ScoreTerms, product: TileProducts) -> None:
         super().__init__(terms, product)
-        self.tiles, self.key_bytes = product, key_bytes(self.spec)
+        self.tiles = product
         scores = memref_type((self.config.BK, STEP), "f32")
         self.types = replace(self.types, scores=scores, scratch=self.types.scratch[:-1])
         self.sums_type = memref_type((STEP, STEP), "f32")
@@ -60,7 +60,7 @@ class TileKernel(LaneKernel):
         }
 
     def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
-        if self.key_bytes is None:
+        if self.tiles.key_bytes is None:
             self.tiles.copy_keys(self.keys, block)
         self.tiles.transpose_values(self.values, block)
         return self.prepare_masks(state, block)
@@ -124,20 +124,20 @@ class TileKernel(LaneKernel):
             keys = Tile(unit.moved(self.at["keys"], copied, 4 * pairs), 4 * pairs)
             unit.if_granted(lambda: by_tiles(i, keys), lambda: by_vectors(i, copied))
 
-        def in_place(i: str) -> None:
+        def in_place(i: str, row_bytes: int) -> None:
             first, direct = t.arith("addi", block.k0, i), unit.granted
             if passes_last_key(self.operands, block):
                 inside = t.arith("cmpi sle,", t.shifted(first, STEP), self.operands.skv)
                 direct = t.arith("andi", direct, inside, "i1")
             t.do(f"scf.if {direct} {{")
-            assert self.key_bytes is not None
-            by_tiles(i, Tile(unit.moved(self.keys_at, first, self.key_bytes), self.key_bytes))
+            by_tiles(i, Tile(unit.moved(self.keys_at, first, row_bytes), row_bytes))
             t.do("} else {")
             self.tiles.copy_keys(self.keys, replace(block, k0=first, rows=t.index(STEP)))
             from_copy(i, t.index(0))
             t.do("}")
 
-        self._each(t.index(0), block.rows, STEP, lambda i: from_copy(i, i) if self.key_bytes is None else in_place(i))
+        stored = self.tiles.key_bytes
+        self._each(t.index(0), block.rows, STEP, lambda i: from_copy(i, i) if stored is None else in_place(i, stored))
 
     def add_values(self, state: SoftmaxState, decay: Sequence[str], block: Block, part: slice) -> SoftmaxState:
         t, acc_type, dv = self.t, self.types.acc, self.spec.Dv

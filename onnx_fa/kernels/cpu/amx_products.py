@@ -21,6 +21,7 @@ from onnx_fa.kernels.cpu.state import Block
 from onnx_fa.kernels.cpu.tile_loops import over_rows
 from onnx_fa.kernels.cpu.tiles import CpuTiles
 from onnx_fa.kernels.mlir.text import memref_type
+from onnx_fa.kernels.mlir.vectors import unpack_order
 from onnx_fa.spec.attention import AttentionSpec
 
 _TURNED = 8
@@ -57,14 +58,15 @@ def copied_keys(spec: AttentionSpec, config: CpuTiles) -> int:
 
 
 class TileProducts(PairProducts):
-    """The operands in memory. `addresses` tell where K is, if it is read in place. Raises UnsupportedError for what `check_tiles`
-    refuses."""
+    """The operands in memory, of the dispatch `symbol`. Where K is read in place, `addresses` tell where that is. Raises
+    UnsupportedError for what `check_tiles` refuses."""
 
-    def __init__(self, operands: Operands, query_factor: float, addresses: Addresses | None) -> None:
+    def __init__(self, operands: Operands, query_factor: float, symbol: str) -> None:
         super().__init__(operands, query_factor)
         spec, config = operands.spec, operands.config
         check_tiles(spec)
-        self.pairs, self.addresses = tiled_pairs(spec), addresses
+        self.pairs, self.key_bytes = tiled_pairs(spec), key_bytes(spec)
+        self.addresses = None if self.key_bytes is None else Addresses(symbol, "bf16")
         self.queries_type = memref_type((self.pairs, config.BM), "f32")
         self.copied_type = memref_type((copied_keys(spec, config), self.pairs), "f32")
         self.values_type = memref_type((spec.Dv, config.BK // 2), "f32")
@@ -134,15 +136,12 @@ class TileProducts(PairProducts):
 
     def _turned(self, rows: list[str]) -> list[str]:
         """Eight vectors, every group of eight lanes of which is transposed with the others' groups of that place."""
-        t, lanes = self.t, 2 * PAIRS
+        t = self.t
         for unit in (1, 2, 4):
             made = list(rows)
             for low in (i for i in range(_TURNED) if not i & unit):
                 for half in (0, 1):
-                    order = []
-                    for at in range(0, lanes, _TURNED):
-                        for part in range(at + half * _TURNED // 2, at + (half + 1) * _TURNED // 2, unit):
-                            order += [part + j + of for of in (0, lanes) for j in range(unit)]
+                    order = unpack_order(2 * PAIRS, _TURNED, unit, half)
                     made[low + half * unit] = t.let(
                         f"vector.shuffle {rows[low]}, {rows[low + unit]} {order} : {self.halves}, {self.halves}"
                     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from onnx_fa.derive.terms import Term
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.amx_kernel import TileKernel
-from onnx_fa.kernels.cpu.amx_products import TileProducts, key_bytes
+from onnx_fa.kernels.cpu.amx_products import TileProducts
 from onnx_fa.kernels.cpu.bf16_products import PairProducts
 from onnx_fa.kernels.cpu.block_kernel import BlockKernel
 from onnx_fa.kernels.cpu.block_walk import KeyWalk
@@ -169,9 +169,9 @@ def tile_body(
     operands = Operands(spec, config, splits, off, "polynomial" if spec.stats else "avx512")
     rows = QueriesAlongLanes(operands)
     terms = ScoreTerms(operands, rows)
-    addresses = Addresses(symbol, "bf16") if key_bytes(spec) is not None else None
-    kernel = TileKernel(terms, TileProducts(operands, terms.query_factor, addresses))
-    return AttentionBody(operands, rows, terms, kernel, VectorLoop(operands, rows, operands.loop), addresses)
+    product = TileProducts(operands, terms.query_factor, symbol)
+    loop = VectorLoop(operands, rows, operands.loop)
+    return AttentionBody(operands, rows, terms, TileKernel(terms, product), loop, product.addresses)
 
 
 def few_body(spec: AttentionSpec, config: FewConfig, splits: Dim = 1, off: frozenset[Switch] = ALL_ON) -> AttentionBody:

@@ -16,7 +16,8 @@ from onnx_fa.derive.loop import MAXIMUM, OLD_MAXIMUM, Loop
 from onnx_fa.derive.writer import write
 from onnx_fa.kernels.cpu.language import VectorLanguage, inverse_of
 from onnx_fa.kernels.cpu.tile_loops import guard_output
-from onnx_fa.kernels.mlir.entry import tied_dims
+from onnx_fa.kernels.cpu.tiles import MOST_QUERIES
+from onnx_fa.kernels.mlir.entry import bound_argument, tied_dims
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.attention import AttentionSpec
@@ -32,8 +33,6 @@ MOST_GROUPS = 256
 """Workgroups of a few queries from which on nothing is split, on however many cores."""
 MOST_BLOCKS = 32
 """The same of blocks of many queries: each is long, and what parts leave to the second dispatch grows with the queries."""
-FEW_QUERIES = 8
-"""Queries of a workgroup up to which they are a few."""
 FEWEST_KEYS = 1024
 """Keys that make a part worth its share of the second dispatch."""
 _ACCUMULATORS = 8
@@ -56,7 +55,7 @@ def splits_of(spec: AttentionSpec, block: int, target: Target) -> Dim:
     """Into how many parts the keys are split: PARTS, which `count_parts` finds, or 1 where the target has them whole, where they
     cannot be split or are fewer than two parts have, and where `block` queries each make workgroups for any machine, or for this
     one if the program is for it: it would run the second dispatch for one part."""
-    most = MOST_GROUPS if block <= FEW_QUERIES else MOST_BLOCKS
+    most = MOST_GROUPS if block <= MOST_QUERIES else MOST_BLOCKS
     if target.cores is not None:
         most = min(most, EACH * target.cores)
     if not target.has(Switch.SPLITTING) or not can_split(spec) or workgroups(spec, block) >= most:
@@ -93,13 +92,12 @@ def combine_executable(
     """One workgroup per query: the parts' O (splits, *B, Hq, Sq, Dv), maxima and sums (splits, *B, Hq, Sq), f32, become the site's
     output. `own_exp2`: whether exp2 is not the compiler's."""
     rows: tuple[Dim, ...] = (splits, *spec.batch, spec.Hq, spec.Sq)
-    args, ties = [], []
+    args, ties = list[str](), list[str]()
     for name, shape in (("%parts", (*rows, spec.Dv)), ("%best", rows), ("%total", rows)):
         type_ = f"!iree_tensor_ext.dispatch.tensor<readonly:{tensor_type(shape, 'f32')}>"
-        tied = tied_dims(shape, _DIMS)
-        args.append(f"{name}_: {type_}" if tied else f"{name}: {type_}")
-        if tied:
-            ties.append(f"{name} = flow.dispatch.tie_shape {name}_ : {type_}{tied}")
+        arg, tie = bound_argument(name, type_, tied_dims(shape, _DIMS))
+        args.append(arg)
+        ties += tie
     args += [f"{_DIMS[PARTS]}: index"] * bool(ties)
     args.append(f"%out: !iree_tensor_ext.dispatch.tensor<writeonly:{tensor_type(spec.out_shape, spec.dtype)}>")
     counts = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.body import few_body
 from onnx_fa.kernels.cpu.combine import splits_of
-from onnx_fa.kernels.cpu.tiles import FewConfig
+from onnx_fa.kernels.cpu.tiles import MOST_QUERIES, FewConfig
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.plan.folding import fold_queries
@@ -15,9 +15,6 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, IndexMask
-
-MOST_QUERIES = 8
-"""From here on, queries along the lanes use the registers better."""
 
 
 def few_queries(spec: AttentionSpec, *, merge: bool = True) -> int:

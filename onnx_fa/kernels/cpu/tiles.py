@@ -8,6 +8,9 @@ from dataclasses import astuple, dataclass
 from onnx_fa.kernels.plan.score import score_plan, tile_parts, tile_slots
 from onnx_fa.spec.attention import AttentionSpec
 
+MOST_QUERIES = 8
+"""So many queries are a few: from here on, queries along the lanes use the registers better."""
+
 
 @dataclass(frozen=True)
 class CpuTiles(ABC):

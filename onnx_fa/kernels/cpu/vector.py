@@ -11,7 +11,7 @@ from onnx_fa.kernels.cpu.bf16_products import check_dot
 from onnx_fa.kernels.cpu.body import AttentionBody, lane_body
 from onnx_fa.kernels.cpu.combine import PARTS, combine_call, combine_executable, count_parts, splits_of
 from onnx_fa.kernels.cpu.tiles import CpuTiles, VectorConfig, mask_tiles, operand_names, widens
-from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types, tied_dims
+from onnx_fa.kernels.mlir.entry import KernelEntry, bound_argument, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
 from onnx_fa.kernels.mlir.stored import check_packed, operand_shapes, operand_types
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
@@ -167,13 +167,12 @@ def _executable(body: AttentionBody, symbol: str) -> list[str]:
         *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
         *((*output, "writeonly") for output in body.operands.outputs),
     ]
-    args, ties = [], []
+    args, ties = list[str](), list[str]()
     for arg, shape, element, access in bindings:
         type_ = f"!iree_tensor_ext.dispatch.tensor<{access}:{tensor_type(shape, element)}>"
-        tied = tied_dims(shape, body.operands.dims)
-        args.append(f"{arg}_: {type_}" if tied else f"{arg}: {type_}")
-        if tied:
-            ties.append(f"{arg} = flow.dispatch.tie_shape {arg}_ : {type_}{tied}")
+        bound, tie = bound_argument(arg, type_, tied_dims(shape, body.operands.dims))
+        args.append(bound)
+        ties += tie
     first_output = len(args) - len(body.operands.outputs)
     args[first_output:first_output] = [f"{d}: index" for d in body.operands.dims.values()]
     splits = body.operands.splits

@@ -14,6 +14,14 @@ from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
 from onnx_fa.spec.terms import Dim
 
 
+def bound_argument(name: str, type_: str, tied: str) -> tuple[str, list[str]]:
+    """A dispatch's argument of a binding, and the operations that give the binding its dims under that name, where `tied` names
+    some."""
+    if not tied:
+        return f"{name}: {type_}", []
+    return f"{name}_: {type_}", [f"{name} = flow.dispatch.tie_shape {name}_ : {type_}{tied}"]
+
+
 def tied_dims(shape: Sequence[Dim], dims: Mapping[str, str]) -> str:
     """{%dims} of a shape's symbols, as types of dynamic shape are followed by; `dims` names the SSA value of each symbol."""
     dynamic = [dims[d] for d in shape if isinstance(d, str)]

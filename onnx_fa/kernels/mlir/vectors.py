@@ -149,11 +149,7 @@ class Lanes(Text):
 
     def _unpack(self, a: str, b: str, unit: int, high: int) -> str:
         """Interleaves units of 1 or 2 lanes from the low or high half of each group of four lanes."""
-        mask: list[int] = []
-        for group in range(0, self.width, 4):
-            for start in range(group + 2 * high, group + 2 * high + 2, unit):
-                mask += [*range(start, start + unit), *range(self.width + start, self.width + start + unit)]
-        return self._shuffle(a, b, mask)
+        return self._shuffle(a, b, unpack_order(self.width, 4, unit, high))
 
     def _transpose_groups(self, rows: list[str]) -> list[str]:
         """Groups of four lanes as the elements of a square matrix: 1 x 1, 2 x 2 or 4 x 4."""
@@ -168,6 +164,16 @@ class Lanes(Text):
             return [pick(rows[0], rows[1], (g,)) for g in (0, 1)]
         halves = [(pick(rows[0], rows[1], h), pick(rows[2], rows[3], h)) for h in ((0, 1), (2, 3))]
         return [pick(a, b, h) for a, b in halves for h in ((0, 2), (1, 3))]
+
+
+def unpack_order(lanes: int, group: int, unit: int, high: int) -> list[int]:
+    """The order of a shuffle of two vectors that interleaves units of lanes from the low or high half of each group."""
+    order: list[int] = []
+    for first in range(0, lanes, group):
+        half = first + high * group // 2
+        for start in range(half, half + group // 2, unit):
+            order += [*range(start, start + unit), *range(lanes + start, lanes + start + unit)]
+    return order
 
 
 class Scalars(Lanes):
