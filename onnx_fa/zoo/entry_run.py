@@ -84,6 +84,7 @@ class EntryRun:
         job = self.job(step)
         if job is None or self.take_over(job):
             return True
+        self.folder.mkdir(exist_ok=True)
         self._record(step).unlink(missing_ok=True)
         result = self.start(job)
         self.note(job, result | {"key": job.key, "files": made_by(self.folder, step)})
