@@ -30,8 +30,8 @@ TOLERANCE = 2e-3
 """Relative norm error of f16 results, as the package's own checks allow."""
 
 
-def build(folder: Path, ranks: int) -> None:
-    """Compiles every module that `run` calls, for `ranks` processes."""
+def build(folder: Path, ranks: int, only: list[str]) -> None:
+    """Compiles the modules that `run` calls, for `ranks` processes; of `only` these cases, where it names any."""
     from onnx_fa.distributed.modules import Heads, build, decode_spec, prefill_specs
     from onnx_fa.spec.target import parse_target
     from onnx_fa.spec.terms import Causal
@@ -44,16 +44,18 @@ def build(folder: Path, ranks: int) -> None:
         specs[f"{name}-one"] = heads.spec(S, S, masks=(Causal(),))
         specs[f"decode-{name}-one"] = many.spec(1, S)
         specs[f"decode-{name}"] = decode_spec(many, 1, S // ranks)
-    for name, kernel in build(specs, parse_target("cuda"), folder).items():
+    wanted = {n: s for n, s in specs.items() if not only or n.removesuffix("-one") in only}
+    for name, kernel in build(wanted, parse_target("cuda"), folder).items():
         print(name, kernel.body, kernel.config, kernel.tuning)
 
 
-def run(folder: Path, output: Path, ranks: int) -> int:
+def run(folder: Path, output: Path, ranks: int, only: list[str]) -> int:
     """Starts a process for each GPU."""
     started = []
     for rank in range(ranks):
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
         command = [sys.executable, __file__, "process", str(folder), "-o", str(output), "--ranks", str(ranks)]
+        command += ["--only", *only] if only else []
         started.append(subprocess.Popen([*command, "--rank", str(rank)], env=env))
     return max(abs(p.wait()) for p in started)
 
@@ -241,19 +243,26 @@ class Bench:
         k, v = self.operands(S, [2 * self.rank, 2 * self.rank + 1], "kv")
         out = self.time("onnx_fa, cache in parts", case, SAMPLES["decode"], partial(step, one, k, v))
         self.time("onnx_fa, a part alone", case, SAMPLES["decode"], partial(part, one, k, v))
-        del k, v
+        bound = self.time("onnx_fa, cache in parts, bound", case, SAMPLES["decode"], step.bind(one, k, v)).clone()
+        results = part(one, k, v)
+        self.time("onnx_fa, a part alone, bound", case, SAMPLES["decode"], part.bind((one, k, v), results))
+        del k, v, results
         k, v = self.operands(S, list(range(2 * self.ranks)), "kv")
         whole = TorchModule(self.folder / f"decode-{name}-one.vmfb", self.device)
         single = self.time("onnx_fa, one device", case, SAMPLES["decode"], partial(whole, one, k, v), alone=True)
+        made = [self.torch.empty_like(one)]
+        self.time("onnx_fa, one device, bound", case, SAMPLES["decode"], whole.bind((one, k, v), made), alone=True)
         groups = one[0, 0].view(H, HQ_DECODE // H, D).double()
         s = torch.matmul(groups, k[0].permute(1, 2, 0).double()) * D**-0.5
         want = torch.matmul(torch.softmax(s, -1), v[0].transpose(0, 1).double()).view(1, 1, HQ_DECODE, D)
-        for what, have in (("parts", out), ("one device", single and single[0])):
-            if have is not None:
-                error = float((have.double() - want).norm() / want.norm())
-                print(f"{case:12} {what:36} process {self.rank}: error {error:.1e}", flush=True)
-                if not error <= TOLERANCE:
-                    raise SystemExit(f"{case} {what}: wrong results, error {error}")
+        results = {"parts": out, "parts, bound": bound}
+        if single is not None:
+            results |= {"one device": single[0], "one device, bound": made[0]}
+        for what, have in results.items():
+            error = float((have.double() - want).norm() / want.norm())
+            print(f"{case:12} {what:36} process {self.rank}: error {error:.1e}", flush=True)
+            if not error <= TOLERANCE:
+                raise SystemExit(f"{case} {what}: wrong results, error {error}")
         q, k, v = (x.transpose(1, 2).contiguous() for x in (one, k, v))
         del s, want
         attention = torch.nn.functional.scaled_dot_product_attention
@@ -284,14 +293,14 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("devices.csv"))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rank", type=int, default=0, help="of `process`, which `run` starts")
-    parser.add_argument("--only", nargs="*", default=[], help="of `process`: 64k, decode-1M, ...")
+    parser.add_argument("--only", nargs="*", default=[], help="these cases: 64k, decode-1M, ...")
     args = parser.parse_args()
     if args.action == "build":
-        build(args.folder, args.ranks)
+        build(args.folder, args.ranks, args.only)
     elif args.action == "process":
         process(args.folder, args.output, args.rank, args.ranks, args.only)
     else:
-        return run(args.folder, args.output, args.ranks)
+        return run(args.folder, args.output, args.ranks, args.only)
     return 0
 
 

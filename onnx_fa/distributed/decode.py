@@ -8,22 +8,89 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from onnx_fa.distributed.merge import merge
+from onnx_fa.distributed.module import TorchModule
+
+_ALIGNED = 256
+"""Bytes that each result of a part begins at a multiple of: kernels read and write 16 at a time, and CUDA gives no buffer less."""
+
 
 class SplitDecode:
     """`site` is the module of `modules.decode_spec`. A call takes q (B, Sq, Hq, D), the same in every process, and this process's
     range of the cache, k (B, Skv / N, Hkv, D) and v (B, Skv / N, Hkv, Dv); it returns the output (B, Sq, Hq, Dv) in all of them."""
 
-    def __init__(self, site: Callable[..., list[torch.Tensor]], group: dist.ProcessGroup | None = None) -> None:
-        self.site, self.group, self.ranks = site, group, dist.get_world_size(group)
+    def __init__(self, site: TorchModule, group: dist.ProcessGroup | None = None) -> None:
+        self.site, self.group = site, group
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out, top, total = self.site(q, k, v)
-        own = torch.cat([out.float(), *(x.transpose(1, 2).unsqueeze(-1) for x in (top, total))], -1)
-        gathered = own.new_empty((self.ranks * own.shape[0], *own.shape[1:]))
-        dist.all_gather_into_tensor(gathered, own.contiguous(), group=self.group)
-        parts = gathered.view(self.ranks, *own.shape)
-        # Few operations, each of which takes longer to start than to run.
-        each, top, total = parts[..., :-2], parts[..., -2:-1], parts[..., -1:]
-        counts = total * torch.exp(top - top.amax(0).clamp(min=torch.finfo(top.dtype).min))
-        merged: torch.Tensor = (each * counts).sum(0) / counts.sum(0).clamp(min=torch.finfo(top.dtype).tiny)
-        return merged.to(out.dtype)
+        parts = _Parts(q, v, self.group)
+        for own, made in zip(parts.own, self.site(q, k, v), strict=True):
+            own.copy_(made)
+        return parts.exchange()
+
+    def bind(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A call for a loop whose q, k and v stay where they are while their numbers change, at a tenth of what `__call__` costs
+        beside the kernel. All processes have to bind, and call, in the same order. It returns the same tensor each time. On
+        CUDA the exchange and the merge are a graph. Raises ValueError for tensors that are not contiguous."""
+        parts = _Parts(q, v, self.group)
+        compute = self.site.bind((q, k, v), parts.own)
+        finish = _captured(parts.exchange) if q.device.type == "cuda" else parts.exchange
+
+        def step() -> torch.Tensor:
+            compute()
+            return finish()
+
+        return step
+
+
+class _Parts:
+    """The partial results of all processes, each of them bytes in a row: one exchange moves them. `own` are this one's, an output
+    (B, Sq, Hq, Dv) and the maxima and sums (B, Hq, Sq)."""
+
+    def __init__(self, q: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+        self.group, self.dtype = group, q.dtype
+        B, Sq, Hq, _ = q.shape
+        self.shapes = (B, Sq, Hq, v.shape[-1]), (B, Hq, Sq)
+        self.sizes = B * Sq * Hq * v.shape[-1] * q.dtype.itemsize, B * Hq * Sq * 4
+        starts = [0]
+        for size in (self.sizes[0], self.sizes[1], self.sizes[1]):
+            starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
+        self.starts, ranks = starts[:3], dist.get_world_size(group)
+        self.bytes = torch.empty(starts[3], dtype=torch.uint8, device=q.device)
+        self.gathered = torch.empty(ranks * starts[3], dtype=torch.uint8, device=q.device)
+        self.own = [x.squeeze(0) for x in self._views(self.bytes, 1)]
+        self.all = self._views(self.gathered, ranks)
+
+    def _views(self, data: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+        """The results that lie in the bytes of so many processes."""
+        rows, (large, small), (out, stat) = data.view(ranks, -1), self.shapes, self.sizes
+        kinds = [(large, out, self.dtype), (small, stat, torch.float32), (small, stat, torch.float32)]
+        return [
+            rows[:, start : start + size].view(dtype).view(ranks, *shape)
+            for start, (shape, size, dtype) in zip(self.starts, kinds, strict=True)
+        ]
+
+    def exchange(self) -> torch.Tensor:
+        """The merged output of all processes."""
+        dist.all_gather_into_tensor(self.gathered, self.bytes, group=self.group)
+        return merge(*self.all)
+
+
+def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """A CUDA graph of `work`, whose dozen small kernels take longer to start one by one than to run."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()  # what libraries set up the first time must not be captured
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # Other threads, such as NCCL's watch, go on calling CUDA.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        made = work()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return made
+
+    return replay

@@ -46,3 +46,13 @@ def add(a: Partial, b: Partial, rows: slice) -> None:
         x, y = (w.transpose(1, 2).unsqueeze(-1) for w in (x, y))
         a.out[:, own] = (a.out[:, own].float() * x).add_(b.out[:, of_b].float() * y)
         a.top[..., own], a.total[..., own] = top, total
+
+
+def merge(outs: torch.Tensor, tops: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """The output (B, Sq, Hq, Dv) of N parts side by side: outputs (N, B, Sq, Hq, Dv), maxima and sums (N, B, Hq, Sq). Few
+    operations, for few queries: each takes longer to start than to run."""
+    known = tops.amax(0).clamp(min=torch.finfo(tops.dtype).min)
+    counts = totals * torch.exp(tops - known)
+    weights = counts / counts.sum(0).clamp(min=torch.finfo(tops.dtype).tiny)
+    merged: torch.Tensor = (outs * weights.transpose(-1, -2).unsqueeze(-1)).sum(0)
+    return merged.to(outs.dtype)

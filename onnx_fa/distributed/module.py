@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from onnx_fa.errors import RunError, one_line
+from onnx_fa.iree.alone import FUNCTION, INTO
 from onnx_fa.iree.run import runtime
 
 _DLPACK = {"cpu": 1, "cuda": 2}
@@ -36,10 +38,10 @@ def release_memory(device: torch.device) -> None:
 
 
 class TorchModule:
-    """One function of a module on torch's device: the operands of a site to its results, dense tensors all. The call returns when
-    the results are there. Raises RunError for a file that is no module of this device."""
+    """A module of `modules.build` on torch's device: the operands of a site to its results, dense tensors all. The call returns
+    when the results are there. Raises RunError for a file that is no module of this device."""
 
-    def __init__(self, vmfb: Path | bytes, device: torch.device, function: str = "site") -> None:
+    def __init__(self, vmfb: Path | bytes, device: torch.device) -> None:
         rt, name = runtime(), _name(device)
         self.device = device
         try:
@@ -49,26 +51,50 @@ class TorchModule:
             data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
             module = rt.VmModule.copy_buffer(instance, data)
             self._context = rt.VmContext(instance, modules=[hal, module])
-            self._function = module.lookup_function(function)
+            self._function, self._into = module.lookup_function(FUNCTION), module.lookup_function(INTO)
         except Exception as e:  # the bindings raise whatever their C++ throws
             shown = "the module" if isinstance(vmfb, bytes) else vmfb
             raise RunError(f"{shown}: cannot be loaded on {name}: {one_line(e)}") from e
         self._list, self._view = rt.VmVariantList, rt.HalBufferView
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        inputs, outputs = self._list(len(tensors)), self._list(4)
+        inputs = self._list(len(tensors))
         for x in tensors:
-            inputs.push_ref(self._device.from_dlpack_capsule(x.contiguous().__dlpack__()))
-        if self.device.type == "cuda":  # the module has streams of its own; those of exchanges go on
-            torch.cuda.current_stream(self.device).synchronize()
-        try:
-            self._context.invoke(self._function, inputs, outputs)
-        except Exception as e:
-            given = ", ".join("x".join(map(str, x.shape)) for x in tensors)
-            raise RunError(f"the module failed on operands {given}: {one_line(e)}") from e
+            inputs.push_ref(self._view_of(x.contiguous()))
+        outputs = self._invoke(self._function, inputs, tensors)
         made = []
         for i in range(len(outputs)):
             view = outputs.get_as_object(i, self._view)
             capsule = self._device.create_dlpack_capsule(view, _DLPACK[self.device.type], self.device.index or 0)
             made.append(torch.utils.dlpack.from_dlpack(capsule))
         return made
+
+    def bind(self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """A call that reads these operands each time, and writes to these results: what it costs to hand tensors over is paid
+        once. All must be contiguous, else ValueError is raised."""
+        tensors = (*operands, *results)
+        if not all(x.is_contiguous() for x in tensors):
+            raise ValueError("operands and results that are bound must be contiguous")
+        inputs = self._list(len(tensors))
+        for x in tensors:
+            inputs.push_ref(self._view_of(x))
+
+        def call() -> None:
+            self._invoke(self._into, inputs, tensors)
+
+        return call
+
+    def _view_of(self, x: torch.Tensor) -> Any:
+        return self._device.from_dlpack_capsule(x.__dlpack__())
+
+    def _invoke(self, function: Any, inputs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        """The list of results; `tensors` are what `inputs` are of, for a message. Raises RunError."""
+        outputs = self._list(4)
+        if self.device.type == "cuda":  # the module has streams of its own; those of exchanges go on
+            torch.cuda.current_stream(self.device).synchronize()
+        try:
+            self._context.invoke(function, inputs, outputs)
+        except Exception as e:  # the bindings raise whatever their C++ throws
+            given = ", ".join("x".join(map(str, x.shape)) for x in tensors)
+            raise RunError(f"the module failed on operands {given}: {one_line(e)}") from e
+        return outputs

@@ -60,9 +60,9 @@ def decode_spec(heads: Heads, Sq: int, Skv: int) -> AttentionSpec:
 
 
 def build(specs: Mapping[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Kernel]:
-    """Compiles a module <name>.vmfb for each spec; its function is "site". Returns the kernels. Raises UnsupportedError where the
-    target has no kernel of a spec, and CompileError."""
+    """Compiles a module <name>.vmfb for each spec, with the functions that TorchModule calls. Returns the kernels. Raises
+    UnsupportedError where the target has no kernel of a spec, and CompileError."""
     kernels = {name: emit_kernel(spec, target) for name, spec in specs.items()}
     for name, kernel in kernels.items():
-        compile_alone(kernel, folder / f"{name}.vmfb", target)
+        compile_alone(kernel, folder / f"{name}.vmfb", target, into=True)
     return kernels

@@ -15,6 +15,8 @@ from onnx_fa.spec.target import Target
 
 FUNCTION = "site"
 """The function that the module exports: the spec's operands to its output."""
+INTO = "site_into"
+"""One that takes the buffers of its results after the operands, and writes there."""
 TIMEOUT_S = 120.0
 """A kernel that compiles at all takes seconds."""
 
@@ -32,13 +34,14 @@ class SiteKernel(Protocol):
     def spec(self) -> AttentionSpec | LinearSpec: ...
 
 
-def module_text(kernel: SiteKernel) -> str:
-    """The kernel and a public function that calls it."""
-    return kernel.text + entry_text(kernel, FUNCTION)
+def module_text(kernel: SiteKernel, into: bool = False) -> str:
+    """The kernel and a public function that calls it; with `into`, INTO too."""
+    return kernel.text + entry_text(kernel, FUNCTION) + (entry_text(kernel, INTO, into=True) if into else "")
 
 
-def entry_text(kernel: SiteKernel, function: str) -> str:
-    """A public function that calls a kernel. 4-bit integers come to it two to a byte."""
+def entry_text(kernel: SiteKernel, function: str, into: bool = False) -> str:
+    """A public function that calls a kernel. 4-bit integers come to it two to a byte. With `into` it takes the buffers of its
+    results, too."""
     spec, t = kernel.spec, Text()
     shapes, dtypes = spec.operand_shapes, spec.operand_dtypes
     types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, dtypes, strict=True)]
@@ -53,7 +56,10 @@ def entry_text(kernel: SiteKernel, function: str) -> str:
         dims = [t.let(f"tensor.dim %a{i}, {t.index(n)} : {seen}") for n, d in enumerate(shape) if isinstance(d, str)]
         tied = f"{{{', '.join(dims)}}}" if dims else ""
         values.append(t.let(f"flow.tensor.bitcast %a{i} : {seen}{tied} -> {type_}{tied}"))
-    outs = ", ".join(tensor_type(s, element_type(d)) for s, d in spec.results)
+    results = [tensor_type(s, element_type(d)) for s, d in spec.results]
+    outs = ", ".join(results)
+    if into:
+        params += [f"%r{n}: {type_} {{iree.abi.output = {n} : index}}" for n, type_ in enumerate(results)]
     made = t.several(
         f"util.call @{kernel.name}({', '.join(values)}) : ({', '.join(types)}) -> ({outs})", len(spec.results)
     )
@@ -67,10 +73,12 @@ def compile_alone(
     target: Target,
     *,
     flags: Sequence[str] = (),
+    into: bool = False,
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = 8 << 30,
 ) -> None:
-    """Compiles the kernel to `output`, a .vmfb; `flags` win over the kernel's. Raises CompileError."""
+    """Compiles the kernel to `output`, a .vmfb (with `into`, of both functions); `flags` win over the kernel's. Raises
+    CompileError."""
     options = merge_flags(kernel.flags, flags)
-    text = module_text(kernel)
+    text = module_text(kernel, into)
     iree_compile(text, output, target, flags=options, timeout_s=timeout_s, memory_bytes=memory_bytes)

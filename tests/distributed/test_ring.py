@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from onnx_fa.distributed.merge import Partial, add  # noqa: E402
+from onnx_fa.distributed.merge import Partial, add, merge  # noqa: E402
 from onnx_fa.distributed.module import TorchModule  # noqa: E402
 from onnx_fa.distributed.modules import Heads, build, decode_spec, prefill_specs  # noqa: E402
 from onnx_fa.distributed.zigzag import chunks_of, share, visit, whole  # noqa: E402
@@ -67,6 +67,19 @@ def test_merge_of_rows() -> None:
     torch.testing.assert_close(made.total.double(), want.total, rtol=1e-4, atol=1e-6)
 
 
+def test_merge_of_parts_side_by_side() -> None:
+    """Of three parts, of which the second has no key of some rows; rows without keys in any are zeros."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 3, 4) * scale for n, scale in ((5, 3.0), (12, 3.0), (12, 1.0)))
+    keep = torch.rand(2, 3, 5, 12) < 0.5
+    keep[:, 0, :, 4:8], keep[1, 2, 3] = False, False
+    want = _partial(q.double(), k.double(), v.double(), keep)
+    parts = [_partial(q, *(x[:, n : n + 4] for x in (k, v)), keep[..., n : n + 4]) for n in (0, 4, 8)]
+    made = merge(*(torch.stack([getattr(p, name) for p in parts]) for name in ("out", "top", "total")))
+    torch.testing.assert_close(made.double(), want.out, rtol=1e-5, atol=1e-6)
+    assert torch.equal(made[1, 3, 2], torch.zeros(4))
+
+
 def test_two_processes(tmp_path: Path) -> None:
     heads, S = Heads(Hq=4, Hkv=2, D=16, Dv=16, dtype="f32"), 48
     specs = {**prefill_specs(heads, S, 2), "decode": decode_spec(heads, 1, S // 2)}
@@ -82,16 +95,19 @@ def test_two_processes(tmp_path: Path) -> None:
     ]
     said = [p.communicate(timeout=120)[1] for p in started]
     assert [p.returncode for p in started] == [0, 0], said
-    shares, steps = zip(*(torch.load(tmp_path / f"{r}.pt") for r in range(2)), strict=True)
+    shares, steps, bound = zip(*(torch.load(tmp_path / f"{r}.pt") for r in range(2)), strict=True)
     wide = [x.double().transpose(1, 2) for x in (q, k, v, one)]
     attention = torch.nn.functional.scaled_dot_product_attention
     want = attention(*wide[:3], is_causal=True, enable_gqa=True).transpose(1, 2)
     torch.testing.assert_close(whole(list(shares)).double(), want, rtol=1e-5, atol=2e-6)
     want = attention(wide[3], *wide[1:3], enable_gqa=True).transpose(1, 2)
-    for step in steps:
+    for step in (*steps, *bound):
         torch.testing.assert_close(step.double(), want, rtol=1e-5, atol=2e-6)
+    module = TorchModule(tmp_path / "decode.vmfb", torch.device("cpu"))
     with pytest.raises(RunError, match="the module failed on operands 1x3x4x16"):
-        TorchModule(tmp_path / "decode.vmfb", torch.device("cpu"))(one.expand(1, 3, 4, 16), k, v)
+        module(one.expand(1, 3, 4, 16), k, v)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        module.bind((one.transpose(1, 2), k, v), [])
     with pytest.raises(RunError, match="cannot be loaded"):
         TorchModule(b"no module", torch.device("cpu"))
     with pytest.raises(ValueError, match="equal chunks"):
