@@ -18,7 +18,7 @@ H, HKV, D, BYTES = 8, 8, 128, 2
 LENGTHS = {"64k": 1 << 16, "256k": 1 << 18, "1M": 1 << 20, "16M": 1 << 24}
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 _PREFILL = {1: "onnx_fa, one device", 2: "onnx_fa, ring of K and V"}
-_DECODE = {1: "onnx_fa, one device", 2: "onnx_fa, cache in parts"}
+_DECODE = {1: "onnx_fa, one device, bound", 2: "onnx_fa, cache in parts, bound"}
 """What was measured on so many devices."""
 
 
@@ -55,7 +55,8 @@ def cache_bytes(S: int) -> float:
 
 def rates_of(times: dict[tuple[str, str], float]) -> Rates:
     """The rates behind the measurements on two devices. The longest sequence counts: clocks fall under a load of seconds."""
-    short, long = times["decode-64k", "onnx_fa, a part alone"], times["decode-1M", "onnx_fa, a part alone"]
+    part = "onnx_fa, a part alone, bound"
+    short, long = times["decode-64k", part], times["decode-1M", part]
     cache = (cache_bytes(LENGTHS["1M"]) - cache_bytes(LENGTHS["64k"])) / 2 / (long - short)
     call = long - cache_bytes(LENGTHS["1M"]) / 2 / cache
     return Rates(
@@ -63,7 +64,7 @@ def rates_of(times: dict[tuple[str, str], float]) -> Rates:
         (1 << 29) / times["link", "ring, 512 MiB each way"],
         cache,
         call,
-        times["decode-1M", "onnx_fa, cache in parts"] - long,
+        times["decode-1M", _DECODE[2]] - long,
     )
 
 

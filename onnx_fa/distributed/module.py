@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnx_fa.errors import RunError, one_line
-from onnx_fa.iree.alone import FUNCTION, INTO
+from onnx_fa.iree.alone import FUNCTION, INTO, WORKSPACE
 from onnx_fa.iree.run import runtime
 
 _DLPACK = {"cpu": 1, "cuda": 2}
@@ -51,7 +51,7 @@ class TorchModule:
             data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
             module = rt.VmModule.copy_buffer(instance, data)
             self._context = rt.VmContext(instance, modules=[hal, module])
-            self._function, self._into = module.lookup_function(FUNCTION), module.lookup_function(INTO)
+            self._function, self._into, self._workspace = map(module.lookup_function, (FUNCTION, INTO, WORKSPACE))
         except Exception as e:  # the bindings raise whatever their C++ throws
             shown = "the module" if isinstance(vmfb, bytes) else vmfb
             raise RunError(f"{shown}: cannot be loaded on {name}: {one_line(e)}") from e
@@ -72,12 +72,17 @@ class TorchModule:
     def bind(self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Callable[[], None]:
         """A call that reads these operands each time, and writes to these results: what it costs to hand tensors over is paid
         once. All must be contiguous, else ValueError is raised."""
-        tensors = (*operands, *results)
-        if not all(x.is_contiguous() for x in tensors):
+        if not all(x.is_contiguous() for x in (*operands, *results)):
             raise ValueError("operands and results that are bound must be contiguous")
+        sizes = self._list(4)
+        self._context.invoke(self._workspace, self._list(0), sizes)
+        bytes_ = [sizes.get_variant(i) for i in range(len(sizes))]
+        workspace = [torch.empty(n, dtype=torch.uint8, device=self.device) for n in bytes_]
+        tensors = (*operands, *results, *workspace)
         inputs = self._list(len(tensors))
-        for x in tensors:
-            inputs.push_ref(self._view_of(x))
+        for n, x in enumerate(tensors):
+            view = self._view_of(x)
+            inputs.push_ref(view if n < len(operands) else view.get_buffer())
 
         def call() -> None:
             self._invoke(self._into, inputs, tensors)

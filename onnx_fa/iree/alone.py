@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from onnx_fa.iree.compiler import iree_compile, merge_flags
+from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.stored import is_packed, stored_shape
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
 from onnx_fa.spec.attention import AttentionSpec
@@ -16,7 +17,9 @@ from onnx_fa.spec.target import Target
 FUNCTION = "site"
 """The function that the module exports: the spec's operands to its output."""
 INTO = "site_into"
-"""One that takes the buffers of its results after the operands, and writes there."""
+"""One that takes the buffers of its results after the operands, then those of workspaces, and writes there."""
+WORKSPACE = "site_workspace"
+"""One without operands: the bytes of each workspace."""
 TIMEOUT_S = 120.0
 """A kernel that compiles at all takes seconds."""
 
@@ -35,13 +38,27 @@ class SiteKernel(Protocol):
 
 
 def module_text(kernel: SiteKernel, into: bool = False) -> str:
-    """The kernel and a public function that calls it; with `into`, INTO too."""
-    return kernel.text + entry_text(kernel, FUNCTION) + (entry_text(kernel, INTO, into=True) if into else "")
+    """The kernel and a public function that calls it; with `into`, INTO and WORKSPACE too."""
+    text = kernel.text + entry_text(kernel, FUNCTION)
+    return text + _into_text(kernel) if into else text
+
+
+def _into_text(kernel: SiteKernel) -> str:
+    """A body without a function of its own for this has its results copied, where IREE sees no better, and no workspace."""
+    made = kernel.into if isinstance(kernel, Kernel) else None
+    sizes = made.workspace if made else ()
+    text = Text()
+    values = [text.let(f"arith.constant {size} : i64") for size in sizes]
+    types = ", ".join(["i64"] * len(sizes))
+    returned = f"return {', '.join(values)} : {types}" if sizes else "return"
+    body = "\n".join([*text.render(), returned])
+    function = f"\nfunc.func @{WORKSPACE}() -> ({types}) {{\n{body}\n}}\n"
+    return (made.text if made else "") + entry_text(kernel, INTO, into=True) + function
 
 
 def entry_text(kernel: SiteKernel, function: str, into: bool = False) -> str:
     """A public function that calls a kernel. 4-bit integers come to it two to a byte. With `into` it takes the buffers of its
-    results, too."""
+    results and workspaces, too."""
     spec, t = kernel.spec, Text()
     shapes, dtypes = spec.operand_shapes, spec.operand_dtypes
     types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, dtypes, strict=True)]
@@ -58,11 +75,14 @@ def entry_text(kernel: SiteKernel, function: str, into: bool = False) -> str:
         values.append(t.let(f"flow.tensor.bitcast %a{i} : {seen}{tied} -> {type_}{tied}"))
     results = [tensor_type(s, element_type(d)) for s, d in spec.results]
     outs = ", ".join(results)
-    if into:
-        params += [f"%r{n}: {type_} {{iree.abi.output = {n} : index}}" for n, type_ in enumerate(results)]
-    made = t.several(
-        f"util.call @{kernel.name}({', '.join(values)}) : ({', '.join(types)}) -> ({outs})", len(spec.results)
-    )
+    callee = kernel.name
+    if into and isinstance(kernel, Kernel) and kernel.into:
+        buffers = [f"%b{n}" for n in range(len(results) + len(kernel.into.workspace))]
+        params += [f"{buffer}: !hal.buffer" for buffer in buffers]
+        callee, values, types = f"{callee}_into", [*values, *buffers], [*types, *["!hal.buffer"] * len(buffers)]
+    elif into:
+        params += [f"%b{n}: !hal.buffer {{iree.abi.output = {n} : index}}" for n in range(len(results))]
+    made = t.several(f"util.call @{callee}({', '.join(values)}) : ({', '.join(types)}) -> ({outs})", len(spec.results))
     body = "\n".join([*t.render(), f"return {', '.join(made)} : {outs}"])
     return f"\nfunc.func @{function}({', '.join(params)}) -> ({outs}) {{\n{body}\n}}\n"
 

@@ -107,7 +107,7 @@ def test_two_processes(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the module failed on operands 1x3x4x16"):
         module(one.expand(1, 3, 4, 16), k, v)
     with pytest.raises(ValueError, match="must be contiguous"):
-        module.bind((one.transpose(1, 2), k, v), [])
+        module.bind((one, k.transpose(1, 2), v), [])
     with pytest.raises(RunError, match="cannot be loaded"):
         TorchModule(b"no module", torch.device("cpu"))
     with pytest.raises(ValueError, match="equal chunks"):

@@ -12,6 +12,16 @@ from onnx_fa.spec.terms import AddMask, Elementwise, Weighting
 
 
 @dataclass(frozen=True)
+class Into:
+    """`text` is another function of a kernel, `util.func private @{name}_into`: it takes the operands, then a
+    `!hal.buffer` for each result, to which it writes, then one for each workspace, of `workspace` bytes. It allocates nothing, and
+    returns the results."""
+
+    text: str = field(repr=False)
+    workspace: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """`text` holds top-level MLIR ops (no enclosing module): a `util.func private @{name}` that takes the spec's operands as
     builtin tensors, in the spec's order, stored shapes (`?` for symbols) and element types (i1 for booleans), and returns the
@@ -19,7 +29,7 @@ class Kernel:
     that a compiled artifact can be inspected per site. `body` is the name of its maker in kernels/providers.py. `config` is what
     was chosen, for reports; `flags` are the iree-compile flags without which the text does not compile, or that its tiles
     were measured with. `tuning` says where the tiles are from, in words; "" where they were given. `lossy` names what makes it less
-    exact than its operands, such as "tf32" or "bf16 dot" (asked for)."""
+    exact than its operands, such as "tf32" or "bf16 dot" (asked for). `into` is there where a body has it."""
 
     name: str
     text: str = field(repr=False)
@@ -29,6 +39,7 @@ class Kernel:
     flags: tuple[str, ...] = ()
     tuning: str = ""
     lossy: str = ""
+    into: Into | None = field(default=None, repr=False)
 
 
 def check_operands(spec: AttentionSpec, body: str) -> None:

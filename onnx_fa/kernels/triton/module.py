@@ -18,6 +18,7 @@ from onnx_fa.kernels.triton.combine import combine_program
 from onnx_fa.kernels.triton.config import ARCHITECTURES, TritonConfig, f32_products
 from onnx_fa.kernels.triton.entry import TritonEntry, Variant
 from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.into import IntoEntry
 from onnx_fa.kernels.triton.overlapped import OverlappedSource
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
 from onnx_fa.kernels.triton.source import AttentionSource
@@ -100,7 +101,8 @@ def _kernel(
         for k, x in asdict(v.config).items()
     }
     lossy = "tf32" if tf32 and spec.dtype == "f32" else ""
-    return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason, lossy)
+    into = None if site.symbols else IntoEntry(site, spec, name, program, variants, combine).into()
+    return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason, lossy, into)
 
 
 def _check(spec: AttentionSpec, target: Target) -> None:

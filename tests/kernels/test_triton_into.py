@@ -1,0 +1,42 @@
+"""Functions whose every buffer is the caller's: dispatches alone in the compiled program, and the bytes that they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnx_fa.iree.alone import module_text
+from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.kernels.choose import emit_kernel
+from onnx_fa.kernels.triton import ptx
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.target import parse_target
+
+pytestmark = pytest.mark.skipif(not ptx.available(), reason="Triton is not installed")
+CUDA = parse_target("cuda")
+
+
+def _spec(Sq: int, Skv: int) -> AttentionSpec:
+    """Split keys, with row statistics: a few queries, whose parts the kernel combines, and many, whose parts another does."""
+    return AttentionSpec("f16", 4, 2, Sq, Skv, 32, 48, batch=(1,), scale=0.2, empty_row="zero", stats=("max", "sum"))
+
+
+@pytest.mark.parametrize(("Sq", "dispatches"), [(1, 1), (40, 2)])
+def test_nothing_is_allocated_or_copied(Sq: int, dispatches: int, tmp_path: Path) -> None:
+    kernel = emit_kernel(_spec(Sq, 1 << 15), CUDA)
+    splits = kernel.config["splits"]
+    assert isinstance(splits, int) and splits > 1 and kernel.into is not None
+    assert kernel.into.workspace == tuple(4 * 4 * Sq * splits * n for n in (48, 2))
+    iree_compile(module_text(kernel, into=True), tmp_path / "m.mlir", CUDA, phase="stream")
+    text = (tmp_path / "m.mlir").read_text()
+    into = text[text.index("util.func public @site_into(") :]
+    into = into[: into.index("\n  }\n")]
+    assert into.count("stream.cmd.dispatch") == dispatches
+    assert not any(word in into for word in ("alloca", "stream.cmd.copy", "stream.cmd.fill"))
+    sizes = text[text.index("util.func public @site_workspace()") :]
+    assert all(f"{size} : i64" in sizes for size in kernel.into.workspace)
+
+
+def test_sizes_that_are_not_known_have_none() -> None:
+    assert emit_kernel(AttentionSpec("f16", 4, 4, "N", "M", 32, 32, batch=(1,), scale=0.2), CUDA).into is None
