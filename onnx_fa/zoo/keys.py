@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx_fa.machine import PACKAGES
 from onnx_fa.zoo.entries import Entry
-from onnx_fa.zoo.sources import sources_of
+from onnx_fa.zoo.sources import digest_of_weights, sources_of
 
 
 def code_digest() -> str:
@@ -51,4 +51,6 @@ def key(entry: Entry, target: str, settings: dict[str, Any]) -> str:
     data: dict[str, Any] = {"entry": source.to_dict(), "target": target, "settings": settings}
     if sources := sources_of(entry):
         data["files"] = sources.digests()
+    if weights := digest_of_weights(entry):
+        data["weights"] = weights
     return hashlib.sha256((json.dumps(data, sort_keys=True) + _code()).encode()).hexdigest()[:16]

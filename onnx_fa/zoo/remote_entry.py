@@ -10,7 +10,7 @@ from typing import Any
 from onnx_fa.files import write_whole
 from onnx_fa.zoo.entry_run import EntryRun, Job
 from onnx_fa.zoo.remote_step import SOURCES, WORK, RemoteJob, emptied, filled, record_name
-from onnx_fa.zoo.sources import Sources, digest_of_file, sources_of
+from onnx_fa.zoo.sources import Sources, digest_of_file, digest_of_weights, sources_of
 from onnx_fa.zoo.stages import NEEDS
 from onnx_fa.zoo.store import Store
 from onnx_fa.zoo.worker_facts import Code
@@ -49,7 +49,16 @@ class RemoteEntry:
             entry = sources.moved(entry, SOURCES)
         before = {step: self._said[step] for step in _all_before(job.before)}
         return RemoteJob(
-            entry.to_dict(), self.state.target, job.step, job.settings, job.key, before, digests, self._store.url, code
+            entry=entry.to_dict(),
+            target=self.state.target,
+            step=job.step,
+            settings=job.settings,
+            key=job.key,
+            before=before,
+            sources=digests,
+            store=self._store.url,
+            code=code,
+            weights=digest_of_weights(entry),
         )
 
     def keep(self, job: Job, said: Json, log: str = "") -> None:

@@ -14,7 +14,9 @@ from distributed import get_worker
 
 from onnx_fa.files import write_whole
 from onnx_fa.machine import cpu_name, gpu_name
-from onnx_fa.zoo.step_process import made_by, run_step
+from onnx_fa.zoo.entries import Entry
+from onnx_fa.zoo.sources import digest_of_weights
+from onnx_fa.zoo.step_process import made_by, record, run_step
 from onnx_fa.zoo.store import Store
 from onnx_fa.zoo.worker_facts import Code, code_here, other_code
 
@@ -26,7 +28,8 @@ WORK, SOURCES = "{{work}}", "{{sources}}"
 @dataclass(frozen=True)
 class RemoteJob:
     """A step for a worker. `before` has what each earlier step said that it is made from, `sources` the sha256 of each file of a
-    user's own model by its name: the store has all of them. `code` is the client's."""
+    user's own model by its name: the store has all of them. `weights` is the sha256 of those in the entry's package, `code` is the
+    client's."""
 
     entry: Json
     target: str
@@ -37,6 +40,7 @@ class RemoteJob:
     sources: dict[str, str]
     store: str
     code: Code
+    weights: str
 
 
 def run_job(job: RemoteJob) -> Json:
@@ -44,6 +48,10 @@ def run_job(job: RemoteJob) -> Json:
     wrote. Or `refused`: why this `worker` may not do it. Raises StoreError, and OSError where there is no space."""
     if why := other_code(code_here(), job.code):
         return {"refused": why, "worker": get_worker().address}
+    entry = Entry.from_dict(job.entry)
+    if job.weights != digest_of_weights(entry):
+        said = record(False, f"{get_worker().address}: its {entry.of} is not the one that is here")
+        return {"record": said | {"key": job.key}, "taken": False, "log": ""}
     store, name = Store(job.store), record_name(job.key, job.step, job.target)
     if found := store.record(name):
         return {"record": found, "taken": True, "log": ""}
@@ -53,19 +61,19 @@ def run_job(job: RemoteJob) -> Json:
         work.mkdir()
         for path, digest in job.sources.items():
             store.get(digest, root / "sources" / path)
-        for step, said in job.before.items():
-            for path, digest in said["files"].items():
+        for step, earlier in job.before.items():
+            for path, digest in earlier["files"].items():
                 store.get(digest, work / path)
-            write_whole(work / f"{step}.json", json.dumps(filled(said["data"], places)))
+            write_whole(work / f"{step}.json", json.dumps(filled(earlier["data"], places)))
         given = {"entry": filled(job.entry, places), "target": job.target, "settings": job.settings}
-        record = run_step(work, job.step, given) | {"key": job.key, "files": made_by(work, job.step)}
-        record = emptied(record, places)
-        for path, digest in record["files"].items():
+        said = run_step(work, job.step, given) | {"key": job.key, "files": made_by(work, job.step)}
+        said = emptied(said, places)
+        for path, digest in said["files"].items():
             store.put(work / path, digest)
         log = work / f"{job.step}.log"
-        if record["ok"]:
-            store.note(name, record)
-        return {"record": record, "taken": False, "log": store.put(log) if log.is_file() else ""}
+        if said["ok"]:
+            store.note(name, said)
+        return {"record": said, "taken": False, "log": store.put(log) if log.is_file() else ""}
 
 
 def record_name(key: str, step: str, target: str) -> str:

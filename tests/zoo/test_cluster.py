@@ -240,6 +240,17 @@ def test_a_worker_whose_code_changes_is_refused(
     assert on.said == [f"{first[0]}: refused: it was changed"] and first[0] not in {w for _, _, w in steps.ran}
 
 
+def test_a_package_with_other_weights_is_not_the_same_model(
+    client: Client, steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a worker: its step fails, and that of no other model."""
+    monkeypatch.setattr(remote_step, "digest_of_weights", lambda entry: "another" if entry.name == "odd" else "")
+    on = On(client, tmp_path)
+    results = run(ENTRIES, "cpu-host", tmp_path / "out", Settings(steps=("explain",)), elsewhere=on.cluster)
+    failed = [(r["name"], s, said["message"]) for r in results for s, said in r["steps"].items() if not said["ok"]]
+    assert [name for name, *_ in failed] == ["odd", "odd"] and "its odd is not the one that is here" in failed[0][2]
+
+
 def test_other_processors_are_refused_where_the_target_is_the_one_at_hand(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,10 @@ import onnx
 import pytest
 
 import tests.support.tiny as tiny
+from onnx_fa.errors import MissingDependencyError
 from onnx_fa.zoo.entries import Entry, Suite
 from onnx_fa.zoo.keys import key
-from onnx_fa.zoo.sources import sources_of
+from onnx_fa.zoo.sources import digest_of_weights, package_weights, sources_of
 
 
 def with_weights_beside(folder: Path) -> Path:
@@ -57,3 +58,22 @@ def test_a_file_that_is_not_there(tmp_path: Path, of: str) -> None:
     assert (key(entry, "cpu-host", {}) == key(entry, "cpu-host", {})) and sources_of(
         Entry("a", "family", "bert")
     ) is None
+
+
+def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with other weights, under the same name and version, is another model."""
+    entry = Entry("s", "package", "sentences_of_a_test")
+    assert digest_of_weights(entry) == ""
+    with pytest.raises(MissingDependencyError, match="sentences_of_a_test is not installed"):
+        package_weights(entry.of)
+    package = tmp_path / entry.of
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_weights(entry.of) is None and digest_of_weights(entry) == ""
+    weights = package / "data" / "model.safetensors"
+    keys = []
+    for content in (b"one", b"another"):
+        weights.write_bytes(content)
+        keys.append(key(entry, "cpu-host", {}))
+    assert package_weights(entry.of) == weights and keys[0] != keys[1]
