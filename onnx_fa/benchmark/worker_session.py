@@ -13,6 +13,7 @@ from typing import Any
 
 from onnx_fa import processes as limits
 from onnx_fa.errors import RunError
+from onnx_fa.huge_pages import with_huge_pages
 from onnx_fa.orphans import dies_with_parent
 
 
@@ -47,7 +48,7 @@ class Session:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=self.env,
+                env=with_huge_pages(self.env),
                 start_new_session=True,
                 preexec_fn=dies_with_parent(),
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from onnx_fa.cli.printing import note
 from onnx_fa.errors import ModelError
+from onnx_fa.huge_pages import huge_pages_command
 from onnx_fa.scheduling import batch_command
 from onnx_fa.spec.target import Target
 
@@ -27,9 +28,9 @@ def note_lines(
     `sizes` are those of free dims that the user has fixed; others are what the graph asks for, or made up. Where no inputs can be
     made up, their place says so.
     """
-    batch = [] if target.is_gpu else batch_command()
+    before = [] if target.is_gpu else [*huge_pages_command(), *batch_command()]
     for what, tool in (("run", "iree-run-module"), ("time", "iree-benchmark-module")):
-        note(args, f"{what} it with: {shlex.join([*batch, tool, *_flags(module, model, target, sizes or {})])}")
+        note(args, f"{what} it with: {shlex.join([*before, tool, *_flags(module, model, target, sizes or {})])}")
 
 
 def _flags(module: Path, model: ir.Model, target: Target, sizes: Mapping[str, int]) -> list[str]:
