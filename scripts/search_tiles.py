@@ -318,11 +318,26 @@ def report(out: Path) -> None:
         print(where, f"{own[0][0]:.4f} ms, {to_peer:.2f} of the best peer: {best}")
 
 
-def fastest_order(found: dict[str, float]) -> dict[str, float]:
+def read_known(out: Path) -> Times:
+    """Medians of the neighbours of drawn cases, whose sizes are known (search_known.py); none where they were not measured. Tiles
+    that were tried for heads in one tile of columns are those of such heads."""
+    path, times = out / "tiles-known.csv", defaultdict[tuple[int, ...], dict[str, float]](dict)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for r in csv.DictReader(x for x in lines if not x.startswith("#")):
+        D, Dv, *rest = (int(r[c]) for c in ("D", "Dv", "causal", "heads", "Sq", "Skv"))
+        what, _, columns = r["what"].partition(" ")
+        if columns:
+            D = Dv = int(columns.split()[0])
+        if r["kind"] == "neighbour":
+            times[D, Dv, *rest][what] = statistics.median(map(float, r["ms"].split()))
+    return times
+
+
+def fastest_order(found: dict[str, float], left_out: str = LEFT_OUT) -> dict[str, float]:
     """ms by tiles without their order: of both orders the faster."""
     fastest: dict[str, float] = {}
     for what, ms in found.items():
-        if "/" in what and not what.startswith(LEFT_OUT):
+        if "/" in what and not (left_out and what.startswith(left_out)):
             tiles = what.rpartition("/")[0]
             fastest[tiles] = min(ms, fastest.get(tiles, ms))
     return fastest
@@ -330,9 +345,14 @@ def fastest_order(found: dict[str, float]) -> dict[str, float]:
 
 def table_text(out: Path) -> str:
     """What kernels take their tiles from (onnx_fa/kernels/tiles/shapes.py)."""
+    from onnx_fa.kernels.triton.columns import columns_computed
+
     times, heads = read(out)
     # The order of the workgroups follows from a rule (by_shape.py), and of both the faster counts.
     fastest = [(shape, fastest_order(found)) for shape, found in times.items()]
+    known = [(shape, fastest_order(found, "")) for shape, found in read_known(out).items()]
+    # A head of columns that kernels no longer have so is nobody's neighbour.
+    fastest += [(shape, found) for shape, found in known if all(columns_computed(d) == d for d in shape[:2])]
     labels = sorted({w for _, found in fastest for w in found})
     names = ("warps", "stages", "overlap", "splits")
     tiles = []
