@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import bench_gpu
-from search_tiles import label
+from search_tiles import Times, label
 
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.spec.attention import AttentionSpec
@@ -53,7 +53,7 @@ FURTHER = {
     256: ((128, 64, 8, 2, 1),),
 }
 """By the most columns: BM, BN, warps, stages and overlap of tiles that the table does not have."""
-FURTHER_FEW = ((64, 2, 4), (32, 1, 4), (128, 4, 2), (64, 4, 1), (128, 8, 1))
+FURTHER_FEW = ((64, 2, 4), (32, 1, 4), (128, 4, 2), (64, 4, 1))
 """For a few queries: BN, warps and stages that are tried with as many parts as the tiles in use have."""
 OF_ONE_TILE = {64: 4, 128: 2}
 """Heads whose columns are two tiles are tried as one tile of so many columns, too, with so many tiles of the table."""
@@ -230,6 +230,21 @@ def run(folder: Path, out: Path, seconds: float) -> None:
             file.flush()
             print(f"{time.monotonic() - started:.0f} s", item["what"], samples.name, samples.medians(), flush=True)
             print(*samples.notes, sep="\n", flush=True)
+
+
+def read_known(out: Path) -> Times:
+    """Medians of the neighbours of drawn cases, whose sizes are known; none where they were not measured. Tiles
+    that were tried for heads in one tile of columns are those of such heads."""
+    path, times = out / "tiles-known.csv", defaultdict[tuple[int, ...], dict[str, float]](dict)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for r in csv.DictReader(x for x in lines if not x.startswith("#")):
+        D, Dv, *rest = (int(r[c]) for c in SIZES)
+        what, _, columns = r["what"].partition(" ")
+        if columns:
+            D = Dv = int(columns.split()[0])
+        if r["kind"] == "neighbour":
+            times[D, Dv, *rest][what] = statistics.median(map(float, r["ms"].split()))
+    return times
 
 
 def report(out: Path) -> None:
