@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -418,13 +418,24 @@ def replays(calls: list[Callable[[], Any]], in_graph: int = 20) -> list[float]:
     return [ms / count for ms in launches(graph.replay)]
 
 
+@cache
+def loaded(path: Path, entry: str, shared: int) -> Any:
+    """A function of a file of PTX, which may have so much shared memory."""
+    import cupy
+
+    function = cupy.RawModule(path=str(path)).get_function(entry)
+    if shared > 48 * 1024:
+        function.max_dynamic_shared_size_bytes = shared
+    return function
+
+
 def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands: list[Any]) -> Callable[[], Any]:
     """A call that launches the module's own code, and returns the tensor that it writes."""
     import cupy
     import numpy as np
 
     torch = _torch()
-    if len(operands) == 5 and not spec.tensors:
+    if len(operands) == 5 and not spec.tensors and not spec.quantized:
         first, second = (own_kernel(item, spec, folder, x) for x in (operands[:3], [*operands[3:], operands[2]]))
         return lambda: torch.sub(first(), second(), alpha=LAMBDA)
     folded, config = fold_queries(spec), item["config"]
@@ -447,9 +458,7 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
     kept += lists
     calls = []
     for code, grid, tensors in zip(item["codes"], grids, lists, strict=False):
-        function = cupy.RawModule(path=str(folder / code["file"])).get_function(code["entry"])
-        if code["shared"] > 48 * 1024:
-            function.max_dynamic_shared_size_bytes = code["shared"]
+        function = loaded(folder / code["file"], code["entry"], code["shared"])
         calls.append(
             (function, grid, (code["threads"],), tuple(np.uint64(x.data_ptr()) for x in tensors), code["shared"])
         )

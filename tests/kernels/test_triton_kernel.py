@@ -119,12 +119,19 @@ def test_every_case_has_source() -> None:
             triton.emit_triton(bad, CUDA, "fa_0000000000")
 
 
+def _causal_text(length: int, order: int) -> str:
+    spec = half(Sq=length, Skv=length, masks=(Causal(),))
+    return AttentionSource(spec, TritonConfig(64, 64, 4, 2, order=order), "f").program().text
+
+
 def test_blocks() -> None:
     """Blocks that a mask leaves no key are not visited, those that it does not touch run without it."""
     plain = AttentionSource(half(), TritonConfig(64, 64, 4, 2), "f").program().text
     assert "tl.where" not in plain and plain.count("for ") == 1 and "mask=" not in plain
     causal = AttentionSource(half(masks=(Causal(),)), TritonConfig(64, 64, 4, 2), "f").program().text
     assert causal.count("for ") == 2 and causal.count("tl.where") == 1
+    orders = [[_causal_text(n, order) for order in (0, 1)] for n in (64, 128)]
+    assert orders[0][0] == orders[0][1] and orders[1][0] != orders[1][1]  # one block is the first in any order
     for mask in (prefix(100), document(2, 256)):
         text = AttentionSource(half(masks=(mask,)), TritonConfig(64, 64, 4, 2), "f").program().text
         loops = text.split("for ")

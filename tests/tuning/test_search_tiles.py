@@ -44,10 +44,20 @@ def test_table(tmp_path: Path) -> None:
     table = parse_shapes("x", json.loads(text))
     times, _ = search_tiles.read(tmp_path)
     assert len(table.shapes) == len(times)
-    assert sum(len(m.ms) for m in table.shapes) == sum(len(search_tiles.fastest_order(x)) for x in times.values())
+    kept = [search_tiles.fastest_order(search_tiles.without_left_out(*x)) for x in times.items()]
+    assert sum(len(m.ms) for m in table.shapes) == sum(map(len, kept))
+    assert not any(t["BM"] == 16 and t["warps"] == 8 for t in table.tiles)
+    high = [i for i, t in enumerate(table.tiles) if (t["BM"], t["BN"], t["warps"], t["overlap"]) == (128, 64, 8, 0)]
+    assert {(m.shape.causal, m.shape.Skv < 768) for m in table.shapes if m.ms.keys() & set(high)} == {(0, True)}
 
 
 def test_orders_and_what_is_left_out() -> None:
-    left_out = search_tiles.LEFT_OUT + "1/0"
-    found = {"64x64/4/2/0/1/0": 2.0, "64x64/4/2/0/1/1": 1.0, "cuDNN": 0.5, left_out: 0.1}
-    assert search_tiles.fastest_order(found) == {"64x64/4/2/0/1": 1.0}
+    high, few = search_tiles.LEFT_OUT + "1/0", "16x128/8/1/0/32/0"
+    found = {"64x64/4/2/0/1/0": 2.0, "64x64/4/2/0/1/1": 1.0, "cuDNN": 0.5, high: 0.1}
+    assert search_tiles.fastest_order(found) == {"64x64/4/2/0/1": 1.0, search_tiles.LEFT_OUT + "1": 0.1}
+
+    def kept(what: str, causal: int, Skv: int) -> bool:
+        return what in search_tiles.without_left_out((64, 64, causal, 8, Skv, Skv), {what: 1.0})
+
+    assert kept(high, 0, 767) and kept("64x64/4/2/0/1/0", 1, 4096)
+    assert not (kept(high, 0, 768) or kept(high, 1, 100) or kept(few, 0, 100))

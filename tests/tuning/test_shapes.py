@@ -92,6 +92,8 @@ def test_order() -> None:
 
     assert (order(masks=()), order(Hq=32, Hkv=32)) == (0, 1)
     assert (order(Hq=200, Hkv=200), order(Hq=200, Hkv=25)) == (0, 1)
+    counted = [order(Hq=n, Hkv=100, Sq=512, Skv=512) for n in (200, 3200)]  # queries count, too
+    assert counted == [1, 0]
     assert order(Hq=32, Hkv=32, Sq=8192, Skv=8192) == 1  # many workgroups share a head
     assert order(Hq=8, Hkv=8, Sq=1 << 17, Skv=1 << 17) == 0  # but those of a long one fill a GPU
     found = tiles_by_shape(half(masks=(Causal(),), Hq=200, Hkv=200), TABLE, lambda tiles: True)

@@ -78,21 +78,31 @@ class ShapeTable:
     ) -> tuple[Tiles, Measured] | None:
         """The tiles of least cost around a shape, of those that fit, and the nearest measured shape; None where nothing fits.
         `unused` is the factor by which a shape's time with tiles exceeds that of one that leaves nothing unused."""
-        alike = [m for m in self.shapes if (m.shape.Sq <= _ROWS) == (shape.Sq <= _ROWS)]
-        weights = [1 / (NEAR + shape.distance(m.shape)) ** POWER for m in alike]
-        costs, seen = dict[int, float](), dict[int, float]()
-        for w, m in zip(weights, alike, strict=True):
+        found = self.ranked(shape, fits, unused)
+        nearest = min(self.alike(shape), key=lambda m: shape.distance(m.shape), default=None)
+        return (found[0], nearest) if found and nearest is not None else None
+
+    def alike(self, shape: Shape) -> list[Measured]:
+        """The measured shapes that have few queries as the shape has, or many."""
+        return [m for m in self.shapes if (m.shape.Sq <= _ROWS) == (shape.Sq <= _ROWS)]
+
+    def ranked(
+        self, shape: Shape, fits: Callable[[Tiles], bool], unused: Callable[[Tiles, Shape], float]
+    ) -> list[Tiles]:
+        """The tiles that fit, those of the least cost around a shape first."""
+        weights, costs, seen = 0.0, dict[int, float](), dict[int, float]()
+        for m in self.alike(shape):
+            w = 1 / (NEAR + shape.distance(m.shape)) ** POWER
+            weights += w
             most = _MOST * min(m.ms.values())
             taken = {i: min(ms, most) / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
             least = min(taken.values())
             for i, ms in taken.items():
                 costs[i] = costs.get(i, 0.0) + w * math.log(ms / least)
                 seen[i] = seen.get(i, 0.0) + w
-        enough = [i for i, w in seen.items() if w > _LEAST_WEIGHT * sum(weights) and fits(self.tiles[i])]
-        if not enough:
-            return None
-        best = min(enough, key=lambda i: math.exp(costs[i] / seen[i]) * unused(self.tiles[i], shape))
-        return self.tiles[best], alike[max(range(len(alike)), key=lambda n: weights[n])]
+        enough = [i for i, w in seen.items() if w > _LEAST_WEIGHT * weights and fits(self.tiles[i])]
+        enough.sort(key=lambda i: math.exp(costs[i] / seen[i]) * unused(self.tiles[i], shape))
+        return [self.tiles[i] for i in enough]
 
 
 @cache

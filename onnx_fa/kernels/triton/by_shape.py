@@ -17,6 +17,8 @@ MULTIPROCESSORS, CACHED_BYTES = 132, 45_000_000
 """Of the GPU that the table was measured on, and about as much as its cache keeps."""
 _MANY_HEADS = 96
 """So many that few workgroups of one head run at the same time."""
+_BLOCK = 64
+"""Queries of a workgroup of most tiles."""
 _LONG = 1 << 15
 """So many queries that those of one head fill a GPU twice by themselves."""
 
@@ -80,10 +82,11 @@ def tiles_by_shape(
 
 def order_of(spec: AttentionSpec) -> int:
     """Which order of the workgroups a spec with a shape gets. Causal, all heads' long rows come first (1), so that the short ones
-    fill the end. Where K and V of many heads, or of long ones, are more than the cache holds, each block of queries would so read
-    them from memory, and one head comes after the other (0)."""
-    heads = math.prod(int(d) for d in (*spec.batch, spec.Hkv))
-    size = 2 * heads * int(spec.Skv) * (spec.D + spec.Dv)
+    fill the end. Where K and V of many heads, or of long ones, with a block of queries and outputs of each head, are more than the
+    cache holds, each block of queries would so read them from memory, and one head comes after the other (0)."""
+    batch, row = math.prod(int(d) for d in spec.batch), 2 * (spec.D + spec.Dv)
+    heads, others = batch * int(spec.Hkv), batch * int(spec.Hq)
+    size = row * (heads * int(spec.Skv) + others * min(int(spec.Sq), _BLOCK))
     few = heads < _MANY_HEADS and int(spec.Sq) < _LONG
     return int(bool(spec.masks) and (few or size <= CACHED_BYTES))
 

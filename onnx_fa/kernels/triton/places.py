@@ -115,7 +115,7 @@ class Places:
         t.do("pid = tl.program_id(0)")
         blocks = -(-spec.Sq // config.BM) if isinstance(spec.Sq, int) else f"tl.cdiv({self.sq}, {config.BM})"
         heads = product((*spec.batch, spec.Hq), self.names)
-        if config.order == 0:
+        if config.order == 0 or blocks == 1:  # of one block the compiler then knows that it is the first
             block, head = t.let(f"pid % {blocks}"), t.let(f"pid // {blocks}")
         else:
             head, block = t.let(f"pid % ({heads})"), t.let(f"pid // ({heads})")

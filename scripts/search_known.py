@@ -1,0 +1,284 @@
+"""Tiles of Triton's attention kernels with all sizes known, on shapes beside drawn ones that were slow: what search_tiles.py,
+whose kernels take lengths when they are launched, does not tell.
+
+    python scripts/search_known.py build FOLDER          # anywhere, no GPU: the cases of benchmarks/drawn-h100.csv above 1.00
+    python scripts/search_known.py run FOLDER OUT        # on a Hopper GPU, with torch and CuPy: OUT/tiles-known.csv
+    python scripts/search_known.py report OUT            # anywhere: the best tiles of each shape, beside the others
+
+Each slow case has a neighbour: the same heads and head dims, other lengths. The neighbour's times go into the table that kernels
+take their tiles from (`search_tiles.py table` reads both files); those of the drawn case itself only show what a change is worth
+there. Tried are the tiles that the table ranks first, in both orders of workgroups where a mask is causal, and some that it does
+not have. `run` takes the slowest cases first, and ends by itself when its seconds are over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import bench_gpu
+from search_tiles import Times, label
+
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.drawn_cases import REPORTED_SEED, draw_cases, title_of
+
+MEASURED = Path("benchmarks/drawn-h100.csv")
+SLOW = 1.005
+"""Above that a case counts as slower than the fastest other."""
+RANKED, REORDERED, SPLIT = 5, 2, 2
+"""So many tiles of the table are tried, so many of them in the other order of workgroups, and of those for a few queries so many
+with twice and half as many parts."""
+FURTHER = {
+    64: ((128, 64, 8, 3, 0), (128, 128, 8, 2, 0), (64, 128, 4, 3, 1)),
+    128: ((128, 64, 8, 3, 0), (128, 64, 8, 2, 1), (128, 128, 4, 3, 2)),
+    256: ((128, 64, 8, 2, 1),),
+}
+"""By the most columns: BM, BN, warps, stages and overlap of tiles that the table does not have."""
+FURTHER_FEW = ((64, 2, 4), (32, 1, 4), (128, 4, 2), (64, 4, 1))
+"""For a few queries: BN, warps and stages that are tried with as many parts as the tiles in use have."""
+OF_ONE_TILE = {64: 4, 128: 2}
+"""Heads whose columns are two tiles are tried as one tile of so many columns, too, with so many tiles of the table."""
+SIZES = ("D", "Dv", "causal", "heads", "Sq", "Skv")
+PEERS = ("FlashAttention-2", "cuDNN")
+
+
+def slow_cases() -> list[tuple[float, AttentionSpec]]:
+    """The drawn cases that took longer than the fastest other, by how much, the slowest first."""
+    from onnx_fa.benchmark.plot import medians, read_csv
+
+    found, times = [], medians(read_csv(MEASURED))
+    for case in draw_cases("gpu", REPORTED_SEED, 100):
+        ms = times[case.title]
+        ratio = ms[bench_gpu.KERNEL] / min(ms[p] for p in PEERS if p in ms)
+        if ratio > SLOW:
+            found.append((ratio, case.spec))
+    return sorted(found, key=lambda x: -x[0])
+
+
+def neighbour(spec: AttentionSpec) -> AttentionSpec:
+    """The same attention with lengths that are up to a third longer or shorter, multiples of 64 where they were."""
+    rng = random.Random(f"beside {title_of(spec)}")
+
+    def moved(length: int, by: float) -> int:
+        found = max(64, int(length * by))
+        return max(64, (found + 32) // 64 * 64) if length % 64 == 0 else found
+
+    keys, queries = 2 ** rng.uniform(-0.4, 0.4), 2 ** rng.uniform(-0.4, 0.4)
+    Skv = moved(int(spec.Skv), keys)
+    Sq = {spec.Skv: Skv, 1: 1}.get(spec.Sq) or moved(int(spec.Sq), queries)
+    if Skv == spec.Skv:  # the shortest length
+        Skv += 64
+        Sq = Skv if spec.Sq == spec.Skv else Sq
+    return replace(spec, Sq=Sq, Skv=Skv)
+
+
+@contextmanager
+def one_tile() -> Iterator[None]:
+    """Within it, the columns of every head are one tile."""
+    from onnx_fa.kernels.triton import columns
+
+    least, columns.LEAST_CUT = columns.LEAST_CUT, columns.WIDEST_TILE
+    try:
+        yield
+    finally:
+        columns.LEAST_CUT = least
+
+
+def candidates(spec: AttentionSpec, ranked: int = RANKED) -> Iterator[Any]:
+    """The configurations that are tried for a spec (already folded), the one in use first, and so many of the table."""
+    from onnx_fa.kernels.tiles.database import shape_table
+    from onnx_fa.kernels.tiles.shapes import read_shapes
+    from onnx_fa.kernels.triton.by_shape import order_of, shape_of, unused
+    from onnx_fa.kernels.triton.columns import columns_computed
+    from onnx_fa.kernels.triton.config import MOST_SPLITS, TritonConfig, power_of_two
+    from onnx_fa.kernels.triton.overlapped import can_overlap
+    from onnx_fa.kernels.triton.specialised import can_specialise
+    from onnx_fa.kernels.triton.tiles import can_run, is_few, tuned
+
+    table, shape = read_shapes(shape_table(90)), shape_of(spec)
+    assert table is not None and shape is not None
+    forms = {0: True, 1: can_overlap(spec), 2: can_specialise(spec)}
+    few, order = is_few(spec), order_of(spec)
+    used = tuned(spec, 90)[0]
+
+    def fits(tiles: Any) -> bool:
+        config = TritonConfig(**tiles)
+        parts = config.splits <= power_of_two(-(-shape.Skv // config.BN))
+        return (config.BM <= 16) == few and forms[config.overlap] and parts and can_run(spec, config, 90)
+
+    found = [used, *(TritonConfig(**t, order=order) for t in table.ranked(shape, fits, unused)[:ranked])]
+    if few:
+        found += [replace(used, BN=BN, warps=warps, stages=stages) for BN, warps, stages in FURTHER_FEW]
+        found = [c for c in dict.fromkeys(found) if fits(asdict(c))]
+        for first in found[:SPLIT]:
+            for splits in (first.splits * 2, first.splits // 2, 1):
+                if 1 <= splits <= MOST_SPLITS and fits(asdict(first) | {"splits": splits}):
+                    found.append(replace(first, splits=splits))
+    else:
+        columns = columns_computed(max(spec.D, spec.Dv))
+        rest = FURTHER[next(most for most in FURTHER if columns <= most)]
+        further = [TritonConfig(*x[:4], order=order, overlap=x[4]) for x in rest]
+        found += [c for c in further if forms[c.overlap] and can_run(spec, c, 90)]
+        if spec.masks:
+            found += [replace(c, order=1 - order) for c in list(dict.fromkeys(found))[:REORDERED]]
+    yield from dict.fromkeys(found)
+
+
+def build(folder: Path, only: str) -> None:
+    """Compiles the candidates of each slow case and of its neighbour, and writes manifest.json."""
+    from onnx_fa.errors import UnsupportedError
+    from onnx_fa.kernels.triton import emit_exactly
+    from onnx_fa.kernels.triton.by_shape import shape_of
+    from onnx_fa.kernels.triton.columns import columns_computed
+    from onnx_fa.kernels.triton.config import power_of_two
+    from onnx_fa.processes import DEFAULT
+    from onnx_fa.spec.target import parse_target
+
+    target, items = parse_target("cuda"), list[dict[str, Any]]()
+    folder.mkdir(parents=True, exist_ok=True)
+    for ratio, slow in slow_cases():
+        if not re.search(only, title_of(slow)):
+            continue
+        pair = {"drawn": slow, "neighbour": neighbour(slow)}
+        wanted = [(False, c) for spec in pair.values() for c in candidates(fold_queries(spec))]
+        width, one = columns_computed(slow.D), power_of_two(slow.D)
+        with one_tile():
+            if width < one and one in OF_ONE_TILE:
+                wanted += [(True, c) for x in pair.values() for c in candidates(fold_queries(x), OF_ONE_TILE[one])]
+        for what, spec in pair.items():
+            kernels, n = [], len(items)
+            for i, (whole, config) in enumerate(dict.fromkeys(wanted)):
+                try:
+                    with one_tile() if whole else nullcontext():
+                        kernel = emit_exactly(spec, target, "fa", config, 90, DEFAULT)
+                except UnsupportedError as e:
+                    print(f"{title_of(spec)}: {config}: {e}", flush=True)
+                    continue
+                name = label(asdict(config)) + f" {one} columns" * whole
+                kernels.append(bench_gpu.entry_of(kernel, folder, f"k{n}_{i}") | {"what": name})
+            shape = shape_of(fold_queries(spec))
+            assert shape is not None
+            sizes = [getattr(shape, name) for name in SIZES]
+            items.append({"what": what, "ratio": ratio, "spec": spec.to_dict(), "shape": sizes, "kernels": kernels})
+            print(f"{title_of(spec)} ({what}): {', '.join(k['what'] for k in kernels)}", flush=True)
+    versions = bench_gpu._versions()
+    (folder / "manifest.json").write_text(json.dumps({"versions": versions, "cases": items}))
+
+
+def load(folder: Path, part: str) -> None:
+    """The driver compiles some of the kernels, into its cache on disk."""
+    import cupy
+
+    first, many = map(int, part.split(":"))
+    for path in sorted(folder.glob("*.ptx"))[first::many]:
+        entry = re.search(r"\.entry (\w+)", path.read_text())
+        assert entry is not None
+        cupy.RawModule(path=str(path)).get_function(entry[1])
+
+
+def run(folder: Path, out: Path, seconds: float) -> None:
+    """Checks and times the candidates and the others of each case, until `seconds` are over."""
+    started, many = time.monotonic(), max(1, (os.cpu_count() or 2) - 1)
+    command = [sys.executable, __file__, "load", str(folder), "--slice"]
+    loading = [subprocess.Popen([*command, f"{i}:{many}"]) for i in range(many)]
+    import torch
+
+    torch.zeros(1, device="cuda")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    out.mkdir(parents=True, exist_ok=True)
+    for process in loading:
+        process.wait()
+    print(f"driver: {time.monotonic() - started:.0f} s", flush=True)
+    with (out / "tiles-known.csv").open("w", newline="") as file:
+        file.write(f"# device: {torch.cuda.get_device_name()}\n# torch: {torch.__version__}\n")
+        file.write(f"# cuDNN: {torch.backends.cudnn.version()}\n# date: {time.strftime('%Y-%m-%d')}\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("case", "kind", *SIZES, "what", "ms"))
+        for n, item in enumerate(manifest["cases"]):
+            if time.monotonic() - started > seconds:
+                print(f"{seconds} s are over: {len(manifest['cases']) - n} cases are left out", flush=True)
+                break
+            spec = AttentionSpec.from_dict(item["spec"])
+            samples = bench_gpu.Samples(title_of(spec), spec)
+            for what, make in bench_gpu.torch_contestants(samples.kind, spec, False):
+                if what in PEERS:
+                    samples.contestant(what, make)
+            for kernel in item["kernels"]:
+                samples.contestant(kernel["what"], partial(bench_gpu.own_kernel, kernel, spec, folder))
+            for what in dict.fromkeys(r[1] for r in samples.rows):
+                ms = " ".join(f"{r[4]:.5f}" for r in samples.rows if r[1] == what)
+                writer.writerow((samples.name, item["what"], *item["shape"], what, ms))
+            file.flush()
+            print(f"{time.monotonic() - started:.0f} s", item["what"], samples.name, samples.medians(), flush=True)
+            print(*samples.notes, sep="\n", flush=True)
+
+
+def read_known(out: Path) -> Times:
+    """Medians of the neighbours of drawn cases, whose sizes are known; none where they were not measured. Tiles
+    that were tried for heads in one tile of columns are those of such heads."""
+    path, times = out / "tiles-known.csv", defaultdict[tuple[int, ...], dict[str, float]](dict)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for r in csv.DictReader(x for x in lines if not x.startswith("#")):
+        D, Dv, *rest = (int(r[c]) for c in SIZES)
+        what, _, columns = r["what"].partition(" ")
+        if columns:
+            D = Dv = int(columns.split()[0])
+        if r["kind"] == "neighbour":
+            times[D, Dv, *rest][what] = statistics.median(map(float, r["ms"].split()))
+    return times
+
+
+def report(out: Path) -> None:
+    """Each shape: the tiles, the fastest first, as multiples of the time of the fastest other; the first of a case are in use."""
+    times: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    lines = (out / "tiles-known.csv").read_text().splitlines()
+    for r in csv.DictReader(x for x in lines if not x.startswith("#")):
+        times[r["kind"], r["case"]][r["what"]] = statistics.median(map(float, r["ms"].split()))
+    for (kind, case), found in times.items():
+        least = min(ms for what, ms in found.items() if what in PEERS)
+        own = [(ms, what) for what, ms in found.items() if what not in PEERS]
+        listed = ", ".join(f"{what} {ms / least:.2f}" for ms, what in sorted(own))
+        print(f"{kind} {case}: {least:.4f} ms; in use {own[0][1]} {own[0][0] / least:.2f}: {listed}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("build", "run", "load", "report"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("benchmarks"))
+    parser.add_argument("--only", default="", help="build: a regular expression for names of cases")
+    parser.add_argument("--seconds", type=float, default=600, help="run: begin no case after so many")
+    parser.add_argument("--slice", default="0:1", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    match args.step:
+        case "build":
+            build(args.folder, args.only)
+        case "run":
+            run(args.folder, args.out, args.seconds)
+        case "load":
+            load(args.folder, args.slice)
+        case "report":
+            report(args.folder)
+
+
+if __name__ == "__main__":
+    main()
