@@ -7,10 +7,6 @@ import signal
 import sys
 import threading
 
-from onnx_fa.huge_pages import restart_with_huge_pages
-
-_CALLING = ("run", "generate")
-"""Commands that call modules in this process, again and again."""
 _SOON = 0.01
 """Seconds after which a callback has ended."""
 
@@ -19,8 +15,6 @@ def main() -> int:
     """`onnx_fa.cli.main`, for a process of its own: an interrupt shows no traceback, whether Python is importing or ending."""
     sys.unraisablehook = _unraisable
     try:
-        if sys.argv[1:2] and sys.argv[1] in _CALLING:
-            restart_with_huge_pages()
         from onnx_fa.cli import main as run
 
         code = run()

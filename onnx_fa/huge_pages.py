@@ -1,20 +1,17 @@
-"""Pages of 2 MB for what a process allocates.
+"""Pages of 2 MB for what a program allocates.
 
 Reading weights and caches from memory, a processor looks up an address for each page of 4 KB, which takes long in a virtual
 machine, and fetches ahead no further than its end. Where Linux gives large pages to those that ask (`madvise`), glibc asks from
-2.35 on if a variable of the environment says so when the process starts (docs/results/performance.md#large-pages).
+2.35 on if a variable of the environment says so when the program starts (docs/results/performance.md#large-pages).
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-VARIABLE = "GLIBC_TUNABLES"
-SETTING = "glibc.malloc.hugetlb"
+_SETTING = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _FIRST = (2, 35)
 
@@ -30,21 +27,6 @@ def can_ask() -> bool:
         return False
 
 
-def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a program that is to have large pages; what the user has set stays."""
-    given = environment.get(VARIABLE, "")
-    if SETTING in given or not can_ask():
-        return dict(environment)
-    return {**environment, VARIABLE: ":".join(filter(None, [given, f"{SETTING}=1"]))}
-
-
 def huge_pages_command() -> list[str]:
-    """What stands before a command that is to have large pages."""
-    return ["env", f"{VARIABLE}={SETTING}=1"] if can_ask() else []
-
-
-def restart_with_huge_pages() -> None:
-    """Begins this process again with large pages, where it has none. To be called before anything else."""
-    environment = with_huge_pages(os.environ)
-    if environment != dict(os.environ):
-        os.execve(sys.executable, sys.orig_argv, environment)
+    """What stands before a command that is to have large pages; nothing where it would change nothing."""
+    return ["env", _SETTING] if can_ask() else []

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from onnx_fa.huge_pages import with_huge_pages
 from onnx_fa.orphans import dies_with_parent
 from onnx_fa.scheduling import become_batch_job
 
@@ -70,15 +69,13 @@ def run_limited(
     batch: bool = False,
 ) -> Finished:
     """Runs `command` in a process group of its own and waits for it; kills the whole group when it passes a limit. `batch`: it
-    runs as a batch job (onnx_fa/scheduling.py) with large pages (onnx_fa/huge_pages.py), as what times itself does.
+    runs as a batch job (onnx_fa/scheduling.py), as what times itself does.
 
     The program ends with this process, even when that is killed, and with the thread that called.
 
     Memory is the resident size of the group, looked at every 5 to 100 ms: an address-space limit would count the compiler's
     mapped libraries and thread stacks, which cost nothing. OSError (no such program) passes through.
     """
-    if batch:
-        env = with_huge_pages(os.environ if env is None else env)
     # Files, not pipes: a killed child's grandchildren may hold a pipe open, and stderr may be large.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()

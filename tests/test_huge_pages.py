@@ -1,20 +1,15 @@
-"""Large pages: who asks for them, what the user has set, and processes that have them."""
+"""Large pages: where a program has to ask for them, and how it does."""
 
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from onnx_fa import huge_pages, processes
-from onnx_fa.huge_pages import SETTING, VARIABLE, can_ask, huge_pages_command, with_huge_pages
-
-
-@pytest.fixture
-def asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "can_ask", lambda: True)
+from onnx_fa import huge_pages
+from onnx_fa.huge_pages import can_ask, huge_pages_command
 
 
 @pytest.mark.parametrize(
@@ -38,48 +33,10 @@ def test_where(library: str, modes: str | None, can: bool, tmp_path: Path, monke
     assert can_ask.__wrapped__() == can
 
 
-def test_what_the_user_has_set_stays(asks: None) -> None:
-    assert with_huge_pages({"A": "b"}) == {"A": "b", VARIABLE: f"{SETTING}=1"}
-    assert with_huge_pages({VARIABLE: "glibc.malloc.arena_max=1"}) == {
-        VARIABLE: f"glibc.malloc.arena_max=1:{SETTING}=1"
-    }
-    for own in (f"{SETTING}=0", f"x=1:{SETTING}=2"):
-        assert with_huge_pages({VARIABLE: own}) == {VARIABLE: own}
-    assert huge_pages_command() == ["env", f"{VARIABLE}={SETTING}=1"]
-
-
-def test_where_nobody_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "can_ask", lambda: True)
+    command = [*huge_pages_command(), "sh", "-c", "echo $GLIBC_TUNABLES"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "glibc.malloc.hugetlb=1\n"
     monkeypatch.setattr(huge_pages, "can_ask", lambda: False)
-    assert with_huge_pages({}) == {} and huge_pages_command() == []
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_what_times_itself_has_them(batch: bool, asks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    command = [sys.executable, "-c", f"import os; print(os.environ.get({VARIABLE!r}))"]
-    done = processes.run_limited(command, timeout_s=60, memory_bytes=1 << 30, batch=batch)
-    assert done.stdout.strip() == (f"{SETTING}=1" if batch else "None")
-
-
-@pytest.mark.parametrize(("command", "again"), [("run", True), ("generate", True), ("derive", False)])
-def test_commands_that_begin_again(command: str, again: bool, asks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With their own arguments, once."""
-    from onnx_fa.__main__ import main
-
-    class Restarted(Exception):
-        pass
-
-    def exec_(program: str, arguments: list[str], environment: dict[str, str]) -> None:
-        assert (program, arguments) == (sys.executable, sys.orig_argv)
-        monkeypatch.setattr(os, "environ", environment)
-        raise Restarted
-
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(os, "execve", exec_)
-    monkeypatch.setattr(sys, "argv", ["onnx-fa", command, "--help"])
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # main sets it
-    if again:
-        with pytest.raises(Restarted):
-            main()
-    with pytest.raises(SystemExit, match="0"):
-        main()
+    assert huge_pages_command() == []

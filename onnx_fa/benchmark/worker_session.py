@@ -13,7 +13,6 @@ from typing import Any
 
 from onnx_fa import processes as limits
 from onnx_fa.errors import RunError
-from onnx_fa.huge_pages import with_huge_pages
 from onnx_fa.orphans import dies_with_parent
 
 
@@ -48,7 +47,7 @@ class Session:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=with_huge_pages(self.env),
+                env=self.env,
                 start_new_session=True,
                 preexec_fn=dies_with_parent(),
             )
