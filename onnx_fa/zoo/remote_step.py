@@ -15,6 +15,7 @@ from distributed import get_worker
 from onnx_fa.files import write_whole
 from onnx_fa.machine import cpu_name, gpu_name
 from onnx_fa.zoo.entries import Entry
+from onnx_fa.zoo.file_cache import FileCache
 from onnx_fa.zoo.sources import digest_of_weights
 from onnx_fa.zoo.step_process import made_by, record, run_step
 from onnx_fa.zoo.store import Store
@@ -23,6 +24,8 @@ from onnx_fa.zoo.worker_facts import Code, code_here, other_code
 Json = dict[str, Any]
 WORK, SOURCES = "{{work}}", "{{sources}}"
 """The folders of whichever machine it is, in what is sent to a worker or kept in the store."""
+KEPT = "onnx_fa-files"
+"""The folder with files of the store that a machine keeps, beside the folders of its workers, which share it."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +58,22 @@ def run_job(job: RemoteJob) -> Json:
     store, name = Store(job.store), record_name(job.key, job.step, job.target)
     if found := store.record(name):
         return {"record": found, "taken": True, "log": ""}
+    files = FileCache(store, _scratch().parent / KEPT)
     with tempfile.TemporaryDirectory(prefix="onnx_fa-zoo-", dir=_scratch()) as top:
         root = Path(top).resolve()
         work, places = root / "work", {WORK: str(root / "work"), SOURCES: str(root / "sources")}
         work.mkdir()
         for path, digest in job.sources.items():
-            store.get(digest, root / "sources" / path)
+            files.get(digest, root / "sources" / path)
         for step, earlier in job.before.items():
             for path, digest in earlier["files"].items():
-                store.get(digest, work / path)
+                files.get(digest, work / path)
             write_whole(work / f"{step}.json", json.dumps(filled(earlier["data"], places)))
         given = {"entry": filled(job.entry, places), "target": job.target, "settings": job.settings}
         said = run_step(work, job.step, given) | {"key": job.key, "files": made_by(work, job.step)}
         said = emptied(said, places)
         for path, digest in said["files"].items():
-            store.put(work / path, digest)
+            files.put(work / path, digest)
         log = work / f"{job.step}.log"
         if said["ok"]:
             store.note(name, said)
@@ -106,6 +110,6 @@ def _replaced(data: Any, pairs: list[tuple[str, str]]) -> Any:
     return data
 
 
-def _scratch() -> str:
+def _scratch() -> Path:
     """The folder of the worker that this runs in, which Dask empties when the worker has been killed."""
-    return str(get_worker().local_directory)
+    return Path(get_worker().local_directory)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import psutil
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
@@ -99,6 +100,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(remote_step, "code_here", functools.cache(code_here))
     monkeypatch.setattr(flow, "LOOK_S", 0.2)
     return made
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """Where workers have their folders, and beside these the files that they keep: no test finds those of another."""
+    with dask.config.set(temporary_directory=str(tmp_path / "scratch")):
+        yield tmp_path / "scratch"
 
 
 ENTRIES = [Entry(n, "family", n) for n in ("d/e", "odd", "a")]
@@ -188,14 +196,18 @@ def test_timing_comes_last_where_it_has_no_machine(steps: Steps, tmp_path: Path)
     assert names.index("bench") == len(names) - len(ENTRIES)
 
 
-def test_a_file_that_is_lost_ends_what_is_made_from_it(client: Client, steps: Steps, tmp_path: Path) -> None:
-    """Of one model, in the middle of a run; the next run makes it again."""
+def test_a_file_that_is_lost_ends_what_is_made_from_it(
+    client: Client, steps: Steps, tmp_path: Path, scratch: Path
+) -> None:
+    """Of one model, in the middle of a run, where no worker keeps it; the next run makes it again."""
     place, settings = tmp_path / "store", Settings(steps=("rewrite",))
 
     def damage(entry: str, step: str, taken: bool) -> None:
         if (entry, step, taken) == ("a", "export", False):
             [path] = [p for p in place.glob("files/*") if p.read_text() == "model of a"]
             path.write_text("torn")
+            [kept] = scratch.rglob(f"{remote_step.KEPT}/{path.name}")
+            kept.unlink()
 
     def ok(results: list[Json]) -> Json:
         return {r["name"]: [s["ok"] for s in r["steps"].values()] for r in results}
@@ -205,6 +217,26 @@ def test_a_file_that_is_lost_ends_what_is_made_from_it(client: Client, steps: St
     assert results[-1]["steps"]["rewrite"]["message"].endswith("run again, and the step that made it is run again")
     results = run(ENTRIES, "cpu-host", tmp_path / "b", settings, elsewhere=On(client, place).cluster)
     assert all(all(said) for said in ok(results).values()) and steps.counts()["a", "export"] == 2
+
+
+def test_a_machine_fetches_a_file_once(
+    client: Client, steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's model, and here, where all workers are on the machine that made them, no file of a step."""
+    path = tmp_path / "own.onnx"
+    path.write_text("model of own")
+    fetched: Counter[str] = Counter()
+    get = Store.get
+
+    def counted(self: Store, digest: str, to: Path) -> None:
+        if to.name not in ("probe", "sites.html"):  # of each worker when it is new; of the client
+            fetched[to.name] += 1
+        get(self, digest, to)
+
+    monkeypatch.setattr(Store, "get", counted)
+    entry = Entry("own", "path", path.name, base=str(tmp_path))
+    run([entry], "cpu-host", tmp_path / "out", ALL, elsewhere=On(client, tmp_path / "store").cluster)
+    assert fetched == {"own.onnx": 1} and len(steps.ran) == 8
 
 
 # Workers that are refused, or not there.
