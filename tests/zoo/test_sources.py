@@ -60,8 +60,15 @@ def test_a_file_that_is_not_there(tmp_path: Path, of: str) -> None:
     ) is None
 
 
+@pytest.mark.parametrize("name", ["", "no_such_package.inside", "/a/folder", "."])
+def test_a_package_that_is_none(name: str) -> None:
+    assert digest_of_weights(Entry("s", "package", name)) == ""
+    with pytest.raises(MissingDependencyError, match="is not installed"):
+        package_weights(name)
+
+
 def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with other weights, under the same name and version, is another model."""
+    """A package with other weights, or another tokenizer, under the same name and version, is another model."""
     entry = Entry("s", "package", "sentences_of_a_test")
     assert digest_of_weights(entry) == ""
     with pytest.raises(MissingDependencyError, match="sentences_of_a_test is not installed"):
@@ -73,7 +80,7 @@ def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert package_weights(entry.of) is None and digest_of_weights(entry) == ""
     weights = package / "data" / "model.safetensors"
     keys = []
-    for content in (b"one", b"another"):
-        weights.write_bytes(content)
+    for path, content in ((weights, b"one"), (weights, b"another"), (weights.with_name("tokenizer.json"), b"{}")):
+        path.write_bytes(content)
         keys.append(key(entry, "cpu-host", {}))
-    assert package_weights(entry.of) == weights and keys[0] != keys[1]
+    assert package_weights(entry.of) == weights and len(set(keys)) == 3
