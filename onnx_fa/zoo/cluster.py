@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 CONNECT_S = 10
 FIRST_WORKER_S = 30
+LOOK_S = 0.5
 
 
 class Cluster:
@@ -36,20 +38,35 @@ class Cluster:
     def machine(self) -> Json:
         return self._crew.machine
 
+    def wait_for(self, steps: Sequence[str], seconds: float) -> None:
+        """Waits until there are workers for all of the steps, at most so long: they come one after the other."""
+        deadline = time.monotonic() + seconds
+        if why := self._missing(steps):
+            self._say(f"{why.partition(':')[0]}: waiting {seconds:g} s for one")
+        while self._missing(steps) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+            self._crew.look()
+        self.absent = self._crew.absent
+
     def require(self, steps: Sequence[str]) -> None:
         """Raises OnnxFaError where there is no worker for some of the steps."""
-        timing = [s for s in steps if s in TIMING]
-        if not self._crew.steps and set(steps) - set(TIMING):
-            raise OnnxFaError("no worker for steps: start some with dask worker ADDRESS")
-        if timing and not self._alone and not self._crew.timing:
-            raise OnnxFaError(
-                f"no worker for timing: start one that takes nothing else with dask worker ADDRESS --resources {QUIET}=1, "
-                "or leave bench out of --steps"
-            )
+        if why := self._missing(steps):
+            raise OnnxFaError(why)
+        timing = set(steps) & set(TIMING)
         for address in self._crew.neighbours() if timing else ():
             self._say(
                 f"{address}: shares its machine with other workers, so that its times are not those of a quiet machine"
             )
+
+    def _missing(self, steps: Sequence[str]) -> str:
+        if not self._crew.steps and set(steps) - set(TIMING):
+            return "no worker for steps: start some with dask worker ADDRESS"
+        if set(steps) & set(TIMING) and not self._alone and not self._crew.timing:
+            return (
+                f"no worker for timing: start one that takes nothing else with dask worker ADDRESS --resources {QUIET}=1, "
+                "or leave bench out of --steps"
+            )
+        return ""
 
     def run(self, states: Sequence[EntryRun], advance: Advance) -> None:
         Flow(self._client, self._crew, self._store, states, advance, self._alone, self._say).run()
@@ -96,5 +113,6 @@ def cluster(
             except TimeoutError as e:
                 raise OnnxFaError(f"{address}: has no worker: start some with dask worker {address}") from e
         found = Cluster(client, target, store, not address, say)
+        found.wait_for(steps, FIRST_WORKER_S)
         found.require(steps)
         yield found

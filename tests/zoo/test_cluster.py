@@ -196,6 +196,31 @@ def test_timing_comes_last_where_it_has_no_machine(steps: Steps, tmp_path: Path)
     assert names.index("bench") == len(names) - len(ENTRIES)
 
 
+def test_workers_that_come_one_after_the_other(
+    steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one for timing first: the run waits for one that takes steps, but not for ever."""
+    with workers(QUIET) as made:
+        address = made.scheduler_address
+        options = ["--filter", "gpt2", "--steps", "bench", "-o", str(tmp_path / "out")]
+        monkeypatch.setattr("onnx_fa.zoo.cluster.FIRST_WORKER_S", 0.2)
+        assert main(["zoo", "run", "--scheduler", address, *options]) == 2
+        said = capsys.readouterr().err
+        assert "no worker for steps: waiting 0.2 s for one" in said and "error: no worker for steps: start" in said
+        monkeypatch.setattr("onnx_fa.zoo.cluster.FIRST_WORKER_S", 30)
+        lines: list[str] = []
+
+        def come(line: str) -> None:
+            lines.append(line)
+            if "waiting" in line:
+                made.scale(2)
+
+        made.new_spec = BUSY
+        with cluster(address, 1, tmp_path / "store", "cpu-host", ["export", "bench"], come) as found:
+            assert len(found._crew.steps) == len(found._crew.timing) == 1
+        assert lines[0] == "no worker for steps: waiting 30 s for one"
+
+
 def test_a_file_that_is_lost_ends_what_is_made_from_it(
     client: Client, steps: Steps, tmp_path: Path, scratch: Path
 ) -> None:
