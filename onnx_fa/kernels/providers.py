@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from onnx_fa.errors import TargetError
 from onnx_fa.kernels import triton
 from onnx_fa.kernels.cpu.few import emit_few
+from onnx_fa.kernels.cpu.rows import emit_rows
 from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
@@ -34,7 +35,11 @@ class Provider:
 def _iree(target: Target) -> Mapping[str, Emitter]:
     if target.backend in BACKENDS:
         return {"spirv": emit_spirv}
-    return {"gpu": emit_gpu} if target.is_gpu else {"few": emit_few, "amx": emit_tiled, "vector": emit_vector}
+    return (
+        {"gpu": emit_gpu}
+        if target.is_gpu
+        else {"rows": emit_rows, "few": emit_few, "amx": emit_tiled, "vector": emit_vector}
+    )
 
 
 PROVIDERS: dict[str, Provider] = {

@@ -5,7 +5,7 @@
 | `Operands` | where the workgroup's part of each tensor lies | |
 | `QueryRows` | how a number per query lies in vectors | `QueriesAlongLanes`, `VectorPerQuery` |
 | `ScoreTerms` | what is known of masks and score functions before the first key | |
-| `BlockKernel` | scores, probabilities and products of a block of keys | `LaneKernel` (any `Product`), `TileKernel`, `FewKernel` |
+| `BlockKernel` | scores, weights and products of a block | `LaneKernel` (any `Product`), `TileKernel`, `FewKernel`, `RowsKernel` |
 | `KeyWalk` | which blocks are visited | |
 | `VectorLoop` | what is carried from block to block, as it was derived (derive/, derive/loop.py) | |
 
@@ -30,6 +30,7 @@ from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.products import FusedProducts, Product
 from onnx_fa.kernels.cpu.query_rows import QueriesAlongLanes, QueryRows, VectorPerQuery
 from onnx_fa.kernels.cpu.recurrence import VectorLoop, visit_block
+from onnx_fa.kernels.cpu.rows_kernel import RowsKernel
 from onnx_fa.kernels.cpu.state import SoftmaxState
 from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import statistic
@@ -180,3 +181,14 @@ def few_body(spec: AttentionSpec, config: FewConfig, splits: Dim = 1, off: froze
     rows = VectorPerQuery(operands)
     terms = ScoreTerms(operands, rows)
     return AttentionBody(operands, rows, terms, FewKernel(terms, rows), VectorLoop(operands, rows, operands.loop))
+
+
+def rows_body(
+    spec: AttentionSpec, config: FewConfig, heads: int, splits: Dim = 1, off: frozenset[Switch] = ALL_ON
+) -> AttentionBody:
+    """The body for a few queries, config.BM, of so many key/value heads; `off` as in lane_body. Raises UnsupportedError where the
+    keys cannot be split."""
+    operands = Operands(spec, config, splits, off, heads=heads)
+    rows = VectorPerQuery(operands)
+    terms = ScoreTerms(operands, rows)
+    return AttentionBody(operands, rows, terms, RowsKernel(terms, rows), VectorLoop(operands, rows, operands.loop))

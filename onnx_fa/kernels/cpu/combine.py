@@ -35,6 +35,8 @@ MOST_BLOCKS = 32
 """The same of blocks of many queries: each is long, and what parts leave to the second dispatch grows with the queries."""
 FEWEST_KEYS = 1024
 """Keys that make a part worth its share of the second dispatch."""
+FEWEST_KEYS_OF_ROWS = 64
+"""The same where a workgroup takes the heads of a key together: without parts, cores would have nothing to do."""
 _ACCUMULATORS = 8
 
 
@@ -51,26 +53,28 @@ def workgroups(spec: AttentionSpec, block: int) -> int:
     return math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)) * -(-spec.Sq // block)
 
 
-def splits_of(spec: AttentionSpec, block: int, target: Target) -> Dim:
+def splits_of(spec: AttentionSpec, block: int, target: Target, fewest: int | None = None) -> Dim:
     """Into how many parts the keys are split: PARTS, which `count_parts` finds, or 1 where the target has them whole, where they
     cannot be split or are fewer than two parts have, and where `block` queries each make workgroups for any machine, or for this
-    one if the program is for it: it would run the second dispatch for one part."""
+    one if the program is for it: it would run the second dispatch for one part. `fewest` keys make a part (None: FEWEST_KEYS)."""
     most = MOST_GROUPS if block <= MOST_QUERIES else MOST_BLOCKS
     if target.cores is not None:
         most = min(most, EACH * target.cores)
     if not target.has(Switch.SPLITTING) or not can_split(spec) or workgroups(spec, block) >= most:
         return 1
-    return 1 if isinstance(spec.Skv, int) and spec.Skv < 2 * FEWEST_KEYS else PARTS
+    fewest = FEWEST_KEYS if fewest is None else fewest
+    return 1 if isinstance(spec.Skv, int) and spec.Skv < 2 * fewest else PARTS
 
 
-def count_parts(t: Text, spec: AttentionSpec, block: int, keys: str) -> str:
-    """The number of parts on this machine: so many that each core has EACH workgroups, of FEWEST_KEYS keys or more. `keys` is the
-    value of Skv. The compiler asks the device for its cores once, when the program is loaded; one that does not know has one."""
+def count_parts(t: Text, spec: AttentionSpec, block: int, keys: str, fewest: int | None = None) -> str:
+    """The number of parts on this machine: so many that each core has EACH workgroups, of `fewest` keys (None: FEWEST_KEYS) or
+    more. `keys` is the value of Skv. The compiler asks the device for its cores once, when the program is loaded; one that does
+    not know has one."""
     device = t.let(f"hal.devices.get {t.index(0)} : !hal.device")
     asked = f'hal.device.query<{device} : !hal.device> key("hal.dispatch" :: "concurrency") : i1, i64 = 1 : i64'
     workers = t.let(f"arith.index_cast {t.several(asked, 2)[1]} : i64 to index")
     wanted = t.arith("ceildivui", t.arith("muli", workers, t.index(EACH)), t.index(workgroups(spec, block)))
-    most = t.arith("divui", keys, t.index(FEWEST_KEYS))
+    most = t.arith("divui", keys, t.index(FEWEST_KEYS if fewest is None else fewest))
     return t.arith("maxui", t.arith("minui", wanted, most), t.index(1))
 
 

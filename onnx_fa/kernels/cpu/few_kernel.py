@@ -202,7 +202,7 @@ class FewKernel:
             sums = t.loop(bounds, [(s, t.vec) for s in sums], several)
         else:
             looped = 0
-        return self._add_lanes(several(t.index(0), sums, range(looped, self.vectors_of_d)))
+        return self.t.sum_lanes(several(t.index(0), sums, range(looped, self.vectors_of_d)))
 
     def _products_with_integers(self, keys: list[str]) -> list[str]:
         """`_products` of every query: each number of K is converted once, for all of them."""
@@ -218,11 +218,4 @@ class FewKernel:
                 own = [t.vop("vector.fma", row[n], x, s) for row, s in zip(q, own, strict=True)]
             for s, of_query in zip(own, sums, strict=True):
                 of_query.append(s)
-        return [self._add_lanes(s) for s in sums]
-
-    def _add_lanes(self, sums: list[str]) -> str:
-        """The sum of the lanes of each of as many vectors as lanes, in a lane of its own."""
-        t, parts = self.t, self.t.transpose(sums)
-        while len(parts) > 1:
-            parts = [t.vop("arith.addf", a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+        return [self.t.sum_lanes(s) for s in sums]

@@ -25,7 +25,8 @@ class Operands:
 
     `t` is the text of the function, to which all its parts write. Raises UnsupportedError for splits of keys that cannot be
     split. `splits`: into how many parts, or the symbol of a number that the program finds (combine.py). `off`: optimisations that
-    the body does without. `exp2_by`: as in Lanes, where `off` lets it."""
+    the body does without. `exp2_by`: as in Lanes, where `off` lets it. `heads`: of how many key/value heads a row of K
+    and V holds the numbers side by side, where the queries of the spec are those of all of them."""
 
     def __init__(
         self,
@@ -34,12 +35,13 @@ class Operands:
         splits: Dim = 1,
         off: frozenset[Switch] = ALL_ON,
         exp2_by: Exp2 = "polynomial",
+        heads: int = 1,
     ) -> None:
         if splits != 1 and not can_split(spec):
             raise UnsupportedError(
                 "the keys of row statistics, of rounded probabilities, or of a dynamic batch, Hq or Sq, are not split"
             )
-        self.spec, self.config, self.splits, self.off = spec, config, splits, off
+        self.spec, self.config, self.splits, self.off, self.heads = spec, config, splits, off, heads
         self.has_parts = splits != 1
         self.loop = loop_of(spec, bounded=Switch.MAXIMUM not in off)
         self.t = Lanes(config.lanes, exp2_by="compiler" if Switch.EXP2 in off else exp2_by)
@@ -86,7 +88,7 @@ class Operands:
     def _load_operands(self, queries: Cut) -> None:
         """The workgroup's part of q, k and v, and of what says where or what the rows of these are."""
         t, spec = self.t, self.spec
-        shapes, types = operand_shapes(spec), operand_types(spec)
+        shapes, types = self.stored_shapes, operand_types(spec)
         kv_head = t.arith("divui", self.lead[-1], t.index(spec.group)) if spec.group > 1 else self.lead[-1]
         kv_lead = [*self.lead[:-1], kv_head]
         keys = self.whole(spec.Skv)
@@ -102,7 +104,10 @@ class Operands:
         self.q = self.load(
             "%q", shapes[0], types[0], self.cuts(self.lead, queries, spec.D, spec.q_layout), spec.q_layout
         )
-        widths = [stored_shape((w,), d)[0] for w, d in zip((spec.D, spec.Dv), spec.operand_dtypes[1:3], strict=True)]
+        widths = [
+            stored_shape((self.heads * w,), d)[0]
+            for w, d in zip((spec.D, spec.Dv), spec.operand_dtypes[1:3], strict=True)
+        ]
         self.k = self.load("%k", shapes[1], types[1], self.cuts(kv_lead, keys, widths[0], spec.k_layout), spec.k_layout)
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
         self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
@@ -135,6 +140,15 @@ class Operands:
         keys = t.arith("muli", blocks, bk)
         low = t.arith("muli", self.split, keys)
         return low, t.arith("maxsi", low, t.arith("minsi", t.arith("addi", low, keys), self.skv))
+
+    @property
+    def stored_shapes(self) -> list[tuple[Dim, ...]]:
+        """Shapes of the operands as the dispatch sees them."""
+        q, k, v, *further = operand_shapes(self.spec)
+        if self.heads == 1:
+            return [q, k, v, *further]
+        k, v = ((*shape[:-1], self.heads * width) for shape, width in ((k, self.spec.D), (v, self.spec.Dv)))
+        return [q, k, v, *further]
 
     @property
     def outputs(self) -> list[tuple[str, tuple[Dim, ...], str]]:

@@ -9,7 +9,14 @@ from dataclasses import asdict
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.bf16_products import check_dot
 from onnx_fa.kernels.cpu.body import AttentionBody, lane_body
-from onnx_fa.kernels.cpu.combine import PARTS, combine_call, combine_executable, count_parts, splits_of
+from onnx_fa.kernels.cpu.combine import (
+    FEWEST_KEYS_OF_ROWS,
+    PARTS,
+    combine_call,
+    combine_executable,
+    count_parts,
+    splits_of,
+)
 from onnx_fa.kernels.cpu.tiles import CpuTiles, VectorConfig, mask_tiles, operand_names, widens
 from onnx_fa.kernels.mlir.entry import KernelEntry, bound_argument, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
@@ -164,7 +171,10 @@ def dispatch_text(site: AttentionSpec, body: AttentionBody, name: str) -> str:
 def _executable(body: AttentionBody, symbol: str) -> list[str]:
     spec = body.operands.spec
     bindings = [
-        *((*x, "readonly") for x in zip(operand_names(spec), operand_shapes(spec), operand_types(spec), strict=True)),
+        *(
+            (*x, "readonly")
+            for x in zip(operand_names(spec), body.operands.stored_shapes, operand_types(spec), strict=True)
+        ),
         *((*output, "writeonly") for output in body.operands.outputs),
     ]
     args, ties = list[str](), list[str]()
@@ -194,7 +204,8 @@ def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> 
     workload = []
     if body.operands.splits == PARTS:
         keys = t.index(spec.Skv) if isinstance(spec.Skv, int) else body.operands.dims[spec.Skv]
-        entry.dims[PARTS] = count_parts(t, spec, body.operands.config.BM, keys)
+        fewest = FEWEST_KEYS_OF_ROWS if body.operands.heads > 1 else None
+        entry.dims[PARTS] = count_parts(t, spec, body.operands.config.BM, keys, fewest)
         workload = [entry.dims[PARTS]]
     if isinstance(spec.Sq, int):
         blocks = t.index(-(-spec.Sq // body.operands.config.BM))
@@ -204,7 +215,7 @@ def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> 
     for d in (*spec.batch, spec.Hq):
         if isinstance(d, str):
             heads = t.arith("muli", heads, body.operands.dims[d])
-    shapes, elements = operand_shapes(spec), operand_types(spec)
+    shapes, elements = body.operands.stored_shapes, operand_types(spec)
     values = [
         *entry.pass_operands(operand_shapes(site), shapes, elements),
         *(entry.dims[d] for d in body.operands.dims),

@@ -139,6 +139,24 @@ class Lanes(Text):
                 result[4 * g + c] = moved
         return result
 
+    def sum_lanes(self, rows: list[str]) -> str:
+        """Of W vectors of W lanes, the sum of the lanes of each, in a lane of its own: a transpose that adds after each of its
+        steps, so that every step has half of the vectors of the one before."""
+        for unit in (1, 2):
+            rows = [
+                self.vop("arith.addf", *(self._unpack(a, b, unit, half) for half in (0, 1)))
+                for a, b in zip(rows[::2], rows[1::2], strict=True)
+            ]
+        # Group g of four lanes of the i-th of these holds parts of the sums of rows 4 i .. 4 i + 3.
+        groups = self.width // 4
+        while len(rows) > 1:
+            even, odd = range(0, groups, 2), range(1, groups, 2)
+            rows = [
+                self.vop("arith.addf", *(self._pick(a, b, tuple(half)) for half in (even, odd)))
+                for a, b in zip(rows[::2], rows[1::2], strict=True)
+            ]
+        return rows[0]
+
     def turn_four(self, rows: list[str]) -> list[str]:
         """Four rows as four vectors: group g of four lanes of the one at c is column 4 g + c."""
         ab, cd = ([self._unpack(a, b, 1, h) for h in (0, 1)] for a, b in (rows[:2], rows[2:]))
@@ -151,19 +169,20 @@ class Lanes(Text):
         """Interleaves units of 1 or 2 lanes from the low or high half of each group of four lanes."""
         return self._shuffle(a, b, unpack_order(self.width, 4, unit, high))
 
+    def _pick(self, a: str, b: str, groups: tuple[int, ...]) -> str:
+        """Some groups of four lanes of a, then those of b."""
+        lanes = [4 * g + i for g in groups for i in range(4)]
+        return self._shuffle(a, b, [*lanes, *(self.width + x for x in lanes)])
+
     def _transpose_groups(self, rows: list[str]) -> list[str]:
         """Groups of four lanes as the elements of a square matrix: 1 x 1, 2 x 2 or 4 x 4."""
-
-        def pick(a: str, b: str, groups: tuple[int, ...]) -> str:
-            lanes = [4 * g + i for g in groups for i in range(4)]
-            return self._shuffle(a, b, [*lanes, *(self.width + x for x in lanes)])
 
         if len(rows) == 1:
             return rows
         if len(rows) == 2:
-            return [pick(rows[0], rows[1], (g,)) for g in (0, 1)]
-        halves = [(pick(rows[0], rows[1], h), pick(rows[2], rows[3], h)) for h in ((0, 1), (2, 3))]
-        return [pick(a, b, h) for a, b in halves for h in ((0, 2), (1, 3))]
+            return [self._pick(rows[0], rows[1], (g,)) for g in (0, 1)]
+        halves = [(self._pick(rows[0], rows[1], h), self._pick(rows[2], rows[3], h)) for h in ((0, 1), (2, 3))]
+        return [self._pick(a, b, h) for a, b in halves for h in ((0, 2), (1, 3))]
 
 
 def unpack_order(lanes: int, group: int, unit: int, high: int) -> list[int]:

@@ -1,0 +1,91 @@
+"""Attention of a few queries where K and V hold the heads of a key side by side (see rows_kernel.py): when, and its tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.body import rows_body
+from onnx_fa.kernels.cpu.combine import FEWEST_KEYS_OF_ROWS, can_split, splits_of
+from onnx_fa.kernels.cpu.few import few_queries, few_stack_bytes, tuned_few, unmeasured
+from onnx_fa.kernels.cpu.tiles import FewConfig
+from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
+from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.switches import Switch
+from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
+
+_MOST_QUERIES = 16
+"""Of all heads of a workgroup: their output is a tile in the first cache, and the text grows with them."""
+_PAGE = 4096
+"""Bytes of a row of K or V from which on more heads would not make reading faster."""
+_BLOCK = 64
+"""Keys of a block."""
+
+
+def heads_of_rows(spec: AttentionSpec) -> int:
+    """How many key/value heads a workgroup takes: more than one where they lie side by side in K and in V. Raises UnsupportedError,
+    with the reason, where it would take one."""
+    heads, length = spec.rank - 3, spec.rank - 2
+    for name, layout in (("k", spec.k_layout), ("v", spec.v_layout)):
+        if layout[-2:] != (heads, spec.rank - 1) or length not in layout[:-2]:
+            raise UnsupportedError(f"rows kernel: {name} does not hold the heads of a key side by side")
+    if spec.quantized or spec.gathered is not None:
+        raise UnsupportedError("rows kernel: K or V are integers, or rows of a pool")
+    if not isinstance(spec.Hkv, int) or not can_split(spec):
+        raise UnsupportedError("rows kernel: the keys cannot be split, or the heads are not known")
+    assert isinstance(spec.Sq, int)
+    each = spec.group * spec.Sq
+    row = max(spec.D, spec.Dv) * (4 if spec.dtype == "f32" else 2)
+    fitting = [n for n in range(2, spec.Hkv + 1) if spec.Hkv % n == 0 and n * each <= _MOST_QUERIES]
+    if not fitting or row >= _PAGE:
+        raise UnsupportedError(f"rows kernel: {each} queries of each of {spec.Hkv} heads, or rows of {row} bytes")
+    return next((n for n in fitting if n * row >= _PAGE), fitting[-1])
+
+
+def fold_heads(spec: AttentionSpec, heads: int) -> AttentionSpec:
+    """The attention whose queries of so many key/value heads are those of one head, (*B, Hkv / heads, heads * group * Sq, D), and
+    whose K and V stand for those of the first of these heads. Raises UnsupportedError where that moves elements."""
+    assert isinstance(spec.Hkv, int)
+    groups = spec.Hkv // heads
+    folded = fold_queries(replace(spec, Hkv=groups))
+    if folded.Hq != groups:
+        raise UnsupportedError("rows kernel: heads and queries of q, the output or a mask are not next to each other")
+    return folded
+
+
+def rows_config(spec: AttentionSpec, folded: AttentionSpec, target: Target) -> FewConfig:
+    """Tiles for the folded spec, of vectors that were measured for the spec. Raises UnsupportedError where head dims are no whole
+    vectors, or tiles do not fit."""
+    tuned = tuned_few(spec, target)[0] if target.has(Switch.TILES) else unmeasured(spec, target, few_queries(spec))
+    assert isinstance(folded.Sq, int)
+    config = FewConfig(tuned.lanes, folded.Sq, max(_BLOCK, tuned.lanes), tuned.lanes, tuned.tile_dims, tuned.unroll)
+    if spec.D % config.lanes or spec.Dv % config.lanes:
+        raise UnsupportedError(f"rows kernel: {spec.D} and {spec.Dv} head dims in vectors of {config.lanes}")
+    if (needed := rows_stack_bytes(folded, config)) > STACK_BYTES:
+        raise UnsupportedError(f"rows kernel: tiles need {needed} of {STACK_BYTES} bytes of stack")
+    return config
+
+
+def rows_stack_bytes(folded: AttentionSpec, config: FewConfig) -> int:
+    """Bytes of the tiles that one workgroup keeps on its stack."""
+    return few_stack_bytes(folded, config) + 4 * config.BM * (config.lanes**2 + folded.Dv)
+
+
+def emit_rows(spec: AttentionSpec, target: Target, name: str, splits: Dim | None = None) -> Kernel:
+    """The kernel of one site with few queries of several heads; `splits` as in emit_vector. Raises UnsupportedError, with the
+    reason, where that is no site whose memory it would read faster."""
+    check_vector(spec, target)
+    if not (target.has(Switch.FOLDING) and target.has(Switch.SPLITTING)):
+        raise UnsupportedError("rows kernel: queries are not put together, or keys not split")
+    few_queries(spec)
+    heads = heads_of_rows(spec)
+    folded = fold_heads(spec, heads)
+    config = rows_config(spec, folded, target)
+    if splits is None:
+        splits = splits_of(folded, config.BM, target, FEWEST_KEYS_OF_ROWS)
+    body = rows_body(folded, config, heads, splits, target.off)
+    tiles = {**shown(config, body.operands.splits), "heads": heads}
+    return Kernel(name, dispatch_text(spec, body, name), "rows", spec, tiles, FLAGS)
