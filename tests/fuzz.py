@@ -33,6 +33,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
+from onnx_fa.kernels.cpu.rows import emit_rows
 from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
@@ -75,11 +76,24 @@ def kernels(index: int, spec: AttentionSpec, products: Products = "f32") -> list
     if index % 2 and products == "f32" and made[0].body != "few":
         with contextlib.suppress(UnsupportedError):
             made.append(emit_kernel(spec, HOST, body="few") if users else _small_few(index, spec))
+    if products == "f32" and made[0].body != "rows":
+        with contextlib.suppress(UnsupportedError):
+            made.append(emit_rows(spec, HOST, f"{kernel_name(spec, HOST)}_rows", _splits(index, spec)))
     return made
 
 
 def target_of(products: Products) -> Target:
     return parse_target("cpu-amx" if products == "amx" else "cpu-host", bf16_dot=products != "f32")
+
+
+def by_rows(drawn: Drawn) -> Drawn:
+    """The same with the heads of a key side by side in K and V, and head dims of whole vectors."""
+    spec, n = drawn.spec, drawn.spec.rank
+    if spec.quantized or spec.gathered is not None:
+        return drawn
+    rows = (n - 2, *range(n - 2), n - 1)
+    D, Dv = (-(-width // 16) * 16 for width in (spec.D, spec.Dv))
+    return dataclasses.replace(drawn, spec=dataclasses.replace(spec, D=D, Dv=Dv, k_layout=rows, v_layout=rows))
 
 
 def tiled(drawn: Drawn) -> Drawn:
@@ -146,6 +160,7 @@ def run_chunk(chunk: int, count: int = CHUNK, products: Products = "f32") -> dic
     """Draws, compiles and compares the specs of a chunk. `wrong` says what differs, in words."""
     drawn = draw_specs(count, start=chunk)
     drawn = [splittable(d) if (i + chunk) % 3 == 1 else d for i, d in enumerate(drawn)]
+    drawn = [by_rows(d) if (i + chunk) % 6 in (1, 2) else d for i, d in enumerate(drawn)]
     if products != "f32":
         drawn = list(map(paired if products == "bf16" else tiled, drawn))
     cases: list[tuple[Drawn, Kernel]] = []

@@ -57,6 +57,15 @@ def test_when_it_is_chosen() -> None:
     assert emit_kernel(_SPEC, dataclasses.replace(HOST, off=frozenset({Switch.SPLITTING}))).body == "few"
 
 
+@pytest.mark.parametrize("operand", ["q_layout", "o_layout"])
+@pytest.mark.parametrize("layout", [(3, 0, 1, 2), (0, 3, 1, 2)])
+def test_heads_dims_before_heads(operand: str, layout: tuple[int, ...]) -> None:
+    """With one query a head that lies so has no rows to read: the queries of all heads are those of one."""
+    with pytest.raises(UnsupportedError, match=f"{operand[0]} has its head dim before its length"):
+        emit_rows(_with(**{operand: layout}), HOST, "fa_x")
+    assert emit_kernel(_with(**{operand: layout}), HOST).body == "few"
+
+
 def test_how_many_heads() -> None:
     assert heads_of_rows(_with(Hq=12, Hkv=4, D=128, Dv=128)) == 4
     assert heads_of_rows(_with(Hq=32, Hkv=32, D=128, Dv=128)) == 8  # a page of memory

@@ -23,11 +23,16 @@ def few_queries(spec: AttentionSpec, *, merge: bool = True) -> int:
     folded = fold_queries(spec, merge=merge)
     if not isinstance(folded.Sq, int) or folded.Sq > MOST_QUERIES:
         raise UnsupportedError(f"few kernel: {folded.Sq} queries per key/value head, more than {MOST_QUERIES}")
-    length, width = spec.rank - 2, spec.rank - 1
+    check_rows_lie_whole(folded, "few")
+    return folded.Sq
+
+
+def check_rows_lie_whole(folded: AttentionSpec, body: str) -> None:
+    """Raises UnsupportedError, naming the body, where an operand or the output is stored head dim first."""
+    length, width = folded.rank - 2, folded.rank - 1
     for name, layout in zip("qkvo", (folded.q_layout, folded.k_layout, folded.v_layout, folded.o_layout), strict=True):
         if layout.index(width) < layout.index(length):
-            raise UnsupportedError(f"few kernel: {name} has its head dim before its length")
-    return folded.Sq
+            raise UnsupportedError(f"{body} kernel: {name} has its head dim before its length")
 
 
 def few_config(tiles: Tiles, queries: int) -> FewConfig:

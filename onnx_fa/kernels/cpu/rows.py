@@ -7,7 +7,7 @@ from dataclasses import replace
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.body import rows_body
 from onnx_fa.kernels.cpu.combine import FEWEST_KEYS_OF_ROWS, can_split, splits_of
-from onnx_fa.kernels.cpu.few import few_queries, few_stack_bytes, tuned_few, unmeasured
+from onnx_fa.kernels.cpu.few import check_rows_lie_whole, few_queries, few_stack_bytes, tuned_few, unmeasured
 from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -53,6 +53,7 @@ def fold_heads(spec: AttentionSpec, heads: int) -> AttentionSpec:
     folded = fold_queries(replace(spec, Hkv=groups))
     if folded.Hq != groups:
         raise UnsupportedError("rows kernel: heads and queries of q, the output or a mask are not next to each other")
+    check_rows_lie_whole(folded, "rows")
     return folded
 
 
