@@ -64,7 +64,7 @@ def test_refusals_name_every_body() -> None:
         emit_kernel(narrow, HOST)
     with pytest.raises(UnsupportedError, match="f64"):
         emit_kernel(dataclasses.replace(BASE, dtype="f64"), HOST)
-    with pytest.raises(UnsupportedError, match="no kernel body 'gpu', only few, amx, vector"):
+    with pytest.raises(UnsupportedError, match="no kernel body 'gpu', only rows, few, amx, vector"):
         emit_kernel(BASE, HOST, body="gpu")
     with pytest.raises(UnsupportedError, match="no lowering for vulkan"):
         emit_kernel(BASE, dataclasses.replace(HOST, backend="vulkan"))
