@@ -29,7 +29,7 @@ class SplitDecode:
         return parts.exchange()
 
     def bind(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """A call for a loop whose q, k and v stay where they are while their numbers change, at a tenth of what `__call__` costs
+        """A call for a loop whose q, k and v stay where they are while their numbers change, at less than what `__call__` costs
         beside the kernel. All processes have to bind, and call, in the same order. It returns the same tensor each time. On
         CUDA the exchange and the merge are a graph. Raises ValueError for tensors that are not contiguous."""
         parts = _Parts(q, v, self.group)

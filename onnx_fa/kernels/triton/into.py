@@ -29,7 +29,7 @@ class IntoEntry(TritonEntry):
     def text_lines(self) -> list[str]:
         self._results: list[str] = []
         self._workspace: dict[str, str] = {}
-        declared = len([self.counters]) if self.counters else 0
+        declared = 1 if self.counters else 0
         return super().text_lines()[declared:]  # the counters are the other function's
 
     def dispatch(
