@@ -615,13 +615,8 @@ def warm_compilers(folder: Path, only: str, flex_every: int) -> None:
 
 def warm(folder: Path, only: str, flex_every: int, part: str) -> None:
     """Compiles what cases take that are first, first + many, ..., as `part` says: FIRST:MANY."""
-    import cupy
-
+    load_kernels(folder, part)
     first, many = map(int, part.split(":"))
-    for path in sorted(folder.glob("*.ptx"))[first::many]:
-        entry = re.search(r"\.entry (\w+)", path.read_text())
-        assert entry is not None
-        cupy.RawModule(path=str(path)).get_function(entry[1])
     chosen = [c for c in json.loads((folder / "manifest.json").read_text())["cases"] if re.search(only, c["name"])]
     wanted = [
         c for c in chosen if has_flex(c, flex_every) or c["name"].split()[0] in ("evoformer", "differential", "wide")
@@ -632,6 +627,17 @@ def warm(folder: Path, only: str, flex_every: int, part: str) -> None:
             if what in ("FlexAttention", "torch.compile"):
                 make(draw(kind, spec))()
     _torch().cuda.synchronize()
+
+
+def load_kernels(folder: Path, part: str) -> None:
+    """The driver compiles some of the kernels, as `part` says, into its cache on disk."""
+    import cupy
+
+    first, many = map(int, part.split(":"))
+    for path in sorted(folder.glob("*.ptx"))[first::many]:
+        entry = re.search(r"\.entry (\w+)", path.read_text())
+        assert entry is not None
+        cupy.RawModule(path=str(path)).get_function(entry[1])
 
 
 def copy_bandwidth() -> float:

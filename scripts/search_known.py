@@ -184,17 +184,6 @@ def build(folder: Path, only: str) -> None:
     (folder / "manifest.json").write_text(json.dumps({"versions": versions, "cases": items}))
 
 
-def load(folder: Path, part: str) -> None:
-    """The driver compiles some of the kernels, into its cache on disk."""
-    import cupy
-
-    first, many = map(int, part.split(":"))
-    for path in sorted(folder.glob("*.ptx"))[first::many]:
-        entry = re.search(r"\.entry (\w+)", path.read_text())
-        assert entry is not None
-        cupy.RawModule(path=str(path)).get_function(entry[1])
-
-
 def run(folder: Path, out: Path, seconds: float) -> None:
     """Checks and times the candidates and the others of each case, until `seconds` are over."""
     started, many = time.monotonic(), max(1, (os.cpu_count() or 2) - 1)
@@ -235,24 +224,29 @@ def run(folder: Path, out: Path, seconds: float) -> None:
 def read_known(out: Path) -> Times:
     """Medians of the neighbours of drawn cases, whose sizes are known; none where they were not measured. Tiles
     that were tried for heads in one tile of columns are those of such heads."""
-    path, times = out / "tiles-known.csv", defaultdict[tuple[int, ...], dict[str, float]](dict)
-    lines = path.read_text().splitlines() if path.is_file() else []
-    for r in csv.DictReader(x for x in lines if not x.startswith("#")):
+    times = defaultdict[tuple[int, ...], dict[str, float]](dict)
+    for r in _measured(out) if (out / "tiles-known.csv").is_file() else ():
         D, Dv, *rest = (int(r[c]) for c in SIZES)
         what, _, columns = r["what"].partition(" ")
         if columns:
             D = Dv = int(columns.split()[0])
         if r["kind"] == "neighbour":
-            times[D, Dv, *rest][what] = statistics.median(map(float, r["ms"].split()))
+            times[D, Dv, *rest][what] = float(r["ms"])
     return times
+
+
+def _measured(out: Path) -> list[dict[str, str]]:
+    """The rows of what `run` wrote, with medians in place of samples."""
+    lines = (out / "tiles-known.csv").read_text().splitlines()
+    rows = csv.DictReader(x for x in lines if not x.startswith("#"))
+    return [r | {"ms": str(statistics.median(map(float, r["ms"].split())))} for r in rows]
 
 
 def report(out: Path) -> None:
     """Each shape: the tiles, the fastest first, as multiples of the time of the fastest other; the first of a case are in use."""
     times: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    lines = (out / "tiles-known.csv").read_text().splitlines()
-    for r in csv.DictReader(x for x in lines if not x.startswith("#")):
-        times[r["kind"], r["case"]][r["what"]] = statistics.median(map(float, r["ms"].split()))
+    for r in _measured(out):
+        times[r["kind"], r["case"]][r["what"]] = float(r["ms"])
     for (kind, case), found in times.items():
         least = min(ms for what, ms in found.items() if what in PEERS)
         own = [(ms, what) for what, ms in found.items() if what not in PEERS]
@@ -275,7 +269,7 @@ def main() -> None:
         case "run":
             run(args.folder, args.out, args.seconds)
         case "load":
-            load(args.folder, args.slice)
+            bench_gpu.load_kernels(args.folder, args.slice)
         case "report":
             report(args.folder)
 

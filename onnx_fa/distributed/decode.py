@@ -4,6 +4,7 @@ results, which are small."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -48,32 +49,34 @@ class _Parts:
     (B, Sq, Hq, Dv) and the maxima and sums (B, Hq, Sq)."""
 
     def __init__(self, q: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-        self.group, self.dtype = group, q.dtype
+        self.group = group
         B, Sq, Hq, _ = q.shape
-        self.shapes = (B, Sq, Hq, v.shape[-1]), (B, Hq, Sq)
-        self.sizes = B * Sq * Hq * v.shape[-1] * q.dtype.itemsize, B * Hq * Sq * 4
-        starts = [0]
-        for size in (self.sizes[0], self.sizes[1], self.sizes[1]):
-            starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
-        self.starts, ranks = starts[:3], dist.get_world_size(group)
-        self.bytes = torch.empty(starts[3], dtype=torch.uint8, device=q.device)
-        self.gathered = torch.empty(ranks * starts[3], dtype=torch.uint8, device=q.device)
+        stat = (B, Hq, Sq), torch.float32
+        self.kinds = [((B, Sq, Hq, v.shape[-1]), q.dtype), stat, stat]
+        size, ranks = sum(map(_bytes_of, self.kinds)), dist.get_world_size(group)
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=q.device)
+        self.gathered = torch.empty(ranks * size, dtype=torch.uint8, device=q.device)
         self.own = [x.squeeze(0) for x in self._views(self.bytes, 1)]
         self.all = self._views(self.gathered, ranks)
 
     def _views(self, data: torch.Tensor, ranks: int) -> list[torch.Tensor]:
         """The results that lie in the bytes of so many processes."""
-        rows, (large, small), (out, stat) = data.view(ranks, -1), self.shapes, self.sizes
-        kinds = [(large, out, self.dtype), (small, stat, torch.float32), (small, stat, torch.float32)]
+        columns = torch.split(data.view(ranks, -1), [_bytes_of(kind) for kind in self.kinds], 1)
         return [
-            rows[:, start : start + size].view(dtype).view(ranks, *shape)
-            for start, (shape, size, dtype) in zip(self.starts, kinds, strict=True)
+            x[:, : prod(shape) * dtype.itemsize].view(dtype).view(ranks, *shape)
+            for x, (shape, dtype) in zip(columns, self.kinds, strict=True)
         ]
 
     def exchange(self) -> torch.Tensor:
         """The merged output of all processes."""
         dist.all_gather_into_tensor(self.gathered, self.bytes, group=self.group)
         return merge(*self.all)
+
+
+def _bytes_of(kind: tuple[tuple[int, ...], torch.dtype]) -> int:
+    """What a result takes, of this shape and type, up to where the next one begins."""
+    shape, dtype = kind
+    return -(-prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
 def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

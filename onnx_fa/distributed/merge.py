@@ -23,17 +23,14 @@ class Partial:
     total: torch.Tensor
 
 
-def weights(
-    tops: list[torch.Tensor], totals: list[torch.Tensor]
-) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """What each part counts in a row, of 1 in all; and the maximum and the sum of all of them. Rows without keys have
-    weights of 0."""
-    top = torch.stack(tops).amax(0)
-    known = torch.where(top == -torch.inf, 0.0, top)
-    parts = [total * torch.exp(m - known) for m, total in zip(tops, totals, strict=True)]
-    total = torch.stack(parts).sum(0)
-    divisor = torch.where(total == 0.0, 1.0, total)
-    return [x / divisor for x in parts], top, total
+def weights(tops: torch.Tensor, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What each of N parts counts in a row, of 1 in all, from their maxima and sums (N, B, Hq, Sq); and the maximum and the sum of
+    all of them. Rows without keys have weights of 0. Few operations: of few queries each takes longer to start than to run."""
+    numbers = torch.finfo(tops.dtype)
+    top = tops.amax(0)
+    counts = totals * torch.exp(tops - top.clamp(min=numbers.min))
+    total = counts.sum(0)
+    return counts / total.clamp(min=numbers.tiny), top, total
 
 
 def add(a: Partial, b: Partial, rows: slice) -> None:
@@ -42,17 +39,15 @@ def add(a: Partial, b: Partial, rows: slice) -> None:
     for start in range(first, last, _ROWS):
         own = slice(start, min(start + _ROWS, last))
         of_b = slice(own.start - first, own.stop - first)
-        (x, y), top, total = weights([a.top[..., own], b.top[..., of_b]], [a.total[..., own], b.total[..., of_b]])
+        tops, totals = ([x[..., own], y[..., of_b]] for x, y in ((a.top, b.top), (a.total, b.total)))
+        (x, y), top, total = weights(torch.stack(tops), torch.stack(totals))
         x, y = (w.transpose(1, 2).unsqueeze(-1) for w in (x, y))
         a.out[:, own] = (a.out[:, own].float() * x).add_(b.out[:, of_b].float() * y)
         a.top[..., own], a.total[..., own] = top, total
 
 
 def merge(outs: torch.Tensor, tops: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
-    """The output (B, Sq, Hq, Dv) of N parts side by side: outputs (N, B, Sq, Hq, Dv), maxima and sums (N, B, Hq, Sq). Few
-    operations, for few queries: each takes longer to start than to run."""
-    known = tops.amax(0).clamp(min=torch.finfo(tops.dtype).min)
-    counts = totals * torch.exp(tops - known)
-    weights = counts / counts.sum(0).clamp(min=torch.finfo(tops.dtype).tiny)
-    merged: torch.Tensor = (outs * weights.transpose(-1, -2).unsqueeze(-1)).sum(0)
+    """The output (B, Sq, Hq, Dv) of N parts side by side: outputs (N, B, Sq, Hq, Dv), maxima and sums (N, B, Hq, Sq)."""
+    counted, _, _ = weights(tops, totals)
+    merged: torch.Tensor = (outs * counted.transpose(-1, -2).unsqueeze(-1)).sum(0)
     return merged.to(outs.dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from onnx_fa.iree.compiler import iree_compile, merge_flags
-from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.mlir.kernel import Into, Kernel
 from onnx_fa.kernels.mlir.stored import is_packed, stored_shape
 from onnx_fa.kernels.mlir.text import Text, element_type, tensor_type
 from onnx_fa.spec.attention import AttentionSpec
@@ -45,7 +45,7 @@ def module_text(kernel: SiteKernel, into: bool = False) -> str:
 
 def _into_text(kernel: SiteKernel) -> str:
     """A body without a function of its own for this has its results copied, where IREE sees no better, and no workspace."""
-    made = kernel.into if isinstance(kernel, Kernel) else None
+    made = _into_of(kernel)
     sizes = made.workspace if made else ()
     text = Text()
     values = [text.let(f"arith.constant {size} : i64") for size in sizes]
@@ -54,6 +54,10 @@ def _into_text(kernel: SiteKernel) -> str:
     body = "\n".join([*text.render(), returned])
     function = f"\nfunc.func @{WORKSPACE}() -> ({types}) {{\n{body}\n}}\n"
     return (made.text if made else "") + entry_text(kernel, INTO, into=True) + function
+
+
+def _into_of(kernel: SiteKernel) -> Into | None:
+    return kernel.into if isinstance(kernel, Kernel) else None
 
 
 def entry_text(kernel: SiteKernel, function: str, into: bool = False) -> str:
@@ -76,8 +80,8 @@ def entry_text(kernel: SiteKernel, function: str, into: bool = False) -> str:
     results = [tensor_type(s, element_type(d)) for s, d in spec.results]
     outs = ", ".join(results)
     callee = kernel.name
-    if into and isinstance(kernel, Kernel) and kernel.into:
-        buffers = [f"%b{n}" for n in range(len(results) + len(kernel.into.workspace))]
+    if into and (made_into := _into_of(kernel)):
+        buffers = [f"%b{n}" for n in range(len(results) + len(made_into.workspace))]
         params += [f"{buffer}: !hal.buffer" for buffer in buffers]
         callee, values, types = f"{callee}_into", [*values, *buffers], [*types, *["!hal.buffer"] * len(buffers)]
     elif into:

@@ -53,28 +53,32 @@ def workgroups(spec: AttentionSpec, block: int) -> int:
     return math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)) * -(-spec.Sq // block)
 
 
-def splits_of(spec: AttentionSpec, block: int, target: Target, fewest: int | None = None) -> Dim:
+def fewest_keys(heads: int) -> int:
+    """How many keys make a part worth it, where a workgroup takes so many key/value heads."""
+    return FEWEST_KEYS_OF_ROWS if heads > 1 else FEWEST_KEYS
+
+
+def splits_of(spec: AttentionSpec, block: int, target: Target, heads: int = 1) -> Dim:
     """Into how many parts the keys are split: PARTS, which `count_parts` finds, or 1 where the target has them whole, where they
     cannot be split or are fewer than two parts have, and where `block` queries each make workgroups for any machine, or for this
-    one if the program is for it: it would run the second dispatch for one part. `fewest` keys make a part (None: FEWEST_KEYS)."""
+    one if the program is for it: it would run the second dispatch for one part. `heads`: as in fewest_keys."""
     most = MOST_GROUPS if block <= MOST_QUERIES else MOST_BLOCKS
     if target.cores is not None:
         most = min(most, EACH * target.cores)
     if not target.has(Switch.SPLITTING) or not can_split(spec) or workgroups(spec, block) >= most:
         return 1
-    fewest = FEWEST_KEYS if fewest is None else fewest
-    return 1 if isinstance(spec.Skv, int) and spec.Skv < 2 * fewest else PARTS
+    return 1 if isinstance(spec.Skv, int) and spec.Skv < 2 * fewest_keys(heads) else PARTS
 
 
-def count_parts(t: Text, spec: AttentionSpec, block: int, keys: str, fewest: int | None = None) -> str:
-    """The number of parts on this machine: so many that each core has EACH workgroups, of `fewest` keys (None: FEWEST_KEYS) or
-    more. `keys` is the value of Skv. The compiler asks the device for its cores once, when the program is loaded; one that does
+def count_parts(t: Text, spec: AttentionSpec, block: int, keys: str, heads: int = 1) -> str:
+    """The number of parts on this machine: so many that each core has EACH workgroups, of fewest_keys or more. `keys` is the value
+    of Skv, `heads` as in fewest_keys. The compiler asks the device for its cores once, when the program is loaded; one that does
     not know has one."""
     device = t.let(f"hal.devices.get {t.index(0)} : !hal.device")
     asked = f'hal.device.query<{device} : !hal.device> key("hal.dispatch" :: "concurrency") : i1, i64 = 1 : i64'
     workers = t.let(f"arith.index_cast {t.several(asked, 2)[1]} : i64 to index")
     wanted = t.arith("ceildivui", t.arith("muli", workers, t.index(EACH)), t.index(workgroups(spec, block)))
-    most = t.arith("divui", keys, t.index(FEWEST_KEYS if fewest is None else fewest))
+    most = t.arith("divui", keys, t.index(fewest_keys(heads)))
     return t.arith("maxui", t.arith("minui", wanted, most), t.index(1))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.body import rows_body
-from onnx_fa.kernels.cpu.combine import FEWEST_KEYS_OF_ROWS, can_split, splits_of
+from onnx_fa.kernels.cpu.combine import can_split, splits_of
 from onnx_fa.kernels.cpu.few import check_rows_lie_whole, few_queries, few_stack_bytes, tuned_few, unmeasured
 from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
@@ -86,7 +86,7 @@ def emit_rows(spec: AttentionSpec, target: Target, name: str, splits: Dim | None
     folded = fold_heads(spec, heads)
     config = rows_config(spec, folded, target)
     if splits is None:
-        splits = splits_of(folded, config.BM, target, FEWEST_KEYS_OF_ROWS)
+        splits = splits_of(folded, config.BM, target, heads)
     body = rows_body(folded, config, heads, splits, target.off)
     tiles = {**shown(config, body.operands.splits), "heads": heads}
     return Kernel(name, dispatch_text(spec, body, name), "rows", spec, tiles, FLAGS)

@@ -9,14 +9,7 @@ from dataclasses import asdict
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.bf16_products import check_dot
 from onnx_fa.kernels.cpu.body import AttentionBody, lane_body
-from onnx_fa.kernels.cpu.combine import (
-    FEWEST_KEYS_OF_ROWS,
-    PARTS,
-    combine_call,
-    combine_executable,
-    count_parts,
-    splits_of,
-)
+from onnx_fa.kernels.cpu.combine import PARTS, combine_call, combine_executable, count_parts, splits_of
 from onnx_fa.kernels.cpu.tiles import CpuTiles, VectorConfig, mask_tiles, operand_names, widens
 from onnx_fa.kernels.mlir.entry import KernelEntry, bound_argument, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
@@ -204,8 +197,7 @@ def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> 
     workload = []
     if body.operands.splits == PARTS:
         keys = t.index(spec.Skv) if isinstance(spec.Skv, int) else body.operands.dims[spec.Skv]
-        fewest = FEWEST_KEYS_OF_ROWS if body.operands.heads > 1 else None
-        entry.dims[PARTS] = count_parts(t, spec, body.operands.config.BM, keys, fewest)
+        entry.dims[PARTS] = count_parts(t, spec, body.operands.config.BM, keys, body.operands.heads)
         workload = [entry.dims[PARTS]]
     if isinstance(spec.Sq, int):
         blocks = t.index(-(-spec.Sq // body.operands.config.BM))
