@@ -352,9 +352,9 @@ def table_text(out: Path) -> str:
     # The order of the workgroups follows from a rule (by_shape.py), and of both the faster counts.
     fastest = [(shape, fastest_order(without_left_out(shape, found))) for shape, found in times.items()]
     known = [(shape, fastest_order(found)) for shape, found in read_known(out).items()]
-    # A head of columns that kernels no longer have so is nobody's neighbour.
-    fastest += [(shape, found) for shape, found in known if all(columns_computed(d) == d for d in shape[:2])]
-    labels = sorted({w for _, found in fastest for w in found})
+    # A head of columns that kernels do not have so is nobody's neighbour.
+    known = [(shape, found) for shape, found in known if all(columns_computed(d) == d for d in shape[:2])]
+    labels = sorted({w for _, found in [*fastest, *known] for w in found})
     names = ("warps", "stages", "overlap", "splits")
     tiles = []
     for x in labels:
@@ -363,12 +363,17 @@ def table_text(out: Path) -> str:
             dict(zip(("BM", "BN"), map(int, size.split("x")), strict=True))
             | dict(zip(names, map(int, rest), strict=True))
         )
-    rows = [[*shape, *(found.get(w) for w in labels)] for shape, found in fastest if found]
+
+    def rows(measured: list[tuple[tuple[int, ...], dict[str, float]]]) -> str:
+        found = [[*shape, *(ms.get(w) for w in labels)] for shape, ms in measured if ms]
+        return ",\n".join("  " + json.dumps(row) for row in found)
+
     facts = dict(h.split(": ", 1) for h in heads if ": " in h)
     measured = {"machine": facts["device"], "date": facts["date"], "by": "scripts/search_tiles.py"}
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
     listed = ",\n".join("  " + json.dumps(t) for t in tiles)
-    return f'{{\n "measured": {json.dumps(measured)},\n "tiles": [\n{listed}\n ],\n "shapes": [\n{lines}\n ]\n}}\n'
+    lists_of = {"tiles": listed, "shapes": rows(fastest), "known": rows(known)}
+    lists = ",\n".join(f' "{name}": [\n{text}\n ]' for name, text in lists_of.items())
+    return f'{{\n "measured": {json.dumps(measured)},\n{lists}\n}}\n'
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import search_known  # noqa: E402
 
-DRAWN = [c.spec for c in draw_cases("gpu", REPORTED_SEED, 100)]
+DRAWN = [c.spec for c in draw_cases("gpu", search_known.SEED, 100)]
 
 
 def test_neighbours() -> None:
@@ -35,6 +35,18 @@ def test_neighbours() -> None:
         assert (found.Sq == found.Skv or spec.Sq != spec.Skv) and (found.Sq == 1) == (spec.Sq == 1)
         assert (int(found.Skv) % 64 == 0 or int(spec.Skv) % 64) and found.Skv != spec.Skv
         assert 64 <= int(found.Skv) <= max(int(spec.Skv) + 64, int(1.4 * int(spec.Skv)))
+
+
+def test_what_is_searched(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow cases with their neighbours, or drawn ones of another seed than the one that benchmarks report."""
+    slow = list(search_known.wanted_cases(""))
+    assert slow[0][0] > 1.4 and all(ratio > 1 and list(pair) == ["drawn", "neighbour"] for ratio, pair in slow)
+    drawn = draw_cases("gpu", 2, 3)
+    assert [pair for _, pair in search_known.wanted_cases("2:3")] == [{"drawn": c.spec} for c in drawn]
+    monkeypatch.setattr(sys, "argv", ["search_known.py", "build", "x", "--drawn", f"{REPORTED_SEED['gpu']}:3"])
+    with pytest.raises(SystemExit):
+        search_known.main()
+    assert "benchmarks report that seed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("n", range(0, 100, 9))
@@ -55,7 +67,7 @@ def test_heads_of_one_tile() -> None:
 
 
 def test_what_the_table_gets(tmp_path: Path) -> None:
-    """Medians of neighbours, those of heads in one tile as such; nothing of drawn cases."""
+    """Medians of all that was measured, those of heads in one tile as such."""
     with (tmp_path / "tiles-known.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("case", "kind", *search_known.SIZES, "what", "ms"))
@@ -65,6 +77,7 @@ def test_what_the_table_gets(tmp_path: Path) -> None:
         writer.writerow(("b", "neighbour", 80, 80, 0, 8, 600, 600, "cuDNN", "0.5"))
     found = search_known.read_known(tmp_path)
     assert found == {
+        (80, 80, 0, 8, 500, 500): {"64x64/4/2/0/1/0": 9.0},
         (80, 80, 0, 8, 600, 600): {"64x64/4/2/0/1/0": 2.0, "cuDNN": 0.5},
         (128, 128, 0, 8, 600, 600): {"64x64/4/2/0/1/0": 4.0},
     }

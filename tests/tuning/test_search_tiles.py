@@ -11,10 +11,12 @@ import pytest
 
 from onnx_fa.kernels.tiles.database import package_path, shape_table
 from onnx_fa.kernels.tiles.shapes import parse_shapes
+from onnx_fa.kernels.triton.columns import columns_computed
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import search_known  # noqa: E402
 import search_tiles  # noqa: E402
 
 
@@ -38,17 +40,25 @@ def test_shapes(few: int, causal: bool) -> None:
 
 def test_table(tmp_path: Path) -> None:
     """The committed samples give the committed table, and each sample is in it."""
-    shutil.copy(ROOT / "benchmarks" / "tiles-h100.csv", tmp_path / "tiles.csv")
+    for name in ("tiles", "tiles-known"):
+        shutil.copy(ROOT / "benchmarks" / f"{name}-h100.csv", tmp_path / f"{name}.csv")
     text = search_tiles.table_text(tmp_path)
     assert text == package_path(shape_table(90)).read_text()
     table = parse_shapes("x", json.loads(text))
     times, _ = search_tiles.read(tmp_path)
-    assert len(table.shapes) == len(times)
+    any_size = [m for m in table.shapes if not m.known]
+    assert len(any_size) == len(times)
     kept = [search_tiles.fastest_order(search_tiles.without_left_out(*x)) for x in times.items()]
-    assert sum(len(m.ms) for m in table.shapes) == sum(map(len, kept))
-    assert not any(t["BM"] == 16 and t["warps"] == 8 for t in table.tiles)
+    assert sum(len(m.ms) for m in any_size) == sum(map(len, kept))
+    known = search_known.read_known(tmp_path)
+    fastest = {
+        s: search_tiles.fastest_order(ms) for s, ms in known.items() if all(columns_computed(d) == d for d in s[:2])
+    }
+    assert sorted(len(ms) for ms in fastest.values()) == sorted(len(m.ms) for m in table.shapes if m.known)
+    few = [i for i, t in enumerate(table.tiles) if t["BM"] == 16 and t["warps"] == 8]
+    assert not any(m.ms.keys() & set(few) for m in any_size)
     high = [i for i, t in enumerate(table.tiles) if (t["BM"], t["BN"], t["warps"], t["overlap"]) == (128, 64, 8, 0)]
-    assert {(m.shape.causal, m.shape.Skv < 768) for m in table.shapes if m.ms.keys() & set(high)} == {(0, True)}
+    assert {(m.shape.causal, m.shape.Skv < 768) for m in any_size if m.ms.keys() & set(high)} == {(0, True)}
 
 
 def test_orders_and_what_is_left_out() -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
-from onnx_fa.iree.run import Gpu, Samples
+from onnx_fa.iree.drivers import Gpu
+from onnx_fa.iree.run import Samples
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry, parse
 from onnx_fa.kernels.tiles.families import family

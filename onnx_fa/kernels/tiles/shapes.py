@@ -1,5 +1,6 @@
 """Tiles by measured shapes: `data/<name>.json` has, for attentions of many head dims and lengths, what each of some sets of tiles
-took (scripts/search_tiles.py). A new shape gets the tiles that cost least around it: each measured shape counts by how near it is.
+took (scripts/search_tiles.py). A new shape gets the tiles that cost least around it: each measured shape counts by how near it is,
+and more where the kernels that were timed knew its sizes (scripts/search_known.py), as those of a model do.
 
 What a shape leaves unused, rows of the last block of queries and multiprocessors in the last round of workgroups, follows from the
 sizes, and is reckoned for the new shape itself.
@@ -17,8 +18,10 @@ from typing import Any
 
 Tiles = Mapping[str, int]
 FIELDS = ("D", "Dv", "causal", "heads", "Sq", "Skv")
-NEAR, POWER = 0.25, 8
+NEAR, POWER = 0.5, 4
 """A measured shape counts by its distance plus NEAR, to the minus POWER. Chosen by leaving out each shape in turn."""
+_KNOWN = 8
+"""So many times as much counts a shape whose sizes the compiler of the timed kernels knew. Chosen likewise."""
 _ROWS = 16
 """Fewer queries than that are one block of so many."""
 
@@ -58,10 +61,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """A shape, and ms by the index of the tiles."""
+    """A shape, and ms by the index of the tiles; `known` says that the kernels' compiler knew the sizes."""
 
     shape: Shape
     ms: Mapping[int, float]
+    known: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class ShapeTable:
         """The tiles that fit, those of the least cost around a shape first."""
         weights, costs, seen = 0.0, dict[int, float](), dict[int, float]()
         for m in self.alike(shape):
-            w = 1 / (NEAR + shape.distance(m.shape)) ** POWER
+            w = (_KNOWN if m.known else 1) / (NEAR + shape.distance(m.shape)) ** POWER
             weights += w
             most = _MOST * min(m.ms.values())
             taken = {i: min(ms, most) / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
@@ -113,10 +117,12 @@ def read_shapes(name: str) -> ShapeTable | None:
 
 
 def parse_shapes(name: str, data: Mapping[str, Any]) -> ShapeTable:
-    """The table of a file: `shapes` are rows of FIELDS, then ms in the order of `tiles`, null where they were not tried."""
-    rows: Sequence[Sequence[Any]] = data["shapes"]
-    found = [
-        Measured(Shape(*row[: len(FIELDS)]), {i: ms for i, ms in enumerate(row[len(FIELDS) :]) if ms is not None})
-        for row in rows
-    ]
+    """The table of a file: `shapes`, and `known` of kernels that knew their sizes, are rows of FIELDS, then ms in the order of
+    `tiles`, null where they were not tried."""
+
+    def measured(row: Sequence[Any], known: bool) -> Measured:
+        ms = {i: x for i, x in enumerate(row[len(FIELDS) :]) if x is not None}
+        return Measured(Shape(*row[: len(FIELDS)]), ms, known)
+
+    found = [measured(row, known) for name, known in (("shapes", False), ("known", True)) for row in data[name]]
     return ShapeTable(name, data["measured"], tuple(data["tiles"]), tuple(found))
