@@ -21,6 +21,8 @@ Ending = Literal["ok", "failed", "timeout", "memory"]
 _POLL_S = 0.005, 0.1
 """Between two looks at a program: at first, and once it runs for long. A look at every process's group costs a
 tenth of a millisecond or more, which a benchmark in the same machine would feel."""
+_LOADED = 1 << 20
+"""No program that has been loaded takes fewer bytes."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -106,7 +108,7 @@ def run_limited(
                         kill_group(child.pid)
                 time.sleep(pause)
                 pause = min(pause * 1.1, _POLL_S[1])
-            peak = peak or usage  # too short to be seen
+            peak = peak if peak > _LOADED else usage  # too short to be seen, or seen while it was being loaded
         finally:
             if child is not None:
                 # Also on KeyboardInterrupt, and for children that outlive their parent.

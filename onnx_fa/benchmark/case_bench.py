@@ -44,6 +44,7 @@ from onnx_fa.forms.plain import plain_model_in_halves
 from onnx_fa.forms.plain_site import WEIGHT, Array, Spec, held_operands, plain_site_model, site_inputs
 from onnx_fa.forms.rewrite import rewrite
 from onnx_fa.graph import io
+from onnx_fa.iree.caller_thread import site_device
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.kernel_report import summary
 from onnx_fa.iree.kernels import plan_kernels
@@ -92,6 +93,8 @@ class CaseBench:
         self.modules = modules or KeptModules(folder / "modules")
         self.case, self.target, self.plan, self.folder, self.base_bytes = case, target, plan, folder, base_bytes
         self.note = note
+        self.device = site_device(self.spec, target)
+        """Of all programs that are timed, stock IREE's as well."""
         # Of what is no attention the usual call in PyTorch is the plain one.
         self.who = tuple(EAGER if w == TORCH and isinstance(self.spec, LinearSpec) else w for w in who)
         self.tried: list[Contestant] = []
@@ -211,7 +214,7 @@ class CaseBench:
 
     def _options(self, vmfb: Path) -> dict[str, Any]:
         limits = {"timeout_s": self.plan.timeout_s, "memory_bytes": self.plan.memory_bytes}
-        return {"function": function_of(vmfb), "device": self.target.device, "threads": self.plan.threads, **limits}
+        return {"function": function_of(vmfb), "device": self.device, "threads": self.plan.threads, **limits}
 
     def _check_module(self, c: Contestant, vmfb: Path, expected: Reference, tolerance: float | None) -> None:
         """Fills in error, memory and problem of a compiled module."""

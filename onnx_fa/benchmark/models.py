@@ -34,6 +34,7 @@ from onnx_fa.graph import io
 from onnx_fa.iree.archives import copy_module
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.iree.drivers import preferred_device
 from onnx_fa.iree.run import benchmark_module, function_of, run_module
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec.target import Target, parse_target
@@ -221,7 +222,7 @@ class _Modules:
         expected: Sequence[Array],
         outputs: int,
         calls: int,
-        options: Mapping[str, Any],
+        options: dict[str, Any],
         progress: Callable[[str], None],
     ) -> None:
         self.folder, self.inputs, self.expected, self.outputs = folder, inputs, expected, outputs
@@ -260,7 +261,7 @@ class _Modules:
         self._add(Contestant(what), lambda out: copy_module(made, out))
 
     def _add(self, contestant: Contestant, build: Callable[[Path], object]) -> None:
-        """Builds and checks a module; one that cannot be built or run says so."""
+        """Builds and checks a module; one that cannot be built or run says so. All run on the driver that ours asks for."""
         self.progress(f"compiling: {contestant.what} {contestant.flags}".rstrip())
         vmfb = self.folder / f"module{len(self.field)}.vmfb"
         start = time.monotonic()
@@ -268,6 +269,8 @@ class _Modules:
             build(vmfb)
             contestant.compile_s = time.monotonic() - start
             function = function_of(vmfb)
+            if contestant.what == OURS:
+                self.options["device"] = preferred_device(vmfb, self.options["device"], function)
             got, peak = run_module(vmfb, self.inputs, self.outputs, function=function, **self.options)
             contestant.peak_bytes = peak
             contestant.error = _difference(got, self.expected)
@@ -327,12 +330,12 @@ def bench(
             reference.problem, expected = str(e), []
         options = {"device": target.device, "threads": threads, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
         modules = _Modules(folder, list(arrays.values()), expected, len(loaded.graph.outputs), calls, options, progress)
-        usual = GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS
-        tried = usual if stock_flags is None else stock_flags
-        modules.add_stock(path, target, tried, timeout_s)
+        tried = (GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS) if stock_flags is None else stock_flags
         modules.add_ours(path, target, compiled)
+        modules.add_stock(path, target, tried, timeout_s)
         for what, made in (others or {}).items():
             modules.add_made(what, made)
+        modules.field.sort(key=lambda played: played[0].what != STOCK)
         field_ = [*modules.field, (reference, lambda: worker.timed(calls))]
         play_rounds(field_, rounds, progress)
     return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})

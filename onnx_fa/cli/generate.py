@@ -50,7 +50,7 @@ def run_job(args: argparse.Namespace, job: Job) -> tuple[list[Contestant], str, 
     from onnx_fa.generate.worker import KINDS, OURS
     from onnx_fa.graph import io
     from onnx_fa.graph.accuracy_levels import rounding_error
-    from onnx_fa.iree.run import is_on_host
+    from onnx_fa.iree.drivers import is_on_host
     from onnx_fa.verifier.once import model_tolerance
 
     target = read_target(args, runs=True)

@@ -35,12 +35,14 @@ def note_lines(
 
 def _flags(module: Path, model: ir.Model, target: Target, sizes: Mapping[str, int]) -> list[str]:
     from onnx_fa.iree.archives import parameter_flags
+    from onnx_fa.iree.drivers import preferred_device
     from onnx_fa.iree.run import BUFFERS_KEPT
 
+    device = preferred_device(module, target.device) if target.devices == 1 else target.device
     return [
         f"--module={module}",
         *parameter_flags(module),
-        *[f"--device={target.device}"] * target.devices,
+        *[f"--device={device}"] * target.devices,
         *BUFFERS_KEPT.get(target.device, ()),
         f"--function={model.graph.name}",
         *(f"--input={text}" for text in _example(model, sizes)),

@@ -14,15 +14,16 @@ from onnx_fa.spec.target import parse_target
 def run_run(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from onnx_fa.iree.run import load_module, require_device
+    from onnx_fa.iree.drivers import preferred_device, require_device
+    from onnx_fa.iree.run import load_module
 
-    devices = args.device or [parse_target(args.target).device]
+    path = Path(args.module)
+    devices = args.device or [preferred_device(path, parse_target(args.target).device)]
     for device in devices:
         require_device(device)
     if args.output and not Path(args.output).parent.is_dir():
         raise OnnxFaError(f"{args.output}: cannot be written: no folder {Path(args.output).parent}")
     arrays = read_inputs(args)
-    path = Path(args.module)
     if not path.is_file():
         raise RunError(f"{path}: no such file")
     outputs = load_module(path, ",".join(devices), parameters=dict(args.parameters) or None)(*arrays)

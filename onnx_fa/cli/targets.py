@@ -20,6 +20,6 @@ def read_target(args: argparse.Namespace, *, runs: bool = False) -> Target:
 
 
 def require_device(name: str) -> None:
-    from onnx_fa.iree.run import require_device
+    from onnx_fa.iree.drivers import require_device
 
     require_device(name)

@@ -11,7 +11,7 @@ import torch
 
 from onnx_fa.errors import RunError, one_line
 from onnx_fa.iree.alone import FUNCTION, INTO, WORKSPACE
-from onnx_fa.iree.run import runtime
+from onnx_fa.iree.drivers import runtime
 
 _DLPACK = {"cpu": 1, "cuda": 2}
 """DLPack's numbers of the kinds of devices."""

@@ -57,7 +57,7 @@ def _decoder(job: dict[str, Any]) -> Decoder:
         return OrtDecoder(find_files(Path(job["path"])), room, job["threads"], exact=job["kind"] == EXACT)
     from onnx_fa.generate.modules import read_described
     from onnx_fa.generate.resident import IreeDecoder
-    from onnx_fa.iree.run import limit_threads
+    from onnx_fa.iree.drivers import limit_threads
 
     if job["threads"] is not None:
         limit_threads(job["threads"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_fa.iree.run import is_on_host, require_device, runtime
+from onnx_fa.iree.drivers import is_on_host, require_device, runtime
 from onnx_fa.spec.dtypes import NUMPY
 
 _ELEMENTS = {

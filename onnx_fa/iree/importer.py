@@ -23,6 +23,7 @@ from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
+from onnx_fa.iree.caller_thread import thread_facts
 from onnx_fa.iree.kernel_report import LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
@@ -100,6 +101,7 @@ def import_mlir(
     """
     typed, held = hold_weights(load(model))
     infer_types(typed, sites, data_prop=data_prop)
+    facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
@@ -110,6 +112,8 @@ def import_mlir(
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
     importer.target = target
+    if facts:
+        importer._p.attributes["iree.reflection"] = mlir.Attribute.parse(facts, module.context)
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
     kernels = list({k.name: k for k in called if k is not None}.values())
     with warnings.catch_warnings():

@@ -16,76 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_fa import processes as limits
-from onnx_fa.errors import MissingDependencyError, RunError, TargetError, one_line
+from onnx_fa.errors import MissingDependencyError, RunError, one_line
 from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
+from onnx_fa.iree.drivers import WORKERS, is_on_host, preferred_device, runtime
 from onnx_fa.scheduling import as_batch_job
 
 Array = NDArray[Any]
 
 
-def runtime() -> Any:
-    """The package iree.runtime. Raises MissingDependencyError."""
-    try:
-        import iree.runtime as rt
-    except ImportError as e:
-        raise MissingDependencyError("the IREE runtime is not installed: pip install iree-base-runtime") from e
-    return rt
-
-
-def limit_threads(count: int) -> None:
-    """Gives CPU devices of this process so many workers, as --task_topology_max_group_count does: before the first one is made."""
-    runtime().flags.parse_flags(f"--task_topology_max_group_count={count}")
-
-
-def is_on_host(device: str) -> bool:
-    """Whether a driver of IREE's runtime is one of the CPU's."""
-    return device.startswith("local")
-
-
-def require_device(device: str) -> None:
-    """Raises TargetError where IREE's runtime finds no such device here. `device` is a driver, with or without a device of it:
-    "cuda", "hip", "vulkan://0"."""
-    rt, driver = runtime(), device.partition(":")[0]
-    if driver not in (known := rt.query_available_drivers()):
-        raise TargetError(f"device {device}: IREE's runtime has no driver {driver!r} here, only {', '.join(known)}")
-    try:
-        found = rt.get_driver(driver).query_available_devices()
-    except (RuntimeError, ValueError) as e:
-        raise TargetError(f"device {device}: not present on this machine: {one_line(e)}") from e
-    if not found:
-        raise TargetError(f"device {device}: not present on this machine: the driver finds none")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A device as IREE's runtime sees it; `name` with the version of NVIDIA's driver. `capability` is CUDA's, times ten (90), 0 of
-    others."""
-
-    name: str
-    capability: int
-
-
-def find_gpu(device: str) -> Gpu:
-    """The first device of a driver. Raises TargetError where there is none."""
-    require_device(device)
-    driver = runtime().get_driver(device.partition(":")[0])
-    found = driver.query_available_devices()[0]
-    facts = re.search(r"gpu-compute-capability: (\d+)\.(\d)", driver.dump_device_info(found["device_id"]))
-    driver_version = Path("/sys/module/nvidia/version")
-    version = f", driver {driver_version.read_text().strip()}" if driver_version.is_file() and facts else ""
-    return Gpu(found["name"] + version, 10 * int(facts[1]) + int(facts[2]) if facts else 0)
-
-
 def run(
     module: str | os.PathLike[str],
     *inputs: Array,
-    device: str = "local-task",
+    device: str | None = None,
     parameters: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> list[Array]:
     """One call of a compiled module (.vmfb) with NumPy arrays in the model's order: its results.
 
-    `device` is a driver of IREE's runtime: "local-task" for CPUs, "cuda", "hip", ...; of a module for several devices, as many,
-    with commas between. Who calls more than once uses `load_module`.
+    `device` is a driver of IREE's runtime: "local-task" for CPUs, "local-sync" for a CPU in the thread that calls, "cuda", "hip",
+    ...; of a module for several devices, as many, with commas between. Without it, it is the CPU's that suits the module
+    (`iree/caller_thread.py`). Who calls more than once uses `load_module`.
     `parameters` are archives of weights (.irpa) by their scopes; without them it is the one that `compile_model` wrote beside the
     module.
     Raises RunError for a file that is no module, and for inputs of another number, shape or type than the module's.
@@ -95,16 +44,16 @@ def run(
 
 def load_module(
     vmfb: Path | bytes,
-    device: str = "local-task",
+    device: str | None = None,
     function: str | None = None,
     parameters: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> Callable[..., list[Array]]:
     """A callable that takes NumPy arrays in the function's argument order and returns its results as a list.
 
-    `function` is needed only when the module exports more than one; `parameters` as for `run`. Raises RunError when the module
-    cannot be loaded or a call fails.
+    `function` is needed only when the module exports more than one; `device` and `parameters` as for `run`. Raises RunError when
+    the module cannot be loaded or a call fails.
     """
-    invoke = bind_module(vmfb, device, function, parameters)
+    invoke = bind_module(vmfb, device or preferred_device(vmfb, WORKERS, function), function, parameters)
 
     def call(*arrays: Array) -> list[Array]:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnx_fa.errors import OnnxFaError, TargetError, UnsupportedError
 from onnx_fa.files import check_writable, scratch_folder, write_whole
-from onnx_fa.iree.run import Gpu, find_gpu
+from onnx_fa.iree.drivers import Gpu, find_gpu
 from onnx_fa.kernels.providers import emitters
 from onnx_fa.kernels.tiles.database import (
     Database,

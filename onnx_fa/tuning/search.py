@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from onnx_fa.errors import CompileError, OnnxFaError, RunError, UnsupportedError
-from onnx_fa.iree.run import Gpu, benchmark_module, run_module
+from onnx_fa.iree.drivers import Gpu
+from onnx_fa.iree.run import benchmark_module, run_module
 from onnx_fa.kernels.tiles.database import Choice, Entry, Refused, Tiles
 from onnx_fa.kernels.tiles.families import family
 from onnx_fa.kernels.triton.config import code_for

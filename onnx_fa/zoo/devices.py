@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnx_fa.errors import MissingDependencyError, TargetError
-from onnx_fa.iree.run import require_device
+from onnx_fa.iree.drivers import require_device
 from onnx_fa.spec.target import foreign_cpu, parse_target
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from onnx_fa.errors import CompileError, RunError
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.iree.run import load_module, runtime, tool_path
+from onnx_fa.iree.drivers import runtime
+from onnx_fa.iree.run import load_module, tool_path
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.kernel_harness import HOST
 from tests.support.lavapipe import require_lavapipe, run_on_lavapipe

@@ -21,7 +21,8 @@ from onnx_fa.iree import kernels
 from onnx_fa.iree.alone import FUNCTION, module_text
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.compiler import find_compiler, iree_compile
-from onnx_fa.iree.run import load_module, require_device
+from onnx_fa.iree.drivers import require_device
+from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
 from onnx_fa.kernels.iree_gpu.tiles import GpuConfig, default_config, problem
