@@ -30,6 +30,8 @@ class KeyBlock:
     k0: str
     inside: str
     rows: str
+    following: str = ""
+    """The first key of the next block, where that is the one behind it and `begin` was called."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class KeyRows:
         self.parts = parts_of(name, self.width, together=self.together, single=single)
         self.scale = self._scales(f"{letter}_scale", self.quant, lead) if self.quant else None
         self.zero = self._scales(f"{letter}_zero", self.quant, lead) if self.quant and self.quant.zero_point else None
+        self.carried: dict[str, str] = {}
+        """Scales and zero points of a block, of which each key has one, that were loaded with the block before, by base."""
         self.kept: dict[tuple[str, str], str] = {}
         """Scales and zero points that all keys share, by base and columns."""
 
@@ -115,6 +119,30 @@ class KeyRows:
                 found = self._loaded(scales, columns, None)
                 self.kept[scales.base, columns.name] = self.t.let(self._typed(scales, found))
 
+    def begin(self, k0: str) -> None:
+        """Loads the first block's scales and zero points, of which each key has one, before a loop that takes the blocks in order.
+        They are too narrow for copies that do not wait, so that each block loads those of the next."""
+        for scales in self._ahead():
+            self.t.do(f"{self._ahead_name(scales)} = {self._loaded_ahead(scales, k0)}")
+
+    def advance(self, block: KeyBlock) -> None:
+        """Takes what was loaded for this block, and loads it for the next; nothing where the blocks are not in order."""
+        self.carried = {}
+        for scales in self._ahead() if block.following else ():
+            name = self._ahead_name(scales)
+            self.carried[scales.base] = self.t.let(f"{self._typed(scales, name)}")
+            self.t.do(f"{name} = {self._loaded_ahead(scales, block.following)}")
+
+    def _ahead(self) -> list[_Scales]:
+        return [s for s in (self.scale, self.zero) if s is not None and s.row and not s.shared]
+
+    def _ahead_name(self, scales: _Scales) -> str:
+        return f"next_{self.letter}_{'scale' if scales is self.scale else 'zero'}"
+
+    def _loaded_ahead(self, scales: _Scales, k0: str) -> str:
+        row = f"({k0} + on)" if scales.narrow else f"({k0} + on).to(tl.int64)"
+        return f"tl.load({scales.base} + {times(row, scales.row)}, mask={k0} + on < {self.places.skv}, other=0.0)"
+
     def tiles(self, part: Part, block: KeyBlock) -> list[str]:
         """The numbers of a part's columns, keys x columns, one tile for each of `part.columns`; 0 past the last key."""
         places = self.places
@@ -144,6 +172,8 @@ class KeyRows:
         return self.t.let(f"tl.where({inside}, {x}, 0.0)") if inside and self.letter == "v" else x
 
     def _parameter(self, scales: _Scales, columns: Columns, block: KeyBlock) -> str:
+        if scales.base in self.carried:
+            return f"{self.carried[scales.base]}[:, None]"
         kept = self.kept.get((scales.base, columns.name))
         return kept or self.t.let(self._typed(scales, self._loaded(scales, columns, block)))
 

@@ -14,7 +14,7 @@ from onnx_fa.derive.terms import Term
 from onnx_fa.derive.terms import known as known_by
 from onnx_fa.derive.writer import write
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.mlir.stored import operand_types
+from onnx_fa.kernels.mlir.stored import is_packed, operand_types
 from onnx_fa.kernels.plan.score import LOG2, MAX_START, IndexStep, score_plan, varies
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.block_ranges import BlockRanges, Ends
@@ -54,7 +54,8 @@ class AttentionSource(Places):
         super().__init__(spec, config, name)
         self.precision = f', input_precision="{products}"' if spec.dtype == "f32" else ""
         wide = spec.D > WIDEST_TILE and config.BM < WARPGROUP_ROWS
-        self.reloads = config.BM <= FEW or wide
+        pairs = spec.k_quant is not None and is_packed(spec.k_quant.dtype)  # every other column: no copy takes that
+        self.reloads = (config.BM <= FEW and not pairs) or wide
         """Whether queries are loaded with each block of keys."""
         plan, self.skips = score_plan(spec), skips or skipping(spec)
         self.loop = loop or loop_in(spec)
@@ -181,6 +182,9 @@ class AttentionSource(Places):
     def loops(self, first: str, full_first: str, full_end: str, end: str) -> None:
         """Blocks without masks, blocks with masks, and if some row found nothing else, the blocks that were left out."""
         t = self.t
+        k0 = t.let(f"{full_first} * {self.config.BN}")
+        for rows in (self.keys, self.values):
+            rows.begin(k0)
         t.do(f"for j in range({full_first}, {full_end}):")
         self.block("j", edge=False)
         before = t.let(f"tl.minimum({full_first}, {end}) - {first}") if full_first != first else ""
@@ -217,7 +221,9 @@ class AttentionSource(Places):
         t.indent += 1
         k0 = t.let(f"{j} * {config.BN}")
         inside = f"({k0} + on < {self.skv})" if edge and self.ragged_keys else ""
-        block = KeyBlock(k0, inside, self.rows_of(k0, inside))
+        block = KeyBlock(k0, inside, self.rows_of(k0, inside), "" if edge else t.let(f"{k0} + {config.BN}"))
+        self.keys.advance(block)
+        self.values.advance(block)
         start = t.let(f"{self.q_start} + zero * {j} * 16") if self.reloads else ""
         s = ""
         for part in self.keys.parts:
