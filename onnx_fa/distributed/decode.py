@@ -17,28 +17,36 @@ _ALIGNED = 256
 
 
 class SplitDecode:
-    """`site` is the module of `modules.decode_spec`. A call takes q (B, Sq, Hq, D), the same in every process, and this process's
-    range of the cache, k (B, Skv / N, Hkv, D) and v (B, Skv / N, Hkv, Dv); it returns the output (B, Sq, Hq, Dv) in all of them."""
+    """`site` is the module of `modules.decode_spec` for this process's range of the cache; None where that is empty. A call takes
+    q (B, Sq, Hq, D), the same in every process, and the range, k (B, S, Hkv, D) and v (B, S, Hkv, Dv), S of its own in each; it
+    returns the output (B, Sq, Hq, Dv) in all of them. It raises ValueError for keys without a module."""
 
-    def __init__(self, site: TorchModule, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, site: TorchModule | None, group: dist.ProcessGroup | None = None) -> None:
         self.site, self.group = site, group
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         parts = _Parts(q, v, self.group)
-        for own, made in zip(parts.own, self.site(q, k, v), strict=True):
-            own.copy_(made)
+        if self.site is None:
+            parts.see_no_keys(k)
+        else:
+            for own, made in zip(parts.own, self.site(q, k, v), strict=True):
+                own.copy_(made)
         return parts.exchange()
 
     def bind(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A call for a loop whose q, k and v stay where they are while their numbers change, at less than what `__call__` costs
         beside the kernel. All processes have to bind, and call, in the same order. It returns the same tensor each time. On
-        CUDA the exchange and the merge are a graph. Raises ValueError for tensors that are not contiguous."""
+        CUDA the exchange and the merge are a graph. Raises ValueError for tensors that are not contiguous, and for keys without a
+        module."""
         parts = _Parts(q, v, self.group)
-        compute = self.site.bind((q, k, v), parts.own)
+        if self.site is None:
+            parts.see_no_keys(k)
+        compute = self.site.bind((q, k, v), parts.own) if self.site else None
         finish = _captured(parts.exchange) if q.device.type == "cuda" else parts.exchange
 
         def step() -> torch.Tensor:
-            compute()
+            if compute is not None:
+                compute()
             return finish()
 
         return step
@@ -66,6 +74,13 @@ class _Parts:
             x[:, : prod(shape) * dtype.itemsize].view(dtype).view(ranks, *shape)
             for x, (shape, dtype) in zip(columns, self.kinds, strict=True)
         ]
+
+    def see_no_keys(self, k: torch.Tensor) -> None:
+        """The results of a process whose keys are none. Raises ValueError where there are some."""
+        if k.shape[1]:
+            raise ValueError(f"{k.shape[1]} keys, and no module that attends to them")
+        for x, value in zip(self.own, (0.0, -torch.inf, 0.0), strict=True):
+            x.fill_(value)
 
     def exchange(self) -> torch.Tensor:
         """The merged output of all processes."""

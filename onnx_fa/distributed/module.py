@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class TorchModule:
         except Exception as e:  # the bindings raise whatever their C++ throws
             shown = "the module" if isinstance(vmfb, bytes) else vmfb
             raise RunError(f"{shown}: cannot be loaded on {name}: {one_line(e)}") from e
-        self._list, self._view = rt.VmVariantList, rt.HalBufferView
+        self._list, self._view, self._fence = rt.VmVariantList, rt.HalBufferView, rt.HalFence
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         inputs = self._list(len(tensors))
@@ -79,15 +80,32 @@ class TorchModule:
         bytes_ = [sizes.get_variant(i) for i in range(len(sizes))]
         workspace = [torch.empty(n, dtype=torch.uint8, device=self.device) for n in bytes_]
         tensors = (*operands, *results, *workspace)
-        inputs = self._list(len(tensors))
-        for n, x in enumerate(tensors):
-            view = self._view_of(x)
-            inputs.push_ref(view if n < len(operands) else view.get_buffer())
+        views = [self._view_of(x) for x in tensors]
+        given = [*views[: len(operands)], *(view.get_buffer() for view in views[len(operands) :])]
+        calls, start, done = count(1), self._fence(0), self._device.create_semaphore(0)
 
         def call() -> None:
+            nth = next(calls)
+            inputs = self._list(len(given) + 2)
+            # The module keeps the fence of its last call: each has one of its own.
+            for x in (*given, start, self._fence.create_at(done, nth)):
+                inputs.push_ref(x)
             self._invoke(self._into, inputs, tensors)
+            self._wait(done, nth)
 
         return call
+
+    def _wait(self, done: Any, nth: int) -> None:
+        """Returns when the semaphore has reached this value. Raises RunError."""
+        try:
+            if self.device.type == "cuda":
+                # Asked again and again, as PyTorch does: a processor that sleeps meanwhile takes some 50 us to wake.
+                while done.query() < nth:
+                    pass
+            else:
+                done.wait(nth)
+        except Exception as e:  # the bindings raise whatever their C++ throws
+            raise RunError(f"the module failed: {one_line(e)}") from e
 
     def _view_of(self, x: torch.Tensor) -> Any:
         return self._device.from_dlpack_capsule(x.__dlpack__())

@@ -17,6 +17,7 @@ from onnx_fa.distributed.modules import Heads, build, decode_spec, prefill_specs
 from onnx_fa.distributed.zigzag import chunks_of, share, visit, whole  # noqa: E402
 from onnx_fa.errors import RunError  # noqa: E402
 from onnx_fa.spec.target import parse_target  # noqa: E402
+from tests.support.ring_process import EDGES  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +83,8 @@ def test_merge_of_parts_side_by_side() -> None:
 
 def test_two_processes(tmp_path: Path) -> None:
     heads, S = Heads(Hq=4, Hkv=2, D=16, Dv=16, dtype="f32"), 48
-    specs = {**prefill_specs(heads, S, 2), "decode": decode_spec(heads, 1, S // 2)}
+    lengths = EDGES[0], S - EDGES[0]
+    specs = {**prefill_specs(heads, S, 2), **{f"decode-{n}": decode_spec(heads, 1, n) for n in lengths}}
     build(specs, parse_target("cpu-host"), tmp_path)
     torch.manual_seed(0)
     q, k, v, one = (torch.randn(1, n, h, 16) for n, h in ((S, 4), (S, 2), (S, 2), (1, 4)))
@@ -95,15 +97,16 @@ def test_two_processes(tmp_path: Path) -> None:
     ]
     said = [p.communicate(timeout=120)[1] for p in started]
     assert [p.returncode for p in started] == [0, 0], said
-    shares, steps, bound = zip(*(torch.load(tmp_path / f"{r}.pt") for r in range(2)), strict=True)
+    shares, steps, behind = zip(*(torch.load(tmp_path / f"{r}.pt") for r in range(2)), strict=True)
     wide = [x.double().transpose(1, 2) for x in (q, k, v, one)]
     attention = torch.nn.functional.scaled_dot_product_attention
     want = attention(*wide[:3], is_causal=True, enable_gqa=True).transpose(1, 2)
     torch.testing.assert_close(whole(list(shares)).double(), want, rtol=1e-5, atol=2e-6)
-    want = attention(wide[3], *wide[1:3], enable_gqa=True).transpose(1, 2)
-    for step in (*steps, *bound):
-        torch.testing.assert_close(step.double(), want, rtol=1e-5, atol=2e-6)
-    module = TorchModule(tmp_path / "decode.vmfb", torch.device("cpu"))
+    for first, found in ((0, steps), (EDGES[0], behind)):
+        want = attention(wide[3], *(x[..., first:, :] for x in wide[1:3]), enable_gqa=True).transpose(1, 2)
+        for step in (x for of_process in found for x in of_process):
+            torch.testing.assert_close(step.double(), want, rtol=1e-5, atol=2e-6)
+    module = TorchModule(tmp_path / f"decode-{lengths[0]}.vmfb", torch.device("cpu"))
     with pytest.raises(RunError, match="the module failed on operands 1x3x4x16"):
         module(one.expand(1, 3, 4, 16), k, v)
     with pytest.raises(ValueError, match="must be contiguous"):
