@@ -4,6 +4,7 @@ results, which are small."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from math import prod
 
 import torch
@@ -66,6 +67,7 @@ class _Parts:
         self.gathered = torch.empty(ranks * size, dtype=torch.uint8, device=q.device)
         self.own = [x.squeeze(0) for x in self._views(self.bytes, 1)]
         self.all = self._views(self.gathered, ranks)
+        self._merge = _merge_on(q.device)
 
     def _views(self, data: torch.Tensor, ranks: int) -> list[torch.Tensor]:
         """The results that lie in the bytes of so many processes."""
@@ -85,7 +87,16 @@ class _Parts:
     def exchange(self) -> torch.Tensor:
         """The merged output of all processes."""
         dist.all_gather_into_tensor(self.gathered, self.bytes, group=self.group)
-        return merge(*self.all)
+        return self._merge(*self.all)
+
+
+def _merge_on(device: torch.device) -> Callable[..., torch.Tensor]:
+    """On CUDA as one kernel, where Triton is, which PyTorch for CUDA brings."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return merge
+    from onnx_fa.distributed.merge_kernel import merge_at_once
+
+    return merge_at_once
 
 
 def _bytes_of(kind: tuple[tuple[int, ...], torch.dtype]) -> int:
@@ -95,7 +106,7 @@ def _bytes_of(kind: tuple[tuple[int, ...], torch.dtype]) -> int:
 
 
 def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A CUDA graph of `work`, whose dozen small kernels take longer to start one by one than to run."""
+    """A CUDA graph of `work`, whose kernels take longer to start one by one than to run."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onnx_fa.distributed.merge import Partial, add, merge  # noqa: E402
-from onnx_fa.distributed.module import TorchModule  # noqa: E402
+from onnx_fa.distributed.module import TorchModule, share_processor  # noqa: E402
 from onnx_fa.distributed.modules import Heads, build, decode_spec, prefill_specs  # noqa: E402
 from onnx_fa.distributed.zigzag import chunks_of, share, visit, whole  # noqa: E402
 from onnx_fa.errors import RunError  # noqa: E402
@@ -79,6 +80,18 @@ def test_merge_of_parts_side_by_side() -> None:
     made = merge(*(torch.stack([getattr(p, name) for p in parts]) for name in ("out", "top", "total")))
     torch.testing.assert_close(made.double(), want.out, rtol=1e-5, atol=1e-6)
     assert torch.equal(made[1, 3, 2], torch.zeros(4))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_merge_by_a_kernel() -> None:
+    command = [sys.executable, "-m", "tests.support.merge_interpreter"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_processor_to_share() -> None:
+    with pytest.raises(RunError, match="local-task: no thread that starts its work is known"):
+        share_processor(torch.device("cpu"), 0)
 
 
 def test_two_processes(tmp_path: Path) -> None:
