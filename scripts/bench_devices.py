@@ -67,7 +67,7 @@ def run(folder: Path, output: Path, ranks: int, only: list[str], shared: bool) -
 class Bench:
     """What one process measures."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, shared: bool = False) -> None:
+    def __init__(self, folder: Path, rank: int, ranks: int) -> None:
         import torch
         import torch.distributed as dist
 
@@ -77,12 +77,16 @@ class Bench:
         dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=self.device)
         dist.all_reduce(torch.ones(1, device=self.device))
         self.rows: list[list[Any]] = []
-        self.shared = shared
-        if shared:
-            from onnx_fa.distributed.module import share_processor
+        self.shared = False
 
-            own = sorted(os.sched_getaffinity(0))
-            share_processor(self.device, own[len(own) // ranks * rank])
+    def share(self) -> None:
+        """From now on the thread that calls shares a processor with the one of IREE's that starts work."""
+        from onnx_fa.distributed.module import share_processor
+
+        own = sorted(os.sched_getaffinity(0))
+        first = len(own) // self.ranks * self.rank
+        share_processor(self.device, own[first + 2], own[first + 3])
+        self.shared = True
 
     def chunk(self, name: str, n: int, size: int, heads: int = H) -> Any:
         """The n-th chunk (1, size, heads, D) of an operand, the same in every process."""
@@ -101,6 +105,7 @@ class Bench:
         from onnx_fa.distributed.module import release_memory
 
         out, times = None, []
+        what += ", a processor shared" if self.shared else ""
         torch.cuda.empty_cache()
         release_memory(self.device)
         for i in range(samples + 1):
@@ -300,21 +305,25 @@ class Bench:
             error = float((have.double() - want.double()).norm() / want.double().norm())
             if not error <= TOLERANCE:
                 raise SystemExit(f"{case}: wrong results of call {n} of a bound step, error {error}")
+        print(f"{case:12} process {self.rank}: all calls of a bound step are right", flush=True)
 
     def bound(self, what: str, case: str, call: Callable[[], Any], *, alone: bool = False) -> Any:
         """Times a bound call: after a barrier, and in a row. Returns its result."""
-        words = f"{what}, bound{', a processor shared' if self.shared else ''}"
-        self.time(words, case, SAMPLES["decode"], call, alone=alone)
-        return self.time(f"{words}, in a row", case, SAMPLES["in a row"], call, alone=alone, calls=CALLS)
+        self.time(f"{what}, bound", case, SAMPLES["decode"], call, alone=alone)
+        return self.time(f"{what}, bound, in a row", case, SAMPLES["in a row"], call, alone=alone, calls=CALLS)
 
 
 def process(folder: Path, output: Path, rank: int, ranks: int, only: list[str], shared: bool) -> None:
-    bench = Bench(folder, rank, ranks, shared)
+    bench = Bench(folder, rank, ranks)
     card = bench.torch.cuda.get_device_name(0)
     try:
         bench.link()
         for name in only or [f"decode-{n}" for n in LENGTHS] + list(LENGTHS):
             (bench.decode if name.startswith("decode-") else bench.prefill)(name.removeprefix("decode-"))
+        if shared:
+            bench.share()
+            for name in LENGTHS:
+                bench.decode(name)
     finally:
         if rank == 0:
             with output.open("w", newline="") as file:
@@ -332,7 +341,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rank", type=int, default=0, help="of `process`, which `run` starts")
     parser.add_argument("--only", nargs="*", default=[], help="these cases: 64k, decode-1M, ...")
-    parser.add_argument("--shared", action="store_true", help="the thread that calls and IREE's share a processor")
+    parser.add_argument("--shared", action="store_true", help="decoding again, with a processor for two threads")
     args = parser.parse_args()
     if args.action == "build":
         build(args.folder, args.ranks, args.only)

@@ -43,7 +43,7 @@ class SplitDecode:
         if self.site is None:
             parts.see_no_keys(k)
         compute = self.site.bind((q, k, v), parts.own) if self.site else None
-        finish = _captured(parts.exchange) if q.device.type == "cuda" else parts.exchange
+        finish = Graph(parts.exchange) if q.device.type == "cuda" else parts.exchange
 
         def step() -> torch.Tensor:
             if compute is not None:
@@ -105,21 +105,25 @@ def _bytes_of(kind: tuple[tuple[int, ...], torch.dtype]) -> int:
     return -(-prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
-def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A CUDA graph of `work`, whose kernels take longer to start one by one than to run."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()  # what libraries set up the first time must not be captured
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, such as NCCL's watch, go on calling CUDA.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        made = work()
+class Graph:
+    """A CUDA graph of `work`, whose kernels take longer to start one by one than to run. A call returns the same tensor each time.
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return made
+    It keeps `work`: what that writes to besides its result is memory outside the graph, which torch would give to others.
+    """
 
-    return replay
+    def __init__(self, work: Callable[[], torch.Tensor]) -> None:
+        self.work = work
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()  # what libraries set up the first time must not be captured
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads, such as NCCL's watch, go on calling CUDA.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._made = work()
+
+    def __call__(self) -> torch.Tensor:
+        self._graph.replay()
+        return self._made

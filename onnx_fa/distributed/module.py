@@ -27,11 +27,11 @@ def _name(device: torch.device) -> str:
 
 @dataclass
 class _Device:
-    """A device of IREE's runtime. `starter` is the thread that starts its work, where that is another one; `shares` says whether
-    callers share a processor with it."""
+    """A device of IREE's runtime. `threads` are, on CUDA, the one that starts its work and the one that waits for its end; `shares`
+    says whether callers share a processor with the first."""
 
     handle: Any
-    starter: int | None
+    threads: tuple[int, ...]
     shares: bool = False
 
 
@@ -45,8 +45,8 @@ def _open(name: str) -> _Device:
         rt.flags.parse_flags("--cuda_async_allocations=false")
     before = _threads()
     handle = rt.get_driver(name).create_device_by_uri(name, allocators=["caching"])
-    new = sorted(_threads() - before)  # of CUDA the first starts work, the next waits for its end
-    return _Device(handle, new[0] if new and name.startswith("cuda") else None)
+    new = sorted(_threads() - before)[:2]  # in the order in which it makes them
+    return _Device(handle, tuple(new) if name.startswith("cuda") else ())
 
 
 def _threads() -> set[int]:
@@ -60,18 +60,18 @@ def release_memory(device: torch.device) -> None:
     _open(_name(device)).handle.allocator.trim()
 
 
-def share_processor(device: torch.device, cpu: int) -> None:
+def share_processor(device: torch.device, cpu: int, other: int) -> None:
     """Keeps this thread, which calls modules, and the one of IREE's that starts their work on the GPU on processor `cpu`: neither
-    then waits for another processor to wake, which takes some 50 us on a virtual machine. For a process that has this processor of
-    `os.sched_getaffinity(0)` to itself. Raises RunError where that cannot be."""
+    then waits for another processor to wake, which takes some 50 us on a virtual machine. The thread that waits for the GPU is kept
+    on `other`. For a process that has these two of `os.sched_getaffinity(0)` to itself. Raises RunError where that cannot be."""
     opened = _open(_name(device))
-    if opened.starter is None:
-        raise RunError(f"{_name(device)}: no thread that starts its work is known, to share a processor with")
+    if len(opened.threads) < 2:
+        raise RunError(f"{_name(device)}: no threads that start its work and wait for it are known")
     try:
-        for thread in (0, opened.starter):
-            os.sched_setaffinity(thread, {cpu})
+        for thread, own in zip((0, *opened.threads), (cpu, cpu, other), strict=True):
+            os.sched_setaffinity(thread, {own})
     except (OSError, ValueError) as e:
-        raise RunError(f"processor {cpu}: {one_line(e)}") from e
+        raise RunError(f"processors {cpu} and {other}: {one_line(e)}") from e
     opened.shares = True
 
 

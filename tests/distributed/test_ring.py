@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from onnx_fa.distributed.decode import Graph  # noqa: E402
 from onnx_fa.distributed.merge import Partial, add, merge  # noqa: E402
 from onnx_fa.distributed.module import TorchModule, share_processor  # noqa: E402
 from onnx_fa.distributed.modules import Heads, build, decode_spec, prefill_specs  # noqa: E402
@@ -90,8 +93,34 @@ def test_merge_by_a_kernel() -> None:
 
 
 def test_no_processor_to_share() -> None:
-    with pytest.raises(RunError, match="local-task: no thread that starts its work is known"):
-        share_processor(torch.device("cpu"), 0)
+    with pytest.raises(RunError, match="local-task: no threads that start its work and wait for it are known"):
+        share_processor(torch.device("cpu"), 0, 1)
+
+
+def test_a_graph_keeps_what_it_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that torch gives to others, were it free."""
+
+    class Nothing(contextlib.AbstractContextManager[None]):
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+        def wait_stream(self, _: object) -> None: ...
+        def replay(self) -> None: ...
+
+    for name in ("Stream", "stream", "current_stream", "synchronize", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, Nothing)
+
+    class Exchange:
+        def __init__(self) -> None:
+            self.gathered = torch.zeros(2)
+
+        def exchange(self) -> torch.Tensor:
+            return self.gathered.add_(1).sum(0)
+
+    parts = Exchange()
+    gone = weakref.ref(parts.gathered)
+    finish = Graph(parts.exchange)
+    del parts
+    assert finish() == 4 and gone() is not None
 
 
 def test_two_processes(tmp_path: Path) -> None:
