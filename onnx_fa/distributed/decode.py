@@ -36,9 +36,9 @@ class SplitDecode:
 
     def bind(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A call for a loop whose q, k and v stay where they are while their numbers change, at less than what `__call__` costs
-        beside the kernel. All processes have to bind, and call, in the same order. It returns the same tensor each time. On
-        CUDA the exchange and the merge are a graph. Raises ValueError for tensors that are not contiguous, and for keys without a
-        module."""
+        beside the kernel. All processes have to bind, and call, in the same order. It returns the same tensor each time, on CUDA
+        in the order of torch's current stream, where the exchange and the merge are a graph. Raises ValueError for tensors that
+        are not contiguous, and for keys without a module."""
         parts = _Parts(q, v, self.group)
         if self.site is None:
             parts.see_no_keys(k)
