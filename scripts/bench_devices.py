@@ -5,8 +5,9 @@ PyTorch's context parallelism.
     python scripts/bench_devices.py run DIR -o FILE.csv     # where the GPUs are: torch, iree-base-runtime and onnx_fa/
 
 8 K/V heads of 128 in f16; 8 query heads in prefill, 32 in decoding. Every sample is the wall time of a call on the slowest process,
-in ms, from a barrier on; `used_gb` is what a device holds after a call, with operands and result (all of it: CUDA's context and
-NCCL's buffers too). Every result is held against float64 on some rows.
+in ms, from a barrier on; of what is "in a row" a sample is a call's part of 30 after a barrier. `used_gb` is what a device holds
+after a call, with operands and result (all of it: CUDA's context and NCCL's buffers too). Every result is held against float64 on
+some rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from typing import Any
 
 H, HQ_DECODE, D = 8, 32, 128
 LENGTHS = {"64k": 1 << 16, "256k": 1 << 18, "1M": 1 << 20}
-SAMPLES = {"64k": 9, "256k": 5, "1M": 2, "decode": 30}
+SAMPLES = {"64k": 9, "256k": 5, "1M": 2, "decode": 30, "in a row": 10}
+CALLS = 30
+"""Of a sample of calls in a row."""
 CHECKED_ROWS = 8
 TOLERANCE = 2e-3
 """Relative norm error of f16 results, as the package's own checks allow."""
@@ -49,13 +52,14 @@ def build(folder: Path, ranks: int, only: list[str]) -> None:
         print(name, kernel.body, kernel.config, kernel.tuning)
 
 
-def run(folder: Path, output: Path, ranks: int, only: list[str]) -> int:
+def run(folder: Path, output: Path, ranks: int, only: list[str], shared: bool) -> int:
     """Starts a process for each GPU."""
     started = []
     for rank in range(ranks):
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
         command = [sys.executable, __file__, "process", str(folder), "-o", str(output), "--ranks", str(ranks)]
         command += ["--only", *only] if only else []
+        command += ["--shared"] if shared else []
         started.append(subprocess.Popen([*command, "--rank", str(rank)], env=env))
     return max(abs(p.wait()) for p in started)
 
@@ -73,6 +77,16 @@ class Bench:
         dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=self.device)
         dist.all_reduce(torch.ones(1, device=self.device))
         self.rows: list[list[Any]] = []
+        self.shared = False
+
+    def share(self) -> None:
+        """From now on the thread that calls shares a processor with the one of IREE's that starts work."""
+        from onnx_fa.distributed.module import share_processor
+
+        own = sorted(os.sched_getaffinity(0))
+        first = len(own) // self.ranks * self.rank
+        share_processor(self.device, own[first + 2], own[first + 3])
+        self.shared = True
 
     def chunk(self, name: str, n: int, size: int, heads: int = H) -> Any:
         """The n-th chunk (1, size, heads, D) of an operand, the same in every process."""
@@ -83,12 +97,15 @@ class Bench:
         size = S // (2 * self.ranks)
         return [self.torch.cat([self.chunk(x, c, size) for c in chunks], 1) for x in names]
 
-    def time(self, what: str, case: str, samples: int, call: Callable[[], Any], *, alone: bool = False) -> Any:
-        """Times a call, of all processes or of the first alone. Returns its result."""
+    def time(
+        self, what: str, case: str, samples: int, call: Callable[[], Any], *, alone: bool = False, calls: int = 1
+    ) -> Any:
+        """Times a call, or one of several in a row, of all processes or of the first alone. Returns its result."""
         torch, dist = self.torch, self.dist
         from onnx_fa.distributed.module import release_memory
 
         out, times = None, []
+        what += ", a processor shared" if self.shared else ""
         torch.cuda.empty_cache()
         release_memory(self.device)
         for i in range(samples + 1):
@@ -96,9 +113,10 @@ class Bench:
             torch.cuda.synchronize()
             start = time.perf_counter()
             if not alone or self.rank == 0:
-                out = call()
+                for _ in range(calls):
+                    out = call()
                 torch.cuda.synchronize()
-            took = torch.tensor([time.perf_counter() - start], device=self.device)
+            took = torch.tensor([(time.perf_counter() - start) / calls], device=self.device)
             if not alone:
                 dist.all_reduce(took, dist.ReduceOp.MAX)
             if i:  # the first call is a warm-up
@@ -113,10 +131,12 @@ class Bench:
             self.rows += [[case, what, 1 if alone else self.ranks, f"{t:.4f}", f"{float(used):.2f}"] for t in times]
         return out
 
-    def attempt(self, what: str, case: str, samples: int, call: Callable[[], Any], *, alone: bool = False) -> Any:
+    def attempt(
+        self, what: str, case: str, samples: int, call: Callable[[], Any], *, alone: bool = False, calls: int = 1
+    ) -> Any:
         """As `time`, for a contestant that may refuse."""
         try:
-            return self.time(what, case, samples, call, alone=alone)
+            return self.time(what, case, samples, call, alone=alone, calls=calls)
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as e:
             if self.rank == 0:
                 print(f"{case:12} {what:36} refused: {str(e)[:200]}", flush=True)
@@ -243,15 +263,16 @@ class Bench:
         k, v = self.operands(S, [2 * self.rank, 2 * self.rank + 1], "kv")
         out = self.time("onnx_fa, cache in parts", case, SAMPLES["decode"], partial(step, one, k, v))
         self.time("onnx_fa, a part alone", case, SAMPLES["decode"], partial(part, one, k, v))
-        bound = self.time("onnx_fa, cache in parts, bound", case, SAMPLES["decode"], step.bind(one, k, v)).clone()
+        self.follow(case, step, one, k, v)
+        bound = self.bound("onnx_fa, cache in parts", case, step.bind(one, k, v)).clone()
         results = part(one, k, v)
-        self.time("onnx_fa, a part alone, bound", case, SAMPLES["decode"], part.bind((one, k, v), results))
+        self.bound("onnx_fa, a part alone", case, part.bind((one, k, v), results))
         del k, v, results
         k, v = self.operands(S, list(range(2 * self.ranks)), "kv")
         whole = TorchModule(self.folder / f"decode-{name}-one.vmfb", self.device)
         single = self.time("onnx_fa, one device", case, SAMPLES["decode"], partial(whole, one, k, v), alone=True)
         made = [self.torch.empty_like(one)]
-        self.time("onnx_fa, one device, bound", case, SAMPLES["decode"], whole.bind((one, k, v), made), alone=True)
+        self.bound("onnx_fa, one device", case, whole.bind((one, k, v), made), alone=True)
         groups = one[0, 0].view(H, HQ_DECODE // H, D).double()
         s = torch.matmul(groups, k[0].permute(1, 2, 0).double()) * D**-0.5
         want = torch.matmul(torch.softmax(s, -1), v[0].transpose(0, 1).double()).view(1, 1, HQ_DECODE, D)
@@ -267,16 +288,42 @@ class Bench:
         del s, want
         attention = torch.nn.functional.scaled_dot_product_attention
         what = "torch SDPA, one device"
-        self.attempt(what, case, 10, partial(attention, q, k, v, enable_gqa=True), alone=True)
+        call = partial(attention, q, k, v, enable_gqa=True)
+        self.attempt(what, case, 10, call, alone=True)
+        self.attempt(f"{what}, in a row", case, SAMPLES["in a row"], call, alone=True, calls=CALLS)
+
+    def follow(self, case: str, step: Any, one: Any, k: Any, v: Any) -> None:
+        """Holds each call of a bound step, from the first on, each with another query, against one that is not bound."""
+        q = self.torch.zeros_like(one)
+        bound = step.bind(q, k, v)
+        for n in range(8):
+            new = one * (0.5 - n)
+            # Work that is not done yet when the call is made, before the query changes.
+            self.torch.cuda._sleep(1_000_000 * (n % 2))
+            q.copy_(new)
+            have, want = bound().clone(), step(new, k, v)
+            error = float((have.double() - want.double()).norm() / want.double().norm())
+            if not error <= TOLERANCE:
+                raise SystemExit(f"{case}: wrong results of call {n} of a bound step, error {error}")
+        print(f"{case:12} process {self.rank}: all calls of a bound step are right", flush=True)
+
+    def bound(self, what: str, case: str, call: Callable[[], Any], *, alone: bool = False) -> Any:
+        """Times a bound call: after a barrier, and in a row. Returns its result."""
+        self.time(f"{what}, bound", case, SAMPLES["decode"], call, alone=alone)
+        return self.time(f"{what}, bound, in a row", case, SAMPLES["in a row"], call, alone=alone, calls=CALLS)
 
 
-def process(folder: Path, output: Path, rank: int, ranks: int, only: list[str]) -> None:
+def process(folder: Path, output: Path, rank: int, ranks: int, only: list[str], shared: bool) -> None:
     bench = Bench(folder, rank, ranks)
     card = bench.torch.cuda.get_device_name(0)
     try:
         bench.link()
         for name in only or [f"decode-{n}" for n in LENGTHS] + list(LENGTHS):
             (bench.decode if name.startswith("decode-") else bench.prefill)(name.removeprefix("decode-"))
+        if shared:
+            bench.share()
+            for name in LENGTHS:
+                bench.decode(name)
     finally:
         if rank == 0:
             with output.open("w", newline="") as file:
@@ -294,13 +341,14 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rank", type=int, default=0, help="of `process`, which `run` starts")
     parser.add_argument("--only", nargs="*", default=[], help="these cases: 64k, decode-1M, ...")
+    parser.add_argument("--shared", action="store_true", help="decoding again, with a processor for two threads")
     args = parser.parse_args()
     if args.action == "build":
         build(args.folder, args.ranks, args.only)
     elif args.action == "process":
-        process(args.folder, args.output, args.rank, args.ranks, args.only)
+        process(args.folder, args.output, args.rank, args.ranks, args.only, args.shared)
     else:
-        return run(args.folder, args.output, args.ranks, args.only)
+        return run(args.folder, args.output, args.ranks, args.only, args.shared)
     return 0
 
 

@@ -18,7 +18,7 @@ H, HKV, D, BYTES = 8, 8, 128, 2
 LENGTHS = {"64k": 1 << 16, "256k": 1 << 18, "1M": 1 << 20, "16M": 1 << 24}
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 _PREFILL = {1: "onnx_fa, one device", 2: "onnx_fa, ring of K and V"}
-_DECODE = {1: "onnx_fa, one device, bound", 2: "onnx_fa, cache in parts, bound"}
+_DECODE = {1: "onnx_fa, one device, bound, in a row", 2: "onnx_fa, cache in parts, bound, in a row"}
 """What was measured on so many devices."""
 
 
@@ -55,7 +55,7 @@ def cache_bytes(S: int) -> float:
 
 def rates_of(times: dict[tuple[str, str], float]) -> Rates:
     """The rates behind the measurements on two devices. The longest sequence counts: clocks fall under a load of seconds."""
-    part = "onnx_fa, a part alone, bound"
+    part = "onnx_fa, a part alone, bound, in a row"
     short, long = times["decode-64k", part], times["decode-1M", part]
     cache = (cache_bytes(LENGTHS["1M"]) - cache_bytes(LENGTHS["64k"])) / 2 / (long - short)
     call = long - cache_bytes(LENGTHS["1M"]) / 2 / cache

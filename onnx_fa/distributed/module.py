@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from onnx_fa.distributed.order import behind_torch
 from onnx_fa.errors import RunError, one_line
 from onnx_fa.iree.alone import FUNCTION, INTO, WORKSPACE
 from onnx_fa.iree.drivers import runtime
@@ -21,20 +25,54 @@ def _name(device: torch.device) -> str:
     return "local-task" if device.type == "cpu" else f"{device.type}://{device.index or 0}"
 
 
+@dataclass
+class _Device:
+    """A device of IREE's runtime. `threads` are, on CUDA, the one that starts its work and the one that waits for its end; `shares`
+    says whether callers share a processor with the first."""
+
+    handle: Any
+    threads: tuple[int, ...]
+    shares: bool = False
+
+
 @cache
-def _open(name: str) -> Any:
-    """A device of IREE's runtime, which all modules share. It keeps what is freed for the next call: CUDA takes longer to give a
-    large buffer than small kernels take to fill it."""
+def _open(name: str) -> _Device:
+    """The device, which all modules share. It keeps what is freed for the next call: CUDA takes longer to give a large buffer than
+    small kernels take to fill it."""
     rt = runtime()
     if name.startswith("cuda"):
         # What is allocated in the order of a stream cannot be given away as DLPack.
         rt.flags.parse_flags("--cuda_async_allocations=false")
-    return rt.get_driver(name).create_device_by_uri(name, allocators=["caching"])
+    before = _threads()
+    handle = rt.get_driver(name).create_device_by_uri(name, allocators=["caching"])
+    new = sorted(_threads() - before)[:2]  # in the order in which it makes them
+    return _Device(handle, tuple(new) if name.startswith("cuda") else ())
+
+
+def _threads() -> set[int]:
+    """Those of this process; none where there is no telling."""
+    here = Path("/proc/self/task")
+    return {int(t.name) for t in here.iterdir()} if here.is_dir() else set()
 
 
 def release_memory(device: torch.device) -> None:
     """Gives back what modules on the device keep for their next calls."""
-    _open(_name(device)).allocator.trim()
+    _open(_name(device)).handle.allocator.trim()
+
+
+def share_processor(device: torch.device, cpu: int, other: int) -> None:
+    """Keeps this thread, which calls modules, and the one of IREE's that starts their work on the GPU on processor `cpu`: neither
+    then waits for another processor to wake, which takes some 50 us on a virtual machine. The thread that waits for the GPU is kept
+    on `other`. For a process that has these two of `os.sched_getaffinity(0)` to itself. Raises RunError where that cannot be."""
+    opened = _open(_name(device))
+    if len(opened.threads) < 2:
+        raise RunError(f"{_name(device)}: no threads that start its work and wait for it are known")
+    try:
+        for thread, own in zip((0, *opened.threads), (cpu, cpu, other), strict=True):
+            os.sched_setaffinity(thread, {own})
+    except (OSError, ValueError) as e:
+        raise RunError(f"processors {cpu} and {other}: {one_line(e)}") from e
+    opened.shares = True
 
 
 class TorchModule:
@@ -45,7 +83,8 @@ class TorchModule:
         rt, name = runtime(), _name(device)
         self.device = device
         try:
-            self._device = _open(name)
+            self._opened = _open(name)
+            self._device = self._opened.handle
             instance = rt.VmInstance()
             hal = rt.create_hal_module(instance, self._device)
             data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
@@ -55,7 +94,7 @@ class TorchModule:
         except Exception as e:  # the bindings raise whatever their C++ throws
             shown = "the module" if isinstance(vmfb, bytes) else vmfb
             raise RunError(f"{shown}: cannot be loaded on {name}: {one_line(e)}") from e
-        self._list, self._view = rt.VmVariantList, rt.HalBufferView
+        self._list, self._view, self._fence = rt.VmVariantList, rt.HalBufferView, rt.HalFence
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         inputs = self._list(len(tensors))
@@ -79,24 +118,48 @@ class TorchModule:
         bytes_ = [sizes.get_variant(i) for i in range(len(sizes))]
         workspace = [torch.empty(n, dtype=torch.uint8, device=self.device) for n in bytes_]
         tensors = (*operands, *results, *workspace)
-        inputs = self._list(len(tensors))
-        for n, x in enumerate(tensors):
-            view = self._view_of(x)
-            inputs.push_ref(view if n < len(operands) else view.get_buffer())
+        views = [self._view_of(x) for x in tensors]
+        given = [*views[: len(operands)], *(view.get_buffer() for view in views[len(operands) :])]
+        calls, start, done = count(1), self._fence(0), self._device.create_semaphore(0)
+        order = behind_torch(self.device) if self.device.type == "cuda" else None
 
         def call() -> None:
-            self._invoke(self._into, inputs, tensors)
+            if order is not None:
+                order()
+            nth = next(calls)
+            inputs = self._list(len(given) + 2)
+            # The module keeps the fence of its last call: each has one of its own.
+            for x in (*given, start, self._fence.create_at(done, nth)):
+                inputs.push_ref(x)
+            self._start(self._into, inputs, tensors)
+            self._wait(done, nth)
 
         return call
+
+    def _wait(self, done: Any, nth: int) -> None:
+        """Returns when the semaphore has reached this value. Raises RunError."""
+        try:
+            if self.device.type == "cuda":
+                # Asked again and again, as PyTorch does: a processor that sleeps meanwhile takes some 50 us to wake.
+                while done.query() < nth:
+                    if self._opened.shares:
+                        os.sched_yield()
+            else:
+                done.wait(nth)
+        except Exception as e:  # the bindings raise whatever their C++ throws
+            raise RunError(f"the module failed: {one_line(e)}") from e
 
     def _view_of(self, x: torch.Tensor) -> Any:
         return self._device.from_dlpack_capsule(x.__dlpack__())
 
     def _invoke(self, function: Any, inputs: Any, tensors: Sequence[torch.Tensor]) -> Any:
-        """The list of results; `tensors` are what `inputs` are of, for a message. Raises RunError."""
-        outputs = self._list(4)
+        """The list of results, which are there; `tensors` are what `inputs` are of, for a message. Raises RunError."""
         if self.device.type == "cuda":  # the module has streams of its own; those of exchanges go on
             torch.cuda.current_stream(self.device).synchronize()
+        return self._start(function, inputs, tensors)
+
+    def _start(self, function: Any, inputs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        outputs = self._list(4)
         try:
             self._context.invoke(function, inputs, outputs)
         except Exception as e:  # the bindings raise whatever their C++ throws

@@ -17,11 +17,14 @@ from onnx_fa.spec.target import Target
 FUNCTION = "site"
 """The function that the module exports: the spec's operands to its output."""
 INTO = "site_into"
-"""One that takes the buffers of its results after the operands, then those of workspaces, and writes there."""
+"""One that takes the buffers of its results after the operands, then those of workspaces, and writes there. Two fences follow: it
+begins when the first is reached, returns at once, and the second is reached when the results are there."""
 WORKSPACE = "site_workspace"
 """One without operands: the bytes of each workspace."""
 TIMEOUT_S = 120.0
 """A kernel that compiles at all takes seconds."""
+_ASYNC = 'attributes {iree.abi.model = "coarse-fences"} '
+"""Of a function to which IREE adds the two fences."""
 
 
 class SiteKernel(Protocol):
@@ -62,7 +65,7 @@ def _into_of(kernel: SiteKernel) -> Into | None:
 
 def entry_text(kernel: SiteKernel, function: str, into: bool = False) -> str:
     """A public function that calls a kernel. 4-bit integers come to it two to a byte. With `into` it takes the buffers of its
-    results and workspaces, too."""
+    results and workspaces, too, and fences."""
     spec, t = kernel.spec, Text()
     shapes, dtypes = spec.operand_shapes, spec.operand_dtypes
     types = [tensor_type(s, element_type(d)) for s, d in zip(shapes, dtypes, strict=True)]
@@ -87,8 +90,10 @@ def entry_text(kernel: SiteKernel, function: str, into: bool = False) -> str:
     elif into:
         params += [f"%b{n}: !hal.buffer {{iree.abi.output = {n} : index}}" for n in range(len(results))]
     made = t.several(f"util.call @{callee}({', '.join(values)}) : ({', '.join(types)}) -> ({outs})", len(spec.results))
-    body = "\n".join([*t.render(), f"return {', '.join(made)} : {outs}"])
-    return f"\nfunc.func @{function}({', '.join(params)}) -> ({outs}) {{\n{body}\n}}\n"
+    # What IREE makes of a func.func loses the attribute.
+    head, end, attributes = ("util.func public", "util.return", _ASYNC) if into else ("func.func", "return", "")
+    body = "\n".join([*t.render(), f"{end} {', '.join(made)} : {outs}"])
+    return f"\n{head} @{function}({', '.join(params)}) -> ({outs}) {attributes}{{\n{body}\n}}\n"
 
 
 def compile_alone(

@@ -22,7 +22,8 @@ LATER = "run again when there is one, and what is done is taken over"
 
 
 class Crew:
-    """`steps` has how many steps each worker takes at a time, by address, `timing` the workers for timing alone.
+    """`steps` has how many steps each worker takes at a time, by address, `timing` the workers for timing alone, `refused` those
+    that get nothing.
 
     `say` is told of a worker that is refused, once.
     """
@@ -33,7 +34,7 @@ class Crew:
         self.facts: dict[str, Facts] = {}
         self.steps: dict[str, int] = {}
         self.timing: dict[str, int] = {}
-        self._refused: set[str] = set()
+        self.refused: set[str] = set()
         self._cpu = ""
         with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
             path = Path(folder) / "probe"
@@ -47,7 +48,7 @@ class Crew:
             for address in crew.keys() - known.keys():
                 del crew[address]
         # One that was gone may be back under its address, restarted on a port that its owner fixed.
-        if new := sorted(known.keys() - self.steps.keys() - self.timing.keys() - self._refused):
+        if new := sorted(known.keys() - self.steps.keys() - self.timing.keys() - self.refused):
             said: dict[str, Any] = self._client.run(
                 facts_here, self._target, self._store.url, self._probe, workers=new, on_error="return"
             )
@@ -67,9 +68,9 @@ class Crew:
 
     def refuse(self, address: str, why: str) -> None:
         """Gives that worker nothing any more."""
-        if address not in self._refused:
+        if address not in self.refused:
             self._say(f"{address}: refused: {why}")
-        self._refused.add(address)
+        self.refused.add(address)
         self.steps.pop(address, None)
         self.timing.pop(address, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnx_fa.errors import RunError, one_line
 from onnx_fa.zoo.crew import LATER, QUIET, Crew
 from onnx_fa.zoo.entry_run import EntryRun, Job
-from onnx_fa.zoo.remote_entry import RemoteEntry
+from onnx_fa.zoo.remote_entry import RemoteEntry, all_before
 from onnx_fa.zoo.remote_step import run_job
 from onnx_fa.zoo.run import Advance
 from onnx_fa.zoo.stages import ALL_STEPS, NEEDS, RUNNING, USES
@@ -37,11 +38,11 @@ Json = dict[str, Any]
 
 @dataclass
 class _Flight:
-    """A step on a worker: one of `workers`, for Dask decides."""
+    """A step on a worker, and how many workers have died of it."""
 
     number: int
     job: Job
-    workers: frozenset[str]
+    worker: str
     deaths: int
 
 
@@ -65,6 +66,8 @@ class Flow:
         self._flying: dict[str, tuple[Future[Any], _Flight]] = {}
         self._landed: SimpleQueue[Future[Any]] = SimpleQueue()
         self._stuck_since: float | None = None
+        self._kept: dict[tuple[int, str], set[str]] = {}
+        """By entry and machine, the steps whose files that machine keeps, for they ran there or what they left was fetched."""
 
     def run(self) -> None:
         """All steps of all entries. Raises RunError where the scheduler is gone, or no worker is left, and StoreError."""
@@ -115,18 +118,30 @@ class Flow:
         return list(workers) if flying.count(timing) < sum(workers.values()) else []
 
     def _submit(self, number: int, job: Job, workers: list[str], deaths: int) -> None:
-        able = self._crew.able(workers) if job.step in RUNNING else workers
+        worker = self._nearest(number, job, self._crew.able(workers) if job.step in RUNNING else workers)
         future = self._client.submit(
             run_job,
             self._entries[number].prepare(job, self._crew.code),
             key=f"{job.step}-{uuid.uuid4().hex}",
-            workers=able,
+            workers=[worker],
             resources={QUIET: 1} if job.step in TIMING and not self._alone else None,
             retries=RETRIES,
             pure=False,
         )
-        self._flying[str(future.key)] = future, _Flight(number, job, frozenset(able), deaths)
+        self._flying[str(future.key)] = future, _Flight(number, job, worker, deaths)
         future.add_done_callback(self._landed.put)
+
+    def _nearest(self, number: int, job: Job, workers: list[str]) -> str:
+        """The worker for a step: one that is free, on the machine that keeps most of what the step reads, and there the idlest."""
+        taken = Counter(flight.worker for _, flight in self._flying.values())
+        room = self._crew.steps | self._crew.timing
+        reads = all_before(job.before)
+
+        def rank(worker: str) -> tuple[bool, int, float]:
+            kept = self._kept.get((number, self._crew.facts[worker].host), set())
+            return taken[worker] >= room[worker], -len(kept.intersection(reads)), taken[worker] / room[worker]
+
+        return min(workers, key=rank)
 
     def _land(self, future: Future[Any]) -> None:
         if str(future.key) not in self._flying:
@@ -147,28 +162,36 @@ class Flow:
     def _answer(self, flight: _Flight, answer: Json) -> None:
         if why := answer.get("refused"):
             self._crew.refuse(answer["worker"], why)
-            heapq.heappush(self._ready[flight.job.step in TIMING], (flight.number, ALL_STEPS.index(flight.job.step)))
+            self._requeue(flight)
             return
+        if not answer["taken"]:
+            here = self._kept.setdefault((flight.number, self._crew.facts[flight.worker].host), set())
+            here |= {flight.job.step, *all_before(flight.job.before)}
         self._entries[flight.number].keep(flight.job, answer["record"], answer["log"])
         self._done(flight.number, flight.job.step, taken=answer["taken"])
 
     def _recall(self) -> None:
-        """Dask keeps a step whose workers are all gone for when one of them is back, which none will be under its address."""
+        """Dask keeps a step whose worker is gone for when it is back, which it will not be under its address."""
         for key, (future, flight) in list(self._flying.items()):
             timing = flight.job.step in TIMING and not self._alone
             here = self._crew.timing if timing else self._crew.steps
-            if here and not flight.workers & here.keys():
+            if here and flight.worker not in here:
                 del self._flying[key]
                 future.cancel()
                 self._again(flight)
 
     def _again(self, flight: _Flight) -> None:
         timing = flight.job.step in TIMING and not self._alone
-        workers = list(self._crew.timing if timing else self._crew.steps)
-        if flight.deaths == DEATHS:
+        deaths = flight.deaths + (flight.worker not in self._crew.refused)
+        if deaths > DEATHS:
             self._fail(flight, f"each of {DEATHS + 1} workers died of it")
+        elif workers := list(self._crew.timing if timing else self._crew.steps):
+            self._submit(flight.number, flight.job, workers, deaths)
         else:
-            self._submit(flight.number, flight.job, workers, flight.deaths + 1)
+            self._requeue(flight)
+
+    def _requeue(self, flight: _Flight) -> None:
+        heapq.heappush(self._ready[flight.job.step in TIMING], (flight.number, ALL_STEPS.index(flight.job.step)))
 
     def _fail(self, flight: _Flight, why: str) -> None:
         self._entries[flight.number].keep(flight.job, record(False, why) | {"key": flight.job.key})

@@ -47,7 +47,7 @@ class RemoteEntry:
             for path in sources.files:
                 digests[sources.name(path)] = self._store.put(path, digest_of_file(path))
             entry = sources.moved(entry, SOURCES)
-        before = {step: self._said[step] for step in _all_before(job.before)}
+        before = {step: self._said[step] for step in all_before(job.before)}
         return RemoteJob(
             entry=entry.to_dict(),
             target=self.state.target,
@@ -93,8 +93,9 @@ class RemoteEntry:
         return found
 
 
-def _all_before(steps: tuple[str, ...]) -> list[str]:
+def all_before(steps: tuple[str, ...]) -> list[str]:
+    """What these steps, and those that they are made from, are made from; they are there too."""
     found = set(steps)
     for step in steps:
-        found |= set(_all_before(NEEDS[step]))
+        found |= set(all_before(NEEDS[step]))
     return sorted(found)

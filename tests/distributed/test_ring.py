@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import weakref
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from onnx_fa.distributed.decode import Graph  # noqa: E402
 from onnx_fa.distributed.merge import Partial, add, merge  # noqa: E402
-from onnx_fa.distributed.module import TorchModule  # noqa: E402
+from onnx_fa.distributed.module import TorchModule, share_processor  # noqa: E402
 from onnx_fa.distributed.modules import Heads, build, decode_spec, prefill_specs  # noqa: E402
 from onnx_fa.distributed.zigzag import chunks_of, share, visit, whole  # noqa: E402
 from onnx_fa.errors import RunError  # noqa: E402
 from onnx_fa.spec.target import parse_target  # noqa: E402
+from tests.support.ring_process import EDGES  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,9 +85,48 @@ def test_merge_of_parts_side_by_side() -> None:
     assert torch.equal(made[1, 3, 2], torch.zeros(4))
 
 
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_merge_by_a_kernel() -> None:
+    command = [sys.executable, "-m", "tests.support.merge_interpreter"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_processor_to_share() -> None:
+    with pytest.raises(RunError, match="local-task: no threads that start its work and wait for it are known"):
+        share_processor(torch.device("cpu"), 0, 1)
+
+
+def test_a_graph_keeps_what_it_writes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that torch gives to others, were it free."""
+
+    class Nothing(contextlib.AbstractContextManager[None]):
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+        def wait_stream(self, _: object) -> None: ...
+        def replay(self) -> None: ...
+
+    for name in ("Stream", "stream", "current_stream", "synchronize", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, Nothing)
+
+    class Exchange:
+        def __init__(self) -> None:
+            self.gathered = torch.zeros(2)
+
+        def exchange(self) -> torch.Tensor:
+            return self.gathered.add_(1).sum(0)
+
+    parts = Exchange()
+    gone = weakref.ref(parts.gathered)
+    finish = Graph(parts.exchange)
+    del parts
+    assert finish() == 4 and gone() is not None
+
+
 def test_two_processes(tmp_path: Path) -> None:
     heads, S = Heads(Hq=4, Hkv=2, D=16, Dv=16, dtype="f32"), 48
-    specs = {**prefill_specs(heads, S, 2), "decode": decode_spec(heads, 1, S // 2)}
+    lengths = EDGES[0], S - EDGES[0]
+    specs = {**prefill_specs(heads, S, 2), **{f"decode-{n}": decode_spec(heads, 1, n) for n in lengths}}
     build(specs, parse_target("cpu-host"), tmp_path)
     torch.manual_seed(0)
     q, k, v, one = (torch.randn(1, n, h, 16) for n, h in ((S, 4), (S, 2), (S, 2), (1, 4)))
@@ -95,15 +139,16 @@ def test_two_processes(tmp_path: Path) -> None:
     ]
     said = [p.communicate(timeout=120)[1] for p in started]
     assert [p.returncode for p in started] == [0, 0], said
-    shares, steps, bound = zip(*(torch.load(tmp_path / f"{r}.pt") for r in range(2)), strict=True)
+    shares, steps, behind = zip(*(torch.load(tmp_path / f"{r}.pt") for r in range(2)), strict=True)
     wide = [x.double().transpose(1, 2) for x in (q, k, v, one)]
     attention = torch.nn.functional.scaled_dot_product_attention
     want = attention(*wide[:3], is_causal=True, enable_gqa=True).transpose(1, 2)
     torch.testing.assert_close(whole(list(shares)).double(), want, rtol=1e-5, atol=2e-6)
-    want = attention(wide[3], *wide[1:3], enable_gqa=True).transpose(1, 2)
-    for step in (*steps, *bound):
-        torch.testing.assert_close(step.double(), want, rtol=1e-5, atol=2e-6)
-    module = TorchModule(tmp_path / "decode.vmfb", torch.device("cpu"))
+    for first, found in ((0, steps), (EDGES[0], behind)):
+        want = attention(wide[3], *(x[..., first:, :] for x in wide[1:3]), enable_gqa=True).transpose(1, 2)
+        for step in (x for of_process in found for x in of_process):
+            torch.testing.assert_close(step.double(), want, rtol=1e-5, atol=2e-6)
+    module = TorchModule(tmp_path / f"decode-{lengths[0]}.vmfb", torch.device("cpu"))
     with pytest.raises(RunError, match="the module failed on operands 1x3x4x16"):
         module(one.expand(1, 3, 4, 16), k, v)
     with pytest.raises(ValueError, match="must be contiguous"):

@@ -34,6 +34,7 @@ def test_nothing_is_allocated_or_copied(Sq: int, dispatches: int, tmp_path: Path
     into = into[: into.index("\n  }\n")]
     assert into.count("stream.cmd.dispatch") == dispatches
     assert not any(word in into for word in ("alloca", "stream.cmd.copy", "stream.cmd.fill"))
+    assert "timepoint.await" not in into and "timepoint.chain_external" in into  # the caller waits, how it likes
     sizes = text[text.index("util.func public @site_workspace()") :]
     assert all(f"{size} : i64" in sizes for size in kernel.into.workspace)
 

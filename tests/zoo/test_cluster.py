@@ -264,6 +264,32 @@ def test_a_machine_fetches_a_file_once(
     assert fetched == {"own.onnx": 1} and len(steps.ran) == 8
 
 
+def test_a_step_goes_where_its_files_are(steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the machine that the model was made on, while another, the first, has nothing to do."""
+
+    here = crew.facts_here
+
+    def facts(*args: str, dask_worker: Worker) -> Facts:
+        return dataclasses.replace(here(*args), host=dask_worker.address)
+
+    monkeypatch.setattr(crew, "facts_here", facts)
+    run_steps = steps.run
+
+    def slowly(folder: Path, step: str, given: Json) -> Json:
+        time.sleep(0.3 * (given["entry"]["name"] == "slow"))
+        return run_steps(folder, step, given)
+
+    monkeypatch.setattr(steps, "run", slowly)
+    one = {"cls": Worker, "options": {"nthreads": 1, "host": "127.0.0.1"}}
+    with workers(one, one) as made, Client(made, set_as_default=False) as found:
+        found.wait_for_workers(2)
+        entries = [Entry(n, "family", n) for n in ("fast", "slow")]
+        on = On(found, tmp_path / "store")
+        run(entries, "cpu-host", tmp_path / "out", Settings(steps=("compile",)), elsewhere=on.cluster)
+    where = {name: {w for n, _, w in steps.ran if n == name} for name in ("fast", "slow")}
+    assert len(steps.ran) == 6 and len(where["fast"]) == len(where["slow"]) == 1 and where["fast"] != where["slow"]
+
+
 # Workers that are refused, or not there.
 
 
