@@ -30,6 +30,7 @@ from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
+from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of
@@ -45,6 +46,7 @@ from onnx_fa.iree.mlir_values import (
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.placed import placed_call, placed_name
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
+from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -100,6 +102,7 @@ def import_mlir(
     linear = find_linear_sites(proto, held, target=target)
     norms = find_norm_sites(proto, held, target=target)
     fuse_rounded(proto, held, target=target)
+    find_rotations(proto, held, target=target)
     widen_sums(proto, held)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
@@ -361,6 +364,17 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         self.functions.update(emit_window(spec, self.target))
         self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
+        return True
+
+    def _handle_node_RotatedHeads(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != ROTATED_HEADS:
+            return False
+        assert self.target is not None  # else no such node is written
+        rows, width = dims_of(self._types(node)[0])
+        assert isinstance(width, int)
+        spec = RotatedHeads(rows if isinstance(rows, int) else None, width, **attributes_of(node))
+        self.functions.update(spec.texts(self.target))
+        self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
         return True
 
     def _types(self, node: onnx.NodeProto) -> list[Any]:
