@@ -12,7 +12,7 @@
 // CHECK-NOT: vpdpbusd
 // CHECK: vector.load
 // CHECK: vector.load
-// CHECK: vector.reduction <maximumf>
+// CHECK: vector.reduction <maxsi>
 // CHECK: math.roundeven
 // CHECK: util.func private
 // CHECK: flow.dispatch

@@ -13,7 +13,7 @@
 // CHECK: scf.for
 // CHECK: arith.mulf
 // CHECK: arith.mulf
-// CHECK: vector.reduction <maximumf>
+// CHECK: vector.reduction <maxsi>
 // CHECK: math.roundeven
 // CHECK: vector.deinterleave
 // CHECK-NOT: scf.for

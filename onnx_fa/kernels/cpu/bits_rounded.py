@@ -250,7 +250,10 @@ def write_block(
     """The outputs (of x's operands, parts of them) with a block of numbers, f32, rounded, at a row and a block of these parts."""
     (q, scales, begins), wide, half = outputs[:3], f"vector<{x.block}xf32>", x.block // x.places
     sizes = t.let(f"math.absf {values} : {wide}")
-    most = t.let(f"vector.reduction <maximumf>, {sizes} : {wide} into f32")
+    # Floats without a sign are in the order of their bits, NaN above infinity. A maximum of floats that keeps NaN takes longer.
+    bits = t.let(f"vector.bitcast {sizes} : {wide} to vector<{x.block}xi32>")
+    largest = t.let(f"vector.reduction <maxsi>, {bits} : vector<{x.block}xi32> into i32")
+    most = t.let(f"arith.bitcast {largest} : i32 to f32")
     scale = t.arith("divf", most, t.f32(_LARGEST), "f32")
     inverse = t.arith("divf", t.f32(_LARGEST), most, "f32")
     is_zero = t.let(f"arith.cmpf oeq, {most}, {t.f32(0.0)} : f32")
