@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.importer import infer_types
 from onnx_fa.iree.legalise.bits_fused import fuse_rounded
 from onnx_fa.iree.legalise.rules import legalize
@@ -146,6 +146,16 @@ def test_given_out() -> None:
     made, nodes = ops_of(proto), {"RoundedRows": 1, "GatedProduct": 1, "RoundedProduct": 1}
     assert made == nodes and "Sqrt" in {n.op_type for n in imported(proto).graph.node}
     assert "Sqrt" not in {n.op_type for n in imported(model(FUSED["mlp"][0])).graph.node}
+
+
+def test_reports() -> None:
+    """Each product is told of, with the kernel that it is a part of, and what the first of a pair does with the other's numbers."""
+    made = import_model(model(FUSED["mlp"][0]), ROUNDS)
+    assert len(made.linear) == 3 and all(site.kernel and not site.kept for site in made.linear)
+    gate, up, down = made.linear
+    assert gate.kernel == up.kernel != down.kernel and f"@{gate.kernel}::" in made.text
+    assert [len(site.spec.tensors) for site in made.linear] == [1, 0, 0] and "Sigmoid" in str(gate.spec.then)
+    assert len({site.name for site in made.linear}) == 3
 
 
 @pytest.fixture(scope="module")
