@@ -10,7 +10,6 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx
@@ -23,14 +22,16 @@ from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
+from onnx_fa.iree.bits_calls import bits_call
 from onnx_fa.iree.caller_thread import thread_facts
 from onnx_fa.iree.kernel_report import LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
-from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
+from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of
@@ -41,17 +42,12 @@ from onnx_fa.iree.mlir_values import (
     dims_of,
     element_of,
     make_op,
-    size_of,
     tensor_of,
 )
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.placed import placed_call, placed_name
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
-from onnx_fa.kernels.cpu.bits_entry import entry_name, entry_text
-from onnx_fa.kernels.cpu.bits_many import origin_of
-from onnx_fa.kernels.cpu.bits_many import spec_of as spec_of_bits
-from onnx_fa.kernels.cpu.bits_product import product_texts
-from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -107,6 +103,8 @@ def import_mlir(
     infer_types(proto, sites, data_prop=data_prop)
     linear = find_linear_sites(proto, held, target=target)
     norms = find_norm_sites(proto, held, target=target)
+    fuse_rounded(proto, held, target=target)
+    find_rotations(proto, held, target=target)
     widen_sums(proto, held)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
@@ -321,38 +319,26 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             self._nv_map[node.output[0]] = make_op("torch_c.from_builtin_tensor", cast_to(made, whole), cache.type)
         return True
 
-    def _handle_node_BitsProduct(self, node: onnx.NodeProto) -> bool:
-        if op_of(node) != BITS_PRODUCT:
+    def _handle_bits(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) not in BITS_NODES:
             return False
         assert self.target is not None  # else no such node is written
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
-            values = [self._nv_map[name] for name in node.input]
-            types, attributes = self._types(node), attributes_of(node)
-            block, bits, rounded = (attributes[name] for name in ("block", "bits", "rounded"))
-            x, weight, scales = types[:3]
-            zeros = (
-                "" if len(types) < 4 else "packed" if str(types[3].element_type) == "i8" else str(types[3].element_type)
-            )
-            lead = dims_of(x)[:-1]
-            rows = size_of(lead)
-            N, K = weight.get_dim_size(0), weight.get_dim_size(1) * (8 // bits)
-            product = BitsProduct(rows, N, K, block, bits, str(scales.element_type), zeros, bool(rounded))
-            self.functions.update(product_texts(product, self.target))
-            name, (x_type, y_type) = product.name, (mlir.Type.parse(v.type) for v in (product.x, product.y))
-            spec = spec_of_bits(product)
-            if len(lead) > 1:
-                name, (x_type, y_type) = entry_name(product, lead), (tensor_of((*lead, d), "f32") for d in (K, N))
-                spec = replace(spec, lead=lead)
-                self.functions[name] = entry_text(product, spec)
-            self.reports.append(LinearReport(node.name, spec, product.name, origin=origin_of(product, self.target)))
-            wanted = [x_type, *(mlir.Type.parse(x.type) for x in product.weight)]
+            values, types = [self._nv_map[name] for name in node.input], self._types(node)
+            call = bits_call(node, types, self.target)
+            self.functions.update(call.texts)
+            self.reports.extend(call.reports)
             operands = [
-                cast_to(make_op("torch_c.to_builtin_tensor", value, have), want)
-                for value, have, want in zip(values, types, wanted, strict=True)
+                cast_to(make_op("torch_c.to_builtin_tensor", value, have), mlir.Type.parse(want))
+                for value, have, want in zip(values, types, call.operands, strict=True)
             ]
-            (made,) = call_function(name, operands, [y_type])
-            self._give(node.output[0], made)
+            results = call_function(call.name, operands, [mlir.Type.parse(result) for result in call.results])
+            for name, made in zip(node.output, results, strict=True):
+                self._give(name, made)
         return True
+
+    _handle_node_BitsProduct = _handle_node_RoundedProduct = _handle_bits
+    _handle_node_RoundedRows = _handle_node_GatedProduct = _handle_bits
 
     def _handle_node_LinearSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != LINEAR_SITE:
@@ -382,6 +368,17 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         self.functions.update(emit_window(spec, self.target))
         self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
+        return True
+
+    def _handle_node_RotatedHeads(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != ROTATED_HEADS:
+            return False
+        assert self.target is not None  # else no such node is written
+        rows, width = dims_of(self._types(node)[0])
+        assert isinstance(width, int)
+        spec = RotatedHeads(rows if isinstance(rows, int) else None, width, **attributes_of(node))
+        self.functions.update(spec.texts(self.target))
+        self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
         return True
 
     def _types(self, node: onnx.NodeProto) -> list[Any]:

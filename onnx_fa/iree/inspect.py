@@ -367,6 +367,7 @@ class VmfbFacts:
 
 
 _NORM = r"norm_[0-9a-f]{10}_rows"
+_ROTATED = r"rotate_\w+_rows"
 _LINEAR = r"(?:linear|conv)_[0-9a-f]{10}_[a-z]+|bits\d_\w+_(?:product|round(?:_zeros)?)"
 
 
@@ -388,6 +389,8 @@ def inspect_vmfb(path: Path) -> VmfbFacts:
     # Dispatch symbols are stored as strings in the executables, which the dump does not list.
     data = Path(path).read_bytes()
     names = re.findall(
-        rb"(?:fa_[0-9a-f]{10}[\w$]*|%s|%s|[\w$]+_dispatch_\d+[\w$]*)" % (_LINEAR.encode(), _NORM.encode()), data
+        rb"(?:fa_[0-9a-f]{10}[\w$]*|%s|%s|[\w$]+_dispatch_\d+[\w$]*)"
+        % (_LINEAR.encode(), (_NORM + "|" + _ROTATED).encode()),
+        data,
     )
     return VmfbFacts(tuple(functions), tuple(dict.fromkeys(n.decode() for n in names)))

@@ -11,7 +11,7 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, op_of
 from onnx_fa.graph.site_op import SITE
-from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.bits_fused import BITS_NODES
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE
@@ -81,7 +81,7 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
         if op not in _standard_names():
             return "is no operator of ONNX, and no model-local function either"
         return "is unknown to IREE" if op in UNKNOWN | _NOT_MEANT else ""
-    if op in (APPEND_ROWS, BITS_PRODUCT, CONV_SITE, LINEAR_SITE, NORM_SITE) or (op == SITE and node.name in sites):
+    if op in BITS_NODES | {APPEND_ROWS, CONV_SITE, LINEAR_SITE, NORM_SITE} or (op == SITE and node.name in sites):
         return ""
     if node.domain == BLOCKED:
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import re
 import subprocess
 from collections import Counter
@@ -13,10 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filecheck.finput import FInput
-from filecheck.matcher import Matcher
-from filecheck.options import Options
-from filecheck.parser import Parser, pattern_for_opts
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.alone import entry_text as entry
@@ -42,6 +37,7 @@ from tests.support.cases import (
     term,
     where,
 )
+from tests.support.check_text import check_text
 from tests.support.kernel_harness import HOST, Kernels, indices_to_run, mismatch, run_iree_compile
 
 
@@ -343,15 +339,6 @@ def test_masked_blocks_are_not_visited(masked: Kernels, name: str) -> None:
     assert np.allclose(got[:, queries], want[:, queries], atol=1e-5)
 
 
-def _filecheck(checks: Path, text: str) -> None:
-    options = Options(match_filename=str(checks))
-    with checks.open() as lines:
-        parser = Parser(options, lines, *pattern_for_opts(options))
-        matcher = Matcher(options, FInput("kernel", text), parser)
-        matcher.stderr = io.StringIO()
-        assert matcher.run() == 0, matcher.stderr.getvalue()
-
-
 @pytest.mark.parametrize(
     ("checks", "spec"),
     [
@@ -362,7 +349,7 @@ def _filecheck(checks: Path, text: str) -> None:
 )
 def test_text(checks: str, spec: AttentionSpec) -> None:
     kernel = emit_vector(spec, parse_target("cpu-avx512"), "fa_site", VectorConfig(16, 32, 64, 2, 2, 1))
-    _filecheck(Path(__file__).parents[1] / "filecheck" / checks, kernel.text)
+    check_text(checks, kernel.text)
 
 
 _PAIRS = dataclasses.replace(parse_target("cpu-avx512"), pair_dots=True)

@@ -28,7 +28,7 @@ there is of `centred`, `scale`, `bias`, `skip`."""
 
 
 @dataclass(frozen=True)
-class _Norm:
+class Norm:
     """A norm in the graph: the site that it would be, its operands and results, and the places of its nodes."""
 
     spec: NormSpec
@@ -48,11 +48,11 @@ def find_norm_sites(
     g = GraphWriter(model, held, target=target)
     taken, made, told = set[int](), dict[int, onnx.NodeProto](), list[NormReport]()
     for place, node in enumerate(model.graph.node):
-        norm = _norm_at(g, node, place)
+        norm = norm_at(g, node, place)
         if norm is None or not taken.isdisjoint(norm.places):
             continue
         name = node.name or norm.outputs[0]
-        whole = _with_sum(g, norm, taken)
+        whole = with_sum(g, norm, taken)
         if why := kept_why(whole.spec, target):
             told.append(NormReport(name, norm.spec, kept=why))
             continue
@@ -89,7 +89,7 @@ def norm_spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mappi
     )
 
 
-def _norm_at(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Norm | None:
+def norm_at(g: GraphWriter, node: onnx.NodeProto, place: int) -> Norm | None:
     """The norm of which this node is the anchor: the one op, or the square root of a norm that is spelled out."""
     op = op_of(node)
     if op == "LayerNormalization":
@@ -97,7 +97,7 @@ def _norm_at(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Norm | None:
     return _spelled(g, read_norm(g, node)) if op == "Sqrt" else None
 
 
-def _layer_norm(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Norm | None:
+def _layer_norm(g: GraphWriter, node: onnx.NodeProto, place: int) -> Norm | None:
     x, scale, bias = (*node.input, "")[:3]
     shape, axis = g.shape(x), attr_of(node, "axis", -1)
     if (
@@ -112,7 +112,7 @@ def _layer_norm(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Norm | Non
     return _spelled(g, found)
 
 
-def _spelled(g: GraphWriter, norm: Spelled | None) -> _Norm | None:
+def _spelled(g: GraphWriter, norm: Spelled | None) -> Norm | None:
     """None where the row's length, or a type, is not known or not a kernel's."""
     if norm is None:
         return None
@@ -126,10 +126,10 @@ def _spelled(g: GraphWriter, norm: Spelled | None) -> _Norm | None:
     scale, bias = (types[name] or "" if name else "" for name in (norm.scale, norm.bias))
     epsilon = float(np.float32(norm.epsilon))  # as it is in f32, which attributes of nodes are
     spec = NormSpec(named_dims(shape[:-1]), N, dtype, result, epsilon, norm.centred, scale, bias)
-    return _Norm(spec, (norm.x, *tensors), (norm.y,), norm.places)
+    return Norm(spec, (norm.x, *tensors), (norm.y,), norm.places)
 
 
-def _with_sum(g: GraphWriter, norm: _Norm, taken: Set[int]) -> _Norm:
+def with_sum(g: GraphWriter, norm: Norm, taken: Set[int]) -> Norm:
     """The norm with the sum of two tensors in front of it, which it gives too where others read it. Only where all of those stand
     behind the norm, so that its node can take the place of its last."""
     x, add = norm.inputs[0], g.maker(norm.inputs[0])
@@ -144,7 +144,7 @@ def _with_sum(g: GraphWriter, norm: _Norm, taken: Set[int]) -> _Norm:
     if any(r < max(norm.places) for r in others):
         return norm
     shown = bool(others) or g.is_output(x)
-    return _Norm(
+    return Norm(
         replace(norm.spec, skip=True, gives_sum=shown),
         (*add.input, *norm.inputs[1:]),
         (*norm.outputs, *[x] * shown),
@@ -152,7 +152,7 @@ def _with_sum(g: GraphWriter, norm: _Norm, taken: Set[int]) -> _Norm:
     )
 
 
-def _site(g: GraphWriter, norm: _Norm, hint: str) -> onnx.NodeProto:
+def _site(g: GraphWriter, norm: Norm, hint: str) -> onnx.NodeProto:
     spec = norm.spec
     return helper.make_node(
         "NormSite",

@@ -11,26 +11,48 @@ from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 
-_ROWS_A_GROUP = 64
-"""Rows of the weight that a workgroup takes."""
+_FEW, _ROWS_BY_FEW, _ROWS_BY_MANY = 4, 16, 64
+"""Rows of the weight that a workgroup takes by so few rows of x or by more. A worker of the runtime reserves eight workgroups at a
+time where there are eight for each: of 24, one of two workers would take 16."""
 MANY_REGISTERS = 32
 
 
-def function_text(product: BitsProduct, t: Text, y: str) -> list[str]:
-    """The function that a program calls, whose body is `t`."""
-    typed = ", ".join(f"{x.name}: {x.type}" for x in product.operands)
-    rows = ["%first = arith.constant 0 : index", f"%rows = tensor.dim %x, %first : {product.x.type}"]
-    head = f"util.func private @{product.name}({typed}) -> {product.y.type} {{"
-    return [head, *(rows if product.rows is None else []), *t.render(), f"util.return {y} : {product.y.type}", "}"]
+def function_text(
+    name: str, operands: Sequence[Operand], outputs: Sequence[Operand], t: Text, made: Sequence[str]
+) -> list[str]:
+    """The function of that name that a program calls, whose body is `t`, and which returns what is `made`; %rows is the first dim
+    of its first operand, where that is free."""
+    typed, types = ", ".join(f"{x.name}: {x.type}" for x in operands), ", ".join(y.type for y in outputs)
+    first = operands[0]
+    rows = ["%first = arith.constant 0 : index", f"%rows = tensor.dim {first.name}, %first : {first.type}"]
+    head = f"util.func private @{name}({typed}) -> {types if len(outputs) == 1 else f'({types})'} {{"
+    return [head, *(rows * first.is_free), *t.render(), f"util.return {', '.join(made)} : {types}", "}"]
+
+
+def add_lanes(t: Text, total: str, lanes: int) -> str:
+    """The f32 that the lanes of a vector add up to, half to half: one after the other each would wait for the one before, in a
+    short row for longer than its products take."""
+    while lanes > 1:
+        whole, lanes = f"vector<{lanes}xf32>", lanes // 2
+        low, high = (
+            t.let(f"vector.shuffle {total}, {total} {list(range(at, at + lanes))} : {whole}, {whole}")
+            for at in (0, lanes)
+        )
+        total = t.arith("addf", low, high, f"vector<{lanes}xf32>")
+    return t.let(f"vector.extract {total}[0] : f32 from vector<1xf32>")
 
 
 class RowsOfWeight(ABC):
     """The body of one workgroup: a group of the weight's rows by all rows of x, `own` of the first and `shared` of the second at a
-    time, of the second no more than `most`. `from_x` are the operands that have x's rows, `registers` those of the processor."""
+    time, of the second no more than `most`. `from_x` are the operands that have x's rows, `registers` those of the processor,
+    `group` the rows of the weight that a workgroup takes, if not as many as are fast."""
 
-    def __init__(self, product: BitsProduct, from_x: Sequence[Operand], registers: int, most: int = 4) -> None:
+    def __init__(
+        self, product: BitsProduct, from_x: Sequence[Operand], registers: int, most: int = 4, group: int = 0
+    ) -> None:
         self.p, self.t, self.from_x = product, Text(), list(from_x)
-        self.group = min(_ROWS_A_GROUP, product.N)
+        by_few = product.rows is not None and product.rows <= _FEW
+        self.group = min(group or (_ROWS_BY_FEW if by_few else _ROWS_BY_MANY), product.N)
         wide = registers >= MANY_REGISTERS
         self.shared = min(most if wide else 2, product.rows or 4)
         # By a single row of x the weight's bytes are used once, and what counts is that they come in a row from memory: processors
@@ -82,19 +104,6 @@ class RowsOfWeight(ABC):
     @abstractmethod
     def sums(self, ms: list[str], ns: list[str]) -> dict[tuple[str, str], str]:
         """The f32 for every pair of a row of x and one of the weight."""
-
-    def added_up(self, total: str, lanes: int) -> str:
-        """The f32 that the lanes of a vector add up to, half to half: one after the other each would wait for the one before, in a
-        short row for longer than its products take."""
-        t = self.t
-        while lanes > 1:
-            whole, lanes = f"vector<{lanes}xf32>", lanes // 2
-            low, high = (
-                t.let(f"vector.shuffle {total}, {total} {list(range(at, at + lanes))} : {whole}, {whole}")
-                for at in (0, lanes)
-            )
-            total = t.arith("addf", low, high, f"vector<{lanes}xf32>")
-        return t.let(f"vector.extract {total}[0] : f32 from vector<1xf32>")
 
     def element(self, name: str, n: str, b: str) -> str:
         """An element of an operand."""

@@ -12,133 +12,64 @@ sums' first number, so that it costs nothing.
 
 from __future__ import annotations
 
-from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
+from collections.abc import Sequence
+
+from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes, function_text
+from onnx_fa.kernels.cpu.bits_rounded import RoundedRows, round_text
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 
-_BYTES = (64, 32, 16)
-"""Of a vector."""
-_LEAST_BLOCK = 8
-"""Bytes of the smallest block."""
-_LARGEST = 127.0
 _ROWS_OF_X = 2
 """At a time: a pair of rows has a sum of integers and one of floats, and 16 pairs of both would be all registers."""
 
 
-def _vector_bytes(product: BitsProduct) -> int:
-    """Of the longest vector whose bytes divide a row's; 0 where none does."""
-    return next((n for n in _BYTES if product.K // product.places % n == 0), 0)
-
-
-def _sums_of_block(product: BitsProduct) -> int:
-    """Sums of integers that a block has in a vector."""
-    return min(_vector_bytes(product), product.block // product.places) // 4
-
-
 def can_round(product: BitsProduct, target: Target) -> bool:
     """Whether the processor has the instruction, and vectors fit rows and blocks."""
-    block, least = product.block, _LEAST_BLOCK * product.places
-    fits = block & (block - 1) == 0 and block >= least and _vector_bytes(product) > 0
-    return target.byte_dots and product.bits in (4, 8) and fits
+    return target.byte_dots and product.bits in (4, 8) and rounded_rows(product).fits
 
 
-def rounded_texts(product: BitsProduct, target: Target) -> dict[str, str]:
-    """As `product_texts`."""
-    p, t = product, Text()
-    rounding = f"bits{p.bits}_{'n' if p.rows is None else p.rows}x{p.K}_{p.block}_round{'_zeros' * bool(p.zeros)}"
-    symbol, sorted_x = f"{p.name}_product", _rounded_x(p)
-    values = call_dispatch(t, rounding, [p.x], ["%x"], sorted_x)
-    weight = [x.name for x in p.weight]
-    (y,) = call_dispatch(t, symbol, [*sorted_x, *p.weight], [*values, *weight], [p.y])
-    dots = ByteProducts(p, sorted_x, target.registers).text(symbol)
-    return {rounding: joined(_round(p, rounding)), symbol: joined(dots), p.name: joined(function_text(p, t, y))}
+def rounded_rows(product: BitsProduct) -> RoundedRows:
+    """x as the product reads it."""
+    return RoundedRows(product.rows, product.K, product.block, product.bits, bool(product.zeros))
 
 
-def _rounded_x(p: BitsProduct) -> list[Operand]:
-    """x's integers sorted by their place in a byte, their scales, and what the sums of a block begin with: minus the zero point
-    times the integers' sum; where zero points are operands, the integers' sum itself. Zeros follow for the block's other sums."""
-    return [
-        Operand("%q", (p.lead, p.places, p.K // p.places), "i8"),
-        Operand("%qscale", (p.lead, p.blocks), "f32"),
-        Operand("%begin", (p.lead, p.blocks * _sums_of_block(p)), "i32"),
-    ]
+def rounded_texts(product: BitsProduct, target: Target, *, given: bool = False) -> dict[str, str]:
+    """As `product_texts`; with `given` the function takes x as it was rounded before, and is of the name `name_of_rounded`."""
+    p, t, x = product, Text(), rounded_rows(product)
+    symbol, weight = f"{p.name}_product", [w.name for w in p.weight]
+    dots = {symbol: joined(ByteProducts(p, x.operands, target.registers).text(symbol))}
+    if given:
+        values, operands, name = [v.name for v in x.operands], (*x.operands, *p.weight), name_of_rounded(p)
+    else:
+        rounding = f"{x.name}_round{'_zeros' * x.zeros}"
+        values, operands, name = call_dispatch(t, rounding, [p.x], ["%x"], x.operands), p.operands, p.name
+        dots = {rounding: joined(round_text(x, rounding)), **dots}
+    (y,) = call_dispatch(t, symbol, [*x.operands, *p.weight], [*values, *weight], [p.y])
+    return {**dots, name: joined(function_text(name, operands, [p.y], t, [y]))}
 
 
-def _round(p: BitsProduct, symbol: str) -> list[str]:
-    """The executable that rounds x: a workgroup for each row."""
-    t, outputs = Text(), _rounded_x(p)
-    at = t.let("flow.dispatch.workgroup.id[0] : index")
-    x, x_type = load(t, p.x, "readonly", [at, "0"], (1, p.K))
-    parts = [load(t, out, "writeonly", [at, *["0"] * (len(out.shape) - 1)], (1, *out.shape[1:])) for out in outputs]
-    types = [type_ for _, type_ in parts]
-    zero, wide, half = t.index(0), f"vector<{p.block}xf32>", p.block // p.places
-    alike = _sums_of_block(p)
-    sums = f"vector<{alike}xi32>"
-    zeros = t.constant("dense<0>", sums)
-
-    def block(b: str, carried: list[str]) -> list[str]:
-        q, scales, begins = carried
-        column = t.arith("muli", b, t.index(p.block))
-        values = t.let(
-            f"vector.transfer_read {x}[{zero}, {column}], {t.f32(0.0)} {{in_bounds = [true]}} : {x_type}, {wide}"
-        )
-        sizes = t.let(f"math.absf {values} : {wide}")
-        most = t.let(f"vector.reduction <maximumf>, {sizes} : {wide} into f32")
-        scale = t.arith("divf", most, t.f32(_LARGEST), "f32")
-        inverse = t.arith("divf", t.f32(_LARGEST), most, "f32")
-        is_zero = t.let(f"arith.cmpf oeq, {most}, {t.f32(0.0)} : f32")
-        inverse = t.let(f"arith.select {is_zero}, {t.f32(0.0)}, {inverse} : f32")
-        scaled = t.arith("mulf", values, t.let(f"vector.broadcast {inverse} : f32 to {wide}"), wide)
-        nearest = t.let(f"math.roundeven {scaled} : {wide}")
-        integers = t.let(f"arith.fptosi {nearest} : {wide} to vector<{p.block}xi32>")
-        total = t.let(f"vector.reduction <add>, {integers} : vector<{p.block}xi32> into i32")
-        if not p.zeros:
-            total = t.arith("muli", total, t.constant(str(-p.middle), "i32"), "i32")
-        narrow = t.let(f"arith.trunci {integers} : vector<{p.block}xi32> to vector<{p.block}xi8>")
-        sorted_ = (
-            [narrow]
-            if p.places == 1
-            else t.several(f"vector.deinterleave {narrow} : vector<{p.block}xi8> -> vector<{half}xi8>", 2)
-        )
-        to = t.arith("muli", b, t.index(half))
-        for place, part in enumerate(sorted_):
-            q = t.let(
-                f"vector.transfer_write {part}, {q}[{zero}, {t.index(place)}, {to}] {{in_bounds = [true]}} : "
-                f"vector<{half}xi8>, {types[0]}"
-            )
-        scales = t.let(f"tensor.insert {scale} into {scales}[{zero}, {b}] : {types[1]}")
-        first = t.let(f"vector.insert {total}, {zeros}[0] : i32 into {sums}")
-        first_at = t.arith("muli", b, t.index(alike))
-        begins = t.let(
-            f"vector.transfer_write {first}, {begins}[{zero}, {first_at}] {{in_bounds = [true]}} : {sums}, {types[2]}"
-        )
-        return [q, scales, begins]
-
-    made = t.loop((zero, t.index(p.blocks), t.index(1)), parts, block)
-    for value, type_, out in zip(made, types, outputs, strict=True):
-        store(t, value, type_, out, [at, *["0"] * (len(out.shape) - 1)], (1, *out.shape[1:]))
-    groups = [f"%x = arith.constant {p.rows} : index"]
-    if p.rows is None:
-        groups = ["%zero = arith.constant 0 : index", "%x = arith.addi %rows, %zero : index"]
-    return make_executable(symbol, [p.x], outputs, groups, t.render())
+def name_of_rounded(product: BitsProduct) -> str:
+    """The name of the function that takes what was rounded."""
+    return f"{product.name}_of_rounded"
 
 
 class ByteProducts(RowsOfWeight):
     """Numbers of a few bits as bytes, by bytes."""
 
-    def __init__(self, product: BitsProduct, sorted_x: list[Operand], registers: int) -> None:
-        super().__init__(product, sorted_x, registers, _ROWS_OF_X)
-        self.bytes = _vector_bytes(product)
+    def __init__(self, product: BitsProduct, rounded_x: Sequence[Operand], registers: int, group: int = 0) -> None:
+        super().__init__(product, rounded_x, registers, _ROWS_OF_X, group)
+        rounded = rounded_rows(product)
+        self.bytes = rounded.bytes
         self.count = self.bytes // 4
         of_block = product.block // product.places
         self.together = max(self.bytes // of_block, 1)
         """Blocks in a vector."""
         self.vectors = max(of_block // self.bytes, 1)
         """Vectors of a block."""
-        self.alike = _sums_of_block(product)
+        self.alike = rounded.sums
         """Sums of one block in a vector."""
         self.read, self.ints, self.floats = (
             f"vector<{count}x{element}>"
@@ -151,7 +82,7 @@ class ByteProducts(RowsOfWeight):
         carried = [(nothing, self.floats)] * (len(ms) * len(ns))
         bounds = (t.index(0), t.index(self.p.blocks), t.index(self.together))
         made = t.loop(bounds, carried, lambda b, values: self._blocks(ms, ns, b, values))
-        return {(ms[i // len(ns)], ns[i % len(ns)]): self.added_up(total, self.count) for i, total in enumerate(made)}
+        return {(ms[i // len(ns)], ns[i % len(ns)]): add_lanes(t, total, self.count) for i, total in enumerate(made)}
 
     def _blocks(self, ms: list[str], ns: list[str], b: str, sums: list[str]) -> list[str]:
         """The sums with as many blocks of each row of the weight as a vector has, from block b on."""

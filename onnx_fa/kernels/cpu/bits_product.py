@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, function_text
+from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes, function_text
 from onnx_fa.kernels.cpu.bits_dots import can_round, rounded_texts
 from onnx_fa.kernels.cpu.bits_many import StagedBits, has_many, tiles_of, words_of
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
@@ -60,7 +60,7 @@ def product_texts(product: BitsProduct, target: Target, tiles: LinearTiles | Non
         for symbol, end in ((few, "} else {"), (many, "}")):
             t.do(f"scf.yield {call(symbol)} : {product.y.type}")
             t.do(end)
-    return {**texts, product.name: joined(function_text(product, t, y))}
+    return {**texts, product.name: joined(function_text(product.name, product.operands, [product.y], t, [y]))}
 
 
 def _write_sort(t: Text, product: BitsProduct) -> str:
@@ -91,7 +91,7 @@ class FloatProducts(RowsOfWeight):
         carried = [(nothing, self.vec)] * (len(ms) * len(ns))
         bounds = (t.index(0), t.index(self.p.blocks), t.index(1))
         made = t.loop(bounds, carried, lambda b, values: self._block(ms, ns, b, values))
-        return {(ms[i // len(ns)], ns[i % len(ns)]): self.added_up(total, self.lanes) for i, total in enumerate(made)}
+        return {(ms[i // len(ns)], ns[i % len(ns)]): add_lanes(t, total, self.lanes) for i, total in enumerate(made)}
 
     def _block(self, ms: list[str], ns: list[str], b: str, sums: list[str]) -> list[str]:
         """The sums with one block of each row of the weight."""
