@@ -114,8 +114,8 @@ class Operands:
         ]
         self.k = self.load("%k", shapes[1], types[1], self.cuts(kv_lead, keys, widths[0], spec.k_layout), spec.k_layout)
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
-        self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
-        self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
+        self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, self.heads * spec.D)
+        self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, self.heads * spec.Dv)
 
     def _load_results(self, queries: Cut) -> None:
         """The workgroup's part of what the dispatch writes."""
