@@ -40,7 +40,7 @@ from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target, parse_target
-from onnx_fa.spec.terms import Elementwise
+from onnx_fa.spec.terms import Elementwise, Quantized
 from tests.support.cases import draw_operands
 from tests.support.kernel_harness import HOST, Kernels, mismatch
 from tests.support.odd_operands import comparable, low, poked, rounded_away
@@ -89,11 +89,28 @@ def target_of(products: Products) -> Target:
 def by_rows(drawn: Drawn) -> Drawn:
     """The same with the heads of a key side by side in K and V, and head dims of whole vectors."""
     spec, n = drawn.spec, drawn.spec.rank
-    if spec.quantized or spec.gathered is not None:
+    if spec.gathered is not None:
         return drawn
     rows = (n - 2, *range(n - 2), n - 1)
     D, Dv = (-(-width // 16) * 16 for width in (spec.D, spec.Dv))
-    return dataclasses.replace(drawn, spec=dataclasses.replace(spec, D=D, Dv=Dv, k_layout=rows, v_layout=rows))
+    k_quant = _integers_by_rows(spec.k_quant, spec.k_layout, rows, spec.D, D)
+    v_quant = _integers_by_rows(spec.v_quant, spec.v_layout, rows, spec.Dv, Dv)
+    moved = dataclasses.replace(spec, D=D, Dv=Dv, k_layout=rows, v_layout=rows, k_quant=k_quant, v_quant=v_quant)
+    return dataclasses.replace(drawn, spec=moved)
+
+
+def _integers_by_rows(
+    quant: Quantized | None, old: tuple[int, ...], new: tuple[int, ...], was: int, width: int
+) -> Quantized | None:
+    """The integers in another layout, whose head dims `was` before and is `width` now: scales of single numbers stay so."""
+    if quant is None:
+        return None
+    stored = (1,) * (len(old) - len(quant.shape)) + quant.shape
+    *lead, groups = (stored[old.index(axis)] for axis in range(len(old)))
+    assert isinstance(groups, int)
+    groups = width if groups == was > 1 else math.gcd(groups, width)
+    canonical = (*lead, groups)
+    return dataclasses.replace(quant, shape=tuple(canonical[axis] for axis in new))
 
 
 def tiled(drawn: Drawn) -> Drawn:

@@ -11,7 +11,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.rows import emit_rows, heads_of_rows
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
-from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, TensorArg
+from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Quantized, SlidingWindow, TensorArg
 from tests.support.cases import draw_operands
 from tests.support.kernel_harness import HOST, Kernels, mismatch
 
@@ -24,6 +24,10 @@ def _with(**changes: object) -> AttentionSpec:
     return dataclasses.replace(_SPEC, **layouts | changes)  # type: ignore[arg-type]
 
 
+def _integers(k: Quantized, v: Quantized, **changes: object) -> AttentionSpec:
+    return _with(**{"Hq": 4, "D": 64, "Dv": 32, "k_quant": k, "v_quant": v} | changes)
+
+
 _CASES = [
     (_SPEC, None),
     (_with(masks=(SlidingWindow(100, 0, "end"),), batch=(2,), k_layout=(0, 2, 1, 3), v_layout=(0, 2, 1, 3)), 3),
@@ -31,6 +35,10 @@ _CASES = [
     (_with(dtype="f16", masks=(AddMask((1, 6, 1, "t")),), sink=TensorArg((6, 1, 1))), 2),
     (_with(dtype="bf16", Hq=16, Hkv=16, Skv=200), None),
     (_with(Skv=70), 1),
+    (_with(batch=(32,)), 2),  # each key in a page of its own
+    (_integers(Quantized("i8", ("t", 1, 2, 1)), Quantized("u8", ("t", 1, 2, 2), True)), None),
+    (_integers(Quantized("u4", ("t", 1, 2, 2), True), Quantized("i8", (1, 1, 2, 1), True), dtype="f16"), 2),
+    (_integers(Quantized("i8", ()), Quantized("i4", ("t", 1, 1, 1)), Sq=2, masks=(Causal("end"),)), 3),
 ]
 
 
@@ -77,3 +85,14 @@ def test_how_many_heads() -> None:
         heads_of_rows(_with(Hq=24, Hkv=3))
     with pytest.raises(UnsupportedError, match="cannot be split"):
         heads_of_rows(_with(batch=("b",)))
+
+
+def test_integers_in_rows() -> None:
+    spec = _integers(Quantized("i4", ("t", 1, 8, 2)), Quantized("i8", ("t", 1, 8, 1)), Hq=16, Hkv=8)
+    assert emit_kernel(spec, HOST).config["heads"] == 8
+    with pytest.raises(UnsupportedError, match="64 scales for each of 8 heads of 64 integers"):
+        emit_rows(dataclasses.replace(spec, k_quant=Quantized("i8", (1, 1, 8, 64))), HOST, "fa_x")
+    with pytest.raises(UnsupportedError, match="2 scales for each of 8 heads"):  # the same two for all heads
+        emit_rows(dataclasses.replace(spec, k_quant=Quantized("i8", ("t", 1, 1, 2))), HOST, "fa_x")
+    with pytest.raises(UnsupportedError, match="a scale's groups"):
+        emit_rows(dataclasses.replace(spec, k_quant=Quantized("i8", ("t", 1, 8, 8))), HOST, "fa_x")

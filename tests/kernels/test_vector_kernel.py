@@ -371,3 +371,14 @@ def test_the_compiler_is_not_shown_where_short_blocks_end(dtype: str, target: Ta
     made_by = Counter(made[first][0] if op == "divui" else op for op, first in ends)
     del made_by["constant"]
     assert set(made_by) == {"addi", "andi"} and made_by["addi"] == 1 and made_by["andi"] >= 3, made_by
+
+
+def test_the_longest_workgroups_begin_first() -> None:
+    """The last queries of a causal mask see the most keys."""
+    spec = AttentionSpec("f32", 2, 2, 300, 300, 32, 32)
+    assert "workgroup.count" not in emit_kernel(spec, HOST).text
+    text = emit_kernel(dataclasses.replace(spec, masks=(Causal(),)), HOST).text
+    number, count = (re.search(rf"(%\w+) = flow.dispatch.workgroup.{x}\[0\]", text) for x in ("id", "count"))
+    assert number and count
+    last = re.search(rf"(%\w+) = arith.subi {count[1]}, %\w+ : index", text)
+    assert last and f"arith.subi {last[1]}, {number[1]} : index" in text

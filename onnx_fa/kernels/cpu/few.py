@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.body import few_body
 from onnx_fa.kernels.cpu.combine import splits_of
+from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.tiles import MOST_QUERIES, FewConfig
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -33,6 +34,16 @@ def check_rows_lie_whole(folded: AttentionSpec, body: str) -> None:
     for name, layout in zip("qkvo", (folded.q_layout, folded.k_layout, folded.v_layout, folded.o_layout), strict=True):
         if layout.index(width) < layout.index(length):
             raise UnsupportedError(f"{body} kernel: {name} has its head dim before its length")
+
+
+def check_integers(operands: Operands, spec: AttentionSpec, body: str) -> None:
+    """Raises UnsupportedError, naming the body, where K or V are integers that do not fill its vectors."""
+    for integers, width in ((operands.k_integers, spec.D), (operands.v_integers, spec.Dv)):
+        if integers is not None and not integers.in_vectors(width):
+            lanes = operands.config.lanes
+            raise UnsupportedError(
+                f"{body} kernel: {lanes} lanes do not fit {width} head dims of integers, or a scale's groups"
+            )
 
 
 def few_config(tiles: Tiles, queries: int) -> FewConfig:
@@ -97,11 +108,7 @@ def emit_few(
     if splits is None:
         splits = splits_of(folded, queries, target)
     body = few_body(folded, config, splits, target.off)
-    for integers, width in ((body.operands.k_integers, spec.D), (body.operands.v_integers, spec.Dv)):
-        if integers is not None and not integers.in_vectors(width):
-            raise UnsupportedError(
-                f"few kernel: {config.lanes} lanes do not fit {width} head dims of integers, or a scale's groups"
-            )
+    check_integers(body.operands, spec, "few")
     text = dispatch_text(spec, body, name)
     flags = tuple(dict.fromkeys((*FLAGS, *found.choice.flags))) if found else FLAGS
     return Kernel(name, text, "few", spec, shown(config, body.operands.splits), flags, found.reason if found else "")

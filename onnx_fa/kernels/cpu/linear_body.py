@@ -26,11 +26,15 @@ NARROW = ("f16", "bf16")
 _SUMS = {16: 24, 8: 12, 4: 24}
 """Of a small tile, by the lanes of a vector: they leave registers for its factors (AVX2 has 16, the others 32)."""
 
+FEWEST_GROUPS = 64
+"""Workgroups of a few rows, whose time is that of reading the weight: two for each of 32 cores."""
+
 
 @dataclass(frozen=True)
 class LinearTiles:
     """A register tile has `rows` rows of x and `vectors` vectors of `lanes` columns, as many as a panel has; `unroll` steps of K
-    are written out. A workgroup has `down` tiles of `across` panels. Raises ValueError for what is not positive."""
+    are written out. A workgroup has `down` tiles of `across` panels, or of fewer (panels_of). Raises ValueError for what is not
+    positive."""
 
     lanes: int
     rows: int
@@ -42,6 +46,13 @@ class LinearTiles:
     def __post_init__(self) -> None:
         if min(astuple(self)) < 1:
             raise ValueError(f"tiles must be positive: {self}")
+
+
+def panels_of(spec: LinearSpec, tiles: LinearTiles) -> int:
+    """The panels of a workgroup: of rows that one of them holds, no more than leave FEWEST_GROUPS."""
+    if spec.rows is None or spec.rows > tiles.rows * tiles.down:
+        return tiles.across
+    return max(1, min(tiles.across, spec.panels // FEWEST_GROUPS))
 
 
 def operands_of(spec: LinearSpec) -> list[Operand]:
@@ -75,12 +86,12 @@ class LinearBody:
     def __init__(self, spec: LinearSpec, tiles: LinearTiles) -> None:
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
         self.operands, self.y = operands_of(spec), y_of(spec)
-        self.vectors = spec.panel // tiles.lanes
+        self.vectors, self.panels = spec.panel // tiles.lanes, panels_of(spec, tiles)
         self.exprs = ExprVectors(self.t, IntBounds("rows", spec.N, spec.tensors), spec.tensors)
 
     def executable(self, symbol: str) -> list[str]:
         spec, tiles = self.spec, self.tiles
-        across = -(-spec.panels // tiles.across)
+        across = -(-spec.panels // self.panels)
         if spec.rows is not None:
             count = [f"%x = arith.constant {-(-spec.rows // (tiles.rows * tiles.down)) * across} : index"]
         else:
@@ -103,8 +114,8 @@ class LinearBody:
         downs = t.arith("ceildivui", self.rows, t.index(tiles.rows * tiles.down))
         first_row = t.arith("muli", t.arith("remui", group, downs), t.index(tiles.rows * tiles.down))
         last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), self.rows)
-        first_panel = t.arith("muli", t.arith("divui", group, downs), t.index(tiles.across))
-        last_panel = t.arith("minsi", t.shifted(first_panel, tiles.across), t.index(spec.panels))
+        first_panel = t.arith("muli", t.arith("divui", group, downs), t.index(self.panels))
+        last_panel = t.arith("minsi", t.shifted(first_panel, self.panels), t.index(spec.panels))
 
         def over_panels(panel: str, carried: list[str]) -> list[str]:
             column = t.arith("muli", panel, t.index(spec.panel))

@@ -17,7 +17,7 @@ from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.mlir.vectors import Exp2, Lanes
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import ALL_ON, Switch
-from onnx_fa.spec.terms import Dim, Quantized, TensorArg
+from onnx_fa.spec.terms import Causal, Dim, Quantized, TensorArg
 
 
 class Operands:
@@ -67,6 +67,10 @@ class Operands:
         """Which head, queries and keys are the workgroup's."""
         t, spec, config = self.t, self.spec, self.config
         wx = t.let("flow.dispatch.workgroup.id[0] : index")
+        if any(isinstance(mask, Causal) for mask in spec.masks) and spec.Sq != 1:
+            # Later queries see more keys: the longest workgroups begin first, so that none is left for the end.
+            last = t.arith("subi", t.let("flow.dispatch.workgroup.count[0] : index"), t.index(1))
+            wx = t.arith("subi", last, wx)
         rest = t.let("flow.dispatch.workgroup.id[1] : index")
         self.lead: list[str] = []
         for d in reversed((*spec.batch, spec.Hq)):
@@ -110,8 +114,8 @@ class Operands:
         ]
         self.k = self.load("%k", shapes[1], types[1], self.cuts(kv_lead, keys, widths[0], spec.k_layout), spec.k_layout)
         self.v = self.load("%v", shapes[2], types[2], self.cuts(kv_lead, keys, widths[1], spec.v_layout), spec.v_layout)
-        self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, spec.D)
-        self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, spec.Dv)
+        self.k_integers = self.integers("%k", spec.k_quant, self.k, kv_lead, spec.k_layout, self.heads * spec.D)
+        self.v_integers = self.integers("%v", spec.v_quant, self.v, kv_lead, spec.v_layout, self.heads * spec.Dv)
 
     def _load_results(self, queries: Cut) -> None:
         """The workgroup's part of what the dispatch writes."""
@@ -147,8 +151,7 @@ class Operands:
         q, k, v, *further = operand_shapes(self.spec)
         if self.heads == 1:
             return [q, k, v, *further]
-        k, v = ((*shape[:-1], self.heads * width) for shape, width in ((k, self.spec.D), (v, self.spec.Dv)))
-        return [q, k, v, *further]
+        return [q, *((*shape[:-1], self.heads * shape[-1]) for shape in (k, v)), *further]
 
     @property
     def outputs(self) -> list[tuple[str, tuple[Dim, ...], str]]:

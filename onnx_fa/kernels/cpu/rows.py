@@ -7,7 +7,15 @@ from dataclasses import replace
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.body import rows_body
 from onnx_fa.kernels.cpu.combine import can_split, splits_of
-from onnx_fa.kernels.cpu.few import check_rows_lie_whole, few_queries, few_stack_bytes, tuned_few, unmeasured
+from onnx_fa.kernels.cpu.few import (
+    check_integers,
+    check_rows_lie_whole,
+    few_queries,
+    few_stack_bytes,
+    tuned_few,
+    unmeasured,
+)
+from onnx_fa.kernels.cpu.rows_kernel import PAGE
 from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -15,34 +23,40 @@ from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import Dim
+from onnx_fa.spec.terms import Dim, Quantized
 
 _MOST_QUERIES = 16
 """Of all heads of a workgroup: their output is a tile in the first cache, and the text grows with them."""
-_PAGE = 4096
-"""Bytes of a row of K or V from which on more heads would not make reading faster."""
 _BLOCK = 64
 """Keys of a block."""
 
 
 def heads_of_rows(spec: AttentionSpec) -> int:
     """How many key/value heads a workgroup takes: more than one where they lie side by side in K and in V. Raises UnsupportedError,
-    with the reason, where it would take one."""
+    with the reason, where it would take one, as it does of rows of a page of memory."""
     heads, length = spec.rank - 3, spec.rank - 2
     for name, layout in (("k", spec.k_layout), ("v", spec.v_layout)):
         if layout[-2:] != (heads, spec.rank - 1) or length not in layout[:-2]:
             raise UnsupportedError(f"rows kernel: {name} does not hold the heads of a key side by side")
-    if spec.quantized or spec.gathered is not None:
-        raise UnsupportedError("rows kernel: K or V are integers, or rows of a pool")
+    if spec.gathered is not None:
+        raise UnsupportedError("rows kernel: K and V are rows of a pool")
     if not isinstance(spec.Hkv, int) or not can_split(spec):
         raise UnsupportedError("rows kernel: the keys cannot be split, or the heads are not known")
     assert isinstance(spec.Sq, int)
     each = spec.group * spec.Sq
-    row = max(spec.D, spec.Dv) * (4 if spec.dtype == "f32" else 2)
+    bits = (_bits(spec, quant) * width for quant, width in _integers(spec))
+    row = max(bits) // 8
     fitting = [n for n in range(2, spec.Hkv + 1) if spec.Hkv % n == 0 and n * each <= _MOST_QUERIES]
-    if not fitting or row >= _PAGE:
+    if not fitting or row >= PAGE:
         raise UnsupportedError(f"rows kernel: {each} queries of each of {spec.Hkv} heads, or rows of {row} bytes")
-    return next((n for n in fitting if n * row >= _PAGE), fitting[-1])
+    return next((n for n in fitting if n * row >= PAGE), fitting[-1])
+
+
+def _bits(spec: AttentionSpec, quant: Quantized | None) -> int:
+    """Of a number of K or V."""
+    if quant is not None:
+        return int(quant.dtype[1:])
+    return 32 if spec.dtype == "f32" else 16
 
 
 def fold_heads(spec: AttentionSpec, heads: int) -> AttentionSpec:
@@ -50,11 +64,30 @@ def fold_heads(spec: AttentionSpec, heads: int) -> AttentionSpec:
     whose K and V stand for those of the first of these heads. Raises UnsupportedError where that moves elements."""
     assert isinstance(spec.Hkv, int)
     groups = spec.Hkv // heads
-    folded = fold_queries(replace(spec, Hkv=groups))
+    k_quant, v_quant = (_beside(quant, heads, groups, width) for quant, width in _integers(spec))
+    folded = fold_queries(replace(spec, Hkv=groups, k_quant=k_quant, v_quant=v_quant))
     if folded.Hq != groups:
         raise UnsupportedError("rows kernel: heads and queries of q, the output or a mask are not next to each other")
     check_rows_lie_whole(folded, "rows")
     return folded
+
+
+def _integers(spec: AttentionSpec) -> tuple[tuple[Quantized | None, int], ...]:
+    """What K and V are as integers, each with its head dims."""
+    return (spec.k_quant, spec.D), (spec.v_quant, spec.Dv)
+
+
+def _beside(quant: Quantized | None, heads: int, groups: int, width: int) -> Quantized | None:
+    """Integers of `width` head dims, where the scales of so many heads are those of one row of that width. Raises UnsupportedError
+    where the heads share scales that differ along the row, or where so many scales do not divide the width."""
+    if quant is None:
+        return None
+    own, scales = (1, 1, *quant.shape)[-2:]
+    if own == 1 and scales == 1:
+        return quant
+    if own == 1 or not isinstance(scales, int) or width % (heads * scales):
+        raise UnsupportedError(f"rows kernel: {scales} scales for each of {heads} heads of {width} integers")
+    return replace(quant, shape=(*quant.shape[:-2], groups, heads * scales))
 
 
 def rows_config(spec: AttentionSpec, folded: AttentionSpec, target: Target) -> FewConfig:
@@ -88,5 +121,6 @@ def emit_rows(spec: AttentionSpec, target: Target, name: str, splits: Dim | None
     if splits is None:
         splits = splits_of(folded, config.BM, target, heads)
     body = rows_body(folded, config, heads, splits, target.off)
+    check_integers(body.operands, spec, "rows")
     tiles = {**shown(config, body.operands.splits), "heads": heads}
     return Kernel(name, dispatch_text(spec, body, name), "rows", spec, tiles, FLAGS)
