@@ -51,8 +51,8 @@ from onnx_fa.tables import markdown_table, text_table
 OF_DRAWN_CASES = (OURS, ORT, *ORT_OPS, TORCH)
 """Who is timed on drawn cases."""
 METHOD = (
-    "interleaved rounds, medians; IREE by iree-benchmark-module, others in a child process; all checked against float64 first; "
-    "memory is what a call needs beyond inputs and outputs"
+    "interleaved rounds, medians; IREE by iree-benchmark-module, what is short on local-sync, others in a child process; all "
+    "checked against float64 first; memory is what a call needs beyond inputs and outputs"
 )
 
 

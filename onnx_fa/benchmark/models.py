@@ -303,8 +303,7 @@ def bench(
     progress: Callable[[str], None] = lambda message: None,
 ) -> BenchResult:
     """Times `calls` calls of each contestant in each of `rounds` rounds, on the same random inputs (seed 0). `compiled` is what
-    `compile_model` made of the model, which is compiled here otherwise; `others` are more modules of the model, by the names that
-    they get.
+    `compile_model` made of it, which is compiled here otherwise; `others` are more of its modules, by the names that they get.
 
     A contestant that cannot be built or run keeps its place in the table, with the reason. Raises ModelError, and
     MissingDependencyError without onnxruntime.
@@ -338,7 +337,8 @@ def bench(
         modules.field.sort(key=lambda played: played[0].what != STOCK)
         field_ = [*modules.field, (reference, lambda: worker.timed(calls))]
         play_rounds(field_, rounds, progress)
-    return BenchResult(label, tuple(c for c, _ in field_), machine_facts(threads) | {"method": METHOD})
+        facts = machine_facts(threads) | {"method": METHOD, "device": options["device"]}
+    return BenchResult(label, tuple(c for c, _ in field_), facts)
 
 
 def fused_sites(sites: Sequence[SiteReport]) -> str:
