@@ -27,14 +27,12 @@ from onnx_fa.benchmark.models import (
     STOCK_FLAGS,
     TORCH,
     Contestant,
-    compile_stock,
     fused_sites,
     play_rounds,
-    stock_import,
-    without_log,
 )
 from onnx_fa.benchmark.ort_ops import ORT_OPS, op_model
 from onnx_fa.benchmark.plot import COPY, OURS
+from onnx_fa.benchmark.stock import compile_stock, stock_import, without_log
 from onnx_fa.benchmark.stock_forms import FORMS, compile_form
 from onnx_fa.benchmark.worker_process import Worker, WorkerRun
 from onnx_fa.benchmark.worker_session import Session

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io as text_io
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,16 +23,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_fa import processes as limits
 from onnx_fa.benchmark.plot import COLUMNS, OURS, plot
-from onnx_fa.benchmark.worker_process import Worker, without_path
+from onnx_fa.benchmark.stock import compile_stock, stock_import, without_log
+from onnx_fa.benchmark.worker_process import Worker
 from onnx_fa.errors import CompileError, MissingDependencyError, RunError
 from onnx_fa.files import scratch_folder, write_whole
 from onnx_fa.forms.report import SiteReport
 from onnx_fa.graph import io
 from onnx_fa.iree.archives import copy_module
 from onnx_fa.iree.compile import compile_model
-from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.drivers import preferred_device
 from onnx_fa.iree.run import benchmark_module, function_of, run_module
 from onnx_fa.machine import machine_facts
@@ -348,14 +346,19 @@ def fused_sites(sites: Sequence[SiteReport]) -> str:
     return f"{fused} of {len(sites)} sites fused ({', '.join(dict.fromkeys(bodies))})"
 
 
+SETTLE_S = 0.25
+"""Before a contestant's calls: threads of the one before it, in onnxruntime and PyTorch, look for more work until they sleep."""
+
+
 def play_rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress: Callable[[str], None]) -> None:
-    """Interleaved: every contestant once per round, in turn from another one on."""
+    """Interleaved: every contestant once per round, in turn from another one on. Each finds processors that are idle."""
     for n in range(rounds):
         progress(f"round {n + 1} of {rounds}")
         start = n % len(field_)
         for contestant, run in (*field_[start:], *field_[:start]):
             if contestant.problem:
                 continue
+            time.sleep(SETTLE_S)
             try:
                 times, peak = run()
             except RunError as e:
@@ -363,22 +366,6 @@ def play_rounds(field_: Sequence[tuple[Contestant, _Run]], rounds: int, progress
                 continue
             contestant.samples += [(n, ms) for ms in times]
             contestant.peak_bytes = max(contestant.peak_bytes, peak)
-
-
-def compile_stock(source: Path, target: Target, settings: Mapping[str, Any], output: Path) -> None:
-    iree_compile(source, output, target, **settings)
-
-
-def stock_import(path: Path, folder: Path) -> Path | str:
-    """The model through iree-import-onnx, or the reason why that fails."""
-    output = folder / "stock.mlir"
-    # The wheel's own program, as a user would run it.
-    command = [sys.executable, "-m", "iree.compiler.tools.import_onnx", str(path), "-o", str(output)]
-    done = limits.run_limited(command, timeout_s=300, memory_bytes=12 << 30)
-    if done.ending == "ok" and output.exists():
-        return output
-    last = [line for line in done.stderr.splitlines() if line.strip()]
-    return f"iree-import-onnx {done.describe(300, 12 << 30)}: {without_path(last, str(path), 160)}"
 
 
 def _difference(got: Sequence[Array], want: Sequence[Array]) -> float | None:
@@ -393,8 +380,3 @@ def _difference(got: Sequence[Array], want: Sequence[Array]) -> float | None:
         scale = float(np.max(np.abs(y), initial=0.0)) or 1.0
         worst = max(worst, float(np.max(np.abs(x - y), initial=0.0)) / scale)
     return worst
-
-
-def without_log(message: str) -> str:
-    """A compiler's message without the name of its log: the folder goes with the run."""
-    return message.partition("; command and messages")[0]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnx_fa.benchmark.models import STOCK, compile_stock, stock_import
+from onnx_fa.benchmark.models import STOCK
+from onnx_fa.benchmark.stock import compile_stock, stock_import
 from onnx_fa.errors import CompileError, UnsupportedError
 from onnx_fa.files import scratch_folder
 from onnx_fa.forms import blocked

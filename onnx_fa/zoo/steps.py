@@ -187,7 +187,7 @@ def compile_(entry: Entry, target: Target, folder: Path, settings: Json) -> Json
 
 def stock(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     """The stock road: the rewritten model through unmodified IREE tools with the transform spec; which kernels arrived."""
-    from onnx_fa.benchmark.models import stock_import
+    from onnx_fa.benchmark.stock import stock_import
     from onnx_fa.forms.rewrite import rewrite_in_place
     from onnx_fa.graph import io
     from onnx_fa.iree.compile import MODEL_FLAGS
