@@ -11,7 +11,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-_SETTING = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+_VARIABLE, _SETTING = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _FIRST = (2, 35)
 
@@ -29,4 +29,9 @@ def can_ask() -> bool:
 
 def huge_pages_command() -> list[str]:
     """What stands before a command that is to have large pages; nothing where it would change nothing."""
-    return ["env", _SETTING] if can_ask() else []
+    return ["env", f"{_VARIABLE}={_SETTING}"] if can_ask() else []
+
+
+def huge_pages_environment() -> dict[str, str]:
+    """This process's environment, for a program that is to have large pages. What the variable says already stays."""
+    return ({_VARIABLE: _SETTING} if can_ask() else {}) | dict(os.environ)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onnx_fa import huge_pages
-from onnx_fa.huge_pages import can_ask, huge_pages_command
+from onnx_fa.huge_pages import can_ask, huge_pages_command, huge_pages_environment
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,14 @@ def test_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stdout == "glibc.malloc.hugetlb=1\n"
     monkeypatch.setattr(huge_pages, "can_ask", lambda: False)
     assert huge_pages_command() == []
+
+
+def test_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the variable says already stays, and nothing is said where it would change nothing."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    for can, said in ((True, "glibc.malloc.hugetlb=1"), (False, None)):
+        monkeypatch.setattr(huge_pages, "can_ask", lambda can=can: can)
+        assert huge_pages_environment().get("GLIBC_TUNABLES") == said
+    monkeypatch.setattr(huge_pages, "can_ask", lambda: True)
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    assert huge_pages_environment() == dict(os.environ)

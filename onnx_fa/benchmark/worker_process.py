@@ -14,13 +14,15 @@ import numpy as np
 from onnx_fa import processes as limits
 from onnx_fa.benchmark.worker_session import Session
 from onnx_fa.errors import RunError
+from onnx_fa.huge_pages import huge_pages_environment
 from onnx_fa.verifier.inputs import Array
 
 
 def package_environment() -> dict[str, str]:
-    """The environment for a child that imports this package, which may come from a checkout that only this process knows of."""
+    """The environment for a child that imports this package, which may come from a checkout that only this process knows of. It
+    has large pages where IREE's programs have them."""
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**huge_pages_environment(), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from onnx_fa import processes as limits
 from onnx_fa.errors import MissingDependencyError, RunError, one_line
+from onnx_fa.huge_pages import huge_pages_environment
 from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
 from onnx_fa.iree.drivers import WORKERS, is_on_host, preferred_device, runtime
 from onnx_fa.scheduling import as_batch_job
@@ -261,8 +262,8 @@ def benchmark_module(
     timeout_s: float = 600,
     memory_bytes: int = 16 << 30,
 ) -> Samples:
-    """Times `repetitions` calls with iree-benchmark-module, after `untimed` others; a sample may be the mean of `each` calls in a
-    row. Inputs are arrays or .npy files. Raises RunError."""
+    """Times `repetitions` calls with iree-benchmark-module, as the lines that `compile` prints do, after `untimed` others. A sample
+    may be the mean of `each` calls in a row. Inputs are arrays or .npy files. Raises RunError."""
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as tmp:
         out = Path(tmp) / "out.json"
         command = [
@@ -275,7 +276,7 @@ def benchmark_module(
             *BUFFERS_KEPT.get(device.partition(":")[0], ()),
             *extra,
         ]
-        done = run_tool(command, timeout_s, memory_bytes)
+        done = run_tool(command, timeout_s, memory_bytes, huge_pages_environment())
         rows = json.loads(out.read_text())["benchmarks"]
     to_ms = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
     samples = [r["real_time"] * to_ms[r["time_unit"]] for r in rows if r.get("run_type") == "iteration"]
@@ -322,11 +323,13 @@ def run_module(
         return arrays, int(peak[1])
 
 
-def run_tool(command: list[str], timeout_s: float, memory_bytes: int) -> limits.Finished:
+def run_tool(
+    command: list[str], timeout_s: float, memory_bytes: int, env: Mapping[str, str] | None = None
+) -> limits.Finished:
     """Runs a program of the runtime's, as a batch job. Raises RunError with the first line of what it says where it fails."""
     name = os.path.basename(command[0])
     try:
-        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes, batch=True)
+        done = limits.run_limited(command, timeout_s=timeout_s, memory_bytes=memory_bytes, env=env, batch=True)
     except OSError as e:
         raise RunError(f"{command[0]}: cannot be run: {e.strerror}") from e
     if done.ending != "ok":

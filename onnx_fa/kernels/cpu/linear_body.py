@@ -26,8 +26,9 @@ NARROW = ("f16", "bf16")
 _SUMS = {16: 24, 8: 12, 4: 24}
 """Of a small tile, by the lanes of a vector: they leave registers for its factors (AVX2 has 16, the others 32)."""
 
-FEWEST_GROUPS = 64
-"""Workgroups of a few rows, whose time is that of reading the weight: two for each of 32 cores."""
+FEWEST_GROUPS = 32
+"""Workgroups of a few rows, whose time is that of reading the weight. A worker of IREE's takes eight at a time where there are
+eight for each, so that more of them are shared out less evenly."""
 
 
 @dataclass(frozen=True)
