@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ def test_bench_writes_raw_samples_table_and_plot(tmp_path: Path) -> None:
     assert summary["machine"]["threads"] == 1 and "iree-base-compiler" in summary["machine"]["versions"]
     assert "(best)" in written[2].read_text() and written[2].read_text().startswith("| model | what |")
     assert written[3].read_bytes().startswith(PNG)
+
+
+def test_contestants_find_idle_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each one's calls there is a pause; who has a problem is not waited for. Who begins changes from round to round."""
+    done = list[str]()
+    monkeypatch.setattr(bench_module, "SETTLE_S", 0.125)
+    monkeypatch.setattr(bench_module.time, "sleep", lambda s: done.append(f"{s}"))
+
+    def run(name: str) -> tuple[list[float], int]:
+        done.append(name)
+        return [1.0], 7
+
+    contestants = [Contestant("a"), Contestant("b", problem="no"), Contestant("c")]
+    field = [(c, partial(run, c.what)) for c in contestants]
+    bench_module.play_rounds(field, 2, lambda message: None)
+    assert done == ["0.125", "a", "0.125", "c", "0.125", "c", "0.125", "a"]
+    assert field[0][0].samples == [(0, 1.0), (1, 1.0)] and field[0][0].peak_bytes == 7
 
 
 def test_stock_that_does_not_compile_is_reported(tmp_path: Path) -> None:
