@@ -44,9 +44,8 @@ def rounded_texts(product: BitsProduct, target: Target, *, given: bool = False) 
     if given:
         values, operands, name = [v.name for v in x.operands], (*x.operands, *p.weight), name_of_rounded(p)
     else:
-        rounding = f"{x.name}_round{'_zeros' * x.zeros}"
-        values, operands, name = call_dispatch(t, rounding, [p.x], ["%x"], x.operands), p.operands, p.name
-        dots = {rounding: joined(round_text(x, rounding)), **dots}
+        values, operands, name = call_dispatch(t, x.symbol, [p.x], ["%x"], x.operands), p.operands, p.name
+        dots = {x.symbol: joined(round_text(x)), **dots}
     (y,) = call_dispatch(t, symbol, [*x.operands, *p.weight], [*values, *weight], [p.y])
     return {**dots, name: joined(function_text(name, operands, [p.y], t, [y]))}
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.bits_body import add_lanes, function_text
+from onnx_fa.kernels.cpu.bits_spec import Blocks
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
-from onnx_fa.kernels.mlir.operand import ROWS, Operand
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.terms import Dim
 
@@ -25,7 +26,7 @@ _LARGEST = 127.0
 
 
 @dataclass(frozen=True)
-class RoundedRows:
+class RoundedRows(Blocks):
     """`rows` (None: known at run time only) of K numbers in blocks, for a weight whose bytes hold 8 / `bits` numbers. `zeros`: the
     weight's zero points are operands."""
 
@@ -34,24 +35,6 @@ class RoundedRows:
     block: int
     bits: int
     zeros: bool
-
-    @property
-    def lead(self) -> Dim:
-        return ROWS if self.rows is None else self.rows
-
-    @property
-    def places(self) -> int:
-        """Numbers in a byte."""
-        return 8 // self.bits
-
-    @property
-    def blocks(self) -> int:
-        return self.K // self.block
-
-    @property
-    def middle(self) -> int:
-        """The zero point where none is an operand."""
-        return 1 << (self.bits - 1)
 
     @property
     def bytes(self) -> int:
@@ -74,9 +57,9 @@ class RoundedRows:
         return f"bits{self.bits}_{'n' if self.rows is None else self.rows}x{self.K}_{self.block}"
 
     @property
-    def x(self) -> Operand:
-        """(rows, K)."""
-        return Operand("%x", (self.lead, self.K), "f32")
+    def symbol(self) -> str:
+        """Of the dispatch that rounds rows as they are."""
+        return f"{self.name}_round{'_zeros' * self.zeros}"
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -137,18 +120,17 @@ class RoundedNorm:
 
 def rows_name(x: RoundedRows) -> str:
     """The name of the function that rounds rows as they are."""
-    return f"{x.name}_round{'_zeros' * x.zeros}_of"
+    return f"{x.symbol}_of"
 
 
 def rows_texts(x: RoundedRows) -> dict[str, str]:
     """The executable that rounds rows as they are, and its function, by their symbols."""
     t, name = Text(), rows_name(x)
-    symbol = name.removesuffix("_of")
-    made = call_dispatch(t, symbol, [x.x], ["%x"], x.operands)
-    return {symbol: joined(round_text(x, symbol)), name: joined(function_text(name, [x.x], x.operands, t, made))}
+    made = call_dispatch(t, x.symbol, [x.x], ["%x"], x.operands)
+    return {x.symbol: joined(round_text(x)), name: joined(function_text(name, [x.x], x.operands, t, made))}
 
 
-def round_text(x: RoundedRows, symbol: str) -> list[str]:
+def round_text(x: RoundedRows) -> list[str]:
     """The executable that rounds rows: a workgroup for each."""
     t = Text()
     row = _Row(t, x)
@@ -159,7 +141,7 @@ def round_text(x: RoundedRows, symbol: str) -> list[str]:
         return write_block(t, x, row.read(value, type_, b), t.index(0), b, carried, [kind for _, kind in outputs])
 
     row.store(x.operands, t.loop(row.bounds, outputs, block), outputs)
-    return make_executable(symbol, [x.x], x.operands, _groups(x), t.render())
+    return make_executable(x.symbol, [x.x], x.operands, _groups(x), t.render())
 
 
 def _norm_text(norm: RoundedNorm) -> list[str]:

@@ -14,22 +14,13 @@ from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.spec.terms import Dim
 
 
-@dataclass(frozen=True)
-class BitsProduct:
-    """`rows` of x (None: known at run time), N rows of the weight, of K numbers of so many bits in blocks. `scales` is the element
-    type of the scales; `zeros` that of the zero points, "packed" where they stand like the weight, "" for the middle of the range.
-
-    `rounded`: each block of x is rounded to integers of 8 bits first, as accuracy_level 4 of onnxruntime's MatMulNBits allows: its
-    scale is the largest magnitude divided by 127."""
+class Blocks:
+    """What follows for `rows` (None: known at run time only) of K numbers in blocks, and a weight of so many `bits` a number."""
 
     rows: int | None
-    N: int
     K: int
     block: int
     bits: int
-    scales: str
-    zeros: str = ""
-    rounded: bool = False
 
     @property
     def places(self) -> int:
@@ -51,15 +42,33 @@ class BitsProduct:
         return ROWS if self.rows is None else self.rows
 
     @property
+    def x(self) -> Operand:
+        """(rows, K)."""
+        return Operand("%x", (self.lead, self.K), "f32")
+
+
+@dataclass(frozen=True)
+class BitsProduct(Blocks):
+    """`rows` of x (None: known at run time), N rows of the weight, of K numbers of so many bits in blocks. `scales` is the element
+    type of the scales; `zeros` that of the zero points, "packed" where they stand like the weight, "" for the middle of the range.
+
+    `rounded`: each block of x is rounded to integers of 8 bits first, as accuracy_level 4 of onnxruntime's MatMulNBits allows: its
+    scale is the largest magnitude divided by 127."""
+
+    rows: int | None
+    N: int
+    K: int
+    block: int
+    bits: int
+    scales: str
+    zeros: str = ""
+    rounded: bool = False
+
+    @property
     def name(self) -> str:
         sizes = f"{'n' if self.rows is None else self.rows}x{self.N}x{self.K}"
         words = [f"bits{self.bits}", sizes, str(self.block), self.scales, self.zeros, "rounded" * self.rounded]
         return "_".join(filter(None, words))
-
-    @property
-    def x(self) -> Operand:
-        """(rows, K)."""
-        return Operand("%x", (self.lead, self.K), "f32")
 
     @property
     def sorted_x(self) -> Operand:
