@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from onnx_fa.errors import MissingDependencyError, UnsupportedError
+from onnx_fa.kernels.triton import worker
 from onnx_fa.kernels.triton.config import SHARED_BYTES
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.processes import DEFAULT, Limits, run_limited
 
 PTX_VERSION = "8.6"
 """What the text is declared as: Triton names its own newest, which drivers older than it refuse; nothing newer is in it."""
-_TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "i8": "i8", "i32": "i32", "i64": "i64"}
 ALIGNMENT = 128
 """Of what the copy engine reads its descriptors from; IREE aligns buffers to 64 bytes."""
 
@@ -58,7 +58,7 @@ def compile_program(program: Program, arch: int, warps: int, stages: int, limits
     with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
         path = Path(folder) / "job.json"
         path.write_text(job)
-        command = [sys.executable, "-m", "onnx_fa.kernels.triton.worker", str(path)]
+        command = [sys.executable, "-P", worker.__file__, str(path)]
         done = run_limited(command, env=environment, **asdict(limits))
     if done.ending in ("timeout", "memory"):
         raise UnsupportedError(f"Triton, compiling for sm_{arch}, {done.describe(**asdict(limits))}")
@@ -77,37 +77,9 @@ def _last_line(stderr: str) -> str:
     return " ".join((errors or stderr.splitlines() or ["it crashed"])[-1].split())[:300]
 
 
-def triton_compile(program: Program, arch: int, warps: int, stages: int) -> dict[str, Any]:
-    """What Triton makes of a program in this process: "ptx", and bytes of "shared" and "scratch" memory."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-    from triton.experimental.gluon import GluonASTSource
-
-    signature = {name: f"*{_TYPES[element]}" for name, element in program.pointers}
-    signature |= {f"s{i}": "i32" for i in range(len(program.constants))}
-    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
-        function = load_function(program, Path(folder))
-        source = (GluonASTSource if function.is_gluon() else ASTSource)(
-            fn=function,
-            signature=signature,
-            constexprs={},
-            attrs={(i,): [["tt.divisibility", 16]] for i in range(len(program.pointers))},
-        )
-        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-        done = compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    metadata: Any = done.metadata
-    return {"ptx": done.asm["ptx"], "shared": metadata.shared, "scratch": int(metadata.global_scratch_size)}
-
-
 def load_function(program: Program, folder: Path) -> Any:
-    """The Triton function that a program's text defines, from a file, which Triton reads its source from."""
-    path = folder / f"{program.entry}.py"
-    path.write_text(program.text)
-    spec = importlib.util.spec_from_file_location(program.entry, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, program.entry)
+    """The Triton function that a program's text defines, from a file in `folder`."""
+    return worker.load_function(program.entry, program.text, folder)
 
 
 def _parameters(ptx: str, program: Program, scratch: bool) -> str:
