@@ -20,6 +20,9 @@ from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.spec.linear import LinearSpec, multiply
 from tests.support.linear_cases import CASES, SIZES, bound, draw
+from tests.support.quick_interpreter import quicken
+
+quicken()
 
 
 def is_cut(spec: LinearSpec) -> bool:

@@ -19,7 +19,9 @@ from onnx_fa.kernels.triton.norm_source import NormConfig, NormSource
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.spec.norm import NormSpec, normalise
 from tests.support.norm_cases import CASES, NUMPY, SIZES, bound, draw
+from tests.support.quick_interpreter import quicken
 
+quicken()
 LARGE = {"f32": 3e37, "f16": 1e4}
 """Numbers whose squares the type does not hold."""
 

@@ -29,7 +29,9 @@ from onnx_fa.spec.accuracy import expect
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import packed
 from tests.support.cases import BY_NAME, draw_operands
+from tests.support.quick_interpreter import quicken
 
+quicken()
 # The interpreter executes no inline assembly, which tests/kernels/test_triton_reciprocals.py does.
 reciprocals.shared_reciprocal = lambda divisor, inverses: f"1.0 / {divisor}"
 widening.halves_of = widening.converted
