@@ -6,7 +6,6 @@ outside a site is ever rewritten.
 
 from __future__ import annotations
 
-import logging
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +13,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.bounded import may_follow
 from onnx_fa.graph.contrib_shapes import contrib_types
 from onnx_fa.graph.declared import correct_outputs
 from onnx_fa.graph.moves import EACH_ONCE
+from onnx_fa.graph.onnx_inference import infer_by_onnx
 from onnx_fa.graph.ops import constant_tensor, op_of
 from onnx_fa.graph.view import GraphView
 
@@ -178,24 +177,20 @@ def _infer(model: ir.Model) -> None:
 
 
 def _infer_by_onnx(model: ir.Model, defaults: Mapping[str, ir.Value]) -> None:
-    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # values that only functions or unknown ops make are expected to stay without shape
     initializers = model.graph.initializers
     try:
         for name in defaults:
             del initializers[name]
-        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+        infer_by_onnx(model, data_prop=False)
         made = [out for node in model.graph.all_nodes() for out in node.outputs]
         if all(v.dtype is not None and v.shape is not None and v.shape.is_static() for v in made):
             return  # nothing is left to find
         shapes = (v.shape.dims for v in (*model.graph.inputs, *initializers.values(), *made) if v.shape is not None)
         if may_follow(shapes):
-            ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+            infer_by_onnx(model, data_prop=True)
     finally:
         for name, value in defaults.items():
             initializers[name] = value
-        logger.setLevel(level)
 
 
 @contextmanager

@@ -97,13 +97,13 @@ def test_numbers_of_a_long_vector_are_not_followed(
     length: int, followed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ONNX's inference writes out every element of a vector that an Add, Sub or Mul reads, where it follows numbers."""
-    infer, asked = normalize.ShapeInferencePass, []
+    infer, asked = normalize.infer_by_onnx, []
 
-    def recorded(**options: Any) -> Any:
-        asked.append(options["data_prop"])
-        return infer(**options)
+    def recorded(model: ir.Model, *, data_prop: bool) -> None:
+        asked.append(data_prop)
+        infer(model, data_prop=data_prop)
 
-    monkeypatch.setattr(normalize, "ShapeInferencePass", recorded)
+    monkeypatch.setattr(normalize, "infer_by_onnx", recorded)
     assert not explain(_long_vector(length)).sites
     assert asked and any(asked) is followed
 
