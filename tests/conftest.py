@@ -29,11 +29,11 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "families vector_kernel triton_kernel linear_sites spelling_table amx_body zoo cluster stock_road "
-    "generate cpu_linear kernel verify campaign tune node_tests integer_products backend no_keys "
-    "norm_sites quantized cli dot_body convolutions attention_bench linear gpu export "
-    "integer_convolutions random_attention few_kernel match spirv linear_numbers excuses vulkan_model "
-    "kv_passes bench linear_bench cpu_linear_staged split_keys memory iree_bugs"
+    "families vector_kernel triton_kernel zoo linear_sites stock_road integer_convolutions spelling_table "
+    "generate amx_body cpu_linear export kernel node_tests campaign no_keys verify cluster backend integer_products "
+    "attention_bench dot_body quantized gpu tune cli convolutions linear_numbers random_attention linear excuses match "
+    "norm_sites few_kernel kv_passes spirv vulkan_model bench linear_bench cpu_linear_staged split_keys memory "
+    "iree_bugs"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 
