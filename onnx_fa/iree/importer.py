@@ -102,8 +102,8 @@ def import_mlir(
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
     linear = find_linear_sites(proto, held, target=target)
+    fuse_rounded(proto, held, target=target)  # takes norms of its own
     norms = find_norm_sites(proto, held, target=target)
-    fuse_rounded(proto, held, target=target)
     find_rotations(proto, held, target=target)
     widen_sums(proto, held)
     info = stock.ModelInfo(proto)

@@ -1,4 +1,4 @@
-"""What commands and reports say of norms on CUDA."""
+"""What commands and reports say of norms."""
 
 from __future__ import annotations
 
@@ -29,5 +29,9 @@ def test_commands(tmp_path: Path) -> None:
     assert f"kernels of norms: {found['kernel']}_rows\n" in cli("inspect", "a.vmfb", cwd=tmp_path).stdout
     kept = cli("inspect", path, "--target", "cuda", "--kernels", "iree", "--report", "i.json", cwd=tmp_path).stdout
     assert "the compiler's: --kernels iree" in kept and report(tmp_path / "i.json")["norms"][0]["kernel"] is None
-    other = cli("inspect", path, "--target", "cpu-avx512", "--report", "o.json", cwd=tmp_path).stdout
+    other = cli("inspect", path, "--target", "vulkan", "--report", "o.json", cwd=tmp_path).stdout
     assert "norms" not in other and report(tmp_path / "o.json")["norms"] == []
+    cli("compile", path, "-o", "b.vmfb", "--target", "cpu-avx2", "--report", "b.json", cwd=tmp_path)
+    (found,) = report(tmp_path / "b.json")["norms"]
+    assert found["tiles"] == {"lanes": 8, "rows": 128} and found["tuning"] == "built in: a rule"
+    assert f"kernels of norms: {found['kernel']}_rows\n" in cli("inspect", "b.vmfb", cwd=tmp_path).stdout

@@ -1,4 +1,4 @@
-"""Norms of rows that become norm sites on CUDA, those that do not, and what their nodes mean."""
+"""Norms of rows that become norm sites on CUDA and CPUs, those that do not, and what their nodes mean."""
 
 from __future__ import annotations
 
@@ -137,9 +137,15 @@ def test_the_sum_in_front() -> None:
 
 
 def test_others_keep_theirs() -> None:
-    """Only CUDA has such kernels; without Triton's the report says why; unknown lengths and statistics are no sites."""
+    """Only CUDA and CPUs have such kernels; where they have none the report says why; unknown lengths and statistics are no
+    sites."""
     norm = "y = LayerNormalization (x, s, b)"
-    assert found_in(graph_of(norm), parse_target("cpu-avx512"))[1] == found_in(graph_of(norm), None)[1] == []
+    assert found_in(graph_of(norm), parse_target("vulkan"))[1] == found_in(graph_of(norm), None)[1] == []
+    assert [norm_kind(r.spec) for r in found_in(graph_of(norm), parse_target("cpu-avx512"))[1] if r.kernel] == [
+        LAYER_ALL
+    ]
+    made, told = found_in(graph_of(norm), parse_target("cpu-neon"))
+    assert [r.kept for r in told] == ["vectors of four lanes"] and made.graph.node[0].op_type == "LayerNormalization"
     made, told = found_in(graph_of(norm), parse_target("cuda", "iree"))
     assert [r.kept for r in told] == ["--kernels iree"] and made.graph.node[0].op_type == "LayerNormalization"
     assert summary(told, "norm") == "1 norm, 0 with a kernel, 1 left to the compiler (--kernels iree)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -105,6 +106,22 @@ def _check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
         assert np.array_equal(multiply(spec, moved), want)
         got = run(tmp_path / "m.vmfb", moved)
         assert np.linalg.norm(got - want) <= TOLERANCE[plain.dtype] * np.linalg.norm(want)
+
+
+def test_erf(tmp_path: Path) -> None:
+    """Relative to its own size, from the smallest numbers on; +-1 beyond, for infinities too, and NaN of NaN."""
+    numbers = np.concatenate([np.logspace(-37, 0, 500), np.linspace(1, 5, 3000), [1e5, 3e38, np.inf]]).astype(
+        np.float32
+    )
+    x = np.concatenate([numbers, -numbers, [np.nan, 0, -0.0]]).astype(np.float32)[:, None]
+    spec = packed(LinearSpec(("rows",), 1, 32, "f32", then=Apply("Erf", SCORE)))
+    compile_site(spec, tmp_path / "m.vmfb")
+    got = run(tmp_path / "m.vmfb", [x, in_panels(np.ones((1, 32), np.float32), spec.panel)])
+    want = np.array([math.erf(v) for v in x[:, 0]])[:, None]
+    assert np.array_equal(np.isnan(got), np.isnan(np.broadcast_to(want, got.shape)))
+    finite = ~np.isnan(want[:, 0])
+    assert (np.abs(got[finite] - want[finite]) <= 5e-7 * np.abs(want[finite])).all()
+    assert (np.abs(got[np.abs(x[:, 0]) > 3.84]) == 1).all() and (got[:-2][want[:-2, 0] > 0] > 0).all()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 12, 13, 24, 30])

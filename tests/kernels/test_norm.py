@@ -18,12 +18,10 @@ from onnx_fa.kernels.row_sites import kept_why
 from onnx_fa.kernels.triton.norm import MOST_NUMBERS, config_of, emit_norm
 from onnx_fa.spec.norm import NormSpec, norm_name, normalise
 from onnx_fa.spec.target import parse_target
-from tests.support.norm_cases import CASES
+from tests.support.norm_cases import CASES, tolerance
 
 ROOT = Path(__file__).parents[2]
 CUDA = parse_target("cuda")
-TOLERANCE = {"f32": 4e-7, "f16": 5e-4}
-"""Of numbers that are computed in f32 and rounded once. A mean of thirty deviations leaves ten times f32's."""
 
 
 def test_numbers() -> None:
@@ -33,9 +31,7 @@ def test_numbers() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    narrow = {n: "f16" if "f16" in (spec.dtype, spec.result) else "f32" for n, spec in CASES.items()}
-    allowed = {n: TOLERANCE[narrow[n]] * (10 if narrow[n] == "f32" else 1) for n in names}
-    assert {n: d for n, (d, _) in found.items() if not d <= allowed[n]} == {}
+    assert {n: d for n, (d, _) in found.items() if not d <= tolerance(CASES[n])} == {}
     assert [n for n, (_, same) in found.items() if not same] == []
 
 

@@ -1,14 +1,15 @@
-"""Norm sites: one table for the interpreter and the compiler."""
+"""Norm sites: one table for the interpreter and the compilers, and how far results are from float64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.norm import NormSpec
+from onnx_fa.spec.norm import NormSpec, normalise
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
@@ -31,6 +32,12 @@ CASES: dict[str, NormSpec] = {
     "one_number": NormSpec((4,), 1, "f32", "f32", 1e-5, True, "f32", "f32"),
 }
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 7})
+LARGE = {"f32": 3e37, "f16": 1e4, "bf16": 3e37}
+"""Numbers whose squares the type does not hold."""
+TOLERANCE = {"f32": 4e-6, "f16": 5e-4, "bf16": 2.0**-8}
+"""Of numbers that are computed in f32 and rounded once. A mean of thirty deviations leaves ten times f32's rounding."""
+Run = Callable[[NormSpec, tuple[int, ...], list[npt.NDArray[Any]], int], list[npt.NDArray[Any]]]
+"""Computes a site's results, of its shapes, by workgroups of so many rows, if it can choose."""
 
 
 def bound(spec: NormSpec, sizes: dict[str, int]) -> tuple[int, ...]:
@@ -48,3 +55,38 @@ def draw(spec: NormSpec, lead: tuple[int, ...], size: float = 1.0, shift: float 
             numbers = (numbers + shift) * size
         found.append(numbers.astype(NUMPY[dtype]))
     return found
+
+
+def tolerance(spec: NormSpec) -> float:
+    return max(TOLERANCE[dtype] for dtype in (spec.dtype, spec.result))
+
+
+def distance(spec: NormSpec, run: Run) -> float:
+    """The largest relative distance of a result from float64, over sizes of numbers and of dims; NaN where one is NaN and the other
+    is not."""
+    found = 0.0
+    for sizes in SIZES:
+        lead = bound(spec, sizes)
+        for size, shift, rows in ((1e-3, 0.0, 1), (1.0, 30.0, 4), (LARGE[spec.dtype], 0.0, 2)):
+            operands = draw(spec, lead, size, shift)
+            if spec.skip and size > 1:
+                operands[1] = -operands[0] / 2  # a sum that is no infinity
+            wanted = normalise(spec, operands)
+            for got, want in zip(run(spec, lead, operands, rows), wanted, strict=True):
+                scale = np.linalg.norm(want) or 1.0
+                found = max(found, float(np.linalg.norm((got.astype(np.float64) - want).ravel() / scale)))
+    return found
+
+
+def keeps_special_rows(spec: NormSpec, run: Run) -> bool:
+    """Whether rows of infinities, NaNs and zeros are NaN, and finite, where those of float64 are; and other rows unmoved."""
+    lead = bound(spec, {"b": 2, "s": 7})
+    operands = draw(spec, lead)
+    plain = run(spec, lead, operands, 1)[0].reshape(-1, spec.N)
+    x = operands[0].reshape(-1, spec.N)
+    x[0, 0], x[1, -1], x[2] = np.inf, np.nan, 0
+    got = run(spec, lead, operands, 4)[0].reshape(-1, spec.N).astype(np.float64)
+    want = normalise(spec, operands)[0].reshape(-1, spec.N)
+    same = np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(got[3:], plain[3:].astype(np.float64))
+    near = 1e-2 if "bf16" in (spec.dtype, spec.result) else 2e-3
+    return bool(same and np.allclose(np.nan_to_num(got[2]), np.nan_to_num(want[2]), atol=near))

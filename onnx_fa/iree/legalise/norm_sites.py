@@ -41,9 +41,9 @@ def find_norm_sites(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> list[NormReport]:
     """Writes a node for each norm of rows that a kernel of the target takes, in place. `held` are initializers whose data are not
-    in the model; types of values are taken from `value_info`. Returns all norms for a CUDA target, those too that the compiler
+    in the model; types of values are taken from `value_info`. Returns all norms for CUDA and CPUs, those too that the compiler
     keeps; for others none, as norms are the compiler's there."""
-    if target is None or target.backend != "cuda":
+    if target is None or target.backend not in ("cuda", "llvm-cpu"):
         return []
     g = GraphWriter(model, held, target=target)
     taken, made, told = set[int](), dict[int, onnx.NodeProto](), list[NormReport]()
