@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -59,6 +59,9 @@ class Shape:
         return math.hypot(work / 3, keys / 2, dims, float(self.causal != other.causal))
 
 
+Unused = Callable[[Tiles, Shape], float]
+
+
 @dataclass(frozen=True)
 class Measured:
     """A shape, and ms by the index of the tiles; `known` says that the kernels' compiler knew the sizes."""
@@ -66,6 +69,10 @@ class Measured:
     shape: Shape
     ms: Mapping[int, float]
     known: bool = False
+
+    def weight(self, shape: Shape) -> float:
+        """How much it counts for another shape."""
+        return (_KNOWN if self.known else 1) / (NEAR + shape.distance(self.shape)) ** POWER
 
 
 @dataclass(frozen=True)
@@ -78,25 +85,47 @@ class ShapeTable:
     shapes: tuple[Measured, ...]
 
     def best(
-        self, shape: Shape, fits: Callable[[Tiles], bool], unused: Callable[[Tiles, Shape], float]
+        self,
+        shape: Shape,
+        fits: Callable[[Tiles], bool],
+        unused: Unused,
+        later: Callable[[Tiles], bool] = lambda tiles: False,
     ) -> tuple[Tiles, Measured] | None:
         """The tiles of least cost around a shape, of those that fit, and the nearest measured shape; None where nothing fits.
-        `unused` is the factor by which a shape's time with tiles exceeds that of one that leaves nothing unused."""
-        found = self.ranked(shape, fits, unused)
+        `unused` is the factor by which a shape's time with tiles exceeds that of one that leaves nothing unused. `later`: whether
+        tiles were tried on some of the shapes alone, on which they are compared with the others."""
+        found = self.ranked(shape, lambda t: fits(t) and not later(t), unused)
+        tried = replace(self, shapes=tuple(m for m in self.shapes if any(later(self.tiles[i]) for i in m.ms)))
+        more = tried.ranked(shape, lambda t: fits(t) and later(t), unused)
+        if more and (not found or tried.ratio(shape, more[0], found[0], unused, later) < 1):
+            found = more
         nearest = min(self.alike(shape), key=lambda m: shape.distance(m.shape), default=None)
         return (found[0], nearest) if found and nearest is not None else None
+
+    def ratio(self, shape: Shape, a: Tiles, b: Tiles, unused: Unused, kind: Callable[[Tiles], bool]) -> float:
+        """How many times as long a shape takes with tiles `a` as with `b`, by what the fastest of their kinds took around it."""
+        weights = logs = 0.0
+        for m in self.alike(shape):
+            taken = {i: ms / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
+            of_kind = {
+                is_kind: [ms for i, ms in taken.items() if kind(self.tiles[i]) == is_kind] for is_kind in (True, False)
+            }
+            if of_kind[True] and of_kind[False]:
+                w = m.weight(shape)
+                weights += w
+                logs += w * math.log(min(of_kind[True]) / min(of_kind[False]))
+        around = math.exp(logs / weights) if weights else math.inf
+        return around * unused(a, shape) / unused(b, shape)
 
     def alike(self, shape: Shape) -> list[Measured]:
         """The measured shapes that have few queries as the shape has, or many."""
         return [m for m in self.shapes if (m.shape.Sq <= _ROWS) == (shape.Sq <= _ROWS)]
 
-    def ranked(
-        self, shape: Shape, fits: Callable[[Tiles], bool], unused: Callable[[Tiles, Shape], float]
-    ) -> list[Tiles]:
+    def ranked(self, shape: Shape, fits: Callable[[Tiles], bool], unused: Unused) -> list[Tiles]:
         """The tiles that fit, those of the least cost around a shape first."""
         weights, costs, seen = 0.0, dict[int, float](), dict[int, float]()
         for m in self.alike(shape):
-            w = (_KNOWN if m.known else 1) / (NEAR + shape.distance(m.shape)) ** POWER
+            w = m.weight(shape)
             weights += w
             most = _MOST * min(m.ms.values())
             taken = {i: min(ms, most) / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
