@@ -130,7 +130,7 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED) -> Iterator[Any]:
     used = tuned(spec, 90)[0]
 
     def ordered(BM: int, BN: int, warps: int, stages: int, overlap: int, splits: int = 1) -> TritonConfig:
-        order = order_of(spec, stays=overlap == PERSISTENT)
+        order = order_of(spec, tile=BM if overlap == PERSISTENT else 0)
         return TritonConfig(BM, BN, warps, stages, order=order, overlap=overlap, splits=splits)
 
     def fits(tiles: Any) -> bool:

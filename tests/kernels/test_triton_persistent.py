@@ -176,14 +176,16 @@ def test_tiles() -> None:
 
 
 def test_order() -> None:
-    """Causal, heads take turns, those together whose keys and values the cache holds, in groups of about a size."""
+    """Causal, heads take turns, those together whose keys and values the cache holds, in groups of about a size, but with some
+    rounds of tiles."""
 
     def order(**changes: Any) -> int:
         base = {"masks": (Causal(),), "Sq": 4096, "Skv": 4096, "Hq": 32, "Hkv": 32, "D": 128, "Dv": 128, "batch": (1,)}
-        return order_of(half(**base | changes), stays=True)
+        return order_of(half(**base | changes), tile=192)
 
     assert (order(masks=()), order(Hq=8, Hkv=8)) == (0, 1)
-    assert order() == 8 and order(Hkv=8) == 1  # 2 MiB of each of 32 heads; 8 are shared by four each
+    assert order() == 16 and order(Hkv=8) == 1  # 2 MiB of each of 32 heads; 8 are shared by four each
+    assert order(batch=(4,)) == 13  # nine would have tiles for fewer than two rounds
     assert order(batch=(4,), Hkv=8) == 32 and order(Sq=1 << 17, Skv=1 << 17) == 2
 
 

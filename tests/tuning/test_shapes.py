@@ -188,4 +188,3 @@ def test_later_tiles() -> None:
     assert best(SHORT, lambda tiles: tiles["overlap"] == 3) == stays[0]  # where nothing else fits
     new = dataclasses.replace(LONG, heads=131)
     assert best(new, waste=lambda tiles, shape: 1.5 if tiles["BM"] == 192 and shape == new else 1.0) == stays[0]
-    assert best(new, waste=lambda tiles, shape: 1.5 if tiles["overlap"] and shape == new else 1.0) == LOW

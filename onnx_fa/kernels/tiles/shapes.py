@@ -97,25 +97,22 @@ class ShapeTable:
         found = self.ranked(shape, lambda t: fits(t) and not later(t), unused)
         tried = replace(self, shapes=tuple(m for m in self.shapes if any(later(self.tiles[i]) for i in m.ms)))
         more = tried.ranked(shape, lambda t: fits(t) and later(t), unused)
-        if more and (not found or tried.ratio(shape, more[0], found[0], unused, later) < 1):
+        if more and (not found or tried.ratio(shape, later) < 1):
             found = more
         nearest = min(self.alike(shape), key=lambda m: shape.distance(m.shape), default=None)
         return (found[0], nearest) if found and nearest is not None else None
 
-    def ratio(self, shape: Shape, a: Tiles, b: Tiles, unused: Unused, kind: Callable[[Tiles], bool]) -> float:
-        """How many times as long a shape takes with tiles `a` as with `b`, by what the fastest of their kinds took around it."""
+    def ratio(self, shape: Shape, kind: Callable[[Tiles], bool]) -> float:
+        """How many times as long as with all other tiles a shape takes with those of a kind, by the fastest of both around it. What
+        is left unused counts as the shapes have it: a kind may be the better one for filling a GPU."""
         weights = logs = 0.0
         for m in self.alike(shape):
-            taken = {i: ms / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
-            of_kind = {
-                is_kind: [ms for i, ms in taken.items() if kind(self.tiles[i]) == is_kind] for is_kind in (True, False)
-            }
-            if of_kind[True] and of_kind[False]:
+            own, others = ([ms for i, ms in m.ms.items() if kind(self.tiles[i]) == same] for same in (True, False))
+            if own and others:
                 w = m.weight(shape)
                 weights += w
-                logs += w * math.log(min(of_kind[True]) / min(of_kind[False]))
-        around = math.exp(logs / weights) if weights else math.inf
-        return around * unused(a, shape) / unused(b, shape)
+                logs += w * math.log(min(own) / min(others))
+        return math.exp(logs / weights) if weights else math.inf
 
     def alike(self, shape: Shape) -> list[Measured]:
         """The measured shapes that have few queries as the shape has, or many."""

@@ -32,7 +32,7 @@ from onnx_fa.kernels.triton.config import (
     power_of_two,
 )
 from onnx_fa.kernels.triton.overlapped import can_overlap
-from onnx_fa.kernels.triton.persistent import REGISTERS, can_persist
+from onnx_fa.kernels.triton.persistent import can_persist
 from onnx_fa.kernels.triton.specialised import can_specialise
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, Apply, tensors_of
@@ -47,8 +47,8 @@ WORKGROUPS = "workgroups"
 """In tiles for a few queries: how many there should be, by splitting the keys; PROCESSORS where it is not said."""
 MOST_ACCUMULATORS = 192
 """Of f32 per thread, which has 255 registers: scores of a block and outputs."""
-SPARED = 48
-"""Registers per thread that workgroups which stay need besides those."""
+MOST_OF_PARTS = {2: MOST_ACCUMULATORS, 3: 100, 4: 64}
+"""The same by the number of parts of workgroups that stay, whose threads have fewer registers the more parts there are."""
 _SCANNED_AT_EASE = 1024
 _MOST_COLUMNS = 1152
 """Of queries and outputs together, for which 64 rows of halves fit Hopper and 32 fit others."""
@@ -179,9 +179,9 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     part = WARPGROUP_ROWS if config.overlap == PERSISTENT else config.BM // max(1, config.overlap)
     most = MOST_ACCUMULATORS
     if config.overlap == PERSISTENT:
-        if config.BM // part not in REGISTERS or config.warps != part // 16:
+        if config.BM // part not in MOST_OF_PARTS or config.warps != part // 16:
             return False
-        most = REGISTERS[config.BM // part][0] - SPARED
+        most = MOST_OF_PARTS[config.BM // part]
         shared += config.BM * dv  # outputs are put in order there, at least half of them at a time
     accumulators = part * (config.BN + dv) / (32 * config.warps)
     rows = 16 * config.warps <= part and config.warps % 4 == 0 and arch // 10 == 9 and config.splits == 1
