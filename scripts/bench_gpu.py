@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from onnx_fa.iree.run import BUFFERS_KEPT
 from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton.config import MULTIPROCESSORS, PERSISTENT
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import alibi, document, prefix
 from onnx_fa.spec.drawn_cases import draw_cases
@@ -442,7 +443,9 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
     out = torch.full(spec.out_shape, math.nan, device="cuda", dtype=operands[0].dtype)
     rows = math.prod(folded.batch) * folded.Hq * folded.Sq
     heads = rows // folded.Sq
-    grids = [(heads * -(-folded.Sq // config["BM"]), config["splits"]), (rows, 1)]
+    tiles = heads * -(-folded.Sq // config["BM"])
+    groups = min(tiles, MULTIPROCESSORS) if config["overlap"] == PERSISTENT else tiles
+    grids = [(groups, config["splits"]), (rows, 1)]
     kept: list[Any] = [out]
     if config["splits"] > 1:
         part = torch.empty(config["splits"] * rows * folded.Dv, device="cuda")

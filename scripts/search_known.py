@@ -49,12 +49,18 @@ SLOW = 1.005
 RANKED, REORDERED, SPLIT = 4, 1, 1
 """So many tiles of the table are tried, so many of them in the other order of workgroups, and of those for a few queries so many
 with twice and half as many parts."""
-FURTHER = {
-    64: ((128, 64, 8, 3, 0), (128, 128, 8, 2, 0), (64, 128, 4, 3, 1)),
-    128: ((128, 64, 8, 3, 0), (128, 64, 8, 2, 1), (128, 128, 4, 3, 2)),
-    256: ((128, 64, 8, 2, 1),),
+STAY = {
+    64: ((192, 128, 4, 2, 3), (256, 64, 4, 3, 3), (192, 64, 4, 3, 3)),
+    128: ((128, 128, 4, 2, 3), (192, 64, 4, 2, 3), (192, 64, 4, 3, 3)),
+    256: ((128, 64, 4, 2, 3),),
 }
-"""By the most columns: BM, BN, warps, stages and overlap of tiles that the table does not have."""
+FURTHER = {
+    64: ((128, 64, 8, 3, 0), (128, 128, 8, 2, 0), (64, 128, 4, 3, 1), *STAY[64]),
+    128: ((128, 64, 8, 3, 0), (128, 64, 8, 2, 1), (128, 128, 4, 3, 2), *STAY[128]),
+    256: ((128, 64, 8, 2, 1), *STAY[256]),
+}
+"""By the most columns: BM, BN, warps, stages and overlap of tiles that the table does not have, or has for few shapes, as those of
+workgroups that STAY."""
 FURTHER_FEW = ((64, 2, 4), (32, 1, 4), (128, 4, 2), (64, 4, 1))
 """For a few queries: BN, warps and stages that are tried with as many parts as the tiles in use have."""
 OF_ONE_TILE = {64: 4, 128: 2}
@@ -111,23 +117,28 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED) -> Iterator[Any]:
     from onnx_fa.kernels.tiles.shapes import read_shapes
     from onnx_fa.kernels.triton.by_shape import order_of, shape_of, unused
     from onnx_fa.kernels.triton.columns import columns_computed
-    from onnx_fa.kernels.triton.config import MOST_SPLITS, TritonConfig, power_of_two
+    from onnx_fa.kernels.triton.config import MOST_SPLITS, PERSISTENT, TritonConfig, power_of_two
     from onnx_fa.kernels.triton.overlapped import can_overlap
+    from onnx_fa.kernels.triton.persistent import can_persist
     from onnx_fa.kernels.triton.specialised import can_specialise
     from onnx_fa.kernels.triton.tiles import can_run, is_few, tuned
 
     table, shape = read_shapes(shape_table(90)), shape_of(spec)
     assert table is not None and shape is not None
-    forms = {0: True, 1: can_overlap(spec), 2: can_specialise(spec)}
-    few, order = is_few(spec), order_of(spec)
+    forms = {0: True, 1: can_overlap(spec), 2: can_specialise(spec), PERSISTENT: can_persist(spec)}
+    few = is_few(spec)
     used = tuned(spec, 90)[0]
+
+    def ordered(BM: int, BN: int, warps: int, stages: int, overlap: int, splits: int = 1) -> TritonConfig:
+        order = order_of(spec, tile=BM if overlap == PERSISTENT else 0)
+        return TritonConfig(BM, BN, warps, stages, order=order, overlap=overlap, splits=splits)
 
     def fits(tiles: Any) -> bool:
         config = TritonConfig(**tiles)
         parts = config.splits <= power_of_two(-(-shape.Skv // config.BN))
         return (config.BM <= 16) == few and forms[config.overlap] and parts and can_run(spec, config, 90)
 
-    found = [used, *(TritonConfig(**t, order=order) for t in table.ranked(shape, fits, unused)[:ranked])]
+    found = [used, *(ordered(**t) for t in table.ranked(shape, fits, unused)[:ranked])]
     if few:
         found += [replace(used, BN=BN, warps=warps, stages=stages) for BN, warps, stages in FURTHER_FEW]
         found = [c for c in dict.fromkeys(found) if fits(asdict(c))]
@@ -138,10 +149,10 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED) -> Iterator[Any]:
     else:
         columns = columns_computed(max(spec.D, spec.Dv))
         rest = FURTHER[next(most for most in FURTHER if columns <= most)]
-        further = [TritonConfig(*x[:4], order=order, overlap=x[4]) for x in rest]
+        further = [ordered(*x) for x in rest]
         found += [c for c in further if forms[c.overlap] and can_run(spec, c, 90)]
         if spec.masks:
-            found += [replace(c, order=1 - order) for c in list(dict.fromkeys(found))[:REORDERED]]
+            found += [replace(c, order=1 - min(c.order, 1)) for c in list(dict.fromkeys(found))[:REORDERED]]
     yield from dict.fromkeys(found)
 
 

@@ -20,7 +20,7 @@ from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Tiles, queries_computed
 from onnx_fa.kernels.triton import emit_exactly
 from onnx_fa.kernels.triton import tiles as triton_tiles
-from onnx_fa.kernels.triton.config import FEW
+from onnx_fa.kernels.triton.config import FEW, PERSISTENT
 from onnx_fa.processes import DEFAULT, Limits
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.linear import LinearSpec
@@ -211,9 +211,9 @@ def _triton_many(spec: AttentionSpec) -> Iterator[dict[str, int]]:
     """Blocks of 64 or 128 queries (32 for f32), with three stages where blocks and heads are narrow."""
     order = int(any(isinstance(m, Causal) for m in spec.masks))
     for keys in (64, 128, 32):
-        for rows, warps in ((64, 4), (128, 8), (128, 4), *[(32, 4)] * (spec.dtype == "f32")):
-            for overlap in (0, 1, 2):
-                stages = 2 if overlap or keys == 128 or max(spec.D, spec.Dv) > 128 else 3
+        for rows, warps in ((64, 4), (128, 8), (128, 4), (192, 4), *[(32, 4)] * (spec.dtype == "f32")):
+            for overlap in (0, 1, 2, PERSISTENT):
+                stages = 2 if overlap in (1, 2) or keys == 128 or max(spec.D, spec.Dv) > 128 else 3
                 sizes = {"BM": rows, "BN": keys, "warps": warps, "stages": stages}
                 yield {**sizes, "order": order, "overlap": overlap, **_split(spec)}
 
@@ -243,9 +243,9 @@ def _triton_around(spec: AttentionSpec, best: Tiles) -> Iterator[dict[str, int]]
         if (parts := triton_tiles.splits(spec, workgroups)) > 1 and parts not in tried:
             tried.add(parts)
             yield {**best, triton_tiles.WORKGROUPS: workgroups}
-    yield {**best, "order": 1 - best["order"]}
-    for overlap in {0, 1, 2} - {best["overlap"]}:
-        yield {**best, "overlap": overlap}
+    yield {**best, "order": 1 - min(best["order"], 1)}
+    for overlap in {0, 1, 2, PERSISTENT} - {best["overlap"]}:
+        yield {**best, "overlap": overlap, "order": min(best["order"], 1)}
     for warps in (best["warps"] * 2, best["warps"] // 2):
         yield {**best, "warps": warps}
     for keys in (best["BN"] * 2, best["BN"] // 2):

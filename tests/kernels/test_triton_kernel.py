@@ -150,6 +150,7 @@ def kernels() -> dict[str, Any]:
     given = {
         "overlapped": (gqa, TritonConfig(64, 64, 4, 2, overlap=1)),
         "specialised": (gqa, TritonConfig(128, 64, 4, 2, overlap=2)),
+        "persistent": (half(Hq=4, D=80, masks=(Causal(),)), TritonConfig(192, 64, 4, 2, order=2, overlap=3)),
         "dynamic": (dynamic, None),
         "decode": (decode, None),
         "decode_dynamic": (dataclasses.replace(decode, batch=("b",), stats=("max",)), None),
@@ -187,6 +188,7 @@ def test_ptx(kernels: dict[str, Any]) -> None:
     assert counts == {
         "overlapped": [5, 4],
         "specialised": [5, 4],
+        "persistent": [5, 4],
         "dynamic": [7, 7],
         "decode": [8, 8],
         "decode_dynamic": [7, 7, 5, 5],

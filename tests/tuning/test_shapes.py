@@ -166,3 +166,25 @@ def test_what_is_measured_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "cuda-sm_90.json").write_text(read_database("cuda-sm_90").to_json())
     monkeypatch.setenv(FOLDER_ENV, str(tmp_path))
     assert tuned_tiles(spec, 90)[1].startswith("cuda-sm_90: ")
+
+
+def test_later_tiles() -> None:
+    """Tiles that were tried on some shapes alone are compared with the others on those, and have what is best of them there."""
+    stays = [LOW | {"overlap": 3, "BM": rows} for rows in (128, 192)]
+    shapes = (
+        Measured(SHORT, {0: 1.0, 1: 1.5, 3: 2.0}),
+        Measured(LONG, {0: 1.2, 1: 1.0, 3: 0.9, 4: 0.8}),
+        *(Measured(dataclasses.replace(LONG, Skv=8192 + n), {0: 0.8, 1: 0.9}) for n in range(1, 9)),
+    )
+    table = dataclasses.replace(TABLE, tiles=(LOW, HIGH, FEW, *stays), shapes=shapes)
+
+    def best(shape: Shape, fits: Any = lambda tiles: True, waste: Any = lambda tiles, shape: 1.0) -> Any:
+        found = table.best(shape, fits, waste, lambda tiles: tiles["overlap"] == 3)
+        return found and found[0]
+
+    assert (best(SHORT), best(LONG)) == (LOW, stays[1])
+    assert best(LONG, lambda tiles: tiles["BM"] < 192) == stays[0]
+    assert best(LONG, lambda tiles: not tiles["overlap"]) == LOW
+    assert best(SHORT, lambda tiles: tiles["overlap"] == 3) == stays[0]  # where nothing else fits
+    new = dataclasses.replace(LONG, heads=131)
+    assert best(new, waste=lambda tiles, shape: 1.5 if tiles["BM"] == 192 and shape == new else 1.0) == stays[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -59,6 +59,9 @@ class Shape:
         return math.hypot(work / 3, keys / 2, dims, float(self.causal != other.causal))
 
 
+Unused = Callable[[Tiles, Shape], float]
+
+
 @dataclass(frozen=True)
 class Measured:
     """A shape, and ms by the index of the tiles; `known` says that the kernels' compiler knew the sizes."""
@@ -66,6 +69,10 @@ class Measured:
     shape: Shape
     ms: Mapping[int, float]
     known: bool = False
+
+    def weight(self, shape: Shape) -> float:
+        """How much it counts for another shape."""
+        return (_KNOWN if self.known else 1) / (NEAR + shape.distance(self.shape)) ** POWER
 
 
 @dataclass(frozen=True)
@@ -78,25 +85,44 @@ class ShapeTable:
     shapes: tuple[Measured, ...]
 
     def best(
-        self, shape: Shape, fits: Callable[[Tiles], bool], unused: Callable[[Tiles, Shape], float]
+        self,
+        shape: Shape,
+        fits: Callable[[Tiles], bool],
+        unused: Unused,
+        later: Callable[[Tiles], bool] = lambda tiles: False,
     ) -> tuple[Tiles, Measured] | None:
         """The tiles of least cost around a shape, of those that fit, and the nearest measured shape; None where nothing fits.
-        `unused` is the factor by which a shape's time with tiles exceeds that of one that leaves nothing unused."""
-        found = self.ranked(shape, fits, unused)
+        `unused` is the factor by which a shape's time with tiles exceeds that of one that leaves nothing unused. `later`: whether
+        tiles were tried on some of the shapes alone, on which they are compared with the others."""
+        found = self.ranked(shape, lambda t: fits(t) and not later(t), unused)
+        tried = replace(self, shapes=tuple(m for m in self.shapes if any(later(self.tiles[i]) for i in m.ms)))
+        more = tried.ranked(shape, lambda t: fits(t) and later(t), unused)
+        if more and (not found or tried.ratio(shape, later) < 1):
+            found = more
         nearest = min(self.alike(shape), key=lambda m: shape.distance(m.shape), default=None)
         return (found[0], nearest) if found and nearest is not None else None
+
+    def ratio(self, shape: Shape, kind: Callable[[Tiles], bool]) -> float:
+        """How many times as long as with all other tiles a shape takes with those of a kind, by the fastest of both around it. What
+        is left unused counts as the shapes have it: a kind may be the better one for filling a GPU."""
+        weights = logs = 0.0
+        for m in self.alike(shape):
+            own, others = ([ms for i, ms in m.ms.items() if kind(self.tiles[i]) == same] for same in (True, False))
+            if own and others:
+                w = m.weight(shape)
+                weights += w
+                logs += w * math.log(min(own) / min(others))
+        return math.exp(logs / weights) if weights else math.inf
 
     def alike(self, shape: Shape) -> list[Measured]:
         """The measured shapes that have few queries as the shape has, or many."""
         return [m for m in self.shapes if (m.shape.Sq <= _ROWS) == (shape.Sq <= _ROWS)]
 
-    def ranked(
-        self, shape: Shape, fits: Callable[[Tiles], bool], unused: Callable[[Tiles, Shape], float]
-    ) -> list[Tiles]:
+    def ranked(self, shape: Shape, fits: Callable[[Tiles], bool], unused: Unused) -> list[Tiles]:
         """The tiles that fit, those of the least cost around a shape first."""
         weights, costs, seen = 0.0, dict[int, float](), dict[int, float]()
         for m in self.alike(shape):
-            w = (_KNOWN if m.known else 1) / (NEAR + shape.distance(m.shape)) ** POWER
+            w = m.weight(shape)
             weights += w
             most = _MOST * min(m.ms.values())
             taken = {i: min(ms, most) / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}

@@ -78,9 +78,9 @@ class BlockRanges:
         bn, m0 = places.config.BN, places.m0
         first, full_first, full_end, end = "0", "0", whole, self.count
         if places.ragged_rows:
-            self.last = t.let(f"tl.minimum({m0} + {places.config.BM}, {places.sq}) - 1")
+            self.last = t.let(f"tl.minimum({m0} + {places.span}, {places.sq}) - 1")
         else:
-            self.last = t.let(f"{m0} + {places.config.BM - 1}")
+            self.last = t.let(f"{m0} + {places.span - 1}")
         lows, highs, full_lows, full_highs = [], [], [], []
         for i, mask in enumerate(places.spec.masks):
             if not isinstance(mask, IndexMask):

@@ -9,12 +9,16 @@ from collections.abc import Callable
 from onnx_fa.kernels.tiles.database import Tiles
 from onnx_fa.kernels.tiles.shapes import Shape, ShapeTable
 from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
-from onnx_fa.kernels.triton.config import FEW, power_of_two
+from onnx_fa.kernels.triton.config import FEW, MULTIPROCESSORS, PERSISTENT, power_of_two
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Causal
 
-MULTIPROCESSORS, CACHED_BYTES = 132, 45_000_000
-"""Of the GPU that the table was measured on, and about as much as its cache keeps."""
+CACHED_BYTES = 45_000_000
+"""About as much as the cache keeps of the GPU that the table was measured on."""
+TOGETHER_BYTES = 20_000_000
+"""Of keys and values that workgroups which stay read at the same time."""
+_ROUNDS = 2
+"""Of tiles that heads which are together have at the least."""
 _MANY_HEADS = 96
 """So many that few workgroups of one head run at the same time."""
 _BLOCK = 64
@@ -70,25 +74,39 @@ def tiles_by_shape(
         blocks = -(-shape.Skv // tiles["BN"])
         return fits(tiles) and tiles["splits"] <= power_of_two(blocks)
 
-    found = table.best(shape, suits, unused)
+    found = table.best(shape, suits, unused, lambda tiles: tiles["overlap"] == PERSISTENT)
     if found is None:
         return None
     split = SPLIT_TILES | {"splits": parts_of_keys(shape)}
     if split["splits"] > 1 and fits(split):
         return split, f"{shape} are few workgroups: the keys are split"
-    tiles = {**found[0], "order": order_of(spec)}
+    tiles = {**found[0], "order": order_of(spec, tile=found[0]["BM"] if found[0]["overlap"] == PERSISTENT else 0)}
     return tiles, f"{table.name}: around {shape}; the nearest of {len(table.shapes)} measured: {found[1].shape}"
 
 
-def order_of(spec: AttentionSpec) -> int:
+def order_of(spec: AttentionSpec, *, tile: int = 0) -> int:
     """Which order of the workgroups a spec with a shape gets. Causal, all heads' long rows come first (1), so that the short ones
     fill the end. Where K and V of many heads, or of long ones, with a block of queries and outputs of each head, are more than the
-    cache holds, each block of queries would so read them from memory, and one head comes after the other (0)."""
+    cache holds, each block of queries would so read them from memory, and one head comes after the other (0). `tile`: the
+    queries of one, where workgroups stay."""
+    if tile:
+        return _heads_together(spec, tile) if spec.masks else 0
     batch, row = math.prod(int(d) for d in spec.batch), 2 * (spec.D + spec.Dv)
     heads, others = batch * int(spec.Hkv), batch * int(spec.Hq)
     size = row * (heads * int(spec.Skv) + others * min(int(spec.Sq), _BLOCK))
     few = heads < _MANY_HEADS and int(spec.Sq) < _LONG
     return int(bool(spec.masks) and (few or size <= CACHED_BYTES))
+
+
+def _heads_together(spec: AttentionSpec, tile: int) -> int:
+    """The order of workgroups that stay, with causal tiles. These become shorter from one to the next, so that each workgroup gets
+    as many long ones, where all heads take turns (1), or those of a group, whose K and V the cache holds; groups are of a size, and
+    have tiles for some rounds, which else would be of different lengths."""
+    heads, sharing = math.prod(int(d) for d in (*spec.batch, spec.Hq)), int(spec.Hq) // int(spec.Hkv)
+    most = max(1, TOGETHER_BYTES // (2 * int(spec.Skv) * (spec.D + spec.Dv))) * sharing
+    groups = max(1, min(-(-heads // most), heads * -(-int(spec.Sq) // tile) // (_ROUNDS * MULTIPROCESSORS)))
+    together = -(-heads // groups // sharing) * sharing
+    return 1 if together >= heads else max(2, together)
 
 
 def parts_of_keys(shape: Shape) -> int:

@@ -11,6 +11,11 @@ SHARED_BYTES = {90: 227 * 1024, 80: 99 * 1024}
 MOST_SPLITS = 64
 WARPGROUP_ROWS = 64
 """Rows of Hopper's own products, which four warps make together and which read from shared memory."""
+PERSISTENT = 3
+"""The form (`overlap`) whose workgroups stay."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200 with NVLink: as many workgroups stay. On a GPU with fewer the last ones wait for the first, on one with more
+some multiprocessors are idle."""
 FEW = 16
 """Up to so many queries (of a key/value head) are one block, whose time is that of reading K and V."""
 
@@ -25,9 +30,10 @@ def code_for(capability: int) -> int:
 @dataclass(frozen=True)
 class TritonConfig:
     """BM queries and BN keys per block; `warps` of 32 threads; `stages` of the load pipeline; `order` of the workgroups: 0 walks
-    the query blocks of a head first, 1 the heads; `overlap`: 1 hides the softmax behind the products (overlapped.py), 2 does so in
-    two groups of `warps`, with BM / 2 queries each, and loads in another warp (specialised.py); `splits` of the keys, whose
-    partial results are combined in the end (1: none). Raises ValueError for tiles that no kernel can have."""
+    the query blocks of a head first, 1 the heads, more so many heads together, where workgroups stay; `overlap`: 1 hides the
+    softmax behind the products (overlapped.py), 2 does so in two groups of `warps`, with BM / 2 queries each, and loads in another
+    warp (specialised.py), 3 does so in groups with 64 queries each, in workgroups that stay (persistent.py); `splits` of the keys,
+    whose partial results are combined in the end (1: none). Raises ValueError for tiles that no kernel can have."""
 
     BM: int
     BN: int
@@ -40,10 +46,13 @@ class TritonConfig:
     def __post_init__(self) -> None:
         for name, least in (("BM", 16), ("BN", 16), ("warps", 1)):
             value = getattr(self, name)
-            if value < least or value & (value - 1):
+            thrice = self.overlap == PERSISTENT and name == "BM" and value == 3 * WARPGROUP_ROWS
+            if value < least or (value & (value - 1) and not thrice):
                 raise ValueError(f"{name} must be a power of two from {least} on: {self}")
         if self.stages < 1 or not 1 <= self.splits <= MOST_SPLITS:
             raise ValueError(f"stages and splits must be positive, splits at most {MOST_SPLITS}: {self}")
+        if self.order < 0 or (self.order > 1 and self.overlap != PERSISTENT):
+            raise ValueError(f"heads in groups are for workgroups that stay: {self}")
 
 
 def f32_products(rows: int, warps: int, arch: int, *, tf32: bool = False) -> str:

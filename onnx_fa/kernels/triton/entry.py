@@ -10,7 +10,7 @@ from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.stored import operand_shapes, operand_types
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.config import MULTIPROCESSORS, PERSISTENT, TritonConfig
 from onnx_fa.kernels.triton.program import Program, combines_itself
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
@@ -144,7 +144,10 @@ class TritonEntry(KernelEntry):
                 blocks = t.index(-(-spec.Sq // v.config.BM))
             else:
                 blocks = t.arith("ceildivui", self.dims[spec.Sq], t.index(v.config.BM))
-            counts.append(t.arith("muli", heads, blocks))
+            count = t.arith("muli", heads, blocks)
+            if v.config.overlap == PERSISTENT:
+                count = t.arith("minui", count, t.index(MULTIPROCESSORS))
+            counts.append(count)
         return counts
 
     def part_types(self) -> list[str]:

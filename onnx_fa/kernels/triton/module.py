@@ -20,6 +20,7 @@ from onnx_fa.kernels.triton.entry import TritonEntry, Variant
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.into import IntoEntry
 from onnx_fa.kernels.triton.overlapped import OverlappedSource
+from onnx_fa.kernels.triton.persistent import PersistentSource
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.kernels.triton.specialised import SpecialisedSource
@@ -169,8 +170,7 @@ def program_of(
     if config.overlap and arch // 10 != 9:
         raise UnsupportedError("the overlapped form is Hopper's")
     if config.overlap:
-        return (SpecialisedSource if config.overlap == 2 else OverlappedSource)(
-            spec, config, symbol, skips=skips, loop=loop
-        ).program()
+        form = {1: OverlappedSource, 2: SpecialisedSource, 3: PersistentSource}[config.overlap]
+        return form(spec, config, symbol, skips=skips, loop=loop).program()
     products = f32_products(config.BM, config.warps, arch, tf32=tf32)
     return AttentionSource(spec, config, symbol, products=products, skips=skips, loop=loop).program()

@@ -34,9 +34,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 """
 
 
-def _copied(width: int, row: str, column: str) -> bool:
-    """Whether the copy engine can load the rows of a head: whole 16 bytes, side by side."""
-    return column == "1" and row.isdigit() and int(row) % 8 == 0 and width % 8 == 0
+def check_copied(width: int, row: str, column: str) -> None:
+    """Raises UnsupportedError where the copy engine cannot load the rows of a head: whole 16 bytes, side by side."""
+    if column != "1" or not row.isdigit() or int(row) % 8 or width % 8:
+        raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
 
 
 def can_overlap(spec: AttentionSpec) -> bool:
@@ -86,7 +87,7 @@ class OverlappedSource(AttentionSource):
             f"s_layout: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], [16, {min(config.BN, 256)}, 16])"
         )
         for columns in self.values.columns:
-            end = _end(columns)
+            end = end_of(columns)
             t.do(
                 f"o_layout{end}: tl.constexpr = tl.NVMMADistributedLayout([3, 0], [{config.warps}, 1], "
                 f"[16, {columns.padded}, 16])"
@@ -114,19 +115,24 @@ class OverlappedSource(AttentionSource):
         rows, ring = [self.height] if parts == 1 else [parts, self.height], [config.stages, config.BN]
         for name, lead in (("q", rows), ("k", ring), ("v", ring)):
             for columns in self.columns_of(name):
-                own, shape = f"{name}{_end(columns)}", [*lead, columns.padded]
+                own, shape = f"{name}{end_of(columns)}", [*lead, columns.padded]
                 t.do(f"{own}_layout: tl.constexpr = tl.NVMMASharedLayout.get_default_for({shape[-2:]}, type)")
                 t.do(f"{own}_buffer = tl.allocate_shared_memory(type, {shape}, {own}_layout)")
         bars = {"bars": parts, "k_bars": config.stages, "v_bars": config.stages}
         if parts > 1:
             bars |= {"k_free": config.stages, "v_free": config.stages}
+        bars |= self.further_bars(parts)
         for name, many in bars.items():
             t.do(f"{name} = mbarrier.allocate_mbarrier(batch={many})")
         for name, many in bars.items():
             for i in range(many):
-                t.do(f"mbarrier.init({name}.index({i}), count={parts if name.endswith('free') else 1})")
+                t.do(f"mbarrier.init({name}.index({i}), count={parts if name in ('k_free', 'v_free') else 1})")
         t.do("fence_async_shared()")
         t.do("tl.barrier()")
+
+    def further_bars(self, parts: int) -> dict[str, int]:
+        """Other barriers, and how many of each."""
+        return {}
 
     def columns_of(self, name: str) -> list[Columns]:
         """The tiles of "q", "k" or "v"; those of Q are K's."""
@@ -134,7 +140,7 @@ class OverlappedSource(AttentionSource):
 
     def owned(self, name: str, what: str) -> list[str]:
         """What an operand has one of for each of its tiles: "buffer", "source"."""
-        return [f"{name}{_end(columns)}_{what}" for columns in self.columns_of(name)]
+        return [f"{name}{end_of(columns)}_{what}" for columns in self.columns_of(name)]
 
     def sources(self) -> None:
         self.source("q", self.q_operand, self.sq, self.height)
@@ -151,14 +157,17 @@ class OverlappedSource(AttentionSource):
         sizes = " + ".join(f"{source}.block_type.nbytes" for source in self.owned(name, "source"))
         self.t.do(f"mbarrier.expect({bar}, {sizes}{pred})")
         for source, buffer in zip(self.owned(name, "source"), self.owned(name, "buffer"), strict=True):
-            self.t.do(f"tma.async_load({source}, [{row}, 0], {bar}, {buffer}{index}{pred})")
+            self.load_tile(name, source, row, bar, f"{buffer}{index}", pred)
+
+    def load_tile(self, name: str, source: str, row: str, bar: str, buffer: str, pred: str) -> None:
+        """Starts the load of one tile of the operand `name`."""
+        self.t.do(f"tma.async_load({source}, [{row}, 0], {bar}, {buffer}{pred})")
 
     def source(self, name: str, x: Operand, rows: str, block: int) -> None:
         """What the copy engine knows of a head: rows and columns beyond it are zeros."""
         for columns in self.columns_of(name):
-            if not _copied(columns.many, x.row, x.column):
-                raise UnsupportedError("the overlapped form loads by the copy engine, which these strides do not allow")
-            own = f"{name}{_end(columns)}"
+            check_copied(columns.many, x.row, x.column)
+            own = f"{name}{end_of(columns)}"
             base = f"{x.base} + {columns.first}" if columns.first else x.base
             self.t.do(
                 f"{own}_source = tma.make_tensor_descriptor({base}, shape=[{rows}, {columns.many}], "
@@ -169,21 +178,26 @@ class OverlappedSource(AttentionSource):
         for columns in self.values.columns:
             self.t.do(
                 f"{accumulator(columns)} = tl.zeros([{self.height}, {columns.padded}], tl.float32, "
-                f"layout=o_layout{_end(columns)})"
+                f"layout=o_layout{end_of(columns)})"
             )
+
+    def turn(self, at: str) -> str:
+        """How many blocks a ring took in before the `at`-th of the walk."""
+        return at
 
     def fetch(self, name: str, at: str) -> None:
         """Starts the load of the block that is the `at`-th in the order of the walk."""
         t, stages = self.t, self.config.stages
-        slot = t.let(f"({at}) % {stages}")
+        slot = t.let(f"({self.turn(at)}) % {stages}")
         there = t.let(f"({at}) < total")
         self.copy(name, f"{name}_bars.index({slot})", f"(last - ({at})) * {self.config.BN}", f".index({slot})", there)
 
     def wait(self, name: str, at: str) -> list[str]:
         """The buffers that hold the `at`-th block, once it is there."""
         t, stages = self.t, self.config.stages
-        slot = t.let(f"({at}) % {stages}")
-        t.do(f"mbarrier.wait({name}_bars.index({slot}), (({at}) // {stages}) & 1)")
+        turn = self.turn(at)
+        slot = t.let(f"({turn}) % {stages}")
+        t.do(f"mbarrier.wait({name}_bars.index({slot}), (({turn}) // {stages}) & 1)")
         return [t.let(f"{buffer}.index({slot})") for buffer in self.owned(name, "buffer")]
 
     def scores_of(self, k: list[str], how: str = "") -> str:
@@ -197,12 +211,12 @@ class OverlappedSource(AttentionSource):
         """`p`, as the products with V take it."""
         self.t.do(f"p = {p}.to(type)")
         for columns in self.values.columns:
-            self.t.do(f"p{_end(columns)}_ = tl.convert_layout(p, p_layout{_end(columns)})")
+            self.t.do(f"p{end_of(columns)}_ = tl.convert_layout(p, p_layout{end_of(columns)})")
 
     def add_values(self, v: list[str], how: str = "") -> list[str]:
         """The outputs with a block of values more, `how` its products are started."""
         return [
-            self.t.let(f"warpgroup_mma(p{_end(columns)}_, {tile}, {accumulator(columns)}{how})")
+            self.t.let(f"warpgroup_mma(p{end_of(columns)}_, {tile}, {accumulator(columns)}{how})")
             for columns, tile in zip(self.values.columns, v, strict=True)
         ]
 
@@ -217,7 +231,7 @@ class OverlappedSource(AttentionSource):
     def loops(self, first: str, full_first: str, full_end: str, end: str) -> None:
         t, config = self.t, self.config
         self.walk(first, full_first, full_end, end)
-        t.do(f"mbarrier.wait(bars.index({self.part}), 0)")
+        self.wait_queries()
         t.do("if total > 0:")
         t.indent += 1
         self.begin()
@@ -231,16 +245,22 @@ class OverlappedSource(AttentionSource):
             ("tl.maximum(right, 1)", "total - left", False),
             ("tl.maximum(total - left, 1)", "total", True),
         ):
-            if edge and not self.has_edges:
+            if edge and (not self.has_edges or (low != "1" and first == full_first == "0")):
                 continue
             t.do(f"for n in range({low}, {high}):")
             t.indent += 1
             self.step(edge)
             t.indent -= 1
         v = self.wait("v", "total - 1")
+        self.last_scored()
         for columns, o in zip(self.values.columns, self.add_values(v), strict=True):
             t.do(f"{accumulator(columns)} = {o}")
+        self.last_used()
         t.indent -= 1
+
+    def wait_queries(self) -> None:
+        """Before the first product."""
+        self.t.do(f"mbarrier.wait(bars.index({self.part}), 0)")
 
     def step(self, edge: bool) -> None:
         t, config = self.t, self.config
@@ -252,14 +272,14 @@ class OverlappedSource(AttentionSource):
         self.scored()
         p = self.softmax(done, t.let(f"(last - n) * {config.BN}"), edge=edge, first=False)
         tiles = self.values.columns
-        kept = [f"p{_end(columns)}_" for columns in tiles]
+        kept = [f"p{end_of(columns)}_" for columns in tiles]
         there = ", ".join([*(accumulator(columns) for columns in tiles), *["_"] * len(kept)])
         # The products read the probabilities until then.
         t.do(f"{there} = warpgroup_mma_wait(0, deps=[{', '.join([*products, *kept])}])")
         self.used("n")
         if self.sweep.correction is not None:
             for columns in tiles:
-                factor = f"tl.convert_layout(alpha, tl.SliceLayout(1, o_layout{_end(columns)}))[:, None]"
+                factor = f"tl.convert_layout(alpha, tl.SliceLayout(1, o_layout{end_of(columns)}))[:, None]"
                 t.do(f"{accumulator(columns)} = {accumulator(columns)} * {factor}")
         self.probabilities(p)
 
@@ -271,6 +291,12 @@ class OverlappedSource(AttentionSource):
 
     def scored(self) -> None:
         """After the scores of block n are there, which no longer needs its K."""
+
+    def last_scored(self) -> None:
+        """After the scores of the last block are there, which no longer needs Q."""
+
+    def last_used(self) -> None:
+        """After the last block no longer needs its V."""
 
     def used(self, n: str) -> None:
         """After block n no longer needs its K, nor the one before it its V."""
@@ -299,7 +325,7 @@ class OverlappedSource(AttentionSource):
         out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
         start = t.let(self.moved(out, self.m0, spec.Sq))
         for columns in self.values.columns:
-            end = _end(columns)
+            end = end_of(columns)
             if self.sweep.mass is not None:
                 t.do(f"total_row = tl.convert_layout(l, tl.SliceLayout(1, o_layout{end}))[:, None]")
             result = output_of(self, self.loop, accumulator(columns), "total_row")
@@ -317,6 +343,6 @@ class OverlappedSource(AttentionSource):
             self.store(self.tile(start, out, "om", columns.name), result, columns.mask)
 
 
-def _end(columns: Columns) -> str:
+def end_of(columns: Columns) -> str:
     """What tells the names of a tile from those of the others; "" where there is one."""
     return columns.name.removeprefix("od").removeprefix("ov")

@@ -52,6 +52,8 @@ class Places:
         """Those of the spec's tensors that do not vary along the keys."""
         self.bases: list[str] = []
         """Where each tensor's part for this head starts."""
+        self.span = config.BM
+        """How many queries, from the first, visit the same blocks of keys."""
         self.m0 = self.head = ""
         """The workgroup's first query, and the number of its head among all."""
         self.kv_lead: list[str] = []
@@ -112,15 +114,10 @@ class Places:
     def place(self) -> list[str]:
         """Which queries the workgroup has, and where its operands are. Returns the indices of its head."""
         t, spec, config = self.t, self.spec, self.config
-        t.do("pid = tl.program_id(0)")
+        self.number()
         blocks = -(-spec.Sq // config.BM) if isinstance(spec.Sq, int) else f"tl.cdiv({self.sq}, {config.BM})"
         heads = product((*spec.batch, spec.Hq), self.names)
-        if config.order == 0 or blocks == 1:  # of one block the compiler then knows that it is the first
-            block, head = t.let(f"pid % {blocks}"), t.let(f"pid // {blocks}")
-        else:
-            head, block = t.let(f"pid % ({heads})"), t.let(f"pid // ({heads})")
-        if any(isinstance(m, IndexMask) and window(m)[1] is not None and window(m)[0] is None for m in spec.masks):
-            block = t.let(f"{blocks} - 1 - {block}")  # the long rows first, so that the short ones fill the end
+        head, block = self.head_and_block(heads, str(blocks))
         self.m0 = t.let(f"{block} * {config.BM}")
         self.head = head
         lead = self.lead(head)
@@ -129,6 +126,27 @@ class Places:
         if spec.gathered is not None:
             self.place_rows(spec.gathered, lead[:-1])
         return lead
+
+    def number(self) -> None:
+        """The number of the queries among all, `pid`: the workgroup's."""
+        self.t.do("pid = tl.program_id(0)")
+
+    def head_and_block(self, heads: str, blocks: str) -> tuple[str, str]:
+        """The head of the queries with the number `pid`, and which of its blocks they are."""
+        t = self.t
+        if self.config.order == 0 or blocks == "1":  # of one block the compiler then knows that it is the first
+            block, head = t.let(f"pid % {blocks}"), t.let(f"pid // {blocks}")
+        else:
+            head, block = t.let(f"pid % ({heads})"), t.let(f"pid // ({heads})")
+        return head, t.let(f"{blocks} - 1 - {block}") if self.long_first else block
+
+    @property
+    def long_first(self) -> bool:
+        """Whether the blocks of queries are walked from the last to the first, which see more keys, so that the short ones fill
+        the end."""
+        return any(
+            isinstance(m, IndexMask) and window(m)[1] is not None and window(m)[0] is None for m in self.spec.masks
+        )
 
     def place_rows(self, gathered: Gathered, batch: list[str]) -> None:
         """Where the index of gathered rows starts for the workgroup's batch row, and its head of the pools."""

@@ -122,8 +122,12 @@ class AttentionSource(Places):
 
     def place(self) -> list[str]:
         lead = super().place()
-        self.keys, self.values = (KeyRows(self, letter, self.kv_lead) for letter in "kv")
+        self.place_columns()
         return lead
+
+    def place_columns(self) -> None:
+        """The tiles that the columns of K and V are."""
+        self.keys, self.values = (KeyRows(self, letter, self.kv_lead) for letter in "kv")
 
     def load_queries(self) -> None:
         """A few queries are loaded with each block of keys: what is loaded before a loop has to arrive before the first loads of

@@ -17,10 +17,10 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import Apply
 
 _PARTS = 2
-_LOADING_WARPS = 1
+LOADING_WARPS = 1
 _REGISTERS = 240, 24
 """Of a thread that computes, and of one that loads."""
-_BARRIERS = "bars k_bars v_bars k_free v_free".split()
+BARRIERS = "bars k_bars v_bars k_free v_free".split()
 
 
 def can_specialise(spec: AttentionSpec) -> bool:
@@ -49,7 +49,8 @@ class SpecialisedSource(OverlappedSource):
             raise UnsupportedError("specialised warps are for attentions whose blocks of keys follow from positions")
         names = [*(n for n, _ in self.pointers()), *self.names.values()]
         rows, loads = (
-            kind(self.spec, self.config, self.name, skips=self.skips, loop=self.loop) for kind in (_Rows, _Loads)
+            kind(self.spec, self.config, self.name, skips=self.skips, loop=self.loop)
+            for kind in (RowsSource, LoadsSource)
         )
         rows.body()
         loads.body()
@@ -57,31 +58,31 @@ class SpecialisedSource(OverlappedSource):
         self.element()
         self.buffers(_PARTS)
         self.sources()
-        common = [*(x for name in "qkv" for x in self.owned(name, "buffer")), *_BARRIERS]
+        common = [*(x for name in "qkv" for x in self.owned(name, "buffer")), *BARRIERS]
         sources = [x for name in "qkv" for x in self.owned(name, "source")]
         shared = ", ".join([*common, *names])
         listed = [f"({self.name}_rows_{i}, ({shared}))" for i in range(_PARTS)]
         listed.append(f"({self.name}_loads, ({', '.join([*sources, *common, *names])}))")
-        workers = f"{[self.config.warps] * (_PARTS - 1) + [_LOADING_WARPS]}"
+        workers = f"{[self.config.warps] * (_PARTS - 1) + [LOADING_WARPS]}"
         registers = f"{[_REGISTERS[0]] * (_PARTS - 1) + [_REGISTERS[1]]}"
         self.t.do(f"tl.warp_specialize([{', '.join(listed)}], {workers}, {registers})")
         kernel = self.written(self.pointers())
         functions = [
-            self.header + _function(f"{self.name}_rows", ["part: tl.constexpr", *common, *names], rows.t.lines)
+            self.header + function_text(f"{self.name}_rows", ["part: tl.constexpr", *common, *names], rows.t.lines)
         ]
         for i in range(_PARTS):
             call = f"    {self.name}_rows({i}, {shared})"
-            functions.append(_function(f"{self.name}_rows_{i}", [*common, *names], [call]))
-        functions.append(_function(f"{self.name}_loads", [*sources, *common, *names], loads.t.lines))
+            functions.append(function_text(f"{self.name}_rows_{i}", [*common, *names], [call]))
+        functions.append(function_text(f"{self.name}_loads", [*sources, *common, *names], loads.t.lines))
         text = "\n\n".join([*functions, kernel.text.removeprefix(self.header)])
         return Program(kernel.entry, text, kernel.pointers, kernel.constants)
 
 
-def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
+def function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
     return f"@gluon.jit\ndef {name}({', '.join(parameters)}):\n" + "\n".join(lines) + "\n"
 
 
-class _Rows(OverlappedSource):
+class RowsSource(OverlappedSource):
     """One of the parts: `part` is its number."""
 
     parts, part = _PARTS, "part"
@@ -111,25 +112,30 @@ class _Rows(OverlappedSource):
         self.free(*(("k", "0") if n == "0" else ("v", f"{n} - 1")))
 
     def free(self, name: str, at: str) -> None:
-        slot = self.t.let(f"({at}) % {self.config.stages}")
+        slot = self.t.let(f"({self.turn(at)}) % {self.config.stages}")
         self.t.do(f"mbarrier.arrive({name}_free.index({slot}), count=1)")
 
 
-class _Loads(OverlappedSource):
+class LoadsSource(OverlappedSource):
     """The warp that loads Q, K and V."""
 
     parts = _PARTS
 
     def body(self) -> None:
-        t, stages = self.t, self.config.stages
+        t = self.t
         self.place()
         self.walk(*self.ranges())
         for i in range(_PARTS):
             self.fetch_queries(str(i), f".index({i})")
         t.do("for n in range(0, total):")
         t.indent += 1
-        slot = t.let(f"n % {stages}")
-        for name in ("k", "v"):
-            t.do(f"mbarrier.wait({name}_free.index({slot}), ((n // {stages}) & 1) ^ 1)")
-            self.fetch(name, "n")
+        self.fetch_free("k", "n")
+        self.fetch_free("v", "n")
         t.indent -= 1
+
+    def fetch_free(self, name: str, n: str) -> None:
+        """The same as `fetch`, once all parts have used what was in the buffer."""
+        t, stages, turn = self.t, self.config.stages, self.turn(n)
+        slot = t.let(f"({turn}) % {stages}")
+        t.do(f"mbarrier.wait({name}_free.index({slot}), ((({turn}) // {stages}) & 1) ^ 1)")
+        self.fetch(name, n)

@@ -21,8 +21,18 @@ from onnx_fa.kernels.tiles.families import family
 from onnx_fa.kernels.tiles.shapes import read_shapes
 from onnx_fa.kernels.triton.by_shape import tiles_by_shape
 from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
-from onnx_fa.kernels.triton.config import FEW, MOST_SPLITS, SHARED_BYTES, TritonConfig, padded, power_of_two
+from onnx_fa.kernels.triton.config import (
+    FEW,
+    MOST_SPLITS,
+    PERSISTENT,
+    SHARED_BYTES,
+    WARPGROUP_ROWS,
+    TritonConfig,
+    padded,
+    power_of_two,
+)
 from onnx_fa.kernels.triton.overlapped import can_overlap
+from onnx_fa.kernels.triton.persistent import can_persist
 from onnx_fa.kernels.triton.specialised import can_specialise
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import SCORE, Apply, tensors_of
@@ -31,12 +41,14 @@ from onnx_fa.spec.terms import Elementwise
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
-OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024}
+OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024, PERSISTENT: 256}
 """Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the form."""
 WORKGROUPS = "workgroups"
 """In tiles for a few queries: how many there should be, by splitting the keys; PROCESSORS where it is not said."""
 MOST_ACCUMULATORS = 192
 """Of f32 per thread, which has 255 registers: scores of a block and outputs."""
+MOST_OF_PARTS = {2: MOST_ACCUMULATORS, 3: 100, 4: 64}
+"""The same by the number of parts of workgroups that stay, whose threads have fewer registers the more parts there are."""
 _SCANNED_AT_EASE = 1024
 _MOST_COLUMNS = 1152
 """Of queries and outputs together, for which 64 rows of halves fit Hopper and 32 fit others."""
@@ -110,9 +122,15 @@ def _by_workgroups(spec: AttentionSpec, tiles: Tiles) -> Tiles:
 
 def _can_take(spec: AttentionSpec, tiles: Tiles, arch: int, plain_form: bool) -> bool:
     """Whether tiles of the table of shapes are for a spec."""
-    forms = {0: True, 1: not plain_form and can_overlap(spec), 2: not plain_form and can_specialise(spec)}
+    forms = _forms(spec, plain_form)
     of_size = (tiles["BM"] <= FEW) == is_few(spec)
     return of_size and forms[tiles["overlap"]] and can_run(spec, TritonConfig(**tiles), arch)
+
+
+def _forms(spec: AttentionSpec, plain_form: bool) -> dict[int, bool]:
+    """Whether each form is for a spec; `plain_form`: no other than that one is wanted."""
+    others = {1: can_overlap, 2: can_specialise, PERSISTENT: can_persist}
+    return {0: True, **{form: not plain_form and can(spec) for form, can in others.items()}}
 
 
 def config_of(spec: AttentionSpec, tiles: Tiles) -> TritonConfig:
@@ -138,7 +156,7 @@ def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles
     """Which tiles are for a spec (already folded); of the plain form alone, if so."""
     plain = not alike(spec).masks and not spec.mods
     keys = spec.Skv if plain and isinstance(spec.Skv, int) else max(OVERLAP_KEYS.values())
-    carried = {0: True, 1: not plain_form and can_overlap(spec), 2: not plain_form and can_specialise(spec)}
+    carried = _forms(spec, plain_form)
     forms = [f for f, least in OVERLAP_KEYS.items() if carried[f] and keys >= least]
     idle = leaves_idle(spec)
     least = 128 if scans_few_keys(spec) and not idle else FEW + 1
@@ -152,16 +170,22 @@ def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles
 
 def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     """Whether tiles may fit an architecture, without compiling them: the buffers of K and V in its shared memory (with all but one
-    stage, as the last may be in registers), the accumulators in MOST_ACCUMULATORS registers, Hopper's form on Hopper."""
+    stage, as the last may be in registers), the accumulators in MOST_ACCUMULATORS registers, Hopper's forms on Hopper."""
     d, dv, size = padded(spec.D), padded(spec.Dv), 4
     if spec.dtype != "f32":
         d, dv, size = columns_computed(spec.D), columns_computed(spec.Dv), 2
     buffers = config.stages if config.overlap else config.stages - 1
     shared = size * (buffers * config.BN * (d + dv) + (config.BM * d if config.overlap else 0))
-    part = config.BM // max(1, config.overlap)
+    part = WARPGROUP_ROWS if config.overlap == PERSISTENT else config.BM // max(1, config.overlap)
+    most = MOST_ACCUMULATORS
+    if config.overlap == PERSISTENT:
+        if config.BM // part not in MOST_OF_PARTS or config.warps != part // 16:
+            return False
+        most = MOST_OF_PARTS[config.BM // part]
+        shared += config.BM * dv  # outputs are put in order there, at least half of them at a time
     accumulators = part * (config.BN + dv) / (32 * config.warps)
     rows = 16 * config.warps <= part and config.warps % 4 == 0 and arch // 10 == 9 and config.splits == 1
-    return shared <= SHARED_BYTES[arch] and accumulators <= MOST_ACCUMULATORS and (rows or not config.overlap)
+    return shared <= SHARED_BYTES[arch] and accumulators <= most and (rows or not config.overlap)
 
 
 def tf32_tiles(spec: AttentionSpec) -> tuple[TritonConfig, str] | None:
@@ -254,7 +278,9 @@ def smaller(config: TritonConfig) -> Iterator[TritonConfig]:
     """The tiles, then ever smaller ones, for where they do not fit."""
     while True:
         yield config
-        if config.overlap == 2:
+        if config.overlap == PERSISTENT:
+            config = dataclasses.replace(config, BM=128, overlap=2, order=min(config.order, 1))
+        elif config.overlap == 2:
             config = dataclasses.replace(config, BM=config.BM // 2, overlap=1)
         elif config.overlap:
             config = dataclasses.replace(config, overlap=0)
