@@ -14,8 +14,10 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import onnx_fa
+from onnx_fa.benchmark import models
 from onnx_fa.benchmark.case_bench import CaseBench
 from onnx_fa.benchmark.case_result import QUICK
+from onnx_fa.errors import RunError
 from onnx_fa.forms.plain import plain_model
 from onnx_fa.graph.io import load, save
 from onnx_fa.iree import drivers, run
@@ -101,6 +103,29 @@ def test_what_a_module_asks_for(modules: tuple[Path, Path], tmp_path: Path) -> N
     assert preferred_device(short, WORKERS, function) == CALLER and preferred_device(short, WORKERS, "no") == WORKERS
     (tmp_path / "text.vmfb").write_text("no module")
     assert [preferred_device(tmp_path / n) for n in ("text.vmfb", "nothing.vmfb")] == [WORKERS, WORKERS]
+
+
+def test_a_timed_module_is_read_once(modules: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function and its driver come of one reading."""
+    read, data = list[Path](), Path.read_bytes
+
+    def seen(path: Path) -> bytes:
+        read.append(path)
+        return data(path)
+
+    def no_run(*args: object, **options: object) -> None:
+        raise RunError("not run")
+
+    for vmfb, device in zip(modules, (CALLER, WORKERS), strict=True):
+        function = run.function_of(vmfb)
+        with monkeypatch.context() as m:
+            m.setattr(Path, "read_bytes", seen)
+            timed = models._Modules(vmfb.parent, [], [], 0, 1, {"device": WORKERS}, lambda message: None)
+            m.setattr(models, "run_module", no_run)
+            timed.add_ours(vmfb.with_suffix(".onnx"), parse_target("cpu-host"), vmfb)
+        assert timed.options["device"] == device and [p.suffix for p in read] == [".vmfb"]
+        assert run.exported_by(vmfb) == (function, device) and run.exported_by(vmfb, "cuda") == (function, "cuda")
+        read.clear()
 
 
 def test_what_is_not_read(modules: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
