@@ -19,7 +19,7 @@ _MOST_TAPS = 64
 def depthwise(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Conv of f32, f16 or bf16 on a CPU, with as many groups as channels, of sizes that are known but for the batch. Its sums are
     f32. Channels lie last while it is computed where the graph turns the result so, and where windows are further apart than one:
-    their numbers then lie apart too. Of f16 and bf16 such windows stay, for which IREE is faster."""
+    their numbers then lie apart too. Of f16 and bf16 such windows stay: nothing was gained there."""
     kind = g.kind(node.input[0])
     if g.cpu is None or kind not in FLOATS or g.opset < SLICE_OPSET:
         return False
