@@ -22,7 +22,6 @@ import argparse
 import csv
 import json
 import math
-import os
 import platform
 import re
 import statistics
@@ -37,6 +36,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from gpu_loading import load_kernels, slice_of, start_slices
 
 from onnx_fa.iree.run import BUFFERS_KEPT
 from onnx_fa.kernels.plan.folding import fold_queries
@@ -608,10 +609,8 @@ def has_flex(item: dict[str, Any], every: int) -> bool:
 def warm_compilers(folder: Path, only: str, flex_every: int) -> None:
     """Compiles FlexAttention and torch.compile's code, and the driver's of our kernels, in processes of their own, side by side,
     into the caches on disk."""
-    started, many = time.monotonic(), max(1, (os.cpu_count() or 2) - 2)
-    command = [sys.executable, __file__, "warm", str(folder), "--only", only, "--flex-every", str(flex_every)]
-    commands = [[*command, "--slice", f"{i}:{many}"] for i in range(many)]
-    for process in [subprocess.Popen(c, stderr=subprocess.DEVNULL) for c in commands]:
+    started, options = time.monotonic(), ["--only", only, "--flex-every", str(flex_every)]
+    for process in start_slices(__file__, "warm", str(folder), *options, quiet=True):
         process.wait()
     print(f"compilers: {time.monotonic() - started:.0f} s", flush=True)
 
@@ -619,28 +618,16 @@ def warm_compilers(folder: Path, only: str, flex_every: int) -> None:
 def warm(folder: Path, only: str, flex_every: int, part: str) -> None:
     """Compiles what cases take that are first, first + many, ..., as `part` says: FIRST:MANY."""
     load_kernels(folder, part)
-    first, many = map(int, part.split(":"))
     chosen = [c for c in json.loads((folder / "manifest.json").read_text())["cases"] if re.search(only, c["name"])]
     wanted = [
         c for c in chosen if has_flex(c, flex_every) or c["name"].split()[0] in ("evoformer", "differential", "wide")
     ]
-    for item in wanted[first::many]:
+    for item in wanted[slice_of(part)]:
         spec, kind = AttentionSpec.from_dict(item["spec"]), item["name"].split()[0]
         for what, make in torch_contestants(kind, spec, has_flex(item, flex_every)):
             if what in ("FlexAttention", "torch.compile"):
                 make(draw(kind, spec))()
     _torch().cuda.synchronize()
-
-
-def load_kernels(folder: Path, part: str) -> None:
-    """The driver compiles some of the kernels, as `part` says, into its cache on disk."""
-    import cupy
-
-    first, many = map(int, part.split(":"))
-    for path in sorted(folder.glob("*.ptx"))[first::many]:
-        entry = re.search(r"\.entry (\w+)", path.read_text())
-        assert entry is not None
-        cupy.RawModule(path=str(path)).get_function(entry[1])
 
 
 def copy_bandwidth() -> float:

@@ -17,11 +17,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import random
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -36,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import bench_gpu
+from gpu_loading import load_kernels, start_slices
 from search_tiles import Times, label
 
 from onnx_fa.kernels.plan.folding import fold_queries
@@ -209,9 +208,7 @@ def build(folder: Path, only: str, drawn: str) -> None:
 
 def run(folder: Path, out: Path, seconds: float) -> None:
     """Checks and times the candidates and the others of each case, until `seconds` are over."""
-    started, many = time.monotonic(), max(1, (os.cpu_count() or 2) - 1)
-    command = [sys.executable, __file__, "load", str(folder), "--slice"]
-    loading = [subprocess.Popen([*command, f"{i}:{many}"]) for i in range(many)]
+    started, loading = time.monotonic(), start_slices(__file__, "load", str(folder))
     import torch
 
     torch.zeros(1, device="cuda")
@@ -294,7 +291,7 @@ def main() -> None:
         case "run":
             run(args.folder, args.out, args.seconds)
         case "load":
-            bench_gpu.load_kernels(args.folder, args.slice)
+            load_kernels(args.folder, args.slice)
         case "report":
             report(args.folder)
 

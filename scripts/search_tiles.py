@@ -16,11 +16,9 @@ import argparse
 import csv
 import json
 import math
-import os
 import random
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -32,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from gpu_loading import load_kernels, start_slices
 
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Causal
@@ -155,15 +155,6 @@ def shapes(few: int, D: int, Dv: int, causal: bool) -> list[tuple[int, int, int]
     return found
 
 
-def load_all(folder: Path, part: str) -> None:
-    """The driver compiles some of the kernels, into its cache on disk."""
-    import cupy
-
-    first, many = map(int, part.split(":"))
-    for path in sorted(folder.glob("*.ptx"))[first::many]:
-        cupy.RawModule(path=str(path)).get_function("fa")
-
-
 def launch(item: dict[str, Any], folder: Path, heads: int, Sq: int, Skv: int, out: Any) -> Callable[..., None]:
     """A call that launches a kernel on q, k and v."""
     import cupy
@@ -227,9 +218,8 @@ def run(folder: Path, out: Path) -> None:
     import torch
     from torch.nn.attention import SDPBackend
 
-    started, many = time.monotonic(), max(1, (os.cpu_count() or 2) - 2)
-    command = [sys.executable, __file__, "load", str(folder), "--slice"]
-    for process in [subprocess.Popen([*command, f"{i}:{many}"]) for i in range(many)]:
+    started = time.monotonic()
+    for process in start_slices(__file__, "load", str(folder)):
         process.wait()
     print(f"driver: {time.monotonic() - started:.0f} s", flush=True)
     groups = defaultdict(list)
@@ -390,7 +380,7 @@ def main() -> None:
         case "run":
             run(args.folder, args.out)
         case "load":
-            load_all(args.folder, args.slice)
+            load_kernels(args.folder, args.slice)
         case "report":
             report(args.folder)
         case "table":

@@ -32,8 +32,7 @@ from onnx_fa.forms.report import SiteReport
 from onnx_fa.graph import io
 from onnx_fa.iree.archives import copy_module
 from onnx_fa.iree.compile import compile_model
-from onnx_fa.iree.drivers import preferred_device
-from onnx_fa.iree.run import benchmark_module, function_of, run_module
+from onnx_fa.iree.run import benchmark_module, exported_by, run_module
 from onnx_fa.machine import machine_facts
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tables import markdown_table, text_table
@@ -266,9 +265,9 @@ class _Modules:
         try:
             build(vmfb)
             contestant.compile_s = time.monotonic() - start
-            function = function_of(vmfb)
+            function, device = exported_by(vmfb, self.options["device"])
             if contestant.what == OURS:
-                self.options["device"] = preferred_device(vmfb, self.options["device"], function)
+                self.options["device"] = device
             got, peak = run_module(vmfb, self.inputs, self.outputs, function=function, **self.options)
             contestant.peak_bytes = peak
             contestant.error = _difference(got, self.expected)

@@ -83,6 +83,13 @@ def preferred_device(vmfb: Path | bytes, device: str = WORKERS, function: str | 
         module = rt.VmModule.copy_buffer(rt.VmInstance(), data)
     except (MissingDependencyError, OSError, ValueError):
         return device
+    return asked_device(module, device, function)
+
+
+def asked_device(module: Any, device: str = WORKERS, function: str | None = None) -> str:
+    """As `preferred_device`, of a module that the runtime has read."""
+    if device != WORKERS:
+        return device
     names = [n for n in module.function_names if not n.startswith("__")]
     asked = {module.lookup_function(n).reflection.get(DEVICE, device) for n in names if function in (None, n)}
     return asked.pop() if len(asked) == 1 else device

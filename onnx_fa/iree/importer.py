@@ -364,7 +364,8 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         if op_of(node) != CONV_SITE:
             return False
         assert self.target is not None  # else no such node is written
-        spec = window_of(dims_of(self._types(node)[0]), attributes_of(node))
+        types = [(dims_of(x), str(x.element_type)) for x in self._types(node)]
+        spec = window_of(types, attributes_of(node))
         self.functions.update(emit_window(spec, self.target))
         self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])

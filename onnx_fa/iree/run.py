@@ -19,7 +19,7 @@ from onnx_fa import processes as limits
 from onnx_fa.errors import MissingDependencyError, RunError, one_line
 from onnx_fa.huge_pages import huge_pages_environment
 from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
-from onnx_fa.iree.drivers import WORKERS, is_on_host, preferred_device, runtime
+from onnx_fa.iree.drivers import WORKERS, asked_device, is_on_host, preferred_device, runtime
 from onnx_fa.scheduling import as_batch_job
 
 Array = NDArray[Any]
@@ -285,13 +285,18 @@ def benchmark_module(
 
 def function_of(vmfb: Path) -> str:
     """The function that a module of one model exports. Raises RunError."""
+    return exported_by(vmfb)[0]
+
+
+def exported_by(vmfb: Path, device: str = WORKERS) -> tuple[str, str]:
+    """The function that a module of one model exports, and the driver that it asks for, as `preferred_device` would say; the file
+    is read once. Raises RunError."""
     rt = runtime()
-    instance = rt.VmInstance()
-    module = rt.VmModule.copy_buffer(instance, vmfb.read_bytes())
+    module = rt.VmModule.copy_buffer(rt.VmInstance(), vmfb.read_bytes())
     names = [n for n in module.function_names if not n.startswith("__") and not n.endswith("$async")]
     if len(names) != 1:
         raise RunError(f"the module exports {', '.join(names) or 'no function'}, not one")
-    return str(names[0])
+    return str(names[0]), asked_device(module, device, names[0])
 
 
 def run_module(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.spec.linear import LinearSpec, biased
+from onnx_fa.spec.terms import FloatType
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,10 @@ class WindowSpec:
     a group has its last columns. With `bias` there is a third operand, (groups, N). A group may have several `blocks` of columns,
     each of which reads channels of its own alone, in order: K then runs over those of a block, and a panel has all columns. Raises
     ValueError for windows that fit nowhere, panels wider than the columns, and blocks that divide neither these nor the
-    channels."""
+    channels.
+
+    `dtype` is the type of the weight, the bias and y. x is f32: numbers of a shorter type are widened before, each once, and read
+    by many windows; sums are f32."""
 
     images: int | None
     groups: int
@@ -41,6 +45,7 @@ class WindowSpec:
     bias: bool = False
     last: bool = False
     blocks: int = 1
+    dtype: FloatType = "f32"
 
     def __post_init__(self) -> None:
         if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:
@@ -90,7 +95,7 @@ class WindowSpec:
     @property
     def product(self) -> LinearSpec:
         """The product of what the windows see with the weight of a group."""
-        product = LinearSpec(("parts" if self.parts is None else self.parts, self.rows), self.K, self.N, "f32")
+        product = LinearSpec(("parts" if self.parts is None else self.parts, self.rows), self.K, self.N, self.dtype)
         return biased(product) if self.bias else product
 
     @property

@@ -38,6 +38,7 @@ class SiteKernels:
 
     def __init__(self, planned: Planned, folder: Path) -> None:
         from onnx_fa.iree.alone import FUNCTION, compile_alone
+        from onnx_fa.iree.caller_thread import site_device
         from onnx_fa.iree.run import load_module
 
         self.of, target = planned.kernels, planned.target
@@ -54,7 +55,8 @@ class SiteKernels:
             self._runner = Runner(model, folder / "operands.onnx")
         for name, kernel in {k.name: k for k in self.of.values()}.items():
             compile_alone(kernel, folder / f"{name}.vmfb", target)
-            self._calls[name] = load_module(folder / f"{name}.vmfb", target.device, FUNCTION)
+            device = site_device(kernel.spec, target)
+            self._calls[name] = load_module(folder / f"{name}.vmfb", device, FUNCTION)
 
     def operands(self, arrays: Mapping[str, Array]) -> dict[str, list[Array]]:
         """What every site's kernel is called with."""

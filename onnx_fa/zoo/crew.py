@@ -77,7 +77,7 @@ class Crew:
     def _judged(self, address: str, said: Any, known: dict[str, Any]) -> Facts | None:
         if not isinstance(said, Facts):
             if said is not None:  # else it is gone
-                self.refuse(address, f"it cannot say what code it has: {one_line(said)}")
+                self.refuse(address, f"it cannot say what it has: {one_line(said)}")
             return None
         resources = known["resources"]
         why = other_code(said.code, self.code) or said.no_store

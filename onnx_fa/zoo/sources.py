@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -120,8 +120,15 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         if graphs:
             graph = graphs.pop()
             yield from graph.initializer
+            yield from _parts(graph.sparse_initializer)
             nodes += graph.node
         while nodes:
             for attribute in nodes.pop().attribute:
                 yield from (attribute.t, *attribute.tensors)
-                graphs += [g for g in (attribute.g, *attribute.graphs) if g.node or g.initializer]
+                yield from _parts((attribute.sparse_tensor, *attribute.sparse_tensors))
+                graphs += (attribute.g, *attribute.graphs)
+
+
+def _parts(tensors: Iterable[onnx.SparseTensorProto]) -> Iterator[onnx.TensorProto]:
+    for tensor in tensors:
+        yield from (tensor.values, tensor.indices)

@@ -49,8 +49,17 @@ def other_code(here: Code, client: Code) -> str:
     return "" if here.sources == client.sources else "its sources of onnx_fa are others than those here"
 
 
-def facts_here(target: str, store: str, probe: str) -> Facts:
-    """Those of this machine, which tries to find the file with the sha256 `probe` in the store, and to put one there."""
+def facts_here(target: str, store: str, probe: str) -> Facts | str:
+    """Those of this machine, which tries to find the file with the sha256 `probe` in the store, and to put one there. Where it
+    cannot be asked, why, in words: an exception of a package that the client has not, or one that pickle cannot make anew, would
+    fail in the client."""
+    try:
+        return _facts_here(target, store, probe)
+    except Exception as e:
+        return one_line(e)
+
+
+def _facts_here(target: str, store: str, probe: str) -> Facts:
     problem = ""
     try:
         with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:

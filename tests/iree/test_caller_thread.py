@@ -14,10 +14,12 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import onnx_fa
+from onnx_fa.benchmark import models
 from onnx_fa.benchmark.case_bench import CaseBench
 from onnx_fa.benchmark.case_result import QUICK
+from onnx_fa.errors import RunError
 from onnx_fa.forms.plain import plain_model
-from onnx_fa.graph.io import save
+from onnx_fa.graph.io import load, save
 from onnx_fa.iree import drivers, run
 from onnx_fa.iree.caller_thread import SHORT_US, device_of_work, program_us, site_device, site_us
 from onnx_fa.iree.drivers import CALLER, WORKERS, preferred_device
@@ -25,6 +27,8 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import parse_target
+from onnx_fa.verifier.case_checks import verify_case
+from onnx_fa.verifier.once import check_once
 from tests.support.cli_process import run_main
 
 SHORT = AttentionSpec(dtype="f32", batch=(1,), Hq=4, Hkv=2, Sq=1, Skv=100, D=32, Dv=32)
@@ -101,6 +105,29 @@ def test_what_a_module_asks_for(modules: tuple[Path, Path], tmp_path: Path) -> N
     assert [preferred_device(tmp_path / n) for n in ("text.vmfb", "nothing.vmfb")] == [WORKERS, WORKERS]
 
 
+def test_a_timed_module_is_read_once(modules: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function and its driver come of one reading."""
+    read, data = list[Path](), Path.read_bytes
+
+    def seen(path: Path) -> bytes:
+        read.append(path)
+        return data(path)
+
+    def no_run(*args: object, **options: object) -> None:
+        raise RunError("not run")
+
+    for vmfb, device in zip(modules, (CALLER, WORKERS), strict=True):
+        function = run.function_of(vmfb)
+        with monkeypatch.context() as m:
+            m.setattr(Path, "read_bytes", seen)
+            timed = models._Modules(vmfb.parent, [], [], 0, 1, {"device": WORKERS}, lambda message: None)
+            m.setattr(models, "run_module", no_run)
+            timed.add_ours(vmfb.with_suffix(".onnx"), parse_target("cpu-host"), vmfb)
+        assert timed.options["device"] == device and [p.suffix for p in read] == [".vmfb"]
+        assert run.exported_by(vmfb) == (function, device) and run.exported_by(vmfb, "cuda") == (function, "cuda")
+        read.clear()
+
+
 def test_what_is_not_read(modules: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Large modules, and any where the runtime is not installed."""
     with monkeypatch.context() as m:
@@ -125,6 +152,26 @@ def test_runs_where_it_is_asked_for(modules: tuple[Path, Path], monkeypatch: pyt
     assert used == [CALLER, WORKERS, CALLER]
     np.testing.assert_array_equal(results[0], results[2])
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_verify_runs_where_it_is_asked_for(modules: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of models and their kernels alone, of cases, and of `compile --check`: what a user runs is what is checked."""
+    used, bind = list[str](), run.bind_module
+
+    def seen(vmfb: Path | bytes, device: str, *rest: object) -> run.Bound:
+        used.append(device)
+        return bind(vmfb, device, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "bind_module", seen)
+    host = parse_target("cpu-host")
+    for vmfb, device in zip(modules, (CALLER, WORKERS), strict=True):
+        path = vmfb.with_suffix(".onnx")
+        onnx_fa.verify(path, host, module=vmfb, seeds=1).check()
+        check_once(load(path), vmfb, host)
+        assert used == [device] * 3  # the model, its kernel, and the check
+        used.clear()
+    verify_case(case("x", dtype="f32", batch=(1,), Hq=4, Hkv=2, Sq=1, Skv=100, D=32, Dv=32), host).check()
+    assert used == [CALLER]
 
 
 def test_commands(modules: tuple[Path, Path]) -> None:

@@ -107,7 +107,7 @@ def test_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     cudnn = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 9))
     torch = SimpleNamespace(zeros=lambda *a, **k: None, cuda=cuda, backends=cudnn, __version__="2")
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(search_known.subprocess, "Popen", lambda command: SimpleNamespace(wait=lambda: 0))
+    monkeypatch.setattr(search_known, "start_slices", lambda *command: [SimpleNamespace(wait=lambda: 0)])
     monkeypatch.setattr(search_known.bench_gpu, "Samples", _Samples)
     others = [(name, None) for name in (*search_known.PEERS, "copy")]
     monkeypatch.setattr(search_known.bench_gpu, "torch_contestants", lambda *a: others)

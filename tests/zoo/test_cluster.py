@@ -24,6 +24,7 @@ from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
 import onnx_fa.zoo.crew as crew
 import onnx_fa.zoo.flow as flow
 import onnx_fa.zoo.remote_step as remote_step
+import onnx_fa.zoo.worker_facts as worker_facts
 import tests.support.tiny as tiny
 from onnx_fa.cli.command import main
 from onnx_fa.errors import OnnxFaError, RunError
@@ -358,6 +359,26 @@ def test_a_store_that_workers_do_not_find(client: Client, tmp_path: Path, monkey
 
     monkeypatch.setattr(Store, "get", get)
     assert all(s.endswith("refused: it has not the store that is here: s: no file") for s in On(client, tmp_path).said)
+
+
+class Odd(Exception):
+    """One that pickle takes, and cannot make anew."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def test_a_worker_that_cannot_say_what_it_has(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception stays where it is, and the worker is refused in a line that quotes it."""
+
+    def raises(target: str) -> str:
+        raise Odd("the driver", "does not answer")
+
+    monkeypatch.setattr(worker_facts, "why_not_here", raises)
+    said = On(client, tmp_path).said
+    assert len(said) == 3 and all(
+        s.endswith("refused: it cannot say what it has: the driver does not answer") for s in said
+    )
 
 
 def test_no_worker_is_left(client: Client, steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

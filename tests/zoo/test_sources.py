@@ -34,6 +34,35 @@ def test_weights_beside_the_model(tmp_path: Path) -> None:
     assert key(entry, "cpu-host", {}) != before
 
 
+def outside(name: str) -> onnx.TensorProto:
+    """An integer in a file of that name beside the model."""
+    tensor = onnx.TensorProto(name=name, data_type=onnx.TensorProto.INT64, dims=[1])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=name)
+    return tensor
+
+
+def test_sparse_weights_beside_the_model(tmp_path: Path) -> None:
+    """Of a graph, of a branch that has nothing else, and of a node."""
+    kept, inner, held = (
+        onnx.SparseTensorProto(values=outside(f"{name}.values"), indices=outside(f"{name}.indices"), dims=[9])
+        for name in ("kept", "inner", "held")
+    )
+    constant = onnx.helper.make_node("Constant", [], ["c"], sparse_value=held)
+    branch = onnx.helper.make_node("If", ["b"], ["y"], then_branch=onnx.GraphProto(sparse_initializer=[inner]))
+    graph = onnx.GraphProto(node=[constant, branch], sparse_initializer=[kept])
+    (tmp_path / "m.onnx").write_bytes(onnx.ModelProto(graph=graph).SerializeToString())
+    names = {f"{name}.{part}" for name in ("kept", "inner", "held") for part in ("values", "indices")}
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(8))
+    entry = Entry("a", "path", "m.onnx", base=str(tmp_path))
+    sources = sources_of(entry)
+    assert sources is not None and sources.digests().keys() == {"m.onnx", *names}
+    before = key(entry, "cpu-host", {})
+    (tmp_path / "kept.indices").write_bytes(bytes([1, *bytes(7)]))
+    assert key(entry, "cpu-host", {}) != before
+
+
 def test_a_test_of_a_suite_moves_with_its_files(tmp_path: Path) -> None:
     (tmp_path / "t" / "in").mkdir(parents=True)
     tiny.attention(tmp_path / "t" / "model.onnx")

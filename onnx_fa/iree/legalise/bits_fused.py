@@ -162,7 +162,7 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
         before = g.shape(made.input[0])
         if before is None or not before or before[-1] != spec.K:
             break
-        passed.append(_place_of(g, made))
+        passed.append(g.place(source))
         source = made.input[0]
     return _Product(spec, source, tuple(passed), place, node)
 
@@ -329,7 +329,3 @@ def _typed_outputs(g: GraphWriter, x: RoundedRows, hint: str) -> list[str]:
         return ["rows" if d == ROWS else d for d in shape]
 
     return [g.typed(g.fresh(f"{hint}/rounded"), _KINDS[v.element], dims(v.shape)) for v in x.operands]
-
-
-def _place_of(g: GraphWriter, node: onnx.NodeProto) -> int:
-    return next(i for i, n in enumerate(g.graph.node) if n is node)

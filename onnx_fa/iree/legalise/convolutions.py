@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import onnx
 from onnx import TensorProto, helper
 
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET, ConvShape, conv_shape, is_turned, pad_image
-from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter
 from onnx_fa.kernels.cpu.window import blocks_of, panel_of, takes
-from onnx_fa.spec.terms import Dim
+from onnx_fa.spec.terms import Dim, FloatType
 from onnx_fa.spec.windows import WindowSpec
 
 CONV_SITE = f"{DOMAIN}.ConvSite"
@@ -23,14 +23,16 @@ _NUMBERS = ("groups", "channels", "N", "sizes", "kernel", "strides", "dilations"
 
 
 def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A Conv of f32 on a CPU whose sizes, but for the batch, are known. The image is read as it lies there, with its pads, and
-    what the kernel makes has channels first, or last where the graph turns it behind, so that both turns are none."""
-    if g.cpu is None or g.kind(node.input[0]) != TensorProto.FLOAT or (shape := conv_shape(g, node)) is None:
+    """A Conv of f32, f16 or bf16 on a CPU whose sizes, but for the batch, are known. The image is read as it lies there, with its
+    pads, and as f32, and what the kernel makes has channels first, or last where the graph turns it behind, so that both turns are
+    none."""
+    kind = g.kind(node.input[0])
+    if g.cpu is None or kind not in FLOATS or (shape := conv_shape(g, node)) is None:
         return False
-    if (spec := _spec_of(g, node, shape)) is None:
+    if (spec := _spec_of(g, node, shape, FLOATS[kind])) is None:
         return False
     hint = node.name or "Conv"
-    x = pad_image(g, node.input[0], shape, hint)
+    x = pad_image(g, g.cast(node.input[0], kind, TensorProto.FLOAT, hint), shape, hint)
     each = spec.channels * math.prod(spec.sizes)
     inputs = [g.reshape(x, [-1 if spec.parts is None else spec.parts, each], hint)]
     inputs.append(_panels(g, node.input[1], spec, hint))
@@ -41,7 +43,7 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
     made.attribute.extend(helper.make_attribute(name, getattr(spec, name)) for name in _NUMBERS)
     g.nodes.append(made)
     whole = ["parts" if spec.parts is None else spec.parts, *spec.y_shape]
-    g.typed(y, TensorProto.FLOAT, whole)
+    g.typed(y, kind, whole)
     batch = -1 if spec.images is None else spec.images
     if spec.last and spec.groups > 1:
         y = g.reshape(y, [batch, spec.groups, *spec.y_shape], hint)
@@ -51,8 +53,9 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def window_of(x: Sequence[Dim], attributes: Mapping[str, Any]) -> WindowSpec:
-    """The spec of a ConvSite whose first operand has these dims."""
+def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[str, Any]) -> WindowSpec:
+    """The spec of a ConvSite whose operands have these shapes and element types."""
+    (x, _), (_, dtype) = types[:2]
     groups, channels, N, panel = (int(attributes[name]) for name in ("groups", "channels", "N", "panel"))
     sizes, kernel, strides, dilations = (
         tuple(int(n) for n in attributes[name]) for name in ("sizes", "kernel", "strides", "dilations")
@@ -60,10 +63,24 @@ def window_of(x: Sequence[Dim], attributes: Mapping[str, Any]) -> WindowSpec:
     images = x[0] // groups if isinstance(x[0], int) else None
     bias, last = (bool(attributes[name]) for name in ("bias", "last"))
     blocks = int(attributes["blocks"])
-    return WindowSpec(images, groups, channels, N, sizes, kernel, strides, dilations, panel, bias, last, blocks)
+    return WindowSpec(
+        images,
+        groups,
+        channels,
+        N,
+        sizes,
+        kernel,
+        strides,
+        dilations,
+        panel,
+        bias,
+        last,
+        blocks,
+        cast(FloatType, dtype),
+    )
 
 
-def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape) -> WindowSpec | None:
+def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape, dtype: FloatType) -> WindowSpec | None:
     """None where no kernel is to stand for a Conv."""
     assert g.cpu is not None
     blocks = blocks_of(shape.groups, shape.columns, g.cpu)
@@ -76,7 +93,7 @@ def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape) -> WindowSp
     last = is_turned(g, node.output[0])
     try:
         groups, channels = shape.groups // blocks, shape.own * blocks
-        spec = WindowSpec(shape.images, groups, channels, columns, *window, panel, bias, last, blocks)
+        spec = WindowSpec(shape.images, groups, channels, columns, *window, panel, bias, last, blocks, dtype)
     except ValueError:  # no window fits
         return None
     return spec if takes(spec) else None

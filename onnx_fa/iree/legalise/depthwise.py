@@ -10,20 +10,23 @@ import onnx
 from onnx import TensorProto
 
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET, conv_shape, is_turned, pad_image
-from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter
 
 _MOST_TAPS = 64
 """More make dispatches of a size that nobody has measured."""
 
 
 def depthwise(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A Conv of f32 on a CPU, with as many groups as channels, of sizes that are known but for the batch. Channels lie last while
-    it is computed where the graph turns the result so, and where windows are further apart than one: their numbers then lie
-    apart too."""
-    if g.cpu is None or g.kind(node.input[0]) != TensorProto.FLOAT or g.opset < SLICE_OPSET:
+    """A Conv of f32, f16 or bf16 on a CPU, with as many groups as channels, of sizes that are known but for the batch. Its sums are
+    f32. Channels lie last while it is computed where the graph turns the result so, and where windows are further apart than one:
+    their numbers then lie apart too. Of f16 and bf16 such windows stay: nothing was gained there."""
+    kind = g.kind(node.input[0])
+    if g.cpu is None or kind not in FLOATS or g.opset < SLICE_OPSET:
         return False
     shape, weight = conv_shape(g, node), g.array(node.input[1])
     if shape is None or weight is None or shape.own != 1 or shape.columns != 1 or not shape.groups > 1:
+        return False
+    if kind != TensorProto.FLOAT and max(shape.strides) > 1:
         return False
     axes = list(zip(shape.padded, shape.kernel, shape.strides, shape.dilations, strict=True))
     places = [(size - (k - 1) * d - 1) // s + 1 for size, k, s, d in axes]
@@ -31,9 +34,9 @@ def depthwise(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return False
     hint, n = node.name or "Conv", len(axes)
     last = max(shape.strides) > 1 or is_turned(g, node.output[0])
-    by_tap = weight.reshape(shape.groups, -1)
+    by_tap = weight.reshape(shape.groups, -1).astype(np.float32)
     numbers = (shape.groups,) if last else (shape.groups, *[1] * n)
-    x = node.input[0]
+    x = g.cast(node.input[0], kind, TensorProto.FLOAT, hint)
     if last:
         x = g.add("Transpose", [x], hint, perm=[0, *range(2, n + 2), 1])
     x = pad_image(g, x, shape, hint, last=last)
@@ -47,9 +50,12 @@ def depthwise(g: GraphWriter, node: onnx.NodeProto) -> bool:
         product = g.add("Mul", [part, g.const(own, hint)], hint)
         total = g.add("Add", [total, product], hint) if total else product
     if len(node.input) > 2 and node.input[2]:
-        total = g.add("Add", [total, g.reshape(node.input[2], numbers, hint)], hint)
+        bias = g.cast(node.input[2], kind, TensorProto.FLOAT, hint)
+        total = g.add("Add", [total, g.reshape(bias, numbers, hint)], hint)
     if last:
-        g.add("Transpose", [total], hint, out=node.output[0], perm=[0, n + 1, *range(1, n + 1)])
-    else:
+        total = g.add("Transpose", [total], hint, perm=[0, n + 1, *range(1, n + 1)])
+    if kind == TensorProto.FLOAT:
         g.nodes[-1].output[0] = node.output[0]  # what was added last made the result
+    else:
+        g.cast(total, TensorProto.FLOAT, kind, hint, out=node.output[0])
     return True

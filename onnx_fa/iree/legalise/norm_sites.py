@@ -135,8 +135,7 @@ def with_sum(g: GraphWriter, norm: Norm, taken: Set[int]) -> Norm:
     x, add = norm.inputs[0], g.maker(norm.inputs[0])
     if add is None or op_of(add) != "Add" or len(set(add.input)) != 2:
         return norm
-    place = next(i for i, n in enumerate(g.graph.node) if n is add)
-    shape = g.shape(x)
+    place, shape = g.place(x), g.shape(x)
     alike = all(g.shape(a) == shape and g.kind(a) == g.kind(x) and not g.is_constant(a) for a in add.input)
     if not alike or shape is None or None in shape or place in taken:
         return norm

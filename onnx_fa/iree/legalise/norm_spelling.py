@@ -156,5 +156,4 @@ def _is_whole(g: GraphWriter, nodes: list[onnx.NodeProto], given: set[str]) -> b
 
 def _places(g: GraphWriter, nodes: list[onnx.NodeProto]) -> tuple[int, ...]:
     """Where nodes stand in the graph, in order."""
-    outputs = {node.output[0] for node in nodes}
-    return tuple(i for i, node in enumerate(g.graph.node) if node.output and node.output[0] in outputs)
+    return tuple(sorted({g.place(node.output[0]) for node in nodes}))

@@ -183,7 +183,7 @@ def _slice(g: GraphWriter, value: str) -> tuple[str, int, int] | None:
 def _whole(g: GraphWriter, nodes: Sequence[onnx.NodeProto], y: str) -> tuple[int, ...] | None:
     """The places of nodes, but for that which makes y, where nothing else reads what they make."""
     outputs = {node.output[0] for node in nodes}
-    places = {i for i, node in enumerate(g.graph.node) if node.output and node.output[0] in outputs}
+    places = {g.place(name) for name in outputs}
     if any(g.is_output(name) or not places.issuperset(g.readers(name)) for name in outputs - {y}):
         return None
     return tuple(i for i in sorted(places) if g.graph.node[i].output[0] != y)

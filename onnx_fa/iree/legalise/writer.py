@@ -73,11 +73,16 @@ class GraphWriter:
 
     def maker(self, name: str) -> onnx.NodeProto | None:
         """The node that makes a value, in the graph as it came."""
-        return self._makers.get(name)
+        made = self._makers.get(name)
+        return None if made is None else made[1]
+
+    def place(self, name: str) -> int:
+        """The place of the node that makes a value, in the graph as it came. Raises KeyError for a value that none makes."""
+        return self._makers[name][0]
 
     @cached_property
-    def _makers(self) -> dict[str, onnx.NodeProto]:
-        return {name: node for node in self.graph.node for name in node.output}
+    def _makers(self) -> dict[str, tuple[int, onnx.NodeProto]]:
+        return {name: (place, node) for place, node in enumerate(self.graph.node) for name in node.output}
 
     @cached_property
     def _outputs(self) -> set[str]:

@@ -33,12 +33,12 @@ def operands_of(spec: WindowSpec) -> list[Operand]:
     """x, the weight and the bias."""
     size = spec.channels * spec.sizes[0] * spec.steps[0]
     panels = (spec.groups * spec.panels, spec.K, spec.panel)
-    found = [Operand("%x", (_parts(spec), size), "f32"), Operand("%w", panels, "f32")]
-    return [*found, *[Operand("%b", (spec.groups, spec.N), "f32")] * spec.bias]
+    found = [Operand("%x", (_parts(spec), size), "f32"), Operand("%w", panels, spec.dtype)]
+    return [*found, *[Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias]
 
 
 def y_of(spec: WindowSpec) -> Operand:
-    return Operand("%y", (_parts(spec), *spec.y_shape), "f32")
+    return Operand("%y", (_parts(spec), *spec.y_shape), spec.dtype)
 
 
 def _parts(spec: WindowSpec) -> int | str:
@@ -138,7 +138,7 @@ class WindowBody:
         columns = [t.shifted(column, t.width * j) for j in range(n)]
         first = [t.splat(0.0)] * n
         if self.spec.bias:
-            first = [t.read(*self.loaded["%b"], group, at) for at in columns]
+            first = [self._read(*self.loaded["%b"], group, at) for at in columns]
         sums = self._sums(image, matrix, starts, t.index(0), t.index(0), 0, [(v, t.vec) for v in first] * tall)
         for j, at in enumerate(columns):
             own = sums[j::n]
@@ -146,7 +146,8 @@ class WindowBody:
                 y = self._write_turned(own, image, at, row, y)
                 continue
             for i, total in enumerate(own):
-                y = t.write(total, y, self.y_type, image, t.shifted(row, i), at)
+                made = self._rounded(total, t.width)
+                y = t.write(made, y, self.y_type, image, t.shifted(row, i), at, element=self.spec.dtype)
         return y
 
     def _write_turned(self, sums: list[str], image: str, column: str, row: str, y: str) -> str:
@@ -156,11 +157,12 @@ class WindowBody:
         for i in range(0, len(fours), 2):
             both = fours[i : i + 2]
             at = t.shifted(row, 4 * i)
-            places = f"vector<{4 * len(both)}xf32>"
+            places = f"vector<{4 * len(both)}x{self.spec.dtype}>"
             for c in range(4):
                 for g in range(t.width // 4):
                     lanes = [offset + 4 * g + lane for offset in (0, t.width)[: len(both)] for lane in range(4)]
                     value = t.let(f"vector.shuffle {both[0][c]}, {both[-1][c]} {lanes} : {t.vec}, {t.vec}")
+                    value = self._rounded(value, len(lanes))
                     where = f"{image}, {t.shifted(column, 4 * g + c)}, {at}"
                     y = t.let(
                         f"vector.transfer_write {value}, {y}[{where}] {{in_bounds = [true]}} : {places}, {self.y_type}"
@@ -201,13 +203,26 @@ class WindowBody:
         w, w_type = self.loaded["%w"]
         for x_off, k_off in self.walk.written:
             at = t.shifted(k_at, k_off)
-            weights = [t.read(w, w_type, matrix, at, t.index(t.width * j)) for j in range(self.vectors)]
+            weights = [self._read(w, w_type, matrix, at, t.index(t.width * j)) for j in range(self.vectors)]
             for i, start in enumerate(starts):
                 number = self._numbers(image, start, x_off)
                 for j, weight in enumerate(weights):
                     to = i * self.vectors + j
                     sums[to] = t.vop("vector.fma", number, weight, sums[to])
         return sums
+
+    def _read(self, value: str, type_: str, *indices: str) -> str:
+        """A vector of the weight or the bias, as f32."""
+        t, dtype = self.t, self.spec.dtype
+        read = t.read(value, type_, *indices, element=dtype)
+        return read if dtype == "f32" else t.let(f"arith.extf {read} : {t.type(dtype)} to {t.vec}")
+
+    def _rounded(self, value: str, lanes: int) -> str:
+        """A vector of so many sums, as y has them."""
+        dtype = self.spec.dtype
+        if dtype == "f32":
+            return value
+        return self.t.let(f"arith.truncf {value} : vector<{lanes}xf32> to vector<{lanes}x{dtype}>")
 
     def _numbers(self, image: str, start: str, x_off: int) -> str:
         """The number of a place that each column of a vector reads: one for all, or one for each block."""
