@@ -2,6 +2,7 @@
 when they are launched, does not tell.
 
     python scripts/search_known.py build FOLDER --drawn 2:90   # anywhere, no GPU: 90 attentions drawn with seed 2
+    python scripts/search_known.py build FOLDER --drawn 6:100,7:100 --kind decode   # those with one query alone
     python scripts/search_known.py build FOLDER                # those of seed 0 that took longer than the fastest other
     python scripts/search_known.py run FOLDER OUT              # on a Hopper GPU, with torch and CuPy: OUT/tiles-known.csv
     python scripts/search_known.py report OUT                  # anywhere: the best tiles of each shape, beside the others
@@ -24,6 +25,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -62,6 +64,10 @@ FURTHER = {
 workgroups that STAY."""
 FURTHER_FEW = ((64, 2, 4), (32, 1, 4), (128, 4, 2), (64, 4, 1))
 """For a few queries: BN, warps and stages that are tried with as many parts as the tiles in use have."""
+FURTHER_ONE = ((64, 2, 4), (64, 4, 2), (32, 1, 4), (128, 4, 2), (128, 2, 3))
+NOVEL, NOVEL_KEYS, SPLIT_ONE = ((64, 4, 3), (32, 2, 3), (128, 8, 2)), 512, 3
+"""The same where one query alone is searched; with up to NOVEL_KEYS also those of NOVEL, which the table does not have. Of
+SPLIT_ONE are twice and half as many parts tried."""
 OF_ONE_TILE = {64: 4, 128: 2}
 """Heads whose columns are two tiles are tried as one tile of so many columns, too, with so many tiles of the table."""
 SIZES = ("D", "Dv", "causal", "heads", "Sq", "Skv")
@@ -110,8 +116,9 @@ def one_tile() -> Iterator[None]:
         columns.LEAST_CUT = least
 
 
-def candidates(spec: AttentionSpec, ranked: int = RANKED) -> Iterator[Any]:
-    """The configurations that are tried for a spec (already folded), the one in use first, and so many of the table."""
+def candidates(spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = False) -> Iterator[Any]:
+    """The configurations that are tried for a spec (already folded), the one in use first, and so many of the table. `decode`: more
+    of those for a few queries, as one query alone is searched."""
     from onnx_fa.kernels.tiles.database import shape_table
     from onnx_fa.kernels.tiles.shapes import read_shapes
     from onnx_fa.kernels.triton.by_shape import order_of, shape_of, unused
@@ -139,9 +146,10 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED) -> Iterator[Any]:
 
     found = [used, *(ordered(**t) for t in table.ranked(shape, fits, unused)[:ranked])]
     if few:
-        found += [replace(used, BN=BN, warps=warps, stages=stages) for BN, warps, stages in FURTHER_FEW]
+        further_few = FURTHER_ONE + NOVEL * (shape.Skv <= NOVEL_KEYS) if decode else FURTHER_FEW
+        found += [replace(used, BN=BN, warps=warps, stages=stages) for BN, warps, stages in further_few]
         found = [c for c in dict.fromkeys(found) if fits(asdict(c))]
-        for first in found[:SPLIT]:
+        for first in found[: SPLIT_ONE if decode else SPLIT]:
             for splits in (first.splits * 2, first.splits // 2, 1):
                 if 1 <= splits <= MOST_SPLITS and fits(asdict(first) | {"splits": splits}):
                     found.append(replace(first, splits=splits))
@@ -156,17 +164,19 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED) -> Iterator[Any]:
 
 
 def wanted_cases(drawn: str) -> Iterator[tuple[float, dict[str, AttentionSpec]]]:
-    """Specs that are given the same candidates, by what they are, and how slow they were; `drawn` is SEED:COUNT, or empty for the
-    slow cases of MEASURED, each with its neighbour."""
+    """Specs that are given the same candidates, by what they are, and how slow they were; `drawn` is SEED:COUNT, or some with
+    commas between them, or empty for the slow cases of MEASURED, each with its neighbour."""
     if not drawn:
         yield from ((ratio, {"drawn": slow, "neighbour": neighbour(slow)}) for ratio, slow in slow_cases())
         return
-    seed, count = map(int, drawn.split(":"))
-    yield from ((1.0, {"drawn": case.spec}) for case in draw_cases("gpu", seed, count))
+    for said in drawn.split(","):
+        seed, count = map(int, said.split(":"))
+        yield from ((1.0, {"drawn": case.spec}) for case in draw_cases("gpu", seed, count))
 
 
-def build(folder: Path, only: str, drawn: str) -> None:
-    """Compiles the candidates of the wanted cases, and writes manifest.json."""
+def build(folder: Path, only: str, drawn: str, decode: bool) -> None:
+    """Compiles the candidates of the wanted cases, and writes manifest.json after each. `decode`: of those with one query, with the
+    more candidates."""
     from onnx_fa.errors import UnsupportedError
     from onnx_fa.kernels.triton import emit_exactly
     from onnx_fa.kernels.triton.by_shape import shape_of
@@ -177,33 +187,40 @@ def build(folder: Path, only: str, drawn: str) -> None:
 
     target, items = parse_target("cuda"), list[dict[str, Any]]()
     folder.mkdir(parents=True, exist_ok=True)
+    versions = bench_gpu._versions()
     for ratio, pair in wanted_cases(drawn):
         slow = pair["drawn"]
-        if not re.search(only, title_of(slow)):
+        if not re.search(only, title_of(slow)) or (decode and slow.Sq != 1):
             continue
-        wanted = [(False, c) for spec in pair.values() for c in candidates(fold_queries(spec))]
+        wanted = {False: [c for spec in pair.values() for c in candidates(fold_queries(spec), decode=decode)]}
         width, one = columns_computed(slow.D), power_of_two(slow.D)
-        with one_tile():
-            if width < one and one in OF_ONE_TILE:
-                wanted += [(True, c) for x in pair.values() for c in candidates(fold_queries(x), OF_ONE_TILE[one])]
+        if width < one and one in OF_ONE_TILE and not decode:
+            with one_tile():
+                wanted[True] = [c for x in pair.values() for c in candidates(fold_queries(x), OF_ONE_TILE[one])]
         for what, spec in pair.items():
             kernels, n = [], len(items)
-            for i, (whole, config) in enumerate(dict.fromkeys(wanted)):
+
+            def made(work: tuple[str, Any], spec: AttentionSpec = spec) -> Any:
                 try:
-                    with one_tile() if whole else nullcontext():
-                        kernel = emit_exactly(spec, target, "fa", config, 90, DEFAULT)
+                    return emit_exactly(spec, target, "fa", work[1], 90, DEFAULT)
                 except UnsupportedError as e:
-                    print(f"{title_of(spec)}: {config}: {e}", flush=True)
-                    continue
-                name = label(asdict(config)) + f" {one} columns" * whole
-                kernels.append(bench_gpu.entry_of(kernel, folder, f"k{n}_{i}") | {"what": name})
+                    print(f"{title_of(spec)}: {work[1]}: {e}", flush=True)
+                    return None
+
+            for whole, configs in wanted.items():
+                named = [(label(asdict(c)) + f" {one} columns" * whole, c) for c in dict.fromkeys(configs)]
+                with one_tile() if whole else nullcontext(), ThreadPoolExecutor(2) as pool:
+                    found = list(pool.map(made, named))
+                for (name, _), kernel in zip(named, found, strict=True):
+                    if kernel is not None:
+                        entry = bench_gpu.entry_of(kernel, folder, f"k{n}_{len(kernels)}")
+                        kernels.append(entry | {"what": name})
             shape = shape_of(fold_queries(spec))
             assert shape is not None
             sizes = [getattr(shape, name) for name in SIZES]
             items.append({"what": what, "ratio": ratio, "spec": spec.to_dict(), "shape": sizes, "kernels": kernels})
             print(f"{title_of(spec)} ({what}): {', '.join(k['what'] for k in kernels)}", flush=True)
-    versions = bench_gpu._versions()
-    (folder / "manifest.json").write_text(json.dumps({"versions": versions, "cases": items}))
+            (folder / "manifest.json").write_text(json.dumps({"versions": versions, "cases": items}))
 
 
 def run(folder: Path, out: Path, seconds: float) -> None:
@@ -279,15 +296,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=Path("benchmarks"))
     parser.add_argument("--only", default="", help="build: a regular expression for names of cases")
-    parser.add_argument("--drawn", default="", metavar="SEED:COUNT", help="build: attentions drawn at random")
+    parser.add_argument("--drawn", default="", metavar="SEED:COUNT,...", help="build: attentions drawn at random")
+    parser.add_argument("--kind", choices=("all", "decode"), default="all", help="build: decode: those with one query")
     parser.add_argument("--seconds", type=float, default=600, help="run: begin no case after so many")
     parser.add_argument("--slice", default="0:1", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.drawn.partition(":")[0] == str(REPORTED_SEED["gpu"]):
+    if str(REPORTED_SEED["gpu"]) in (said.partition(":")[0] for said in args.drawn.split(",")):
         parser.error(f"--drawn {args.drawn}: benchmarks report that seed; tiles are searched on others")
     match args.step:
         case "build":
-            build(args.folder, args.only, args.drawn)
+            build(args.folder, args.only, args.drawn, args.kind == "decode")
         case "run":
             run(args.folder, args.out, args.seconds)
         case "load":

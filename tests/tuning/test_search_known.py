@@ -43,10 +43,14 @@ def test_what_is_searched(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert slow[0][0] > 1.4 and all(ratio > 1 and list(pair) == ["drawn", "neighbour"] for ratio, pair in slow)
     drawn = draw_cases("gpu", 2, 3)
     assert [pair for _, pair in search_known.wanted_cases("2:3")] == [{"drawn": c.spec} for c in drawn]
-    monkeypatch.setattr(sys, "argv", ["search_known.py", "build", "x", "--drawn", f"{REPORTED_SEED['gpu']}:3"])
-    with pytest.raises(SystemExit):
-        search_known.main()
-    assert "benchmarks report that seed" in capsys.readouterr().err
+    assert [pair for _, pair in search_known.wanted_cases("2:3,3:1")][3:] == [
+        {"drawn": draw_cases("gpu", 3, 1)[0].spec}
+    ]
+    for said in (f"{REPORTED_SEED['gpu']}:3", f"2:3,{REPORTED_SEED['gpu']}:3"):
+        monkeypatch.setattr(sys, "argv", ["search_known.py", "build", "x", "--drawn", said])
+        with pytest.raises(SystemExit):
+            search_known.main()
+        assert "benchmarks report that seed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("n", range(0, 100, 9))
@@ -58,6 +62,17 @@ def test_candidates(n: int) -> None:
     assert all(can_run(spec, c, 90) and (c.BM <= 16) == is_few(spec) for c in found)
     if not spec.masks:
         assert {c.order for c in found} == {0}
+
+
+def test_one_query_alone() -> None:
+    """Where one query alone is searched more is tried of it, with few keys the most, and nothing else of many queries."""
+    one = sorted((s for s in DRAWN if s.Sq == 1), key=lambda s: int(s.Skv))
+    many = next(s for s in DRAWN if s.Sq == s.Skv)
+    for spec in map(fold_queries, (one[0], one[-1], many)):
+        usual, more = (set(search_known.candidates(spec, decode=decode)) for decode in (False, True))
+        assert (more == usual) == (not is_few(spec))
+        novel = {(c.BN, c.warps, c.stages) for c in more if c.BM <= 16} & set(search_known.NOVEL)
+        assert bool(novel) == (is_few(spec) and int(spec.Skv) <= search_known.NOVEL_KEYS)
 
 
 def test_heads_of_one_tile() -> None:
