@@ -9,10 +9,7 @@ from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
-from onnx_fa.kernels.cpu.row_dispatch import joined, tile_height
-from onnx_fa.kernels.mlir.entry import KernelEntry
-from onnx_fa.kernels.mlir.operand import ROWS
-from onnx_fa.kernels.mlir.text import INDEX
+from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
@@ -152,8 +149,10 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
         raise UnsupportedError(f"vector kernel, linear site: {spec.dtype}, panels of {spec.panel}")
     name = linear_name(spec)
     symbol = f"{name}_tiles"
-    body = _body_of(spec, target)(spec, tiles)
-    return {symbol: joined(body.executable(symbol)), name: joined(LinearEntry(spec, name, symbol).text_lines())}
+    body, flat = _body_of(spec, target)(spec, tiles), operands_of(spec)
+    own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
+    function = RowEntry(spec, name).text_lines(symbol, spec.lead, own, flat, [y_of(spec)])
+    return {symbol: joined(body.executable(symbol)), name: joined(function)}
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
@@ -164,29 +163,3 @@ def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
     if spec.is_of_bytes:
         return ByteTiles if _is_tiled(spec, target) else ByteBody
     return PairTiles if _is_tiled(spec, target) else PairBody
-
-
-class LinearEntry(KernelEntry):
-    """The function of a site."""
-
-    def __init__(self, spec: LinearSpec, name: str, symbol: str) -> None:
-        super().__init__(spec, name)
-        self.spec, self.symbol = spec, symbol
-
-    def text_lines(self) -> list[str]:
-        t, spec = self.t, self.spec
-        free = spec.rows is None
-        if free:
-            self.count_rows(spec.lead)
-        flat = operands_of(spec)
-        own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
-        values = self.pass_operands(own, [x.shape for x in flat], [x.element for x in flat])
-        types = [self.typed(x.shape, x.element) for x in flat]
-        workload = f"[{self.dims[ROWS]}]" if free else ""
-        given = ", ".join([*values, *([self.dims[ROWS]] if free else [])])
-        y = y_of(spec)
-        made = t.let(
-            f"flow.dispatch @{self.symbol}::@{self.symbol}{workload}({given}) : "
-            f"({', '.join([*types, *[INDEX] * free])}) -> {self.typed(y.shape, y.element)}"
-        )
-        return self.lines([self.reshape(made, y.shape, (*spec.lead, spec.N), y.element)])

@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.cpu.row_dispatch import joined, load, make_executable, store
-from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
+from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, load, make_executable, store
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
-from onnx_fa.kernels.mlir.text import INDEX
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.spec.norm import NormSpec, norm_name
@@ -49,8 +47,9 @@ def emit_norm(spec: NormSpec, target: Target) -> dict[str, str]:
         raise UnsupportedError(f"vector kernel, norm site: {why}")
     name = norm_name(spec)
     symbol = f"{name}_rows"
-    body = NormBody(spec, _width(spec, target))
-    return {symbol: joined(body.executable(symbol)), name: joined(NormEntry(spec, name, symbol).text_lines())}
+    body, entry = NormBody(spec, _width(spec, target)), RowEntry(spec, name)
+    function = entry.text_lines(symbol, spec.lead, spec.operand_shapes, body.operands, body.results)
+    return {symbol: joined(body.executable(symbol)), name: joined(function)}
 
 
 def _width(spec: NormSpec, target: Target) -> int:
@@ -231,26 +230,3 @@ class NormBody:
     def _narrowed(self, value: str, element: str) -> str:
         t = self.t
         return value if element == "f32" else t.let(f"arith.truncf {value} : {t.vec} to {t.type(element)}")
-
-
-class NormEntry(KernelEntry):
-    """The function of a site."""
-
-    def __init__(self, spec: NormSpec, name: str, symbol: str) -> None:
-        super().__init__(spec, name)
-        self.spec, self.symbol = spec, symbol
-
-    def text_lines(self) -> list[str]:
-        t, spec = self.t, self.spec
-        free = spec.rows is None
-        if free:
-            self.count_rows(spec.lead)
-        flat, made = operands_of(spec), results_of(spec)
-        values = self.pass_operands(spec.operand_shapes, [x.shape for x in flat], [x.element for x in flat])
-        types = [*(self.typed(x.shape, x.element) for x in flat), *[INDEX] * free]
-        results = listed_types([self.typed(y.shape, y.element) for y in made])
-        workload = f"[{self.dims[ROWS]}]" if free else ""
-        given = ", ".join([*values, *([self.dims[ROWS]] if free else [])])
-        call = f"flow.dispatch @{self.symbol}::@{self.symbol}{workload}({given}) : ({', '.join(types)}) -> {results}"
-        shaped = zip(t.several(call, len(made)), made, spec.results, strict=True)
-        return self.lines([self.reshape(x, y.shape, shape, y.element) for x, y, (shape, _) in shaped])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from onnx_fa.kernels.cpu.addresses import Addresses
-from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
+from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable
 from onnx_fa.spec.terms import Dim
 
@@ -61,6 +62,32 @@ def call_dispatch(
     return t.several(
         f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(passed)}) -> {results}", len(made)
     )
+
+
+class RowEntry(KernelEntry):
+    """Writes the function of a site whose dispatch sees its rows flat."""
+
+    def text_lines(
+        self,
+        symbol: str,
+        lead: Sequence[Dim],
+        own: Sequence[Sequence[Dim]],
+        operands: Sequence[Operand],
+        outputs: Sequence[Operand],
+    ) -> list[str]:
+        """The function that calls the dispatch `symbol` of `operands` and `outputs`. `lead` are the dims of the rows, and `own` the
+        operands' shapes in the site, in the dispatch's element types."""
+        t, free = self.t, any(x.is_free for x in operands)
+        if free:
+            self.count_rows(lead)
+        values = self.pass_operands(own, [x.shape for x in operands], [x.element for x in operands])
+        types = [*(self.typed(x.shape, x.element) for x in operands), *[INDEX] * free]
+        results = listed_types([self.typed(y.shape, y.element) for y in outputs])
+        workload = f"[{self.dims[ROWS]}]" if free else ""
+        given = ", ".join([*values, *([self.dims[ROWS]] if free else [])])
+        call = f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(types)}) -> {results}"
+        shaped = zip(t.several(call, len(outputs)), outputs, self.site.results, strict=True)
+        return self.lines([self.reshape(x, y.shape, shape, y.element) for x, y, (shape, _) in shaped])
 
 
 def joined(lines: Sequence[str]) -> str:
