@@ -15,12 +15,11 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compile import MODEL_FLAGS
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.cpu.norm import emit_norm
-from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site, kept_why, origin_of
-from onnx_fa.spec.norm import NormSpec, norm_name
+from onnx_fa.spec.norm import NormSpec
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.check_text import check_text
-from tests.support.norm_cases import CASES, distance, keeps_special_rows, tolerance
+from tests.support.norm_cases import CASES, distance, function_text, keeps_special_rows, tolerance
 
 HOST = parse_target("cpu-host")
 TAKEN = {name: spec for name, spec in CASES.items() if not kept_why(spec, HOST)}
@@ -43,16 +42,6 @@ class Module:
     ) -> list[npt.NDArray[Any]]:
         made = self.functions[self.names[spec]](*operands)
         return [x.to_host() for x in (made if isinstance(made, tuple) else (made,))]
-
-
-def function_text(name: str, spec: NormSpec) -> str:
-    """A function of this name, which is the site."""
-    types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    results, names = [tensor_type(shape, dtype) for shape, dtype in spec.results], [f"%a{i}" for i in range(len(types))]
-    arguments, result = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)), ", ".join(results)
-    call = f"%r:{len(results)} = util.call @{norm_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> ({result})"
-    given = ", ".join(f"%r#{i}" for i in range(len(results)))
-    return f"func.func @{name}({arguments}) -> ({result}) {{\n{call}\nreturn {given} : {result}\n}}"
 
 
 def compile_cases(cases: dict[str, NormSpec], target: str, folder: Path) -> Module:

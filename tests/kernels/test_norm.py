@@ -13,12 +13,11 @@ import pytest
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import kept_why
 from onnx_fa.kernels.triton.norm import MOST_NUMBERS, config_of, emit_norm
 from onnx_fa.spec.norm import NormSpec, norm_name, normalise
 from onnx_fa.spec.target import parse_target
-from tests.support.norm_cases import CASES, tolerance
+from tests.support.norm_cases import CASES, function_text, tolerance
 
 ROOT = Path(__file__).parents[2]
 CUDA = parse_target("cuda")
@@ -57,20 +56,7 @@ def test_what_is_no_site(changes: dict[str, object], reason: str) -> None:
 
 def _module(spec: NormSpec) -> str:
     """A module whose function `site` is the site."""
-    types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    results, names = [tensor_type(shape, dtype) for shape, dtype in spec.results], [f"%a{i}" for i in range(len(types))]
-    arguments, result = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)), ", ".join(results)
-    call = f"%r:{len(results)} = util.call @{norm_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> ({result})"
-    given = ", ".join(f"%r#{i}" for i in range(len(results)))
-    return "\n".join(
-        [
-            *emit_norm(spec).values(),
-            f"func.func @site({arguments}) -> ({result}) {{",
-            call,
-            f"return {given} : {result}",
-            "}",
-        ]
-    )
+    return "\n".join([*emit_norm(spec).values(), function_text("site", spec)])
 
 
 @pytest.mark.parametrize("name", ["layer", "sum", "dynamic_sum", "bfloat"])

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.norm import NormSpec, normalise
+from onnx_fa.kernels.mlir.text import element_type, tensor_type
+from onnx_fa.spec.norm import NormSpec, norm_name, normalise
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
@@ -90,3 +91,13 @@ def keeps_special_rows(spec: NormSpec, run: Run) -> bool:
     same = np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(got[3:], plain[3:].astype(np.float64))
     near = 1e-2 if "bf16" in (spec.dtype, spec.result) else 2e-3
     return bool(same and np.allclose(np.nan_to_num(got[2]), np.nan_to_num(want[2]), atol=near))
+
+
+def function_text(name: str, spec: NormSpec) -> str:
+    """A function of this name, which is the site."""
+    types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
+    results, names = [tensor_type(shape, dtype) for shape, dtype in spec.results], [f"%a{i}" for i in range(len(types))]
+    arguments, result = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)), ", ".join(results)
+    call = f"%r:{len(results)} = util.call @{norm_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> ({result})"
+    given = ", ".join(f"%r#{i}" for i in range(len(results)))
+    return f"func.func @{name}({arguments}) -> ({result}) {{\n{call}\nreturn {given} : {result}\n}}"
