@@ -42,6 +42,19 @@ def gpu_name() -> str:
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
 
 
+def saturates_bytes() -> bool:
+    """Whether onnxruntime's products of u8 by i8 may be wrong on this machine: on an x86 processor without AVX512_VNNI or AVX_VNNI
+    it multiplies with vpmaddubsw, which adds two products in 16 bits and cuts off what passes them, so that sums of large numbers
+    are off by a tenth and more."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_vnni" not in flags and "avx_vnni" not in flags
+
+
 def cpu_name() -> str:
     """As the system names it, with family and model where the name says little."""
     try:

@@ -9,6 +9,10 @@ from typing import Any
 import onnx
 
 from onnx_fa.errors import MissingDependencyError
+from onnx_fa.machine import saturates_bytes
+
+_MAKES_BYTES = "QDQSelectorActionTransformer"
+"""The step of the optimiser that makes products of bytes out of DequantizeLinear, a product of floats, and QuantizeLinear."""
 
 
 def ort_session(
@@ -18,9 +22,11 @@ def ort_session(
     optimise: bool = True,
     without: Sequence[str] = (),
     reuse: bool = True,
+    exact: bool = False,
 ) -> Any:
     """An onnxruntime.InferenceSession of a model, its bytes or its file. `threads` None means as many as onnxruntime takes;
-    `without` names steps of the optimiser that are left out; without `reuse` every value has memory of its own.
+    `without` names steps of the optimiser that are left out; without `reuse` every value has memory of its own; `exact`: the
+    optimiser makes no products of bytes where the processor cuts off their sums (machine.saturates_bytes).
 
     Raises MissingDependencyError. What onnxruntime raises where it refuses a model passes through: its exceptions share no public
     base class.
@@ -37,4 +43,7 @@ def ort_session(
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_reuse = reuse
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+
+    if exact and saturates_bytes():
+        without = [*without, _MAKES_BYTES]
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], disabled_optimizers=[*without])

@@ -15,12 +15,16 @@ from onnx_fa.errors import MissingDependencyError, RunError, UnsupportedError
 from onnx_fa.graph import io
 from onnx_fa.graph.free_dims import graph_inputs
 from onnx_fa.graph.ops import DEQUANTIZE, op_of
+from onnx_fa.machine import saturates_bytes
 from onnx_fa.ort_session import ort_session
 from onnx_fa.verifier.inputs import Array
+from onnx_fa.verifier.unsigned_weights import has_products_of_bytes, with_unsigned_weights
 from onnx_fa.verifier.widened import NARROW, holds_bf16, widened
 
 _SECONDS = 300
 """For loading a model in a process of its own."""
+
+_CUT_OFF = "this processor cuts off onnxruntime's sums of u8 by i8"
 
 
 class Runner:
@@ -34,11 +38,11 @@ class Runner:
         self._inputs = [str(v.name) for v in graph_inputs(model)]
         self._narrow = {str(v.name) for v in (*model.graph.inputs, *model.graph.outputs) if v.dtype == NARROW}
         self.evaluated = self.optimised = self.in_f32 = False
-        self._runs = None
+        self._runs, self._unsigned = None, _is_cut_off(model)
         if self._narrow:
             self.refused = "bfloat16 inputs or outputs have no NumPy type there"
         else:
-            io.save(model, path)
+            io.save(with_unsigned_weights(model) if self._unsigned else model, path)
             self._runs, self.refused, self.optimised = _unoptimised(path)
         if self._runs is None and holds_bf16(model):
             model = self._widen(model, path, rounded)
@@ -62,7 +66,7 @@ class Runner:
     def note(self, what: str) -> str:
         """What the model runs in where it is not onnxruntime op by op, and why."""
         if not self.refused:
-            return ""
+            return f"{what} runs with weights of i8 as u8: {_CUT_OFF}" if self._unsigned else ""
         where = "onnxruntime with its optimiser only" if self.optimised else "onnxruntime"
         how = "in float32 (bfloat16 widened) " * self.in_f32
         return f"{what} runs {how}in {'onnx.reference' if self.evaluated else where}, onnxruntime refuses it: {self.refused}"
@@ -83,7 +87,7 @@ class OptimisedRunner:
     def __init__(self, model: ir.Model, path: Path) -> None:
         self._names = [str(o.name) for o in model.graph.outputs]
         self._inputs = [str(v.name) for v in graph_inputs(model)]
-        io.save(model, path)
+        io.save(with_unsigned_weights(model) if _is_cut_off(model) else model, path)
         self.refused = _ends_the_process(path) if _may_end_the_process(model) else ""
         if not self.refused:
             self._runs, self.refused = _session(path, optimise=True)
@@ -97,6 +101,11 @@ class OptimisedRunner:
 def rounds(model: ir.Model) -> bool:
     """Whether the model quantises values at run time: a difference of 1e-7 then may become one of a whole step."""
     return any("Quantize" in op_of(n) or "QLinear" in op_of(n) for n in model.graph.all_nodes())
+
+
+def _is_cut_off(model: ir.Model) -> bool:
+    """Whether sums of products of bytes that the model has itself may be cut off by onnxruntime on this processor."""
+    return saturates_bytes() and has_products_of_bytes(model)
 
 
 def _may_end_the_process(model: ir.Model) -> bool:
@@ -116,7 +125,7 @@ def _ends_the_process(path: Path) -> str:
 def _session(path: Path, *, optimise: bool) -> tuple[Any, str]:
     """(what runs the file, "") or (None, why not)."""
     try:
-        return ort_session(path, optimise=optimise), ""
+        return ort_session(path, optimise=optimise, exact=True), ""
     except MissingDependencyError:
         raise
     except Exception as e:  # onnxruntime's exceptions share no public base class

@@ -320,8 +320,8 @@ def test_what_fails_packed_is_compiled_without(tmp_path: Path) -> None:
         helper.make_node("Reshape", ["b", "rows"], ["c"]),
         helper.make_node("MatMul", ["c", "w"], ["y"]),
     ]
-    constants = {"split": np.array([0, 3, 4, 8, 4, 8]), "rows": np.array([0, 16, 192]), "w": _random(192, 24)}
-    model = _model(nodes, {"x": ["b", 3, 32, 32]}, constants, ["b", 16, 24])
+    constants = {"split": np.array([0, 3, 4, 8, 4, 8]), "rows": np.array([0, 16, 192]), "w": _random(192, 7)}
+    model = _model(nodes, {"x": ["b", 3, 32, 32]}, constants, ["b", 16, 7])
     report = compile_model(model, tmp_path / "m.vmfb", TARGET)
     assert "without packed matrix products" in report.note and "delinearize_index" in report.note
     assert "--iree-opt-data-tiling=false" in report.command

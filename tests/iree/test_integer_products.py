@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ from onnx_fa.spec.linear_words import weight_words
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from tests.iree.test_linear_sites import nodes_of
 from tests.support.joined_models import join_models
+from tests.support.ort_run import run as run_ort
 
 AMX, AVX2 = parse_target("cpu-amx"), parse_target("cpu-avx2")
 HOST = parse_target("cpu-host")
@@ -135,10 +135,8 @@ def check(product: Product, target: Target, folder: Path) -> None:
 def compare(product: Product, x: Array, got: Array) -> None:
     """With onnxruntime, its optimiser off and, where that makes nothing else of DequantizeLinear
     (docs/developer/onnxruntime-bugs.md), on."""
-    for level in ("ORT_DISABLE_ALL", *["ORT_ENABLE_ALL"] * (product.form != "dequantized")):
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-        (want,) = onnxruntime.InferenceSession(product.model().SerializeToString(), options).run(None, {"x": x})
+    for optimise in (False, *[True] * (product.form != "dequantized")):
+        (want,) = run_ort(product.model(), {"x": x}, optimise=optimise)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(want).max())))
 
 

@@ -38,13 +38,14 @@ def entries(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without attention, so that iree-import-onnx writes the same; with names that MLIR and archives write in other ways."""
+    """Without attention, and with weights too narrow for a kernel, so that iree-import-onnx writes the same; with names that MLIR
+    and archives write in other ways."""
     folder = tmp_path_factory.mktemp("plain")
     weights = {
-        "a::w": RNG.standard_normal((30, 20)).astype(np.float32),
-        "small": RNG.standard_normal(20).astype(np.float32),
-        'odd "name" \\ é': RNG.integers(-100, 100, (20, 15)).astype(np.int8),
-        "halves": RNG.standard_normal((15, 12)).astype(np.float16),
+        "a::w": RNG.standard_normal((30, 7)).astype(np.float32),
+        "small": RNG.standard_normal(7).astype(np.float32),
+        'odd "name" \\ é': RNG.integers(-100, 100, (7, 15)).astype(np.int8),
+        "halves": RNG.standard_normal((15, 7)).astype(np.float16),
     }
     nodes = [
         helper.make_node("MatMul", ["x", "a::w"], ["h0"], "first"),
@@ -55,8 +56,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         helper.make_node("MatMul", ["h2", "w2"], ["h3"], "third"),
         helper.make_node("Add", ["h3", "last"], ["y"], "sum"),
     ]
-    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [5, 30]), ("last", [12]))]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 12])]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [5, 30]), ("last", [7]))]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 7])]
     constants = [numpy_helper.from_array(w, name) for name, w in weights.items()]
     return tiny.save(folder / "plain.onnx", nodes, inputs, outputs, constants)
 

@@ -11,6 +11,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.rows import emit_rows, heads_of_rows
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import Switch
+from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Quantized, SlidingWindow, TensorArg
 from tests.support.cases import draw_operands
 from tests.support.kernel_harness import HOST, Kernels, mismatch
@@ -94,5 +95,7 @@ def test_integers_in_rows() -> None:
         emit_rows(dataclasses.replace(spec, k_quant=Quantized("i8", (1, 1, 8, 64))), HOST, "fa_x")
     with pytest.raises(UnsupportedError, match="2 scales for each of 8 heads"):  # the same two for all heads
         emit_rows(dataclasses.replace(spec, k_quant=Quantized("i8", ("t", 1, 1, 2))), HOST, "fa_x")
+    eighths = dataclasses.replace(spec, k_quant=Quantized("i8", ("t", 1, 8, 8)))  # eight integers have a scale
+    assert emit_rows(eighths, parse_target("cpu-avx2"), "fa_x").body == "rows"
     with pytest.raises(UnsupportedError, match="a scale's groups"):
-        emit_rows(dataclasses.replace(spec, k_quant=Quantized("i8", ("t", 1, 8, 8))), HOST, "fa_x")
+        emit_rows(eighths, parse_target("cpu-avx512"), "fa_x")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto as T
+from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms.rewrite import explain, rewrite
@@ -137,8 +138,11 @@ def test_weights_are_part_of_the_site(name: str) -> None:
         assert len(done.sites) == 1 and not done.misses, done.misses
         for large, empty in ((False, False), (True, False), (False, True)):
             given = feeds(model, large=large, empty_rows=empty)
+            # Softmax of onnxruntime makes probabilities below 2^-126 zero with AVX2, not with AVX-512: a row of nothing else that
+            # is kept would be empty. ONNX's own evaluator keeps them everywhere.
+            want = list(ReferenceEvaluator(model).run(None, given)) if large else run(model, given)
             for optimise in (True, False):
-                want, have = run(model, given), run(new, given, optimise=optimise)
+                have = run(new, given, optimise=optimise)
                 assert_same(want, have, LARGE_SCORE_TOLERANCE if large else TOLERANCE)
         again, _ = rewrite(new, form)  # type: ignore[call-overload]
         assert again.SerializeToString() == new.SerializeToString(), "rewriting twice changed something"
