@@ -121,7 +121,7 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = Fals
     of those for a few queries, as one query alone is searched."""
     from onnx_fa.kernels.tiles.database import shape_table
     from onnx_fa.kernels.tiles.shapes import read_shapes
-    from onnx_fa.kernels.triton.by_shape import order_of, shape_of, unused
+    from onnx_fa.kernels.triton.by_shape import expected, order_of, shape_of
     from onnx_fa.kernels.triton.columns import columns_computed
     from onnx_fa.kernels.triton.config import MOST_SPLITS, PERSISTENT, TritonConfig, power_of_two
     from onnx_fa.kernels.triton.overlapped import can_overlap
@@ -144,7 +144,7 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = Fals
         parts = config.splits <= power_of_two(-(-shape.Skv // config.BN))
         return (config.BM <= 16) == few and forms[config.overlap] and parts and can_run(spec, config, 90)
 
-    found = [used, *(ordered(**t) for t in table.ranked(shape, fits, unused)[:ranked])]
+    found = [used, *(ordered(**t) for t in table.ranked(shape, fits, expected)[:ranked])]
     if few:
         further_few = FURTHER_ONE + NOVEL * (shape.Skv <= NOVEL_KEYS) if decode else FURTHER_FEW
         found += [replace(used, BN=BN, warps=warps, stages=stages) for BN, warps, stages in further_few]

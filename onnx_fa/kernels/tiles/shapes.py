@@ -2,8 +2,8 @@
 took (scripts/search_tiles.py). A new shape gets the tiles that cost least around it: each measured shape counts by how near it is,
 and more where the kernels that were timed knew its sizes (scripts/search_known.py), as those of a model do.
 
-What a shape leaves unused, rows of the last block of queries and multiprocessors in the last round of workgroups, follows from the
-sizes, and is reckoned for the new shape itself.
+What follows from the sizes, such as rows of the last block of queries and multiprocessors in the last round of workgroups that are
+left unused, is taken out of what was measured, and is reckoned for the new shape itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 Tiles = Mapping[str, int]
 FIELDS = ("D", "Dv", "causal", "heads", "Sq", "Skv")
-NEAR, POWER = 0.5, 6
-"""A measured shape counts by its distance plus NEAR, to the minus POWER. Chosen by leaving out each shape in turn."""
+NEAR, NEAR_FEW, POWER = 0.5, 1.0, 6
+"""A measured shape counts by its distance plus NEAR, or NEAR_FEW where queries are a few, to the minus POWER. Chosen by leaving out
+each shape in turn."""
 _KNOWN = 4
 """So many times as much counts a shape whose sizes the compiler of the timed kernels knew. Chosen likewise."""
 _ROWS = 16
@@ -59,7 +60,7 @@ class Shape:
         return math.hypot(work / 3, keys / 2, dims, float(self.causal != other.causal))
 
 
-Unused = Callable[[Tiles, Shape], float]
+Expected = Callable[[Tiles, Shape], float]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Measured:
 
     def weight(self, shape: Shape) -> float:
         """How much it counts for another shape."""
-        return (_KNOWN if self.known else 1) / (NEAR + shape.distance(self.shape)) ** POWER
+        near = NEAR_FEW if shape.Sq <= _ROWS else NEAR
+        return (_KNOWN if self.known else 1) / (near + shape.distance(self.shape)) ** POWER
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,15 @@ class ShapeTable:
         self,
         shape: Shape,
         fits: Callable[[Tiles], bool],
-        unused: Unused,
+        expected: Expected,
         later: Callable[[Tiles], bool] = lambda tiles: False,
     ) -> tuple[Tiles, Measured] | None:
         """The tiles of least cost around a shape, of those that fit, and the nearest measured shape; None where nothing fits.
-        `unused` is the factor by which a shape's time with tiles exceeds that of one that leaves nothing unused. `later`: whether
+        `expected` is what follows for a time from the sizes, up to a factor of the shape. `later`: whether
         tiles were tried on some of the shapes alone, on which they are compared with the others."""
-        found = self.ranked(shape, lambda t: fits(t) and not later(t), unused)
+        found = self.ranked(shape, lambda t: fits(t) and not later(t), expected)
         tried = replace(self, shapes=tuple(m for m in self.shapes if any(later(self.tiles[i]) for i in m.ms)))
-        more = tried.ranked(shape, lambda t: fits(t) and later(t), unused)
+        more = tried.ranked(shape, lambda t: fits(t) and later(t), expected)
         if more and (not found or tried.ratio(shape, later) < 1):
             found = more
         nearest = min(self.alike(shape), key=lambda m: shape.distance(m.shape), default=None)
@@ -118,20 +120,20 @@ class ShapeTable:
         """The measured shapes that have few queries as the shape has, or many."""
         return [m for m in self.shapes if (m.shape.Sq <= _ROWS) == (shape.Sq <= _ROWS)]
 
-    def ranked(self, shape: Shape, fits: Callable[[Tiles], bool], unused: Unused) -> list[Tiles]:
+    def ranked(self, shape: Shape, fits: Callable[[Tiles], bool], expected: Expected) -> list[Tiles]:
         """The tiles that fit, those of the least cost around a shape first."""
         weights, costs, seen = 0.0, dict[int, float](), dict[int, float]()
         for m in self.alike(shape):
             w = m.weight(shape)
             weights += w
             most = _MOST * min(m.ms.values())
-            taken = {i: min(ms, most) / unused(self.tiles[i], m.shape) for i, ms in m.ms.items()}
+            taken = {i: min(ms, most) / expected(self.tiles[i], m.shape) for i, ms in m.ms.items()}
             least = min(taken.values())
             for i, ms in taken.items():
                 costs[i] = costs.get(i, 0.0) + w * math.log(ms / least)
                 seen[i] = seen.get(i, 0.0) + w
         enough = [i for i, w in seen.items() if w > _LEAST_WEIGHT * weights and fits(self.tiles[i])]
-        enough.sort(key=lambda i: math.exp(costs[i] / seen[i]) * unused(self.tiles[i], shape))
+        enough.sort(key=lambda i: math.exp(costs[i] / seen[i]) * expected(self.tiles[i], shape))
         return [self.tiles[i] for i in enough]
 
 

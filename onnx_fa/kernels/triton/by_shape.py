@@ -10,6 +10,7 @@ from onnx_fa.kernels.tiles.database import Tiles
 from onnx_fa.kernels.tiles.shapes import Shape, ShapeTable
 from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
 from onnx_fa.kernels.triton.config import FEW, MULTIPROCESSORS, PERSISTENT, power_of_two
+from onnx_fa.kernels.triton.decode_time import reckon_time
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Causal
 
@@ -54,11 +55,14 @@ def shape_of(spec: AttentionSpec) -> Shape | None:
     return Shape(columns_computed(spec.D), columns_computed(spec.Dv), int(causal), math.prod(lead), sq, skv)
 
 
-def unused(tiles: Tiles, shape: Shape) -> float:
-    """By what factor the rows of the last blocks and the multiprocessors of the last round of workgroups lengthen the work."""
+def expected(tiles: Tiles, shape: Shape) -> float:
+    """What follows from the sizes for the time with some tiles, up to a factor of the shape: of a few queries the reckoned time, of
+    many by what the rows of the last blocks and the multiprocessors of the last round of workgroups lengthen the work."""
+    if tiles["BM"] <= FEW:
+        return reckon_time(tiles, shape)
     blocks = -(-shape.Sq // tiles["BM"])
     groups = shape.heads * blocks * tiles["splits"]
-    rows = 1.0 if tiles["BM"] <= FEW else blocks * tiles["BM"] / shape.Sq
+    rows = blocks * tiles["BM"] / shape.Sq
     return rows * -(-groups // MULTIPROCESSORS) * MULTIPROCESSORS / groups
 
 
@@ -74,7 +78,7 @@ def tiles_by_shape(
         blocks = -(-shape.Skv // tiles["BN"])
         return fits(tiles) and tiles["splits"] <= power_of_two(blocks)
 
-    found = table.best(shape, suits, unused, lambda tiles: tiles["overlap"] == PERSISTENT)
+    found = table.best(shape, suits, expected, lambda tiles: tiles["overlap"] == PERSISTENT)
     if found is None:
         return None
     split = SPLIT_TILES | {"splits": parts_of_keys(shape)}
