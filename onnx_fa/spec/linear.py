@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -62,11 +63,12 @@ class LinearSpec:
 
     `stored` is the type of the weight's numbers where that is a shorter one than x's: they are exact in x's.
 
-    With `parts`, numbers of columns, the results are so many, side by side: queries, keys and values of one product.
+    With `parts`, numbers of columns, the results are so many, side by side: queries, keys and values of one product. A panel has
+    columns of one of them: those of a part are as those of a weight of its own.
 
     Raises ValueError for parts that are not all columns, blocks that do not divide K, bits that are not 2, 4 or 8, panels wider
-    than the weight, pairs of an odd K, fours of a K that 4 does not divide, weights stored in no shorter type, and for what an
-    expression of these tensors cannot be."""
+    than the weight or a part of it, pairs of an odd K, fours of a K that 4 does not divide, weights stored in no shorter type, and
+    for what an expression of these tensors cannot be."""
 
     lead: tuple[Dim, ...]
     K: int
@@ -93,8 +95,11 @@ class LinearSpec:
                 raise ValueError("a weight of a few bits is stored by rows of N")
         if min(self.K, self.N) < 1:
             raise ValueError(f"a weight of {self.K} x {self.N} numbers")
-        if self.panel and (self.panel > self.N or self.transposed or self.bits is not None):
-            raise ValueError(f"panels of {self.panel} columns of a weight of {self.N}, which is (K, N) and no integers")
+        if self.panel and (self.panel > min(self.widths) or self.transposed or self.bits is not None):
+            columns = min(self.widths)
+            raise ValueError(
+                f"panels of {self.panel} columns of a weight of {columns}, which is (K, N) and no integers"
+            )
         if self.K % self.packed:
             raise ValueError(f"{'pairs' if self.packed == 2 else 'fours'} of {self.K} rows of a weight")
         if self.zero and not self.is_of_bytes:
@@ -148,8 +153,13 @@ class LinearSpec:
         return self.K // self.bits.block
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each result."""
+        return self.parts or (self.N,)
+
+    @property
     def panels(self) -> int:
-        return -(-self.N // self.panel)
+        return sum(-(-n // self.panel) for n in self.widths)
 
     @property
     def is_of_bytes(self) -> bool:
@@ -214,7 +224,7 @@ class LinearSpec:
 
     @property
     def results(self) -> tuple[tuple[tuple[Dim, ...], DType], ...]:
-        return tuple(((*self.lead, columns), self.result_dtype) for columns in self.parts or (self.N,))
+        return tuple(((*self.lead, columns), self.result_dtype) for columns in self.widths)
 
 
 def in_a_word(dtype: DType | ByteType) -> int:
@@ -225,6 +235,13 @@ def in_a_word(dtype: DType | ByteType) -> int:
 def linear_name(spec: LinearSpec) -> str:
     """The name of a site's function: equal for equal specs."""
     return f"linear_{hashlib.sha256(repr(spec).encode()).hexdigest()[:10]}"
+
+
+def panel_starts(widths: Sequence[int], panel: int) -> list[int]:
+    """The first column of each panel of a weight whose results have so many columns, of which each has at least a panel's. The last
+    panel of a result has its last columns."""
+    ends = list(accumulate(widths))
+    return [min(i, end - panel) for n, end in zip(widths, ends, strict=True) for i in range(end - n, end, panel)]
 
 
 def biased(spec: LinearSpec) -> LinearSpec:
@@ -241,10 +258,10 @@ def weight_of(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDA
         if (n := spec.packed) > 1:
             words = panels.reshape(spec.panels, spec.K // n, spec.panel, n)
             panels = words.transpose(0, 1, 3, 2).reshape(spec.panels, spec.K, spec.panel)
-        side_by_side = panels.transpose(1, 0, 2)
-        first = side_by_side[:, :-1].reshape(spec.K, -1)
-        left = spec.N - first.shape[1]
-        return np.concatenate([first, side_by_side[:, -1, spec.panel - left :]], axis=1)
+        found = np.empty((spec.K, spec.N))
+        for start, columns in zip(panel_starts(spec.widths, spec.panel), panels, strict=True):
+            found[:, start : start + spec.panel] = columns
+        return found
     if spec.bits is None:
         return np.asarray(w, np.float64).T if spec.transposed else np.asarray(w, np.float64)
     bits, scales = spec.bits, np.asarray(operands[2], np.float64)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor
-from onnx_fa.spec.linear import Bits, LinearSpec, biased, in_a_word
+from onnx_fa.spec.linear import Bits, LinearSpec, biased, in_a_word, panel_starts
 from onnx_fa.spec.linear_accuracy import LinearExpected, expect_linear
 from onnx_fa.spec.terms import Dim, DType, TensorArg
 
@@ -142,10 +142,10 @@ def _made_adverse(x: Array) -> Array:
     return rows.reshape(x.shape)
 
 
-def in_panels(w: Array, panel: int, together: int | None = None) -> Array:
-    """A weight (K, N) as panels of columns, the last of them the last columns; so many rows `together`, by default those of bf16 in
-    pairs and of bytes in fours."""
-    starts = [min(i, w.shape[1] - panel) for i in range(0, w.shape[1], panel)]
+def in_panels(w: Array, panel: int, together: int | None = None, parts: Sequence[int] = ()) -> Array:
+    """A weight (K, N) as panels of columns, the last of them the last columns, of each of its `parts` where it has several; so many
+    rows `together`, by default those of bf16 in pairs and of bytes in fours."""
+    starts = panel_starts(parts or w.shape[1:], panel)
     panels = np.stack([w[:, i : i + panel] for i in starts])
     n = together or (4 if w.dtype == np.int8 else 2 if w.dtype == ml_dtypes.bfloat16 else 1)
     words = np.stack([panels[:, i::n] for i in range(n)], axis=-1)
@@ -158,4 +158,4 @@ def packed(spec: LinearSpec, operands: Sequence[Array], panel: int) -> list[Arra
     rest = list(operands[2:])
     if spec.zero:
         rest[1:1] = [w.sum(0, dtype=np.int32)]
-    return [operands[0], in_panels(w, panel, in_a_word(spec.dtype)), *rest]
+    return [operands[0], in_panels(w, panel, in_a_word(spec.dtype), spec.parts), *rest]

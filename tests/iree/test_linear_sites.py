@@ -28,6 +28,8 @@ WEIGHTS = {
     "w": (64, 48),
     "wt": (48, 64),
     "b": (48,),
+    "wide": (64, 96),
+    "wide_b": (96,),
     "row": (1, 48),
     "each": (2, 1, 48),
     "small": (64, 8),
@@ -139,7 +141,28 @@ def test_several_results() -> None:
     given = _split(body.replace("AXIS", "-1"), (16, 32), f"{parts}, float[2,n,48] c")
     for model in (odd, rows, read, given):
         assert "Split" in [n.op_type for n in nodes_of(model)] and sites_of(model) == [BIASED]
-    assert [n.op_type for n in nodes_of(last, parse_target("cpu-avx512"))].count("Split") == 1
+
+
+@pytest.mark.parametrize("target", ["cpu-avx2", "cpu-avx512"])
+@pytest.mark.parametrize(
+    ("columns", "more", "several"),
+    [
+        ((48, 48), "", True),
+        ((32, 64), "", True),
+        ((20, 76), "", False),  # of which panels would compute too many twice
+        ((16, 16, 16, 16, 32), "", False),  # too many results
+        ((48, 48), "y = Tanh(c)", False),
+    ],
+)
+def test_several_results_on_a_cpu(columns: tuple[int, ...], more: str, several: bool, target: str) -> None:
+    names = [f"p{i}" for i in range(len(columns))]
+    outputs = [f"float[2,n,{n}] {name}" for n, name in zip(columns, names, strict=True)]
+    body = f"a = MatMul(x, wide) c = Add(a, wide_b) {', '.join(names)} = Split <axis = -1> (c, s) {more}"
+    model = _split(body, columns, ", ".join([*outputs, *["float[2,n,96] y"] * bool(more)]))
+    nodes = nodes_of(model, parse_target(target))
+    (site,) = [n for n in nodes if n.op_type == "LinearSite"]
+    assert list(site.output) == (names if several else ["c"])
+    assert ("Split" in [n.op_type for n in nodes]) != several
 
 
 def _kinds(body: str, outputs: str, target: object = CUDA, **options: Any) -> list[tuple[str, int, int]]:

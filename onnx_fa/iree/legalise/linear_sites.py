@@ -259,7 +259,8 @@ def _with_epilogue(g: GraphWriter, product: _Product, taken: set[int]) -> list[_
 
 def _side_by_side(g: GraphWriter, products: Sequence[_Product], target: Target) -> list[_Product]:
     """The products, on CUDA those of the same rows with constant weights, such as queries, keys and values, as one with as many
-    results. It stands where the first of them ends: constants are there before."""
+    results. It stands where the first of them ends: constants are there before. On CPUs the dispatches of such products run at the
+    same time, so that one of them all takes as long (docs/developer/linear-sites.md)."""
     groups: dict[object, list[_Product]] = {}
     for i, p in enumerate(products):
         key: object = i

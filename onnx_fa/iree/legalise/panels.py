@@ -12,15 +12,18 @@ from onnx_fa.spec.linear import LinearSpec, in_a_word
 
 def write_panels(g: GraphWriter, weight: str, spec: LinearSpec, panel: int, hint: str) -> str:
     """The weight (K, N), or (N, K) if `transposed`, as (panels, K, panel), or in pairs or fours, as a LinearSpec of this panel has
-    it. The last panel has the last columns, some of which the one before has too where panels do not divide N."""
-    whole = spec.N // panel
-    made = [_panels(g, weight, spec, whole, panel, hint)] if whole * panel == spec.N else []
-    if not made:
-        if whole:
-            made.append(_panels(g, _columns(g, weight, spec, 0, whole * panel, hint), spec, whole, panel, hint))
-        made.append(_panels(g, _columns(g, weight, spec, spec.N - panel, spec.N, hint), spec, 1, panel, hint))
-    if len(made) == 1:
-        return made[0]
+    it. The last panel of a result has its last columns, some of which the one before has too where panels do not divide their
+    number."""
+    if all(n % panel == 0 for n in spec.widths):
+        return _panels(g, weight, spec, spec.N // panel, panel, hint)
+    made, start = [], 0
+    for n in spec.widths:
+        whole, end = n // panel, start + n
+        columns = _columns(g, weight, spec, start, start + whole * panel, hint)
+        made.append(_panels(g, columns, spec, whole, panel, hint))
+        if n % panel:
+            made.append(_panels(g, _columns(g, weight, spec, end - panel, end, hint), spec, 1, panel, hint))
+        start = end
     paired = replace(spec, transposed=False, panel=panel)
     return _typed(g, g.add("Concat", made, hint, axis=0), spec, paired.weight_shape)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
-from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, steps_of, y_of
+from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, outputs_of, steps_of
 from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers, pick_fastest, tiles_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
@@ -17,6 +17,10 @@ from onnx_fa.spec.target import Target
 _VECTORS = 2
 """Of a register tile, if nothing was measured. With two of them each load of an element of x serves two multiplications, which two
 ports for loads keep up with."""
+MOST_RESULTS = 4
+"""Of one dispatch, which has the code of a tile for each."""
+_COPY = 1 / 16
+"""What cutting a result into several costs, in products of 768 steps."""
 _LANES = 16
 """Of AVX-512's vectors."""
 _DOWN, _ACROSS = 4, 4
@@ -40,9 +44,18 @@ def kept_why(spec: LinearSpec, target: Target) -> str:
     if target.kernels != "auto":
         return f"--kernels {target.kernels}"
     compilers = None if (why := missing(spec, target)) else is_compilers(spec, target, body_name(spec, target))
-    if compilers is not None:
-        return FASTER if compilers else ""
-    return _kept_by_rule(spec, target, why)
+    if compilers is None:
+        why = _kept_by_rule(spec, target, why)
+    else:
+        why = FASTER if compilers else ""
+    return why or _divided(spec, target)
+
+
+def _divided(spec: LinearSpec, target: Target) -> str:
+    """Why one result is to be cut, rather than several made, where panels would compute more columns twice than a copy costs."""
+    panel = panel_of(spec, target)
+    several, one = (sum(-(-n // panel) for n in widths) for widths in (spec.widths, (spec.N,)))
+    return f"results that panels of {panel} columns do not divide" if several > (1 + _COPY) * one else ""
 
 
 def _kept_by_rule(spec: LinearSpec, target: Target, why: str) -> str:
@@ -54,13 +67,13 @@ def _kept_by_rule(spec: LinearSpec, target: Target, why: str) -> str:
     if spec.dtype == "f32" and not spec.stored and spec.rows is not None and spec.rows <= FEW:
         return "few rows"
     least = _VECTORS * target.lanes
-    return f"fewer than {least} columns" if least > spec.N else ""
+    return f"fewer than {least} columns" if least > min(spec.widths) else ""
 
 
 def missing(spec: LinearSpec, target: Target) -> str:
     """Why no kernel can stand for a site, in a few words; "" where one can."""
-    if spec.parts:
-        return "several results"
+    if len(spec.parts) > MOST_RESULTS:
+        return f"more than {MOST_RESULTS} results"
     of_one_type = spec.bits is None and all(t.dtype == spec.result_dtype for t in spec.tensors)
     if not of_one_type:
         return next(t for t in (spec.dtype, *(t.dtype for t in spec.tensors), "integer") if t != "f32") + " on a CPU"
@@ -151,7 +164,7 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
     symbol = f"{name}_tiles"
     body, flat = _body_of(spec, target)(spec, tiles), operands_of(spec)
     own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
-    function = RowEntry(spec, name).text_lines(symbol, spec.lead, own, flat, [y_of(spec)])
+    function = RowEntry(spec, name).text_lines(symbol, spec.lead, own, flat, outputs_of(spec))
     return {symbol: joined(body.executable(symbol)), name: joined(function)}
 
 

@@ -7,6 +7,7 @@ columns of the tile. Rows that the tiles do not divide are no loss of more than 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from onnx_fa.kernels.cpu.addresses import Addresses
@@ -74,8 +75,11 @@ def steps_of(spec: LinearSpec) -> int:
     return spec.K // spec.packed
 
 
-def y_of(spec: LinearSpec) -> Operand:
-    return Operand("%y", (ROWS if spec.rows is None else spec.rows, spec.N), spec.result_dtype)
+def outputs_of(spec: LinearSpec) -> list[Operand]:
+    """The results as the dispatch has them."""
+    rows = ROWS if spec.rows is None else spec.rows
+    names = [f"%y{i}" for i in range(len(spec.parts))] or ["%y"]
+    return [Operand(name, (rows, n), spec.result_dtype) for name, n in zip(names, spec.widths, strict=True)]
 
 
 class LinearBody:
@@ -86,7 +90,8 @@ class LinearBody:
 
     def __init__(self, spec: LinearSpec, tiles: LinearTiles) -> None:
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
-        self.operands, self.y = operands_of(spec), y_of(spec)
+        self.operands, self.outputs = operands_of(spec), outputs_of(spec)
+        self.y_type, self.first_column = "", 0  # of the result whose columns are being computed
         self.vectors, self.panels = spec.panel // tiles.lanes, panels_of(spec, tiles)
         self.exprs = ExprVectors(self.t, IntBounds("rows", spec.N, spec.tensors), spec.tensors)
 
@@ -102,12 +107,12 @@ class LinearBody:
                 "%down = arith.ceildivui %rows, %high : index",
                 "%x = arith.muli %down, %across : index",
             ]
-        return make_executable(symbol, self.operands, [self.y], count, self._body(across), addresses=self.addresses)
+        return make_executable(symbol, self.operands, self.outputs, count, self._body(across), addresses=self.addresses)
 
     def _body(self, across: int) -> list[str]:
         t, spec, tiles = self.t, self.spec, self.tiles
         self.loaded = {x.name: load(t, x, "readonly", ["0"] * len(x.shape), x.shape) for x in self.operands}
-        y, self.y_type = load(t, self.y, "writeonly", ["0", "0"], self.y.shape)
+        results = [load(t, y, "writeonly", ["0", "0"], y.shape) for y in self.outputs]
         self.rows = "%rows" if spec.rows is None else t.index(spec.rows)
         self._begin()
         # Workgroups that follow each other share panels.
@@ -117,18 +122,40 @@ class LinearBody:
         last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), self.rows)
         first_panel = t.arith("muli", t.arith("divui", group, downs), t.index(self.panels))
         last_panel = t.arith("minsi", t.shifted(first_panel, self.panels), t.index(spec.panels))
-
-        def over_panels(panel: str, carried: list[str]) -> list[str]:
-            column = t.arith("muli", panel, t.index(spec.panel))
-            if spec.N % spec.panel:
-                column = t.arith("minsi", column, t.index(spec.N - spec.panel))
-            return [self._panel(panel, column, first_row, last_row, carried[0])]
-
-        bounds = (first_panel, last_panel, t.index(1))
-        (made,) = t.loop(bounds, [(y, self.y_type)], over_panels)
-        store(t, made, self.y_type, self.y, ["0", "0"], self.y.shape)
+        made = self._results(
+            [y for y, _ in results], [type_ for _, type_ in results], (first_row, last_row), (first_panel, last_panel)
+        )
+        for value, (_, type_), output in zip(made, results, self.outputs, strict=True):
+            store(t, value, type_, output, ["0", "0"], output.shape)
         self._end()
         return t.render()
+
+    def _results(
+        self, results: Sequence[str], types: Sequence[str], rows: tuple[str, str], panels: tuple[str, str]
+    ) -> list[str]:
+        """The results with what a workgroup computes of them. Each has a loop of its own over those of the panels that are its,
+        most often of no panels at all."""
+        t, width = self.t, self.spec.panel
+        made, first = [], 0
+        for y, type_, n in zip(results, types, self.spec.widths, strict=True):
+            self.y_type, count = type_, -(-n // width)
+
+            def over_panels(panel: str, carried: list[str], first: int = first, n: int = n) -> list[str]:
+                own = t.arith("subi", panel, t.index(first)) if first else panel
+                column = t.arith("muli", own, t.index(width))
+                if n % width:
+                    column = t.arith("minsi", column, t.index(n - width))
+                return [self._panel(panel, t.shifted(column, self.first_column), *rows, carried[0])]
+
+            bounds = panels
+            if self.spec.parts:
+                bounds = (
+                    t.arith("maxsi", panels[0], t.index(first)),
+                    t.arith("minsi", panels[1], t.index(first + count)),
+                )
+            made += t.loop((*bounds, t.index(1)), [(y, self.y_type)], over_panels)
+            first, self.first_column = first + count, self.first_column + n
+        return made
 
     def _begin(self) -> None:
         """What a workgroup does before its first product."""
@@ -246,6 +273,8 @@ class LinearBody:
         made = self._then(self._number(total, column), row, column)
         if dtype != "f32":
             made = t.let(f"arith.truncf {made} : {t.vec} to {t.type(dtype)}")
+        if self.first_column:
+            column = t.arith("subi", column, t.index(self.first_column))
         return t.write(made, y, self.y_type, row, column, element=dtype)
 
     def _then(self, total: str, row: str, column: str) -> str:

@@ -25,7 +25,8 @@ def rows_computed(spec: LinearSpec, tiles: Tiles) -> float:
     if tiles == COMPILER:
         return float(spec.rows or 1)
     rows = queries_computed("rows" if spec.rows is None else spec.rows, tiles["rows"])
-    return rows * queries_computed(spec.N, tiles["vectors"] * tiles["lanes"]) / spec.N
+    columns = sum(queries_computed(n, tiles["vectors"] * tiles["lanes"]) for n in spec.widths)
+    return rows * columns / spec.N
 
 
 def fitting(spec: LinearSpec, target: Target) -> Callable[[Tiles], bool]:
@@ -34,7 +35,7 @@ def fitting(spec: LinearSpec, target: Target) -> Callable[[Tiles], bool]:
     def fits(t: Tiles) -> bool:
         if t == COMPILER or t["lanes"] != target.lanes:
             return False
-        return t["vectors"] * t["lanes"] <= spec.N and (spec.rows is None or t["rows"] <= spec.rows)
+        return t["vectors"] * t["lanes"] <= min(spec.widths) and (spec.rows is None or t["rows"] <= spec.rows)
 
     return fits
 
