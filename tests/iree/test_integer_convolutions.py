@@ -180,7 +180,8 @@ def test_form(name: str) -> None:
     found = ops(CASES[name])
     assert not found & {"ConvInteger", "QLinearConv"}
     assert ("MatMulInteger" in found) == (name in BYTES)
-    assert ops(CASES[name], AVX2) == found
+    on_avx2 = ops(CASES[name], AVX2)
+    assert not on_avx2 & {"ConvInteger", "QLinearConv"} and ("MatMulInteger" in on_avx2) == (name in BYTES)
     assert not ops(CASES[name], NEON) & {"ConvInteger", "QLinearConv", "MatMulInteger"}
     if name in BYTES:
         assert import_model(CASES[name].model(), AMX).text.count("util.call @linear_") == 1
