@@ -24,7 +24,7 @@ from tests.iree.test_convolutions import ConvSite, legalized
 from tests.support.joined_models import join_models
 from tests.support.ort_run import run
 
-WIDE, AVX2, AMX, HOST = (parse_target(f"cpu-{name}") for name in ("avx512", "avx2", "amx", "host"))
+WIDE, AVX2, NEON, AMX, HOST = (parse_target(f"cpu-{name}") for name in ("avx512", "avx2", "neon", "amx", "host"))
 KINDS: dict[Any, int] = {np.uint8: T.UINT8, np.int8: T.INT8}
 
 
@@ -180,13 +180,15 @@ def test_form(name: str) -> None:
     found = ops(CASES[name])
     assert not found & {"ConvInteger", "QLinearConv"}
     assert ("MatMulInteger" in found) == (name in BYTES)
-    assert not ops(CASES[name], AVX2) & {"ConvInteger", "QLinearConv", "MatMulInteger"}
+    on_avx2 = ops(CASES[name], AVX2)
+    assert not on_avx2 & {"ConvInteger", "QLinearConv"} and ("MatMulInteger" in on_avx2) == (name in BYTES)
+    assert not ops(CASES[name], NEON) & {"ConvInteger", "QLinearConv", "MatMulInteger"}
     if name in BYTES:
         assert import_model(CASES[name].model(), AMX).text.count("util.call @linear_") == 1
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("target", [AMX, AVX2], ids=["amx", "avx2"])
+@pytest.mark.parametrize("target", [AMX, AVX2, NEON], ids=["amx", "avx2", "neon"])
 def test_numbers(name: str, target: Any) -> None:
     inputs = CASES[name].draw()
     (got,) = ReferenceEvaluator(legalized(CASES[name].model(), target), new_ops=[ConvSite]).run(None, inputs)
@@ -197,7 +199,7 @@ COMPILED = [
     *("patches", "patches, signed", "pads", "groups", "large, integers", "QLinear, signed", "QLinear patches"),
     *("dequantised by column", "dequantised patches", "depthwise", "QLinear large"),
 ]
-WITHOUT = ["patches", "pads", "large, integers", "QLinear, signed"]
+BY_AVX2 = ["patches", "pads", "large, integers", "QLinear, signed"]
 
 
 def side_by_side(cases: Mapping[str, Conv], target: Any, folder: Path) -> dict[str, np.ndarray]:
@@ -220,10 +222,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def compiled_without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+def compiled_by_avx2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     if why := foreign_cpu(AVX2):
         pytest.skip(why)
-    return side_by_side({name: CASES[name] for name in WITHOUT}, AVX2, tmp_path_factory.mktemp("convolutions"))
+    return side_by_side({name: CASES[name] for name in BY_AVX2}, AVX2, tmp_path_factory.mktemp("convolutions"))
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -231,9 +233,9 @@ def test_compiled(name: str, compiled: dict[str, np.ndarray]) -> None:
     judge(CASES[name], compiled[name])
 
 
-@pytest.mark.parametrize("name", WITHOUT)
-def test_compiled_without_the_instruction(name: str, compiled_without: dict[str, np.ndarray]) -> None:
-    judge(CASES[name], compiled_without[name])
+@pytest.mark.parametrize("name", BY_AVX2)
+def test_compiled_for_avx2(name: str, compiled_by_avx2: dict[str, np.ndarray]) -> None:
+    judge(CASES[name], compiled_by_avx2[name])
 
 
 def judge(conv: Conv, got: np.ndarray) -> None:

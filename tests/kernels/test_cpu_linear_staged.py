@@ -92,7 +92,10 @@ def test_who_takes_a_site() -> None:
     assert kept_why(LinearSpec((1,), 64, 64, "f16"), AVX512) == ""
     assert kept_why(LinearSpec((1,), 64, 64, "f32", stored="f16"), AVX512) == ""
     assert kept_why(LinearSpec((1,), 64, 64, "f32"), AVX512) == ""  # as measured
-    assert kept_why(LinearSpec((64,), 64, 64, "f16"), parse_target("cpu-avx2")) == "no AVX-512"
+    avx2, neon = parse_target("cpu-avx2"), parse_target("cpu-neon")
+    for rows in (1, 64, "n"):
+        for spec in (LinearSpec((rows,), 64, 64, "f16"), LinearSpec((rows,), 64, 64, "f32", stored="bf16")):
+            assert kept_why(spec, avx2) == "" and kept_why(spec, neon) == "no AVX-512"
     mixed = LinearSpec((64,), 64, 64, "f16", then=GATED, tensors=(TensorArg((64, 64)),))
     assert kept_why(mixed, AVX512) == "f16 on a CPU"
 

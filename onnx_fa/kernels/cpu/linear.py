@@ -9,6 +9,8 @@ from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
+from onnx_fa.kernels.cpu.linear_words import LANES as AVX2_LANES
+from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
 from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
@@ -27,6 +29,8 @@ _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
 _TILED_DOWN = 8
 """Register tiles of a workgroup whose products AMX makes, which is faster."""
+_REGISTERS_UP_TO = 16
+"""Rows by which a weight is widened in registers, with AVX2, in tiles of a few rows."""
 _STAGED_DOWN, _STAGED_ACROSS = 8, 2
 """Of a workgroup that widens the weight, once for all its rows."""
 
@@ -40,7 +44,7 @@ def kept_why(spec: LinearSpec, target: Target) -> str:
     """Why the compiler's packed product is to stand for a site on a target's processor, in a few words; "" where the kernel is
     faster, or as fast. What was measured on the nearest case says which it is. Where none was, the kernel is: with vectors of 16
     lanes, of bf16 or bytes where the processor multiplies them, of f32 with more rows than a few, whose time is that of reading the
-    weight (docs/developer/linear-sites.md)."""
+    weight; and with AVX2 wherever numbers are widened (docs/developer/linear-sites.md)."""
     if target.kernels != "auto":
         return f"--kernels {target.kernels}"
     compilers = None if (why := missing(spec, target)) else is_compilers(spec, target, body_name(spec, target))
@@ -60,7 +64,7 @@ def _divided(spec: LinearSpec, target: Target) -> str:
 
 def _kept_by_rule(spec: LinearSpec, target: Target, why: str) -> str:
     """The same where nothing was measured; `why` there is no kernel."""
-    if target.lanes != _LANES:
+    if target.lanes != _LANES and not (target.lanes == AVX2_LANES and _is_staged(spec, target)):
         return "no AVX-512"
     if why:
         return why
@@ -78,9 +82,9 @@ def missing(spec: LinearSpec, target: Target) -> str:
     if not of_one_type:
         return next(t for t in (spec.dtype, *(t.dtype for t in spec.tensors), "integer") if t != "f32") + " on a CPU"
     # Numbers of 8 and 16 bits are multiplied as words of 32.
-    if spec.is_of_bytes and not target.byte_dots:
+    if spec.is_of_bytes and not (target.byte_dots or target.lanes == AVX2_LANES):
         return "no AVX512_VNNI"
-    if spec.dtype == "bf16" and not target.pair_dots:
+    if spec.dtype == "bf16" and not (target.pair_dots or target.lanes == AVX2_LANES):
         return "no AVX512_BF16"
     if spec.K % in_a_word(spec.dtype):
         return "K that 4 does not divide" if spec.is_of_bytes else "odd K"
@@ -89,7 +93,7 @@ def missing(spec: LinearSpec, target: Target) -> str:
 
 def body_name(spec: LinearSpec, target: Target) -> str:
     """What families of the tuning database call the kernel of a site."""
-    if _is_staged(spec):
+    if _is_staged(spec, target):
         return "linear_staged"
     return "linear_amx" if _is_tiled(spec, target) else "linear"
 
@@ -127,9 +131,13 @@ def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     elif rows <= most:
         tall = rows
     else:  # of the heights that keep the multipliers busy
-        tall = tile_height(rows, range(most, most // 2, -1), most)
+        # Tiles of a few rows widen the weight in registers, which many tiles would each do again.
+        least = FEW if _is_staged(spec, target) and rows > _REGISTERS_UP_TO else most // 2
+        tall = tile_height(rows, range(most, least, -1), most)
     unroll = 4 if tall > FEW else 8
-    if _is_staged(spec):
+    if _is_staged(spec, target):
+        # The compiler adds up whole numbers of several steps first, for which 16 registers are too few.
+        unroll = 2 if spec.is_of_bytes and tall > FEW else unroll
         return LinearTiles(target.lanes, tall, unroll, _STAGED_DOWN, _STAGED_ACROSS)
     return LinearTiles(target.lanes, tall, unroll, _TILED_DOWN if _is_tiled(spec, target) else _DOWN, _ACROSS)
 
@@ -140,9 +148,9 @@ def _is_tiled(spec: LinearSpec, target: Target) -> bool:
     return target.amx and words > 1 and spec.K % (words * PAIRS) == 0
 
 
-def _is_staged(spec: LinearSpec) -> bool:
-    """Whether numbers are kept in f16, or in another shorter type than they are multiplied in."""
-    return spec.dtype == "f16" or bool(spec.stored)
+def _is_staged(spec: LinearSpec, target: Target) -> bool:
+    """Whether numbers are widened before they are multiplied: f16, weights in a shorter type than x, with AVX2 bf16 and bytes."""
+    return spec.dtype == "f16" or bool(spec.stored) or (target.lanes == AVX2_LANES and in_a_word(spec.dtype) > 1)
 
 
 def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
@@ -169,8 +177,8 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
-    if _is_staged(spec):
-        return StagedBody
+    if _is_staged(spec, target):
+        return WidenedBytes if spec.is_of_bytes else WidenedPairs if spec.dtype == "bf16" else StagedBody
     if spec.dtype == "f32":
         return LinearBody
     if spec.is_of_bytes:

@@ -213,7 +213,11 @@ class LinearBody:
         has sums of its own."""
         t, width, unroll = self.t, tall * self.vectors, self._unroll(tall)
         own = next(n for n in (8, 4, 2, 1) if n == 1 or (n <= unroll and tall <= FEW and n * width <= _SUMS[t.width]))
-        return [t.dense("0", "i32") if self.sum_element == "i32" else t.splat(0.0)] * (width * own)
+        return [self._nothing()] * (width * own)
+
+    def _nothing(self) -> str:
+        """A vector of sums of no products."""
+        return self.t.dense("0", "i32") if self.sum_element == "i32" else self.t.splat(0.0)
 
     def _walk(self, panel: str, rows: list[str], bounds: tuple[str, str], sums: list[str]) -> list[str]:
         """The sums with the products of the steps of K from the first bound up to the second."""

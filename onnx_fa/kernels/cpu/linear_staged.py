@@ -37,12 +37,17 @@ class StagedBody(LinearBody):
         super().__init__(spec, tiles)
         self.stages_x = self.operands[0].element != "f32"
         self.staged = False
+        self.steps = spec.K
+        """Along K, of which a block has DEEP."""
 
     def _begin(self) -> None:
         # Memory is taken once: what a loop takes it keeps until the dispatch ends.
         t, tiles, spec = self.t, self.tiles, self.spec
         high = tiles.rows * tiles.down
-        self.w_type, self.sums_type = memref_type((DEEP, spec.panel), "f32"), memref_type((high, spec.panel), "f32")
+        self.w_type, self.sums_type = (
+            memref_type((DEEP, spec.panel), "f32"),
+            memref_type((high, spec.panel), self.sum_element),
+        )
         self.x_type = memref_type((tiles.rows, DEEP), "f32")
         if tiles.rows > FEW or not self.widens_in_registers:
             self.w_block, self.sums = t.empty(self.w_type), t.empty(self.sums_type)
@@ -68,7 +73,7 @@ class StagedBody(LinearBody):
             return t.loop((first, last, t.index(tall)), [(y, self.y_type)], tile)[0]
 
         def clear(_: list[str], places: list[str], y: str) -> str:
-            self._keep([t.splat(0.0)] * (tall * self.vectors), places)
+            self._keep([self._nothing()] * (tall * self.vectors), places)
             return y
 
         def add(own: list[str], places: list[str], y: str) -> str:
@@ -80,26 +85,27 @@ class StagedBody(LinearBody):
             self._stage_weight(panel, column)
             return [over_tiles(carried[0], add)]
 
-        (y,) = t.loop((t.index(0), t.index(self.spec.K), t.index(DEEP)), [(over_tiles(y, clear), self.y_type)], block)
+        (y,) = t.loop((t.index(0), t.index(self.steps), t.index(DEEP)), [(over_tiles(y, clear), self.y_type)], block)
         return over_tiles(y, lambda own, places, y: self._finish(column, own, places, y))
 
     def _stand_at(self, k: str) -> None:
         """Makes the block from step k on the one that is staged."""
         t = self.t
         self.start, self.size = k, t.index(DEEP)
-        if self.spec.K % DEEP:
-            self.size = t.arith("minsi", self.size, t.arith("subi", t.index(self.spec.K), k))
+        if self.steps % DEEP:
+            self.size = t.arith("minsi", self.size, t.arith("subi", t.index(self.steps), k))
 
     def _keep(self, sums: list[str], places: list[str]) -> None:
         """Writes the sums of a tile to where they wait."""
         t, n = self.t, self.vectors
         for i, total in enumerate(sums):
-            t.write(total, self.sums, self.sums_type, places[i // n], t.index(t.width * (i % n)))
+            at = places[i // n], t.index(t.width * (i % n))
+            t.write(total, self.sums, self.sums_type, *at, element=self.sum_element)
 
     def _kept(self, places: list[str]) -> list[str]:
         t = self.t
         return [
-            t.read(self.sums, self.sums_type, place, t.index(t.width * j))
+            t.read(self.sums, self.sums_type, place, t.index(t.width * j), element=self.sum_element)
             for place in places
             for j in range(self.vectors)
         ]
