@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from onnx_fa.iree.inspect import is_linear
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import function_of, load_module
+from onnx_fa.kernels.cpu.window import blocks_of, panel_of, tiles_for
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.linear_accuracy import UNIT
-from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.windows import WindowSpec, slide
+from tests.support.joined_models import join_models
 from tests.support.ort_run import run
 
 WIDE, NARROW = parse_target("cpu-avx512"), parse_target("cpu-avx2")
@@ -238,8 +241,9 @@ def test_random_convolutions_compiled(tmp_path_factory: Any, drawn: tuple[onnx.M
     ],
 )
 def test_a_kernel_takes(x: tuple[int | str, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
-    found = ops(conv(x, w, **attributes))
-    assert CONV_SITE in found and "Conv" not in found
+    for target in (WIDE, NARROW):
+        found = ops(conv(x, w, **attributes), target)
+        assert CONV_SITE in found and "Conv" not in found
     if min(attributes.get("dilations", [1])) == 1 and "N" not in x:
         text = import_model(conv(x, w, **attributes), WIDE).text
         assert "util.call @conv_" in text and "onnx.Conv" not in text
@@ -297,11 +301,66 @@ def test_sums_of_halves_are_rounded_once(
     np.testing.assert_allclose(got.astype(np.float64), wide, rtol=unit, atol=1e-5 * np.abs(wide).max())
 
 
-@pytest.mark.parametrize(
-    "target", [NARROW, parse_target("cpu-neon"), parse_target("cuda"), parse_target("vulkan"), None]
-)
+@pytest.mark.parametrize("target", [parse_target("cpu-neon"), parse_target("cuda"), parse_target("vulkan"), None])
 def test_other_targets_keep_their_convolutions(target: Any) -> None:
     assert ops(conv((1, 3, 40, 40), (32, 3, 3, 3)), target) == ["Conv"]
+
+
+EIGHT_LANES = {
+    "channels first": (((3, 20, 58), (48, 20, 3)), {"pads": [1, 1]}),
+    "panels of two vectors": (((2, 5, 9, 9), (32, 5, 3, 3)), {"strides": [2, 1]}),
+    "panels that do not divide": (((1, 6, 40), (43, 6, 4)), {"dilations": [3]}),
+    "one vector": (((2, 7, 9, 9), (8, 7, 3, 3)), {"pads": [1] * 4}),
+    "groups": (((2, 48, 20), (48, 12, 5)), {"group": 4}),
+    "groups of four columns": (((2, 32, 9, 9), (32, 4, 3, 3)), {"group": 8, "pads": [1] * 4}),
+    "groups of two columns": (((1, 64, 40), (128, 1, 3)), {"group": 64}),
+    "channels last": (((2, 9, 11), (24, 9, 3)), {"turned": True}),
+    "f16": (((1, 16, 9, 9), (16, 16, 3, 3)), {"pads": [1] * 4, "kind": np.float16}),
+}
+
+
+@pytest.fixture(scope="module")
+def with_eight_lanes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What all of them give, compiled as one program."""
+    models = {name: conv(*shapes, **options) for name, (shapes, options) in EIGHT_LANES.items()}
+    path = tmp_path_factory.mktemp("narrow") / "m.vmfb"
+    compile_model(join_models(list(models.values())), path, NARROW, parameters="embed")
+    inputs = [image_of(m, EIGHT_LANES[name][0][0])["x"] for name, m in models.items()]
+    return dict(zip(models, map(np.asarray, load_module(path)(*inputs)), strict=True))
+
+
+@pytest.mark.skipif(bool(foreign_cpu(NARROW)), reason=foreign_cpu(NARROW))
+@pytest.mark.parametrize("name", EIGHT_LANES)
+def test_vectors_of_eight_lanes(name: str, with_eight_lanes: dict[str, np.ndarray]) -> None:
+    (x, w), options = EIGHT_LANES[name]
+    model = conv(x, w, **options)
+    assert ops(model, NARROW).count(CONV_SITE) == 1
+    compare(model, with_eight_lanes[name], image_of(model, x))
+
+
+@pytest.mark.parametrize(
+    ("groups", "columns", "panel", "blocks"),
+    [
+        (1, 7, 0, 1),
+        (1, 8, 8, 1),
+        (1, 15, 8, 1),
+        (1, 24, 24, 1),
+        (1, 48, 24, 1),
+        (1, 64, 16, 1),
+        (4, 2, 0, 4),
+        (3, 4, 0, 1),
+    ],
+)
+def test_panels_of_eight_lanes(groups: int, columns: int, panel: int, blocks: int) -> None:
+    assert panel_of(columns, NARROW) == panel and blocks_of(groups, columns, NARROW) == blocks
+
+
+def test_tiles_fit_sixteen_registers() -> None:
+    """The sums, the weights of a step and an element of x."""
+    for columns, last in itertools.product((8, 16, 24, 32, 64), (False, True)):
+        spec = WindowSpec(1, 1, 3, columns, (40, 40), (3, 3), (1, 1), (1, 1), panel_of(columns, NARROW), last=last)
+        tiles, vectors = tiles_for(spec, NARROW), spec.panel // 8
+        assert tiles.rows * vectors + vectors + 1 <= 16 and (last or tiles.rows % 4 == 0)
 
 
 def test_a_weight_of_the_run_stays() -> None:

@@ -8,33 +8,37 @@ from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.windows import WindowSpec
 
-_LANES = 16
-"""Of AVX-512's vectors."""
+_WIDTHS = (16, 8)
+"""Of AVX-512's vectors, and AVX2's."""
 _LEAST_PLACES = 4
 """Fewer leave the multipliers without work."""
 _LEAST_COLUMNS = 2
 """Of groups that share a vector."""
 _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
-_TALL = {1: 16, 2: 8, 3: 8}
-"""Rows of a register tile at most, by its vectors: their sums, the weights and an element of x fit into 32 registers."""
+_TALL = {32: {1: 16, 2: 8, 3: 8}, 16: {1: 12, 2: 6, 3: 4}}
+"""Rows of a register tile at most, by the processor's registers and the tile's vectors: their sums, the weights and an element of x
+fit."""
 
 
 def panel_of(columns: int, target: Target) -> int:
     """The columns of a panel for a group of so many; 0 where no kernel takes them: where they do not fill a vector."""
-    if target.is_gpu or target.kernels != "auto" or target.lanes != _LANES or columns < _LANES:
+    w = target.lanes
+    if target.is_gpu or target.kernels != "auto" or w not in _WIDTHS or columns < w:
         return 0
-    if columns % (3 * _LANES) == 0 and columns % (2 * _LANES):
-        return 3 * _LANES  # two vectors would compute columns twice
-    return _LANES * min(2, columns // _LANES)
+    # Two vectors would compute columns twice. Of 16 registers, a tile of four rows by three vectors has more sums.
+    if columns % (3 * w) == 0 and (columns % (2 * w) or target.registers == 16):
+        return 3 * w
+    return w * min(2, columns // w)
 
 
 def blocks_of(groups: int, columns: int, target: Target) -> int:
     """So many groups of so few columns share a vector, 1 where they do not: each lane reads the number of its own group, which is
     loaded once for all its lanes."""
-    if columns < _LEAST_COLUMNS or columns >= _LANES or _LANES % columns or groups % (_LANES // columns):
+    w = target.lanes
+    if not panel_of(w, target) or columns < _LEAST_COLUMNS or columns >= w or w % columns or groups % (w // columns):
         return 1
-    return _LANES // columns if panel_of(_LANES, target) else 1
+    return w // columns
 
 
 def takes(spec: WindowSpec) -> bool:
@@ -44,7 +48,7 @@ def takes(spec: WindowSpec) -> bool:
 
 def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
     """Tiles that leave few places over."""
-    most, rows = _TALL[spec.panel // target.lanes], spec.rows
+    most, rows = _TALL[target.registers][spec.panel // target.lanes], spec.rows
     # What channels first are written from is turned by fours.
     heights = range(min(most, rows), 3, -1) if spec.last else range(min(most, rows) // 4 * 4, 3, -4)
     tall = tile_height(rows, (n for n in heights if 2 * n > most or rows <= most), most)
