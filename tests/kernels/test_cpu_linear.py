@@ -300,7 +300,7 @@ def test_code_of_bytes(dtype: str, tmp_path: Path) -> None:
         {"panel": 16},
         {"panel": 0},
         {"dtype": "bf16"},
-        {"parts": (20, 19, 19, 19, 19)},
+        {"N": 480, "parts": (96,) * 5},
         {"dtype": "i8"},
         {"dtype": "u8"},
     ],

@@ -131,7 +131,8 @@ def test_words(dtype: Any, amx: bool, tmp_path: Path) -> None:
     spec = packed(plain, on)
     compile_site(spec, tmp_path / "m.vmfb", on)
     for n in (1, 20, 70):
-        check(plain.bind({"n": n}), spec.panel, tmp_path / "m.vmfb", TOLERANCE[dtype])
+        # Of a row alone: rounding a sum to bf16, whose numbers have eight bits, is off by up to 2^-8 of it.
+        check(plain.bind({"n": n}), spec.panel, tmp_path / "m.vmfb", 2**-8 if dtype == "bf16" else TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("on", [AVX2, AVX512], ids=str)
