@@ -321,7 +321,6 @@ EIGHT_LANES = {
 
 @pytest.fixture(scope="module")
 def with_eight_lanes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """What all of them give, compiled as one program."""
     models = {name: conv(*shapes, **options) for name, (shapes, options) in EIGHT_LANES.items()}
     path = tmp_path_factory.mktemp("narrow") / "m.vmfb"
     compile_model(join_models(list(models.values())), path, NARROW, parameters="embed")
@@ -332,10 +331,10 @@ def with_eight_lanes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.n
 @pytest.mark.skipif(bool(foreign_cpu(NARROW)), reason=foreign_cpu(NARROW))
 @pytest.mark.parametrize("name", EIGHT_LANES)
 def test_vectors_of_eight_lanes(name: str, with_eight_lanes: dict[str, np.ndarray]) -> None:
-    (x, w), options = EIGHT_LANES[name]
-    model = conv(x, w, **options)
+    shapes, options = EIGHT_LANES[name]
+    model = conv(*shapes, **options)
     assert ops(model, NARROW).count(CONV_SITE) == 1
-    compare(model, with_eight_lanes[name], image_of(model, x))
+    compare(model, with_eight_lanes[name], image_of(model, shapes[0]))
 
 
 @pytest.mark.parametrize(
