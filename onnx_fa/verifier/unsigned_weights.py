@@ -55,7 +55,7 @@ def with_unsigned_weights(model: ir.Model) -> ir.Model:
 
 def _is_unsigned(node: ir.Node, places: _Places) -> bool:
     """Whether x is u8, and the weight i8."""
-    weight = node.inputs[places.weight]
+    weight = node.inputs[places.weight] if places.weight < len(node.inputs) else None
     if weight is None or weight.dtype != ir.DataType.INT8:
         return False
     if places.x_zero < 0:

@@ -99,6 +99,14 @@ def test_others_stay(x: Any, w: Any) -> None:
     assert [n.op_type for n in with_unsigned_weights(model).graph] == ["MatMulInteger"]
 
 
+def test_a_node_without_a_weight_stays() -> None:
+    """onnxruntime says what is wrong with it."""
+    info, result = h.make_tensor_value_info("x", T.UINT8, [5, 64]), h.make_tensor_value_info("y", T.INT32, None)
+    graph = h.make_graph([h.make_node("MatMulInteger", ["x"], ["y"])], "g", [info], [result])
+    model = ir.from_proto(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9))
+    assert [n.op_type for n in with_unsigned_weights(model).graph] == ["MatMulInteger"]
+
+
 @pytest.mark.parametrize(
     ("flags", "machine", "cuts"),
     [
