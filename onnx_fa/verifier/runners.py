@@ -15,10 +15,9 @@ from onnx_fa.errors import MissingDependencyError, RunError, UnsupportedError
 from onnx_fa.graph import io
 from onnx_fa.graph.free_dims import graph_inputs
 from onnx_fa.graph.ops import DEQUANTIZE, op_of
-from onnx_fa.machine import saturates_bytes
 from onnx_fa.ort_session import ort_session
 from onnx_fa.verifier.inputs import Array
-from onnx_fa.verifier.unsigned_weights import has_products_of_bytes, with_unsigned_weights
+from onnx_fa.verifier.unsigned_weights import made_exact
 from onnx_fa.verifier.widened import NARROW, holds_bf16, widened
 
 _SECONDS = 300
@@ -38,11 +37,12 @@ class Runner:
         self._inputs = [str(v.name) for v in graph_inputs(model)]
         self._narrow = {str(v.name) for v in (*model.graph.inputs, *model.graph.outputs) if v.dtype == NARROW}
         self.evaluated = self.optimised = self.in_f32 = False
-        self._runs, self._unsigned = None, _is_cut_off(model)
+        exact = made_exact(model)
+        self._runs, self._unsigned = None, exact is not model
         if self._narrow:
             self.refused = "bfloat16 inputs or outputs have no NumPy type there"
         else:
-            io.save(with_unsigned_weights(model) if self._unsigned else model, path)
+            io.save(exact, path)
             self._runs, self.refused, self.optimised = _unoptimised(path)
         if self._runs is None and holds_bf16(model):
             model = self._widen(model, path, rounded)
@@ -87,7 +87,7 @@ class OptimisedRunner:
     def __init__(self, model: ir.Model, path: Path) -> None:
         self._names = [str(o.name) for o in model.graph.outputs]
         self._inputs = [str(v.name) for v in graph_inputs(model)]
-        io.save(with_unsigned_weights(model) if _is_cut_off(model) else model, path)
+        io.save(made_exact(model), path)
         self.refused = _ends_the_process(path) if _may_end_the_process(model) else ""
         if not self.refused:
             self._runs, self.refused = _session(path, optimise=True)
@@ -101,11 +101,6 @@ class OptimisedRunner:
 def rounds(model: ir.Model) -> bool:
     """Whether the model quantises values at run time: a difference of 1e-7 then may become one of a whole step."""
     return any("Quantize" in op_of(n) or "QLinear" in op_of(n) for n in model.graph.all_nodes())
-
-
-def _is_cut_off(model: ir.Model) -> bool:
-    """Whether sums of products of bytes that the model has itself may be cut off by onnxruntime on this processor."""
-    return saturates_bytes() and has_products_of_bytes(model)
 
 
 def _may_end_the_process(model: ir.Model) -> bool:

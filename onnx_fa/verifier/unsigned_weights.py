@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import CONTRIB, constant_tensor, op_of
+from onnx_fa.machine import saturates_bytes
 
 _MORE = 128
 
@@ -35,6 +36,11 @@ _OPS = {
     f"{CONTRIB}.MatMulIntegerToFloat": _Places(4, 1, 5),
     f"{CONTRIB}.DynamicQuantizeMatMul": _Places(-1, 1, 3),
 }
+
+
+def made_exact(model: ir.Model) -> ir.Model:
+    """The model, or a copy with unsigned weights where onnxruntime may cut off sums of its products of bytes on this processor."""
+    return with_unsigned_weights(model) if saturates_bytes() and has_products_of_bytes(model) else model
 
 
 def has_products_of_bytes(model: ir.Model) -> bool:

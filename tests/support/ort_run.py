@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from onnx_fa.machine import saturates_bytes
 from onnx_fa.ort_session import ort_session
-from onnx_fa.verifier.unsigned_weights import has_products_of_bytes, with_unsigned_weights
+from onnx_fa.verifier.unsigned_weights import made_exact
 
 TOLERANCE = 2e-6
 """Relative norm error of f32 attention against the same in another order of operations."""
@@ -30,7 +30,8 @@ def session(
     """`exact`: products of bytes are, whatever the processor."""
     if exact and saturates_bytes():
         made = ir.from_proto(model)
-        model = ir.to_proto(with_unsigned_weights(made)) if has_products_of_bytes(made) else model
+        unsigned = made_exact(made)
+        model = model if unsigned is made else ir.to_proto(unsigned)
     return ort_session(model, threads=1, optimise=optimise, without=without, reuse=reuse, exact=exact)
 
 
