@@ -35,6 +35,7 @@ _OPS = {
     f"{CONTRIB}.QGemm": _Places(2, 3, 5),
     f"{CONTRIB}.MatMulIntegerToFloat": _Places(4, 1, 5),
     f"{CONTRIB}.DynamicQuantizeMatMul": _Places(-1, 1, 3),
+    f"{CONTRIB}.QAttention": _Places(6, 1, 7),
 }
 
 

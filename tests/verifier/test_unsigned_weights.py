@@ -15,6 +15,8 @@ from onnx import numpy_helper
 from onnx_fa.machine import saturates_bytes
 from onnx_fa.ort_session import ort_session
 from onnx_fa.verifier.unsigned_weights import has_products_of_bytes, with_unsigned_weights
+from tests.support import spellings_ops as ops
+from tests.support.ort_run import run
 
 RNG = np.random.default_rng(3)
 X, W = RNG.integers(128, 256, (5, 64)).astype(np.uint8), RNG.integers(64, 128, (64, 6)).astype(np.int8)
@@ -73,6 +75,21 @@ def test_exact(name: str, weight: str) -> None:
     for optimise in (False, True):
         (got,) = ort_session(new, threads=1, optimise=optimise).run(None, feeds)
         np.testing.assert_allclose(got, CASES[name][3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("zeros", ["xw", "x", ""])
+def test_attention_of_bytes(zeros: str) -> None:
+    """QAttention's own product, against onnxruntime's op on the same numbers as floats."""
+    model = ops.projected_integers(zeros=zeros)
+    feeds = ops.feeds(model)
+    feeds["q"] = RNG.integers(128, 256, feeds["q"].shape).astype(np.uint8)
+    feeds["weights"] = RNG.integers(64, 128, feeds["weights"].shape).astype(np.int8)
+    x = (feeds["q"] - F(feeds.get("x_zero", 0))) * feeds["x_scale"]
+    weights = (feeds["weights"] - F(feeds.get("zero", 0))) * feeds["scale"]
+    (want,) = run(ops.projected(), {"q": x, "weights": weights, "bias": feeds["bias"]})
+    copy = with_unsigned_weights(ir.from_proto(model))
+    (got,) = ort_session(ir.to_proto(copy), threads=1).run(None, feeds)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_windows() -> None:
