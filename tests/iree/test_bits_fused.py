@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -16,13 +15,14 @@ from onnx_fa.iree.importer import infer_types
 from onnx_fa.iree.legalise.bits_fused import fuse_rounded
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
+from onnx_fa.kernels.cpu.bits_sums import multiplies_bytes
 from onnx_fa.spec.target import parse_target
 from tests.support.joined_models import join_models
 from tests.support.ort_run import run
 
 HOST = parse_target("cpu-host")
-ROUNDS = replace(parse_target("cpu-avx512"), byte_dots=True)
-"""What has the instruction, whatever this processor has."""
+ROUNDS = parse_target("cpu-avx512")
+"""What has the instructions, whatever this processor has."""
 K, BLOCK = 64, 32
 INFINITE = 2
 """The row that has an infinity in it."""
@@ -184,7 +184,7 @@ def inputs(rows: int) -> list[np.ndarray]:
     return [x, r]
 
 
-@pytest.mark.skipif(not HOST.byte_dots, reason="this processor has no AVX512_VNNI")
+@pytest.mark.skipif(not multiplies_bytes(HOST), reason="this processor has neither AVX2 nor AVX-512")
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("name", [*FUSED, *UNGATED, "norm_read"])
 def test_numbers(name: str, rows: int, numbers: dict[str, np.ndarray]) -> None:
@@ -197,7 +197,7 @@ def test_numbers(name: str, rows: int, numbers: dict[str, np.ndarray]) -> None:
     assert np.linalg.norm(got - want) <= 2e-6 * np.linalg.norm(want)
 
 
-@pytest.mark.skipif(not HOST.byte_dots, reason="this processor has no AVX512_VNNI")
+@pytest.mark.skipif(not multiplies_bytes(HOST), reason="this processor has neither AVX2 nor AVX-512")
 @pytest.mark.parametrize("name", FUSED)
 def test_infinities(name: str, numbers: dict[str, np.ndarray]) -> None:
     """A row with an infinity has no finite number, as in f32, and the others are what they were."""

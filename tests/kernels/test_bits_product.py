@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.cpu.bits_product import can_multiply, product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
-from onnx_fa.spec.target import Target, parse_target
+from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 
 HOST = parse_target("cpu-host")
 SHORT = replace(HOST, lanes=8, registers=16)
@@ -35,6 +36,10 @@ ROUNDED = [
     (BitsProduct(None, 72, 512, 256, 4, "f32", rounded=True), 9),
     (BitsProduct(2, 40, 256, 32, 8, "f32", "f32", rounded=True), 2),
     (BitsProduct(None, 64, 96, 32, 4, "f32", "packed", rounded=True), 3),
+]
+LARGEST = [
+    (BitsProduct(3, 40, 1024, block, bits, "f32", zeros, rounded=True), 3)
+    for block, bits, zeros in ((512, 4, ""), (512, 8, "f32"), (64, 4, ""), (128, 8, ""))
 ]
 MANY = [
     (BitsProduct(None, 72, 128, 32, 4, "f16", "packed"), 130),
@@ -102,12 +107,20 @@ def build(products: Products, target: Target, folder: Path) -> Callable[[BitsPro
 
 @pytest.mark.parametrize(
     ("products", "target"),
-    [(FLOATS, HOST), (SHORTER, SHORT), (ROUNDED, HOST), (MANY, HOST), (MANY, SHORT)],
-    ids=["floats", "short", "rounded", "many", "many_short"],
+    [
+        (FLOATS, HOST),
+        (SHORTER, SHORT),
+        (ROUNDED, HOST),
+        (ROUNDED, parse_target("cpu-avx2")),
+        (ROUNDED, parse_target("cpu-avx512")),
+        (MANY, HOST),
+        (MANY, SHORT),
+    ],
+    ids=["floats", "short", "rounded", "rounded_avx2", "rounded_avx512", "many", "many_short"],
 )
 def test_products(products: Products, target: Target, tmp_path: Path) -> None:
-    if not all(can_multiply(p, target) for p, _ in products):
-        pytest.skip("this processor has no AVX512_VNNI")
+    if why := foreign_cpu(target):
+        pytest.skip(why)
     function = build(products, target, tmp_path)
     for p, rows in products:
         x, weight, scale, zero = draw(p, rows)
@@ -115,6 +128,27 @@ def test_products(products: Products, target: Target, tmp_path: Path) -> None:
         got, want = function(p)(*given)[0], multiply(p, x, weight, scale, zero)
         assert got.shape == want.shape
         assert np.abs(got - want).max(initial=0) <= 1e-6 * np.abs(want).max(initial=0), p.name
+
+
+@pytest.mark.parametrize("name", ["cpu-host", "cpu-avx2", "cpu-avx512"])
+def test_sums_of_the_largest_numbers(name: str, tmp_path: Path) -> None:
+    """No instruction cuts off a sum: all numbers of the weight are the largest or the least, and x's of one size."""
+    target = parse_target(name)
+    if why := foreign_cpu(target):
+        pytest.skip(why)
+    function = build(LARGEST, target, tmp_path)
+    for p, rows in LARGEST:
+        x = np.ones((rows, p.K), np.float32)
+        x[1], x[2, ::2] = -1, -1
+        weight = np.full((p.N, p.K // p.places), 255, np.uint8)
+        weight[::3] = 0
+        scale = np.ones((p.N, p.blocks), np.float32)
+        zero = np.full((p.N, p.blocks), 3, np.float32) if p.zeros else None
+        got = function(p)(
+            *[a.view(np.int8) if a.dtype == np.uint8 else a for a in (x, weight, scale, zero) if a is not None]
+        )
+        want = multiply(p, x, weight, scale, zero)
+        assert np.abs(got[0] - want).max() <= 1e-6 * np.abs(want).max(), p.name
 
 
 def test_rows_choose(tmp_path: Path) -> None:
@@ -172,10 +206,24 @@ def test_code_of_many_rows(tmp_path: Path) -> None:
     ],
 )
 def test_what_has_no_kernel(product: BitsProduct, why: str) -> None:
-    assert not can_multiply(product, replace(HOST, byte_dots=True)), why
+    assert not can_multiply(product, parse_target("cpu-avx2")), why
 
 
-def test_integers_need_the_instruction() -> None:
+def test_integers_need_the_instructions() -> None:
+    """Of AVX512_VNNI, or those of AVX2 and AVX-512, which take 8 bits in two steps."""
     product = BitsProduct(1, 8, 64, 32, 4, "f32", rounded=True)
-    assert can_multiply(product, replace(HOST, byte_dots=True))
-    assert not can_multiply(product, replace(HOST, byte_dots=False))
+    can = {
+        name: can_multiply(product, parse_target(name)) for name in ("cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-neon")
+    }
+    assert can == {"cpu-amx": True, "cpu-avx512": True, "cpu-avx2": True, "cpu-neon": False}
+    for name, bits, words in (
+        ("cpu-amx", 8, {"vpdpbusd.512": 1}),
+        ("cpu-avx512", 4, {"pmaddubs.w.512": 2, "pmaddw.d.512": 1}),
+        ("cpu-avx2", 4, {"avx2.pmadd.ub.sw": 2, "avx2.pmadd.wd": 1}),
+        ("cpu-avx2", 8, {"avx2.pmadd.wd": 2 * 2}),
+    ):
+        text = "".join(
+            product_texts(BitsProduct(1, 8, 128, 64, bits, "f32", rounded=True), parse_target(name)).values()
+        )
+        found = dict(Counter(re.findall(r"llvm\.x86\.(?:avx512\.)?([\w.]+)", text)))
+        assert sum(found.values()) == sum(words.values()) and found == words, name

@@ -16,6 +16,7 @@ from onnx_fa.kernels.cpu.bits_dots import name_of_rounded, rounded_rows, rounded
 from onnx_fa.kernels.cpu.bits_gated import GatedBits
 from onnx_fa.kernels.cpu.bits_rounded import RoundedNorm, RoundedRows, rows_name, rows_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.cpu.bits_sums import multiplies_bytes
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.target import parse_target
@@ -23,7 +24,7 @@ from tests.kernels.test_bits_product import draw, multiply
 from tests.support.check_text import check_text
 
 HOST = parse_target("cpu-host")
-needs_bytes = pytest.mark.skipif(not HOST.byte_dots, reason="this processor has no AVX512_VNNI")
+needs_bytes = pytest.mark.skipif(not multiplies_bytes(HOST), reason="this processor has neither AVX2 nor AVX-512")
 Array = np.ndarray[Any, Any]
 
 SWIGLU = Apply("Mul", Apply("Mul", SCORE, Apply("Sigmoid", SCORE)), Tensor(0))
@@ -137,8 +138,8 @@ def test_gated(tmp_path: Path) -> None:
 
 def test_what_has_no_gated_kernel() -> None:
     """Blocks that no workgroup computes alone, other rows, and a processor without the instruction."""
-    (gated, _), target = GATED[0], replace(HOST, byte_dots=True)
-    assert gated.fits(target) and not gated.fits(replace(HOST, byte_dots=False))
+    (gated, _), target = GATED[0], parse_target("cpu-avx2")
+    assert gated.fits(target) and not gated.fits(parse_target("cpu-neon"))
     assert not replace(gated, made=replace(gated.made, block=128)).fits(target)
     assert not replace(gated, made=replace(gated.made, K=64)).fits(target)
     assert not replace(gated, made=replace(gated.made, rows=None)).fits(target)

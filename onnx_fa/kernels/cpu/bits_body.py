@@ -47,6 +47,9 @@ class RowsOfWeight(ABC):
     time, of the second no more than `most`. `from_x` are the operands that have x's rows, `registers` those of the processor,
     `group` the rows of the weight that a workgroup takes, if not as many as are fast."""
 
+    by_few_registers = 2, 2
+    """Rows of x and of the weight at a time, at most, where the processor has half of the registers."""
+
     def __init__(
         self, product: BitsProduct, from_x: Sequence[Operand], registers: int, most: int = 4, group: int = 0
     ) -> None:
@@ -54,10 +57,11 @@ class RowsOfWeight(ABC):
         by_few = product.rows is not None and product.rows <= _FEW
         self.group = min(group or (_ROWS_BY_FEW if by_few else _ROWS_BY_MANY), product.N)
         wide = registers >= MANY_REGISTERS
-        self.shared = min(most if wide else 2, product.rows or 4)
+        shared, own = (most, 4) if wide else self.by_few_registers
+        self.shared = min(shared, product.rows or 4)
         # By a single row of x the weight's bytes are used once, and what counts is that they come in a row from memory: processors
         # fetch ahead along one stream in a page, and rows of a weight are shorter than one. Two at a time take 1.6 times as long.
-        own = 1 if self.shared == 1 else 4 if wide else 2
+        own = 1 if self.shared == 1 else own
         self.own = next(n for n in (4, 2, 1) if n <= own and self.group % n == 0)
         self.loaded: dict[str, tuple[str, str]] = {}
 

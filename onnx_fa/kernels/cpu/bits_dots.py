@@ -1,4 +1,4 @@
-"""A product with a weight of a few bits by integers of 8 bits, for processors with AVX512_VNNI: what a model allows by
+"""A product with a weight of a few bits by integers of 8 bits, for processors with AVX2 or AVX-512: what a model allows by
 accuracy_level 4 of onnxruntime's MatMulNBits.
 
 Each block of x becomes integers and a scale, largest magnitude / 127, in a dispatch before the product (MLAS rounds so, to the
@@ -6,8 +6,8 @@ nearest, ties to even). The product of a block is then exact:
 
     scale[n, b] * scale_x[m, b] * (sum of q[n, k] * q_x[m, k] - zero[n, b] * sum of q_x[m, k])
 
-One instruction multiplies 64 bytes and adds neighbouring fours. Where the zero point is the middle of the range, it goes into the
-sums' first number, so that it costs nothing.
+Bytes are multiplied as bits_sums.py does. Where the zero point is the middle of the range, it goes into the sums' first number, so
+that it costs nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes, function_text
 from onnx_fa.kernels.cpu.bits_rounded import RoundedRows, round_text
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
+from onnx_fa.kernels.cpu.bits_sums import ByteSums, Sum, multiplies_bytes
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
@@ -27,8 +28,8 @@ _ROWS_OF_X = 2
 
 
 def can_round(product: BitsProduct, target: Target) -> bool:
-    """Whether the processor has the instruction, and vectors fit rows and blocks."""
-    return target.byte_dots and product.bits in (4, 8) and rounded_rows(product).fits
+    """Whether the processor has the instructions, and vectors fit rows and blocks."""
+    return multiplies_bytes(target) and product.bits in (4, 8) and rounded_rows(product).fits
 
 
 def rounded_rows(product: BitsProduct) -> RoundedRows:
@@ -40,7 +41,7 @@ def rounded_texts(product: BitsProduct, target: Target, *, given: bool = False) 
     """As `product_texts`; with `given` the function takes x as it was rounded before, and is of the name `name_of_rounded`."""
     p, t, x = product, Text(), rounded_rows(product)
     symbol, weight = f"{p.name}_product", [w.name for w in p.weight]
-    dots = {symbol: joined(ByteProducts(p, x.operands, target.registers).text(symbol))}
+    dots = {symbol: joined(ByteProducts(p, x.operands, target).text(symbol))}
     if given:
         values, operands, name = [v.name for v in x.operands], (*x.operands, *p.weight), name_of_rounded(p)
     else:
@@ -58,18 +59,21 @@ def name_of_rounded(product: BitsProduct) -> str:
 class ByteProducts(RowsOfWeight):
     """Numbers of a few bits as bytes, by bytes."""
 
-    def __init__(self, product: BitsProduct, rounded_x: Sequence[Operand], registers: int, group: int = 0) -> None:
-        super().__init__(product, rounded_x, registers, _ROWS_OF_X, group)
-        rounded = rounded_rows(product)
-        self.bytes = rounded.bytes
+    by_few_registers = 4, 1
+    """A row of the weight is unpacked once for four of x, whose vectors the instructions read from memory."""
+
+    def __init__(self, product: BitsProduct, rounded_x: Sequence[Operand], target: Target, group: int = 0) -> None:
+        super().__init__(product, rounded_x, target.registers, _ROWS_OF_X, group)
+        self.target, rounded = target, rounded_rows(product)
+        self.bytes = min(rounded.bytes, 4 * target.lanes)
         self.count = self.bytes // 4
         of_block = product.block // product.places
         self.together = max(self.bytes // of_block, 1)
         """Blocks in a vector."""
         self.vectors = max(of_block // self.bytes, 1)
         """Vectors of a block."""
-        self.alike = rounded.sums
-        """Sums of one block in a vector."""
+        self.alike, self.kept = min(self.bytes, of_block) // 4, rounded.sums
+        """Sums of one block in a vector, and as many as x keeps of what they begin with."""
         self.read, self.ints, self.floats = (
             f"vector<{count}x{element}>"
             for count, element in ((self.bytes, "i8"), (self.count, "i32"), (self.count, "f32"))
@@ -88,7 +92,8 @@ class ByteProducts(RowsOfWeight):
         t, p, sums = self.t, self.p, list(sums)
         begins = [self._begin(m, b) for m in ms]
         starts = begins if not p.zeros else [t.constant("dense<0>", self.ints)] * len(ms)
-        dots = {(m, n): start for m, start in zip(ms, starts, strict=True) for n in ns}
+        adds = ByteSums(t, self.target, self.bytes, p.bits)
+        dots = {(m, n): Sum(start) for m, start in zip(ms, starts, strict=True) for n in ns}
         start = t.arith("muli", b, t.index(p.block // p.places))
         for vector in range(self.vectors):
             column = t.shifted(start, vector * self.bytes)
@@ -98,10 +103,7 @@ class ByteProducts(RowsOfWeight):
                 for n, bytes_ in zip(ns, packed, strict=True):
                     numbers = self._place(bytes_, place)
                     for m, x in zip(ms, columns, strict=True):
-                        dots[m, n] = t.let(
-                            f'llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.{8 * self.bytes}"({dots[m, n]}, {numbers}, {x}) : '
-                            f"({self.ints}, {self.read}, {self.read}) -> {self.ints}"
-                        )
+                        dots[m, n] = adds.add(dots[m, n], numbers, x)
         of_x = [self._spread(self._few("%qscale", m, b, "f32"), "f32") for m in ms]
         totals = [t.let(f"arith.sitofp {v} : {self.ints} to {self.floats}") for v in begins] if p.zeros else []
         for i, n in enumerate(ns):
@@ -112,7 +114,7 @@ class ByteProducts(RowsOfWeight):
             zero = self._spread(self._zeros(n, b), "f32") if p.zeros else ""
             for j, m in enumerate(ms):
                 at = j * len(ns) + i
-                value = t.let(f"arith.sitofp {dots[m, n]} : {self.ints} to {self.floats}")
+                value = t.let(f"arith.sitofp {adds.end(dots[m, n])} : {self.ints} to {self.floats}")
                 if zero:
                     value = t.arith("subf", value, t.arith("mulf", zero, totals[j], self.floats), self.floats)
                 both = t.arith("mulf", scale, of_x[j], self.floats)
@@ -138,7 +140,7 @@ class ByteProducts(RowsOfWeight):
     def _begin(self, row: str, b: str) -> str:
         """What the sums of the blocks of a vector begin with."""
         t, (value, type_) = self.t, self.loaded["%begin"]
-        at = t.arith("muli", b, t.index(self.alike))
+        at = t.arith("muli", b, t.index(self.kept))
         return t.let(
             f"vector.transfer_read {value}[{row}, {at}], {t.constant('0', 'i32')} {{in_bounds = [true]}} : {type_}, {self.ints}"
         )

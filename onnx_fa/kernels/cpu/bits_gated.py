@@ -81,7 +81,7 @@ class GatedBits:
         made = call_dispatch(t, self.symbol, self.operands, [x.name for x in self.operands], self.outputs)
         function = function_text(self.name, self.operands, self.outputs, t, made)
         return {
-            self.symbol: joined(_GatedProducts(self, target.registers).text(self.symbol)),
+            self.symbol: joined(_GatedProducts(self, target).text(self.symbol)),
             self.name: joined(function),
         }
 
@@ -89,8 +89,8 @@ class GatedBits:
 class _GatedProducts(ByteProducts):
     """The body of one workgroup."""
 
-    def __init__(self, gated: GatedBits, registers: int) -> None:
-        super().__init__(gated.product, rounded_rows(gated.product).operands, registers, gated.group)
+    def __init__(self, gated: GatedBits, target: Target) -> None:
+        super().__init__(gated.product, rounded_rows(gated.product).operands, target, gated.group)
         self.gated, self.lanes = gated, Lanes(gated.made.block)
         self.t = self.lanes
         tensors = (TensorArg((gated.product.N,)),)
