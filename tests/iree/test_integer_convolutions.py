@@ -336,7 +336,10 @@ def test_random_convolutions(conv: Conv) -> None:
     conv.compare(got, inputs)
 
 
+UNEVEN = ("pads", [0, 1, 0, 2])
 SMALL_BATCHES = (
+    Conv(own=1, columns=1, groups=3, kernel=(1, 1), batch="N", w=np.uint8, w_zero=5, attributes=(UNEVEN,)),
+    Conv("QLinearConv", own=1, columns=1, groups=3, kernel=(2, 2), batch="N", attributes=(("auto_pad", "SAME_LOWER"),)),
     Conv(batch="N", attributes=(("pads", [1] * 4),)),
     Conv(batch="N", sizes=(4, 4), own=1, columns=1, groups=2, kernel=(1, 2), attributes=(("strides", [1, 2]),)),
     Conv("Conv", (4, 4), 1, 1, (1, 2), 2, "N", attributes=(("strides", [1, 2]),)),

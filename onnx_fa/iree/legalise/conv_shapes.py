@@ -57,7 +57,7 @@ def conv_shape(g: GraphWriter, node: onnx.NodeProto) -> ConvShape | None:
     strides, dilations = (tuple(attr_of(node, name, [1] * axes)) for name in ("strides", "dilations"))
     if channels != own * groups or columns % groups or list(attr_of(node, "kernel_shape", kernel)) != kernel:
         return None
-    pads = _pads(node, sizes, kernel, strides, dilations)
+    pads = pads_of(node, sizes, kernel, strides, dilations)
     if min(pads) < 0:
         return None
     images = shape[0] if isinstance(shape[0], int) else None
@@ -91,9 +91,10 @@ def is_turned(g: GraphWriter, y: str) -> bool:
     return False
 
 
-def _pads(
+def pads_of(
     node: onnx.NodeProto, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[int, ...]:
+    """The pads before every axis and then those behind: of its attributes, or, of `auto_pad`, by sizes."""
     auto = attr_of(node, "auto_pad", b"NOTSET")
     if not auto.startswith(b"SAME"):
         return tuple(attr_of(node, "pads", [0] * 2 * len(sizes))) if auto == b"NOTSET" else (0,) * 2 * len(sizes)

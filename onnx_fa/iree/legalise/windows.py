@@ -1,5 +1,8 @@
-"""Windows of which an axis has a single place and that leave rows over: IREE takes all rows for the window's own, which is silently
-wrong where the batch is free, and else refused (docs/developer/iree-bugs.md). The rows that no window reads are taken away."""
+"""Windows that IREE does not take as they are (docs/developer/iree-bugs.md).
+
+Of which an axis has a single place and that leave rows over: IREE takes all rows for the window's own, which is silently wrong
+where the batch is free, and else refused. The rows that no window reads are taken away. And of integers, with other pads before an
+axis than behind it: they become a Pad with x's zero point in front."""
 
 from __future__ import annotations
 
@@ -8,8 +11,13 @@ import onnx
 from onnx import helper
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.conv_shapes import pads_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
+_PAD_OPSET = 11
+"""The first opset whose Pad takes integers."""
+_X_ZEROS = {"ConvInteger": 2, "QLinearConv": 2}
+"""Which input is x's zero point."""
 _WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Which input has the windows' sizes, where no attribute has them."""
 
@@ -64,7 +72,36 @@ def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A pool, or a convolution of integers that stays one."""
-    made = trim_rows(g, node)
+    trimmed = trim_rows(g, node)
+    made = _pad_apart(g, node if trimmed is None else trimmed) or trimmed
     if made is not None:
         g.nodes.append(made)
     return made is not None
+
+
+def _pad_apart(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """A convolution of integers without pads behind a Pad of its x; None where those before and behind each axis are equal, or not
+    known."""
+    x = node.input[0]
+    shape, weight = g.shape(x), g.shape(node.input[_WEIGHTS[op_of(node)]]) if op_of(node) in _X_ZEROS else None
+    if g.opset < _PAD_OPSET or shape is None or weight is None or len(shape) != len(weight):
+        return None
+    axes = len(weight) - 2
+    kernel = attr_of(node, "kernel_shape", weight[2:])
+    strides, dilations = attr_of(node, "strides", [1] * axes), attr_of(node, "dilations", [1] * axes)
+    known = all(isinstance(n, int) for n in (*shape[2:], *kernel))
+    if not known and attr_of(node, "auto_pad", b"NOTSET").startswith(b"SAME"):
+        return None
+    pads = pads_of(node, shape[2:], kernel, strides, dilations)  # type: ignore[arg-type]  # sizes, where they are read
+    if pads[:axes] == pads[axes:]:
+        return None
+    hint = node.name or node.op_type
+    zero = (*node.input, "", "")[_X_ZEROS[op_of(node)]]
+    both = g.ints([0, 0, *pads[:axes], 0, 0, *pads[axes:]], hint)
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[0] = g.add("Pad", [x, both, *([g.reshape(zero, [], hint)] if zero else [])], hint)
+    kept = [a for a in made.attribute if a.name not in ("pads", "auto_pad")]
+    del made.attribute[:]
+    made.attribute.extend(kept)
+    return made
