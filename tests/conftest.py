@@ -1,5 +1,6 @@
 """What holds in every test: one thread in the libraries that compute references, cores of its own for each of several processes,
-no state of torch left behind, and few walks of the garbage collector; and that long files come first."""
+no state of torch left behind, and few walks of the garbage collector; that long files come first; and what `--whole` adds: cases of
+long lists with the mark `whole`, which run too where they are asked for by name (`::` or `-k`) or mark (`-m`)."""
 
 from __future__ import annotations
 
@@ -38,7 +39,16 @@ LONG = (
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="try all of long lists, of which every run tries a part")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    option = config.option
+    if not (option.whole or option.keyword or option.markexpr or any("::" in arg for arg in config.args)):
+        left_out = [item for item in items if item.get_closest_marker("whole")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
     places = {f"test_{name}.py": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 

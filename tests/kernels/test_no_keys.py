@@ -33,8 +33,9 @@ from tests.support.kernel_harness import HOST, Kernels, mismatch
 from tests.support.odd_operands import comparable
 from tests.support.ort_run import session
 
-SPECS_TRIED = int(os.environ.get("ONNX_FA_SPECS", "50"))
+SPECS_TRIED = int(os.environ.get("ONNX_FA_SPECS", "0"))
 FIRST_CHUNK = 1_000_000
+PARTS = [0, pytest.param(1, marks=pytest.mark.whole)]
 BASE = AttentionSpec("f32", 2, 2, "s", "t", 8, 8, ("b",), scale=0.25)
 SIZES = [{"b": 2, "s": 5, "t": 0}, {"b": 1, "s": 3, "t": 7}, {"b": 2, "s": 0, "t": 0}]
 
@@ -255,7 +256,7 @@ def test_gpu_texts_choose_by_the_length() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(max(1, SPECS_TRIED // fuzz.CHUNK)))
+@pytest.mark.parametrize("part", range(max(1, SPECS_TRIED // fuzz.CHUNK)) if SPECS_TRIED else PARTS)
 def test_random_specs(part: int) -> None:
     """Dynamic sizes, no keys, infinities, masks of every extreme. More by hand: `python -m tests.fuzz`."""
     result = fuzz.run_chunk(FIRST_CHUNK + part)

@@ -9,6 +9,7 @@ import pytest
 
 from onnx_fa.models import families
 from onnx_fa.models.family_check import CASES, Case, Outcome, evaluate_all
+from tests.support.sampled import parameters, sampled
 
 RATE = 0.97
 """Of the attentions in all exports tried here, so many must be rewritten."""
@@ -26,6 +27,14 @@ NO_EXPORT = {
 """What no exporter writes: (family, exporter) -> why."""
 
 
+ATTENTION_OPTIONS = (
+    "alibi attention_type attention_types attn_logit_softcapping global_attn_indexes kv_lora_rank layer_types local_attention "
+    "multi_query num_key_value_heads position_embedding_type position_embeddings_type query_pre_attn_scalar relative_attention "
+    "relative_attention_num_buckets rotary_dim sliding_window sr_ratios use_qk_norm use_relative_position_bias window_size"
+).split()
+"""Options of a config that change what an attention computes."""
+
+
 def _chosen(case: Case) -> bool:
     """Every family in one spelling, every fifth by the exporter that takes three times as long; some by both in both spellings, and
     some at a later opset. scripts/families.py does all."""
@@ -40,10 +49,32 @@ def _chosen(case: Case) -> bool:
     return first and case.exporter == EXPORTERS[not by_dynamo]
 
 
+def _kinds(case: Case) -> set[str]:
+    """What an export has in common with others: what makes it, of what kind of family, from which spelling and which inputs."""
+    family = families.find(case.family)
+    exporter = f"{case.exporter}{case.opset}"
+    none = (case.family, case.exporter) in NO_EXPORT
+    return {
+        f"{exporter} of {family.kind}",
+        f"{exporter} of {case.attn}",
+        f"output {family.output}",
+        f"{family.sites} sites",
+        f"no export by {case.exporter}" if none else "an export",
+        *(f"{family.kind} {i.fill}" for i in family.inputs),
+        *(f"option {name}" for name in ATTENTION_OPTIONS if name in family.options),
+    }
+
+
 EXPORTERS = ("dynamo", "torchscript")
 EAGER_TOO = ("bert", "t5")
 OPSET_23_TOO = ("bert", "llama_step", "gpt_oss")
 CHOSEN = tuple(filter(_chosen, CASES))
+KEPT = sampled([_kinds(case) for case in CHOSEN], 3)
+"""Places in CHOSEN of what every run tries; --whole tries all of it."""
+
+
+def _tried(config: pytest.Config) -> list[Case]:
+    return list(CHOSEN) if config.getoption("whole") else [CHOSEN[i] for i in KEPT]
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +84,12 @@ def outcomes(request: pytest.FixtureRequest) -> Callable[[Case], Outcome]:
     for item in request.session.items:
         if isinstance(item, pytest.Function) and item.module is request.module:
             params = item.callspec.params if hasattr(item, "callspec") else {}
-            wanted |= dict.fromkeys([params["case"]] if "case" in params else CHOSEN)
+            wanted |= dict.fromkeys([params["case"]] if "case" in params else _tried(request.config))
     found = dict(zip(wanted, evaluate_all(wanted, min(2, os.cpu_count() or 1)), strict=True))
     return found.__getitem__
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=str)
+@pytest.mark.parametrize("case", parameters(CHOSEN, [str(case) for case in CHOSEN], KEPT))
 def test_attentions_are_rewritten_and_nothing_else(case: Case, outcomes: Callable[[Case], Outcome]) -> None:
     outcome = outcomes(case)
     if (case.family, case.exporter) in NO_EXPORT:
@@ -72,8 +103,8 @@ def test_attentions_are_rewritten_and_nothing_else(case: Case, outcomes: Callabl
         assert error <= family.tolerance, f"form {form}: {error:.1e}"
 
 
-def test_most_are_rewritten(outcomes: Callable[[Case], Outcome]) -> None:
-    usable = [o for o in map(outcomes, CHOSEN) if not o.failure]
+def test_most_are_rewritten(outcomes: Callable[[Case], Outcome], pytestconfig: pytest.Config) -> None:
+    usable = [o for o in map(outcomes, _tried(pytestconfig)) if not o.failure]
     want = sum(families.find(o.case.family).sites for o in usable)
     have = sum(o.sites for o in usable)
     assert have >= RATE * want, f"{have} of {want}"
@@ -84,4 +115,5 @@ def test_tables_name_what_exists() -> None:
     assert set(KNOWN_MISSES) <= known
     assert set(NO_EXPORT) <= {(c.family, c.exporter) for c in CHOSEN}
     assert {*EAGER_TOO, *OPSET_23_TOO} <= set(families.FAMILIES)
+    assert set(ATTENTION_OPTIONS) <= {name for family in families.FAMILIES.values() for name in family.options}
     assert all(reason for _, reason in KNOWN_MISSES.values()) and all(NO_EXPORT.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -48,18 +48,21 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
     assert done.returncode == 0, f"{source}: exit code {done.returncode}: {done.stderr[:2000]}"
 
 
-def indices_to_run(request: pytest.FixtureRequest) -> list[int] | None:
+def indices_to_run(request: pytest.FixtureRequest, of_others: Iterable[int] | None = None) -> list[int] | None:
     """What the tests of this session that use the fixture have as `index`, so that a fixture compiles nothing for tests that were
-    not selected; None where one of them has no index, and may use all."""
+    not selected. `of_others`: what tests without an index use; None: all, and where there is one the result is None."""
     found: set[int] = set()
     for item in request.session.items:
         if not isinstance(item, pytest.Function) or item.getparent(pytest.Module) is not request.node:
             continue
         if request.fixturename in item.fixturenames:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            if "index" not in parameters:
+            if "index" in parameters:
+                found.add(parameters["index"])
+            elif of_others is None:
                 return None
-            found.add(parameters["index"])
+            else:
+                found.update(of_others)
     return sorted(found)
 
 

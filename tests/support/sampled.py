@@ -1,0 +1,44 @@
+"""The part of a long list of cases that every run tries. What is left out has the mark `whole`: `--whole` tries it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from onnx_fa.spec.expr import Apply, parts
+from onnx_fa.spec.terms import Elementwise
+from tests.support.cases import Case
+
+
+def sampled(kinds: Sequence[Iterable[str]], every: int) -> list[int]:
+    """Places of a list, in order: each `every`-th one, and so many more that no kind of case is missing. `kinds`: of what kinds
+    each case of the list is, in its order."""
+    of = [frozenset(k) for k in kinds]
+    kept = set(range(0, len(of), every))
+    seen = frozenset[str]().union(*(of[i] for i in kept))
+    for i, case in enumerate(of):
+        if not case <= seen:
+            kept.add(i)
+            seen |= case
+    return sorted(kept)
+
+
+def parameters(values: Sequence[Any], ids: Sequence[str], kept: Iterable[int]) -> list[ParameterSet]:
+    """For `pytest.mark.parametrize`: all values, those at other places than `kept` marked as left out."""
+    every_run = frozenset(kept)
+    marks = [() if i in every_run else (pytest.mark.whole,) for i in range(len(values))]
+    return [pytest.param(v, id=name, marks=m) for v, name, m in zip(values, ids, marks, strict=True)]
+
+
+def kinds_of(case: Case) -> frozenset[str]:
+    """Its tags, every word for its variant, its element type, its masks and what a row without keys is, and the operators of its
+    expressions."""
+    spec = case.spec
+    terms = (*spec.masks, *spec.mods)
+    ops = {p.op for t in terms if isinstance(t, Elementwise) for p in parts(t.expr) if isinstance(p, Apply)}
+    return case.tags.union(
+        spec.variant.split("+"), (spec.dtype, spec.empty_row), (type(t).__name__ for t in terms), ops
+    )
