@@ -335,8 +335,11 @@ _MASKED = {  # (Sq, Skv, queries to look at, keys that these must not visit, mas
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     specs = {name: _spec(Hq=4, Sq=sq, Skv=skv, masks=(mask,)) for name, (sq, skv, *_, mask) in _MASKED.items()}
-    # Tiles of a size that is known: those of the database differ by processor, and one may have queries of two chunks.
-    kernels = [emit_vector(spec, HOST, f"fa_{name}", default_config(spec, HOST)) for name, spec in specs.items()]
+    # Blocks of a size that is known: those of the database differ by processor, and one may have keys of two chunks.
+    kernels = [
+        emit_vector(spec, HOST, f"fa_{name}", dataclasses.replace(default_config(spec, HOST), BK=64, tile_keys=4))
+        for name, spec in specs.items()
+    ]
     return Kernels(kernels, tmp_path_factory.mktemp("masked"))
 
 
