@@ -30,11 +30,11 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "families vector_kernel triton_kernel zoo linear_sites stock_road integer_convolutions spelling_table "
-    "generate amx_body cpu_linear export kernel node_tests campaign no_keys verify cluster backend integer_products "
-    "attention_bench dot_body quantized gpu tune cli convolutions linear_numbers random_attention linear excuses match "
-    "norm_sites few_kernel kv_passes spirv vulkan_model bench linear_bench cpu_linear_staged split_keys memory "
-    "iree_bugs"
+    "triton_kernel vector_kernel families stock_road zoo generate bf16 spelling_table verify linear_sites backend "
+    "integer_products docs attention_sweep tune export campaign integer_convolutions cpu_linear quantized no_keys kernel "
+    "node_tests cluster attention_bench amx_body dot_body gpu cli convolutions linear_numbers random_attention linear "
+    "excuses match norm_sites few_kernel kv_passes spirv vulkan_model bench linear_bench cpu_linear_staged split_keys "
+    "memory iree_bugs"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 
