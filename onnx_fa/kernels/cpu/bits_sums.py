@@ -15,8 +15,8 @@ from onnx_fa.spec.target import Target
 
 _LEAST_LANES = 8
 """Of processors whose instructions are known here: those with AVX2."""
-_PAIRS = 8
-"""Sums of pairs of numbers of four bits that 16 bits hold."""
+_FEW_BITS, _PAIRS = 4, 8
+"""Bits of numbers whose pairs fit 16 bits, and so many sums of such pairs do."""
 _TO_PAIRS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
 _TO_WORDS = {16: "sse2.pmadd.wd", 32: "avx2.pmadd.wd", 64: "avx512.pmaddw.d.512"}
 """The instructions by the bytes of a vector."""
@@ -52,7 +52,7 @@ class ByteSums:
         if self.dots:
             op = f'llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.{8 * self.size}"({sums.total}, {numbers}, {x})'
             return Sum(t.let(f"{op} : ({self.words}, {both}) -> {self.words}"))
-        if self.bits > _PAIRS // 2:
+        if self.bits > _FEW_BITS:
             return Sum(self._add_wide(sums.total, numbers, x))
         op = f'llvm.call_intrinsic "llvm.x86.{_TO_PAIRS[self.size]}"({numbers}, {x})'
         made = t.let(f"{op} : ({both}) -> {self.halves}")
