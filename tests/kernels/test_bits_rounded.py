@@ -20,7 +20,7 @@ from onnx_fa.kernels.cpu.bits_sums import multiplies_bytes
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.target import parse_target
-from tests.kernels.test_bits_product import draw, multiply
+from tests.kernels.test_bits_product import as_given, draw, multiply
 from tests.support.check_text import check_text
 
 HOST = parse_target("cpu-host")
@@ -126,7 +126,7 @@ def test_gated(tmp_path: Path) -> None:
         x, *gate = draw(p, rows)
         _, *up = draw(p, rows)
         up[1] = up[1][::-1].copy()
-        given = [[a.view(np.int8) if a.dtype == np.uint8 else a for a in w if a is not None] for w in (gate, up)]
+        given = [as_given(*w) for w in (gate, up)]
         rounded = call(rows_name(rounded_rows(p)))(x)
         a, b = multiply(p, x, *gate), multiply(p, x, *up)
         (alone,) = call(name_of_rounded(p))(*rounded, *given[0])

@@ -256,7 +256,9 @@ def check(case: Case) -> str:
     """Tries the form "decomposed" and the case's own. Raises AssertionError when a rewrite changes a result. Returns "matched",
     "refused" or "invalid"."""
     matched = matched_in(case, dict.fromkeys(("decomposed", case.form)))
-    return "invalid" if matched is None else "matched" if any(matched.values()) else "refused"
+    if matched is None:
+        return "invalid"
+    return "matched" if any(matched.values()) else "refused"
 
 
 def matched_in(case: Case, forms: Iterable[Form]) -> dict[Form, bool] | None:

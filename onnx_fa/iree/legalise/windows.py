@@ -6,6 +6,8 @@ axis than behind it: they become a Pad with x's zero point in front."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from onnx import helper
@@ -16,8 +18,8 @@ from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _PAD_OPSET = 11
 """The first opset whose Pad takes integers."""
-_X_ZEROS = {"ConvInteger": 2, "QLinearConv": 2}
-"""Which input is x's zero point."""
+_X_ZERO = 2
+"""Which input of convolutions of integers is x's zero point."""
 _WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Which input has the windows' sizes, where no attribute has them."""
 
@@ -25,10 +27,7 @@ _WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """The node with fewer pads at the end, on a Slice of its input where these are not enough; None where it leaves nothing over
     along an axis with one window, or its sizes are not known."""
-    shape, kernel = g.shape(node.input[0]), attr_of(node, "kernel_shape", None)
-    if kernel is None and op_of(node) in _WEIGHTS:
-        weight = g.shape(node.input[_WEIGHTS[op_of(node)]])
-        kernel = None if weight is None else weight[2:]
+    shape, kernel = g.shape(node.input[0]), _kernel_of(g, node)
     if shape is None or not kernel or len(shape) != len(kernel) + 2 or attr_of(node, "ceil_mode", 0):
         return None
     axes = len(kernel)
@@ -64,9 +63,7 @@ def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
             numbers = [g.const(np.array(values, np.int64), hint) for values in (starts, ends, where)]
             made.input[0] = g.add("Slice", [node.input[0], *numbers], hint)
     if not same:
-        kept = [a for a in made.attribute if a.name not in ("pads", "auto_pad")]
-        del made.attribute[:]
-        made.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+        _set_pads(made, pads)
     return made
 
 
@@ -82,12 +79,13 @@ def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
 def _pad_apart(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """A convolution of integers without pads behind a Pad of its x; None where those before and behind each axis are equal, or not
     known."""
-    x = node.input[0]
-    shape, weight = g.shape(x), g.shape(node.input[_WEIGHTS[op_of(node)]]) if op_of(node) in _X_ZEROS else None
-    if g.opset < _PAD_OPSET or shape is None or weight is None or len(shape) != len(weight):
+    if op_of(node) not in ("ConvInteger", "QLinearConv") or g.opset < _PAD_OPSET:
         return None
-    axes = len(weight) - 2
-    kernel = attr_of(node, "kernel_shape", weight[2:])
+    x = node.input[0]
+    shape, kernel = g.shape(x), _kernel_of(g, node)
+    if shape is None or not kernel or len(shape) != len(kernel) + 2:
+        return None
+    axes = len(kernel)
     strides, dilations = attr_of(node, "strides", [1] * axes), attr_of(node, "dilations", [1] * axes)
     known = all(isinstance(n, int) for n in (*shape[2:], *kernel))
     if not known and attr_of(node, "auto_pad", b"NOTSET").startswith(b"SAME"):
@@ -96,12 +94,25 @@ def _pad_apart(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
     if pads[:axes] == pads[axes:]:
         return None
     hint = node.name or node.op_type
-    zero = (*node.input, "", "")[_X_ZEROS[op_of(node)]]
+    zero = (*node.input, "")[_X_ZERO]
     both = g.ints([0, 0, *pads[:axes], 0, 0, *pads[axes:]], hint)
     made = onnx.NodeProto()
     made.CopyFrom(node)
     made.input[0] = g.add("Pad", [x, both, *([g.reshape(zero, [], hint)] if zero else [])], hint)
-    kept = [a for a in made.attribute if a.name not in ("pads", "auto_pad")]
-    del made.attribute[:]
-    made.attribute.extend(kept)
+    _set_pads(made, [0] * 2 * axes)
     return made
+
+
+def _kernel_of(g: GraphWriter, node: onnx.NodeProto) -> Sequence[int | str | None] | None:
+    """The sizes of a window, by an attribute or else by the weight; None where neither says them."""
+    kernel = attr_of(node, "kernel_shape", None)
+    if kernel is None and op_of(node) in _WEIGHTS:
+        weight = g.shape(node.input[_WEIGHTS[op_of(node)]])
+        kernel = None if weight is None else weight[2:]
+    return kernel  # type: ignore[no-any-return]  # an attribute's numbers, or dims
+
+
+def _set_pads(node: onnx.NodeProto, pads: Sequence[int]) -> None:
+    kept = [a for a in node.attribute if a.name not in ("pads", "auto_pad")]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
