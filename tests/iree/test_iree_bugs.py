@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from onnx_fa.errors import CompileError, RunError
+from onnx_fa.iree.compile import KEEP_F64
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.drivers import runtime
 from onnx_fa.iree.run import load_module, tool_path
@@ -129,6 +130,20 @@ def test_cast_to_bytes(tmp_path: Path) -> None:
     x = np.arange(100, 132, dtype=np.float32)
     (found,) = load_module(_compiled("cast_to_bytes", tmp_path, *AVX2.flags))(x)
     assert np.asarray(found).view(np.uint8).tolist() != x.tolist(), REPAIRED
+
+
+@pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
+def test_integer_to_bf16(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _compiled("integer_to_bf16", tmp_path, *AVX2.flags)
+        pytest.fail(REPAIRED)
+    assert "undefined symbol: __truncsfbf2" in caught.value.stderr
+
+
+@pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
+def test_double_to_f16(tmp_path: Path) -> None:
+    (found,) = load_module(_compiled("double_to_f16", tmp_path, *AVX2.flags, *KEEP_F64))(np.full(3, 3e-5))
+    assert found.tolist() == [0.0] * 3, REPAIRED
 
 
 def test_negative_pads(tmp_path: Path) -> None:

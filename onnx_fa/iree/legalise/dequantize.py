@@ -9,30 +9,35 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 Spread = Callable[[str], str]
 
 _BYTES: dict[int, type[np.int8] | type[np.uint8]] = {TensorProto.INT4: np.int8, TensorProto.UINT4: np.uint8}
+_EXACT = (TensorProto.INT8, TensorProto.UINT8)
+"""Integers that bf16 holds, as it does their differences."""
 _SMALL = 1024
 """Elements. IREE writes constants of up to 256 bytes into a dispatch, where it cannot lower those of 4 bits."""
 
 
 def dequantize(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """(x - zero point) * scale as Cast, Sub and Mul: only the product rounds, as in the op. Without blocks, x has 4 bits."""
+    """(x - zero point) * scale as Cast, Sub and Mul: only the product rounds, as in the op. Without blocks, x has 4 bits, or
+    becomes bf16, which IREE does by a function that is not linked."""
     x, scale = node.input[:2]
     zero = node.input[2] if len(node.input) > 2 else ""
     block, shape, kind = attr_of(node, "block_size", 0), g.shape(x), g.kind(scale)
-    if not (block or g.kind(x) in _BYTES) or shape is None or not kind or attr_of(node, "output_dtype", 0):
+    to_bf16 = kind == TensorProto.BFLOAT16 and g.kind(x) in _EXACT
+    if not (block or g.kind(x) in _BYTES or to_bf16) or shape is None or not kind or attr_of(node, "output_dtype", 0):
         return False
     hint = node.name or "DequantizeLinear"
     along = _blocks(g, node, shape, block, hint) if block else _axis(g, node, shape, hint)
     if along is None:
         return False
-    number = g.add("Cast", [_bytes_if_small(g, x, hint)], hint, to=kind)
+    number = add_cast(g, _bytes_if_small(g, x, hint), g.kind(x), kind, hint)
     if zero:
         subtrahend = along(_bytes_if_small(g, zero, hint))
-        number = g.add("Sub", [number, g.add("Cast", [subtrahend], f"{hint}/zero", to=kind)], hint)
+        number = g.add("Sub", [number, add_cast(g, subtrahend, g.kind(x), kind, f"{hint}/zero")], hint)
     g.add("Mul", [number, along(scale)], hint, out=node.output[0])
     return True
 
@@ -42,7 +47,7 @@ def cast_nibbles(g: GraphWriter, node: onnx.NodeProto) -> bool:
     wide = _bytes_if_small(g, node.input[0], node.name or "Cast")
     if wide == node.input[0]:
         return False
-    g.add("Cast", [wide], node.name or "Cast", out=node.output[0], to=attr_of(node, "to", 0))
+    add_cast(g, wide, g.kind(node.input[0]), attr_of(node, "to", 0), node.name or "Cast", out=node.output[0])
     return True
 
 

@@ -12,8 +12,9 @@ from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.integer_products import cast_of, integer_product, is_taken
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, is_layers_gemm
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, is_layers_gemm
 
 _LARGEST = 255.0
 _BYTES: dict[int, type[np.generic]] = {TensorProto.INT8: np.int8, TensorProto.UINT8: np.uint8}
@@ -40,19 +41,6 @@ def dynamic_quantize_linear(g: GraphWriter, node: onnx.NodeProto) -> bool:
     y, scale, zero = node.output
     _write_rounding(g, node.input[0], node.name or node.op_type, y, zero, scale)
     return True
-
-
-def cast_to_bytes(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Floats as bytes without a sign, by way of 32 bits: without AVX-512, IREE's own Cast makes 127 of all above it."""
-    x, out = node.input[0], node.output[0]
-    if attr_of(node, "to", 0) != TensorProto.UINT8 or g.kind(x) not in (*FLOATS, TensorProto.DOUBLE):
-        return False
-    _floats_to_bytes(g, x, node.name or "Cast", out)
-    return True
-
-
-def _floats_to_bytes(g: GraphWriter, x: str, hint: str, out: str) -> None:
-    g.add("Cast", [g.add("Cast", [x], hint, to=TensorProto.INT32)], hint, out=out, to=TensorProto.UINT8)
 
 
 def dequantized_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -180,6 +168,6 @@ def _rounded(g: GraphWriter, x: str, hint: str, scale: str | None = None) -> tup
 def _write_rounding(g: GraphWriter, x: str, hint: str, y: str, zero: str, scale: str | None = None) -> str:
     """DynamicQuantizeLinear as it is, of which y and the zero point are bytes. Returns the scale."""
     number, start, scale = _rounded(g, x, hint, scale)
-    _floats_to_bytes(g, number, hint, y)
-    _floats_to_bytes(g, start, hint, zero)
+    for whole, out in ((number, y), (start, zero)):
+        add_cast(g, whole, TensorProto.FLOAT, TensorProto.UINT8, hint, out=out)
     return scale

@@ -16,7 +16,15 @@ from onnx_fa.graph.growing import PAST_ROWS
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise import activations, fused_products, integer_convolutions, norms, pads, quantized_products
+from onnx_fa.iree.legalise import (
+    activations,
+    casts,
+    fused_products,
+    integer_convolutions,
+    norms,
+    pads,
+    quantized_products,
+)
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
@@ -226,7 +234,7 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if node.input[0] in g.floats:
         g.add("Identity", [g.floats[node.input[0]]], node.name or "Cast", out=node.output[0])
         return True
-    return cast_nibbles(g, node) or quantized_products.cast_to_bytes(g, node)
+    return cast_nibbles(g, node) or casts.cast(g, node)
 
 
 def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -318,6 +326,7 @@ _HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), window),
     "DequantizeLinear": dequantize,
     "Cast": _cast,
+    "CastLike": casts.cast_like,
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
     "Expand": expand,
