@@ -78,24 +78,24 @@ def test_numbers(name: str, target: str, tmp_path: Path) -> None:
     on = parse_target(target)
     if why := foreign_cpu(on):
         pytest.skip(why)
-    _check_numbers(CASES[name], on, tmp_path)
+    check_numbers(CASES[name], on, tmp_path)
 
 
 @pairs_here
 @pytest.mark.parametrize("name", BFLOAT)
 @pytest.mark.parametrize("amx", [True, False])
 def test_pairs(name: str, amx: bool, tmp_path: Path) -> None:
-    _check_numbers(CASES[name], replace(AMX, amx=amx), tmp_path)
+    check_numbers(CASES[name], replace(AMX, amx=amx), tmp_path)
 
 
 @pairs_here
 @pytest.mark.parametrize("name", BYTES)
 @pytest.mark.parametrize("amx", [True, False])
 def test_bytes(name: str, amx: bool, tmp_path: Path) -> None:
-    _check_numbers(CASES[name], replace(AMX, amx=amx), tmp_path)
+    check_numbers(CASES[name], replace(AMX, amx=amx), tmp_path)
 
 
-def _check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
+def check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
     spec = packed(plain, on)
     compile_site(spec, tmp_path / "m.vmfb", on)
     for sizes in SIZES:
@@ -131,14 +131,14 @@ def test_known_rows(rows: int, tmp_path: Path) -> None:
     """No tile reads or writes past the last row, and infinities stay in their rows."""
     spec = packed(LinearSpec((rows,), 64, 72, "f32"))
     compile_site(spec, tmp_path / "m.vmfb")
-    _check_rows(tmp_path / "m.vmfb", spec.panel, rows)
+    check_rows(tmp_path / "m.vmfb", spec.panel, rows)
 
 
 def test_free_rows(tmp_path: Path) -> None:
     spec = packed(LinearSpec(("n",), 64, 72, "f32"))
     compile_site(spec, tmp_path / "m.vmfb")
     for rows in range(1, 31):
-        _check_rows(tmp_path / "m.vmfb", spec.panel, rows)
+        check_rows(tmp_path / "m.vmfb", spec.panel, rows)
 
 
 @pairs_here
@@ -148,10 +148,10 @@ def test_rows_of_pairs(rows: int | str, tmp_path: Path) -> None:
     spec = packed(LinearSpec((rows,), 64, 72, "bf16"), AMX)
     compile_site(spec, tmp_path / "m.vmfb", AMX)
     for n in [rows] if isinstance(rows, int) else [1, 7, 8, 15, 16, 17, 32, 33, 47, 64, 65, 81, 97, 128, 129]:
-        _check_rows(tmp_path / "m.vmfb", spec.panel, n, ml_dtypes.bfloat16)
+        check_rows(tmp_path / "m.vmfb", spec.panel, n, ml_dtypes.bfloat16)
 
 
-def _check_rows(module: Path, panel: int, rows: int, dtype: Any = np.float32) -> None:
+def check_rows(module: Path, panel: int, rows: int, dtype: Any = np.float32) -> None:
     rng = np.random.default_rng(rows)
     x, w = (rng.standard_normal(s).astype(dtype) for s in ((rows, 64), (64, 72)))
     x[rows // 2, 3], w[3] = np.inf, np.abs(w[3])

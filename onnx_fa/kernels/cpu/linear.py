@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
+from onnx_fa.kernels.cpu.linear_ahead import AheadBody
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, outputs_of, steps_of
 from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers, pick_fastest, tiles_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
@@ -180,7 +181,8 @@ def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
     if _is_staged(spec, target):
         return WidenedBytes if spec.is_of_bytes else WidenedPairs if spec.dtype == "bf16" else StagedBody
     if spec.dtype == "f32":
-        return LinearBody
+        # Processors with AMX have two multipliers of 512 bits to a core.
+        return AheadBody if target.amx else LinearBody
     if spec.is_of_bytes:
         return ByteTiles if _is_tiled(spec, target) else ByteBody
     return PairTiles if _is_tiled(spec, target) else PairBody
