@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, get_args
 
 from onnx_fa.errors import TargetError
+from onnx_fa.machine import cpu_features, is_arm
 from onnx_fa.spec.switches import ALL_ON, Switch
 
 Kernels = Literal["auto", "iree", "triton"]
@@ -73,31 +72,24 @@ _CPU = (f"{_TARGET_DEVICE}local", "--iree-hal-local-target-device-backends=llvm-
 
 
 def _host_simd() -> tuple[int, int]:
-    """(f32 lanes, vector registers) of this machine, from /proc/cpuinfo."""
-    if platform.machine() in ("aarch64", "arm64"):
+    """(f32 lanes, vector registers) of this machine."""
+    if is_arm():
         return 4, 32
-    flags = _host_flags()
-    if "avx512f" in flags:
+    features = cpu_features()
+    if "avx512f" in features:
         return 16, 32
-    return (8, 16) if "avx2" in flags else (4, 16)
-
-
-def _host_flags() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
+    return (8, 16) if "avx2" in features else (4, 16)
 
 
 def foreign_cpu(target: Target) -> str:
     """Why this machine's processor cannot run a CPU target's code, in words; empty where it can, and for GPUs."""
     if target.is_gpu or target.name == "cpu-host":
         return ""
-    if (platform.machine() in ("aarch64", "arm64")) != (target.name == "cpu-neon"):
+    if is_arm() != (target.name == "cpu-neon"):
         return f"{target.name} is another architecture than this machine's"
     if target.name == "cpu-amx":
         for feature in ("avx512_bf16", "avx512_vnni"):
-            if feature not in _host_flags():
+            if feature not in cpu_features():
                 return f"this machine's processor has no {feature.upper()}"
     return f"this machine's vectors are shorter than {target.name}'s" if target.lanes > _host_simd()[0] else ""
 
@@ -185,14 +177,14 @@ def spread(target: Target, devices: int) -> Target:
 def _with_bf16_dot(target: Target) -> Target:
     if target.name not in _BF16_DOT:
         raise TargetError(f"--bf16-dot: products of bf16 are AVX512_BF16's, the target {target.name} has none")
-    if target.name == "cpu-host" and "avx512_bf16" not in _host_flags():
+    if target.name == "cpu-host" and "avx512_bf16" not in cpu_features():
         raise TargetError("--bf16-dot: this processor has no AVX512_BF16 (cpu-avx512 compiles for one that has)")
     return replace(target, bf16_dot=True, pair_dots=True, flags=(*target.flags, *_BF16_DOT[target.name]))
 
 
 def _parse(name: str, kernels: Kernels) -> Target:
     if name in _CPUS:
-        host = set(_host_flags().split()) if name == "cpu-host" else set()
+        host = cpu_features() if name == "cpu-host" else frozenset[str]()
         amx = name == "cpu-amx" or host >= _AMX
         dots = amx or host >= {"avx512f", "avx512_vnni"}
         pairs = amx or host >= {"avx512f", "avx512_bf16"}
