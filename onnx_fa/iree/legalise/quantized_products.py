@@ -47,12 +47,13 @@ def cast_to_bytes(g: GraphWriter, node: onnx.NodeProto) -> bool:
     x, out = node.input[0], node.output[0]
     if attr_of(node, "to", 0) != TensorProto.UINT8 or g.kind(x) not in (*FLOATS, TensorProto.DOUBLE):
         return False
-    _floats_to_bytes(g, x, node.name or "Cast", out)
+    floats_to_bytes(g, x, node.name or "Cast", out=out)
     return True
 
 
-def _floats_to_bytes(g: GraphWriter, x: str, hint: str, out: str) -> None:
-    g.add("Cast", [g.add("Cast", [x], hint, to=TensorProto.INT32)], hint, out=out, to=TensorProto.UINT8)
+def floats_to_bytes(g: GraphWriter, x: str, hint: str, kind: int = TensorProto.UINT8, out: str | None = None) -> str:
+    """Whole floats as bytes of that kind, as `cast_to_bytes` does it."""
+    return g.add("Cast", [g.add("Cast", [x], hint, to=TensorProto.INT32)], hint, out=out, to=kind)
 
 
 def dequantized_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -180,6 +181,6 @@ def _rounded(g: GraphWriter, x: str, hint: str, scale: str | None = None) -> tup
 def _write_rounding(g: GraphWriter, x: str, hint: str, y: str, zero: str, scale: str | None = None) -> str:
     """DynamicQuantizeLinear as it is, of which y and the zero point are bytes. Returns the scale."""
     number, start, scale = _rounded(g, x, hint, scale)
-    _floats_to_bytes(g, number, hint, y)
-    _floats_to_bytes(g, start, hint, zero)
+    floats_to_bytes(g, number, hint, out=y)
+    floats_to_bytes(g, start, hint, out=zero)
     return scale
