@@ -61,7 +61,8 @@ def draw_cases(device: str, seed: int, count: int) -> tuple[Case, ...]:
 
 def title_of(spec: AttentionSpec) -> str:
     """The kind, then the sizes: "causal B2 H32:8 S1000 D80 bf16"."""
-    kind = "decode" if spec.Sq == 1 else "causal" if spec.masks else "plain"
+    many = "causal" if spec.masks else "plain"
+    kind = "decode" if spec.Sq == 1 else many
     heads = f"H{spec.Hq}" if spec.group == 1 else f"H{spec.Hq}:{spec.Hkv}"
     lengths = f"S{spec.Sq}" if spec.Sq == spec.Skv else f"Skv{spec.Skv}"
     if spec.Sq not in (1, spec.Skv):

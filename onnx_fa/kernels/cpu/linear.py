@@ -172,10 +172,16 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
+    widened, by_tiles, plain = _bodies(spec)
     if _is_staged(spec, target):
-        return WidenedBytes if spec.is_of_bytes else WidenedPairs if spec.dtype == "bf16" else StagedBody
-    if spec.dtype == "f32":
-        return LinearBody
+        return widened
+    return by_tiles if _is_tiled(spec, target) else plain
+
+
+def _bodies(spec: LinearSpec) -> tuple[type[LinearBody], type[LinearBody], type[LinearBody]]:
+    """That which widens numbers first, that of AMX's tiles, and that of the processor's other products."""
     if spec.is_of_bytes:
-        return ByteTiles if _is_tiled(spec, target) else ByteBody
-    return PairTiles if _is_tiled(spec, target) else PairBody
+        return WidenedBytes, ByteTiles, ByteBody
+    if spec.dtype == "bf16":
+        return WidenedPairs, PairTiles, PairBody
+    return StagedBody, LinearBody, LinearBody  # AMX has no tiles of them
