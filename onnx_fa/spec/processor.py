@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from onnx_fa.machine import cpu_features, is_arm
-from onnx_fa.spec.terms import DType
+
+if TYPE_CHECKING:
+    from onnx_fa.spec.terms import DType
 
 AVX512_LANES, AVX2_LANES, NEON_LANES = 16, 8, 4
 WIDTHS = (AVX512_LANES, AVX2_LANES, NEON_LANES)
