@@ -46,28 +46,43 @@ def saturates_bytes() -> bool:
     """Whether onnxruntime's products of u8 by i8 may be wrong on this machine: on an x86 processor without AVX512_VNNI or AVX_VNNI
     it multiplies with vpmaddubsw, which adds two products in 16 bits and cuts off what passes them, so that sums of large numbers
     are off by a tenth and more."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "avx512_vnni" not in flags and "avx_vnni" not in flags
+    features = cpu_features()
+    return bool(features) and is_x86() and features.isdisjoint({"avx512_vnni", "avx_vnni"})
+
+
+def is_x86() -> bool:
+    """Whether the processor is an x86 of 64 bits."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def is_arm() -> bool:
+    """Whether the processor is an ARM of 64 bits."""
+    return platform.machine() in ("aarch64", "arm64")
+
+
+def cpu_features() -> frozenset[str]:
+    """What Linux calls the features of an x86 processor, such as avx512_vnni; none where it does not say them."""
+    return frozenset(_cpu_facts().get("flags", "").split())
 
 
 def cpu_name() -> str:
     """As the system names it, with family and model where the name says little."""
+    facts = _cpu_facts()
+    if not facts:
+        return platform.processor() or platform.machine()
+    if name := facts.get("model name"):
+        return f"{name} (family {facts.get('cpu family', '?')} model {facts.get('model', '?')})"
+    return platform.machine()
+
+
+def _cpu_facts() -> dict[str, str]:
+    """What Linux says of the first processor, by its own words; nothing where there is no Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    found: dict[str, str] = {}
+        return {}
+    facts: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
-        found.setdefault(key.strip(), value.strip())
-    name = found.get("model name")
-    return (
-        f"{name} (family {found.get('cpu family', '?')} model {found.get('model', '?')})"
-        if name
-        else platform.machine()
-    )
+        facts.setdefault(key.strip(), value.strip())
+    return facts

@@ -90,7 +90,8 @@ def main() -> int:
     before = json.loads(args.compare.read_text())
     changed = [name for name in sorted({*before, *texts}) if before.get(name) != texts.get(name)]
     for name in changed:
-        print("only before" if name not in texts else "only now" if name not in before else "changed", name)
+        both = name in texts and name in before
+        print("changed" if both else f"only {'now' if name in texts else 'before'}", name)
     print(f"{len(texts)} texts, {len(changed)} differ")
     return 1 if changed else 0
 

@@ -245,11 +245,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--build-only needs --modules")
     if args.drawn and not re.fullmatch(r"\d+:[1-9]\d*", args.drawn):
         parser.error("--drawn takes SEED:COUNT, as 0:100")
-    plan = QUICK if args.quick or args.all_quick else OF_DRAWN if args.drawn else Plan()
-    plan = dataclasses.replace(plan, threads=args.threads)
+    quick = args.quick or args.all_quick
+    usual = OF_DRAWN if args.drawn else Plan()
+    plan = dataclasses.replace(QUICK if quick else usual, threads=args.threads)
     if args.rounds:
         plan = dataclasses.replace(plan, rounds=args.rounds, slow_rounds=min(args.rounds, plan.slow_rounds))
-    prefix = Path(f"{args.out}-quick" if args.quick or args.all_quick else args.out)
+    prefix = Path(f"{args.out}-quick" if quick else args.out)
     tag = "quick" if args.quick else "table"
     try:
         wanted: list[SiteCase] = [find_case(n) for n in args.case] or [

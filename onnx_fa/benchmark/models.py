@@ -326,9 +326,10 @@ def bench(
             reference.problem, expected = str(e), []
         options = {"device": target.device, "threads": threads, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
         modules = _Modules(folder, list(arrays.values()), expected, len(loaded.graph.outputs), calls, options, progress)
-        tried = (GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS) if stock_flags is None else stock_flags
         modules.add_ours(path, target, compiled)
-        modules.add_stock(path, target, tried, timeout_s)
+        if stock_flags is None:
+            stock_flags = GPU_STOCK_FLAGS if target.is_gpu else STOCK_FLAGS
+        modules.add_stock(path, target, stock_flags, timeout_s)
         for what, made in (others or {}).items():
             modules.add_made(what, made)
         modules.field.sort(key=lambda played: played[0].what != STOCK)

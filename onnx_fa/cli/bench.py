@@ -7,11 +7,10 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from onnx_fa.cli.outputs import check_plot
+from onnx_fa.cli.outputs import check_plot, results_prefix
 from onnx_fa.cli.printing import note
 from onnx_fa.cli.targets import read_target, require_device
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.files import check_writable
 from onnx_fa.printable import printable
 from onnx_fa.tables import text_table
 
@@ -57,8 +56,7 @@ def run_bench(args: argparse.Namespace) -> int:
     args.target = args.target or "cpu-host"
     target = read_target(args, runs=True)
     check_plot(args)
-    prefix = Path(args.output or f"{Path(args.model).stem}.bench")
-    check_writable(f"{prefix}.csv")
+    prefix = results_prefix(args, "bench")
     result = measure(
         args.model,
         target,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_fa.cli.generate import note_details, report_of, run_job, speeds
-from onnx_fa.cli.outputs import write_json
+from onnx_fa.cli.outputs import results_prefix, write_json
 from onnx_fa.cli.printing import note
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.files import check_writable, write_whole
+from onnx_fa.files import write_whole
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -32,9 +32,7 @@ def bench_generation(args: argparse.Namespace) -> int:
 
     if args.prompt < 1 or args.generate < 1:
         raise OnnxFaError("--prompt and --generate go together, and are at least 1")
-    prefix = Path(args.output or f"{Path(args.model).stem}.bench")
-    for ending in (".csv", ".json"):
-        check_writable(f"{prefix}{ending}")
+    prefix = results_prefix(args, "bench", (".csv", ".json"))
     args.target, args.no_compare, args.modules = args.target or "cpu-host", False, None
     known = vocabulary(models.load(find_files(Path(args.model)).step))
     prompt = np.random.default_rng(0).integers(0, known, args.prompt)

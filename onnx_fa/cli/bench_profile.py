@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from onnx_fa.cli.outputs import results_prefix
 from onnx_fa.cli.printing import note
 from onnx_fa.cli.targets import read_target
 from onnx_fa.errors import OnnxFaError
-from onnx_fa.files import check_writable
 from onnx_fa.spec.target import parse_target
 
 
@@ -37,8 +36,7 @@ def bench_profile(args: argparse.Namespace) -> int:
     if parse_target(args.target).is_gpu:
         raise OnnxFaError(f"--profile is for CPUs: the times of single dispatches are not read on {args.target}")
     target = read_target(args, runs=True)
-    prefix = Path(args.output or f"{Path(args.model).stem}.profile")
-    check_writable(f"{prefix}.csv")
+    prefix = results_prefix(args, "profile")
     done = measure(
         args.model,
         target,

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
@@ -49,6 +50,15 @@ def write_json(path: str, data: dict[str, Any]) -> None:
 def print_result(args: argparse.Namespace, text: str) -> None:
     """A command's result for people: on standard output, but on standard error where --report has taken that for its JSON."""
     print(text, file=sys.stderr if args.report == STDOUT else sys.stdout)
+
+
+def results_prefix(args: argparse.Namespace, kind: str, endings: Sequence[str] = (".csv",)) -> Path:
+    """Where the files of a model's measurements go, less their endings: by the model's name where none is given. Raises OnnxFaError
+    where one with these endings could not be written: before anything is measured."""
+    prefix = Path(args.output or f"{Path(args.model).stem}.{kind}")
+    for ending in endings:
+        check_writable(f"{prefix}{ending}")
+    return prefix
 
 
 def check_plot(args: argparse.Namespace) -> None:

@@ -153,5 +153,6 @@ def _reductions(term: Term) -> list[Term]:
 
 def _name(meaning: Term, wide: tuple[str, ...], taken: list[str]) -> str:
     """m for a maximum, o for what has V's columns, l for other sums; numbered from the second on."""
-    letter = "m" if meaning.op == "peak" else "o" if names_key(meaning, wide) else "l"
+    of_sum = "o" if names_key(meaning, wide) else "l"
+    letter = "m" if meaning.op == "peak" else of_sum
     return next(n for i in range(len(taken) + 1) if (n := letter + (str(i + 1) if i else "")) not in taken)

@@ -29,7 +29,9 @@ class DecoderFiles:
     def end_tokens(self) -> tuple[int, ...]:
         """Tokens that end a text, as genai's config says."""
         end = self.config.get("model", {}).get("eos_token_id", ())
-        return tuple(end) if isinstance(end, list) else (end,) if isinstance(end, int) else ()
+        if isinstance(end, int):
+            return (end,)
+        return tuple(end) if isinstance(end, list) else ()
 
     @property
     def head_size(self) -> int | None:

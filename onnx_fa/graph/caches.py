@@ -57,7 +57,9 @@ def _past_of(present: ir.Value) -> tuple[ir.Value | None, int | None]:
     if op_of(node) in _APPENDING and made is node.outputs[0]:
         first = node.inputs[0]
         axis = attr_int(node, "axis", -2 if op_of(node) == "TensorScatter" else 0)
-        return first, axis if axis >= 0 else None if first.shape is None else axis + len(first.shape)
+        if axis < 0:
+            return first, None if first.shape is None else axis + len(first.shape)
+        return first, axis
     for output, position in enumerate(TAKING_A_PAST.get(op_of(node), ()), start=1):
         if output < len(node.outputs) and made is node.outputs[output] and position < len(node.inputs):
             return node.inputs[position], ROWS

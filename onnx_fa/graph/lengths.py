@@ -127,6 +127,10 @@ class Widest(sympy.Function):  # type: ignore[misc]
         return None if tuple(wide) == given else cls(*wide)
 
 
+_EXTREMES: dict[type[sympy.Expr], str] = {Widest: "broadcast", sympy.Min: "min", sympy.Max: "max"}
+"""Functions of several lengths that give one of them, and their names in a text."""
+
+
 @lru_cache(maxsize=4096)
 def smaller_of(*given: sympy.Expr) -> sympy.Expr:
     """The smallest one; which one it is, where that is certain. What all have in common stands outside and no minimum stands in
@@ -184,12 +188,12 @@ def _write_product(number: sympy.Expr, rest: sympy.Expr) -> str | None:
 def _write_atom(expr: sympy.Expr) -> str | None:
     if expr.is_Symbol:
         return _write_symbol(str(expr.name))
-    if isinstance(expr, sympy.Min | sympy.Max | Widest):
+    if isinstance(expr, Widest | sympy.Min | sympy.Max):
         parts = [_write(sympy.expand(a)) for a in expr.args]
-        name = "broadcast" if isinstance(expr, Widest) else "min" if isinstance(expr, sympy.Min) else "max"
-        return (
-            None if None in parts or len(parts) > _MAX_TERMS else f"{name}({', '.join(sorted(p for p in parts if p))})"
-        )
+        if None in parts or len(parts) > _MAX_TERMS:
+            return None
+        name = next(name for kind, name in _EXTREMES.items() if isinstance(expr, kind))
+        return f"{name}({', '.join(sorted(p for p in parts if p))})"
     if isinstance(expr, Tail):
         whole, count = (_write(sympy.expand(a)) for a in expr.args)
         return None if whole is None or count is None else f"tail({whole}, {count})"

@@ -70,16 +70,20 @@ def find_gpu(device: str) -> Gpu:
     return Gpu(found["name"] + version, 10 * int(facts[1]) + int(facts[2]) if facts else 0)
 
 
-def preferred_device(vmfb: Path | bytes, device: str = WORKERS, function: str | None = None) -> str:
+def preferred_device(
+    vmfb: Path | bytes, device: str = WORKERS, function: str | None = None, data: bytes | None = None
+) -> str:
     """The driver that a module asks for (its only function, or `function`), where `device` is WORKERS, a CPU's usual one; else
-    `device`. What is no module gets `device`, and so does every one where there is no runtime: who loads it says what is wrong."""
+    `device`. What is no module gets `device`, and so does every one where there is no runtime: who loads it says what is wrong.
+    `data`: what is in the file, where that has been read."""
     if device != WORKERS:
         return device
     try:
         rt = runtime()
         if not isinstance(vmfb, bytes) and vmfb.stat().st_size > _LARGE:
             return device
-        data = vmfb if isinstance(vmfb, bytes) else vmfb.read_bytes()
+        if data is None:
+            data = vmfb if isinstance(vmfb, bytes) else vmfb.read_bytes()
         module = rt.VmModule.copy_buffer(rt.VmInstance(), data)
     except (MissingDependencyError, OSError, ValueError):
         return device

@@ -55,9 +55,10 @@ from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site
 from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.spec.dtypes import ONNX
-from onnx_fa.spec.linear import linear_name
-from onnx_fa.spec.norm import norm_name
+from onnx_fa.spec.linear import LinearSpec, linear_name
+from onnx_fa.spec.norm import NormSpec, norm_name
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 try:
     from iree.compiler import ir as mlir
@@ -343,29 +344,27 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _handle_node_LinearSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != LINEAR_SITE:
             return False
-        assert self.target is not None  # else no such node is written
-        types, attributes = self._types(node), attributes_of(node)
-        spec = spec_of([(dims_of(x), str(x.element_type)) for x in types], attributes)
-        self.functions.update(emit_site(spec, self.target))
-        self._call_site(node, linear_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
-        return True
+        spec = spec_of(self._dims_and_types(node), attributes_of(node))
+        return self._call_row_site(node, spec, linear_name(spec))
 
     def _handle_node_NormSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != NORM_SITE:
             return False
+        spec = norm_spec_of(self._dims_and_types(node), attributes_of(node), len(node.output))
+        return self._call_row_site(node, spec, norm_name(spec))
+
+    def _call_row_site(self, node: onnx.NodeProto, spec: LinearSpec | NormSpec, name: str) -> bool:
+        """A call of the kernel of a product with a weight, or of a norm, which the program has once for all of that name."""
         assert self.target is not None  # else no such node is written
-        types = [(dims_of(x), str(x.element_type)) for x in self._types(node)]
-        spec = norm_spec_of(types, attributes_of(node), len(node.output))
         self.functions.update(emit_site(spec, self.target))
-        self._call_site(node, norm_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
+        self._call_site(node, name, [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 
     def _handle_node_ConvSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != CONV_SITE:
             return False
         assert self.target is not None  # else no such node is written
-        types = [(dims_of(x), str(x.element_type)) for x in self._types(node)]
-        spec = window_of(types, attributes_of(node))
+        spec = window_of(self._dims_and_types(node), attributes_of(node))
         self.functions.update(emit_window(spec, self.target))
         self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
@@ -385,6 +384,10 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     def _types(self, node: onnx.NodeProto) -> list[Any]:
         """Of a node's operands, as builtin tensors."""
         return [builtin_of(x.type, element_of(x.type)) for x in map(self._nv_map.__getitem__, node.input)]
+
+    def _dims_and_types(self, node: onnx.NodeProto) -> list[tuple[tuple[Dim, ...], str]]:
+        """Of a node's operands."""
+        return [(dims_of(x), str(x.element_type)) for x in self._types(node)]
 
     def _call_site(self, node: onnx.NodeProto, name: str, results: Sequence[Any]) -> None:
         """A call of a function by the node's operands, whose results are the node's."""

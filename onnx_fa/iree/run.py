@@ -48,13 +48,16 @@ def load_module(
     device: str | None = None,
     function: str | None = None,
     parameters: Mapping[str, str | os.PathLike[str]] | None = None,
+    usual: str = WORKERS,
 ) -> Callable[..., list[Array]]:
     """A callable that takes NumPy arrays in the function's argument order and returns its results as a list.
 
-    `function` is needed only when the module exports more than one; `device` and `parameters` as for `run`. Raises RunError when
-    the module cannot be loaded or a call fails.
+    `function` is needed only when the module exports more than one; `device` and `parameters` as for `run`, with `usual` for the
+    driver where neither the caller nor the module names one. Raises RunError when the module cannot be loaded or a call fails.
     """
-    invoke = bind_module(vmfb, device or preferred_device(vmfb, WORKERS, function), function, parameters)
+    data = _bytes_of(vmfb)
+    device = device or preferred_device(vmfb, usual, function, data)
+    invoke = bind_module(vmfb, device, function, parameters, None, data)
 
     def call(*arrays: Array) -> list[Array]:
         try:
@@ -86,13 +89,15 @@ def bind_module(
     function: str | None = None,
     parameters: Mapping[str, str | os.PathLike[str]] | None = None,
     opened: dict[tuple[int, int], Any] | None = None,
+    data: bytes | None = None,
 ) -> Bound:
     """As `load_module`, for results that stay on the device. Modules of one device share it. Modules that are bound with the same
-    `opened`, empty at first, share the weights of archives that are one file. Raises RunError."""
+    `opened`, empty at first, share the weights of archives that are one file. `data`: what is in the file, where that has been
+    read. Raises RunError."""
     rt = runtime()
-    name = "the module" if isinstance(vmfb, bytes) else str(vmfb)
+    name = _name_of(vmfb)
+    data = _bytes_of(vmfb) if data is None else data
     try:
-        data = vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
         config = _config(rt, device)
         context = rt.SystemContext(config=config)
         module = _read_module(rt, context, data, name)
@@ -114,6 +119,18 @@ def bind_module(
     elif function not in names:
         raise RunError(f"the module has no function {function!r}, only {', '.join(names)}")
     return Bound(function, context.modules[module.name][function], is_on_host(device))
+
+
+def _name_of(vmfb: Path | bytes) -> str:
+    return "the module" if isinstance(vmfb, bytes) else str(vmfb)
+
+
+def _bytes_of(vmfb: Path | bytes) -> bytes:
+    """Raises RunError for a file that cannot be read."""
+    try:
+        return vmfb if isinstance(vmfb, bytes) else Path(vmfb).read_bytes()
+    except OSError as e:
+        raise RunError(f"{_name_of(vmfb)}: cannot be read: {e.strerror}") from e
 
 
 def _config(rt: Any, names: str) -> Any:

@@ -238,6 +238,7 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
     if after.total is not None and (state.wrap or state.keys or weighted or state.regroups or state.total is not None):
         raise NoMatch("the weights are changed before they are divided by their sum", node)
     total = state.total if after.total is None else replace(after.total, drops=state.drops)
+    drops = state.drops if after.drop is None else (*state.drops, after.drop)
     placed = after.cut or after.rows or after.keys or after.weights or after.step or after.drop or after.guard == "zero"
     if placed and state.regroups:
         raise NoMatch("the axes of the probabilities are moved before they are changed", node)
@@ -248,7 +249,7 @@ def _add_layer(state: _Peeled, after: After) -> _Peeled:
         wrap=state.wrap if after.rows is None else (*state.wrap, after.rows),
         keys=state.keys if after.keys is None else (*state.keys, after.keys),
         steps=state.steps if after.step is None else (*state.steps, after.step),
-        drops=() if after.total is not None else state.drops if after.drop is None else (*state.drops, after.drop),
+        drops=() if after.total is not None else drops,
         cut=state.cut or after.cut,
         regroups=state.regroups if after.regroup is None else (*state.regroups, after.regroup),
         rounding=_rounded_anew(state.rounding, after, node),

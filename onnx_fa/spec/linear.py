@@ -229,7 +229,9 @@ class LinearSpec:
 
 def in_a_word(dtype: DType | ByteType) -> int:
     """How many neighbours along K are multiplied as one number of 32 bits."""
-    return 4 if dtype in BYTES else 2 if dtype == "bf16" else 1
+    if dtype in BYTES:
+        return 4
+    return 2 if dtype == "bf16" else 1
 
 
 def linear_name(spec: LinearSpec) -> str:

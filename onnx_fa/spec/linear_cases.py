@@ -123,7 +123,7 @@ def draw_linear(spec: LinearSpec, seed: int, *, adversarial: bool = False, size:
         elif name == "zero":
             drawn = rng.integers(0, 1 << (spec.bits.bits if spec.bits else 1), shape).astype(NUMPY[dtype])
         else:
-            scale = 0.1 if name == "scale" else size if name == "x" else 1.0
+            scale = {"scale": 0.1, "x": size}.get(name, 1.0)
             drawn = np.asarray(rng.standard_normal(shape) * scale).astype(NUMPY[dtype])
         found.append(_made_adverse(drawn) if adversarial and name == "x" else drawn)
     return found
@@ -142,12 +142,15 @@ def _made_adverse(x: Array) -> Array:
     return rows.reshape(x.shape)
 
 
+_IN_A_WORD = {np.dtype(np.int8): 4, np.dtype(ml_dtypes.bfloat16): 2}
+
+
 def in_panels(w: Array, panel: int, together: int | None = None, parts: Sequence[int] = ()) -> Array:
     """A weight (K, N) as panels of columns, the last of them the last columns, of each of its `parts` where it has several; so many
     rows `together`, by default those of bf16 in pairs and of bytes in fours."""
     starts = panel_starts(parts or w.shape[1:], panel)
     panels = np.stack([w[:, i : i + panel] for i in starts])
-    n = together or (4 if w.dtype == np.int8 else 2 if w.dtype == ml_dtypes.bfloat16 else 1)
+    n = together or _IN_A_WORD.get(w.dtype, 1)
     words = np.stack([panels[:, i::n] for i in range(n)], axis=-1)
     return words.reshape(len(starts), len(w) // n, n * panel)
 

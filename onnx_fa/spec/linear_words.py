@@ -56,11 +56,11 @@ def _follows(e: ScoreExpr, spec: LinearSpec) -> list[str]:
 def _word(op: str, others: list[ScoreExpr], spec: LinearSpec) -> str:
     """What an op does to one number, beside which it reads `others`."""
     read = [spec.tensors[e.index] for other in others for e in leaves(other) if isinstance(e, Tensor)]
-    whole, columns = (any(len(t.shape) > n for t in read) for n in (1, 0))
+    rank = min(2, max((len(t.shape) for t in read), default=0))
     if op in _SUMS:
-        return "residual" if whole else "bias" if columns else "shift"
+        return ("shift", "bias", "residual")[rank]
     if op in _PRODUCTS:
-        return "gate" if whole else "scale of each column" if columns else "scale"
+        return ("scale", "scale of each column", "gate")[rank]
     if op == "Relu" or (op == "Max" and others == [Float(0.0)]):
         return "relu"
     return "clip" if op in ("Min", "Max") and not read else op.lower()

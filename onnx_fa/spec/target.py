@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from onnx_fa.errors import TargetError
+from onnx_fa.machine import is_arm
+from onnx_fa.spec.processor import AMX, AVX2, AVX512, NEON, Processor, host_processor
 from onnx_fa.spec.switches import ALL_ON, Switch
 
 Kernels = Literal["auto", "iree", "triton"]
@@ -18,27 +18,21 @@ KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 
 
 @dataclass(frozen=True)
-class Target:
-    """`flags` select the device for iree-compile, `device` is the runtime's driver. CPUs: `lanes` is the number of f32 in a vector
-    register. GPUs: `arch` is what the code is for ("" where the device is not known). `note` says what a user should know. `tf32`:
-    attention in f32 may multiply in tf32; `bf16_dot`: all attention may multiply in bf16. Both change results. `byte_dots`: a CPU
-    with AVX512_VNNI, `pair_dots`: with AVX512_BF16, `amx`: with AMX's tiles of bf16 and bytes, too. `off`: optimisations
-    that kernels do without, to see what they are worth. `devices`: how many of them a program runs on."""
+class Target(Processor):
+    """`flags` select the device for iree-compile, `device` is the runtime's driver. GPUs: `arch` is what the code is for ("" where
+    the device is not known). `note` says what a user should know. `tf32`: attention in f32 may multiply in tf32; `bf16_dot`: all
+    attention may multiply in bf16. Both change results. `off`: optimisations that kernels do without, to see what they are worth.
+    `devices`: how many of them a program runs on."""
 
     name: str
     backend: str
     flags: tuple[str, ...]
     device: str
-    lanes: int = 0
-    registers: int = 0
     arch: str = ""
     note: str = ""
     kernels: Kernels = "auto"
     tf32: bool = False
     bf16_dot: bool = False
-    byte_dots: bool = False
-    pair_dots: bool = False
-    amx: bool = False
     off: frozenset[Switch] = ALL_ON
     devices: int = 1
 
@@ -72,34 +66,18 @@ _TARGET_DEVICE = "--iree-hal-target-device="
 _CPU = (f"{_TARGET_DEVICE}local", "--iree-hal-local-target-device-backends=llvm-cpu")
 
 
-def _host_simd() -> tuple[int, int]:
-    """(f32 lanes, vector registers) of this machine, from /proc/cpuinfo."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return 4, 32
-    flags = _host_flags()
-    if "avx512f" in flags:
-        return 16, 32
-    return (8, 16) if "avx2" in flags else (4, 16)
-
-
-def _host_flags() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-
-
 def foreign_cpu(target: Target) -> str:
     """Why this machine's processor cannot run a CPU target's code, in words; empty where it can, and for GPUs."""
     if target.is_gpu or target.name == "cpu-host":
         return ""
-    if (platform.machine() in ("aarch64", "arm64")) != (target.name == "cpu-neon"):
+    if is_arm() != (target.name == "cpu-neon"):
         return f"{target.name} is another architecture than this machine's"
+    host = host_processor()
     if target.name == "cpu-amx":
-        for feature in ("avx512_bf16", "avx512_vnni"):
-            if feature not in _host_flags():
-                return f"this machine's processor has no {feature.upper()}"
-    return f"this machine's vectors are shorter than {target.name}'s" if target.lanes > _host_simd()[0] else ""
+        for feature, is_there in (("AVX512_BF16", host.pair_dots), ("AVX512_VNNI", host.byte_dots)):
+            if not is_there:
+                return f"this machine's processor has no {feature}"
+    return f"this machine's vectors are shorter than {target.name}'s" if target.lanes > host.lanes else ""
 
 
 _AARCH64 = ("--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic")
@@ -113,9 +91,7 @@ _CPUS = {
     "cpu-avx2": ("--iree-llvmcpu-target-cpu=x86-64-v3",),
     "cpu-neon": _AARCH64,
 }
-_AMX = {"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512_bf16", "avx512_vnni"}
-"""What Linux calls the features that kernels with tiles need."""
-_SIMD = {"cpu-amx": (16, 32), "cpu-avx512": (16, 32), "cpu-avx2": (8, 16), "cpu-neon": (4, 32)}
+_PROCESSORS = {"cpu-amx": AMX, "cpu-avx512": AVX512, "cpu-avx2": AVX2, "cpu-neon": NEON}
 
 _CUDA = ("sm_80", "sm_86", "sm_89")
 """What IREE 3.13 compiles for and has tensor-core instructions of. Its code is PTX, which newer GPUs run too."""
@@ -185,29 +161,15 @@ def spread(target: Target, devices: int) -> Target:
 def _with_bf16_dot(target: Target) -> Target:
     if target.name not in _BF16_DOT:
         raise TargetError(f"--bf16-dot: products of bf16 are AVX512_BF16's, the target {target.name} has none")
-    if target.name == "cpu-host" and "avx512_bf16" not in _host_flags():
+    if target.name == "cpu-host" and not host_processor().pair_dots:
         raise TargetError("--bf16-dot: this processor has no AVX512_BF16 (cpu-avx512 compiles for one that has)")
     return replace(target, bf16_dot=True, pair_dots=True, flags=(*target.flags, *_BF16_DOT[target.name]))
 
 
 def _parse(name: str, kernels: Kernels) -> Target:
     if name in _CPUS:
-        host = set(_host_flags().split()) if name == "cpu-host" else set()
-        amx = name == "cpu-amx" or host >= _AMX
-        dots = amx or host >= {"avx512f", "avx512_vnni"}
-        pairs = amx or host >= {"avx512f", "avx512_bf16"}
-        simd = _SIMD.get(name) or _host_simd()
-        return Target(
-            name,
-            "llvm-cpu",
-            _CPU + _CPUS[name],
-            "local-task",
-            *simd,
-            kernels=kernels,
-            byte_dots=dots,
-            pair_dots=pairs,
-            amx=amx,
-        )
+        has = asdict(_PROCESSORS.get(name) or host_processor())
+        return Target(name, "llvm-cpu", _CPU + _CPUS[name], "local-task", kernels=kernels, **has)
     family, _, arch = name.partition("-")
     if family == "cuda" and (arch in ("", *_CUDA) or _newer(arch)):
         note = ""

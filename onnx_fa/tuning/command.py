@@ -20,6 +20,7 @@ from onnx_fa.kernels.tiles.database import (
 )
 from onnx_fa.kernels.tiles.families import SiteFamily, family
 from onnx_fa.kernels.triton.config import code_for
+from onnx_fa.spec.processor import AVX2_LANES, AVX512_LANES
 from onnx_fa.spec.site_case import ALL, SiteCase, find_case
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tuning.journal import Journal
@@ -43,7 +44,7 @@ def check_runs_here(target: Target) -> Gpu | None:
     if target.is_gpu:
         return find_gpu(target.device)
     host = parse_target("cpu-host")
-    widths = {"cpu-avx2": 8, "cpu-avx512": 16}
+    widths = {"cpu-avx2": AVX2_LANES, "cpu-avx512": AVX512_LANES}
     wanted, have = database_name(target), database_name(host)
     if wanted != have and widths.get(wanted, 99) > widths.get(have, 0):
         raise TargetError(f"{target.name} cannot be measured here: this machine runs {have}")

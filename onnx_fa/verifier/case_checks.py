@@ -42,7 +42,6 @@ def verify_case(
     """All comparisons of one case. Raises UnsupportedError where it has no plain spelling, CompileError, RunError, and
     MissingDependencyError without onnxruntime. Does not raise on a mismatch: ask `.check()` or `.ok`."""
     target = parse_target(target) if isinstance(target, str) else target
-    from onnx_fa.iree.drivers import preferred_device
     from onnx_fa.iree.run import load_module
 
     with scratch_folder() as folder:
@@ -52,7 +51,7 @@ def verify_case(
         progress(f"{case.name}: compiling for {target.name}")
         done = compile_model(path, vmfb, target, flags=tuple(flags), parameters="embed")
         theirs = _Theirs(model, folder)
-        call = load_module(vmfb, preferred_device(vmfb, target.device))
+        call = load_module(vmfb, usual=target.device)
         checks: list[Check] = []
         for spec, sizes in zip(case.bound(), case.sizes, strict=True):
             for adversarial in (False, True):

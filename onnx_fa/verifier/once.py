@@ -33,7 +33,6 @@ def check_once(
     may be 0 there, and bf16 f32. Raises RunError where a result of the module is NaN or infinite and onnxruntime's is not, or
     differs from it by more than the tolerance of `verify` for the narrowest type and what makes sites less exact (`lossy`), or than
     roundings explain; or where one of them does not run. `dims` are sizes of free dims."""
-    from onnx_fa.iree.drivers import preferred_device
     from onnx_fa.iree.run import load_module
 
     allowed, notes = model_tolerance(model, lossy), dict[str, None]()
@@ -45,8 +44,8 @@ def check_once(
         original = Runner(model, Path(folder) / "model.onnx")
         arrays, want = _first_run(original, model, determined_sizes(model) | dict(dims or {}))
         rounded = None if given is None else given(arrays)
-        device = preferred_device(module, target.device)  # of several devices no module asks for another
-        got = load_module(module, ",".join([device] * target.devices))(*arrays.values())
+        several = ",".join([target.device] * target.devices) if target.devices > 1 else None
+        got = load_module(module, several, usual=target.device)(*arrays.values())
         if original.refused:
             notes[original.note("the original")] = None
         if original.in_f32:

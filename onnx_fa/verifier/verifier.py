@@ -99,7 +99,6 @@ def verify(
     label = "model" if isinstance(model, (ir.Model, onnx.ModelProto)) else str(model)
     notes = [f"left alone: {m.node} ({m.op}): {m.reason}" for m in report.misses]
     notes += [LEVELS] if coarser is not None else []
-    from onnx_fa.iree.drivers import preferred_device
     from onnx_fa.iree.run import load_module
 
     with scratch_folder() as folder:
@@ -119,7 +118,7 @@ def verify(
         coarse = [s.lossy for s in inspected if s.lossy in LOSSY_PRODUCT]
         # What onnxruntime refuses for its bf16 computes in bf16, whatever its inputs, weights and outputs are.
         dtype = "bf16" if runs.before.in_f32 else _narrowest(clean, rewritten)
-        call = load_module(module, preferred_device(module, target.device))
+        call = load_module(module, usual=target.device)
         compared = _Comparison(runs, kernels, call, dtype, coarse, fixed)
         calls, left_out = decoder_calls(clean, sizes)
         notes += left_out

@@ -79,7 +79,9 @@ def _brief(variant: str) -> str:
 def verdict(result: Json) -> str:
     if result["ok"] and result["steps"] and all(said["skipped"] for said in result["steps"].values()):
         return "skipped"
-    return "ok" if result["ok"] and not result["known"] else "known" if result["ok"] else "FAILED"
+    if not result["ok"]:
+        return "FAILED"
+    return "known" if result["known"] else "ok"
 
 
 def table(results: Sequence[Json]) -> list[tuple[str, ...]]:

@@ -84,8 +84,10 @@ def _of_ops(config: Mapping[str, Any], models: Path) -> list[Entry]:
     made = []
     for name, entry in entries.items():
         # What fails to compile is not run: as in the suite, that comes first.
-        failing: Outcome = "fail-compile" if name in compiling else "fail-run" if name in running else "pass"
-        made.append(replace(entry, suite=_suite(config, failing, f"{name}/{FLAGFILE}")))
+        outcome: Outcome = "fail-run" if name in running else "pass"
+        if name in compiling:
+            outcome = "fail-compile"
+        made.append(replace(entry, suite=_suite(config, outcome, f"{name}/{FLAGFILE}")))
     return made
 
 

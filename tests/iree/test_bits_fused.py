@@ -15,7 +15,6 @@ from onnx_fa.iree.importer import infer_types
 from onnx_fa.iree.legalise.bits_fused import fuse_rounded
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
-from onnx_fa.kernels.cpu.bits_sums import multiplies_bytes
 from onnx_fa.spec.target import parse_target
 from tests.support.joined_models import join_models
 from tests.support.ort_run import run
@@ -184,7 +183,7 @@ def inputs(rows: int) -> list[np.ndarray]:
     return [x, r]
 
 
-@pytest.mark.skipif(not multiplies_bytes(HOST), reason="this processor has neither AVX2 nor AVX-512")
+@pytest.mark.skipif(not HOST.multiplies_bytes, reason="this processor has neither AVX2 nor AVX-512")
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("name", [*FUSED, *UNGATED, "norm_read"])
 def test_numbers(name: str, rows: int, numbers: dict[str, np.ndarray]) -> None:
@@ -197,7 +196,7 @@ def test_numbers(name: str, rows: int, numbers: dict[str, np.ndarray]) -> None:
     assert np.linalg.norm(got - want) <= 2e-6 * np.linalg.norm(want)
 
 
-@pytest.mark.skipif(not multiplies_bytes(HOST), reason="this processor has neither AVX2 nor AVX-512")
+@pytest.mark.skipif(not HOST.multiplies_bytes, reason="this processor has neither AVX2 nor AVX-512")
 @pytest.mark.parametrize("name", FUSED)
 def test_infinities(name: str, numbers: dict[str, np.ndarray]) -> None:
     """A row with an infinity has no finite number, as in f32, and the others are what they were."""

@@ -15,7 +15,6 @@ from onnx import numpy_helper
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
-from onnx_fa.kernels.cpu.bits_sums import multiplies_bytes
 from onnx_fa.spec.target import parse_target
 from tests.support.ort_run import run
 
@@ -65,7 +64,7 @@ def test_compiled(
     """Whatever dims are free, in f16, and where the last block is not whole."""
     target = parse_target("cpu-host")
     made = import_model(model(lead, level, dtype, width), target)
-    rounded = level == 4 and multiplies_bytes(target)
+    rounded = level == 4 and target.multiplies_bytes
     scales = "f32" if dtype == T.FLOAT else "f16"
     assert (f"x{N}x{K}_{BLOCK}_{scales}_rounded" if rounded else f"x{N}x{K}_{BLOCK}_{scales}") in made.text
     iree_compile(made.text, tmp_path / "m.vmfb", target, flags=made.flags, timeout_s=120)

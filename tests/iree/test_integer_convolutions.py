@@ -353,3 +353,30 @@ def test_random_convolutions_compiled(tmp_path_factory: Any, drawn: list[Conv]) 
     cases = {str(i): conv for i, conv in enumerate((*SMALL_BATCHES, *drawn))}
     for name, got in side_by_side(cases, HOST, tmp_path_factory.mktemp("conv")).items():
         judge(cases[name], got)
+
+
+ALONE = Conv(own=1, columns=1, groups=3, kernel=(2, 2), batch="N", reads="", opset=10, attributes=(UNEVEN,))
+EARLIER = {
+    "bytes": ALONE,
+    "signed": replace(ALONE, x=np.int8, x_zero=-128, ends=True),
+    "no zero": replace(ALONE, x_zero=None, w_zero=None),
+    "one axis": replace(ALONE, sizes=(7,), kernel=(3,), attributes=(("pads", [2, 0]), ("strides", [2]))),
+    "same": replace(ALONE, attributes=(("auto_pad", "SAME_UPPER"),)),
+    "QLinear": Conv("QLinearConv", opset=10, attributes=(UNEVEN,), x_zero=255, ends=True),
+}
+"""Of an opset whose Pad takes floats alone; they stay convolutions of integers with other pads before an axis than behind it."""
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_pads_before_integers_had_them(name: str) -> None:
+    made = legalized(EARLIER[name].model(), HOST)
+    (node,) = (n for n in made.graph.node if n.op_type in ("ConvInteger", "QLinearConv"))
+    assert not any(next(a for a in node.attribute if a.name == "pads").ints)
+    onnx.checker.check_model(made)
+    (got,) = ReferenceEvaluator(made).run(None, EARLIER[name].draw())
+    EARLIER[name].compare(got, EARLIER[name].draw())
+
+
+def test_pads_before_integers_had_them_compiled(tmp_path: Path) -> None:
+    for name, got in side_by_side(EARLIER, HOST, tmp_path).items():
+        judge(EARLIER[name], got)

@@ -19,7 +19,7 @@ from onnx_fa.kernels.cpu.vector import STACK_BYTES
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.mlir.vectors import EXP2_POWERS, ROUGH_EXP2_POWERS
-from onnx_fa.spec import target as targets
+from onnx_fa.spec import processor
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.terms import AddMask, Causal, Quantized, SlidingWindow
@@ -112,11 +112,11 @@ def test_compiles_to_both(tmp_path: Path) -> None:
 
 def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor is taken as its features say, whatever its name; what is not bf16 is multiplied so only where that is asked."""
-    flags = "avx2 avx512f avx512_bf16 avx512_vnni amx_tile amx_int8"
-    monkeypatch.setattr(targets, "_host_flags", lambda: f"model name: x\nflags: {flags} amx_bf16")
+    flags = "avx2 avx512f avx512_bf16 avx512_vnni amx_tile amx_int8".split()
+    monkeypatch.setattr(processor, "cpu_features", lambda: frozenset({*flags, "amx_bf16"}))
     host = parse_target("cpu-host")
     assert host.amx and emit_kernel(_spec(), host).body == "amx"
-    monkeypatch.setattr(targets, "_host_flags", lambda: f"model name: x\nflags: {flags}")
+    monkeypatch.setattr(processor, "cpu_features", lambda: frozenset(flags))
     assert not parse_target("cpu-host").amx and emit_kernel(_spec(), parse_target("cpu-host")).body == "vector"
     f32 = _spec(dtype="f32")
     assert emit_kernel(f32, AMX).body == "vector"
@@ -127,7 +127,7 @@ def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_host_flags", lambda: "flags: avx2 avx512f")
+    monkeypatch.setattr(processor, "cpu_features", lambda: frozenset("avx2 avx512f".split()))
     assert foreign_cpu(AMX) == "this machine's processor has no AVX512_BF16"
 
 

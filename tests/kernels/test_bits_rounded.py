@@ -16,7 +16,6 @@ from onnx_fa.kernels.cpu.bits_dots import name_of_rounded, rounded_rows, rounded
 from onnx_fa.kernels.cpu.bits_gated import GatedBits
 from onnx_fa.kernels.cpu.bits_rounded import RoundedNorm, RoundedRows, rows_name, rows_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
-from onnx_fa.kernels.cpu.bits_sums import multiplies_bytes
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.target import parse_target
@@ -24,7 +23,7 @@ from tests.kernels.test_bits_product import as_given, draw, multiply
 from tests.support.check_text import check_text
 
 HOST = parse_target("cpu-host")
-needs_bytes = pytest.mark.skipif(not multiplies_bytes(HOST), reason="this processor has neither AVX2 nor AVX-512")
+needs_bytes = pytest.mark.skipif(not HOST.multiplies_bytes, reason="this processor has neither AVX2 nor AVX-512")
 Array = np.ndarray[Any, Any]
 
 SWIGLU = Apply("Mul", Apply("Mul", SCORE, Apply("Sigmoid", SCORE)), Tensor(0))

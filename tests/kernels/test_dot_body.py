@@ -26,7 +26,7 @@ from onnx_fa.kernels.cpu.vector import (
     stack_bytes,
 )
 from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.spec import target as targets
+from onnx_fa.spec import processor
 from onnx_fa.spec.accuracy import BF16_PRODUCT, expect
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target, parse_target
@@ -130,16 +130,16 @@ def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cpu-avx2", "cpu-neon", "cuda", "vulkan"):
         with pytest.raises(TargetError, match=f"the target {name} has none"):
             parse_target(name, bf16_dot=True)
-    monkeypatch.setattr(targets, "_host_flags", lambda: "flags: avx2 avx512f")
+    monkeypatch.setattr(processor, "cpu_features", lambda: frozenset("avx2 avx512f".split()))
     with pytest.raises(TargetError, match="this processor has no AVX512_BF16"):
         parse_target("cpu-host", bf16_dot=True)
-    monkeypatch.setattr(targets, "_host_flags", lambda: "flags: avx2 avx512f avx512_bf16")
+    monkeypatch.setattr(processor, "cpu_features", lambda: frozenset("avx2 avx512f avx512_bf16".split()))
     assert parse_target("cpu-host", bf16_dot=True).lossy == "bf16 dot"
     half, single = _spec(dtype="bf16"), _spec()
     assert multiplies_bf16(half, parse_target("cpu-host")) and not multiplies_bf16(single, parse_target("cpu-host"))
     assert not multiplies_bf16(dataclasses.replace(half, D=33), parse_target("cpu-host"))
     for slow in ("avx2 avx512f", "avx2 avx512f avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8"):
-        monkeypatch.setattr(targets, "_host_flags", lambda slow=slow: f"flags: {slow}")
+        monkeypatch.setattr(processor, "cpu_features", lambda slow=slow: frozenset(slow.split()))
         assert not multiplies_bf16(half, parse_target("cpu-host"))
 
 

@@ -184,7 +184,8 @@ def turn(model: onnx.ModelProto, pick: int) -> bool:
         return False
     attr, step = place[1], 1 + pick // 5 % 2
     if attr.type == AttributeProto.INT:
-        attr.i += -step if attr.i > 0 or attr.i < -1 else 0 if attr.i == 0 else -step
+        if attr.i:
+            attr.i -= step
     else:
         ints = list(attr.ints)
         del attr.ints[:]

@@ -81,7 +81,9 @@ def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, spli
 
 def _as_bytes(x: Any) -> Any:
     """Booleans and small integers as the kernel sees them."""
-    return x.view(np.int8) if x.dtype == np.uint8 else x.astype(np.int8) if x.dtype == bool else x
+    if x.dtype == bool:
+        return x.astype(np.int8)
+    return x.view(np.int8) if x.dtype == np.uint8 else x
 
 
 def problem(name: str) -> str:

@@ -14,7 +14,6 @@ from onnx import numpy_helper as nh
 
 from onnx_fa.graph.accuracy_levels import rounds_activations
 from onnx_fa.iree.compile import compile_model
-from onnx_fa.kernels.cpu.bits_sums import multiplies_bytes
 from onnx_fa.spec.target import parse_target
 from onnx_fa.verifier.comparisons import compare_outputs
 from onnx_fa.verifier.once import LEVEL_0, check_once
@@ -42,7 +41,7 @@ def test_level_4_is_compared_with_what_it_is_and_told(compiled: int, tmp_path: P
     """A module that does not round equals the model at level 0, one that does (on some processors) the model as given."""
     model, module = product(4), tmp_path / "m.vmfb"
     compile_model(product(compiled), module, HOST)
-    rounds = compiled == 4 and multiplies_bytes(HOST)
+    rounds = compiled == 4 and HOST.multiplies_bytes
     assert (ROUNDS if rounds else LEVEL_0) in check_once(model, module, HOST)
     report = verify(model, HOST, seeds=1, module=module)
     report.check()

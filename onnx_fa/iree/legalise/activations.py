@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx
 
@@ -12,26 +13,35 @@ from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 def gelu(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Gelu and BiasGelu: y / 2 * (1 + erf(y / sqrt 2)), of y = x + bias."""
-    hint, kind = node.name or node.op_type, g.kind(node.input[0])
-    if not kind:
-        return False
-    x = _biased(g, node, hint)
-    inner = g.add("Erf", [g.add("Mul", [x, g.scalar(math.sqrt(0.5), kind, hint)], hint)], hint)
-    _times_half(g, node, x, inner, kind, hint)
-    return True
+
+    def erf(y: str, kind: int, hint: str) -> str:
+        return g.add("Erf", [g.add("Mul", [y, g.scalar(math.sqrt(0.5), kind, hint)], hint)], hint)
+
+    return _write_gelu(g, node, erf)
 
 
 def fast_gelu(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """FastGelu: y / 2 * (1 + tanh(sqrt(2 / pi) * (y + 0.044715 y^3))), of y = x + bias."""
+
+    def tanh(y: str, kind: int, hint: str) -> str:
+        outer = math.sqrt(2 / math.pi)
+        square = g.add("Mul", [g.add("Mul", [y, y], hint), g.scalar(0.044715 * outer, kind, hint)], hint)
+        slope = g.add("Add", [square, g.scalar(outer, kind, hint)], hint)
+        return g.add("Tanh", [g.add("Mul", [y, slope], hint)], hint)
+
+    return _write_gelu(g, node, tanh)
+
+
+def _write_gelu(g: GraphWriter, node: onnx.NodeProto, inner: Callable[[str, int, str], str]) -> bool:
+    """y / 2 * (1 + inner), of y = x + bias. `inner` writes it for y, by its element type and a hint for names."""
     hint, kind = node.name or node.op_type, g.kind(node.input[0])
     if not kind:
         return False
-    x = _biased(g, node, hint)
-    outer = math.sqrt(2 / math.pi)
-    square = g.add("Mul", [g.add("Mul", [x, x], hint), g.scalar(0.044715 * outer, kind, hint)], hint)
-    slope = g.add("Add", [square, g.scalar(outer, kind, hint)], hint)
-    inner = g.add("Tanh", [g.add("Mul", [x, slope], hint)], hint)
-    _times_half(g, node, x, inner, kind, hint)
+    inputs = [i for i in node.input if i]
+    y = inputs[0] if len(inputs) == 1 else g.add("Add", inputs, hint)
+    made = inner(y, kind, hint)
+    half = g.add("Mul", [y, g.scalar(0.5, kind, hint)], hint)
+    g.add("Mul", [half, g.add("Add", [made, g.scalar(1.0, kind, hint)], hint)], hint, out=node.output[0])
     return True
 
 
@@ -67,14 +77,3 @@ def bias_add(g: GraphWriter, node: onnx.NodeProto) -> bool:
     hint = node.name or node.op_type
     g.add("Add", [g.add("Add", [x, bias], hint), skip], hint, out=node.output[0])
     return True
-
-
-def _biased(g: GraphWriter, node: onnx.NodeProto, hint: str) -> str:
-    inputs = [i for i in node.input if i]
-    return inputs[0] if len(inputs) == 1 else g.add("Add", inputs, hint)
-
-
-def _times_half(g: GraphWriter, node: onnx.NodeProto, x: str, inner: str, kind: int, hint: str) -> None:
-    """x / 2 * (1 + inner)"""
-    half = g.add("Mul", [x, g.scalar(0.5, kind, hint)], hint)
-    g.add("Mul", [half, g.add("Add", [inner, g.scalar(1.0, kind, hint)], hint)], hint, out=node.output[0])

@@ -54,7 +54,9 @@ def bits_product(g: GraphWriter, x: str, shape: Sequence[int | str | None] | Non
     # torch-mlir takes dims that it merges for others where K is not told.
     as_is = len(lead) > 1 and sum(not isinstance(d, int) for d in shape) > 1
     free = any(not isinstance(d, int) for d in lead)
-    zeros = "" if not weight.zeros else "packed" if zero_kind == TensorProto.UINT8 else FLOATS.get(zero_kind, "?")
+    zeros = ""
+    if weight.zeros:
+        zeros = "packed" if zero_kind == TensorProto.UINT8 else FLOATS.get(zero_kind, "?")
     rows = None if free else int(np.prod([d for d in lead if isinstance(d, int)], dtype=np.int64))
     K = weight.blocks * weight.block
     plain = BitsProduct(rows, weight.N, K, weight.block, weight.bits, FLOATS[kind], zeros)

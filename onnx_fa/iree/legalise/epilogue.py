@@ -179,9 +179,12 @@ class _Cone:
         low, high = [*node.input[1:], "", ""][:2]
         expr = self.exprs.get(node.input[0])
         for op, name, default in (("Max", low, attr_of(node, "min", None)), ("Min", high, attr_of(node, "max", None))):
-            bound = self._operand(name) if name else None if default is None else Float(float(default))
-            if name and not isinstance(bound, Float):
-                return None
+            bound = None if default is None else Float(float(default))
+            if name:
+                found = self._operand(name)
+                if not isinstance(found, Float):
+                    return None
+                bound = found
             if expr is not None and bound is not None:
                 expr = Apply(op, expr, bound)
         return expr

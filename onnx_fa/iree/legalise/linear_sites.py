@@ -137,8 +137,9 @@ def spec_of(types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[st
     bits = None
     if attributes["bits"]:
         (_, scales), *zeros = more[:first]
-        kind: Any = "" if not zeros else "packed" if zeros[0][1] in ("i8", "u8") else zeros[0][1]
-        bits = Bits(attributes["bits"], attributes["block"], cast(DType, scales), kind)
+        kinds = ["packed" if kind in ("i8", "u8") else kind for _, kind in zeros]
+        zero_kind: Any = kinds[0] if kinds else ""
+        bits = Bits(attributes["bits"], attributes["block"], cast(DType, scales), zero_kind)
     (*lead, K), N = x, attributes["N"]
     tensors = tuple(TensorArg((*lead, N) if len(shape) > 1 else shape, cast(DType, t)) for shape, t in more[first:])
     then = from_json(json.loads(attributes["then"]))

@@ -2,7 +2,7 @@
 
 Of which an axis has a single place and that leave rows over: IREE takes all rows for the window's own, which is silently wrong
 where the batch is free, and else refused. The rows that no window reads are taken away. And of integers, with other pads before an
-axis than behind it: they become a Pad with x's zero point in front."""
+axis than behind it: they become a Pad with x's zero point in front, before opset 11 of the floats that x less that is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.conv_shapes import pads_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
@@ -79,7 +80,7 @@ def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
 def _pad_apart(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """A convolution of integers without pads behind a Pad of its x; None where those before and behind each axis are equal, or not
     known."""
-    if op_of(node) not in ("ConvInteger", "QLinearConv") or g.opset < _PAD_OPSET:
+    if op_of(node) not in ("ConvInteger", "QLinearConv"):
         return None
     x = node.input[0]
     shape, kernel = g.shape(x), _kernel_of(g, node)
@@ -95,12 +96,30 @@ def _pad_apart(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
         return None
     hint = node.name or node.op_type
     zero = (*node.input, "")[_X_ZERO]
-    both = g.ints([0, 0, *pads[:axes], 0, 0, *pads[axes:]], hint)
+    both = [0, 0, *pads[:axes], 0, 0, *pads[axes:]]
     made = onnx.NodeProto()
     made.CopyFrom(node)
-    made.input[0] = g.add("Pad", [x, both, *([g.reshape(zero, [], hint)] if zero else [])], hint)
+    made.input[0] = (_pad_floats if g.opset < _PAD_OPSET else _pad_integers)(g, x, zero, both, hint)
     _set_pads(made, [0] * 2 * axes)
     return made
+
+
+def _pad_integers(g: GraphWriter, x: str, zero: str, pads: Sequence[int], hint: str) -> str:
+    """x with its zero point around it."""
+    return g.add("Pad", [x, g.ints(pads, hint), *([g.reshape(zero, [], hint)] if zero else [])], hint)
+
+
+def _pad_floats(g: GraphWriter, x: str, zero: str, pads: Sequence[int], hint: str) -> str:
+    """The same by way of f32, which holds every integer of 8 bits and every difference of two."""
+    kind = g.kind(x)
+    number = g.cast(x, kind, TensorProto.FLOAT, hint)
+    zero = g.cast(zero, kind, TensorProto.FLOAT, hint) if zero else ""
+    if zero:
+        number = g.add("Sub", [number, zero], hint)
+    number = g.add("Pad", [number], hint, pads=pads)
+    if zero:
+        number = g.add("Add", [number, zero], hint)
+    return add_cast(g, number, TensorProto.FLOAT, kind, hint)
 
 
 def _kernel_of(g: GraphWriter, node: onnx.NodeProto) -> Sequence[int | str | None] | None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes, function_text
 from onnx_fa.kernels.cpu.bits_rounded import RoundedRows, round_text
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
-from onnx_fa.kernels.cpu.bits_sums import ByteSums, Sum, multiplies_bytes
+from onnx_fa.kernels.cpu.bits_sums import ByteSums, Sum
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
@@ -29,7 +29,7 @@ _ROWS_OF_X = 2
 
 def can_round(product: BitsProduct, target: Target) -> bool:
     """Whether the processor has the instructions, and vectors fit rows and blocks."""
-    return multiplies_bytes(target) and product.bits in (4, 8) and rounded_rows(product).fits
+    return target.multiplies_bytes and product.bits in (4, 8) and rounded_rows(product).fits
 
 
 def rounded_rows(product: BitsProduct) -> RoundedRows:

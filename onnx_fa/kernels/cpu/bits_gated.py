@@ -152,6 +152,8 @@ class _GatedProducts(ByteProducts):
 
     def _then(self, gate: str, up: str) -> str:
         def known(e: ScoreExpr) -> Vector | None:
-            return Vector(gate, "f32") if e == SCORE else Vector(up, "f32") if e == Tensor(0) else None
+            if e == SCORE:
+                return Vector(gate, "f32")
+            return Vector(up, "f32") if e == Tensor(0) else None
 
         return self.exprs.emit(self.gated.then, known, {}).value

@@ -70,7 +70,7 @@ def tiles_of(product: BitsProduct, target: Target) -> LinearTiles:
 
 
 def _tiles_by_rule(product: BitsProduct, target: Target) -> LinearTiles:
-    most = 8 if target.registers >= 32 else 5
+    most = 8 if target.has_many_registers else 5
     rows = product.rows
     tall = most if rows is None else tile_height(rows, range(min(most, rows), most // 2, -1), most)
     return LinearTiles(target.lanes, tall, 4, _DOWN, _ACROSS)

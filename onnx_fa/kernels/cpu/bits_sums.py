@@ -13,18 +13,11 @@ from typing import NamedTuple
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 
-_LEAST_LANES = 8
-"""Of processors whose instructions are known here: those with AVX2."""
 _FEW_BITS, _PAIRS = 4, 8
 """Bits of numbers whose pairs fit 16 bits, and so many sums of such pairs do."""
 _TO_PAIRS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
 _TO_WORDS = {16: "sse2.pmadd.wd", 32: "avx2.pmadd.wd", 64: "avx512.pmaddw.d.512"}
 """The instructions by the bytes of a vector."""
-
-
-def multiplies_bytes(target: Target) -> bool:
-    """Whether the processor has the instructions: with AVX2 or AVX-512."""
-    return target.byte_dots or target.lanes >= _LEAST_LANES
 
 
 class Sum(NamedTuple):

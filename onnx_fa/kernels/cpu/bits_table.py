@@ -4,13 +4,14 @@ lane, by the lowest four bits of the lane's integer. That is a mask, a conversio
 from __future__ import annotations
 
 from onnx_fa.kernels.mlir.text import Text
+from onnx_fa.spec.processor import AVX512_LANES
 
-_LANES, _BITS = 16, 4
+_BITS = 4
 
 
 def has_table(bits: int, lanes: int) -> bool:
     """Whether a vector of so many lanes, which AVX-512 alone has 16 of, holds every number of so many bits."""
-    return bits == _BITS and lanes == _LANES
+    return bits == _BITS and lanes == AVX512_LANES
 
 
 def all_numbers(t: Text, vector: str, least: int) -> str:
@@ -20,6 +21,6 @@ def all_numbers(t: Text, vector: str, least: int) -> str:
 
 def looked_up(t: Text, table: str, integers: str) -> str:
     """The numbers of a table at the lowest four bits of integers."""
-    vector, ints = f"vector<{_LANES}xf32>", f"vector<{_LANES}xi32>"
+    vector, ints = f"vector<{AVX512_LANES}xf32>", f"vector<{AVX512_LANES}xi32>"
     op = f'llvm.call_intrinsic "llvm.x86.avx512.permvar.sf.512"({table}, {integers})'
     return t.let(f"{op} : ({vector}, {ints}) -> {vector}")

@@ -78,10 +78,7 @@ def tuned_few(spec: AttentionSpec, target: Target) -> tuple[FewConfig, Pick]:
 
 def _lanes(spec: AttentionSpec, target: Target) -> int:
     """The width of vectors: those of head dims."""
-    lanes = target.lanes
-    while lanes > 4 and lanes > min(spec.D, spec.Dv):
-        lanes //= 2
-    return lanes
+    return target.lanes_within(spec.D, spec.Dv)
 
 
 def unmeasured(spec: AttentionSpec, target: Target, queries: int) -> FewConfig:

@@ -10,7 +10,6 @@ from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
-from onnx_fa.kernels.cpu.linear_words import LANES as AVX2_LANES
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
 from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
@@ -24,8 +23,6 @@ MOST_RESULTS = 4
 """Of one dispatch, which has the code of a tile for each."""
 _COPY = 1 / 16
 """What cutting a result into several costs, in products of 768 steps."""
-_LANES = 16
-"""Of AVX-512's vectors."""
 _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
 _TILED_DOWN = 8
@@ -65,7 +62,7 @@ def _divided(spec: LinearSpec, target: Target) -> str:
 
 def _kept_by_rule(spec: LinearSpec, target: Target, why: str) -> str:
     """The same where nothing was measured; `why` there is no kernel."""
-    if target.lanes != _LANES and not (target.lanes == AVX2_LANES and _is_staged(spec, target)):
+    if not (target.has_avx512 or (target.widens and _is_staged(spec, target))):
         return "no AVX-512"
     if why:
         return why
@@ -82,11 +79,9 @@ def missing(spec: LinearSpec, target: Target) -> str:
     of_one_type = spec.bits is None and all(t.dtype == spec.result_dtype for t in spec.tensors)
     if not of_one_type:
         return next(t for t in (spec.dtype, *(t.dtype for t in spec.tensors), "integer") if t != "f32") + " on a CPU"
+    if not target.has_products(spec.dtype):
+        return "no AVX512_VNNI" if spec.is_of_bytes else "no AVX512_BF16"
     # Numbers of 8 and 16 bits are multiplied as words of 32.
-    if spec.is_of_bytes and not (target.byte_dots or target.lanes == AVX2_LANES):
-        return "no AVX512_VNNI"
-    if spec.dtype == "bf16" and not (target.pair_dots or target.lanes == AVX2_LANES):
-        return "no AVX512_BF16"
     if spec.K % in_a_word(spec.dtype):
         return "K that 4 does not divide" if spec.is_of_bytes else "odd K"
     return ""
@@ -123,7 +118,7 @@ def _types(spec: LinearSpec) -> str:
 
 def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     # Twelve rows would need fewer loads, but as many rows of x as far apart as powers of two do not fit into eight ways of a cache.
-    most = 8 if target.registers >= 32 else 6
+    most = 8 if target.has_many_registers else 6
     rows = spec.rows
     if _is_tiled(spec, target):
         tall = most if rows is None else min(most, rows)
@@ -151,7 +146,7 @@ def _is_tiled(spec: LinearSpec, target: Target) -> bool:
 
 def _is_staged(spec: LinearSpec, target: Target) -> bool:
     """Whether numbers are widened before they are multiplied: f16, weights in a shorter type than x, with AVX2 bf16 and bytes."""
-    return spec.dtype == "f16" or bool(spec.stored) or (target.lanes == AVX2_LANES and in_a_word(spec.dtype) > 1)
+    return spec.dtype == "f16" or bool(spec.stored) or (target.widens and in_a_word(spec.dtype) > 1)
 
 
 def emit_linear(spec: LinearSpec, target: Target) -> dict[str, str]:
@@ -178,11 +173,18 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
+    widened, with_amx, plain = _bodies(spec)
     if _is_staged(spec, target):
-        return WidenedBytes if spec.is_of_bytes else WidenedPairs if spec.dtype == "bf16" else StagedBody
-    if spec.dtype == "f32":
-        # Processors with AMX have two multipliers of 512 bits to a core.
-        return AheadBody if target.amx else LinearBody
+        return widened
+    # Of f32 AMX has no tiles, but processors with it have two multipliers of 512 bits to a core.
+    is_wide = target.amx if spec.dtype == "f32" else _is_tiled(spec, target)
+    return with_amx if is_wide else plain
+
+
+def _bodies(spec: LinearSpec) -> tuple[type[LinearBody], type[LinearBody], type[LinearBody]]:
+    """That which widens numbers first, that of processors with AMX, and that of others."""
     if spec.is_of_bytes:
-        return ByteTiles if _is_tiled(spec, target) else ByteBody
-    return PairTiles if _is_tiled(spec, target) else PairBody
+        return WidenedBytes, ByteTiles, ByteBody
+    if spec.dtype == "bf16":
+        return WidenedPairs, PairTiles, PairBody
+    return StagedBody, AheadBody, LinearBody

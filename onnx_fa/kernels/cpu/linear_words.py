@@ -14,8 +14,6 @@ from onnx_fa.kernels.cpu.linear_pairs import ByteBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.spec.linear import LinearSpec
 
-LANES = 8
-"""Of AVX2's vectors."""
 _UPPER = -0x10000
 """The upper half of a word, as an i32."""
 

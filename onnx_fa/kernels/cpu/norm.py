@@ -14,10 +14,6 @@ from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.spec.norm import NormSpec, norm_name
 from onnx_fa.spec.target import Target
 
-_WIDTHS = (16, 8, 4)
-"""Lanes of a vector."""
-_NARROWEST = 8
-"""Lanes of the vectors of a processor whose norms are not left to the compiler."""
 _SUMS = 4
 """Vectors that are added up apart: the next addition to one of them has to wait for the last."""
 _NUMBERS = 8192
@@ -30,14 +26,14 @@ def kept_why(spec: NormSpec, target: Target) -> str:
     """Why the compiler keeps a site, in a few words; "" where the kernel stands for it."""
     if target.kernels != "auto":
         return f"--kernels {target.kernels}"
-    if target.lanes < _NARROWEST:
+    if not target.has_avx2:
         return "vectors of four lanes"
-    return "" if _width(spec, target) else f"rows of {spec.N} numbers, which no vector divides"
+    return "" if target.lanes_dividing(spec.N) else f"rows of {spec.N} numbers, which no vector divides"
 
 
 def origin_of(spec: NormSpec, target: Target) -> Origin:
     """The tiles and where they are from."""
-    return built_in({"lanes": _width(spec, target), "rows": _rows_of(spec)}, "a rule")
+    return built_in({"lanes": target.lanes_dividing(spec.N), "rows": _rows_of(spec)}, "a rule")
 
 
 def emit_norm(spec: NormSpec, target: Target) -> dict[str, str]:
@@ -47,14 +43,9 @@ def emit_norm(spec: NormSpec, target: Target) -> dict[str, str]:
         raise UnsupportedError(f"vector kernel, norm site: {why}")
     name = norm_name(spec)
     symbol = f"{name}_rows"
-    body, entry = NormBody(spec, _width(spec, target)), RowEntry(spec, name)
+    body, entry = NormBody(spec, target.lanes_dividing(spec.N)), RowEntry(spec, name)
     function = entry.text_lines(symbol, spec.lead, spec.operand_shapes, body.operands, body.results)
     return {symbol: joined(body.executable(symbol)), name: joined(function)}
-
-
-def _width(spec: NormSpec, target: Target) -> int:
-    """Of the longest vector that divides a row; 0 where none does."""
-    return next((w for w in _WIDTHS if w <= target.lanes and spec.N % w == 0), 0)
 
 
 def _rows_of(spec: NormSpec) -> int:

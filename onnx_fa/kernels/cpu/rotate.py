@@ -18,8 +18,6 @@ from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
-_LEAST_LANES = 4
-
 
 @dataclass(frozen=True)
 class RotatedHeads:
@@ -61,8 +59,7 @@ class RotatedHeads:
 
     def lanes(self, target: Target) -> int:
         """Of the longest vector that half a head is made of; 0 where that is short."""
-        lanes = min(self.D // 2 & -(self.D // 2), target.lanes)
-        return lanes if self.D % 2 == 0 and lanes >= _LEAST_LANES else 0
+        return 0 if self.D % 2 else target.lanes_dividing(self.D // 2)
 
     def texts(self, target: Target) -> dict[str, str]:
         """The executable and the function of the name, which takes the operands and returns y, by their symbols."""

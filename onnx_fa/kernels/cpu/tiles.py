@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 
 from onnx_fa.kernels.plan.score import score_plan, tile_parts, tile_slots
 from onnx_fa.spec.attention import AttentionSpec
+from onnx_fa.spec.processor import WIDTHS
 
 MOST_QUERIES = 8
 """So many queries are a few: from here on, queries along the lanes use the registers better."""
@@ -30,7 +31,7 @@ class CpuTiles(ABC):
     """Steps of the reductions that are written out."""
 
     def __post_init__(self) -> None:
-        if min(astuple(self)) < 1 or self.lanes not in (4, 8, 16):
+        if min(astuple(self)) < 1 or self.lanes not in WIDTHS:
             raise ValueError(f"tiles must be positive, and lanes 4, 8 or 16: {self}")
         self.check()
 

@@ -42,9 +42,8 @@ def stack_bytes(spec: AttentionSpec, config: VectorConfig, dots: bool = False) -
 
 
 def multiplies_bf16(spec: AttentionSpec, target: Target) -> bool:
-    """Whether products of bf16 were asked for, or are those of the operands and fast, and the spec has them. With AMX beside them
-    they are no faster than products of f32, without it (Zen 4) they take 0.55 to 0.7 of the time."""
-    if target.bf16_dot or (spec.dtype == "bf16" and target.pair_dots and not target.amx):
+    """Whether products of bf16 were asked for, or are those of the operands and fast, and the spec has them."""
+    if target.bf16_dot or (spec.dtype == "bf16" and target.gains_by_pairs):
         with contextlib.suppress(UnsupportedError):
             check_dot(spec)
             return True
@@ -85,10 +84,10 @@ def tuned(spec: AttentionSpec, target: Target) -> tuple[VectorConfig, Pick]:
 
 def _lanes(folded: AttentionSpec, target: Target, dots: bool) -> int:
     """The width of vectors: narrow head dims are transposed in narrow ones, and few queries fill no more."""
-    lanes, depth = target.lanes, folded.D // 2 if dots else folded.D
-    while lanes > 4 and (lanes > min(depth, folded.Dv) or (isinstance(folded.Sq, int) and 2 * folded.Sq <= lanes)):
-        lanes //= 2
-    return lanes
+    sizes = [folded.D // 2 if dots else folded.D, folded.Dv]
+    if isinstance(folded.Sq, int):
+        sizes.append(2 * folded.Sq - 1)  # of half a vector of queries or more
+    return target.lanes_within(*sizes)
 
 
 def unmeasured(folded: AttentionSpec, target: Target) -> VectorConfig:

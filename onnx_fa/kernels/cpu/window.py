@@ -8,8 +8,6 @@ from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.windows import WindowSpec
 
-_WIDTHS = (16, 8)
-"""Of AVX-512's vectors, and AVX2's."""
 _LEAST_PLACES = 4
 """Fewer leave the multipliers without work."""
 _LEAST_COLUMNS = 2
@@ -24,7 +22,7 @@ fit."""
 def panel_of(columns: int, target: Target) -> int:
     """The columns of a panel for a group of so many; 0 where no kernel takes them: where they do not fill a vector."""
     w = target.lanes
-    if target.is_gpu or target.kernels != "auto" or w not in _WIDTHS or columns < w:
+    if target.is_gpu or target.kernels != "auto" or not target.has_avx2 or columns < w:
         return 0
     # Two vectors would compute columns twice. Of 16 registers, a tile of four rows by three vectors has more sums.
     if columns % (3 * w) == 0 and (columns % (2 * w) or target.registers == 16):

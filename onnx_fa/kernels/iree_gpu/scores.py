@@ -73,9 +73,7 @@ class GpuScores:
         x = r.vop("arith.maximumf", x, r.splat(-127.0))
         rounded = r.vop("arith.addf", x, r.splat(NEAREST_INT))
         rest = r.vop("arith.subf", x, r.vop("arith.subf", rounded, r.splat(NEAREST_INT)))
-        p = r.splat(powers[-1])
-        for c in reversed(powers[:-1]):
-            p = r.let(f"math.fma {p}, {rest}, {r.splat(c)} : f32")
+        p = r.polynomial(rest, powers)
         bits, n = (r.let(f"arith.bitcast {y} : f32 to i32") for y in (p, rounded))
         n = r.arith("shli", n, r.constant("23", "i32"), "i32")
         return r.let(f"arith.bitcast {r.arith('addi', bits, n, 'i32')} : i32 to f32")

@@ -356,18 +356,13 @@ class ExprVectors:
         """x P(x^2) / Q(x^2), which takes half as long as the compiler's choice among several polynomials; and +-1 where no float
         lies between erf and that. NaN stays NaN."""
         square = self._let("arith.mulf", "f32", x, x)
-        top, below = (self._polynomial(square, factors) for factors in (ERF_TOP, ERF_BELOW))
+        top, below = (
+            Vector(self.t.polynomial(square.value, factors, "math.fma"), "f32") for factors in (ERF_TOP, ERF_BELOW)
+        )
         found = self._let("arith.divf", "f32", self._let("arith.mulf", "f32", x, top), below)
         end = self._let("math.copysign", "f32", Vector(self._float(1.0), "f32"), x)
         size = self._let("math.absf", "f32", x)
         return self._select(self._test("oge", size, Vector(self._float(ERF_IS_ONE), "f32")), end, found)
-
-    def _polynomial(self, x: Vector, factors: Sequence[float]) -> Vector:
-        """The sum of powers of x with such factors, the lowest first."""
-        made = Vector(self._float(factors[-1]), "f32")
-        for factor in reversed(factors[:-1]):
-            made = self._let("math.fma", "f32", made, x, Vector(self._float(factor), "f32"))
-        return made
 
     def _power(self, expr: Apply, args: list[Vector]) -> Vector:
         power = expr.args[1]

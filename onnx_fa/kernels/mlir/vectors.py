@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from onnx_fa.kernels.mlir.text import Text, float_literal, is_memref
@@ -30,6 +31,8 @@ _FLOOR, _AS_SET = 1, 4
 class Lanes(Text):
     """Operations on vectors of `width` lanes: f32 (`vec`), i32 (`ivec`), i1 (`bvec`). `exp2_by`: by whom exp2 is computed: by a
     polynomial written here, by a rough one between two instructions of AVX-512 (16 lanes), or by the compiler."""
+
+    fma = "vector.fma"
 
     def __init__(self, width: int, *, exp2_by: Exp2 = "polynomial") -> None:
         super().__init__()
@@ -118,11 +121,11 @@ class Lanes(Text):
         op = f'llvm.call_intrinsic "llvm.x86.avx512.mask.{name}.ps.512"({", ".join(values)})'
         return self.let(f"{op} : ({', '.join(types)}) -> {self.vec}")
 
-    def polynomial(self, x: str, powers: tuple[float, ...]) -> str:
-        """The sum of powers of x, with such factors, the lowest first."""
+    def polynomial(self, x: str, powers: Sequence[float], fma: str = "") -> str:
+        """The sum of powers of x, with such factors, the lowest first; by this operation, if not the usual one."""
         p = self.splat(powers[-1])
         for c in reversed(powers[:-1]):
-            p = self.vop("vector.fma", p, x, self.splat(c))
+            p = self.vop(fma or self.fma, p, x, self.splat(c))
         return p
 
     def transpose(self, rows: list[str]) -> list[str]:
@@ -197,6 +200,8 @@ def unpack_order(lanes: int, group: int, unit: int, high: int) -> list[int]:
 
 class Scalars(Lanes):
     """The same operations on single values, with names of their own."""
+
+    fma = "math.fma"
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -26,12 +26,6 @@ class ShaderText(Scalars):
             return self.tanh(operation.removeprefix(_TANH).partition(" ")[0])
         return super().let(operation)
 
-    def polynomial(self, x: str, powers: tuple[float, ...]) -> str:
-        p = self.splat(powers[-1])
-        for c in reversed(powers[:-1]):
-            p = self.vop("math.fma", p, x, self.splat(c))
-        return p
-
     def exp2(self, x: str) -> str:
         """2^x up to 2^127, exactly 1 at 0, and 0 below -126; NaN stays. The whole part is found by rounding, not by adding a large
         number and taking it away."""

@@ -160,7 +160,9 @@ def database_name(target: Target) -> str:
     architectures share one, whose entries say which GPU they were measured on."""
     if target.is_gpu:
         return "cuda" if target.backend == "cuda" else target.name
-    return {(16, 32): "cpu-avx512", (4, 32): "cpu-neon"}.get((target.lanes, target.registers), "cpu-avx2")
+    if target.has_many_registers:
+        return "cpu-avx512" if target.has_avx512 else "cpu-neon"
+    return "cpu-avx2"
 
 
 def triton_database(arch: int) -> str:

@@ -60,7 +60,7 @@ class KeyRows:
         shape = spec.canonical_shapes[1 if is_k else 2]
         self.length = shape[-2]
         self.operand = places.operand(letter, stored_shape(shape, self.dtype), self.layout, list(lead))
-        self.together = widening.TOGETHER if self._has_words() else 2 if is_packed(self.dtype) else 1
+        self.together = self._numbers_together()
         name, single = "od" if is_k else "ov", spec.dtype == "f32"
         self.parts = parts_of(name, self.width, together=self.together, single=single)
         self.scale = self._scales(f"{letter}_scale", self.quant, lead) if self.quant else None
@@ -78,6 +78,12 @@ class KeyRows:
     @property
     def dtype(self) -> str:
         return self.quant.dtype if self.quant else self.places.spec.dtype
+
+    def _numbers_together(self) -> int:
+        """Neighbours of a row that are loaded as one number."""
+        if self._has_words():
+            return widening.TOGETHER
+        return 2 if is_packed(self.dtype) else 1
 
     def _has_words(self) -> bool:
         """Whether several integers of a row are loaded as one word: of V for a few queries, in rows that consist of words."""

@@ -19,6 +19,8 @@ from onnx_fa.spec.norm import NormSpec, norm_name
 
 MOST_NUMBERS = 1 << 15
 """Of a row, which registers of 512 threads hold."""
+_WARPS, _MOST_WARPS = ((2048, 4), (8192, 8)), 16
+"""Of a row of so many numbers at most, and of longer ones."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class NormCode:
 def config_of(spec: NormSpec) -> NormConfig:
     """A row per workgroup, and as many threads as measured fastest on an H100 (benchmarks/norm-h100.csv)."""
     width = power_of_two(spec.N)
-    return NormConfig(1, 4 if width <= 2048 else 8 if width <= 8192 else 16)
+    return NormConfig(1, next((warps for most, warps in _WARPS if width <= most), _MOST_WARPS))
 
 
 def origin_of(spec: NormSpec) -> Origin:

@@ -71,14 +71,21 @@ class OverlappedSource(AttentionSource):
         skips: Skipping | None = None,
         loop: Loop | None = None,
     ) -> None:
-        if not can_overlap(spec):
-            raise UnsupportedError(
-                "the overlapped form is for halves, many queries and heads that the copy engine loads"
-            )
+        self.parts = self.parts_of(spec, config)
         super().__init__(spec, config, name, skips=skips, loop=loop)
         self.height = config.BM // self.parts
         if config.splits > 1 or 16 * config.warps > self.height or config.warps % 4:
             raise UnsupportedError(f"the overlapped form has no such tiles: {config}")
+
+    @classmethod
+    def parts_of(cls, spec: AttentionSpec, config: TritonConfig) -> int:
+        """Into how many groups of warps the queries are divided. Raises UnsupportedError where the form is not for a spec, or has
+        no such tiles."""
+        if not can_overlap(spec):
+            raise UnsupportedError(
+                "the overlapped form is for halves, many queries and heads that the copy engine loads"
+            )
+        return cls.parts
 
     def indices(self) -> None:
         """Layouts, then indices along the axes of the score and of the output."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 
-from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.plan.skipping import Skipping
 from onnx_fa.kernels.triton.block_ranges import Ends
 from onnx_fa.kernels.triton.config import WARPGROUP_ROWS, TritonConfig
 from onnx_fa.kernels.triton.overlapped import OverlappedSource, check_copied, end_of
@@ -45,23 +43,16 @@ def can_persist(spec: AttentionSpec) -> bool:
 class _TilesSource(OverlappedSource):
     """What all functions of the form have in common."""
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        config: TritonConfig,
-        name: str,
-        *,
-        skips: Skipping | None = None,
-        loop: Loop | None = None,
-    ) -> None:
-        self.parts = config.BM // WARPGROUP_ROWS
+    @classmethod
+    def parts_of(cls, spec: AttentionSpec, config: TritonConfig) -> int:
         if not can_persist(spec):
             raise UnsupportedError(
                 "workgroups that stay are for attentions of known sizes whose blocks of keys follow from positions"
             )
-        if self.parts not in REGISTERS or config.warps != WARPGROUP_ROWS // 16:
+        parts = config.BM // WARPGROUP_ROWS
+        if parts not in REGISTERS or config.warps != WARPGROUP_ROWS // 16:
             raise UnsupportedError(f"the form with workgroups that stay has no such tiles: {config}")
-        super().__init__(spec, config, name, skips=skips, loop=loop)
+        return parts
 
     def number(self) -> None:
         """The number of the tile is a parameter."""
