@@ -186,7 +186,12 @@ def _ort_op(path: str, inputs: str, threads: int) -> Job:
 
 def _torch(path: str, inputs: str, threads: int) -> Job:
     # Compiled code is kept for the next process that times the same case, and compiled here, not in a pool of processes.
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(path).parent / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    # Headers compiled beforehand would serve one kernel: each case has a folder of its own.
+    os.environ |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(path).parent / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
     import torch
 
     torch.set_num_threads(threads)

@@ -78,7 +78,7 @@ STORED = [
 
 def _in_parts(names: list[str]) -> tuple[list[str], list[str]]:
     """Those of every run, and the others: the interpreter takes a second or two for each."""
-    kept = set(sampled([kinds_of(BY_NAME[name]) for name in names], 5))
+    kept = set(sampled([kinds_of(BY_NAME[name]) for name in names], 10))
     now = [names[i] for i in sorted(kept)]
     return now, [name for i, name in enumerate(names) if i not in kept]
 

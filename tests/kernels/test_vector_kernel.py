@@ -150,7 +150,7 @@ _INDEX = {case.name: i for i, case in enumerate(_FIRST)}
 
 
 def _sampled(cases: Sequence[Case]) -> list[int]:
-    return sampled([kinds_of(case) for case in cases], 5)
+    return sampled([kinds_of(case) for case in cases], 10)
 
 
 def _compiled(
