@@ -107,8 +107,8 @@ def test_cases_of_both_kinds_are_verified(tmp_path: Path) -> None:
 def test_wrong_numbers_of_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
     load: Callable[..., Any] = iree_run.load_module
 
-    def wrong(*args: Any) -> Callable[..., list[Any]]:
-        call = load(*args)
+    def wrong(*args: Any, **options: Any) -> Callable[..., list[Any]]:
+        call = load(*args, **options)
         return lambda *arrays: [r * np.float32(1.001) for r in call(*arrays)]
 
     monkeypatch.setattr(iree_run, "load_module", wrong)

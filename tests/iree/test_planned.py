@@ -133,7 +133,7 @@ def test_verify_compiles_and_tries_one_plan(
     assert kept is not None and lost is not None
     programs = compiler(lost.name)
     zeros = np.zeros((1, 2, 64, 16), np.float32)
-    monkeypatch.setattr("onnx_fa.iree.run.load_module", lambda *_: lambda *arrays: [zeros])
+    monkeypatch.setattr("onnx_fa.iree.run.load_module", lambda *_, **__: lambda *arrays: [zeros])
     calls.clear()
     report = verify(_two_attentions(), HOST, seeds=1)
     assert calls == {"find_sites": 2, "emit_kernel": 2, "import_mlir": 2}

@@ -43,7 +43,7 @@ def test_verify_tries_the_kernels_that_compile_uses(monkeypatch: pytest.MonkeyPa
     tried: list[Kernel] = []
     called: list[int] = []
 
-    def load(path: Path, *_: Any) -> Any:
+    def load(path: Path, *_: Any, **options: Any) -> Any:
         def call(*arrays: Any) -> list[Any]:
             called.append(len(arrays))
             return [np.zeros((1,), np.float32)]

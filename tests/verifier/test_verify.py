@@ -90,8 +90,8 @@ def test_sees_a_wrong_module(
 ) -> None:
     right = onnx_fa.iree.run.load_module
 
-    def wrong(*args: Any) -> Any:
-        call = right(*args)
+    def wrong(*args: Any, **options: Any) -> Any:
+        call = right(*args, **options)
         return lambda *arrays: [out * np.float32(1.001) for out in call(*arrays)]
 
     monkeypatch.setattr(onnx_fa.iree.run, "load_module", wrong)
@@ -111,8 +111,8 @@ def test_tf32_has_a_row_of_its_own(lossy: str, share: float, tmp_path: Path, mon
     """Operands that lose so large a share of themselves pass where tf32 was asked for, if it is no more than tf32 loses."""
     right, emit = onnx_fa.iree.run.load_module, onnx_fa.kernels.choose.emit_kernel
 
-    def coarse(*args: Any) -> Any:
-        call = right(*args)
+    def coarse(*args: Any, **options: Any) -> Any:
+        call = right(*args, **options)
         steps = 2.0**23 * share
 
         def cut(x: Any) -> Any:
@@ -134,9 +134,9 @@ def test_tf32_has_a_row_of_its_own(lossy: str, share: float, tmp_path: Path, mon
 def test_sees_nan_at_other_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = onnx_fa.iree.run.load_module
 
-    def wrong(*args: Any) -> Any:
+    def wrong(*args: Any, **options: Any) -> Any:
         def call(*arrays: Any) -> list[Any]:
-            (out,) = right(*args)(*arrays)
+            (out,) = right(*args, **options)(*arrays)
             out = out.copy()
             out[0, 0, 0, 0] = np.nan
             return [out]
@@ -197,11 +197,11 @@ def test_inputs_are_seeded_and_share_dims(tmp_path: Path) -> None:
 def test_failing_run_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = onnx_fa.iree.run.load_module
 
-    def wrong(vmfb: Path, *args: Any) -> Any:
+    def wrong(vmfb: Path, *args: Any, **options: Any) -> Any:
         def call(*arrays: Any) -> list[Any]:
             raise RunError("device lost")
 
-        return call if vmfb.name == "model.vmfb" else right(vmfb, *args)
+        return call if vmfb.name == "model.vmfb" else right(vmfb, *args, **options)
 
     monkeypatch.setattr(onnx_fa.iree.run, "load_module", wrong)
     report = verify(tiny.attention(tmp_path / "a.onnx", mask=False), seeds=1)
