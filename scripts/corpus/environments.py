@@ -75,6 +75,22 @@ ENVIRONMENTS |= {
         "numpy==2.4.6",
     ),
 }
+ENVIRONMENTS |= {
+    "research": (
+        "torch==2.13.0",
+        "torchvision==0.28.0",
+        "onnx==1.23.2",
+        "onnxscript==0.7.2",
+        "onnxruntime==1.31.1",
+        "numpy==2.4.6",
+        "sympy==1.14.0",
+        "segment-anything==1.0",
+        "fair-esm==2.0.0",
+        "monai==1.6.1",
+        "local-attention==1.11.2",
+        "perceiver-pytorch==0.11.0",
+    ),
+}
 PRODUCERS: dict[str, Producer] = {
     "optimum": Producer("optimum", ("optimum", "optimum-onnx", "transformers", "torch", "onnx")),
     "torchscript": Producer("torch", ("torch", "transformers", "onnx")),
@@ -98,6 +114,10 @@ PRODUCERS: dict[str, Producer] = {
     "torchvision": Producer("torch", ("torchvision", "torch", "onnx")),
     "jax2onnx": Producer("jax", ("jax2onnx", "jax", "flax", "equinox", "onnx")),
     "genai_builder": Producer("torch", ("onnxruntime-genai", "torch", "transformers", "onnx")),
+    "research": Producer(
+        "research",
+        ("segment-anything", "fair-esm", "monai", "local-attention", "perceiver-pytorch", "torch", "onnx"),
+    ),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
 }
 
