@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from onnx_fa.kernels.cpu.linear_ahead import AHEAD
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import parse_target
@@ -48,8 +47,3 @@ def test_what_is_fetched(rows: int, target: str, lines: int, tmp_path: Path) -> 
     compile_site(spec, tmp_path / "m.mlir", on, phase="executable-targets", tiles=tiles)
     text = (tmp_path / "m.mlir").read_text()
     assert re.findall(r"llvm\.alloca %\w+ x (\S+ x \w+>|\w+)", text) == ["i64"] * bool(lines)
-
-
-def test_how_far_ahead() -> None:
-    """As far as a few multiplications of a tile, and no farther than the first cache holds beside it."""
-    assert 8 <= AHEAD <= 64
