@@ -18,7 +18,7 @@ class Producer:
     packages: tuple[str, ...]
 
 
-TORCH = (
+EXPORTING = (
     "torch==2.13.0",
     "torchvision==0.28.0",
     "onnx==1.23.2",
@@ -26,6 +26,10 @@ TORCH = (
     "onnxruntime==1.31.1",
     "numpy==2.4.6",
     "sympy==1.14.0",
+)
+"""What exports a module of PyTorch, and runs the file."""
+TORCH = (
+    *EXPORTING,
     "transformers==5.23.0",
     "timm==1.0.31",
     "diffusers==0.42.1",
@@ -77,13 +81,7 @@ ENVIRONMENTS |= {
 }
 ENVIRONMENTS |= {
     "research": (
-        "torch==2.13.0",
-        "torchvision==0.28.0",
-        "onnx==1.23.2",
-        "onnxscript==0.7.2",
-        "onnxruntime==1.31.1",
-        "numpy==2.4.6",
-        "sympy==1.14.0",
+        *EXPORTING,
         "segment-anything==1.0",
         "fair-esm==2.0.0",
         "monai==1.6.1",

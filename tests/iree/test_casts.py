@@ -71,6 +71,9 @@ EDGES = [
     65665,
 ]
 
+TURNING: dict[str, dict[str, Any]] = {"Transpose": {"perm": [1, 0]}, "Flatten": {"axis": 0}}
+"""What makes a row of a column."""
+
 
 def _numbers(kind: str) -> npt.NDArray[Any]:
     """Numbers of a type that are hard to round."""
@@ -96,8 +99,8 @@ def _fitting(x: npt.NDArray[Any], to: str) -> npt.NDArray[Any]:
     return np.where(np.isfinite(wide) & (wide > ends.min) & (wide < ends.max), x, np.ones_like(x))
 
 
-def _model(kind: str, kinds: Iterable[str], moved: bool = False) -> onnx.ModelProto:
-    """A graph that casts its inputs, one for each of the types; `moved`: to f32 first, transposed, and then on."""
+def _model(kind: str, kinds: Iterable[str], moved: str = "") -> onnx.ModelProto:
+    """A graph that casts its inputs, one for each of the types; `moved`: to f32 first, turned by that op, and then on."""
     nodes, inputs, outputs = [], [], []
     n = len(_numbers(kind))
     for i, to in enumerate(kinds):
@@ -107,7 +110,7 @@ def _model(kind: str, kinds: Iterable[str], moved: bool = False) -> onnx.ModelPr
         )
         if moved:
             nodes.append(helper.make_node("Cast", [f"x{i}"], [f"f{i}"], to=TensorProto.FLOAT))
-            nodes.append(helper.make_node("Transpose", [f"f{i}"], [f"t{i}"], perm=[1, 0]))
+            nodes.append(helper.make_node(moved, [f"f{i}"], [f"t{i}"], **TURNING[moved]))
         nodes.append(
             helper.make_node("Cast", [f"t{i}" if moved else f"x{i}"], [f"y{i}"], to=TensorProto.DataType.Value(to))
         )
@@ -137,8 +140,9 @@ def test_every_cast(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
 @pytest.mark.parametrize("kind", ["BOOL", "INT8", "INT32", "INT64"])
-def test_integers_that_are_moved_between_two_casts(kind: str, tmp_path: Path) -> None:
-    _check(_model(kind, ["BFLOAT16", "FLOAT16"], moved=True), kind, ["BFLOAT16", "FLOAT16"], tmp_path)
+@pytest.mark.parametrize("moved", TURNING)
+def test_integers_that_are_moved_between_two_casts(kind: str, moved: str, tmp_path: Path) -> None:
+    _check(_model(kind, ["BFLOAT16", "FLOAT16"], moved), kind, ["BFLOAT16", "FLOAT16"], tmp_path)
 
 
 @pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")

@@ -1,11 +1,11 @@
-"""Casts that IREE refuses or gets wrong (docs/developer/iree-bugs.md), in two that it does not."""
+"""Casts that IREE refuses or gets wrong (docs/developer/iree-bugs.md), in steps that it does not."""
 
 from __future__ import annotations
 
 import onnx
 from onnx import TensorProto
 
-from onnx_fa.graph.casts import MOVED_THROUGH
+from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 
@@ -19,12 +19,12 @@ _INTEGERS = {
 def cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Cast in steps, where it has to be."""
     x, to, hint = node.input[0], attr_of(node, "to", 0), node.name or "Cast"
+    kind = g.kind(x)
     if to == TensorProto.BFLOAT16 and _are_whole(g, x):
-        g.add("Cast", [_kept_apart(g, x, hint)], hint, out=node.output[0], to=to)
-        return True
-    if not _by(g.kind(x), to):
+        x = _kept_apart(g, x, hint)
+    elif not _by(kind, to):
         return False
-    add_cast(g, x, g.kind(x), to, hint, out=node.output[0])
+    add_cast(g, x, kind, to, hint, out=node.output[0])
     return True
 
 
@@ -51,7 +51,7 @@ def add_cast(g: GraphWriter, x: str, kind: int, to: int, hint: str, *, out: str 
 def _are_whole(g: GraphWriter, x: str) -> bool:
     """Whether x are floats that a Cast made of integers, and that were but moved since."""
     node = g.maker(x)
-    while node is not None and op_of(node) in MOVED_THROUGH:
+    while node is not None and op_of(node) in MOVES:
         node = g.maker(node.input[0])
     return node is not None and op_of(node) == "Cast" and g.kind(x) in FLOATS and g.kind(node.input[0]) in _INTEGERS
 
