@@ -11,6 +11,7 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.few import emit_few
+from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.attention import AttentionSpec
@@ -22,14 +23,19 @@ from tests.support.kernel_harness import HOST
 from tests.support.random_specs import KEEPS, draw_specs
 
 BASE = AttentionSpec("f32", 2, 2, 64, 64, 32, 32, scale=0.2)
-_EMIT: dict[str, Callable[[AttentionSpec, Target, str], Kernel]] = {"vector": emit_vector, "few": emit_few}
+_EMIT: dict[str, Callable[[AttentionSpec, Target, str], Kernel]] = {
+    "vector": emit_vector,
+    "few": emit_few,
+    "amx": emit_tiled,
+}
 
 
+@pytest.mark.parametrize("target", (HOST, parse_target("cpu-amx")), ids=lambda t: t.name)
 @pytest.mark.parametrize("case", select("smoke"), ids=lambda c: c.name)
-def test_chosen_kernels_are_those_of_the_bodies(case: Case) -> None:
+def test_chosen_kernels_are_those_of_the_bodies(case: Case, target: Target) -> None:
     """Which are compiled and run, the vector body's on every case of the table, by tests of their own."""
-    kernel = emit_kernel(case.spec, HOST)
-    assert kernel == _EMIT[kernel.body](case.spec, HOST, kernel.name)
+    kernel = emit_kernel(case.spec, target)
+    assert kernel == _EMIT[kernel.body](case.spec, target, kernel.name)
 
 
 def test_names() -> None:
