@@ -109,10 +109,9 @@ def _without_bfloat16(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[boo
     return new, back
 
 
-TOGETHER = ("--mlir-disable-threading", "--iree-opt-data-tiling=false", "--verify=false")
-"""Flags for cases that are compiled side by side: no threads that wait for each other, no matmuls in packed layout, which the
-compiler refuses beside some of them, so that all would be compiled twice, and no verification between the compiler's passes, which
-takes a quarter of the time: those that are compiled alone have it."""
+TOGETHER = ("--mlir-disable-threading", "--iree-opt-data-tiling=false")
+"""Flags for cases that are compiled side by side: no threads that wait for each other, and no matmuls in packed layout, which the
+compiler refuses beside some of them, so that all would be compiled twice."""
 
 
 def run_compiled(case: NodeCase, folder: Path) -> tuple[list[Array], str]:
