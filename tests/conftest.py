@@ -31,10 +31,10 @@ _keep_to_own_cores()
 
 LONG = (
     "triton_kernel vector_kernel families stock_road zoo generate bf16 spelling_table verify linear_sites backend "
-    "integer_products docs attention_sweep tune export campaign integer_convolutions cpu_linear quantized no_keys kernel "
-    "node_tests cluster attention_bench amx_body dot_body gpu cli convolutions linear_numbers random_attention linear "
-    "excuses match norm_sites few_kernel kv_passes spirv vulkan_model bench linear_bench cpu_linear_staged split_keys "
-    "memory iree_bugs"
+    "integer_products docs attention_sweep tune export node_tests convolutions casts integer_convolutions tune_linear "
+    "bits_product no_keys kernel few_kernel cluster attention_bench campaign amx_body dot_body gpu cli quantized linear_numbers "
+    "random_attention linear excuses match norm_sites rows_kernel spirv vulkan_model bench linear_bench narrow_weights dequantize "
+    "parameters split_keys kv_passes cpu_linear cpu_linear_words memory iree_bugs"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from onnx_fa.spec.target import parse_target
 from tests.support.cases import CASES
+from tests.support.cpu_targets import cpu_targets, kind_of
 from tests.support.sampled import kinds_of, parameters, sampled
 
 pytest_plugins = ["pytester"]
@@ -49,6 +51,16 @@ def test_the_others_are_marked() -> None:
         (("x",), "one", ["whole"]),
         (("y",), "two", []),
         (("z",), "three", ["whole"]),
+    ]
+
+
+def test_a_cpu_that_has_the_kernels_of_another_is_left_out() -> None:
+    assert kind_of(parse_target("cpu-avx2")) != kind_of(parse_target("cpu-avx512"))
+    made = cpu_targets("cpu-avx512", "cpu-avx2", "cpu-avx512")
+    assert [([m.name for m in p.marks], p.values) for p in made] == [
+        ([], ("cpu-avx512",)),
+        ([], ("cpu-avx2",)),
+        (["whole"], ("cpu-avx512",)),
     ]
 
 

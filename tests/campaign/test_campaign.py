@@ -22,17 +22,18 @@ from tests.campaign.noise import movement, noisy
 from tests.campaign.shrink import shrink
 from tests.campaign.sketch import KINDS
 
-PARTS = [0, pytest.param(1, marks=pytest.mark.whole)]
-"""Of `chunks.CHUNK` graphs each, so that processes can share them."""
+SIZE = 250
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.whole) for part in (1, 2, 3))]
+"""Of so many graphs each."""
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_random_graphs_keep_their_results(part: int) -> None:
-    chunk = chunks.run_chunk(part * chunks.CHUNK, chunks.CHUNK)
+    chunk = chunks.run_chunk(part * SIZE, SIZE)
     tally = chunk.tally
     print(dict(tally))
     assert not chunk.faults, "\n".join(f"--only {f['seed']}: {f['verdict']}: {f['text']}" for f in chunk.faults)
-    assert tally["graphs"] == chunks.CHUNK
+    assert tally["graphs"] == SIZE
     assert tally["valid"] >= 0.7 * tally["graphs"]
     assert tally["matched"] >= 0.3 * tally["valid"], "a matcher that refuses everything is never wrong"
     assert all(tally[f"kind {kind} valid"] for kind in KINDS)

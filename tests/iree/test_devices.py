@@ -25,8 +25,8 @@ GQA = dataclasses.replace(BY_NAME["gqa"].spec, batch=(1,), Sq=20, Skv=33, masks=
 
 
 @pytest.mark.parametrize("along", ["keys", "queries"])
-def test_parts_on_their_devices(along: Literal["keys", "queries"]) -> None:
-    output = Path("two.vmfb").resolve()
+def test_parts_on_their_devices(along: Literal["keys", "queries"], tmp_path: Path) -> None:
+    output = tmp_path / "two.vmfb"
     done = compile_model(model_of(GQA), output, "cpu-host", devices=2, split=along)
     assert [(s.device, s.fused) for s in done.sites] == [("device_0", True), ("device_1", True)] and not done.misses
     operands = draw_operands(GQA, 0)

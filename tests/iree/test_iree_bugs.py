@@ -12,7 +12,7 @@ import pytest
 
 from onnx_fa.errors import CompileError, RunError
 from onnx_fa.iree.compile import KEEP_F64
-from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.iree.compiler import find_compiler, iree_compile
 from onnx_fa.iree.drivers import runtime
 from onnx_fa.iree.run import load_module, tool_path
 from onnx_fa.spec.target import foreign_cpu, parse_target
@@ -28,7 +28,7 @@ REPAIRED = "this IREE no longer has the bug: its guard (docs/developer/iree-bugs
 
 def _compiled(name: str, folder: Path, *flags: str, device: tuple[str, ...] = HOST.flags) -> Path:
     out = folder / "bug.vmfb"
-    command = ["iree-compile", str(FOLDER / f"{name}.mlir"), "-o", str(out), *device, *flags]
+    command = [str(find_compiler()), str(FOLDER / f"{name}.mlir"), "-o", str(out), *device, *flags]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     return out
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.cpu.bits_product import can_multiply, product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
+from tests.support.cpu_targets import cpu_targets, kind_of
 
 HOST = parse_target("cpu-host")
 SHORT = replace(HOST, lanes=8, registers=16)
@@ -110,19 +112,29 @@ def build(products: Products, target: Target, folder: Path) -> Callable[[BitsPro
     return lambda p: load_module(module, function=f"run_{p.name}")
 
 
-@pytest.mark.parametrize(
-    ("products", "target"),
-    [
-        (FLOATS, HOST),
-        (SHORTER, SHORT),
-        (ROUNDED, HOST),
-        (ROUNDED, parse_target("cpu-avx2")),
-        (ROUNDED, parse_target("cpu-avx512")),
-        (MANY, HOST),
-        (MANY, SHORT),
-    ],
-    ids=["floats", "short", "rounded", "rounded_avx2", "rounded_avx512", "many", "many_short"],
-)
+TRIED = {
+    "floats": (FLOATS, HOST),
+    "short": (SHORTER, SHORT),
+    "rounded": (ROUNDED, HOST),
+    "rounded_avx2": (ROUNDED, parse_target("cpu-avx2")),
+    "rounded_avx512": (ROUNDED, parse_target("cpu-avx512")),
+    "many": (MANY, HOST),
+    "many_short": (MANY, SHORT),
+}
+
+
+def _tried() -> list[ParameterSet]:
+    """Products again on a target that has the same kernels are left to --whole."""
+    seen: list[tuple[Products, Target]] = []
+    made = []
+    for name, (products, target) in TRIED.items():
+        again = (products, kind_of(target)) in seen
+        made.append(pytest.param(products, target, id=name, marks=(pytest.mark.whole,) if again else ()))
+        seen.append((products, kind_of(target)))
+    return made
+
+
+@pytest.mark.parametrize(("products", "target"), _tried())
 def test_products(products: Products, target: Target, tmp_path: Path) -> None:
     if why := foreign_cpu(target):
         pytest.skip(why)
@@ -134,7 +146,7 @@ def test_products(products: Products, target: Target, tmp_path: Path) -> None:
         assert np.abs(got - want).max(initial=0) <= 1e-6 * np.abs(want).max(initial=0), p.name
 
 
-@pytest.mark.parametrize("name", ["cpu-host", "cpu-avx2", "cpu-avx512"])
+@pytest.mark.parametrize("name", cpu_targets("cpu-host", "cpu-avx2", "cpu-avx512"))
 def test_sums_of_the_largest_numbers(name: str, tmp_path: Path) -> None:
     """No instruction cuts off a sum: all numbers of the weight are the largest or the least, and x's of one size."""
     target = parse_target(name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,19 @@ import numpy.typing as npt
 import pytest
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.iree.compile import MODEL_FLAGS
-from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.cpu.linear import emit_linear, emit_with, kept_why, panel_of, tiles_for
 from onnx_fa.kernels.cpu.linear_body import LinearTiles, panels_of
 from onnx_fa.kernels.cpu.linear_measured import COMPILER
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.tiles.database import FOLDER_ENV, Database, read_database
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
-from onnx_fa.spec.linear import LinearSpec, biased, linear_name, multiply
+from onnx_fa.spec.linear import LinearSpec, biased, multiply
 from onnx_fa.spec.linear_cases import in_panels
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
+from tests.support.cpu_targets import cpu_targets
 from tests.support.linear_cases import CASES, SIZES, bound, draw
+from tests.support.linear_modules import compile_sites, results_of
 
 HOST = parse_target("cpu-host")
 AMX = parse_target("cpu-amx")
@@ -53,32 +54,35 @@ def compile_site(
     tiles: LinearTiles | None = None,
     **options: Any,
 ) -> None:
-    """A module whose function `site` is the site, with the tiles that are given, or those that a model would have."""
-    types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
-    results, names = [tensor_type(*r) for r in spec.results], [f"%a{i}" for i in range(len(types))]
-    arguments, made = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)), ", ".join(results)
-    called = f"util.call @{linear_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> ({made})"
-    values = ", ".join(f"%r#{i}" for i in range(len(results)))
-    call = f"%r:{len(results)} = {called}"
-    function = [f"func.func @site({arguments}) -> ({made}) {{", call, f"return {values} : {made}", "}"]
-    text = "\n".join([*emit_with(spec, target, tiles or tiles_for(spec, target)).values(), *function])
-    iree_compile(text, output, target, flags=(*MODEL_FLAGS["llvm-cpu"], *flags), timeout_s=120, **options)
+    """A module whose function `site` is the site."""
+    compile_sites({"site": (spec, tiles)}, output, target, flags, **options)
 
 
-def run(module: Path, operands: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    import iree.runtime as rt
-
-    found: npt.NDArray[Any] = rt.load_vm_flatbuffer_file(str(module), driver="local-task").site(*operands).to_host()
+def run(module: Path, operands: list[npt.NDArray[Any]], function: str = "site") -> npt.NDArray[Any]:
+    (found,) = results_of(module, operands, function)
     return found
 
 
-@pytest.mark.parametrize("target", ["cpu-host", "cpu-avx512", "cpu-avx2"])
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the target's name: a module with a function for each plain case."""
+
+    @cache
+    def compiled(target: str) -> Path:
+        on, output = parse_target(target), tmp_path_factory.mktemp("numbers") / "m.vmfb"
+        compile_sites({name: (packed(CASES[name], on), None) for name in PLAIN}, output, on)
+        return output
+
+    return compiled
+
+
+@pytest.mark.parametrize("target", cpu_targets("cpu-host", "cpu-avx512", "cpu-avx2"))
 @pytest.mark.parametrize("name", PLAIN)
-def test_numbers(name: str, target: str, tmp_path: Path) -> None:
+def test_numbers(name: str, target: str, modules: Callable[[str], Path]) -> None:
     on = parse_target(target)
     if why := foreign_cpu(on):
         pytest.skip(why)
-    check_numbers(CASES[name], on, tmp_path)
+    check_module(CASES[name], on, modules(target), name)
 
 
 @pairs_here
@@ -96,8 +100,13 @@ def test_bytes(name: str, amx: bool, tmp_path: Path) -> None:
 
 
 def check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
+    compile_site(packed(plain, on), tmp_path / "m.vmfb", on)
+    check_module(plain, on, tmp_path / "m.vmfb", "site")
+
+
+def check_module(plain: LinearSpec, on: Target, module: Path, function: str) -> None:
+    """A module's function against float64."""
     spec = packed(plain, on)
-    compile_site(spec, tmp_path / "m.vmfb", on)
     for sizes in SIZES:
         operands = draw(plain, bound(plain, sizes))
         want = multiply(plain, operands)
@@ -106,7 +115,7 @@ def check_numbers(plain: LinearSpec, on: Target, tmp_path: Path) -> None:
         moved = [operands[0], in_panels(w, spec.panel), *operands[2 : 2 + len(sums)], *sums, *operands[2 + len(sums) :]]
         # In float64 too, a product of columns in another order may differ in its last bit.
         np.testing.assert_allclose(multiply(spec, moved), want, rtol=1e-12, atol=1e-12 * np.abs(want).max(initial=0.0))
-        got = run(tmp_path / "m.vmfb", moved)
+        got = run(module, moved, function)
         assert np.linalg.norm(got - want) <= TOLERANCE[plain.dtype] * np.linalg.norm(want)
 
 
@@ -126,12 +135,12 @@ def test_erf(tmp_path: Path) -> None:
     assert (np.abs(got[np.abs(x[:, 0]) > 3.84]) == 1).all() and (got[:-2][want[:-2, 0] > 0] > 0).all()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 12, 13, 24, 30])
-def test_known_rows(rows: int, tmp_path: Path) -> None:
+def test_known_rows(tmp_path: Path) -> None:
     """No tile reads or writes past the last row, and infinities stay in their rows."""
-    spec = packed(LinearSpec((rows,), 64, 72, "f32"))
-    compile_site(spec, tmp_path / "m.vmfb")
-    check_rows(tmp_path / "m.vmfb", spec.panel, rows)
+    specs = {rows: packed(LinearSpec((rows,), 64, 72, "f32")) for rows in (1, 3, 12, 13, 24, 30)}
+    compile_sites({f"rows_{rows}": (spec, None) for rows, spec in specs.items()}, tmp_path / "m.vmfb", HOST)
+    for rows, spec in specs.items():
+        check_rows(tmp_path / "m.vmfb", spec.panel, rows, function=f"rows_{rows}")
 
 
 def test_free_rows(tmp_path: Path) -> None:
@@ -151,11 +160,11 @@ def test_rows_of_pairs(rows: int | str, tmp_path: Path) -> None:
         check_rows(tmp_path / "m.vmfb", spec.panel, n, ml_dtypes.bfloat16)
 
 
-def check_rows(module: Path, panel: int, rows: int, dtype: Any = np.float32) -> None:
+def check_rows(module: Path, panel: int, rows: int, dtype: Any = np.float32, function: str = "site") -> None:
     rng = np.random.default_rng(rows)
     x, w = (rng.standard_normal(s).astype(dtype) for s in ((rows, 64), (64, 72)))
     x[rows // 2, 3], w[3] = np.inf, np.abs(w[3])
-    y = run(module, [x, in_panels(w, panel)]).astype(np.float64)
+    y = run(module, [x, in_panels(w, panel)], function).astype(np.float64)
     assert np.isinf(y[rows // 2]).all()
     others = np.arange(rows) != rows // 2
     want = (x.astype(np.float64) @ w.astype(np.float64))[others]
@@ -200,16 +209,21 @@ def _measured() -> list[tuple[str, LinearTiles]]:
     return list(found)
 
 
-@pytest.mark.parametrize(("target", "tiles"), _measured(), ids=str)
-def test_numbers_of_measured_tiles(target: str, tiles: LinearTiles, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["cpu-avx2", "cpu-avx512"])
+def test_numbers_of_measured_tiles(target: str, tmp_path: Path) -> None:
     """With rows, columns and workgroups that they do not divide."""
+    if why := foreign_cpu(parse_target(target)):
+        pytest.skip(why)
     on, plain = parse_target(target), biased(LinearSpec((131,), 40, 3 * 64 + 5, "f32"))
-    spec = replace(plain, panel=tiles.vectors * tiles.lanes)
-    compile_site(spec, tmp_path / "m.vmfb", on, tiles=tiles)
+    measured = [tiles for name, tiles in _measured() if name == target]
+    specs = [replace(plain, panel=tiles.vectors * tiles.lanes) for tiles in measured]
+    sites = {f"tiles_{i}": site for i, site in enumerate(zip(specs, measured, strict=True))}
+    compile_sites(sites, tmp_path / "m.vmfb", on)
     operands = draw(plain, (131,))
-    got = run(tmp_path / "m.vmfb", [operands[0], in_panels(operands[1], spec.panel), *operands[2:]])
     want = multiply(plain, operands)
-    assert np.linalg.norm(got - want) <= TOLERANCE["f32"] * np.linalg.norm(want)
+    for name, (spec, tiles) in sites.items():
+        got = run(tmp_path / "m.vmfb", [operands[0], in_panels(operands[1], spec.panel), *operands[2:]], name)
+        assert np.linalg.norm(got - want) <= TOLERANCE["f32"] * np.linalg.norm(want), tiles
 
 
 def test_code_of_avx2(tmp_path: Path) -> None:

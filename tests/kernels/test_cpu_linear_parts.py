@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +24,22 @@ from onnx_fa.spec.linear_cases import packed as packed_operands
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import AMX, TOLERANCE, compile_site, packed, pairs_here
+from tests.support.cpu_targets import cpu_targets
+from tests.support.linear_modules import compile_sites, results_of
 
 Array = npt.NDArray[Any]
 AVX2, AVX512 = parse_target("cpu-avx2"), parse_target("cpu-avx512")
 
 
-def run(module: Path, operands: list[Array]) -> list[Array]:
-    import iree.runtime as rt
-
-    made = rt.load_vm_flatbuffer_file(str(module), driver="local-task").site(*operands)
-    return [y.to_host() for y in made]
-
-
-def check(plain: LinearSpec, panel: int, module: Path, tolerance: float, *, adversarial: bool = False) -> None:
+def check(
+    plain: LinearSpec, panel: int, module: Path, tolerance: float, *, adversarial: bool = False, function: str = "site"
+) -> None:
     """The results for operands of these rows against float64, those of rows with an infinity or NaN for being as it says."""
     operands = draw_linear(plain, 3, adversarial=adversarial)
     moved = packed_operands(plain, operands, panel)
     with np.errstate(invalid="ignore"):
         want = multiply(plain, operands)
-    got = np.concatenate([np.asarray(y, np.float64) for y in run(module, moved)], axis=-1)
+    got = np.concatenate([np.asarray(y, np.float64) for y in results_of(module, moved, function)], axis=-1)
     assert got.shape == want.shape
     for mine, right in zip(got.reshape(-1, plain.N), want.reshape(-1, plain.N), strict=True):
         if np.isfinite(right).all():
@@ -66,28 +65,48 @@ def test_panels_belong_to_one_result() -> None:
 
 
 PARTS = ((48, 48, 48), (64, 24), (33, 50, 25, 31), (24, 100))
+ROWS = (1, 13, "n")
 
 
-@pytest.mark.parametrize("target", ["cpu-host", "cpu-avx512", "cpu-avx2"])
+def _site(rows: int | str, parts: tuple[int, ...]) -> LinearSpec:
+    N = sum(parts)
+    return LinearSpec(
+        (2, rows), 37, N, "f32", then=RESIDUAL, tensors=(TensorArg((N,)), TensorArg((2, rows, N))), parts=parts
+    )
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the target's name: a module with a function for each number of rows and each index of PARTS that a panel fits."""
+
+    @cache
+    def compiled(target: str) -> Path:
+        on, output = parse_target(target), tmp_path_factory.mktemp("numbers") / "m.vmfb"
+        plain = {f"{rows}_{i}_rows": _site(rows, parts) for rows in ROWS for i, parts in enumerate(PARTS)}
+        fitting = {name: spec for name, spec in plain.items() if panel_of(spec, on) <= min(spec.parts)}
+        compile_sites({f"of_{name}": (packed(spec, on), None) for name, spec in fitting.items()}, output, on)
+        return output
+
+    return compiled
+
+
+@pytest.mark.parametrize("target", cpu_targets("cpu-host", "cpu-avx512", "cpu-avx2"))
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-@pytest.mark.parametrize("rows", [1, 13, "n"])
-def test_numbers(rows: int | str, parts: tuple[int, ...], target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", ROWS)
+def test_numbers(rows: int | str, parts: tuple[int, ...], target: str, modules: Callable[[str], Path]) -> None:
     """Of sizes that neither tiles nor panels divide, large numbers and infinities too, and of no rows."""
     on = parse_target(target)
     if why := foreign_cpu(on):
         pytest.skip(why)
-    N = sum(parts)
-    tensors = (TensorArg((N,)), TensorArg((2, rows, N)))
-    plain = LinearSpec((2, rows), 37, N, "f32", then=RESIDUAL, tensors=tensors, parts=parts)
-    if panel_of(plain, on) > min(parts):
+    plain = _site(rows, parts)
+    panel, name = panel_of(plain, on), f"of_{rows}_{PARTS.index(parts)}_rows"
+    if panel > min(parts):
         pytest.skip("a result is narrower than a panel")
-    spec = packed(plain, on)
-    compile_site(spec, tmp_path / "m.vmfb", on)
     for n in (0, 1, 5, 66) if rows == "n" else (1,):
         bound = plain.bind({"n": n})
-        check(bound, spec.panel, tmp_path / "m.vmfb", TOLERANCE["f32"])
+        check(bound, panel, modules(target), TOLERANCE["f32"], function=name)
         if n:
-            check(bound, spec.panel, tmp_path / "m.vmfb", TOLERANCE["f32"], adversarial=True)
+            check(bound, panel, modules(target), TOLERANCE["f32"], adversarial=True, function=name)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -103,7 +122,7 @@ def test_random(seed: int, tmp_path: Path) -> None:
     plain = (plain, biased(plain), replace(plain, then=GELU, tensors=(TensorArg((N,)),)))[rng.integers(3)]
     compile_site(replace(plain, panel=panel), tmp_path / "m.vmfb", AVX2, tiles=tiles)
     operands = draw_linear(plain, seed)
-    got = np.concatenate(run(tmp_path / "m.vmfb", packed_operands(plain, operands, panel)), axis=-1)
+    got = np.concatenate(results_of(tmp_path / "m.vmfb", packed_operands(plain, operands, panel)), axis=-1)
     want = multiply(plain, operands)
     assert np.linalg.norm(got - want) <= TOLERANCE["f32"] * np.linalg.norm(want)
 

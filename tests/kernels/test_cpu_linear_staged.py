@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from onnx_fa.spec.linear_cases import in_panels
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import HOST, compile_site, packed, run
+from tests.support.cpu_targets import cpu_targets
 from tests.support.linear_cases import CASES, GATED, RESIDUAL, SIZES, bound, draw
+from tests.support.linear_modules import compile_sites
 
 AVX512 = parse_target("cpu-avx512")
 HALVES = {name: spec for name, spec in CASES.items() if spec.dtype == "f16" and spec.bits is None and not spec.parts}
@@ -33,6 +37,7 @@ LONGER = {
         (1, 45), DEEP + 44, 72, "f32", then=RESIDUAL, tensors=(TensorArg((72,)), TensorArg((1, 45, 72))), stored="bf16"
     ),
 }
+EVERY = {**HALVES, **LONGER}
 TOLERANCE = {"f32": 3e-7, "f16": 2.0**-11}
 """Of sums in f32, and of rounding them to eleven bits."""
 NUMPY = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -44,21 +49,33 @@ def panels(spec: LinearSpec, w: Any, panel: int) -> Any:
     return made.astype(w.dtype)
 
 
-@pytest.mark.parametrize("target", ["cpu-host", "cpu-avx2"])
-@pytest.mark.parametrize("name", [*HALVES, *LONGER])
-def test_numbers(name: str, target: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the target's name: a module with a function for each case."""
+
+    @cache
+    def compiled(target: str) -> Path:
+        on, output = parse_target(target), tmp_path_factory.mktemp("numbers") / "m.vmfb"
+        compile_sites({name: (packed(plain, on), None) for name, plain in EVERY.items()}, output, on)
+        return output
+
+    return compiled
+
+
+@pytest.mark.parametrize("target", cpu_targets("cpu-host", "cpu-avx2"))
+@pytest.mark.parametrize("name", EVERY)
+def test_numbers(name: str, target: str, modules: Callable[[str], Path]) -> None:
     on = parse_target(target)
     if why := foreign_cpu(on):
         pytest.skip(why)
-    plain = {**HALVES, **LONGER}[name]
+    plain, module = EVERY[name], modules(target)
     spec = packed(plain, on)
-    compile_site(spec, tmp_path / "m.vmfb", on)
     for sizes in SIZES:
         operands = draw(plain, bound(plain, sizes))
         want = multiply(plain, operands)
         moved = [operands[0], panels(plain, operands[1], spec.panel), *operands[2:]]
         assert np.array_equal(multiply(spec, moved), want)
-        got = run(tmp_path / "m.vmfb", moved)
+        got = run(module, moved, name)
         assert np.linalg.norm(got - want) <= TOLERANCE[plain.dtype] * np.linalg.norm(want)
 
 

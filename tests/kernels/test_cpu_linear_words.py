@@ -21,6 +21,7 @@ from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import compile_site, run
 from tests.support.linear_cases import CASES, SCALED, SIZES, bound, draw
+from tests.support.linear_modules import compile_sites
 
 AVX2 = parse_target("cpu-avx2")
 pytestmark = pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason=foreign_cpu(AVX2))
@@ -44,22 +45,35 @@ TOLERANCE = {"bf16": 2.0**-9, "u8": 1e-7, "i8": 1e-7}
 """Of rounding sums of f32 to eight bits, and of what is done to exact sums."""
 
 
+def in_own_panels(plain: LinearSpec) -> LinearSpec:
+    """The site with its weight as the kernel wants it."""
+    return replace(plain, transposed=False, panel=panel_of(plain, AVX2))
+
+
 def compiled(plain: LinearSpec, folder: Path, flags: tuple[str, ...] = ()) -> LinearSpec:
     """The site in panels, of which a module is in the folder."""
-    spec = replace(plain, transposed=False, panel=panel_of(plain, AVX2))
+    spec = in_own_panels(plain)
     compile_site(spec, folder / "m.vmfb", AVX2, flags)
     return spec
 
 
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module with a function for each case."""
+    output = tmp_path_factory.mktemp("numbers") / "m.vmfb"
+    compile_sites({name: (in_own_panels(plain), None) for name, plain in EVERY.items()}, output, AVX2)
+    return output
+
+
 @pytest.mark.parametrize("name", EVERY)
-def test_numbers(name: str, tmp_path: Path) -> None:
+def test_numbers(name: str, every: Path) -> None:
     plain = EVERY[name]
     assert body_name(plain, AVX2) == "linear_staged"
-    spec = compiled(plain, tmp_path)
+    panel = panel_of(plain, AVX2)
     for sizes in SIZES:
         operands = draw(plain, bound(plain, sizes))
         want = multiply(plain, operands)
-        got = run(tmp_path / "m.vmfb", packed(plain, operands, spec.panel))
+        got = run(every, packed(plain, operands, panel), name)
         assert np.linalg.norm(got - want) <= TOLERANCE[plain.dtype] * np.linalg.norm(want)
 
 

@@ -19,6 +19,7 @@ from onnx_fa.kernels.row_sites import emit_site, kept_why, origin_of
 from onnx_fa.spec.norm import NormSpec
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.check_text import check_text
+from tests.support.cpu_targets import cpu_targets
 from tests.support.norm_cases import CASES, distance, function_text, keeps_special_rows, tolerance
 
 HOST = parse_target("cpu-host")
@@ -57,7 +58,7 @@ def compile_cases(cases: dict[str, NormSpec], target: str, folder: Path) -> Modu
     return Module(functions, {spec: name for name, spec in cases.items()})
 
 
-@pytest.mark.parametrize("target", ["cpu-host", "cpu-avx2"])
+@pytest.mark.parametrize("target", cpu_targets("cpu-host", "cpu-avx2"))
 def test_numbers(target: str, tmp_path: Path) -> None:
     """Within their rounding of float64, also where squares overflow; NaN where that is, and only there."""
     cases = TAKEN | LONG

@@ -16,6 +16,7 @@ from _pytest.mark.structures import ParameterSet
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.alone import entry_text as entry
+from onnx_fa.iree.compiler import find_compiler
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.vector import STACK_BYTES, VectorConfig, default_config, emit_vector, stack_bytes, tuned
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -39,6 +40,7 @@ from tests.support.cases import (
     where,
 )
 from tests.support.check_text import check_text
+from tests.support.cpu_targets import cpu_targets
 from tests.support.kernel_harness import HOST, Kernels, indices_to_run, mismatch, run_iree_compile
 from tests.support.sampled import kinds_of, parameters, sampled
 
@@ -224,7 +226,7 @@ def test_scores_that_overflow_exp(first: Kernels) -> None:
     assert mismatch(spec, operands, first.run(_INDEX["causal"], operands)) is None
 
 
-@pytest.mark.parametrize("name", ["cpu-avx2", "cpu-host"])
+@pytest.mark.parametrize("name", cpu_targets("cpu-host", "cpu-avx2"))
 def test_every_measured_tile(name: str, tmp_path: Path) -> None:
     """Each set of measured tiles computes the right thing on this machine (AVX2 code runs where AVX-512 does); of those that
     differ in the length of a loop alone, one does."""
@@ -294,7 +296,7 @@ def test_one_dispatch_named_after_the_kernel(tmp_path: Path) -> None:
     kernel = emit_vector(spec, HOST, "fa_site")
     source = tmp_path / "k.mlir"
     source.write_text(kernel.text + entry(kernel, "main"))
-    command = ["iree-compile", str(source), "--compile-to=flow", *HOST.flags, *kernel.flags]
+    command = [str(find_compiler()), str(source), "--compile-to=flow", *HOST.flags, *kernel.flags]
     flow = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert len(re.findall(r"flow\.executable\.export public @", flow)) == 1
     assert re.findall(r"flow\.dispatch @(\w+)", flow) == ["fa_site_attention"]

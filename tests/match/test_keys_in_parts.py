@@ -138,12 +138,12 @@ def test_a_finite_fill_keeps_its_count() -> None:
     assert not np.allclose(v[0].mean(0), (v[0, :2].mean(0) + v[0, 2:].mean(0)) / 2, rtol=1e-2)
 
 
-def test_compiled_parts_are_kernels() -> None:
+def test_compiled_parts_are_kernels(tmp_path: Path) -> None:
     """Each part is one dispatch, whose kernel gives maximum and sum; the scores are computed by nothing else."""
     spec = dataclasses.replace(BY_NAME["causal"].spec, Sq=64, Skv=48)
     new, _ = rewrite(model_of(spec), split_keys=2)
     assert [set(s.spec.stats) for s in explain(new).sites] == [{"max", "sum"}] * 2
-    output = Path("parts.vmfb").resolve()
+    output = tmp_path / "parts.vmfb"
     done = compile_model(new, output, "cpu-host")
     assert [(s.fused, s.dispatches) for s in done.sites] == [(True, 1)] * 2 and not done.misses
     assert 4 * 2 * 2 * 64 * 24 not in [b.bytes for b in done.inspection.buffers]  # of scores

@@ -190,12 +190,17 @@ def test_refusals() -> None:
             dataclasses.replace(BY_NAME["quant_token"].spec, k_quant=Quantized("i8", shape))
 
 
-def test_random_specs(tmp_path: Path) -> None:
-    """With small tiles, and those of few queries with the body for that too."""
+LONG = 400_000
+"""Characters of a kernel that takes a compiler half a minute: of eight queries, all that each does to a key is written out."""
+
+
+def test_random_specs(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """With small tiles, and those of few queries with the body for that too; long kernels with --whole."""
+    whole = pytestconfig.getoption("whole")
     cases = list[tuple[Drawn, Kernel]]()
     for i, drawn in enumerate(d for d in draw_specs(1000) if d.spec.quantized):
         with contextlib.suppress(UnsupportedError):
-            made = fuzz.kernels(2 * i + 1, drawn.spec)
+            made = [k for k in fuzz.kernels(2 * i + 1, drawn.spec) if whole or len(k.text) < LONG]
             cases += [(drawn, kernel) for kernel in made if len(cases) < 8 or kernel.body == "few"]
         if len(cases) >= 10:
             break

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onnx_fa.iree.alone import entry_text
+from onnx_fa.iree.compiler import find_compiler
 from onnx_fa.kernels.choose import emit_kernel
 from tests.support import variant_table
 from tests.support.cases import BY_NAME, select
@@ -29,7 +30,7 @@ def test_every_case_is_one_dispatch_of_the_compiler(tmp_path: Path) -> None:
     text = "".join({k.name: k.text for k in kernels}.values())
     source = tmp_path / "variants.mlir"
     source.write_text(text + "".join(entry_text(k, f"call{i}") for i, k in enumerate(kernels)))
-    command = ["iree-compile", str(source), "--compile-to=flow", *HOST.flags]
+    command = [str(find_compiler()), str(source), "--compile-to=flow", *HOST.flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[:2000]
     functions = done.stdout.split("util.func public @")[1:]

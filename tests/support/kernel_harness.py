@@ -16,6 +16,7 @@ import pytest
 from iree import runtime
 
 from onnx_fa.iree.alone import entry_text
+from onnx_fa.iree.compiler import find_compiler
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.spec.accuracy import expect
 from onnx_fa.spec.attention import AttentionSpec
@@ -39,7 +40,7 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
         resource.setrlimit(resource.RLIMIT_CPU, (timeout, timeout))
 
     done = subprocess.run(
-        ["iree-compile", str(source), "-o", str(output), *target.flags, *flags],
+        [str(find_compiler()), str(source), "-o", str(output), *target.flags, *flags],
         capture_output=True,
         text=True,
         timeout=6 * timeout,

@@ -1,0 +1,50 @@
+"""Linear sites as modules of their own, several in one: starting a compiler costs as much as most kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from onnx_fa.iree.compile import MODEL_FLAGS
+from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.kernels.cpu.linear import emit_with, tiles_for
+from onnx_fa.kernels.cpu.linear_body import LinearTiles
+from onnx_fa.kernels.mlir.text import element_type, tensor_type
+from onnx_fa.spec.linear import LinearSpec, linear_name
+from onnx_fa.spec.target import Target
+
+
+def compile_sites(
+    sites: Mapping[str, tuple[LinearSpec, LinearTiles | None]],
+    output: Path,
+    target: Target,
+    flags: Sequence[str] = (),
+    **options: Any,
+) -> None:
+    """A module with a function for each site, with the tiles given, or those that a model would have. Raises CompileError."""
+    text = "\n".join(_text(function, *site, target) for function, site in sites.items())
+    iree_compile(text, output, target, flags=(*MODEL_FLAGS["llvm-cpu"], *flags), timeout_s=120, **options)
+
+
+def _text(function: str, spec: LinearSpec, tiles: LinearTiles | None, target: Target) -> str:
+    types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
+    results, names = [tensor_type(*r) for r in spec.results], [f"%a{i}" for i in range(len(types))]
+    arguments, made = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)), ", ".join(results)
+    called = f"util.call @{linear_name(spec)}({', '.join(names)}) : ({', '.join(types)}) -> ({made})"
+    values = ", ".join(f"%r#{i}" for i in range(len(results)))
+    call = f"%r:{len(results)} = {called}"
+    lines = [f"func.func @{function}({arguments}) -> ({made}) {{", call, f"return {values} : {made}", "}"]
+    text = "\n".join([*emit_with(spec, target, tiles or tiles_for(spec, target)).values(), *lines])
+    # The same site may be there with other tiles.
+    return text.replace(linear_name(spec), f"{linear_name(spec)}_{function}")
+
+
+def results_of(module: Path, operands: Sequence[npt.NDArray[Any]], function: str = "site") -> list[npt.NDArray[Any]]:
+    """What a function of a module returns: all its results."""
+    import iree.runtime as rt
+
+    found = getattr(rt.load_vm_flatbuffer_file(str(module), driver="local-task"), function)(*operands)
+    return [y.to_host() for y in (found if isinstance(found, tuple) else (found,))]
