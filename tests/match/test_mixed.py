@@ -30,6 +30,20 @@ def test_heads_are_shared_in_front_of_the_cast() -> None:
         assert explain(MATCH_MIXED[name]()).sites[0].spec.group == 2
 
 
+def test_batch_rows_that_might_be_broadcast() -> None:
+    """Q and K of free dims are expanded, and are still known to stand in front of a cast, or behind none."""
+    model = WIDE_MIXED["only Q is cast up"]()
+    for i, value in enumerate(model.graph.input):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim[:3]):
+            if (i, axis) != (0, 1):
+                dim.dim_param = f"s{i}_{axis}"
+    new, report = rewrite(model)
+    assert report.sites[0].spec.dtype == "f32"
+    given = feeds(WIDE_MIXED["only Q is cast up"](), 2)
+    (want,), (have,) = run(model, given), run(new, given)
+    np.testing.assert_allclose(have.astype(np.float64), want.astype(np.float64), rtol=4e-3, atol=4e-3)
+
+
 def test_zeros_are_no_bias() -> None:
     assert not explain(zeros_added()).sites[0].spec.masks
 
