@@ -29,6 +29,7 @@ PATTERNS = Patterns(
     ),
     score=(
         passthrough.peel_noop,
+        passthrough.peel_added_zero,
         regroup.peel_regroup,
         softcap.peel_softcap,
         scale.peel_scale,

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.forms import attention as standard
 from onnx_fa.forms import blocked, decomposed, split
 from onnx_fa.forms.integers import dequantized, written_out
@@ -115,6 +116,8 @@ def _write_form(
 ) -> _Written:
     before = behind = len(b.nodes)
     spec, numbers = match.spec, operands
+    if form == "attention" and match.exact_scores and spec.dtype != "f32":
+        raise UnsupportedError(f"the model has scores in f32, the Attention op of {spec.dtype} may round them to that")
     if cut.count > 1:
         nodes: list[Site] = []
         if form == "site":
@@ -151,7 +154,6 @@ def _write_node(
     node.name = name
     for x, (shape, dtype) in zip(outs, spec.results, strict=True):
         x.type, x.shape = ir.TensorType(ir.DataType.from_numpy(np.dtype(NUMPY[dtype]))), ir.Shape(shape)
-    outs[0].type = match.output.type
     return outs
 
 

@@ -22,6 +22,7 @@ from onnx_fa.match.exprs import Call, Const, Expr, known_array, values_of
 from onnx_fa.match.in_place import fold_drops, in_words_of_weights, value_at, write_weighting
 from onnx_fa.match.low_scores import check_whole_rows
 from onnx_fa.match.misses import Miss, NoMatch
+from onnx_fa.match.mixed import Types, check_mixed, check_scores, in_one_type, is_mixed
 from onnx_fa.match.nans import check_nan
 from onnx_fa.match.operands import choose_readings, plan_site
 from onnx_fa.match.placed import Site, place_at_softmax, place_on_probabilities, place_steps
@@ -201,16 +202,27 @@ def _match_tail(
     for _, (inner, qk) in readings:
         try:
             steps, guarded, weights, why = _dropped_or_weighted([*inner, *behind.steps], behind, guard, anchor)
-            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axes)
-            placed = place_steps(view, patterns, site, steps, dtype)
+            mixed = is_mixed(qk, dtype)
+            if mixed:
+                check_mixed(anchor, behind)
+            else:
+                check_scores(qk, dtype, anchor.node)
+            narrow = dtype if mixed else None
+            site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axes, narrow)
+            operands, types = site.operands, Types(dtype, dtype)
+            if mixed:
+                operands, types = in_one_type(operands, dtype, output)
+            placed = place_steps(view, patterns, site, steps, types.scores)
             match = build_match(
                 view,
                 patterns.mask,
                 Found(
                     name=label,
                     op=anchor.op,
-                    dtype=dtype,
-                    operands=site.operands,
+                    dtype=types.site,
+                    scores=types.scores,
+                    leaves_as=types.leaves_as,
+                    operands=operands,
                     steps=placed,
                     guard=guarded,
                     output=output,
@@ -228,7 +240,7 @@ def _match_tail(
                 raise why  # a dropped probability is zero even where its row is NaN
             if anchor.by_log:
                 check_whole_rows(view, match.spec, match.operands, anchor.node)
-            match = replace(match, spec=replace(match.spec, rounding=behind.rounding))
+            match = replace(match, spec=replace(match.spec, rounding=behind.rounding), exact_scores=mixed)
             return match, qk.node, site
         except NoMatch as e:
             failure = failure or e

@@ -69,6 +69,10 @@ class Found:
     """What the weights keep of a row is divided by its own sum."""
     weighting: Weighting | None = None
     """What stands in place of a softmax."""
+    scores: str | None = None
+    """The element type of the scores, where that is another one."""
+    leaves_as: ir.DataType | None = None
+    """What the result is cast to at last, where `output` has another type than the site."""
 
 
 def build_match(view: GraphView, mask: MaskRule, found: Found) -> Match:
@@ -78,17 +82,18 @@ def build_match(view: GraphView, mask: MaskRule, found: Found) -> Match:
         raise NoMatch(f"element type {found.output.dtype} is not a float type that attention is defined on", anchor)
     operands = _check_operands(found, dtype)
     score_shape = (*operands.batch, operands.Hq, operands.Sq, operands.Skv)
+    kind = found.scores or dtype
     steps, q = multiply_q(view, mask, found.steps, operands.q, score_shape, dtype)
     operands = replace(operands, q=q, v=multiply_v(view, mask, found.v_factors, operands, dtype, anchor))
-    scale, mods, terms = fold_steps(view, mask, steps, score_shape, dtype, anchor)
+    scale, mods, terms = fold_steps(view, mask, steps, score_shape, kind, anchor)
     scale *= operands.q.scale * operands.k.scale
     if not (math.isfinite(scale) and math.isfinite(operands.v.scale)):
         raise NoMatch("a scale is not finite", anchor)
     terms = [*terms, *found.extra_terms]
-    terms = tighten_causal(terms, scale, dtype) if found.weighting is None else sink_fills(terms, found.weighting)
+    terms = tighten_causal(terms, scale, kind) if found.weighting is None else sink_fills(terms, found.weighting)
     weights, sink = (
         _fit_weights(view, mask, found, score_shape, dtype),
-        _fit_sink(view, mask, found, score_shape, dtype),
+        _fit_sink(view, mask, found, score_shape, kind),
     )
     integers = [i for choice in (operands.k, operands.v) if (i := choice.integers) is not None]
     values = (
@@ -164,9 +169,12 @@ def _wrap_output(
         layout, output = _output_layout(view, found.output, len(operands.batch) + 3)
     if operands.rank2:
         wrap = (lambda e: Call("Squeeze", (e, Const(np.asarray([0], np.int64)))), *wrap)
+    narrow = found.leaves_as
     factor = operands.v.scale
     if factor != 1.0:
         wrap = (lambda e: Call("Mul", (e, Const(np.asarray(factor, NUMPY[dtype])))), *wrap)
+    if narrow is not None:
+        wrap = (*wrap, lambda e: Call("Cast", (e,), (("to", int(narrow)),)))
     return layout, output, wrap
 
 

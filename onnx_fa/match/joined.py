@@ -89,7 +89,7 @@ def widen_reading(
         if group is None:
             raise NoMatch(f"an axis of {dim} may be broadcast to {apart[0].size} and is part of another one")
         grown[choice.layout.index(group)] = atoms
-    return OperandChoice(expand_axes(choice.value, grown, sources), choice.layout, choice.scale, choice.heads)
+    return replace(choice, value=expand_axes(choice.value, grown, sources))
 
 
 def widen_mask(

@@ -55,9 +55,11 @@ def plan_site(
     score: ir.Value,
     weighting: Weighting,
     over: Axes = LAST_AXIS,
+    narrow: str | None = None,
 ) -> Site:
     """Names the dims of the product of Q and K, of the score on its way through `steps` to the input `score` of a softmax over
-    the axes `over`, and of the product with V, and reads Q, K and V.
+    the axes `over`, and of the product with V, and reads Q, K and V. Where Q and K are both cast up from the element type `narrow`
+    they are read in front of the casts.
 
     Raises NoMatch where a dim cannot be proved equal to the one it must equal, or where the products are not an attention's.
     """
@@ -91,9 +93,10 @@ def plan_site(
     k = _Operand(qk, k_side, k_axes, k_rows, d_group)
     v = _Operand(pv, 1 - weighting.side, v_axes, k_rows, e_group, sums_rows=True)
     sources = _find_sources(view, (q, k, v), steps)
-    readings = [_read_operand(view, patterns, operand, lead, sources) for operand in (q, k, v)]
+    kinds = (narrow, narrow, None)
+    readings = [_read_operand(view, patterns, o, lead, sources, kind) for o, kind in zip((q, k, v), kinds, strict=True)]
     Hq = lead[-1].size
-    chosen = choose_readings(readings[0], readings[1], readings[2], Hq, at)
+    chosen = _choose_alike(readings[0], readings[1], readings[2], Hq, at)
     if pv.factor != 1.0:
         chosen = (*chosen[:2], _scale_reading(chosen[2], pv.factor))
     layout, wrap = _lay_out_result(out, (*lead, q_rows, e_group), sources)
@@ -144,13 +147,18 @@ def _find_sources(view: GraphView, operands: Sequence[_Operand], steps: Sequence
 
 
 def _read_operand(
-    view: GraphView, patterns: Patterns, operand: _Operand, lead: tuple[Group, ...], sources: Sources
+    view: GraphView,
+    patterns: Patterns,
+    operand: _Operand,
+    lead: tuple[Group, ...],
+    sources: Sources,
+    narrow: str | None,
 ) -> list[OperandChoice]:
-    """Every reading of an operand, from the product up the graph."""
+    """Every reading of an operand, from the product up the graph, and through a Cast from the element type `narrow`."""
     summed, own = (operand.rows, operand.width) if operand.sums_rows else (operand.width, operand.rows)
     marked = _mark_units(operand.of, operand.side, operand.axes, summed, own)
     groups = (*lead, operand.rows, operand.width)
-    found = patterns.operand(view, operand.value, marked, groups, sources)
+    found = patterns.operand(view, operand.value, marked, groups, sources, narrow)
     if not any(a.apart for axis in operand.axes for a in leaves(axis)):
         return found
     lengths = operand.of.shapes[operand.side]
@@ -203,6 +211,24 @@ def _lay_out_result(
         if len(layout) == len(groups) and layout[-1] == len(groups) - 1:
             return tuple(layout), ()
     return (), (lambda e: move_axes(e, canonical, out, sources),)
+
+
+def _choose_alike(
+    q_all: Sequence[OperandChoice],
+    k_all: Sequence[OperandChoice],
+    v_all: Sequence[OperandChoice],
+    Hq: Dim,
+    at: ir.Node,
+) -> tuple[OperandChoice, OperandChoice, OperandChoice]:
+    """As `choose_readings`, with Q and K both in front of a cast, or else both as the product reads them."""
+    q, k = ([c for c in every if c.widened] for every in (q_all, k_all))
+    if k and any(c.heads == Hq and c.integers is None for c in q):
+        try:
+            return choose_readings(q, k, v_all, Hq, at)
+        except NoMatch:
+            pass  # K has its repeats in front of the product only
+    q, k = ([c for c in every if not c.widened] for every in (q_all, k_all))
+    return choose_readings(q, k, v_all, Hq, at)
 
 
 def choose_readings(

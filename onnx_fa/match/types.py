@@ -210,6 +210,8 @@ class OperandChoice:
     heads: Dim
     integers: Integers | None = None
     """`value` holds integers; what it stands for."""
+    widened: bool = False
+    """`value` has a narrower type than the matmul's operand, to which the model casts it up."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ class Match:
     """Scores, at any stage before the softmax, that are an output of the model too: its own nodes go on to make them."""
     asked: tuple[tuple[ir.Node, Expr], ...] = ()
     """Nodes that ask the scores or probabilities for their shape or type, and what they are told instead."""
+    exact_scores: bool = False
+    """The model computes scores in f32 whose Q and K are of a narrower type: a form that rounds them to it is another attention."""
     keep: bool = False
     """Already in a final form that is not to be rewritten again."""
 
@@ -340,8 +344,9 @@ class Patterns:
         [GraphView, ir.Value, Sequence[ir.Node], Callable[[GraphView, ir.Value], Product | None]], Product | None
     ]
     """The product of the probabilities with V in parts along the keys."""
-    operand: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], list[OperandChoice]]
-    """(view, q, k or v, its axes, the canonical dims) -> readings, the shallowest first."""
+    operand: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources, str | None], list[OperandChoice]]
+    """(view, q, k or v, its axes, the canonical dims, .., an element type that casts are walked up to) -> readings, the shallowest
+    first."""
     place: Callable[[GraphView, Expr, Sequence[Axis], Sequence[Group], Sources], Expr]
     """(view, tensor, the axes of the score it broadcasts to, the canonical dims) -> the tensor in canonical dims."""
     mask: MaskRule

@@ -19,7 +19,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Const, Expr, Integers, OperandChoice
 from onnx_fa.match.axes import Atom, Axis, Group, Sources
-from onnx_fa.patterns.operands.upwards import Piece, Standing, step_up
+from onnx_fa.patterns.operands.upwards import Piece, Standing, step_over_widening, step_up
 from onnx_fa.patterns.operands.viewed import view_as_canonical
 from onnx_fa.patterns.quant.dequantized import read_dequantized
 from onnx_fa.spec.terms import Dim, Quantized
@@ -39,13 +39,19 @@ def read_operand(
 
 
 def find_readings(
-    view: GraphView, value: Expr, axes: Sequence[Axis], groups: Sequence[Group], sources: Sources
+    view: GraphView,
+    value: Expr,
+    axes: Sequence[Axis],
+    groups: Sequence[Group],
+    sources: Sources,
+    narrow: str | None = None,
 ) -> list[OperandChoice]:
     """Readings of a matmul operand, the shallowest first, the one furthest up the graph last.
 
     `axes` are the operand's, `groups` the canonical dims (b.., h, s, d). Where the operand itself does not have the canonical
     rank, or lacks a batch dim that another operand has, the first reading is a view of it. An operand without a head dim has
-    one head, and also a reading with the heads repeated.
+    one head, and also a reading with the heads repeated. With `narrow` a Cast from that element type is walked through: readings in
+    front of it are `widened`.
     """
     found: list[OperandChoice] = []
     head = next(g for g in groups if g.name == "h")
@@ -65,6 +71,7 @@ def find_readings(
                 not found
                 or choice.layout[-1] == len(groups) - 1
                 or (choice.integers is not None and choice.layout == found[-1].layout)
+                or (choice.widened and not found[-1].widened)
             ):
                 found.append(choice)
                 trail = []
@@ -84,7 +91,7 @@ def find_readings(
             if part is not None:
                 state = replace(state, value=part.source, integers=(part, here))
             else:
-                state = step_up(view, state)
+                state = step_over_widening(view, state, narrow) or step_up(view, state)
     inside = bool(present & set(head.atoms))
     # A walk up the graph that begins at another rank may find a single head only, of which a Tile makes them all.
     if not found or (inside and all(c.heads != head.size for c in found)):
@@ -204,4 +211,4 @@ def _as_reading(state: Standing, groups: Sequence[Group], fewer: bool = False) -
     value: Expr = state.value
     if missing:
         value = Call("Unsqueeze", (value, Const(np.asarray(sorted(map(stored.index, missing)), np.int64))))
-    return OperandChoice(value, tuple(stored), state.scale, heads)
+    return OperandChoice(value, tuple(stored), state.scale, heads, widened=state.widened)

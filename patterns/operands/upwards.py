@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.axes import node_axis, placed_axes
 from onnx_fa.graph.ops import op_of
-from onnx_fa.graph.view import GraphView, axes_of
+from onnx_fa.graph.view import DTYPES, GraphView, axes_of
 from onnx_fa.match import OperandChoice
 from onnx_fa.match.axes import Atom, multiply_sizes, regroup, size_of
 from onnx_fa.patterns.quant.dequantized import Dequantized
@@ -41,6 +41,8 @@ class Standing:
     scale: float = 1.0
     integers: tuple[Dequantized, OperandChoice | None] | None = None
     """`value` holds integers: what they stand for, and the reading where they are dequantised, if that is one."""
+    widened: bool = False
+    """`value` has a narrower type than the operand, and is cast up below."""
 
 
 def step_up(view: GraphView, state: Standing) -> Standing | None:
@@ -51,7 +53,9 @@ def step_up(view: GraphView, state: Standing) -> Standing | None:
     source, axes = node.inputs[0], state.axes
     shape = view.shape(source)
     if op_of(node) in ("Mul", "Div"):
-        return _take_out_scale(view, state, node) if state.head is not None and state.integers is None else None
+        # The model has rounded what a factor made in the narrower type.
+        plain = state.head is not None and state.integers is None and not state.widened
+        return _take_out_scale(view, state, node) if plain else None
     if shape is None:
         return None
     new: list[Pieces] | None = None
@@ -71,6 +75,17 @@ def step_up(view: GraphView, state: Standing) -> Standing | None:
     if new is None:
         return None
     return replace(state, value=source, axes=tuple(new))
+
+
+def step_over_widening(view: GraphView, state: Standing, narrow: str | None) -> Standing | None:
+    """The state in front of a Cast from the element type `narrow`; None where there is no such Cast."""
+    node = view.producer(state.value, "Cast")
+    source = None if node is None else node.inputs[0]
+    if narrow is None or source is None or state.integers is not None:
+        return None
+    if DTYPES.get(source.dtype or ir.DataType.UNDEFINED) != narrow:
+        return None
+    return replace(state, value=source, widened=True)
 
 
 def _take_out_scale(view: GraphView, state: Standing, node: ir.Node) -> Standing | None:

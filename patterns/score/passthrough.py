@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
@@ -48,6 +49,34 @@ def peel_noop(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     yield Peel(Nothing(), inner)
 
 
+def peel_added_zero(view: GraphView, value: ir.Value) -> Iterator[Peel]:
+    """Zeros that are added to the scores, as torch.baddbmm with `beta=0` is exported."""
+    node = view.producer(value, "Add")
+    if node is None:
+        return
+    left, right = node.inputs
+    for inner, other in ((left, right), (right, left)):
+        if inner is not None and other is not None and _number_throughout(view, other) == 0.0:
+            yield Peel(Nothing(), inner)
+
+
+def _number_throughout(view: GraphView, value: ir.Value | None) -> float | None:
+    """The one number that a value is filled with: a constant, an Expand of such, or a product of such. None where none is known."""
+    if value is None:
+        return None
+    number = view.scalar(value)
+    if number is not None:
+        return number
+    expand = view.producer(value, "Expand")
+    if expand is not None:
+        return _number_throughout(view, expand.inputs[0])
+    product = view.producer(value, "Mul")
+    if product is None:
+        return None
+    factors = [_number_throughout(view, x) for x in product.inputs]
+    return None if None in factors else math.prod(x for x in factors if x is not None)
+
+
 def skip_noop(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[ir.Node]) -> After | None:
     """A node that gives the probabilities that it is given. Raises NoMatch where a narrower type in between has rounded them."""
     if len(users) != 1 or not is_noop(view, users[0]):
@@ -56,6 +85,9 @@ def skip_noop(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence[
     if op_of(users[0]) == "Cast" and _bits(value) < min(_bits(out), _bits(anchor.prob)):
         # In a product of that narrow type this is the product's own rounding; in a wider one it would be lost.
         raise NoMatch(f"the probabilities are rounded to {value.dtype} and widened again", users[0])
+    if op_of(users[0]) == "Cast" and (value.dtype, out.dtype) == (ir.DataType.BFLOAT16, ir.DataType.FLOAT16):
+        # Three bits of every probability are lost that V's type has, whatever type the softmax was in.
+        raise NoMatch("the probabilities are rounded to BFLOAT16 before they multiply V in FLOAT16", users[0])
     return After(out)
 
 
