@@ -46,6 +46,13 @@ def test_errors_have_one_base() -> None:
         onnx_fa.run("x.vmfb", np.zeros(1))
 
 
+def test_inputs_that_are_no_arrays_are_named(tmp_path: Path) -> None:
+    module = tmp_path / "a.vmfb"
+    onnx_fa.compile(tiny.attention(tmp_path / "a.onnx"), module)
+    with pytest.raises(RunError, match="input 0 is a list; the module takes arrays, one after the other"):
+        onnx_fa.run(module, [np.zeros((1, 2, 20, 16), np.float32)] * 3)  # type: ignore[arg-type]
+
+
 def test_reports_are_short(tmp_path: Path) -> None:
     report = onnx_fa.explain(tiny.attention(tmp_path / "a.onnx", wrong=True))
     assert repr(report) == "RewriteReport(sites=1, misses=1)"

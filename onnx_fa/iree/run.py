@@ -214,6 +214,9 @@ _TYPE = re.compile(r"element type mismatch; expected (\w+) \S+ but have (\w+)")
 
 def _call_problem(error: Exception, arrays: Sequence[Array]) -> str:
     """Why a call failed: in own words where the inputs do not fit, which the runtime says without their shapes."""
+    for i, x in enumerate(arrays):
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            return f"input {i} is a {type(x).__name__}; the module takes arrays, one after the other"
     text = str(error)
     given = "; given: " + (", ".join("x".join(map(str, (*a.shape, a.dtype))) for a in arrays) or "none")
     if found := _COUNT.search(text):
