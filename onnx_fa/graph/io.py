@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_fa.errors import ModelError, one_line
 from onnx_fa.files import staged_file
 from onnx_fa.graph.checks import check_proto
+from onnx_fa.graph.order import in_order
 
 ModelLike = onnx.ModelProto | ir.Model | str | os.PathLike[str]
 _log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ _MAX_BYTES_INSIDE = 1 << 30  # protobuf refuses files over 2 GiB; weights go to 
 
 def load(model: ModelLike, data_dir: Path | None = None) -> ir.Model:
     """The model as onnx_ir. External weights stay on disk until someone reads them: in the model's folder, or in `data_dir`. An
-    ir.Model is returned as it is.
+    ir.Model is returned as it is. Nodes that stand before what they read are moved behind it, as onnxruntime does.
 
     Raises ModelError when the file is missing, is not ONNX, is truncated, or breaks a rule that `checks` knows: external data that
     is not there or lies elsewhere, a graph with a cycle, a tensor with too little data, ...
@@ -31,7 +32,7 @@ def load(model: ModelLike, data_dir: Path | None = None) -> ir.Model:
     if isinstance(model, ir.Model):
         return model
     name = "model" if isinstance(model, onnx.ModelProto) else os.fspath(model)
-    proto = model if isinstance(model, onnx.ModelProto) else _read(Path(name))
+    proto = in_order(model if isinstance(model, onnx.ModelProto) else _read(Path(name)))
     base = data_dir or (Path() if isinstance(model, onnx.ModelProto) else Path(name).resolve().parent)
     try:
         check_proto(proto, base)

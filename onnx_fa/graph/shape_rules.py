@@ -24,7 +24,7 @@ from onnx_fa.graph.dims import (
     tail_dim,
 )
 from onnx_fa.graph.lengths import dim_of, expression, is_never_negative
-from onnx_fa.graph.ops import typed_attr
+from onnx_fa.graph.ops import attr_int, typed_attr
 from onnx_fa.spec.terms import Dim
 
 
@@ -122,12 +122,14 @@ def gather_nd_dims(source: Shape, indices: Shape | None, batch: int) -> Shape | 
 
 @dataclass(frozen=True)
 class Window:
-    """How a window is moved; `pads` are those before all axes, then those behind; `same` for auto_pad SAME_*."""
+    """How a window is moved; `pads` are those before all axes, then those behind; `same` for auto_pad SAME_*; `ceil` for
+    one more place where the last window is not filled."""
 
     strides: Sequence[int]
     dilations: Sequence[int]
     pads: Sequence[int]
     same: bool
+    ceil: bool = False
 
     @staticmethod
     def of(node: ir.Node, rank: int) -> Window:
@@ -139,13 +141,15 @@ class Window:
         auto = typed_attr(node, "auto_pad", ir.AttributeType.STRING)
         how = "NOTSET" if auto is None else auto.as_string()
         pads = [0] * (2 * rank) if how == "VALID" else lists["pads"]
-        return Window(lists["strides"], lists["dilations"], pads, how.startswith("SAME"))
+        ceil = attr_int(node, "ceil_mode", 0) != 0
+        return Window(lists["strides"], lists["dilations"], pads, how.startswith("SAME"), ceil)
 
 
 def window_dims(source: Shape, kernel: Shape, window: Window) -> Shape | None:
     """What a convolution or pooling makes of the axes behind the first two: one number per place of its window.
 
-    floor((d + pads - dilation * (k - 1) - 1) / stride) + 1, as ONNX defines it for Conv and MaxPool.
+    floor((d + pads - dilation * (k - 1) - 1) / stride) + 1, as ONNX defines it for Conv and MaxPool. With `ceil`
+    the number is known where the last window begins inside of the axis: of others runtimes differ on whether they count.
     """
     rank = len(source) - 2
     lists = (window.strides, window.dilations, window.pads[:rank], window.pads[rank:])
@@ -162,4 +166,14 @@ def window_dims(source: Shape, kernel: Shape, window: Window) -> Shape | None:
             covered = window.dilations[axis] * (expression(size) - 1) + 1
             padded = expression(dim) + window.pads[axis] + window.pads[axis + rank] - covered
             dims.append(dim_of(sympy.floor(padded / stride) + 1))
+            if window.ceil:
+                dims[axis] = _rounded_up(dim, padded, stride, window.pads[axis])
     return tuple(dims)
+
+
+def _rounded_up(dim: Dim, padded: sympy.Expr, stride: int, before: int) -> Dim | None:
+    """How many places a window has that may reach past the end, of an axis whose length is a number; else None."""
+    if not isinstance(dim, int) or not padded.is_Integer:
+        return None
+    steps = -(-int(padded) // stride)
+    return steps + 1 if 0 <= steps * stride < dim + before else None

@@ -30,7 +30,7 @@ from onnx_fa.graph.dims import (
 )
 from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.named import Named
-from onnx_fa.graph.op_kinds import BROADCASTS, REDUCE, SAME
+from onnx_fa.graph.op_kinds import BROADCASTS, CONVOLVES, MULTIPLIES, REDUCE, SAME
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, typed_attr
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
 from onnx_fa.graph.shape_rules import (
@@ -183,14 +183,14 @@ class SymbolicShapes:
             return None
         if kind in SAME:
             return first
-        if kind == "MatMul":
-            return multiply_shapes(first, self._in(node, 1))
+        if kind in MULTIPLIES:
+            return multiply_shapes(first, self._in(node, MULTIPLIES[kind]))
         if kind == "Gemm":
             swaps = [bool(attr_int(node, name, 0)) for name in ("transA", "transB")]
             return multiply_shapes(first, self._in(node, 1), *swaps)
         if kind == "Einsum":
             return self._einsum(node)
-        if kind in ("Conv", "MaxPool", "AveragePool"):
+        if kind in (*CONVOLVES, "MaxPool", "AveragePool"):
             return self._windows(node, first)
         if kind == "Concat":
             return self._concat(node, first)
@@ -249,14 +249,14 @@ class SymbolicShapes:
     def _windows(self, node: ir.Node, first: Shape) -> Shape | None:
         if len(first) < 3:
             return None
-        if op_of(node) == "Conv":
-            weights = self._in(node, 1)
+        if op_of(node) in CONVOLVES:
+            weights = self._in(node, CONVOLVES[op_of(node)])
             if weights is None or len(weights) != len(first):
                 return None
             channels, kernel = weights[0], weights[2:]
         else:
             sizes = typed_attr(node, "kernel_shape", ir.AttributeType.INTS)
-            if sizes is None or attr_int(node, "ceil_mode", 0):
+            if sizes is None:
                 return None
             channels, kernel = first[1], tuple(sizes.as_ints())
         dims = window_dims(first, kernel, Window.of(node, len(first) - 2))

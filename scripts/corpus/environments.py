@@ -89,6 +89,22 @@ ENVIRONMENTS |= {
         "perceiver-pytorch==0.11.0",
     ),
 }
+ENVIRONMENTS |= {
+    "after_export": (
+        *EXPORTING,
+        "transformers==5.23.0",
+        "onnxslim==0.1.98",
+        "onnxsim==0.8.1",
+        "onnxconverter-common==1.16.0",
+    ),
+    "detection_and_speech": (
+        *EXPORTING,
+        "onnxslim==0.1.98",
+        "ultralytics==8.4.190",
+        "openai-whisper==20250625",
+        "torchaudio==2.11.0",
+    ),
+}
 PRODUCERS: dict[str, Producer] = {
     "optimum": Producer("optimum", ("optimum", "optimum-onnx", "transformers", "torch", "onnx")),
     "torchscript": Producer("torch", ("torch", "transformers", "onnx")),
@@ -116,6 +132,13 @@ PRODUCERS: dict[str, Producer] = {
         "research",
         ("segment-anything", "fair-esm", "monai", "local-attention", "perceiver-pytorch", "torch", "onnx"),
     ),
+    "after_export": Producer(
+        "after_export",
+        ("onnxruntime", "onnxslim", "onnxsim", "onnxconverter-common", "transformers", "torch", "onnx"),
+    ),
+    "ultralytics": Producer("detection_and_speech", ("ultralytics", "onnxslim", "torch", "onnx")),
+    "whisper": Producer("detection_and_speech", ("openai-whisper", "torch", "onnx")),
+    "torchaudio": Producer("detection_and_speech", ("torchaudio", "torch", "onnx")),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
 }
 

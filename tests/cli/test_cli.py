@@ -217,15 +217,6 @@ def _cyclic(folder: Path) -> Path:
     return _edited(folder, edit)
 
 
-def _unsorted(folder: Path) -> Path:
-    def edit(proto: onnx.ModelProto) -> None:
-        nodes = list(proto.graph.node)[::-1]
-        del proto.graph.node[:]
-        proto.graph.node.extend(nodes)
-
-    return _edited(folder, edit)
-
-
 def _no_opset(folder: Path) -> Path:
     return _edited(folder, lambda proto: proto.ClearField("opset_import"))
 
@@ -238,7 +229,6 @@ BAD_MODELS = [
     (_absent, "No such file"),
     (_no_external_data, "w.bin"),
     (_cyclic, "cycle"),
-    (_unsorted, "sorted"),
     (_no_opset, "opset"),
 ]
 

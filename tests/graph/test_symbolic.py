@@ -98,6 +98,41 @@ def test_pooling_of_whole_images(op: str) -> None:
     assert shape(view_of([h.make_node(op, ["x"], ["y"])], ["b", 3, "h", "w"])[0], "y") == ("b", 3, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("op", "options", "dims"),
+    [
+        ("AveragePool", {"kernel_shape": [4], "strides": [4], "ceil_mode": 1}, (2, 3, 14)),
+        ("AveragePool", {"kernel_shape": [4], "strides": [4], "ceil_mode": 1}, (2, 3, 12)),
+        ("MaxPool", {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 1, 0], "ceil_mode": 1}, (1, 2, 8, 8)),
+        ("MaxPool", {"kernel_shape": [2], "strides": [3], "dilations": [2], "ceil_mode": 1}, (1, 2, 8)),
+    ],
+)
+def test_windows_that_reach_past_the_end(op: str, options: dict[str, object], dims: tuple[int, ...]) -> None:
+    check([h.make_node(op, ["x"], ["y"], **options)], dims)
+
+
+def test_of_windows_that_begin_behind_the_end_nobody_knows_whether_they_count() -> None:
+    pool = h.make_node("AveragePool", ["x"], ["y"], kernel_shape=[1], strides=[3], pads=[0, 2], ceil_mode=1)
+    assert shape(view_of([pool], [2, 3, 5])[0], "y") == (2, 3, None)
+    named = h.make_node("AveragePool", ["x"], ["y"], kernel_shape=[4], strides=[4], ceil_mode=1)
+    assert shape(view_of([named], ["b", 3, "n"])[0], "y") == ("b", 3, None)
+
+
+def test_integers_keep_the_dims_of_what_they_were() -> None:
+    quantise = h.make_node("DynamicQuantizeLinear", ["x"], ["i", "scale", "zero"])
+    transpose = h.make_node("Transpose", ["i"], ["t"], perm=[0, 2, 1])
+    view, _ = view_of([quantise, transpose, h.make_node("MatMulInteger", ["i", "t"], ["y"])], ["b", "n", 8])
+    assert shape(view, "i") == ("b", "n", 8) and shape(view, "y") == ("b", "n", "n")
+    convolve = h.make_node("ConvInteger", ["i", "weights"], ["y"], strides=[2], pads=[1, 1])
+    view, _ = view_of([quantise, convolve], ["b", 8, "n"], weights=np.zeros((5, 8, 4), np.int64))
+    assert shape(view, "y") == ("b", 5, "((n)//(2))")
+    rounded = h.make_node("QLinearMatMul", ["i", "scale", "zero", "t", "scale", "zero", "scale", "zero"], ["y"])
+    view, _ = view_of([quantise, transpose, rounded], ["b", "n", 8])
+    assert shape(view, "y") == ("b", "n", "n")
+    view, _ = view_of([h.make_node("EyeLike", ["x"], ["y"])], ["n", "m"])
+    assert shape(view, "y") == ("n", "m")
+
+
 def test_cast_like_has_the_shape_of_what_is_cast() -> None:
     view, _ = view_of([h.make_node("CastLike", ["x", "like"], ["y"])], ["b", 3], like=[1])
     assert shape(view, "y") == ("b", 3)
