@@ -43,6 +43,7 @@ from onnx_fa.iree.mlir_values import (
     element_of,
     make_op,
     tensor_of,
+    to_builtin,
 )
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.placed import placed_call, placed_name
@@ -111,6 +112,7 @@ def import_mlir(
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
     importer.target = target
+    importer.weights.branches = target is not None and target.backend == "cuda"
     if facts:
         importer._p.attributes["iree.reflection"] = mlir.Attribute.parse(facts, module.context)
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
@@ -290,7 +292,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
                 value = self._nv_map[name]
                 have = builtin_of(value.type, element_type(dtype))
                 want = tensor_of(shape, dtype)
-                operands.append(cast_to(make_op("torch_c.to_builtin_tensor", value, have), want))
+                operands.append(cast_to(to_builtin(value, have), want))
             results = call_function(function, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
             for name, result in zip(node.output, results, strict=True):
                 self._give(name, result)
@@ -312,10 +314,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             dims = [None if whole.is_dynamic_dim(i) else whole.get_dim_size(i) for i in range(1, whole.rank)]
             name, rows = function_name(dims, element), mlir.Type.parse(rows_type(dims, element))
             self.functions[name] = append_rows_text(dims, element)
-            operands = [
-                cast_to(make_op("torch_c.to_builtin_tensor", x, builtin_of(x.type, element)), rows)
-                for x in (cache, new)
-            ]
+            operands = [cast_to(to_builtin(x, builtin_of(x.type, element)), rows) for x in (cache, new)]
             (made,) = call_function(name, operands, [rows])
             self._nv_map[node.output[0]] = make_op("torch_c.from_builtin_tensor", cast_to(made, whole), cache.type)
         return True
@@ -330,7 +329,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             self.functions.update(call.texts)
             self.reports.extend(call.reports)
             operands = [
-                cast_to(make_op("torch_c.to_builtin_tensor", value, have), mlir.Type.parse(want))
+                cast_to(to_builtin(value, have), mlir.Type.parse(want))
                 for value, have, want in zip(values, types, call.operands, strict=True)
             ]
             results = call_function(call.name, operands, [mlir.Type.parse(result) for result in call.results])
@@ -393,6 +392,6 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         """A call of a function by the node's operands, whose results are the node's."""
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             operands = zip(node.input, self._types(node), strict=True)
-            values = [make_op("torch_c.to_builtin_tensor", self._nv_map[x], have) for x, have in operands]
+            values = [self.weights.keep(x, to_builtin(self._nv_map[x], have)) for x, have in operands]
             for output, value in zip(node.output, call_function(name, values, results), strict=True):
                 self._give(output, value)

@@ -41,6 +41,11 @@ def make_op(name: str, operand: Any, result: Any) -> Any:
     return mlir.Operation.create(name, results=[result], operands=[operand]).result
 
 
+def to_builtin(value: Any, type_: Any) -> Any:
+    """A tensor of the torch dialect as a builtin one of that type."""
+    return make_op("torch_c.to_builtin_tensor", value, type_)
+
+
 def cast_to(value: Any, want: Any) -> Any:
     """The tensor in a type that says more of its sizes, or less."""
     return value if value.type == want else make_op("tensor.cast", value, want)

@@ -31,6 +31,10 @@ class WeightImporter:
         in the graph. Without `externalize` all are constants."""
         self._function, self._cache, self._held, self._externalize = function, cache, held, externalize
         self.parameters: list[Parameter] = []
+        self.branches = False
+        """Whether functions that are called choose between dispatches when they run."""
+        self.filled: set[str] = set()
+        """Constant vectors of one number throughout, where there are branches."""
         self._keys: set[str] = set()
 
     def load(self, weight: onnx.TensorProto, name: str, block: Any) -> Any | None:
@@ -44,7 +48,18 @@ class WeightImporter:
             return self._global(key, name, tuple(weight.dims), weight.data_type, block)
         if tensor is None and weight.data_type in NIBBLES:
             tensor = ir.serde.deserialize_tensor(weight)
+        if self.branches and len(weight.dims) == 1:
+            numbers = (tensor or ir.serde.deserialize_tensor(weight)).numpy()
+            if numbers.size and (numbers == numbers[0]).all():
+                self.filled.add(name)
         return None if tensor is None else self._constant(weight, name, tensor, block)
+
+    def keep(self, name: str, value: Any) -> Any:
+        """The builtin tensor of a weight. A filled vector is hidden from the compiler: where dispatches read two of them before
+        a branch and behind it, it would fill the second one in between, where it cannot (filled_twice.mlir)."""
+        if name not in self.filled:
+            return value
+        return mlir.Operation.create("util.optimization_barrier", results=[value.type], operands=[value]).result
 
     def load_input(self, info: onnx.ValueInfoProto, block: Any) -> Any:
         """The value of an input that is a parameter. Raises ModelError where a dim of it has no size."""

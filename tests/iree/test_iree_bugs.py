@@ -219,3 +219,12 @@ def test_every_reproducer_is_run_and_on_the_page() -> None:
     for path in FOLDER.iterdir():
         assert f'"{path.stem}"' in text, path
         assert f"`{path.name}`" in PAGE.read_text()
+
+
+def test_filled_twice(tmp_path: Path) -> None:
+    """In front of the dispatches' own code, which there is none of."""
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        _compiled("filled_twice", tmp_path, "--compile-to=stream")
+    assert "'stream.async.splat' op : streamable op expected to be in an execution region" in refused.value.stderr, (
+        REPAIRED
+    )

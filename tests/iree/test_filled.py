@@ -1,0 +1,54 @@
+"""Constant vectors of one number, which kernels read in front of a choice between dispatches and behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.importer import import_mlir
+from onnx_fa.spec.target import parse_target
+
+BARRIER = "util.optimization_barrier"
+
+
+def _layers(bias: float) -> onnx.ModelProto:
+    """Norms and products of any number of rows, with ones, and with zeros or `bias` at one place."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]>
+        g (float16[b, s, 48] x) => (float16[b, s, 48] y) {
+            n = LayerNormalization (x, ones, few)
+            a = MatMul (n, w)
+            b = Add (a, few)
+            c = Relu (b)
+            d = MatMul (c, w)
+            e = Add (d, few)
+            f = Add (e, x)
+            m = LayerNormalization (f, ones, few)
+            k = MatMul (m, w)
+            y = Add (k, few)
+        }"""
+    )
+    few = np.zeros(48, np.float16)
+    few[5] = bias
+    w = (np.random.default_rng(0).standard_normal((48, 48)) * 0.1).astype(np.float16)
+    weights = {"ones": np.ones(48, np.float16), "few": few, "w": w}
+    model.graph.initializer.extend(numpy_helper.from_array(x, name) for name, x in weights.items())
+    return model
+
+
+@pytest.mark.parametrize(("target", "bias", "hidden"), [("cuda", 0.0, 7), ("cuda", 1.0, 2), ("cpu-host", 0.0, 0)])
+def test_filled_vectors_are_hidden_where_calls_branch(target: str, bias: float, hidden: int) -> None:
+    pytest.importorskip("triton")
+    text = import_mlir(_layers(bias), {}, target=parse_target(target)).text
+    assert text.count(BARRIER) == hidden
+
+
+def test_a_model_before_training_compiles_for_cuda(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    compile_model(_layers(0.0), tmp_path / "m.vmfb", parse_target("cuda"))
+    assert (tmp_path / "m.vmfb").is_file()
