@@ -90,6 +90,26 @@ def test_casts_and_the_like(body: str, constants: dict[str, Constant], said: lis
 
 
 @pytest.mark.parametrize(
+    ("body", "constants", "said"),
+    [
+        ("y = Add(s, c)", {"c": 0.0}, ["nothing on s"]),
+        ("y = Add(c, s)", {"c": [0.0]}, ["nothing on s"]),
+        ("z = Shape(s) w = Expand(c, z) y = Add(w, s)", {"c": [0.0]}, ["nothing on s"]),
+        ("z = Shape(s) w = Expand(c, z) v = Mul(w, d) y = Add(s, v)", {"c": 5.0, "d": 0.0}, ["nothing on s"]),
+        ("z = Shape(s) w = Expand(c, z) y = Add(w, s)", {"c": 1.0}, []),
+        ("z = Shape(s) w = Expand(c, z) v = Mul(w, d) y = Add(s, v)", {"c": np.inf, "d": 0.0}, []),
+        ("v = Mul(t, d) y = Add(s, v)", {"d": 0.0}, []),
+        ("y = Add(s, one)", {}, []),
+        ("y = Sub(s, c)", {"c": 0.0}, []),
+        ("y = my.Add(s, c)", {"c": 0.0}, []),
+    ],
+)
+def test_added_zeros(body: str, constants: dict[str, Constant], said: list[str]) -> None:
+    """Not a tensor times zero, which is NaN where an element is infinite."""
+    assert peel(passthrough.peel_added_zero, body, **constants) == said
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ("y = Transpose <perm = [0, 2, 1, 3]> (s)", ["moved by Transpose on s"]),
