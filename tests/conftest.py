@@ -30,11 +30,12 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "triton_kernel vector_kernel families stock_road zoo generate bf16 spelling_table verify linear_sites backend "
-    "integer_products docs attention_sweep tune export node_tests convolutions casts integer_convolutions tune_linear "
-    "bits_product no_keys kernel few_kernel cluster attention_bench campaign amx_body dot_body gpu cli quantized linear_numbers "
-    "random_attention linear excuses match norm_sites rows_kernel spirv vulkan_model bench linear_bench narrow_weights dequantize "
-    "parameters split_keys kv_passes cpu_linear cpu_linear_words memory iree_bugs"
+    "stock_road triton_kernel vector_kernel spelling_table generate zoo families bf16 linear_sites node_tests backend "
+    "convolutions verify integer_products export attention_sweep casts excuses tune no_keys match_ops bits_product "
+    "attention_bench cli integer_convolutions linear_bench cluster tune_linear docs gpu match match_mask linear quantized "
+    "few_kernel triton_stored norm_sites match_layout kept_modules iree_bugs kernel bench campaign tune_triton keys_in_parts "
+    "linear_report spirv damaged_files random_attention rows_kernel amx_body dot_body linear_numbers vulkan_model parameters "
+    "split_keys memory"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 
