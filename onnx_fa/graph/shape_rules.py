@@ -165,9 +165,10 @@ def window_dims(source: Shape, kernel: Shape, window: Window) -> Shape | None:
         else:
             covered = window.dilations[axis] * (expression(size) - 1) + 1
             padded = expression(dim) + window.pads[axis] + window.pads[axis + rank] - covered
-            dims.append(dim_of(sympy.floor(padded / stride) + 1))
             if window.ceil:
-                dims[axis] = _rounded_up(dim, padded, stride, window.pads[axis])
+                dims.append(_rounded_up(dim, padded, stride, window.pads[axis]))
+            else:
+                dims.append(dim_of(sympy.floor(padded / stride) + 1))
     return tuple(dims)
 
 

@@ -82,17 +82,20 @@ def half(model: Path, folder: Path, runs: Runs, keep: bool, blocked: tuple[str, 
     """onnxconverter-common's float16. `keep`: inputs and outputs stay f32; `blocked`: ops that do."""
     from onnxconverter_common import float16
 
-    options = {"op_block_list": [*float16.DEFAULT_OP_BLOCK_LIST, *blocked]}
-    done: onnx.ModelProto = float16.convert_float_to_float16(onnx.load(model), keep_io_types=keep, **options)
-    return done
+    return _without(float16, model, keep, blocked)
 
 
 def ort_half(model: Path, folder: Path, runs: Runs, blocked: tuple[str, ...] = ()) -> onnx.ModelProto:
     """onnxruntime's float16, which is another."""
     from onnxruntime.transformers import float16
 
+    return _without(float16, model, True, blocked)
+
+
+def _without(float16: Any, model: Path, keep: bool, blocked: tuple[str, ...]) -> onnx.ModelProto:
+    """The file in f16 by a converter, which leaves some ops in f32 by itself."""
     options = {"op_block_list": [*float16.DEFAULT_OP_BLOCK_LIST, *blocked]}
-    done: onnx.ModelProto = float16.convert_float_to_float16(onnx.load(model), keep_io_types=True, **options)
+    done: onnx.ModelProto = float16.convert_float_to_float16(onnx.load(model), keep_io_types=keep, **options)
     return done
 
 

@@ -88,8 +88,6 @@ ENVIRONMENTS |= {
         "local-attention==1.11.2",
         "perceiver-pytorch==0.11.0",
     ),
-}
-ENVIRONMENTS |= {
     "after_export": (
         *EXPORTING,
         "transformers==5.23.0",

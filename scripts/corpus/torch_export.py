@@ -39,6 +39,17 @@ class Module:
     runs: tuple[Run, ...] = (Run("inputs"), Run("one", batch=1))
 
 
+class Call(torch.nn.Module):
+    """A module, called by a function that knows its options."""
+
+    def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.call = module, call
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.call(self.module, *tensors)
+
+
 class Count(TorchFunctionMode):
     """Counts the attentions that run: whole ones, and softmaxes of scores, which have three axes or more."""
 

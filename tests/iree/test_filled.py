@@ -7,38 +7,31 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.importer import import_mlir
 from onnx_fa.spec.target import parse_target
+from tests.support.text_graphs import TextGraph
 
 BARRIER = "util.optimization_barrier"
 
 
 def _layers(bias: float) -> onnx.ModelProto:
     """Norms and products of any number of rows, with ones, and with zeros or `bias` at one place."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 9, opset_import: ["": 17]>
-        g (float16[b, s, 48] x) => (float16[b, s, 48] y) {
-            n = LayerNormalization (x, ones, few)
-            a = MatMul (n, w)
-            b = Add (a, few)
-            c = Relu (b)
-            d = MatMul (c, w)
-            e = Add (d, few)
-            f = Add (e, x)
-            m = LayerNormalization (f, ones, few)
-            k = MatMul (m, w)
-            y = Add (k, few)
-        }"""
-    )
     few = np.zeros(48, np.float16)
     few[5] = bias
     w = (np.random.default_rng(0).standard_normal((48, 48)) * 0.1).astype(np.float16)
-    weights = {"ones": np.ones(48, np.float16), "few": few, "w": w}
-    model.graph.initializer.extend(numpy_helper.from_array(x, name) for name, x in weights.items())
-    return model
+    body = """n = LayerNormalization (x, ones, few)
+        a = MatMul (n, w)
+        b = Add (a, few)
+        c = Relu (b)
+        d = MatMul (c, w)
+        e = Add (d, few)
+        f = Add (e, x)
+        m = LayerNormalization (f, ones, few)
+        k = MatMul (m, w)
+        y = Add (k, few)"""
+    return TextGraph("float16[b, s, 48] x", body, ones=np.ones(48, np.float16), few=few, w=w).proto
 
 
 @pytest.mark.parametrize(("target", "bias", "hidden"), [("cuda", 0.0, 7), ("cuda", 1.0, 2), ("cpu-host", 0.0, 0)])

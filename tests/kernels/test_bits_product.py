@@ -18,7 +18,7 @@ from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.cpu.bits_product import can_multiply, product_texts
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
-from tests.support.cpu_targets import cpu_targets, kind_of
+from tests.support.cpu_targets import cpu_targets, kind_of, marks_of_again
 
 HOST = parse_target("cpu-host")
 SHORT = replace(HOST, lanes=8, registers=16)
@@ -125,13 +125,8 @@ TRIED = {
 
 def _tried() -> list[ParameterSet]:
     """Products again on a target that has the same kernels are left to --whole."""
-    seen: list[tuple[Products, Target]] = []
-    made = []
-    for name, (products, target) in TRIED.items():
-        again = (products, kind_of(target)) in seen
-        made.append(pytest.param(products, target, id=name, marks=(pytest.mark.whole,) if again else ()))
-        seen.append((products, kind_of(target)))
-    return made
+    marks = marks_of_again([(products, kind_of(target)) for products, target in TRIED.values()])
+    return [pytest.param(*x, id=name, marks=mark) for (name, x), mark in zip(TRIED.items(), marks, strict=True)]
 
 
 @pytest.mark.parametrize(("products", "target"), _tried())

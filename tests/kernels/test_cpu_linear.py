@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.cpu.linear import emit_linear, emit_with, kept_why, panel_of, tiles_for
 from onnx_fa.kernels.cpu.linear_body import LinearTiles, panels_of
 from onnx_fa.kernels.cpu.linear_measured import COMPILER
@@ -28,7 +29,7 @@ from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.support.cpu_targets import cpu_targets
 from tests.support.linear_cases import CASES, SIZES, bound, draw
-from tests.support.linear_modules import compile_sites, results_of
+from tests.support.linear_modules import compile_sites
 
 HOST = parse_target("cpu-host")
 AMX = parse_target("cpu-amx")
@@ -59,7 +60,7 @@ def compile_site(
 
 
 def run(module: Path, operands: list[npt.NDArray[Any]], function: str = "site") -> npt.NDArray[Any]:
-    (found,) = results_of(module, operands, function)
+    (found,) = load_module(module, function=function)(*operands)
     return found
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.cpu.linear import MOST_RESULTS, emit_linear, kept_why, missing, panel_of, tiles_for
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_measured import rows_computed
@@ -25,7 +26,7 @@ from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import AMX, TOLERANCE, compile_site, packed, pairs_here
 from tests.support.cpu_targets import cpu_targets
-from tests.support.linear_modules import compile_sites, results_of
+from tests.support.linear_modules import compile_sites
 
 Array = npt.NDArray[Any]
 AVX2, AVX512 = parse_target("cpu-avx2"), parse_target("cpu-avx512")
@@ -39,7 +40,7 @@ def check(
     moved = packed_operands(plain, operands, panel)
     with np.errstate(invalid="ignore"):
         want = multiply(plain, operands)
-    got = np.concatenate([np.asarray(y, np.float64) for y in results_of(module, moved, function)], axis=-1)
+    got = np.concatenate([np.asarray(y, np.float64) for y in load_module(module, function=function)(*moved)], axis=-1)
     assert got.shape == want.shape
     for mine, right in zip(got.reshape(-1, plain.N), want.reshape(-1, plain.N), strict=True):
         if np.isfinite(right).all():
@@ -122,7 +123,7 @@ def test_random(seed: int, tmp_path: Path) -> None:
     plain = (plain, biased(plain), replace(plain, then=GELU, tensors=(TensorArg((N,)),)))[rng.integers(3)]
     compile_site(replace(plain, panel=panel), tmp_path / "m.vmfb", AVX2, tiles=tiles)
     operands = draw_linear(plain, seed)
-    got = np.concatenate(results_of(tmp_path / "m.vmfb", packed_operands(plain, operands, panel)), axis=-1)
+    got = np.concatenate(load_module(tmp_path / "m.vmfb")(*packed_operands(plain, operands, panel)), axis=-1)
     want = multiply(plain, operands)
     assert np.linalg.norm(got - want) <= TOLERANCE["f32"] * np.linalg.norm(want)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,10 +19,10 @@ def kind_of(target: Target) -> Target:
 def cpu_targets(*names: str) -> list[ParameterSet]:
     """For `pytest.mark.parametrize`: the names. One whose kernels are those of a name before it (cpu-avx2 on a machine that has no
     more) has the mark `whole`: the compiler would get the same text again."""
-    seen: list[Target] = []
-    made = []
-    for name in names:
-        kind = kind_of(parse_target(name))
-        made.append(pytest.param(name, marks=(pytest.mark.whole,) if kind in seen else ()))
-        seen.append(kind)
-    return made
+    marks = marks_of_again([kind_of(parse_target(name)) for name in names])
+    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+
+
+def marks_of_again(kinds: Sequence[object]) -> list[tuple[pytest.MarkDecorator, ...]]:
+    """`whole` for each that has an equal one before it."""
+    return [(pytest.mark.whole,) if kind in kinds[:i] else () for i, kind in enumerate(kinds)]

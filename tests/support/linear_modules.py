@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from onnx_fa.iree.compile import MODEL_FLAGS
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.cpu.linear import emit_with, tiles_for
@@ -40,11 +38,3 @@ def _text(function: str, spec: LinearSpec, tiles: LinearTiles | None, target: Ta
     text = "\n".join([*emit_with(spec, target, tiles or tiles_for(spec, target)).values(), *lines])
     # The same site may be there with other tiles.
     return text.replace(linear_name(spec), f"{linear_name(spec)}_{function}")
-
-
-def results_of(module: Path, operands: Sequence[npt.NDArray[Any]], function: str = "site") -> list[npt.NDArray[Any]]:
-    """What a function of a module returns: all its results."""
-    import iree.runtime as rt
-
-    found = getattr(rt.load_vm_flatbuffer_file(str(module), driver="local-task"), function)(*operands)
-    return [y.to_host() for y in (found if isinstance(found, tuple) else (found,))]

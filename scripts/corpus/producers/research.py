@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
 from corpus.case import Case
-from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_export import Call, Exporter, Module, cases_of
 
 WIDTH = 48
 DYNAMO: tuple[Exporter, ...] = ("dynamo",)
 BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 TOKENS = 33
 """ESM's alphabet, which is smaller than that of the corpus."""
-
-
-class Calling(torch.nn.Module):
-    """A module that is called in another way."""
-
-    def __init__(self, module: Any, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.call = module, call
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.call(self.module, *inputs)
 
 
 def image_encoder(windows: int) -> Any:
@@ -57,7 +46,7 @@ def proteins() -> Any:
     """ESM-2: rotary positions, tokens that are padding."""
     from esm.model.esm2 import ESM2
 
-    return Calling(
+    return Call(
         ESM2(num_layers=2, embed_dim=WIDTH, attention_heads=4),
         lambda model, ids: model(ids.remainder(TOKENS), repr_layers=[2])["representations"][2],
     )
@@ -98,7 +87,7 @@ def perceiver() -> Any:
         cross_dim_head=12,
         latent_dim_head=12,
     )
-    return Calling(model, lambda m, data, queries: m(data, queries=queries))
+    return Call(model, lambda m, data, queries: m(data, queries=queries))
 
 
 VIT = {"in_channels": 1, "img_size": (32, 32), "patch_size": 8, "hidden_size": WIDTH, "mlp_dim": 64, "num_layers": 2}

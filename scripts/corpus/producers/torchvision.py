@@ -11,7 +11,7 @@ from torch import nn
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_export import Call, Exporter, Module, cases_of
 
 BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 SWIN: dict[str, Any] = {
@@ -38,17 +38,6 @@ def swin_v2() -> Any:
     from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
     return vision("SwinTransformer", SWIN | {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2})
-
-
-class Call(nn.Module):
-    """A module, called by a function that knows its options."""
-
-    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.call = module, call
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.call(self.module, *tensors)
 
 
 def alone(m: Any, x: torch.Tensor) -> Any:
