@@ -95,14 +95,14 @@ def kernels() -> Iterator[tuple[AttentionSpec, Any]]:
 
 
 def _few_kernels() -> Iterator[tuple[AttentionSpec, Any]]:
-    from onnx_fa.kernels.triton.config import TritonConfig
+    from onnx_fa.kernels.triton.config import TritonConfig, few_parts
     from onnx_fa.kernels.triton.tiles import can_run
 
     for D, rows in DECODED:
         for BN, warps, stages in FEW:
             for splits in SPLITS:
                 spec, config = spec_of(D, D, False, rows), TritonConfig(16, BN, warps, stages, splits=splits)
-                if can_run(spec, config, 90):
+                if can_run(spec, config, 90) and few_parts(splits, rows, D):
                     yield spec, config
 
 
@@ -312,8 +312,14 @@ def report(out: Path) -> None:
 
 
 def is_left_out(what: str, shape: tuple[int, ...]) -> bool:
-    """Whether what tiles took on a shape of kernels that take lengths when they are launched says nothing of others."""
-    _, _, causal, _, _, Skv = shape
+    """Whether what tiles took on a shape of kernels that take lengths when they are launched says nothing of others: `launch` knows
+    no dispatch that combines parts, and the last workgroup did that where it no longer does."""
+    from onnx_fa.kernels.triton.config import few_parts
+
+    _, Dv, causal, _, Sq, Skv = shape
+    size, *rest = what.split("/")
+    if rest and size.startswith("16x") and not few_parts(int(rest[3]), Sq, Dv):
+        return True
     return what.startswith(LEFT_OUT_OF_FEW) or (what.startswith(LEFT_OUT) and (bool(causal) or Skv >= KEPT_BELOW))
 
 

@@ -8,7 +8,9 @@ ARCHITECTURES = (90, 80)
 """What every kernel is compiled for: sm_90a, with the instructions that only Hopper has, and sm_80 for all others from there."""
 SHARED_BYTES = {90: 227 * 1024, 80: 99 * 1024}
 """Shared memory of a workgroup; sm_80's has 163 KiB, but its code also runs on sm_86 and sm_89, which have 99."""
-MOST_SPLITS = 64
+MOST_SPLITS = 128
+MOST_COMBINED = 32 << 10
+"""Bytes of parts that one workgroup reads in the time which a dispatch that combines them takes longer to start."""
 WARPGROUP_ROWS = 64
 """Rows of Hopper's own products, which four warps make together and which read from shared memory."""
 PERSISTENT = 3
@@ -62,6 +64,12 @@ def f32_products(rows: int, warps: int, arch: int, *, tf32: bool = False) -> str
     if tf32:
         return "tf32"
     return "bf16x6" if arch // 10 == 9 and rows >= WARPGROUP_ROWS and warps % 4 == 0 else "tf32x3"
+
+
+def few_parts(splits: int, queries: int, Dv: int) -> bool:
+    """Whether the last of the workgroups that share the keys of so many queries combines their parts, in f32, faster than a
+    dispatch of its own, with a workgroup for each query."""
+    return 4 * splits * queries * Dv <= MOST_COMBINED
 
 
 def power_of_two(n: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.derive.loop import Loop, loop_of
-from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.config import TritonConfig, few_parts
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
@@ -24,8 +24,6 @@ class Program:
     constants: tuple[str, ...]
 
 
-MOST_COMBINED = 32
-"""Queries of a head whose parts the last workgroup combines itself."""
 HEADER = "import triton\nimport triton.language as tl\n\n\n"
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16"}
 
@@ -73,10 +71,11 @@ def times(a: str, b: str) -> str:
 
 
 def combines_itself(spec: AttentionSpec, config: TritonConfig) -> bool:
-    """Whether the kernel of split keys combines the parts, too, which takes a counter for each workgroup of queries. Many rows,
-    which it would combine one after the other, have a workgroup each in a dispatch of their own."""
-    known = all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq))
-    return config.splits > 1 and known and int(spec.Sq) <= MOST_COMBINED
+    """Whether the kernel of split keys combines the parts, too, which takes a counter for each workgroup of queries. More of them,
+    which one workgroup would read alone, are combined in a dispatch of their own, a workgroup for each query."""
+    if config.splits == 1 or not all(isinstance(d, int) for d in (*spec.batch, spec.Hq, spec.Sq)):
+        return False
+    return few_parts(config.splits, min(int(spec.Sq), config.BM), spec.Dv)
 
 
 def loop_in(spec: AttentionSpec, *, bounded: bool = True) -> Loop:
