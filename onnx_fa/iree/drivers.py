@@ -46,8 +46,16 @@ def require_device(device: str) -> None:
         found = rt.get_driver(driver).query_available_devices()
     except (RuntimeError, ValueError) as e:
         raise TargetError(f"device {device}: not present on this machine: {one_line(e)}") from e
-    if not found:
-        raise TargetError(f"device {device}: not present on this machine: the driver finds none")
+    number = _number(device)
+    if number >= len(found):
+        none = "none" if not found else f"{len(found)}, numbered from 0"
+        raise TargetError(f"device {device}: not present on this machine: the driver finds {none}")
+
+
+def _number(device: str) -> int:
+    """Which of a driver's devices is meant: 1 of "cuda://1", 0 where no number is given."""
+    number = device.partition("://")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,10 @@ class Gpu:
 
 
 def find_gpu(device: str) -> Gpu:
-    """The first device of a driver. Raises TargetError where there is none."""
+    """The first device of a driver, or that whose number is given. Raises TargetError where there is none."""
     require_device(device)
     driver = runtime().get_driver(device.partition(":")[0])
-    found = driver.query_available_devices()[0]
+    found = driver.query_available_devices()[_number(device)]
     facts = re.search(r"gpu-compute-capability: (\d+)\.(\d)", driver.dump_device_info(found["device_id"]))
     driver_version = Path("/sys/module/nvidia/version")
     version = f", driver {driver_version.read_text().strip()}" if driver_version.is_file() and facts else ""

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from onnx_fa.forms import blocked
 from onnx_fa.forms.plain import finished, input_names, operand_values, plain_model
 from onnx_fa.forms.score import narrowest
 from onnx_fa.graph.builder import OnnxBuilder
-from onnx_fa.iree import kernels
+from onnx_fa.iree import drivers, kernels
 from onnx_fa.iree.alone import FUNCTION, module_text
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.compiler import find_compiler, iree_compile
-from onnx_fa.iree.drivers import require_device
+from onnx_fa.iree.drivers import find_gpu, require_device
 from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
@@ -258,3 +259,20 @@ def test_absent_device() -> None:
     for device in ("hip", "metal", "cuda://7"):
         with pytest.raises(TargetError, match=f"^device {device}: "):
             require_device(device)
+
+
+def test_device_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver finds two GPUs: their numbers are taken, a third is refused, and what is known of one is that one's."""
+    devices = [{"device_id": n, "name": f"GPU {n}"} for n in range(2)]
+    info = {n: f"gpu-compute-capability: {8 + n}.0" for n in range(2)}
+    driver = SimpleNamespace(query_available_devices=lambda: devices, dump_device_info=info.__getitem__)
+    fake = SimpleNamespace(query_available_drivers=lambda: ["cuda"], get_driver=lambda name: driver)
+    monkeypatch.setattr(drivers, "runtime", lambda: fake)
+    for device in ("cuda", "cuda://0", "cuda://1"):
+        require_device(device)
+    assert find_gpu("cuda").capability == 80 and find_gpu("cuda://1").capability == 90
+    with pytest.raises(TargetError, match=r"^device cuda://2: .* finds 2, numbered from 0$"):
+        require_device("cuda://2")
+    devices.clear()
+    with pytest.raises(TargetError, match="finds none"):
+        require_device("cuda")

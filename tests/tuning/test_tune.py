@@ -31,6 +31,7 @@ from tests.support.cli_process import run_main
 ROOT = Path(__file__).resolve().parents[2]
 HOST = parse_target("cpu-host")
 NAME = database_name(HOST)
+WITHOUT_GPU = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="CUDA's device is here")
 QUICK = Settings(rounds=2, calls=1, threads=1, candidates=2)
 TINY = case("tiny", batch=(1,), Hq=1, Hkv=1, Sq=40, Skv=33, D=8, Dv=8, masks=(Causal(),))
 
@@ -77,8 +78,8 @@ def test_command_writes_a_database_that_the_compiler_uses(tmp_path: Path) -> Non
         (("--timeout", "0"), "not a number of seconds"),
         (("--target", "cpu-none"), "unknown target"),
         (("--target", "cpu-neon" if NAME != "cpu-neon" else "cpu-avx2"), "cannot be measured here"),
-        (("--target", "cuda", "--kernels", "triton"), "device cuda: "),
-        (("--target", "cuda-sm_90", "--case", "gpu_decode"), "device cuda: "),
+        pytest.param(("--target", "cuda", "--kernels", "triton"), "device cuda: ", marks=WITHOUT_GPU),
+        pytest.param(("--target", "cuda-sm_90", "--case", "gpu_decode"), "device cuda: ", marks=WITHOUT_GPU),
         (("--target", "rocm-gfx942"), "device hip: "),
         (("--case", "bench_vit", "--out", "no/where.json"), "cannot be written"),
         (("--case", "bench_vit", "--out", "other.json"), "a database of cpu-other"),

@@ -380,7 +380,7 @@ def test_what_compiles_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(EntryRun, "start", start)
     assert run(entries, "cpu-host", tmp_path / "here", settings)[0]["steps"]["check"]["ok"]
-    for target, why in (("cpu-neon", "architecture"), ("cuda-sm_80", "device cuda")):
+    for target, why in (("cpu-neon", "architecture"), ("rocm-gfx942", "device hip")):
         (result,) = run(entries, target, tmp_path / target, settings)
         said = result["steps"]["check"]
         assert said["skipped"] and why in said["message"] and result["ok"], said
