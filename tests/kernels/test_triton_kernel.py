@@ -385,6 +385,6 @@ def test_tiles() -> None:
         biased = "masks" in changes and changes["masks"] != (Causal(),)
         measured = "cuda-sm_90: triton f16" if biased else "cuda-shapes-sm_90: around D"
         assert config.BM >= 64 and reason.startswith(measured), reason
-    for bad in ({"BM": 48}, {"BN": 8}, {"stages": 0}, {"splits": 65}):
+    for bad in ({"BM": 48}, {"BN": 8}, {"stages": 0}, {"splits": 129}):
         with pytest.raises(ValueError):
             TritonConfig(**{"BM": 64, "BN": 64, "warps": 4, "stages": 2} | bad)
