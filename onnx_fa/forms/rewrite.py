@@ -34,6 +34,7 @@ from onnx_fa.match.prepare.branches import take_branches
 from onnx_fa.match.prepare.distribute import distribute
 from onnx_fa.match.prepare.functions import inline_attention
 from onnx_fa.match.prepare.gathered import read_from_pools
+from onnx_fa.match.prepare.integer_ops import write_in_floats
 from onnx_fa.patterns import PATTERNS
 
 FORMS: tuple[Form, ...] = ("decomposed", "attention", "blocked")
@@ -119,7 +120,11 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
             return why is None
 
         take_branches(model, PATTERNS, is_accepted)
-        behind_ifs = dict(refused)  # of these the form is what stands in the way, not the Ifs that stay
+        in_bytes = write_in_floats(model, PATTERNS, is_accepted)
+        prepared = {
+            **in_bytes,
+            **refused,
+        }  # of these the form is what stands in the way, not the Ifs or ops on bytes that stay
         view = GraphView(model)
         if distribute(view, PATTERNS, is_accepted):
             view = GraphView(model)
@@ -128,7 +133,7 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
     except (IndexError, KeyError, TypeError, ValueError):
         check_valid(model)  # nodes that break ONNX's rules end in one of these; else it is an error of this package
         raise
-    misses = [replace(miss, reason=behind_ifs.get(miss.node, miss.reason)) for miss in misses] + inside
+    misses = [replace(miss, reason=prepared.get(miss.node, miss.reason)) for miss in misses] + inside
     return view, matches, misses if why is None else [replace(miss, reason=why) for miss in misses]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnx_fa.graph.dims import Shape, divide_dims, multiply_dims
+from onnx_fa.graph.dims import Shape, add_dims, broadcast, divide_dims, multiply_dims
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, FUSED_MATMULS, attr_int, op_of, typed_attr
 from onnx_fa.graph.shape_rules import Window, multiply_shapes, window_dims
 
@@ -119,6 +119,29 @@ def _table_of_bits(node: ir.Node, read: Read) -> list[Shape | None]:
     return [(*indices, *table[1:-1], width)]
 
 
+def _of_bytes(*operands: int) -> Rule:
+    """What the operands at these inputs, each with a scale and a zero point behind it, broadcast to."""
+
+    def rule(node: ir.Node, read: Read) -> list[Shape | None]:
+        shapes = [shape for at in operands if (shape := read(at)) is not None]
+        return [broadcast(shapes)] if len(shapes) == len(operands) else []
+
+    return rule
+
+
+def _joined_bytes(node: ir.Node, read: Read) -> list[Shape | None]:
+    """The first operand is input 2, behind the scale and zero point of the result; each has its own two."""
+    shapes = [shape for at in range(2, len(node.inputs), 3) if (shape := read(at)) is not None]
+    if not shapes or len(shapes) * 3 + 2 != len(node.inputs) or len({len(shape) for shape in shapes}) > 1:
+        return []
+    axis = attr_int(node, "axis", 0) % max(len(shapes[0]), 1)
+    dims = list(shapes[0])
+    for shape in shapes[1:]:
+        mine, more = dims[axis], shape[axis]
+        dims[axis] = None if mine is None or more is None else add_dims(mine, more)
+    return [tuple(dims)]
+
+
 def _conv(node: ir.Node, read: Read) -> list[Shape | None]:
     """A Conv of images; of a blocked one the file holds the weights as many as there are channels in whole blocks."""
     image, weights = read(0), read(1)
@@ -155,6 +178,10 @@ _RULES: dict[str, Rule] = {
     f"{CONTRIB}.DynamicQuantizeMatMul": _product,
     f"{CONTRIB}.MatMulIntegerToFloat": _product,
     f"{CONTRIB}.GatherBlockQuantized": _table_of_bits,
+    **{f"{CONTRIB}.{name}": _of_bytes(0, 3) for name in ("QLinearAdd", "QLinearMul")},
+    **{f"{CONTRIB}.{name}": _same for name in ("QLinearSoftmax", "QLinearSigmoid", "QLinearLeakyRelu")},
+    f"{CONTRIB}.QLinearWhere": _of_bytes(0, 1, 4),
+    f"{CONTRIB}.QLinearConcat": _joined_bytes,
     f"{CONTRIB}.FusedConv": _conv,
     f"{BLOCKED}.Conv": _conv,
     f"{BLOCKED}.ReorderOutput": _unblocked,
@@ -163,6 +190,8 @@ _TYPE_FROM: dict[str, int] = {
     **{name: 0 for name in _RULES if name != f"{CONTRIB}.EmbedLayerNormalization"},
     f"{CONTRIB}.QAttention": 3,  # the scale of its integers
     f"{CONTRIB}.MatMulIntegerToFloat": 2,
+    f"{CONTRIB}.QLinearWhere": 1,
+    f"{CONTRIB}.QLinearConcat": 2,
     f"{CONTRIB}.GatherBlockQuantized": 2,
     f"{CONTRIB}.FusedGemm": 0,
 }

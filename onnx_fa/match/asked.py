@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.dims import broadcast_parts
 from onnx_fa.graph.moves import EACH_ONCE
-from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.graph.ops import DEQUANTIZE, QUANTIZE, attr_int, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.axes import broadcast_sizes
 from onnx_fa.match.exprs import Call, Const, Expr, values_of
@@ -75,10 +75,11 @@ def _computed_from(qk: ir.Node) -> set[ir.Value]:
 
 
 def _moved_from(view: GraphView, value: ir.Value | None) -> Iterator[ir.Value]:
-    """The value, and those whose axes are moved to make it: heads that an operand has in one axis with the batch are two there."""
+    """The value, and those whose axes are moved to make it: heads that an operand has in one axis with the batch are two there.
+    Quantisers put a rounding behind every move."""
     while value is not None:
         yield value
-        node = view.producer(value, *EACH_ONCE)
+        node = view.producer(value, *EACH_ONCE, *QUANTIZE, *DEQUANTIZE)
         value = node.inputs[0] if node is not None else None
 
 

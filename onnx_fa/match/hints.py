@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.free_dims import symbols
 from onnx_fa.graph.lengths import expression
-from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.ops import DEQUANTIZE, QUANTIZE, constant_tensor, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match.exprs import Expr
 from onnx_fa.match.misses import NoMatch
@@ -62,12 +63,26 @@ def say_unknown_op(node: ir.Node) -> str:
             return f"{what}; --set {condition.name}=1 (or 0) takes one of its branches"
         guard = "an export without it (often a guard against empty arrays) has one way to make them"
         return f"{what}; its condition is computed: {guard}"
+    if op_of(node) in (*QUANTIZE, *DEQUANTIZE) and (why := _say_rounding(node)) is not None:
+        return why
     summed = _ops_above(node) if op_of(node) == "ReduceSum" else set()
     if "Tanh" in summed:
         return "the scores are sums of Tanh (additive attention), which no product of Q and K gives"
     if "Mul" in summed:
         return "the scores are a ReduceSum of a Mul; a MatMul or an Einsum in its place would be read as a product of Q and K"
     return f"{op_of(node)} between the softmax and a matmul of Q and K is not a known layer"
+
+
+def _say_rounding(node: ir.Node) -> str | None:
+    """What is wrong with a rounding of scores, where its scale says so."""
+    scale = node.inputs[1] if len(node.inputs) > 1 else None
+    known = constant_tensor(scale) if scale is not None else None
+    if known is None or np.isfinite(known.numpy().astype(np.float64)).all():
+        return None
+    return (
+        "scores are rounded in steps of infinity, which makes NaN of each: -inf, as of a mask, lay in the range that the quantiser "
+        "measured; fill the mask with a number that is not far below the scores before the model is quantised"
+    )
 
 
 def _ops_above(node: ir.Node) -> set[str]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import CONTRIB, DEQUANTIZE, QUANTIZE, op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import After, Anchor, Match, NoMatch
-from onnx_fa.spec.terms import Rounding
+from onnx_fa.spec.terms import GRIDS, Rounding
 
 _GRIDS: dict[ir.DataType | None, str] = {
     ir.DataType.UINT8: "u8",
@@ -34,6 +34,27 @@ def read_rounding(view: GraphView, node: ir.Node) -> tuple[ir.Value, Rounding] |
         return None
     (scale, zero), other = (_scale_and_zero(view, n) for n in (quantize, node))
     if scale is None or zero is None or (scale, zero) != other or not 0 < scale < math.inf:
+        return None
+    return x, Rounding(scale, int(zero), kind)
+
+
+def read_steps(view: GraphView, node: ir.Node) -> tuple[ir.Value, Rounding] | None:
+    """(x, the grid) where `node` is DequantizeLinear(Cast(x)) in float32 with one constant scale and zero point, and x is
+    Min(Max(Round(..), low), high), with the ends of the integers that the Cast makes."""
+    cast = view.producer(node.inputs[0], "Cast")
+    kind = _GRIDS.get(cast.outputs[0].dtype) if cast is not None else None
+    if cast is None or kind is None or node.outputs[0].dtype != ir.DataType.FLOAT:
+        return None
+    x = inner = cast.inputs[0]
+    if x is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    for op, end in zip(("Min", "Max"), reversed(GRIDS[kind]), strict=True):
+        clipped = view.producer(inner, op)
+        if clipped is None or len(clipped.inputs) != 2 or view.scalar(clipped.inputs[1]) != end:
+            return None
+        inner = clipped.inputs[0]
+    scale, zero = _scale_and_zero(view, node)
+    if view.producer(inner, "Round") is None or scale is None or zero is None or not 0 < scale < math.inf:
         return None
     return x, Rounding(scale, int(zero), kind)
 
@@ -63,7 +84,10 @@ def read_rounding_of_probabilities(
 
 
 def refuse_integer_softmax(view: GraphView, node: ir.Node, label: str) -> Match | None:
-    """None for all nodes but onnxruntime's QLinearSoftmax. Raises NoMatch for that."""
+    """None for all nodes but onnxruntime's QLinearSoftmax. Raises NoMatch for one that was not taken apart before matching
+    (match/prepare/integer_ops.py), which says why where it is in the main graph."""
     if op_of(node) == f"{CONTRIB}.QLinearSoftmax":
-        raise NoMatch("QLinearSoftmax rounds its result, which a fused kernel never has as a whole")
+        raise NoMatch(
+            "QLinearSoftmax inside of a subgraph (If, Loop, Scan) or of a model before opset 10 is not taken apart"
+        )
     return None

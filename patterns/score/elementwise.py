@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import attr_float, op_of, typed_attr
 from onnx_fa.graph.view import FLOATS, GraphView
 from onnx_fa.match import Map, NoMatch, Peel
-from onnx_fa.patterns.quant.rounding import read_rounding
+from onnx_fa.patterns.quant.rounding import read_rounding, read_steps
 from onnx_fa.spec.expr import OPS, SCORE, Apply, Bool, Float, Int, Kind, ScoreExpr, Tensor, is_small, kind_of
 from onnx_fa.spec.terms import GRIDS
 
@@ -115,9 +115,11 @@ def peel_elementwise(view: GraphView, value: ir.Value) -> Iterator[Peel]:
     if view.producer(value, *_KNOWN) is None:
         return
     for root in _roots(view, value):
+        if not _fits(view, value, root):
+            continue  # a factor of the score, of which nothing is asked
         reading = _Reading(view, root)
         expr = reading.read(value)
-        if expr is None or expr == SCORE or not reading.used or not _fits(view, value, root):
+        if expr is None or expr == SCORE or not reading.used:
             continue
         kinds = [k for v in reading.tensors if (k := _kind(v)) is not None]
         try:
@@ -327,7 +329,15 @@ class _Reading:
         found = read_rounding(self.view, node)
         x = self.read(found[0]) if found is not None else None
         if found is None or x is None:
-            return None
+            return self._from_steps(node)
         grid, (low, high) = found[1], GRIDS[found[1].dtype]
         steps = Apply("Max", Apply("Round", Apply("Div", x, _f(grid.scale))), _f(low - grid.zero_point))
         return Apply("Mul", Apply("Min", steps, _f(high - grid.zero_point)), _f(grid.scale))
+
+    def _from_steps(self, node: ir.Node) -> ScoreExpr | None:
+        """DequantizeLinear(Cast(x)), where x is a whole number that the bytes hold."""
+        found = read_steps(self.view, node)
+        x = self.read(found[0]) if found is not None else None
+        if found is None or x is None:
+            return None
+        return Apply("Mul", Apply("Sub", x, _f(found[1].zero_point)), _f(found[1].scale))

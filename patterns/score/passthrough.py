@@ -37,16 +37,29 @@ def is_noop(view: GraphView, node: ir.Node) -> bool:
 
 
 def peel_noop(view: GraphView, value: ir.Value) -> Iterator[Peel]:
-    """A node that gives the scores that it is given, unless it narrows their type."""
+    """A node that gives the scores that it is given, unless it narrows the type that they were computed in."""
     node = value.producer()
     if node is None or node.inputs[:1] in ((), (None,)) or not is_noop(view, node):
         return
     inner = node.inputs[0]
     assert inner is not None
     narrow = value.dtype == ir.DataType.FLOAT16 and inner.dtype == ir.DataType.BFLOAT16
-    if op_of(node) == "Cast" and (narrow or _bits(value) < _bits(inner)):
+    if op_of(node) == "Cast" and (narrow or _bits(value) < _bits(inner)) and not _is_of_type(view, inner, value.dtype):
         return  # a large score would become infinite there
     yield Peel(Nothing(), inner)
+
+
+def _is_of_type(view: GraphView, value: ir.Value, dtype: ir.DataType | None) -> bool:
+    """Whether a value in f32 is that of one op on numbers of a narrower type, as converters to f16 write the ops that they leave in
+    f32: cast down, it is what the op makes in that type."""
+    node = view.producer(value, "Add", "Sub", "Mul", "Div")
+    if node is None or value.dtype != ir.DataType.FLOAT:
+        return False
+    return all((cast := view.producer(x, "Cast")) is not None and _source_type(cast) == dtype for x in node.inputs)
+
+
+def _source_type(cast: ir.Node) -> ir.DataType | None:
+    return None if cast.inputs[0] is None else cast.inputs[0].dtype
 
 
 def peel_added_zero(view: GraphView, value: ir.Value) -> Iterator[Peel]:

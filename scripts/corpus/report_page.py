@@ -77,7 +77,7 @@ class Row:
         short = attentions - sites
         missing = tuple(misses) if short > 0 else ()
         if short > len(misses):
-            missing += (UNSEEN,) * (short - len(misses))
+            missing += (REFUSED if outcome.get("refused") else UNSEEN,) * (short - len(misses))
         return cls(
             entry["producer"],
             entry["name"],
@@ -95,6 +95,7 @@ class Row:
 
 
 UNSEEN = "neither a site nor left alone"
+REFUSED = "the file is refused as invalid, and onnxruntime does not load it either"
 
 
 def verdict_of(outcome: dict[str, Any]) -> str:

@@ -13,7 +13,9 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
+from onnx_fa.graph.ops import op_of
 from tests.support.graph_changes import CHANGES, FLOATS
+from tests.support.on_bytes import OPERATORS
 
 from .inputs import Feeds
 
@@ -236,6 +238,39 @@ def requantise(model: onnx.ModelProto, r: Random) -> bool:
     return True
 
 
+def on_bytes(model: onnx.ModelProto, r: Random) -> bool:
+    """One or two products, sums or softmaxes of floats by onnxruntime's operators on bytes."""
+    known = _known(model)
+    nodes = [n for n in model.graph.node if op_of(n) in OPERATORS and known.get(n.output[0], (0, None))[0] == T.FLOAT]
+    if not nodes or next(o.version for o in model.opset_import if not o.domain) < 13:
+        return False
+    for node in r.sample(nodes, min(len(nodes), r.choice((1, 2)))):
+        softmax = node.op_type == "Softmax"
+        if softmax and next((a.i for a in node.attribute if a.name == "axis"), -1) != -1:
+            continue
+        name, (domain, op) = _fresh(model), OPERATORS[node.op_type]
+        scale, zero = f"{name}_scale", f"{name}_zero"
+        result = [f"{name}_result", f"{name}_low" if softmax else zero]
+        numbers = {scale: np.float32(r.uniform(0.02, 0.06)), zero: np.uint8(r.choice((128, 127)))}
+        # Of scales that are simple fractions of each other many results would lie halfway between two steps.
+        numbers[result[0]] = np.float32(1 / 256 if softmax else r.uniform(0.02, 0.06))
+        numbers |= {result[1]: np.uint8(0)} if softmax else {}
+        model.graph.initializer.extend(nh.from_array(np.asarray(x), n) for n, x in numbers.items())
+        at, operands, made = [*model.graph.node].index(node), list[str](), list[onnx.NodeProto]()
+        for i, value in enumerate(node.input):
+            made.append(h.make_node("QuantizeLinear", [value, scale, zero], [f"{name}_{i}"], name=f"{name}_{i}"))
+            operands += [f"{name}_{i}", scale, zero]
+        how = {"axis": -1, "opset": 13} if softmax else {}
+        made.append(h.make_node(op, operands + result, [f"{name}_y"], name=f"{name}_y", domain=domain, **how))
+        made.append(h.make_node("DequantizeLinear", [f"{name}_y", *result], [node.output[0]], name=name))
+        model.graph.node.remove(node)
+        for other in reversed(made):
+            model.graph.node.insert(at, other)
+    if all(o.domain != "com.microsoft" for o in model.opset_import):
+        model.opset_import.append(h.make_opsetid("com.microsoft", 1))
+    return True
+
+
 def operator(model: onnx.ModelProto, r: Random) -> bool:
     """A node becomes any other op of as many operands, of the kind that its type allows."""
     unary = ("Neg", "Abs", "Relu", "Identity", "Sigmoid", "Exp", "Tanh", "Sqrt", "Softplus", "Floor", "Erf", "Sign")
@@ -277,7 +312,7 @@ def _as_mutation(name: str) -> Mutation:
     return lambda model, r: CHANGES[name](model, r.randrange(256))
 
 
-OWN = (foreign, narrow, arithmetic, reroute, bound, attribute, again, requantise, operator, retype)
+OWN = (foreign, narrow, arithmetic, reroute, bound, attribute, again, requantise, on_bytes, operator, retype)
 MUTATIONS: dict[str, Mutation] = {f.__name__: f for f in OWN} | {name: _as_mutation(name) for name in CHANGES}
 
 

@@ -27,6 +27,12 @@ def floats(*dims: int) -> np.ndarray:
 
 BYTES = np.arange(C * 5, dtype=np.uint8).reshape(C, 5)
 
+
+def grid(name: str) -> dict[str, Any]:
+    """A scale and a zero point, as inputs."""
+    return {f"{name}_scale": np.array(0.5, np.float32), f"{name}_zero": np.array(3, np.uint8)}
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
     # operator: inputs (dims with symbols, or constants; None is left out), attributes, outputs
     "FastGelu": ({"x": ["b", "s", C], "bias": WEIGHT}, {}, {}, 1),
@@ -73,6 +79,34 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
         {"ids": np.int32},
         1,
     ),
+    **{
+        name: (
+            {"x": ["b", 1, C], **grid("x"), "y": ["s", 1], **grid("y"), **grid("z")},
+            {},
+            {"x": np.uint8, "y": np.uint8},
+            1,
+        )
+        for name in ("QLinearAdd", "QLinearMul")
+    },
+    "QLinearSoftmax": (
+        {"x": ["b", "s"], **grid("x"), **grid("y")},
+        {"axis": -1, "opset": 13},
+        {"x": np.uint8},
+        1,
+    ),
+    "QLinearSigmoid": ({"x": ["b", "s"], **grid("x"), **grid("y")}, {}, {"x": np.uint8}, 1),
+    "QLinearWhere": (
+        {"c": ["s", 1], "x": ["b", 1, C], **grid("x"), "y": [C], **grid("y"), **grid("z")},
+        {},
+        {"c": np.bool_, "x": np.uint8, "y": np.uint8},
+        1,
+    ),
+    "QLinearConcat": (
+        {**grid("z"), "x": ["b", "s"], **grid("x"), "y": ["b", "t"], **grid("y")},
+        {"axis": -1},
+        {"x": np.uint8, "y": np.uint8},
+        1,
+    ),
     "FusedConv": ({"x": ["b", 4, 9, 7], "w": floats(6, 4, 3, 3)}, {"activation": "Relu", "strides": [2, 1]}, {}, 1),
     "FusedMatMul": ({"a": ["b", "s", C], "w": floats(5, C)}, {"transB": 1}, {}, 1),
 }
@@ -107,6 +141,7 @@ def test_what_onnxruntime_makes(name: str) -> None:
     runnable.CopyFrom(model)
     for info in runnable.graph.output:
         kind = T.INT32 if (name, info.name) == ("EmbedLayerNormalization", "y1_read") else T.FLOAT
+        kind = T.UINT8 if name.startswith("QLinear") else kind
         info.CopyFrom(h.make_tensor_value_info(info.name, kind, None))
     results = dict(zip(outs, session(runnable, optimise=False).run(None, arrays), strict=True))
 
@@ -118,7 +153,7 @@ def test_what_onnxruntime_makes(name: str) -> None:
         assert value.dtype == ir.DataType.from_numpy(result.dtype)
         shape = view.shape(value)
         assert shape is not None
-        assert [SIZES.get(str(d), d) for d in shape] == list(result.shape)
+        assert [SIZES.get(str(d), 8 if d == "s + t" else d) for d in shape] == list(result.shape)
 
 
 @pytest.mark.parametrize("channels_last", [0, 1])

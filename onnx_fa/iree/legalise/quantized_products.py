@@ -31,7 +31,7 @@ def dynamic_quantize_matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
         product = product_of_bytes(g, rounded, b, a_zero, zero, hint)
     else:
         number, start, a_scale = _rounded(g, a, hint)
-        product = g.add("MatMul", [g.add("Sub", [number, start], hint), _centred(g, node, b, zero, hint)], hint)
+        product = g.add("MatMul", [g.add("Sub", [number, start], hint), centred(g, node, b, zero, hint)], hint)
     _scaled(g, product, a_scale, scale, bias, hint, node.output[0])
     return True
 
@@ -126,7 +126,7 @@ def _product_of_floats(
     g: GraphWriter, node: onnx.NodeProto, sides: tuple[str, str], zeros: tuple[str, str], hint: str
 ) -> str:
     """The MatMul of integers less their zero points, as floats."""
-    return g.add("MatMul", [_centred(g, node, x, zero, hint) for x, zero in zip(sides, zeros, strict=True)], hint)
+    return g.add("MatMul", [centred(g, node, x, zero, hint) for x, zero in zip(sides, zeros, strict=True)], hint)
 
 
 def _scaled(g: GraphWriter, product: str, a_scale: str, b_scale: str, bias: str, hint: str, out: str) -> None:
@@ -137,7 +137,7 @@ def _scaled(g: GraphWriter, product: str, a_scale: str, b_scale: str, bias: str,
         g.add("Mul", [product, scale], hint, out=out)
 
 
-def _centred(g: GraphWriter, node: onnx.NodeProto, x: str, zero: str, hint: str) -> str:
+def centred(g: GraphWriter, node: onnx.NodeProto, x: str, zero: str, hint: str) -> str:
     """Integers less their zero point, as floats. Raises ModelError for integers whose type nobody knows."""
     kind = g.kind(x)
     if kind not in _BYTES:

@@ -18,6 +18,7 @@ from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import (
     activations,
+    byte_ops,
     casts,
     fused_products,
     integer_convolutions,
@@ -310,6 +311,9 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.DynamicQuantizeMatMul": quantized_products.dynamic_quantize_matmul,
     "DynamicQuantizeLinear": quantized_products.dynamic_quantize_linear,
     "MatMulInteger": quantized_products.matmul_integer,
+    "QLinearMatMul": byte_ops.qlinear_matmul,
+    f"{CONTRIB}.QLinearAdd": byte_ops.qlinear_sum_or_product,
+    f"{CONTRIB}.QLinearMul": byte_ops.qlinear_sum_or_product,
     f"{CONTRIB}.MatMulIntegerToFloat": quantized_products.matmul_integer_to_float,
     f"{CONTRIB}.GatherBlockQuantized": gather_block_quantized,
     f"{CONTRIB}.MoE": moe,

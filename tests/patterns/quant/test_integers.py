@@ -80,6 +80,25 @@ def test_rounding(body: str, said: tuple[str, float, int, str] | None) -> None:
     assert have == said
 
 
+@pytest.mark.parametrize(
+    ("ends", "op", "said"),
+    [
+        ((0, 255), "Round", ("most", 0.25, 3, "u8")),
+        ((-1, 255), "Round", None),
+        ((0, 254), "Round", None),
+        ((0, 255), "Floor", None),
+    ],
+)
+def test_whole_numbers_as_bytes(ends: tuple[int, int], op: str, said: tuple[str, float, int, str] | None) -> None:
+    """What QLinearAdd and QLinearMul are written as: only whole numbers that the bytes hold stay as they are in the Cast."""
+    body = f"r = {op}(f) least = Max(r, low) most = Min(least, high) q = Cast <to = 2> (most) y = DequantizeLinear(q, c, z)"
+    constants = {"low": float(ends[0]), "high": float(ends[1]), "c": 0.25, "z": np.asarray(3, np.uint8)}
+    graph = TextGraph(INPUTS, body, outputs="y", **constants)
+    found = rounding.read_steps(graph.view, graph.node("y"))
+    have = None if found is None else (name_of(found[0]), found[1].scale, found[1].zero_point, found[1].dtype)
+    assert have == said
+
+
 def test_an_integer_softmax_is_refused() -> None:
     body = "s = Softmax(f) y = com.microsoft.QLinearSoftmax <axis = -1, opset = 13> (u, c, z, c, z)"
     graph = TextGraph(INPUTS, body, outputs="y", c=0.5, z=np.asarray(3, np.uint8))
