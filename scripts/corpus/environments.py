@@ -162,7 +162,7 @@ PRODUCERS: dict[str, Producer] = {
     "doctr": Producer("libraries", ("python-doctr", "torch", "onnx")),
     "litgpt": Producer("libraries", ("litgpt", "torch", "onnx")),
     "speechbrain": Producer("libraries", ("speechbrain", "torch", "onnx")),
-    "tables": Producer("libraries", ("rtdl-revisiting-models", "tabpfn", "torch", "onnx")),
+    "tables": Producer("libraries", ("rtdl_revisiting_models", "tabpfn", "torch", "onnx")),
     "paddle": Producer("paddle", ("paddlepaddle", "paddle2onnx", "onnx")),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
 }
