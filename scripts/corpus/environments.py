@@ -103,6 +103,27 @@ ENVIRONMENTS |= {
         "torchaudio==2.11.0",
     ),
 }
+ENVIRONMENTS |= {
+    "libraries": (
+        *EXPORTING,
+        "kornia==0.9.0",
+        "python-doctr==1.1.0",
+        "litgpt==0.5.13",
+        "speechbrain==1.1.2",
+        "torchaudio==2.11.0",
+        "rtdl-revisiting-models==0.0.2",
+        "tabpfn==9.2.0",
+    ),
+    "paddle": (
+        "paddlepaddle==3.3.1",
+        "paddle2onnx==2.1.0",
+        "onnx-graphsurgeon==0.6.1",
+        "onnx==1.17.0",
+        "onnxruntime==1.31.1",
+        "numpy==2.4.6",
+        "sympy==1.14.0",
+    ),
+}
 PRODUCERS: dict[str, Producer] = {
     "optimum": Producer("optimum", ("optimum", "optimum-onnx", "transformers", "torch", "onnx")),
     "torchscript": Producer("torch", ("torch", "transformers", "onnx")),
@@ -137,6 +158,12 @@ PRODUCERS: dict[str, Producer] = {
     "ultralytics": Producer("detection_and_speech", ("ultralytics", "onnxslim", "torch", "onnx")),
     "whisper": Producer("detection_and_speech", ("openai-whisper", "torch", "onnx")),
     "torchaudio": Producer("detection_and_speech", ("torchaudio", "torch", "onnx")),
+    "kornia": Producer("libraries", ("kornia", "torch", "onnx")),
+    "doctr": Producer("libraries", ("python-doctr", "torch", "onnx")),
+    "litgpt": Producer("libraries", ("litgpt", "torch", "onnx")),
+    "speechbrain": Producer("libraries", ("speechbrain", "torch", "onnx")),
+    "tables": Producer("libraries", ("rtdl_revisiting_models", "tabpfn", "torch", "onnx")),
+    "paddle": Producer("paddle", ("paddlepaddle", "paddle2onnx", "onnx")),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
 }
 

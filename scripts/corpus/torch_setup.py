@@ -1,10 +1,12 @@
-"""Makes torchvision importable beside a CPU build of torch. PyPI's torchvision is built for CUDA: without CUDA's libraries its
-compiled operators are not loaded, and its import fails where it describes two of them. No model of the corpus uses these."""
+"""Makes torchvision and torchaudio importable beside a CPU build of torch. PyPI's are built for CUDA: without CUDA's libraries
+their compiled operators are not loaded, and their import fails. No model of the corpus uses these."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -22,6 +24,14 @@ def define_missing_operators() -> None:
     except OSError:
         for name in ("nms", "qnms"):
             _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def without_compiled_torchaudio() -> None:
+    """Before torchaudio is imported: in the place of its module that loads what is compiled stands one that loads nothing."""
+    parts = ModuleType("torchaudio._extension")
+    parts._IS_TORCHAUDIO_EXT_AVAILABLE = False  # type: ignore[attr-defined]
+    parts.fail_if_no_align = lambda function: function  # type: ignore[attr-defined]
+    sys.modules["torchaudio._extension"] = parts
 
 
 define_missing_operators()

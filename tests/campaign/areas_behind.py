@@ -10,6 +10,7 @@ from onnx import TensorProto as T
 from .areas_mask import condition, masked
 from .areas_operand import cut, sliced
 from .areas_score import FACTORS, gemm, times
+from .areas_types import lowered, returned
 from .sketch import Sketch
 
 USUAL = ("drop", "drop", "drop", "mask", "anew", "guard", "guard", "rows", "keys", "scale", "lost", "noop")
@@ -29,10 +30,10 @@ def weighed(g: Sketch, score: str, v: str) -> str:
     p = _changed(g, softmax(g, score), score)
     p = g.edge(p, "p")
     if g.likes("readers", 0.5, 0.03):
-        g.extra[r.choice((p, score))] = "scores"
+        g.show(r.choice((p, score)), "scores")
     if g.likes("readers", 0.4, 0.03):
         statistic = g.reduced(r.choice(("ReduceLogSumExp", "ReduceMax", "ReduceSum")), score) if g.L else score
-        g.extra[statistic] = "rows" if g.L else "scores"
+        g.show(statistic, "rows" if g.L else "scores")
     return _behind(g, _times_v(g, p, v))
 
 
@@ -129,6 +130,7 @@ def _known_condition(g: Sketch) -> str:
 
 def _times_v(g: Sketch, p: str, v: str) -> str:
     r = g.r
+    p, v = lowered(g, p, v)
     ways = ["plain", "plain", "plain", "einsum", "turned", "fused", "split", "two"]
     if g.rank == 2:
         ways += ["gemm"] * 3
@@ -152,7 +154,7 @@ def _times_v(g: Sketch, p: str, v: str) -> str:
         first = g.op("MatMul", p, v)
         if r.random() < 0.5:
             return g.op("Add", first, second)
-        g.extra[second] = "result"
+        g.show(second, "result")
         return first
     return g.op("MatMul", p, v)
 
@@ -171,10 +173,10 @@ def _divided_late(g: Sketch, score: str, v: str) -> str:
         found = g.reduced("ReduceSum", weights if r.random() < 0.7 else e)
         if r.random() < 0.15:
             found = g.op("Add", found, g.floats(r.choice((1e-6, 1.0))))
-        return found
+        return g.op("Cast", found, to=g.float_type) if g.mixed else found
 
     p = g.op("Div", weights, total()) if r.random() < 0.4 else weights
-    out = g.op("MatMul", g.edge(p, "p"), v)
+    out = g.op("MatMul", *lowered(g, g.edge(p, "p"), v))
     for _ in range(r.choice((1, 1, 1, 2) if p == weights else (0, 0, 1))):
         out = g.op("Div", _step(g, out), total())
     return _behind(g, out)
@@ -224,6 +226,7 @@ def _halves(g: Sketch) -> list[tuple[int, int, int]]:
 def _keys_first(g: Sketch, score: str, v: str) -> str:
     """Scores and probabilities with the keys before the queries."""
     p: Any = g.op("Softmax", g.swapped(score), axis=-2)
+    p, v = lowered(g, p, v)
     if g.r.random() < 0.5:
         return g.op("MatMul", g.swapped(p), v)
     return g.swapped(g.op("MatMul", g.swapped(v), p))
@@ -232,7 +235,7 @@ def _keys_first(g: Sketch, score: str, v: str) -> str:
 def _behind(g: Sketch, out: str) -> str:
     """The result behind a scale, a guard, a division or a change of layout and back."""
     r = g.r
-    out = g.edge(out, "o")
+    out = returned(g, g.edge(out, "o"))
     for _ in range(r.choice((0, 0, 1, 2))):
         way = r.choice(("scale", "guard", "rows", "add", "step", "turn", "divide"))
         if way == "scale":

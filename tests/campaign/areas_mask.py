@@ -204,9 +204,11 @@ def masked(g: Sketch, score: str) -> str:
     way = r.choice(("where", "where", "where_not", "add", "add", "one_minus", "sub", "bias", "float_mask"))
     fill = r.choice(FILLS)
     if way == "bias":
-        return g.op("Add", *r.sample([score, g.given("bias", g.broadcast_shape())], 2))
+        return g.op("Add", *r.sample([score, g.given_to_scores("bias", g.broadcast_shape())], 2))
     if way == "float_mask":
-        return g.op(r.choice(("Add", "Add", "Sub")), score, g.given("mask", g.broadcast_shape(), hint=f"mask {fill}"))
+        return g.op(
+            r.choice(("Add", "Add", "Sub")), score, g.given_to_scores("mask", g.broadcast_shape(), f"mask {fill}")
+        )
     keep = condition(g)
     g.kept.append(keep)
     if way == "where":

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import onnx
+from onnx import TensorProto as T
 from onnx import helper as h
 
 from tests.support import random_softmax
@@ -17,6 +18,7 @@ from tests.support.spellings import Spelling
 from .areas_behind import weighed
 from .areas_operand import operand
 from .areas_score import layered, scores
+from .areas_types import rounded_scores, to_scores
 from .inputs import Feeds, feeds_of
 from .mutations import MUTATIONS, mutate
 from .sketch import KINDS, Sketch
@@ -65,9 +67,12 @@ def draw(seed: int, kind: str | None = None) -> Drawn | None:
 
 def _sketched(r: Random, kind: str) -> tuple[onnx.ModelProto, Feeds, str]:
     g = Sketch(r, kind)
-    q, k = operand(g, "q"), operand(g, "k")
-    score = layered(g, scores(g, q, k))
-    out = weighed(g, score, operand(g, "v"))
+    q, k = to_scores(g, "q"), to_scores(g, "k")
+    v = operand(g, "v")
+    if g.mixed:
+        g.float_type = T.FLOAT  # until the probabilities are cast down
+    score = rounded_scores(g, layered(g, scores(g, q, k)))
+    out = weighed(g, score, v)
     shapes: dict[str, list[int | str]] = {
         "scores": [*g.score_shape],
         "rows": [*g.lead, g.S, 1],
@@ -75,7 +80,7 @@ def _sketched(r: Random, kind: str) -> tuple[onnx.ModelProto, Feeds, str]:
     }
     g.nodes.append(h.make_node("Identity", [out], ["o"], name="out"))
     outputs = {"o": (shapes["result"], g.float_type)}
-    outputs |= {x: (shapes[what], g.float_type) for x, what in g.extra.items()}
+    outputs |= {x: (shapes[what], kind) for x, (what, kind) in g.extra.items()}
     # Without queries or batch rows at run time, and with a known number of keys, forms do not run: docs/developer/testing.md.
     return g.model(outputs), feeds_of, g.base + " nothing" * (0 in (g.B, g.S))
 

@@ -308,11 +308,63 @@ def retype(model: onnx.ModelProto, r: Random) -> bool:
     return True
 
 
+def given_type(model: onnx.ModelProto, r: Random) -> bool:
+    """One input of floats, such as K alone, is given in another float type and cast."""
+    inputs = [i for i in model.graph.input if i.type.tensor_type.elem_type in FLOATS]
+    if not inputs:
+        return False
+    given, name = r.choice(inputs), _fresh(model)
+    kind = given.type.tensor_type.elem_type
+    given.type.tensor_type.elem_type = r.choice([x for x in FLOATS if x != kind])
+    for node, at in _readers(model):
+        if node.input[at] == given.name:
+            node.input[at] = name
+    model.graph.node.insert(0, h.make_node("Cast", [given.name], [name], name=name, to=kind))
+    return True
+
+
+def moved_cast(model: onnx.ModelProto, r: Random) -> bool:
+    """A Cast and the node of one operand in front of it, such as a softmax, change places: what was computed in the one type is
+    computed in the other."""
+    made = {o: n for n in model.graph.node for o in n.output}
+    readers = [x for n in model.graph.node for x in n.input] + [o.name for o in model.graph.output]
+    pairs = [
+        (made[n.input[0]], n)
+        for n in model.graph.node
+        if n.op_type == "Cast" and n.input[0] in made and readers.count(n.input[0]) == 1
+    ]
+    pairs = [
+        (first, cast) for first, cast in pairs if len(first.input) == len(first.output) == 1 and first.op_type != "Cast"
+    ]
+    if not pairs:
+        return False
+    first, cast = r.choice(pairs)
+    for node, like in ((first, copy.deepcopy(cast)), (cast, copy.deepcopy(first))):
+        node.op_type, node.domain = like.op_type, like.domain
+        del node.attribute[:]
+        node.attribute.extend(like.attribute)
+    return True
+
+
 def _as_mutation(name: str) -> Mutation:
     return lambda model, r: CHANGES[name](model, r.randrange(256))
 
 
-OWN = (foreign, narrow, arithmetic, reroute, bound, attribute, again, requantise, on_bytes, operator, retype)
+OWN = (
+    foreign,
+    narrow,
+    arithmetic,
+    reroute,
+    bound,
+    attribute,
+    again,
+    requantise,
+    on_bytes,
+    operator,
+    retype,
+    given_type,
+    moved_cast,
+)
 MUTATIONS: dict[str, Mutation] = {f.__name__: f for f in OWN} | {name: _as_mutation(name) for name in CHANGES}
 
 

@@ -112,11 +112,15 @@ def _without_zeros(g: Graph, node: onnx.NodeProto, at: int, weight: str) -> tupl
 
 
 def vanishes(g: Graph, node: onnx.NodeProto, own: str, kind: int) -> str | None:
-    """A probability that is too small for f16, and so zero, is more than that where a rewritten model keeps it in f32."""
-    if node.op_type != "Softmax" or kind != T.FLOAT16:
+    """A probability that is too small for f16, where it is computed or cast, and so zero, is more than that where a rewritten model
+    keeps it in f32."""
+    if node.op_type not in ("Softmax", "Cast") or kind != T.FLOAT16:
+        return None
+    if node.op_type == "Cast" and not _is_weight(g, node.input[0]):
         return None
     least = float(np.finfo(np.float16).smallest_subnormal)
-    p = g.again(node, g.f32(node.input[0]))
+    p = g.f32(node.input[0])
+    p = p if node.op_type == "Cast" else g.again(node, p)
     gone = g.op("And", g.op("Greater", p, g.number(0.0)), g.op("Less", p, g.number(least)))
     return g.op("Where", gone, g.number(least, kind), own)
 

@@ -13,6 +13,7 @@ from tests.support.spellings import Graph
 
 LOWEST = float(np.finfo(np.float32).min)
 FILLS = (float("-inf"), LOWEST, -1e38, -1e9, -1e4, -30.0)
+NARROW = (T.FLOAT16, T.BFLOAT16)
 KINDS = (
     "plain",
     "products",
@@ -26,6 +27,7 @@ KINDS = (
     "caches",
     "quantised",
     "floats",
+    "mixed",
     "readers",
     "table",
 )
@@ -36,7 +38,8 @@ class Sketch(Graph):
     """A graph of B batch rows, H heads (Hkv of K and V), lengths S and L, head dims D and E, and floats of type `float_type`.
 
     `rank` is that of the scores: 4 with batch and heads, 3 with heads alone, 2 with neither. `quantise` says whether the values
-    that pass through `edge` may go through QuantizeLinear and DequantizeLinear.
+    that pass through `edge` may go through QuantizeLinear and DequantizeLinear. `mixed`: the operands are of the type `own`, f16 or
+    bf16, and the scores of f32 (`areas_types`); `float_type` is then that of the part that is being drawn.
     """
 
     def __init__(self, r: Random, kind: str) -> None:
@@ -55,11 +58,15 @@ class Sketch(Graph):
         self.float_type = T.FLOAT
         if self.likes("floats", 0.9, 0.02):
             self.float_type = r.choice((T.FLOAT16, T.FLOAT16, T.BFLOAT16, T.DOUBLE))
+        if kind == "mixed":
+            self.float_type = r.choice((T.FLOAT16, T.FLOAT16, T.FLOAT16, T.BFLOAT16))
+        self.own = self.float_type
+        self.mixed = self.own in NARROW and self.likes("mixed", 1.0, 0.25)
         self.quantise = self.likes("quantised", 1.0, 0.03) and self.float_type == T.FLOAT
         if self.quantise:
             self.opset = max(self.opset, r.choice((18, 21)))
-        self.extra: dict[str, str] = {}
-        """Values to show as outputs beside the result, with what they are."""
+        self.extra: dict[str, tuple[str, int]] = {}
+        """Values to show as outputs beside the result, with what they are and their types."""
         self.kept: list[str] = []
         """Conditions by which scores have been masked."""
 
@@ -97,6 +104,16 @@ class Sketch(Graph):
         self.input(name, list(shape), self.float_type if dtype is None else dtype)
         self.inputs[-1].doc_string = hint
         return name
+
+    def given_to_scores(self, name: str, shape: list[int], hint: str = "") -> str:
+        """A new input that goes into the scores: of their type, or now and then of the operands' and cast."""
+        if not self.mixed or self.r.random() < 0.6:
+            return self.given(name, shape, hint=hint)
+        return self.op("Cast", self.given(name, shape, self.own, hint), to=self.float_type)
+
+    def show(self, x: str, what: str) -> None:
+        """A value of the float type at this place becomes an output."""
+        self.extra[x] = what, self.float_type
 
     def swapped(self, x: str, rank: int | None = None) -> str:
         """The last two axes change places."""

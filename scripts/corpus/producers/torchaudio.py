@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,20 +11,11 @@ import torch
 from corpus.case import Case
 from corpus.feeds import Run
 from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_setup import without_compiled_torchaudio
 
 WIDTH, HEADS, LAYERS = 48, 4, 2
 BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
-
-
-def _without_compiled_parts() -> None:
-    """PyPI's torchaudio is built for CUDA, without whose libraries its import ends. Its models need nothing that is compiled."""
-    parts = ModuleType("torchaudio._extension")
-    parts._IS_TORCHAUDIO_EXT_AVAILABLE = False  # type: ignore[attr-defined]
-    parts.fail_if_no_align = lambda function: function  # type: ignore[attr-defined]
-    sys.modules["torchaudio._extension"] = parts
-
-
-_without_compiled_parts()
+without_compiled_torchaudio()
 
 
 class Streamed(torch.nn.Module):
