@@ -24,6 +24,7 @@ from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from tests.iree.test_linear_sites import nodes_of
 from tests.support.joined_models import join_models
 from tests.support.ort_run import run as run_ort
+from tests.support.triton_sources import triton_sources
 
 AMX, AVX2 = parse_target("cpu-amx"), parse_target("cpu-avx2")
 HOST = parse_target("cpu-host")
@@ -188,7 +189,8 @@ def test_found(name: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "dequantized", "dynamic", "signed"])
 def test_on_cuda(name: str) -> None:
     """Floats are multiplied, which hold the weight's numbers."""
-    text = import_model(PRODUCTS[name].model(), parse_target("cuda")).text
+    with triton_sources():
+        text = import_model(PRODUCTS[name].model(), parse_target("cuda")).text
     assert text.count("util.call @linear_") == 1 and "MatMulInteger" not in text
 
 
