@@ -1,6 +1,7 @@
 """What holds in every test: one thread in the libraries that compute references, cores of its own for each of several processes,
-no state of torch left behind, and few walks of the garbage collector; that long files come first; and what `--whole` adds: cases of
-long lists with the mark `whole`, which run too where they are asked for by name (`::` or `-k`) or mark (`-m`)."""
+no state of torch left behind, few walks of the garbage collector, and nothing compiled twice; that long files come first; and what
+`--whole` adds: cases of long lists with the mark `whole`, which run too where they are asked for by name (`::` or `-k`) or mark
+(`-m`)."""
 
 from __future__ import annotations
 
@@ -84,3 +85,12 @@ def torch_state_stays() -> Iterator[None]:
     yield
     if before:
         assert _torch_state() == before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_compiled_twice() -> Iterator[None]:
+    """One in ten of what the tests of a process ask the compiler for it has made before."""
+    from tests.support.compiled_once import compiled_once
+
+    with compiled_once():
+        yield
