@@ -31,12 +31,12 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "stock_road triton_kernel vector_kernel spelling_table generate zoo families bf16 linear_sites node_tests backend "
-    "convolutions verify integer_products export attention_sweep casts excuses tune no_keys match_ops bits_product "
-    "attention_bench cli integer_convolutions linear_bench cluster tune_linear docs gpu match match_mask linear quantized "
-    "few_kernel triton_stored norm_sites match_layout kept_modules iree_bugs kernel bench campaign tune_triton keys_in_parts "
-    "linear_report spirv damaged_files random_attention rows_kernel amx_body dot_body linear_numbers vulkan_model parameters "
-    "split_keys memory"
+    "triton_kernel families generate zoo vector_kernel stock_road node_tests export verify spelling_table integer_products "
+    "no_keys attention_sweep convolutions excuses tune bf16 match_ops backend attention_bench cli linear "
+    "integer_convolutions linear_bench cluster tune_linear docs gpu match match_mask triton_stored quantized few_kernel "
+    "match_layout kept_modules iree_bugs kernel bench campaign tune_triton casts bits_product keys_in_parts linear_report "
+    "spirv damaged_files random_attention rows_kernel amx_body dot_body linear_numbers vulkan_model parameters split_keys "
+    "memory"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 
