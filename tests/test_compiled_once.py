@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 
 from onnx_fa.errors import CompileError
+from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.spec.target import parse_target
+from tests.support.cli_process import run_main
 from tests.support.compiled_once import compiled_once
 
 TARGET = parse_target("cpu-host")
@@ -44,3 +48,18 @@ def test_failures_are_not_kept(tmp_path: Path) -> None:
             with pytest.raises(CompileError, match="failed with exit code 1"):
                 iree_compile(DOUBLE.replace("addf", "nonsense"), tmp_path / "a.vmfb", TARGET)
         assert once.again == 0
+
+
+def test_a_command_that_is_forked_has_them_too(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    graph = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Add(x, x) }'
+    )
+    onnx.save(graph, model)
+    with compiled_once() as once:
+        compile_model(model, tmp_path / "a.vmfb", TARGET)
+        (kept,) = once.folder.iterdir()
+        (kept / "0").write_bytes(b"kept")
+        done = run_main("onnx_fa.cli.command", ["compile", model, "-o", "b.vmfb"], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "b.vmfb").read_bytes() == b"kept" and list(once.folder.iterdir()) == [kept]
