@@ -1,6 +1,7 @@
 """What holds in every test: one thread in the libraries that compute references, cores of its own for each of several processes,
-no state of torch left behind, and few walks of the garbage collector; that long files come first; and what `--whole` adds: cases of
-long lists with the mark `whole`, which run too where they are asked for by name (`::` or `-k`) or mark (`-m`)."""
+no state of torch left behind, few walks of the garbage collector, and nothing compiled twice; that long files come first; and what
+`--whole` adds: cases of long lists with the mark `whole`, which run too where they are asked for by name (`::` or `-k`) or mark
+(`-m`)."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "stock_road triton_kernel vector_kernel spelling_table generate zoo families bf16 linear_sites node_tests backend "
-    "convolutions verify integer_products export attention_sweep casts excuses tune no_keys match_ops bits_product "
-    "attention_bench cli integer_convolutions linear_bench cluster tune_linear docs gpu match match_mask linear quantized "
-    "few_kernel triton_stored norm_sites match_layout kept_modules iree_bugs kernel bench campaign tune_triton keys_in_parts "
-    "linear_report spirv damaged_files random_attention rows_kernel amx_body dot_body linear_numbers vulkan_model parameters "
-    "split_keys memory"
+    "triton_kernel families generate zoo vector_kernel stock_road node_tests export verify spelling_table integer_products "
+    "no_keys attention_sweep convolutions excuses tune bf16 match_ops backend attention_bench cli linear "
+    "integer_convolutions linear_bench cluster tune_linear docs gpu match match_mask triton_stored quantized few_kernel "
+    "match_layout kept_modules iree_bugs kernel bench campaign tune_triton casts bits_product keys_in_parts linear_report "
+    "spirv damaged_files random_attention rows_kernel amx_body dot_body linear_numbers vulkan_model parameters split_keys "
+    "memory"
 ).split()
 """Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
 
@@ -84,3 +85,12 @@ def torch_state_stays() -> Iterator[None]:
     yield
     if before:
         assert _torch_state() == before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_compiled_twice() -> Iterator[None]:
+    """One in ten of what the tests of a process ask the compiler for it has made before."""
+    from tests.support.compiled_once import compiled_once
+
+    with compiled_once():
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ def test_every_nth_and_every_kind() -> None:
     assert sampled(kinds, 1) == list(range(len(kinds)))
     assert sampled(kinds, len(kinds)) == [0, 4, 7], "one that brings two kinds stands for two cases"
     assert sampled([], 3) == []
+    assert sampled(kinds, len(kinds), always=[5]) == [0, 4, 5, 7]
+    assert sampled(kinds, len(kinds), {*chain(*kinds)}) == [0], "another list has all kinds"
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 1000])
@@ -68,7 +71,10 @@ def test_a_cpu_that_has_the_kernels_of_another_is_left_out() -> None:
     ("args", "run"),
     [("test_file.py", 1), ("--whole", 2), ("test_file.py::test_n", 2), ("-k test_n", 2), ("-m whole", 1), ("-n 1", 1)],
 )
-def test_what_is_left_out_runs_where_it_is_asked_for(args: str, run: int, pytester: pytest.Pytester) -> None:
+def test_what_is_left_out_runs_where_it_is_asked_for(
+    args: str, run: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # which the conftest imports from
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_file=FILE)
     pytester.makeini("[pytest]\nmarkers = whole: left out")

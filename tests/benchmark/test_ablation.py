@@ -25,7 +25,6 @@ from onnx_fa.forms.plain import input_names, plain_model
 from onnx_fa.graph.io import save
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
-from onnx_fa.kernels.triton import ptx
 from onnx_fa.spec.accuracy import expect
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import CASES, Case, case, draw_operands
@@ -34,6 +33,7 @@ from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.spec.terms import Causal, SlidingWindow, Softcap
 from tests.support.cli_process import run_main
 from tests.support.kernel_harness import Kernels, mismatch
+from tests.support.triton_sources import triton_sources
 
 HOST = parse_target("cpu-host")
 BSHD: dict[str, Any] = {f"{x}_layout": (0, 2, 1, 3) for x in "qkvo"}
@@ -84,26 +84,15 @@ def test_the_small_cases_are_for_all_that_cpus_have() -> None:
     assert HOST.off == ALL_ON and all(HOST.has(s) for s in Switch)
 
 
-@pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's source in the place of what it compiles to."""
-
-    def kept(program: Any, arch: int, warps: int, stages: int, limits: Any = None) -> ptx.Compiled:
-        text = f"// {arch} {warps} {stages}\n{program.text}"
-        return ptx.Compiled(program.entry, text, warps, 0, 0)
-
-    monkeypatch.setattr(ptx, "compile_program", kept)
-    monkeypatch.setattr(ptx, "available", lambda: True)
-
-
 @pytest.mark.parametrize(("name", "kind"), [("cpu-avx512", "cpu"), ("cuda", "gpu")])
-def test_every_switch_changes_a_kernel_of_the_table(name: str, kind: str, sources: None) -> None:
+def test_every_switch_changes_a_kernel_of_the_table(name: str, kind: str) -> None:
     """By the texts alone: of those that kernels for the target have, each changes one, and those that they have not none."""
     target, tag = parse_target(name), {"cpu": "ablate", "gpu": "ablate_gpu"}[kind]
     specs = [c.spec for c in CASES if tag in c.tags]
     assert len(specs) >= 6
-    before = [emit_kernel(spec, target).text for spec in specs]
-    changed = {s for s in Switch if [emit_kernel(spec, without(target, s)).text for spec in specs] != before}
+    with triton_sources():
+        before = [emit_kernel(spec, target).text for spec in specs]
+        changed = {s for s in Switch if [emit_kernel(spec, without(target, s)).text for spec in specs] != before}
     assert changed == {s for s in Switch if kind in s.where}
 
 

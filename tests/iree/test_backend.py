@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from onnx_fa.iree.run import benchmark_module, load_module, run_module
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import parse_target
 from tests.support import ort_run
+from tests.support.joined_models import join_models
 
 TARGET = parse_target("cpu-host")
 DOUBLE = """module {
@@ -203,99 +205,97 @@ def _model(
     return helper.make_model(graph, opset_imports=imports, ir_version=10, functions=functions or [])
 
 
-def _check(model: onnx.ModelProto, tmp_path: Path, *arrays: Any) -> None:
-    """The compiled model agrees with onnx's own reference implementation."""
+def _check(tmp_path: Path, *given: tuple[onnx.ModelProto, Sequence[Any]]) -> None:
+    """Each of some models, compiled as one, agrees on its inputs with onnx's own reference implementation."""
     from onnx.reference import ReferenceEvaluator
 
-    names = [i.name for i in model.graph.input]
-    want = ReferenceEvaluator(model).run(None, dict(zip(names, arrays, strict=True)))
     out = tmp_path / "m.vmfb"
-    iree_compile(import_mlir(model, {}).text, out, TARGET, flags=MODEL_FLAGS["llvm-cpu"], timeout_s=120)
-    got = load_module(out)(*arrays)
-    for a, b in zip(want, got, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+    joined = join_models([model for model, _ in given], own_dims=True) if len(given) > 1 else given[0][0]
+    iree_compile(import_mlir(joined, {}).text, out, TARGET, flags=MODEL_FLAGS["llvm-cpu"], timeout_s=120)
+    found = load_module(out)(*(x for _, arrays in given for x in arrays))
+    for (model, arrays), got in zip(given, found, strict=True):
+        names = [i.name for i in model.graph.input]
+        (want,) = ReferenceEvaluator(model).run(None, dict(zip(names, arrays, strict=True)))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def _random(*shape: int) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("dims", "target"),
-    [
-        (["b", "s", 4, 32], [-1, 128]),
-        (["b", "s", 128], [-1, 64]),
-        (["b", 4, "s", 32], [-1, 128]),
-        (["b", "s", 4, 32], [-1, 32]),
-        (["s", "b", 8], [2, -1]),
-    ],
+MERGED: tuple[tuple[list[int | str], list[int]], ...] = (
+    (["b", "s", 4, 32], [-1, 128]),
+    (["b", "s", 128], [-1, 64]),
+    (["b", 4, "s", 32], [-1, 128]),
+    (["b", "s", 4, 32], [-1, 32]),
+    (["s", "b", 8], [2, -1]),
 )
-@pytest.mark.parametrize("zeros", [{}, {"allowzero": 1}])
-def test_reshape_that_merges_dynamic_dims(
-    tmp_path: Path, dims: list[int | str], target: list[int], zeros: dict[str, int]
-) -> None:
-    node = helper.make_node("Reshape", ["x", "s"], ["r"], **zeros)
-    model = _model([node, helper.make_node("Mul", ["r", "r"], ["y"])], {"x": dims}, {"s": target}, None)
-    shape = [{"b": 2, "s": 5}.get(d, d) if isinstance(d, str) else d for d in dims]
-    _check(model, tmp_path, _random(*(int(d) for d in shape)))
 
 
-@pytest.mark.parametrize("axis", [-1, 2])
-def test_rms_normalization(tmp_path: Path, axis: int) -> None:
-    scale = _random(8) if axis == -1 else _random(3, 8)
-    node = helper.make_node("RMSNormalization", ["x", "w"], ["y"], axis=axis, epsilon=1e-3)
-    _check(_model([node], {"x": ["b", "s", 3, 8]}, {"w": scale}, None), tmp_path, _random(2, 5, 3, 8))
+def test_reshapes_that_merge_dynamic_dims(tmp_path: Path) -> None:
+    given = []
+    for dims, target in MERGED:
+        shape = [{"b": 2, "s": 5}.get(d, d) if isinstance(d, str) else d for d in dims]
+        for zeros in ({}, {"allowzero": 1}):
+            nodes = [
+                helper.make_node("Reshape", ["x", "s"], ["r"], **zeros),
+                helper.make_node("Mul", ["r", "r"], ["y"]),
+            ]
+            given.append((_model(nodes, {"x": dims}, {"s": target}, None), [_random(*(int(d) for d in shape))]))
+    _check(tmp_path, *given)
 
 
-@pytest.mark.parametrize(
-    ("shape", "attrs"),
-    [
+def test_rms_normalization_and_rotary_embedding(tmp_path: Path) -> None:
+    given = []
+    for axis, scale in ((-1, _random(8)), (2, _random(3, 8))):
+        node = helper.make_node("RMSNormalization", ["x", "w"], ["y"], axis=axis, epsilon=1e-3)
+        given.append((_model([node], {"x": ["b", "s", 3, 8]}, {"w": scale}, None), [_random(2, 5, 3, 8)]))
+    rotated: tuple[tuple[list[int | str], dict[str, int]], ...] = (
         ([2, 4, 5, 16], {}),
         ([2, 4, 5, 16], {"interleaved": 1}),
         ([2, 5, 64], {"num_heads": 4}),
         ([2, 4, 5, 24], {"rotary_embedding_dim": 16}),
-    ],
-)
-def test_rotary_embedding(tmp_path: Path, shape: list[int | str], attrs: dict[str, int]) -> None:
-    ids = np.arange(10, dtype=np.int64).reshape(2, 5)
-    node = helper.make_node("RotaryEmbedding", ["x", "c", "s", "p"], ["y"], **attrs)
-    constants = {"c": _random(20, 8), "s": _random(20, 8) * 0.5, "p": ids}
-    _check(_model([node], {"x": shape}, constants, shape), tmp_path, _random(*(int(d) for d in shape)))
-
-
-@pytest.mark.parametrize(
-    ("dims", "made", "x"),
-    [
-        (["b", "s", 6], ["b", 2, 2, 6], (3, 4, 6)),
-        (["s", "b", "h", 3], ["s", "b", "d"], (5, 4, 2, 3)),
-        (["s", "b", 6], ["s", "c", 3], (5, 3, 6)),
-        (["c", "s", 3], ["b", 2, "s", 3], (6, 5, 3)),
-        (["s", "b", 2, "e"], ["r", 6], (5, 4, 2, 3)),
-        (["s", "b", 6], ["s", "b", 2, 3], (5, 4, 6)),
-        (["s", "b", 2, 3], ["s", "b", 6], (5, 4, 2, 3)),
-    ],
-)
-def test_reshapes_whose_target_only_a_run_knows(
-    dims: list[Any], made: list[Any], x: tuple[int, ...], tmp_path: Path
-) -> None:
-    """IREE takes free dims that are merged or split for others, some of them without a word."""
-    given = {name: size for name, size in zip(dims, x, strict=True) if isinstance(name, str)}
-    sizes = {"r": 20, "b": 3, "d": 6, "c": 2 * given.get("b", 3), **given}
-    target = [sizes[d] if isinstance(d, str) else d for d in made]
-    model = _model(
-        [helper.make_node("Reshape", ["x", "shape"], ["y"], "split")], {"x": dims, "shape": [len(made)]}, {}, made
     )
-    model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
-    _check(model, tmp_path, _random(*x), np.array(target))
+    constants = {"c": _random(20, 8), "s": _random(20, 8) * 0.5, "p": np.arange(10, dtype=np.int64).reshape(2, 5)}
+    for shape, attrs in rotated:
+        node = helper.make_node("RotaryEmbedding", ["x", "c", "s", "p"], ["y"], **attrs)
+        given.append((_model([node], {"x": shape}, constants, shape), [_random(*(int(d) for d in shape))]))
+    _check(tmp_path, *given)
 
 
-@pytest.mark.parametrize("batch", [2, "b"])
-def test_convolution_of_patches_is_a_matmul(tmp_path: Path, batch: int | str) -> None:
-    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], strides=[4, 2], kernel_shape=[4, 2])
-    constants = {"w": _random(5, 3, 4, 2), "b": _random(5)}
-    model = _model([node], {"x": [batch, 3, 8, 6]}, constants, None)
-    assert "Conv" not in {n.op_type for n in legalize(model).graph.node}
-    _check(model, tmp_path, _random(2, 3, 8, 6))
+TO_SHAPES_OF_THE_RUN: tuple[tuple[list[int | str], list[int | str], tuple[int, ...]], ...] = (
+    (["b", "s", 6], ["b", 2, 2, 6], (3, 4, 6)),
+    (["s", "b", "h", 3], ["s", "b", "d"], (5, 4, 2, 3)),
+    (["s", "b", 6], ["s", "c", 3], (5, 3, 6)),
+    (["c", "s", 3], ["b", 2, "s", 3], (6, 5, 3)),
+    (["s", "b", 2, "e"], ["r", 6], (5, 4, 2, 3)),
+    (["s", "b", 6], ["s", "b", 2, 3], (5, 4, 6)),
+    (["s", "b", 2, 3], ["s", "b", 6], (5, 4, 2, 3)),
+)
+
+
+def test_reshapes_whose_target_only_a_run_knows(tmp_path: Path) -> None:
+    """IREE takes free dims that are merged or split for others, some of them without a word."""
+    given = []
+    for dims, made, x in TO_SHAPES_OF_THE_RUN:
+        known = {name: size for name, size in zip(dims, x, strict=True) if isinstance(name, str)}
+        sizes = {"r": 20, "b": 3, "d": 6, "c": 2 * known.get("b", 3), **known}
+        target = np.array([sizes[d] if isinstance(d, str) else d for d in made])
+        node = helper.make_node("Reshape", ["x", "shape"], ["y"], "split")
+        model = _model([node], {"x": dims, "shape": [len(made)]}, {}, made)
+        model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+        given.append((model, [_random(*x), target]))
+    _check(tmp_path, *given)
+
+
+def test_convolution_of_patches_is_a_matmul(tmp_path: Path) -> None:
+    given, constants = [], {"w": _random(5, 3, 4, 2), "b": _random(5)}
+    for batch in (2, "b"):
+        node = helper.make_node("Conv", ["x", "w", "b"], ["y"], strides=[4, 2], kernel_shape=[4, 2])
+        model = _model([node], {"x": [batch, 3, 8, 6]}, constants, None)
+        assert "Conv" not in {n.op_type for n in legalize(model).graph.node}
+        given.append((model, [_random(2, 3, 8, 6)]))
+    _check(tmp_path, *given)
     overlapping = _model([helper.make_node("Conv", ["x", "w", "b"], ["y"])], {"x": [2, 3, 8, 6]}, constants, None)
     assert "Conv" in {n.op_type for n in legalize(overlapping).graph.node}
 
@@ -331,12 +331,14 @@ def test_what_fails_packed_is_compiled_without(tmp_path: Path) -> None:
         compile_model(model, tmp_path / "m.vmfb", TARGET, flags=["--iree-opt-data-tiling"])
 
 
-@pytest.mark.parametrize("batch", [2, "b"])
-def test_matmul_of_many_dims_by_a_matrix_is_one_of_rows(tmp_path: Path, batch: int | str) -> None:
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    model = _model([node], {"x": [batch, 3, 7, 6]}, {"w": _random(6, 5)}, [batch, 3, 7, 5])
-    assert [n.op_type for n in legalize(model).graph.node] == ["Reshape", "MatMul", "Reshape"]
-    _check(model, tmp_path, _random(2, 3, 7, 6))
+def test_matmul_of_many_dims_by_a_matrix_is_one_of_rows(tmp_path: Path) -> None:
+    given = []
+    for batch in (2, "b"):
+        node = helper.make_node("MatMul", ["x", "w"], ["y"])
+        model = _model([node], {"x": [batch, 3, 7, 6]}, {"w": _random(6, 5)}, [batch, 3, 7, 5])
+        assert [n.op_type for n in legalize(model).graph.node] == ["Reshape", "MatMul", "Reshape"]
+        given.append((model, [_random(2, 3, 7, 6)]))
+    _check(tmp_path, *given)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +352,7 @@ def test_other_matmuls_stay(dims: list[int | str], weight: list[int]) -> None:
 def test_operator_defined_as_a_function_is_expanded(tmp_path: Path) -> None:
     model = _model([helper.make_node("Swish", ["x"], ["y"], alpha=0.7)], {"x": [3, 4]}, {}, [3, 4], opset=24)
     assert "Swish" not in {n.op_type for n in legalize(model).graph.node}
-    _check(model, tmp_path, _random(3, 4))
+    _check(tmp_path, (model, [_random(3, 4)]))
 
 
 def test_local_functions_are_inlined(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_local_functions_are_inlined(tmp_path: Path) -> None:
     )
     node = helper.make_node("Twice", ["x"], ["y"], domain="local")
     model = _model([node], {"x": [3]}, {}, [3], functions=[body], domains=("local",))
-    _check(model, tmp_path, _random(3))
+    _check(tmp_path, (model, [_random(3)]))
 
 
 def test_a_slice_with_computed_bounds_keeps_its_other_dims() -> None:

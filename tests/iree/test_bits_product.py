@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
@@ -16,7 +15,9 @@ from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
+from tests.support.joined_models import join_models
 from tests.support.ort_run import run
+from tests.support.triton_sources import triton_sources
 
 N, K, BLOCK = 48, 96, 32
 
@@ -47,31 +48,36 @@ def model(
     return h.make_model(graph, opset_imports=imports, ir_version=9)
 
 
-@pytest.mark.parametrize(
-    ("lead", "shape", "level", "dtype", "width"),
-    [
-        ((1, 1), (1, 1), 0, T.FLOAT, K),
-        ((1, "n"), (1, 5), 4, T.FLOAT, K),
-        (("batch", "n"), (2, 3), 4, T.FLOAT, K),
-        (("batch", 2, "n"), (2, 2, 3), 0, T.FLOAT, K - 7),
-        (("batch", "n"), (0, 3), 0, T.FLOAT, K),
-        ((1, "n"), (1, 5), 0, T.FLOAT16, K),
-    ],
+COMPILED: tuple[tuple[tuple[int | str, ...], tuple[int, ...], int, int, int], ...] = (
+    ((1, 1), (1, 1), 0, T.FLOAT, K),
+    ((1, "n"), (1, 5), 4, T.FLOAT, K),
+    (("batch", "n"), (2, 3), 4, T.FLOAT, K),
+    (("batch", 2, "n"), (2, 2, 3), 0, T.FLOAT, K - 7),
+    (("batch", "n"), (0, 3), 0, T.FLOAT, K),
+    ((1, "n"), (1, 5), 0, T.FLOAT16, K),
 )
-def test_compiled(
-    lead: tuple[int | str, ...], shape: tuple[int, ...], level: int, dtype: int, width: int, tmp_path: Path
-) -> None:
-    """Whatever dims are free, in f16, and where the last block is not whole."""
+"""(leading dims, and those of a run, accuracy level, element type, width): whatever dims are free, in f16, and where the last block
+is not whole."""
+
+
+def test_compiled(tmp_path: Path) -> None:
+    """All in one module."""
     target = parse_target("cpu-host")
-    made = import_model(model(lead, level, dtype, width), target)
-    rounded = level == 4 and target.multiplies_bytes
-    scales = "f32" if dtype == T.FLOAT else "f16"
-    assert (f"x{N}x{K}_{BLOCK}_{scales}_rounded" if rounded else f"x{N}x{K}_{BLOCK}_{scales}") in made.text
+    models, inputs, wanted = [], [], list[tuple[np.ndarray, float]]()
+    for lead, shape, level, dtype, width in COMPILED:
+        models.append(model(lead, level, dtype, width))
+        rounded = level == 4 and target.multiplies_bytes
+        scales = "f32" if dtype == T.FLOAT else "f16"
+        text = import_model(models[-1], target).text
+        assert (f"x{N}x{K}_{BLOCK}_{scales}_rounded" if rounded else f"x{N}x{K}_{BLOCK}_{scales}") in text
+        as_type = np.float32 if dtype == T.FLOAT else np.float16
+        inputs.append(np.random.default_rng(4).standard_normal((*shape, width)).astype(as_type))
+        bound = 2e-6 if dtype == T.FLOAT else 2e-3
+        results = run(model(lead, level if rounded else 0, dtype, width), {"x": inputs[-1]})
+        wanted += [(want, bound) for want in results]
+    made = import_model(join_models(models, own_dims=True), target)
     iree_compile(made.text, tmp_path / "m.vmfb", target, flags=made.flags, timeout_s=120)
-    x = np.random.default_rng(4).standard_normal((*shape, width)).astype(np.float32 if dtype == T.FLOAT else np.float16)
-    wanted = run(model(lead, level if rounded else 0, dtype, width), {"x": x})
-    bound = 2e-6 if dtype == T.FLOAT else 2e-3
-    for got, want in zip(load_module(tmp_path / "m.vmfb")(x), wanted, strict=True):
+    for got, (want, bound) in zip(load_module(tmp_path / "m.vmfb")(*inputs), wanted, strict=True):
         assert got.shape == want.shape
         assert np.abs(got - want).max(initial=0) <= bound * np.abs(want).max(initial=0)
 
@@ -86,4 +92,5 @@ def test_an_unknown_width(tmp_path: Path) -> None:
 
 
 def test_gpus_have_no_such_kernel() -> None:
-    assert "util.call @bits" not in import_model(model((1, 1), 0), "cuda").text
+    with triton_sources():
+        assert "util.call @bits" not in import_model(model((1, 1), 0), "cuda").text

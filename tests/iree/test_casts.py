@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import foreign_cpu, parse_target
+from tests.support.joined_models import join_models
 from tests.support.node_cases import run_ort
 
 AVX2 = parse_target("cpu-avx2")
@@ -118,31 +119,38 @@ def _model(kind: str, kinds: Iterable[str], moved: str = "") -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def _check(model: onnx.ModelProto, kind: str, kinds: list[str], folder: Path) -> None:
-    onnx.save(model, folder / "m.onnx")
-    compile_model(folder / "m.onnx", folder / "m.vmfb", AVX2)
-    given = [_fitting(_numbers(kind), to)[:, None] for to in kinds]
-    found = load_module(folder / "m.vmfb")(*given)
-    wanted = run_ort(model, {f"x{i}": x for i, x in enumerate(given)})
-    for to, got, want in zip(kinds, found, wanted, strict=True):
-        # A module says of an integer how many bits it has, not whether one of them is a sign.
-        exact = want.dtype if want.dtype.kind in "iub" else np.float64  # which all floats are
-        got = np.asarray(got).view(want.dtype) if want.dtype.kind in "iu" else np.asarray(got)
-        np.testing.assert_array_equal(got.astype(exact), want.astype(exact), err_msg=f"{kind} to {to}")
+Casts = tuple[str, list[str], str]
+"""A type, those that it is cast to, and the op that moves it between two casts."""
+
+
+def _check(casts: Sequence[Casts], folder: Path) -> None:
+    """All in one module."""
+    models = [_model(*cast) for cast in casts]
+    compile_model(join_models(models), folder / "m.vmfb", AVX2)
+    given = [[_fitting(_numbers(kind), to)[:, None] for to in kinds] for kind, kinds, _ in casts]
+    found = iter(load_module(folder / "m.vmfb")(*(x for inputs in given for x in inputs)))
+    for (kind, kinds, moved), model, inputs in zip(casts, models, given, strict=True):
+        wanted = run_ort(model, {f"x{i}": x for i, x in enumerate(inputs)})
+        for to, want in zip(kinds, wanted, strict=True):
+            # A module says of an integer how many bits it has, not whether one of them is a sign.
+            exact = want.dtype if want.dtype.kind in "iub" else np.float64  # which all floats are
+            got = np.asarray(next(found))
+            got = got.view(want.dtype) if want.dtype.kind in "iu" else got
+            np.testing.assert_array_equal(
+                got.astype(exact), want.astype(exact), err_msg=f"{kind} to {to}, moved by {moved or 'nothing'}"
+            )
+    assert next(found, None) is None
 
 
 @pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
-@pytest.mark.parametrize("kind", TYPES)
-def test_every_cast(kind: str, tmp_path: Path) -> None:
-    kinds = [to for to in TYPES if to != kind and to not in REFUSED]
-    _check(_model(kind, kinds), kind, kinds, tmp_path)
+def test_every_cast(tmp_path: Path) -> None:
+    _check([(kind, [to for to in TYPES if to != kind and to not in REFUSED], "") for kind in TYPES], tmp_path)
 
 
 @pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
-@pytest.mark.parametrize("kind", ["BOOL", "INT8", "INT32", "INT64"])
-@pytest.mark.parametrize("moved", TURNING)
-def test_integers_that_are_moved_between_two_casts(kind: str, moved: str, tmp_path: Path) -> None:
-    _check(_model(kind, ["BFLOAT16", "FLOAT16"], moved), kind, ["BFLOAT16", "FLOAT16"], tmp_path)
+def test_integers_that_are_moved_between_two_casts(tmp_path: Path) -> None:
+    kinds = ("BOOL", "INT8", "INT32", "INT64")
+    _check([(kind, ["BFLOAT16", "FLOAT16"], moved) for kind in kinds for moved in TURNING], tmp_path)
 
 
 @pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
@@ -155,39 +163,40 @@ def test_a_cast_by_example(tmp_path: Path) -> None:
         for name, kind in (("x", TensorProto.INT64), ("y", TensorProto.BFLOAT16))
     ]
     nodes = [helper.make_node("CastLike", ["x", "like"], ["y"])]
-    model = _saved(helper.make_graph(nodes, "cast", shown[:1], shown[1:], [like]), tmp_path)
+    model = _checked(helper.make_graph(nodes, "cast", shown[:1], shown[1:], [like]))
     compile_model(model, tmp_path / "m.vmfb", AVX2)
     (found,) = load_module(tmp_path / "m.vmfb")(x)
     np.testing.assert_array_equal(np.asarray(found), x.astype(np.float32).astype(ml_dtypes.bfloat16))
 
 
 @pytest.mark.skipif(bool(foreign_cpu(AVX2)), reason="no x86-64 with AVX2")
-@pytest.mark.parametrize("kind", ["INT8", "UINT8"])
-@pytest.mark.parametrize("along", [False, True])
-def test_bytes_dequantized_as_bf16(kind: str, along: bool, tmp_path: Path) -> None:
+def test_bytes_dequantized_as_bf16(tmp_path: Path) -> None:
     """Every byte with a zero point, of which differences are exact: only the product with the scale rounds."""
-    ends, width = np.iinfo(TYPES[kind]), 8
-    x = np.arange(ends.min, ends.max + 1).astype(TYPES[kind]).reshape(-1, width)
-    scale = (np.arange(1, 1 + width) / 7).astype(ml_dtypes.bfloat16)[: width if along else 1]
-    zero = np.linspace(ends.min, ends.max, width).astype(TYPES[kind])[: len(scale)]
-    if not along:
-        scale, zero = scale[0], zero[0]
-    tensors = [onnx.numpy_helper.from_array(np.asarray(a), n) for a, n in ((scale, "scale"), (zero, "zero"))]
-    shown = [
-        helper.make_tensor_value_info(name, k, list(x.shape))
-        for name, k in (("x", TensorProto.DataType.Value(kind)), ("y", TensorProto.BFLOAT16))
-    ]
-    nodes = [helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["y"], axis=1)]
-    model = _saved(helper.make_graph(nodes, "bytes", shown[:1], shown[1:], tensors), tmp_path)
-    compile_model(model, tmp_path / "m.vmfb", AVX2)
-    (found,) = load_module(tmp_path / "m.vmfb")(x)
-    difference = x.astype(np.float32) - np.asarray(zero, np.float32)
-    want = (difference * np.asarray(scale, np.float32)).astype(ml_dtypes.bfloat16)
-    np.testing.assert_array_equal(np.asarray(found), want)
+    cases = [(kind, along) for kind in ("INT8", "UINT8") for along in (False, True)]
+    models, given, wanted, width = [], [], [], 8
+    for kind, along in cases:
+        ends = np.iinfo(TYPES[kind])
+        x = np.arange(ends.min, ends.max + 1).astype(TYPES[kind]).reshape(-1, width)
+        scale = (np.arange(1, 1 + width) / 7).astype(ml_dtypes.bfloat16)[: width if along else 1]
+        zero = np.linspace(ends.min, ends.max, width).astype(TYPES[kind])[: len(scale)]
+        if not along:
+            scale, zero = scale[0], zero[0]
+        tensors = [onnx.numpy_helper.from_array(np.asarray(a), n) for a, n in ((scale, "scale"), (zero, "zero"))]
+        shown = [
+            helper.make_tensor_value_info(name, k, list(x.shape))
+            for name, k in (("x", TensorProto.DataType.Value(kind)), ("y", TensorProto.BFLOAT16))
+        ]
+        nodes = [helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["y"], axis=1)]
+        models.append(_checked(helper.make_graph(nodes, "bytes", shown[:1], shown[1:], tensors)))
+        given.append(x)
+        difference = x.astype(np.float32) - np.asarray(zero, np.float32)
+        wanted.append((difference * np.asarray(scale, np.float32)).astype(ml_dtypes.bfloat16))
+    compile_model(join_models(models), tmp_path / "m.vmfb", AVX2)
+    for case, got, want in zip(cases, load_module(tmp_path / "m.vmfb")(*given), wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), want, err_msg=str(case))
 
 
-def _saved(graph: onnx.GraphProto, folder: Path) -> Path:
+def _checked(graph: onnx.GraphProto) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, folder / "m.onnx")
-    return folder / "m.onnx"
+    return model

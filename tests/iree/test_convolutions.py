@@ -204,23 +204,31 @@ def test_random_depthwise_convolutions_mean_the_same(drawn: tuple[onnx.ModelProt
     compare(model, got, inputs)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-@example((conv(("N", 8, 30), (96, 2, 16), group=4, pads=[8, 8]), (3, 8, 30)))
-@example((conv((2, 3, 20, 20), (32, 3, 7, 7), strides=[4, 4], pads=[3] * 4), (2, 3, 20, 20)))
-@example((conv((3, 20, 58), (96, 20, 3), pads=[1, 1], strides=[2]), (3, 20, 58)))
-@example((conv(("N", 32, 9, 9), (32, 4, 3, 3), group=8, pads=[1] * 4), (2, 32, 9, 9)))
-@example((conv((2, 8, 20), (16, 1, 3), group=8, turned=True), (2, 8, 20)))
-@example((conv(("N", 24, 9, 9), (48, 24, 3, 3), pads=[1] * 4, bias=False), (2, 24, 9, 9)))
-@example((conv(("N", 6, 9, 9), (6, 1, 3, 3), group=6, pads=[1] * 4), (2, 6, 9, 9)))
-@example((conv((2, 6, 9, 9), (6, 1, 3, 3), group=6, strides=[2, 2], turned=True), (2, 6, 9, 9)))
-@example((conv((2, 6, 9, 9), (6, 1, 3, 3), group=6, strides=[2, 2], kind=np.float16), (2, 6, 9, 9)))
-@given(drawn=st.one_of(convolutions((17,)), depthwise()))
-def test_random_convolutions_compiled(tmp_path_factory: Any, drawn: tuple[onnx.ModelProto, tuple[int, ...]]) -> None:
-    model, shape = drawn
-    inputs, path = image_of(model, shape), tmp_path_factory.mktemp("conv") / "m.vmfb"
-    compile_model(model, path, HOST, parameters="embed")
-    (got,) = load_module(path)(*inputs.values())
-    compare(model, got, inputs)
+Drawn = tuple[onnx.ModelProto, tuple[int, ...]]
+EXAMPLES: list[Drawn] = [
+    (conv(("N", 8, 30), (96, 2, 16), group=4, pads=[8, 8]), (3, 8, 30)),
+    (conv((2, 3, 20, 20), (32, 3, 7, 7), strides=[4, 4], pads=[3] * 4), (2, 3, 20, 20)),
+    (conv((3, 20, 58), (96, 20, 3), pads=[1, 1], strides=[2]), (3, 20, 58)),
+    (conv(("N", 32, 9, 9), (32, 4, 3, 3), group=8, pads=[1] * 4), (2, 32, 9, 9)),
+    (conv((2, 8, 20), (16, 1, 3), group=8, turned=True), (2, 8, 20)),
+    (conv(("N", 24, 9, 9), (48, 24, 3, 3), pads=[1] * 4, bias=False), (2, 24, 9, 9)),
+    (conv(("N", 6, 9, 9), (6, 1, 3, 3), group=6, pads=[1] * 4), (2, 6, 9, 9)),
+    (conv((2, 6, 9, 9), (6, 1, 3, 3), group=6, strides=[2, 2], turned=True), (2, 6, 9, 9)),
+    (conv((2, 6, 9, 9), (6, 1, 3, 3), group=6, strides=[2, 2], kind=np.float16), (2, 6, 9, 9)),
+]
+
+
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
+@example(EXAMPLES)
+@given(drawn=st.lists(st.one_of(convolutions((17,)), depthwise()), min_size=6, max_size=6))
+def test_random_convolutions_compiled(tmp_path_factory: Any, drawn: list[Drawn]) -> None:
+    """Those of a list are a module."""
+    models = [model for model, _ in drawn]
+    inputs, path = [image_of(*pair) for pair in drawn], tmp_path_factory.mktemp("conv") / "m.vmfb"
+    compile_model(join_models(models, own_dims=True), path, HOST, parameters="embed")
+    found = load_module(path)(*(x["x"] for x in inputs))
+    for (model, _), got, images in zip(drawn, found, inputs, strict=True):
+        compare(model, got, images)
 
 
 @pytest.mark.parametrize(
@@ -273,32 +281,29 @@ def test_a_conv_stays(x: tuple[int | str, ...], w: tuple[int, ...], options: dic
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize(
-    ("x", "w", "options"),
-    [
-        ((1, 128, 9, 9), (64, 128, 3, 3), {"pads": [1] * 4}),
-        ((2, 32, 9, 9), (32, 4, 3, 3), {"group": 8, "bias": False}),
-        ((2, 128, 40), (48, 128, 3), {"turned": True}),
-        ((1, 16, 9, 9), (16, 1, 7, 7), {"group": 16, "pads": [3] * 4}),
-    ],
-)
-def test_sums_of_halves_are_rounded_once(
-    dtype: str, x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_sums_of_halves_are_rounded_once(dtype: str, tmp_path: Path) -> None:
     """The reference's sums are of float64 (of f32 where channels are each for themselves): theirs and ours, of f32, are rounded to
     neighbours at most, and nearly always to the same number."""
     import iree.runtime as rt
 
-    model, path = conv(x, w, kind=NUMPY[dtype], **options), tmp_path / "m.vmfb"
-    inputs = image_of(model, x)
-    compile_model(model, path, HOST, parameters="embed")
+    cases: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+        ((1, 128, 9, 9), (64, 128, 3, 3), {"pads": [1] * 4}),
+        ((2, 32, 9, 9), (32, 4, 3, 3), {"group": 8, "bias": False}),
+        ((2, 128, 40), (48, 128, 3), {"turned": True}),
+        ((1, 16, 9, 9), (16, 1, 7, 7), {"group": 16, "pads": [3] * 4}),
+    )
+    models, path = [conv(x, w, kind=NUMPY[dtype], **options) for x, w, options in cases], tmp_path / "m.vmfb"
+    inputs = [image_of(model, x) for model, (x, _, _) in zip(models, cases, strict=True)]
+    compile_model(join_models(models), path, HOST, parameters="embed")
     call = rt.load_vm_flatbuffer_file(str(path), driver="local-task")[function_of(path)]
-    got = call(*inputs.values()).to_host()
-    (want,) = ReferenceEvaluator(legalized(model), new_ops=[ConvSite]).run(None, inputs)
-    assert got.dtype == want.dtype == NUMPY[dtype] and np.mean(got == want) > 0.98
-    wide = want.astype(np.float64)
-    unit = 2.0 * UNIT[dtype]
-    np.testing.assert_allclose(got.astype(np.float64), wide, rtol=unit, atol=1e-5 * np.abs(wide).max())
+    results = call(*(x["x"] for x in inputs))
+    for model, images, result in zip(models, inputs, results, strict=True):
+        got = result.to_host()
+        (want,) = ReferenceEvaluator(legalized(model), new_ops=[ConvSite]).run(None, images)
+        assert got.dtype == want.dtype == NUMPY[dtype] and np.mean(got == want) > 0.98
+        wide = want.astype(np.float64)
+        unit = 2.0 * UNIT[dtype]
+        np.testing.assert_allclose(got.astype(np.float64), wide, rtol=unit, atol=1e-5 * np.abs(wide).max())
 
 
 @pytest.mark.parametrize("target", [parse_target("cpu-neon"), parse_target("cuda"), parse_target("vulkan"), None])

@@ -19,6 +19,7 @@ from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
 from tests.support.joined_models import join_models
 from tests.support.ort_run import run
+from tests.support.triton_sources import triton_sources
 
 HOST, AVX512 = parse_target("cpu-host"), parse_target("cpu-avx512")
 K, N, BLOCK = 96, 48, 32
@@ -204,8 +205,9 @@ def test_scales_of_rows(spelling: str) -> None:
 
 def test_other_makers() -> None:
     """Where the compiler is to make the kernels, and on GPUs."""
-    for target in (parse_target("cpu-avx512", "iree"), "cuda"):
-        assert "@bits" not in import_model(model(T.INT4, 4, zero=True), target).text
+    with triton_sources():
+        for target in (parse_target("cpu-avx512", "iree"), "cuda"):
+            assert "@bits" not in import_model(model(T.INT4, 4, zero=True), target).text
 
 
 def test_the_module_holds_no_floats(tmp_path: Path) -> None:

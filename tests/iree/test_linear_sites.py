@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ from onnx_fa.spec.expr import words
 from onnx_fa.spec.expr_json import from_json
 from onnx_fa.spec.target import parse_target
 from tests.iree.test_bits_product import model as bits_model
+from tests.support.triton_sources import triton_sources
 
 CUDA = parse_target("cuda")
 WEIGHTS = {
@@ -35,6 +37,13 @@ WEIGHTS = {
     "small": (64, 8),
     "three": (2, 64, 48),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sources() -> Iterator[None]:
+    """What becomes a site does not depend on what Triton makes of its source, which tests/kernels/test_linear.py tries."""
+    with triton_sources():
+        yield
 
 
 def graph_of(

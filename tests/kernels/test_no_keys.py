@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector
+from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.triton.config import TritonConfig
 from onnx_fa.kernels.triton.source import AttentionSource
 from onnx_fa.spec.attention import AttentionSpec
@@ -142,30 +144,41 @@ SMALL, FEW = VectorConfig(4, 4, 4, 2, 1, 1), FewConfig(4, 2, 8, 4, 1, 1)
 _BEFORE_THE_FIRST = Elementwise(Apply("Where", Apply("Less", Q, Int(0)), SCORE, Float(FLOAT_MIN)))
 NO_KEY = _spec(Hq=4, Sq=1, empty_row="mean", masks=(_BEFORE_THE_FIRST,))
 """Heads of one query become the queries of one head, whose position is a constant: before run time all keys are known as masked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A kernel that a fixture makes: what a module makes is made by every process that collects tests."""
+
+    emit: Callable[..., Kernel]
+    spec: AttentionSpec
+    config: VectorConfig | FewConfig
+    options: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
 BODIES = {
-    "nan": emit_vector(_spec(), HOST, "nan", SMALL),
-    "zero": emit_vector(_spec(empty_row="zero"), HOST, "zero", SMALL),
-    "guarded": emit_vector(_spec(empty_row="guarded", masks=(Causal("end"),)), HOST, "guarded", SMALL),
-    "mean": emit_vector(_spec(empty_row="mean", masks=(Causal("end", FLOAT_MIN),)), HOST, "mean", SMALL),
-    "statistics": emit_vector(_spec(stats=("lse", "max"), masks=(AddMask(("t",)),)), HOST, "statistics", SMALL),
-    "sink": emit_vector(_spec(sink=TensorArg((2, 1, 1))), HOST, "sink", SMALL),
-    "in halves": emit_vector(_spec(dtype="f16"), HOST, "in_halves", SMALL),
-    "few": emit_few(_spec(Sq=2, stats=("lse",)), HOST, "few", FEW),
-    "split": emit_few(_spec(Sq=2, batch=(1,), sink=TensorArg((2, 1, 1))), HOST, "split", FEW, splits=3),
-    "two sweeps": emit_vector(_spec(rounding=Rounding(1 / 255)), HOST, "two_sweeps", SMALL),
-    "few in two sweeps": emit_few(_spec(Sq=2, rounding=Rounding(1 / 255)), HOST, "few_in_two", FEW),
-    "known length": emit_vector(_spec(Sq=6, Skv=7), HOST, "known", SMALL),
-    "bias behind a mask": emit_vector(_spec(masks=(Causal("end"), AddMask(("t",)))), HOST, "behind_a_mask", SMALL),
-    "key in every row": emit_vector(
-        _spec(empty_row="mean", masks=(Causal(1, FLOAT_MIN),)), HOST, "in_every_row", SMALL
-    ),
-    "no key known": emit_vector(NO_KEY, HOST, "no_key_known", SMALL),
+    "nan": Body(emit_vector, _spec(), SMALL),
+    "zero": Body(emit_vector, _spec(empty_row="zero"), SMALL),
+    "guarded": Body(emit_vector, _spec(empty_row="guarded", masks=(Causal("end"),)), SMALL),
+    "mean": Body(emit_vector, _spec(empty_row="mean", masks=(Causal("end", FLOAT_MIN),)), SMALL),
+    "statistics": Body(emit_vector, _spec(stats=("lse", "max"), masks=(AddMask(("t",)),)), SMALL),
+    "sink": Body(emit_vector, _spec(sink=TensorArg((2, 1, 1))), SMALL),
+    "in halves": Body(emit_vector, _spec(dtype="f16"), SMALL),
+    "few": Body(emit_few, _spec(Sq=2, stats=("lse",)), FEW),
+    "split": Body(emit_few, _spec(Sq=2, batch=(1,), sink=TensorArg((2, 1, 1))), FEW, {"splits": 3}),
+    "two sweeps": Body(emit_vector, _spec(rounding=Rounding(1 / 255)), SMALL),
+    "few in two sweeps": Body(emit_few, _spec(Sq=2, rounding=Rounding(1 / 255)), FEW),
+    "known length": Body(emit_vector, _spec(Sq=6, Skv=7), SMALL),
+    "bias behind a mask": Body(emit_vector, _spec(masks=(Causal("end"), AddMask(("t",)))), SMALL),
+    "key in every row": Body(emit_vector, _spec(empty_row="mean", masks=(Causal(1, FLOAT_MIN),)), SMALL),
+    "no key known": Body(emit_vector, NO_KEY, SMALL),
 }
 
 
 @pytest.fixture(scope="module")
 def bodies(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels(list(BODIES.values()), tmp_path_factory.mktemp("bodies"))
+    made = [b.emit(b.spec, HOST, f"body{i}", b.config, **b.options) for i, b in enumerate(BODIES.values())]
+    return Kernels(made, tmp_path_factory.mktemp("bodies"))
 
 
 @pytest.mark.parametrize("name", BODIES)

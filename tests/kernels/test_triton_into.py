@@ -12,6 +12,7 @@ from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import parse_target
+from tests.support.triton_sources import triton_sources
 
 pytestmark = pytest.mark.skipif(not ptx.available(), reason="Triton is not installed")
 CUDA = parse_target("cuda")
@@ -24,7 +25,8 @@ def _spec(Sq: int, Skv: int) -> AttentionSpec:
 
 @pytest.mark.parametrize(("Sq", "dispatches"), [(1, 1), (40, 2)])
 def test_nothing_is_allocated_or_copied(Sq: int, dispatches: int, tmp_path: Path) -> None:
-    kernel = emit_kernel(_spec(Sq, 1 << 15), CUDA)
+    with triton_sources():
+        kernel = emit_kernel(_spec(Sq, 1 << 15), CUDA)
     splits = kernel.config["splits"]
     assert isinstance(splits, int) and splits > 1 and kernel.into is not None
     assert kernel.into.workspace == tuple(4 * 4 * Sq * splits * n for n in (48, 2))
@@ -40,4 +42,5 @@ def test_nothing_is_allocated_or_copied(Sq: int, dispatches: int, tmp_path: Path
 
 
 def test_sizes_that_are_not_known_have_none() -> None:
-    assert emit_kernel(AttentionSpec("f16", 4, 4, "N", "M", 32, 32, batch=(1,), scale=0.2), CUDA).into is None
+    with triton_sources():
+        assert emit_kernel(AttentionSpec("f16", 4, 4, "N", "M", 32, 32, batch=(1,), scale=0.2), CUDA).into is None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import Gathered, IntegerType, Quantized
 from tests.match.test_gathered import _PAGED, _model
+from tests.support.triton_sources import triton_sources
 
 CUDA = parse_target("cuda")
 Words = npt.NDArray[np.uint32]
@@ -132,14 +134,14 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_nothing_is_copied(name: str, tmp_path: Path) -> None:
     """K and V go from where they are kept into a kernel, which no other dispatch precedes, and no buffer is as large as either."""
     spec = stored(**KINDS[name], masks=())
-    kernel = emit_kernel(spec, CUDA)
-    assert kernel.body == "triton"
-    if name == "pages":  # as a graph says it
-        done = compile_model(_model(_PAGED), tmp_path / "m.vmfb", CUDA)
-    else:
-        done = compile_model(ir.to_proto(plain_model(spec)), tmp_path / "m.vmfb", CUDA)
+    # What IREE does around a kernel is seen without Triton's code, of which one case has a real one.
+    with nullcontext() if name == "i4" else triton_sources():
+        assert emit_kernel(spec, CUDA).body == "triton"
+        model = _model(_PAGED) if name == "pages" else ir.to_proto(plain_model(spec))  # pages as a graph says it
+        done = compile_model(model, tmp_path / "m.vmfb", CUDA)
     (site,) = done.sites
-    assert not done.misses and site.fused and site.dispatches == 1 + ("_combine" in kernel.text)
+    # The parts of other heads than those of pages are more than the last workgroup combines.
+    assert not done.misses and site.fused and site.dispatches == (1 if name == "pages" else 2)
     if name != "pages":
         assert site.largest_buffer_bytes is not None and site.largest_buffer_bytes < 2 * 2 * 4096 * 128
 

@@ -69,7 +69,7 @@ EXPORTERS = ("dynamo", "torchscript")
 EAGER_TOO = ("bert", "t5")
 OPSET_23_TOO = ("bert", "llama_step", "gpt_oss")
 CHOSEN = tuple(filter(_chosen, CASES))
-KEPT = sampled([_kinds(case) for case in CHOSEN], 10)
+KEPT = sampled([_kinds(case) for case in CHOSEN], 40)
 """Places in CHOSEN of what every run tries; --whole tries all of it."""
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
+from tests.support.compiled_once import folder_in_use, use
+
 # No runtime that has threads or devices: what is forked must have one thread.
 LOADED = ("onnx_fa.cli.command", "onnx_fa.forms.rewrite", "onnx_fa.iree.compile", "onnx_fa.iree.importer")
 _FORKS = get_context("forkserver")
@@ -29,7 +31,7 @@ def run_main(
     argv = [str(a) for a in args]
     with tempfile.TemporaryDirectory(prefix="onnx_fa-said-") as folder:
         said = [Path(folder) / name for name in ("stdout", "stderr")]
-        job = (module, argv, cwd, dict(os.environ if env is None else env), said)
+        job = (module, argv, cwd, dict(os.environ if env is None else env), said, folder_in_use())
         process = _FORKS.Process(target=_main, args=job)
         process.start()
         process.join(timeout_s)
@@ -41,7 +43,9 @@ def run_main(
         return subprocess.CompletedProcess([module, *argv], process.exitcode, out, err)
 
 
-def _main(module: str, argv: list[str], cwd: Path, env: dict[str, str], said: list[Path]) -> None:
+def _main(
+    module: str, argv: list[str], cwd: Path, env: dict[str, str], said: list[Path], compiled: Path | None
+) -> None:
     for number, path in enumerate(said, 1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
@@ -50,5 +54,7 @@ def _main(module: str, argv: list[str], cwd: Path, env: dict[str, str], said: li
     os.environ.update(env)
     os.chdir(cwd)
     tempfile.tempdir = None  # TMPDIR may be another
+    if compiled:
+        use(compiled)
     sys.argv = [module, *argv]
     sys.exit(importlib.import_module(module).main(argv))

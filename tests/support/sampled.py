@@ -13,11 +13,14 @@ from onnx_fa.spec.terms import Elementwise
 from tests.support.cases import Case
 
 
-def sampled(kinds: Sequence[Iterable[str]], every: int) -> list[int]:
-    """Places of a list, in order: each `every`-th one, and so many more that no kind of case is missing, those that bring most
-    kinds first. `kinds`: of what kinds each case of the list is, in its order."""
-    of = [frozenset(k) for k in kinds]
-    kept = set(range(0, len(of), every))
+def sampled(
+    kinds: Sequence[Iterable[str]], every: int, known: Iterable[str] = (), always: Iterable[int] = ()
+) -> list[int]:
+    """Places of a list, in order: each `every`-th one, those of `always`, and so many more that no kind of case is missing, those
+    that bring most kinds first. `kinds`: of what kinds each case of the list is, in its order; `known`: kinds of which cases of
+    another list are tried."""
+    of = [frozenset(k) - frozenset(known) for k in kinds]
+    kept = {*range(0, len(of), every), *always}
     missing = frozenset[str]().union(*of) - frozenset[str]().union(*(of[i] for i in kept))
     while missing:
         # Of those that bring equally many the first: every run finds the same.

@@ -38,7 +38,7 @@ from onnx_fa.tuning.spaces import body_of, space
 
 HOST, AVX2, AVX512, AMX = (parse_target(f"cpu-{name}") for name in ("host", "avx2", "avx512", "amx"))
 NAME = database_name(HOST)
-QUICK = Settings(rounds=2, calls=1, threads=1, candidates=3)
+QUICK = Settings(rounds=2, calls=1, threads=1, candidates=2)
 TINY = LinearCase("tiny", biased(LinearSpec((20,), 24, 96, "f32")), title="20 x 24 x 96")
 FREE = LinearCase("free", LinearSpec(("rows",), 24, 96, "f32"), sizes=((("rows", 9),),))
 
@@ -89,7 +89,7 @@ def test_types_in_fewer_bits(kind: str, tmp_path: Path) -> None:
     spec = SHORTER[kind]
     if why := missing(spec, HOST):
         pytest.skip(f"this processor: {why}")
-    settings = dataclasses.replace(QUICK, rounds=1, candidates=2)
+    settings = dataclasses.replace(QUICK, rounds=1)
     entry = Search(LinearCase(kind, spec, title=kind), HOST, settings, tmp_path, Journal(tmp_path / "j", {})).run()
     tried = [c.tiles for c in (*entry.choices, *entry.refused)]
     assert COMPILER in tried and [c for c in entry.choices if c.tiles != COMPILER]

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from onnx_fa.cli.command import main
 from onnx_fa.errors import RunError
 from onnx_fa.forms.rewrite import rewrite_in_place
 from onnx_fa.iree.compile import compile_model
@@ -174,32 +175,25 @@ def _process(*args: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command(path: Path) -> None:
-    done = _process("-m", "onnx_fa", "verify", path, "--seeds", 1)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"note: original {IN_F32}" in done.stdout and "MISMATCH" not in done.stdout
+def test_the_command(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process, which has compiled the model."""
+    assert main(["verify", str(path), "--seeds", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"note: original {IN_F32}" in said and "MISMATCH" not in said
 
 
-_WRONG = """
-import sys
-import numpy as np
-import onnx_fa.verifier.verifier as verifier
-from onnx_fa.cli.command import main
-from tests.verifier.test_bf16 import scaled
-right = verifier.rewrite_in_place
-def wrong(model, form):
-    done = right(model, form)
-    scaled(model)
-    return done
-verifier.rewrite_in_place = wrong
-sys.exit(main(sys.argv[1:]))
-"""
+def test_the_command_on_a_wrong_rewrite(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(model: ir.Model, form: Any) -> Any:
+        done = rewrite_in_place(model, form)
+        scaled(model)
+        return done
 
-
-def test_the_command_on_a_wrong_rewrite(path: Path) -> None:
-    done = _process("-c", _WRONG, "verify", path, "--seeds", 1)
-    assert done.returncode == 1 and "MISMATCH" in done.stdout
-    assert "onnx-fa: error:" in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setattr(verifier, "rewrite_in_place", wrong)
+    assert main(["verify", str(path), "--seeds", "1"]) == 1
+    said = capsys.readouterr()
+    assert "MISMATCH" in said.out and "onnx-fa: error:" in said.err and "Traceback" not in said.err
 
 
 def test_the_check_of_the_compile_command(path: Path, tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""What the compiler is asked for a second time in a process of tests, or in the commands that it forks, is what it made the first
+time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onnx_fa import processes
+from onnx_fa.iree import compiler
+
+_WRITTEN = (
+    "--dump-compilation-phases-to=",
+    "--iree-hal-dump-executable-intermediates-to=",
+    "--iree-parameter-encoder-output-file=",
+)
+"""Options that name what is written beside the module."""
+
+
+class CompiledOnce:
+    """Stands in for the module `processes` in onnx_fa/iree/compiler.py. A compilation is known by the compiler, its options and
+    limits, and the name and text of what it compiles; only one that succeeded is kept, in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.again = 0
+        """How often the compiler was not run."""
+
+    def run_limited(self, command: Sequence[str], **limits: Any) -> processes.Finished:
+        """As processes.run_limited, for the commands of `iree_compile`: compiler, source, options, "-o", output."""
+        program, source, *options, _, output = command
+        beside = {next(w for w in _WRITTEN if o.startswith(w)): o for o in options if o.startswith(_WRITTEN)}
+        others = [o for o in options if o not in beside.values()]
+        if compiler.COMPILER_ENV in os.environ or any("/" in o for o in others):
+            return processes.run_limited(command, **limits)
+        named = [Path(output), *(Path(beside[w].removeprefix(w)) for w in sorted(beside))]
+        places = list(dict.fromkeys(named))
+        which = [places.index(p) for p in named]
+        said = repr((program, Path(source).name, others, sorted(beside), which, sorted(limits.items())))
+        kept = self.folder / hashlib.sha256(said.encode() + Path(source).read_bytes()).hexdigest()
+        if kept.exists():
+            self.again += 1
+            for i, place in enumerate(places):
+                _copy(kept / str(i), place)
+            return processes.Finished("ok", 0, 0.0, 0, "", "")
+        # What lies there already is not what the compiler writes now.
+        clean = not any(place.is_dir() and any(place.iterdir()) for place in places)
+        done = processes.run_limited(command, **limits)
+        if clean and done.ending == "ok" and Path(output).exists() and not done.stderr:
+            with tempfile.TemporaryDirectory(dir=self.folder) as made:
+                for i, place in enumerate(places):
+                    _copy(place, Path(made, "kept", str(i)))
+                if not kept.exists():  # a process that is killed here leaves nothing in part
+                    Path(made, "kept").rename(kept)
+        return done
+
+
+def _copy(source: Path, to: Path) -> None:
+    """A file or a folder, or nothing where there is none."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, to, dirs_exist_ok=True)
+    elif source.exists():
+        shutil.copyfile(source, to)
+
+
+@contextmanager
+def compiled_once() -> Iterator[CompiledOnce]:
+    """Within it iree_compile runs the compiler once for equal commands."""
+    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
+        before = compiler.limits
+        try:
+            yield use(Path(folder))
+        finally:
+            compiler.limits = before
+
+
+def use(folder: Path) -> CompiledOnce:
+    """From now on, in this process: what it has made lies in `folder`, which another process may have too."""
+    once = CompiledOnce(folder)
+    compiler.limits = once  # type: ignore[assignment]
+    return once
+
+
+def folder_in_use() -> Path | None:
+    """For a process that is forked."""
+    found: object = compiler.limits
+    return found.folder if isinstance(found, CompiledOnce) else None

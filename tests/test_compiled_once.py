@@ -1,0 +1,65 @@
+"""Equal compilations of a process of tests are one, and others are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+from onnx_fa.errors import CompileError
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.spec.target import parse_target
+from tests.support.cli_process import run_main
+from tests.support.compiled_once import compiled_once
+
+TARGET = parse_target("cpu-host")
+DOUBLE = """
+func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = arith.addf %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
+
+
+def test_equal_ones_are_one(tmp_path: Path) -> None:
+    """With the files that the compiler writes beside the module; what is done to them afterwards is not seen again."""
+    with compiled_once() as once:
+        made = []
+        for name in ("a", "b"):
+            (phases := tmp_path / name).mkdir()
+            flags = (f"--dump-compilation-phases-to={phases}",)
+            iree_compile(DOUBLE, out := tmp_path / f"{name}.vmfb", TARGET, flags=flags, phase="flow")
+            made.append((out.read_bytes(), {p.name: p.read_bytes() for p in phases.iterdir()}))
+            out.write_bytes(b"damaged")
+        assert made[0] == made[1] and len(made[0][1]) > 1 and once.again == 1
+        iree_compile(DOUBLE, out, TARGET, phase="flow")  # nothing beside it
+        iree_compile(DOUBLE.replace("addf", "mulf"), out, TARGET, phase="flow")
+        assert once.again == 1 and "mulf" in out.read_text()
+        iree_compile(DOUBLE, out, TARGET, phase="flow", timeout_s=60)
+        assert once.again == 1 and "mulf" not in out.read_text()
+
+
+def test_failures_are_not_kept(tmp_path: Path) -> None:
+    with compiled_once() as once:
+        for _ in range(2):
+            with pytest.raises(CompileError, match="failed with exit code 1"):
+                iree_compile(DOUBLE.replace("addf", "nonsense"), tmp_path / "a.vmfb", TARGET)
+        assert once.again == 0
+
+
+def test_a_command_that_is_forked_has_them_too(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    graph = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Add(x, x) }'
+    )
+    onnx.save(graph, model)
+    with compiled_once() as once:
+        compile_model(model, tmp_path / "a.vmfb", TARGET)
+        (kept,) = once.folder.iterdir()
+        (kept / "0").write_bytes(b"kept")
+        done = run_main("onnx_fa.cli.command", ["compile", model, "-o", "b.vmfb"], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "b.vmfb").read_bytes() == b"kept" and list(once.folder.iterdir()) == [kept]
