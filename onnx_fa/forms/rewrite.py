@@ -121,10 +121,8 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
 
         take_branches(model, PATTERNS, is_accepted)
         in_bytes = write_in_floats(model, PATTERNS, is_accepted)
-        prepared = {
-            **in_bytes,
-            **refused,
-        }  # of these the form is what stands in the way, not the Ifs or ops on bytes that stay
+        # Of what was refused so far the form is what stands in the way, not the Ifs or the ops on bytes that stay.
+        prepared = {**in_bytes, **refused}
         view = GraphView(model)
         if distribute(view, PATTERNS, is_accepted):
             view = GraphView(model)
