@@ -303,8 +303,8 @@ def test_quantised(name: str) -> None:
 
 @pytest.mark.parametrize("fmt", ["qdq", "operators", "dynamic"])
 def test_models_of_the_quantiser(fmt: str, tmp_path: Path) -> None:
-    """The quantiser rounds the probabilities too, in pairs of nodes (QDQ) or in operators on bytes, and all are sites. One step of its
-    result's is the least difference."""
+    """The quantiser rounds the probabilities too, in pairs of nodes (QDQ) or in operators on bytes, and all are sites. One step
+    of its result's is the least difference."""
     logging.getLogger().setLevel(logging.ERROR)
     model = so.model(so.plain("o"), so.QKV, [so.OUT], 21, so.SCALE)
     model.ir_version = 10
