@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,9 @@ from onnx_fa.spec.target import Target
 from onnx_fa.verifier.calls import decoder_calls
 from onnx_fa.verifier.comparisons import as_declared, compare_outputs
 from onnx_fa.verifier.inputs import Array, random_inputs
-from onnx_fa.verifier.rounded_activations import SPREAD, judge_rounded
+from onnx_fa.verifier.rounded_activations import judge_rounded
 from onnx_fa.verifier.rounded_to_bf16 import judge_bf16
-from onnx_fa.verifier.rounding_noise import FELL, outputs_apart
+from onnx_fa.verifier.rounding_noise import judge_noise, outputs_apart
 from onnx_fa.verifier.runners import Runner, rounds
 from onnx_fa.verifier.verifier import MODEL_TOLERANCE
 
@@ -66,10 +65,8 @@ def check_once(
                 notes[check.note] = None
             elif not check.ok and rounds(model):
                 apart = apart or outputs_apart(model, arrays, want, Path(folder))
-                more = allowed + SPREAD * apart[name]
-                if check.error is not None and check.error <= more:
-                    check = replace(check, allowed=more, ok=True)
-                    notes[FELL] = None
+                check = judge_noise(check, apart[name])
+                notes |= dict.fromkeys([check.note] if check.ok else [])
             if not check.ok:
                 why = f" ({check.note})" if check.note else ""
                 raise RunError(

@@ -32,7 +32,7 @@ from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.verifier.comparisons import F64, Check, compare_outputs
 from onnx_fa.verifier.inputs import Array
 from onnx_fa.verifier.rounded_activations import AS_GIVEN, SPREAD, judge_rounded
-from onnx_fa.verifier.rounding_noise import FELL, outputs_apart
+from onnx_fa.verifier.rounding_noise import judge_noise, outputs_apart
 from onnx_fa.verifier.runners import OptimisedRunner, Runner, rounds
 
 AT_FAULT = "onnxruntime's optimiser changes the original itself"
@@ -80,8 +80,10 @@ class OutputChecks:
         self._original = OptimisedRunner(original, folder / "original_optimised.onnx")
         self._rewritten = OptimisedRunner(rewritten, folder / "rewritten_optimised.onnx")
         self._given = None if given is None else OptimisedRunner(given, folder / "given.onnx")
-        self._behind = Runner(_behind(original, sites), folder / "behind.onnx") if rounds(original) else None
-        self._plain, self._folder = original.clone(), folder  # outputs are added to the original
+        rounding = rounds(original)
+        self._behind = Runner(_behind(original, sites), folder / "behind.onnx") if rounding else None
+        self._plain = original.clone() if rounding else None  # outputs are added to the original
+        self._folder = folder
 
     def compare(self, run: Results, *, optimised: bool = True) -> list[Check]:
         """The checks of one run. `optimised`: also of both models with the optimiser."""
@@ -101,19 +103,14 @@ class OutputChecks:
             if run.compiled is not None:
                 what = f"IREE: output {name}"
                 found = _within(run.inputs, what, run.compiled[n], want, run.allowed_compiled, more)
-                if not found.ok and self._behind is not None:
-                    apart = apart or outputs_apart(self._plain, run.arrays, self._own(run.want), self._folder)
-                    found = _within(
-                        run.inputs, what, run.compiled[n], want, run.allowed_compiled, SPREAD * apart[name], FELL
-                    )
+                if not found.ok and self._plain is not None:
+                    own = {o: run.want[o] for o in self._names}
+                    apart = apart or outputs_apart(self._plain, run.arrays, own, self._folder)
+                    found = judge_noise(found, apart[name])
                 if isinstance(given, Mapping):
                     found = judge_rounded(found, run.compiled[n], want, given[name])
                 checks.append(found)
         return checks if given is None else checks + self._as_given(run, given)
-
-    def _own(self, values: Values) -> Values:
-        """Those of the model's own outputs."""
-        return {name: values[name] for name in self._names}
 
     def _as_given(self, run: Results, given: Values | str) -> list[Check]:
         """How far the original without roundings, and the compiled model, are from the original as its users run it."""
@@ -177,12 +174,12 @@ def _try(runner: OptimisedRunner, arrays: Values) -> Values | str:
         return str(e)
 
 
-def _within(inputs: str, what: str, got: Array, want: Array, allowed: float, more: float, note: str = TIES) -> Check:
-    """Within the tolerance, or else what ties allow beside it, and why."""
+def _within(inputs: str, what: str, got: Array, want: Array, allowed: float, more: float) -> Check:
+    """Within the tolerance, or else what ties allow beside it."""
     found = compare_outputs(inputs, what, "original", got, want, allowed)
     if found.ok or not more or found.error is None or not found.error <= allowed + more:
         return found
-    return replace(found, allowed=allowed + more, ok=True, note=note)
+    return replace(found, allowed=allowed + more, ok=True, note=TIES)
 
 
 def _rewritten(run: Results, name: str, exact: Values | None) -> Check:

@@ -13,11 +13,10 @@ from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.casts import add_cast
-from onnx_fa.iree.legalise.integer_products import BYTES, integer_product, is_taken
+from onnx_fa.iree.legalise.integer_products import BYTES, RANGES, integer_product, is_taken
 from onnx_fa.iree.legalise.quantized_products import centred, product_of_bytes
 from onnx_fa.iree.legalise.writer import GraphWriter
 
-_RANGES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 _ROUND_OPSET = 11
 
 
@@ -68,5 +67,5 @@ def _is_known(g: GraphWriter, node: onnx.NodeProto) -> bool:
 def _saturate(g: GraphWriter, node: onnx.NodeProto, steps: str, hint: str) -> None:
     """Whole numbers as the bytes of the node's result."""
     kind = g.kind(node.input[7])
-    ends = [g.const(np.array(end, np.float32), hint) for end in _RANGES[kind]]
+    ends = [g.const(np.array(end, np.float32), hint) for end in RANGES[kind]]
     add_cast(g, g.add("Clip", [steps, *ends], hint), TensorProto.FLOAT, kind, hint, out=node.output[0])

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_forms import write_conv
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
-from onnx_fa.iree.legalise.integer_products import BYTES, cast_of, weight_zero
+from onnx_fa.iree.legalise.integer_products import BYTES, RANGES, cast_of, weight_zero
 from onnx_fa.iree.legalise.patches import Patches, patches_of, write_image, write_rows
 from onnx_fa.iree.legalise.quantized_products import product_of_bytes
 from onnx_fa.iree.legalise.windows import window
@@ -32,7 +32,6 @@ EXACT = 1 << 24
 _ROUND_OPSET = 11
 """The first opset with a Round."""
 _LEAST_K = 16
-_RANGES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def qlinear_conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
     rounded to the nearest even one and saturated, as onnxruntime does it."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (*node.input, "")[:9]
     found, hint, kind = _bytes(g, node, x, w, x_zero, w_zero), node.name or "QLinearConv", g.kind(y_zero)
-    if found is None or g.opset < _ROUND_OPSET or kind not in _RANGES:
+    if found is None or g.opset < _ROUND_OPSET or kind not in RANGES:
         return window(g, node)
     ones = [1] * (found.weight.ndim - 2)
     scale_shape = g.shape(w_scale)
@@ -97,7 +96,7 @@ def qlinear_conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
         scale = g.reshape(scale, [-1, *ones], hint)
     steps = g.add("Round", [g.add("Mul", [number, scale], hint)], hint)
     steps = g.add("Add", [steps, g.cast(y_zero, kind, TensorProto.FLOAT, hint)], hint)
-    ends = [g.const(np.array(end, np.float32), hint) for end in _RANGES[kind]]
+    ends = [g.const(np.array(end, np.float32), hint) for end in RANGES[kind]]
     whole = g.add("Cast", [g.add("Clip", [steps, *ends], hint)], hint, to=TensorProto.INT32)
     g.add("Cast", [whole], hint, out=node.output[0], to=kind)
     return True
@@ -182,7 +181,7 @@ def _bytes(g: GraphWriter, node: onnx.NodeProto, x: str, w: str, x_zero: str, w_
         return None
     if x_zero and not g.is_one_number(x_zero):
         return None
-    low, high = _RANGES[kind]
+    low, high = RANGES[kind]
     start = np.zeros((), np.int32) if not x_zero else g.array(x_zero)
     most = high - low if start is None else max(high - int(start.reshape(())), int(start.reshape(())) - low)
     centred = weight.astype(np.int32) - zero.astype(np.int32).reshape(-1, *[1] * (weight.ndim - 1))

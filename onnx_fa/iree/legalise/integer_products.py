@@ -17,9 +17,12 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, named_dims
 from onnx_fa.kernels.row_sites import kept_why
 from onnx_fa.spec.linear import ByteType, LinearSpec
+from onnx_fa.spec.terms import GRIDS
 
 BYTES: dict[int, ByteType] = {TensorProto.UINT8: "u8", TensorProto.INT8: "i8"}
-_RANGE = (-128, 127)
+RANGES = {kind: GRIDS[name] for kind, name in BYTES.items()}
+"""The least and the largest byte of a type."""
+_RANGE = GRIDS["i8"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def weight_zero(g: GraphWriter, w: str, zero: str) -> int | None:
     if kind not in BYTES or numbers is None or np.unique(numbers).size != 1:
         return None
     found = int(numbers.flat[0])
-    least, most = (-128, 127) if kind == TensorProto.INT8 else (0, 255)
+    least, most = RANGES[kind]
     if least - found < _RANGE[0] or most - found > _RANGE[1]:
         data = g.array(w)  # it may not have all the numbers that its type has
         if data is None or int(data.min()) - found < _RANGE[0] or int(data.max()) - found > _RANGE[1]:
