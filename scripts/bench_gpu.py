@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import json
 import math
 import platform
@@ -41,7 +42,8 @@ from gpu_loading import load_kernels, slice_of, start_slices
 
 from onnx_fa.iree.run import BUFFERS_KEPT
 from onnx_fa.kernels.plan.folding import fold_queries
-from onnx_fa.kernels.triton.config import MULTIPROCESSORS, PERSISTENT
+from onnx_fa.kernels.triton.config import MULTIPROCESSORS, PERSISTENT, TritonConfig
+from onnx_fa.kernels.triton.held import rows_of_workgroup
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import alibi, document, prefix
 from onnx_fa.spec.drawn_cases import draw_cases
@@ -154,8 +156,6 @@ def build_drawn(folder: Path, said: str, only: str, tiles: str) -> None:
 
 def hopper_kernel(spec: AttentionSpec, target: Any) -> Any:
     """The kernel that a program has, without its code for other GPUs."""
-    import dataclasses
-
     from onnx_fa.errors import UnsupportedError
     from onnx_fa.kernels.choose import emit_kernel
     from onnx_fa.kernels.triton import emit_exactly
@@ -203,7 +203,7 @@ def kernels_by_tiles(spec: AttentionSpec, target: Any, tiles: str) -> dict[str, 
 
 
 def entry_of(kernel: Any, folder: Path, entry: str) -> dict[str, Any]:
-    """What a manifest says of a kernel, whose PTX goes to files that begin with `entry`."""
+    """What a manifest says of a kernel, whose PTX goes to files that begin with `entry`; `rows`: queries of a workgroup."""
     codes = []
     for i, m in enumerate(_VARIANT.finditer(kernel.text)):
         code = bytes.fromhex(m[1]).decode()
@@ -211,9 +211,11 @@ def entry_of(kernel: Any, folder: Path, entry: str) -> dict[str, Any]:
         assert function is not None
         (folder / f"{entry}_{i}.ptx").write_text(code)
         codes.append({"entry": function[1], "file": f"{entry}_{i}.ptx", "threads": int(m[2]), "shared": int(m[3])})
+    config = TritonConfig(**{f.name: kernel.config[f.name] for f in dataclasses.fields(TritonConfig)})
+    rows = rows_of_workgroup(fold_queries(kernel.spec), config)
     scratch = re.search(r"tensor<(\d+)xi8>\)", kernel.text)
     size = int(scratch[1]) if scratch else 0
-    return {"config": kernel.config, "tuning": kernel.tuning, "codes": codes, "scratch": size}
+    return {"config": kernel.config, "tuning": kernel.tuning, "codes": codes, "scratch": size, "rows": rows}
 
 
 def build(folder: Path, only: str) -> None:
@@ -444,7 +446,7 @@ def own_kernel(item: dict[str, Any], spec: AttentionSpec, folder: Path, operands
     out = torch.full(spec.out_shape, math.nan, device="cuda", dtype=operands[0].dtype)
     rows = math.prod(folded.batch) * folded.Hq * folded.Sq
     heads = rows // folded.Sq
-    tiles = heads * -(-folded.Sq // config["BM"])
+    tiles = heads * -(-folded.Sq // item["rows"])
     groups = min(tiles, MULTIPROCESSORS) if config["overlap"] == PERSISTENT else tiles
     grids = [(groups, config["splits"]), (rows, 1)]
     kept: list[Any] = [out]

@@ -3,6 +3,7 @@ when they are launched, does not tell.
 
     python scripts/search_known.py build FOLDER --drawn 2:90   # anywhere, no GPU: 90 attentions drawn with seed 2
     python scripts/search_known.py build FOLDER --drawn 6:100,7:100 --kind decode   # those with one query alone
+    python scripts/search_known.py build FOLDER --drawn 6:100 --kind short   # many queries and few keys; cross: not as many
     python scripts/search_known.py build FOLDER                # those of seed 0 that took longer than the fastest other
     python scripts/search_known.py run FOLDER OUT              # on a Hopper GPU, with torch and CuPy: OUT/tiles-known.csv
     python scripts/search_known.py report OUT                  # anywhere: the best tiles of each shape, beside the others
@@ -18,13 +19,14 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import random
 import re
 import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -40,6 +42,7 @@ from gpu_loading import load_kernels, start_slices
 from search_tiles import Times, label
 
 from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton.config import FEW, HELD, MULTIPROCESSORS
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.drawn_cases import REPORTED_SEED, draw_cases, title_of
 
@@ -68,6 +71,14 @@ FURTHER_ONE = ((64, 2, 4), (64, 4, 2), (32, 1, 4), (128, 4, 2), (128, 2, 3))
 NOVEL, NOVEL_KEYS, SPLIT_ONE = ((64, 4, 3), (32, 2, 3), (128, 8, 2)), 512, 3
 """The same where one query alone is searched; with up to NOVEL_KEYS also those of NOVEL, which the table does not have. Of
 SPLIT_ONE are twice and half as many parts tried."""
+RANKED_SHORT = 2
+"""Tiles of the table that are tried beside those of all keys in one block, WHOLE."""
+ANY_KEYS = 16
+"""Keys of a block, in the table, where a block is of all keys."""
+WHOLE = ((64, 4, 1, 0), (64, 4, 1, HELD), (64, 4, 3, HELD), (128, 8, 3, HELD))
+"""BM, warps, stages and overlap where all keys are one block."""
+IDLE_KEYS, IDLE_PARTS = 1024, (2, 4, 8)
+"""Of many queries in less workgroups than multiprocessors, from so many keys on, so many parts of the keys are tried."""
 OF_ONE_TILE = {64: 4, 128: 2}
 """Heads whose columns are two tiles are tried as one tile of so many columns, too, with so many tiles of the table."""
 SIZES = ("D", "Dv", "causal", "heads", "Sq", "Skv")
@@ -116,14 +127,17 @@ def one_tile() -> Iterator[None]:
         columns.LEAST_CUT = least
 
 
-def candidates(spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = False) -> Iterator[Any]:
+def candidates(
+    spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = False, further: bool = True
+) -> Iterator[Any]:
     """The configurations that are tried for a spec (already folded), the one in use first, and so many of the table. `decode`: more
-    of those for a few queries, as one query alone is searched."""
+    of those for a few queries, as one query alone is searched; `further`: those for many that the table has for few shapes."""
     from onnx_fa.kernels.tiles.database import shape_table
     from onnx_fa.kernels.tiles.shapes import read_shapes
     from onnx_fa.kernels.triton.by_shape import expected, order_of, shape_of
     from onnx_fa.kernels.triton.columns import columns_computed
-    from onnx_fa.kernels.triton.config import MOST_SPLITS, PERSISTENT, TritonConfig, power_of_two
+    from onnx_fa.kernels.triton.config import MOST_SPLITS, PERSISTENT, TritonConfig, padded, power_of_two
+    from onnx_fa.kernels.triton.held import can_hold, with_all_keys
     from onnx_fa.kernels.triton.overlapped import can_overlap
     from onnx_fa.kernels.triton.persistent import can_persist
     from onnx_fa.kernels.triton.specialised import can_specialise
@@ -131,16 +145,23 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = Fals
 
     table, shape = read_shapes(shape_table(90)), shape_of(spec)
     assert table is not None and shape is not None
-    forms = {0: True, 1: can_overlap(spec), 2: can_specialise(spec), PERSISTENT: can_persist(spec)}
+    forms = {
+        0: True,
+        1: can_overlap(spec),
+        2: can_specialise(spec),
+        PERSISTENT: can_persist(spec),
+        HELD: can_hold(spec),
+    }
     few = is_few(spec)
     used = tuned(spec, 90)[0]
 
     def ordered(BM: int, BN: int, warps: int, stages: int, overlap: int, splits: int = 1) -> TritonConfig:
         order = order_of(spec, tile=BM if overlap == PERSISTENT else 0)
+        BN = padded(int(spec.Skv)) if overlap == HELD else BN
         return TritonConfig(BM, BN, warps, stages, order=order, overlap=overlap, splits=splits)
 
     def fits(tiles: Any) -> bool:
-        config = TritonConfig(**tiles)
+        config = TritonConfig(**with_all_keys(tiles, shape.Skv))
         parts = config.splits <= power_of_two(-(-shape.Skv // config.BN))
         return (config.BM <= 16) == few and forms[config.overlap] and parts and can_run(spec, config, 90)
 
@@ -153,7 +174,7 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = Fals
             for splits in (first.splits * 2, first.splits // 2, 1):
                 if 1 <= splits <= MOST_SPLITS and fits(asdict(first) | {"splits": splits}):
                     found.append(replace(first, splits=splits))
-    else:
+    elif further:
         columns = columns_computed(max(spec.D, spec.Dv))
         rest = FURTHER[next(most for most in FURTHER if columns <= most)]
         further = [ordered(*x) for x in rest]
@@ -161,6 +182,54 @@ def candidates(spec: AttentionSpec, ranked: int = RANKED, *, decode: bool = Fals
         if spec.masks:
             found += [replace(c, order=1 - min(c.order, 1)) for c in list(dict.fromkeys(found))[:REORDERED]]
     yield from dict.fromkeys(found)
+
+
+def short_candidates(spec: AttentionSpec) -> Iterator[Any]:
+    """The same for many queries and few keys: what is in use, some of the table, and all keys in one block."""
+    from onnx_fa.kernels.triton.config import TritonConfig, padded
+    from onnx_fa.kernels.triton.tiles import can_run
+
+    yield from candidates(spec, RANKED_SHORT, further=False)
+    for BM, warps, stages, overlap in WHOLE:
+        config = TritonConfig(BM, padded(int(spec.Skv)), warps, stages, overlap=overlap)
+        if can_run(spec, config, 90) and 2 * int(spec.Sq) > BM:
+            yield config
+
+
+def is_short(spec: AttentionSpec) -> bool:
+    """Whether a spec has many queries and few keys."""
+    from onnx_fa.kernels.triton.held import can_hold
+
+    folded = fold_queries(spec)
+    return can_hold(folded) and int(folded.Sq) > 2 * FEW
+
+
+def is_idle(spec: AttentionSpec) -> bool:
+    """Whether a spec without a mask has many queries in less workgroups than multiprocessors, and not few keys."""
+    folded = fold_queries(spec)
+    blocks = -(-int(folded.Sq) // 64) * math.prod(int(d) for d in (*folded.batch, folded.Hq))
+    return not spec.masks and int(folded.Sq) > 2 * FEW and blocks < MULTIPROCESSORS and int(folded.Skv) >= IDLE_KEYS
+
+
+def idle_candidates(spec: AttentionSpec) -> Iterator[Any]:
+    """The same where workgroups leave multiprocessors idle: what is in use, some of the table, and keys in parts."""
+    from onnx_fa.kernels.triton.by_shape import SPLIT_TILES
+    from onnx_fa.kernels.triton.config import TritonConfig
+
+    yield from candidates(spec, RANKED_SHORT, further=False)
+    yield from (TritonConfig(**SPLIT_TILES, splits=parts) for parts in IDLE_PARTS)
+
+
+KINDS: dict[str, Callable[[AttentionSpec], bool]] = {
+    "all": lambda spec: True,
+    "decode": lambda spec: spec.Sq == 1,
+    "short": is_short,
+    "cross": lambda spec: is_short(spec) and spec.Sq != spec.Skv,
+    "idle": is_idle,
+}
+"""Which of the drawn cases are searched."""
+CANDIDATES = {"short": short_candidates, "cross": short_candidates, "idle": idle_candidates}
+"""What is tried for them, if not what is tried for all."""
 
 
 def wanted_cases(drawn: str) -> Iterator[tuple[float, dict[str, AttentionSpec]]]:
@@ -174,9 +243,8 @@ def wanted_cases(drawn: str) -> Iterator[tuple[float, dict[str, AttentionSpec]]]
         yield from ((1.0, {"drawn": case.spec}) for case in draw_cases("gpu", seed, count))
 
 
-def build(folder: Path, only: str, drawn: str, decode: bool) -> None:
-    """Compiles the candidates of the wanted cases, and writes manifest.json after each. `decode`: of those with one query, with the
-    more candidates."""
+def build(folder: Path, only: str, drawn: str, kind: str) -> None:
+    """Compiles the candidates of the wanted cases of a kind, and writes manifest.json after each."""
     from onnx_fa.errors import UnsupportedError
     from onnx_fa.kernels.triton import emit_exactly
     from onnx_fa.kernels.triton.by_shape import shape_of
@@ -190,11 +258,12 @@ def build(folder: Path, only: str, drawn: str, decode: bool) -> None:
     versions = bench_gpu._versions()
     for ratio, pair in wanted_cases(drawn):
         slow = pair["drawn"]
-        if not re.search(only, title_of(slow)) or (decode and slow.Sq != 1):
+        if not re.search(only, title_of(slow)) or not KINDS[kind](slow):
             continue
-        wanted = {False: [c for spec in pair.values() for c in candidates(fold_queries(spec), decode=decode)]}
+        tried = CANDIDATES.get(kind) or partial(candidates, decode=kind == "decode")
+        wanted = {False: [c for spec in pair.values() for c in tried(fold_queries(spec))]}
         width, one = columns_computed(slow.D), power_of_two(slow.D)
-        if width < one and one in OF_ONE_TILE and not decode:
+        if width < one and one in OF_ONE_TILE and kind == "all":
             with one_tile():
                 wanted[True] = [c for x in pair.values() for c in candidates(fold_queries(x), OF_ONE_TILE[one])]
         for what, spec in pair.items():
@@ -267,8 +336,14 @@ def read_known(out: Path) -> Times:
         what, _, columns = r["what"].partition(" ")
         if columns:
             D = Dv = int(columns.split()[0])
-        times[D, Dv, *rest][what] = float(r["ms"])
+        times[D, Dv, *rest][_with_any_keys(what)] = float(r["ms"])
     return times
+
+
+def _with_any_keys(what: str) -> str:
+    """Tiles whose block of keys is all of them, as the table has them: the same for any number of keys (held.py)."""
+    size, *rest = what.split("/")
+    return "/".join([f"{size.partition('x')[0]}x{ANY_KEYS}", *rest]) if rest and rest[2] == str(HELD) else what
 
 
 def _measured(out: Path) -> list[dict[str, str]]:
@@ -297,7 +372,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", default=Path("benchmarks"))
     parser.add_argument("--only", default="", help="build: a regular expression for names of cases")
     parser.add_argument("--drawn", default="", metavar="SEED:COUNT,...", help="build: attentions drawn at random")
-    parser.add_argument("--kind", choices=("all", "decode"), default="all", help="build: decode: those with one query")
+    parser.add_argument("--kind", choices=tuple(KINDS), default="all", help="build: of the drawn ones")
     parser.add_argument("--seconds", type=float, default=600, help="run: begin no case after so many")
     parser.add_argument("--slice", default="0:1", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -305,7 +380,7 @@ def main() -> None:
         parser.error(f"--drawn {args.drawn}: benchmarks report that seed; tiles are searched on others")
     match args.step:
         case "build":
-            build(args.folder, args.only, args.drawn, args.kind == "decode")
+            build(args.folder, args.only, args.drawn, args.kind)
         case "run":
             run(args.folder, args.out, args.seconds)
         case "load":

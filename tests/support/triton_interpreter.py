@@ -19,9 +19,11 @@ import torch
 
 from onnx_fa.kernels.mlir.stored import operand_shapes
 from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton import held as held_form
 from onnx_fa.kernels.triton import reciprocals, widening
 from onnx_fa.kernels.triton.combine import combine_program
-from onnx_fa.kernels.triton.config import TritonConfig
+from onnx_fa.kernels.triton.config import HELD, TritonConfig, padded
+from onnx_fa.kernels.triton.held import HeldSource, can_hold, rows_of_workgroup
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.kernels.triton.source import AttentionSource
@@ -35,17 +37,24 @@ quicken()
 # The interpreter executes no inline assembly, which tests/kernels/test_triton_reciprocals.py does.
 reciprocals.shared_reciprocal = lambda divisor, inverses: f"1.0 / {divisor}"
 widening.halves_of = widening.converted
+held_form._WORKGROUPS = 2
 
 TYPES = {"f32": torch.float32, "f16": torch.float16}
 
 
-def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, split: bool = False) -> list[Any]:
-    """The kernel of a spec with small tiles, its constants set to `sizes`. A few queries take split keys, and all with `split`."""
+def run(
+    spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, split: bool = False, hold: bool = False
+) -> list[Any]:
+    """The kernel of a spec with small tiles, its constants set to `sizes`. A few queries take split keys, all with `split`; with
+    `hold` a workgroup holds all keys for several blocks of queries."""
     folded = fold_queries(spec)
     few = isinstance(folded.Sq, int) and folded.Sq <= 32
     config = TritonConfig(
         16 if few else 32, 32, 4, 1, order=int(few), splits=4 if split or (few and spec.rounding is None) else 1
     )
+    source = AttentionSource
+    if hold:
+        config, source = TritonConfig(32, padded(int(folded.Skv)), 4, 1, overlap=HELD), HeldSource
     bound = folded.bind(sizes)
     inputs = [
         torch.from_numpy(np.ascontiguousarray(_as_bytes(packed(x)))).reshape(shape)
@@ -53,7 +62,7 @@ def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, spli
     ]
     outs = [torch.full(shape, math.nan, dtype=TYPES[element]) for shape, element in bound.results]
     heads = math.prod((*bound.batch, bound.Hq))
-    blocks = -(-bound.Sq // config.BM)
+    blocks = -(-bound.Sq // (rows_of_workgroup(folded, config) if hold else config.BM))
     rows = heads * bound.Sq
     with tempfile.TemporaryDirectory() as folder:
 
@@ -61,7 +70,7 @@ def run(spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, spli
             function = load_function(program, Path(folder))
             function[grid](*tensors, *(sizes[s] for s in program.constants))
 
-        main = AttentionSource(folded, config, "main").program()
+        main = source(folded, config, "main").program()
         if config.splits == 1:
             launch(main, (heads * blocks,), *inputs, *outs)
         else:
@@ -93,11 +102,13 @@ def problem(name: str) -> str:
         bound = case.spec.bind(dict(size))
         for adversarial in (False, True):
             operands = draw_operands(bound, 3, adversarial=adversarial)
-            for found in expect(bound, operands).compare_all(
-                run(case.spec, dict(size), operands, split="split_keys" in case.tags)
-            ):
-                if found.problem:
-                    return f"{dataclasses.asdict(case)['sizes']} adversarial={adversarial}: {found.problem}"
+            expected = expect(bound, operands)
+            for hold in {False, can_hold(fold_queries(case.spec))}:
+                made = run(case.spec, dict(size), operands, split="split_keys" in case.tags, hold=hold)
+                for found in expected.compare_all(made):
+                    if found.problem:
+                        where = f"{dataclasses.asdict(case)['sizes']} adversarial={adversarial} hold={hold}"
+                        return f"{where}: {found.problem}"
     return ""
 
 

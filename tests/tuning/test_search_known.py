@@ -75,6 +75,22 @@ def test_one_query_alone() -> None:
         assert bool(novel) == (is_few(spec) and int(spec.Skv) <= search_known.NOVEL_KEYS)
 
 
+def test_kinds() -> None:
+    """Many queries with few keys are tried with all keys in one block, few workgroups with keys in parts; cross attention is of the
+    former those with another number of queries."""
+    short, cross, idle = ([s for s in DRAWN if search_known.KINDS[kind](s)] for kind in ("short", "cross", "idle"))
+    assert len(short) > len(cross) > 0 and len(idle) > 0 and set(cross) <= set(short)
+    assert all(s.Sq != s.Skv for s in cross) and not set(short) & set(idle)
+    for kind, specs in (("short", short), ("idle", idle)):
+        for spec in map(fold_queries, specs):
+            found = list(search_known.CANDIDATES[kind](spec))
+            assert found[0] == tuned(spec, 90)[0] and all(can_run(spec, c, 90) for c in found)
+            if kind == "short":
+                assert spec.D > 128 or any(int(spec.Skv) <= c.BN for c in found)
+            else:
+                assert {c.splits for c in found} >= set(search_known.IDLE_PARTS)
+
+
 def test_heads_of_one_tile() -> None:
     with search_known.one_tile():
         assert columns_computed(72) == 128
@@ -90,11 +106,13 @@ def test_what_the_table_gets(tmp_path: Path) -> None:
         writer.writerow(("b", "neighbour", 80, 80, 0, 8, 600, 600, "64x64/4/2/0/1/0", "1 2 7"))
         writer.writerow(("b", "neighbour", 80, 80, 0, 8, 600, 600, "64x64/4/2/0/1/0 128 columns", "3 4 9"))
         writer.writerow(("b", "neighbour", 80, 80, 0, 8, 600, 600, "cuDNN", "0.5"))
+        writer.writerow(("c", "drawn", 64, 64, 0, 8, 600, 77, "64x128/4/1/4/1/0", "0.25"))
     found = search_known.read_known(tmp_path)
     assert found == {
         (80, 80, 0, 8, 500, 500): {"64x64/4/2/0/1/0": 9.0},
         (80, 80, 0, 8, 600, 600): {"64x64/4/2/0/1/0": 2.0, "cuDNN": 0.5},
         (128, 128, 0, 8, 600, 600): {"64x64/4/2/0/1/0": 4.0},
+        (64, 64, 0, 8, 600, 77): {"64x16/4/1/4/1/0": 0.25},  # held keys are a block of any size
     }
     assert search_known.read_known(tmp_path / "nothing") == {}
 

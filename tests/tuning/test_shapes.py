@@ -26,6 +26,7 @@ from onnx_fa.spec.terms import Causal, SlidingWindow, Softcap
 
 LOW, HIGH, FEW = ({"BM": rows, "BN": 64, "warps": 4, "stages": 2, "overlap": 0, "splits": 1} for rows in (64, 128, 16))
 SHORT, LONG, DECODE = Shape(64, 64, 0, 8, 64, 64), Shape(64, 64, 0, 132, 8192, 8192), Shape(64, 64, 0, 132, 1, 4096)
+KINDS = (lambda tiles: tiles["overlap"] == 3, lambda tiles: tiles["overlap"] == 4)
 TABLE = ShapeTable(
     "x",
     {"date": "2026-01-01"},
@@ -126,19 +127,40 @@ def test_order() -> None:
 
 
 def test_few_workgroups() -> None:
-    """Keys of many queries are split where most of a GPU would be idle, and no part has few keys."""
-    assert parts_of_keys(Shape(64, 64, 0, 4, 309, 6009)) == 4
-    assert parts_of_keys(Shape(64, 64, 0, 4, 64, 32000)) == 16
-    for shape in (
-        Shape(64, 64, 0, 64, 64, 6000),  # half of a GPU has work
-        Shape(64, 64, 1, 4, 309, 6009),
-        Shape(64, 64, 0, 4, 309, 900),
-        Shape(64, 64, 0, 4, 1, 6009),
-    ):
-        assert parts_of_keys(shape) == 1
+    """Keys of many queries are split where a GPU would have few workgroups, the more the narrower heads are, and no part has few
+    keys."""
+    for shape, parts in {
+        Shape(64, 64, 0, 4, 309, 6009): 16,
+        Shape(64, 64, 0, 4, 64, 32000): 32,  # there are no more
+        Shape(64, 64, 0, 64, 64, 6000): 8,
+        Shape(128, 128, 0, 64, 64, 6000): 4,
+        Shape(256, 256, 0, 64, 64, 6000): 2,
+        Shape(256, 256, 0, 80, 64, 6000): 1,  # two parts would be more than one workgroup of each multiprocessor
+        Shape(64, 64, 0, 132, 64, 6000): 1,
+        Shape(32, 32, 0, 116, 64, 1732): 1,  # parts of 320 keys would be four, and a multiprocessor takes eight
+        Shape(64, 64, 1, 4, 309, 6009): 1,
+        Shape(64, 64, 0, 4, 309, 500): 1,
+        Shape(64, 64, 0, 4, 1, 6009): 1,
+    }.items():
+        assert parts_of_keys(shape) == parts, shape
     spec = half(Sq=72, Skv=6074, Hq=4, Hkv=4)
     found = tiles_by_shape(spec, TABLE, lambda tiles: True)
-    assert found is not None and found[0] == by_shape.SPLIT_TILES | {"splits": 8} and "keys are split" in found[1]
+    assert found is not None and found[0] == by_shape.SPLIT_TILES | {"splits": 16} and "keys are split" in found[1]
+    # The table has tiles with parts, of shapes that the rule is for.
+    parts = dataclasses.replace(
+        TABLE, tiles=(LOW | {"splits": 4}, HIGH, FEW), shapes=(Measured(SHORT, {0: 1.0, 1: 2.0}),)
+    )
+    kept = tiles_by_shape(half(Hq=200, Hkv=200, Sq=512, Skv=512), parts, lambda tiles: True)
+    assert kept is not None and kept[0]["BM"] == HIGH["BM"] and kept[0]["splits"] == 1
+
+
+def test_distance() -> None:
+    """Of many queries the blocks of keys count besides the keys: 65 are as far from 64 as from 128."""
+    base = Shape(64, 64, 0, 8, 512, 64)
+    one, two, few = (dataclasses.replace(base, Skv=n) for n in (63, 65, 128))
+    assert base.distance(one) < 0.1 < two.distance(few) < base.distance(two) + 0.1
+    decode = dataclasses.replace(base, Sq=1)
+    assert decode.distance(dataclasses.replace(decode, Skv=65)) < 0.1
 
 
 def test_package_table() -> None:
@@ -148,7 +170,7 @@ def test_package_table() -> None:
     slower = []
     for m in table.shapes:
         assert all(ms > 0 for ms in m.ms.values()) and m.ms
-        spec = half(D=m.shape.D, Dv=m.shape.Dv, masks=(Causal(),) * m.shape.causal)
+        spec = half(D=m.shape.D, Dv=m.shape.Dv, Skv=m.shape.Skv, masks=(Causal(),) * m.shape.causal)
         assert all(can_run(spec, config_of(spec, table.tiles[i]), 90) for i in m.ms)
     shapes = table.shapes[::5]
     for m in shapes:
@@ -181,7 +203,7 @@ def test_variants_have_as_many_parts() -> None:
 
 def test_what_is_measured_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's own database goes first, and so does an entry of the very family that is newer than the table."""
-    spec = half(Sq=4096, Skv=4096)
+    spec = half(Sq=4096, Skv=4096, Hq=4, Hkv=4)
     assert "cuda-shapes" in tuned_tiles(spec, 90)[1]
     (entry, *_) = [e for e in read_database("cuda-sm_90").entries if e.family == family(spec, "triton")]
     newer = Pick(dataclasses.replace(entry, measured={"date": "2999-01-01"}), entry.choices[0], "newer", "newer")
@@ -205,12 +227,18 @@ def test_later_tiles() -> None:
     table = dataclasses.replace(TABLE, tiles=(LOW, HIGH, FEW, *stays), shapes=shapes)
 
     def best(shape: Shape, fits: Any = lambda tiles: True, waste: Any = lambda tiles, shape: 1.0) -> Any:
-        found = table.best(shape, fits, waste, lambda tiles: tiles["overlap"] == 3)
+        found = table.best(shape, fits, waste, KINDS)
         return found and found[0]
 
     assert (best(SHORT), best(LONG)) == (LOW, stays[1])
     assert best(LONG, lambda tiles: tiles["BM"] < 192) == stays[0]
     assert best(LONG, lambda tiles: not tiles["overlap"]) == LOW
     assert best(SHORT, lambda tiles: tiles["overlap"] == 3) == stays[0]  # where nothing else fits
+    other = dataclasses.replace(SHORT, Skv=100, heads=1)
+    held = dataclasses.replace(
+        table, tiles=(*table.tiles, LOW | {"overlap": 4}), shapes=(*shapes, Measured(other, {1: 1.0, 5: 0.5}))
+    )
+    found = held.best(other, lambda tiles: True, lambda *x: 1.0, KINDS)
+    assert found is not None and found[0]["overlap"] == 4  # of two kinds the one that is further ahead
     new = dataclasses.replace(LONG, heads=131)
     assert best(new, waste=lambda tiles, shape: 1.5 if tiles["BM"] == 192 and shape == new else 1.0) == stays[0]

@@ -27,6 +27,8 @@ _ROWS = 16
 """Fewer queries than that are one block of so many."""
 
 
+_KEYS = 64
+"""Of a block of most tiles."""
 _MOST = 8
 """Times the fastest of a shape: what took longer was disturbed while it was measured, and counts as that."""
 _LEAST_WEIGHT = 0.25
@@ -54,10 +56,12 @@ class Shape:
         return self.heads * max(self.Sq, _ROWS)
 
     def distance(self, other: Shape) -> float:
-        """A doubled head dim weighs as much as a mask, four times as many keys or eight times as many queries in all."""
+        """A doubled head dim weighs as much as a mask, four times as many keys or eight times as many queries in all. Of many
+        queries the blocks of keys count as well: with 65 keys there are two, as with 128."""
         work, keys = math.log2(self.rows / other.rows), math.log2(self.Skv / other.Skv)
+        blocks = 0.0 if self.Sq <= _ROWS else math.log2(-(-self.Skv // _KEYS) / -(-other.Skv // _KEYS))
         dims = abs(math.log2(self.D / other.D)) + abs(math.log2(self.Dv / other.Dv))
-        return math.hypot(work / 3, keys / 2, dims, float(self.causal != other.causal))
+        return math.hypot(work / 3, keys / 2, blocks / 2, dims, float(self.causal != other.causal))
 
 
 Expected = Callable[[Tiles, Shape], float]
@@ -91,16 +95,18 @@ class ShapeTable:
         shape: Shape,
         fits: Callable[[Tiles], bool],
         expected: Expected,
-        later: Callable[[Tiles], bool] = lambda tiles: False,
+        later: Sequence[Callable[[Tiles], bool]] = (),
     ) -> tuple[Tiles, Measured] | None:
         """The tiles of least cost around a shape, of those that fit, and the nearest measured shape; None where nothing fits.
-        `expected` is what follows for a time from the sizes, up to a factor of the shape. `later`: whether
-        tiles were tried on some of the shapes alone, on which they are compared with the others."""
-        found = self.ranked(shape, lambda t: fits(t) and not later(t), expected)
-        tried = replace(self, shapes=tuple(m for m in self.shapes if any(later(self.tiles[i]) for i in m.ms)))
-        more = tried.ranked(shape, lambda t: fits(t) and later(t), expected)
-        if more and (not found or tried.ratio(shape, later) < 1):
-            found = more
+        `expected` is what follows for a time from the sizes, up to a factor of the shape. `later`: kinds of
+        tiles that were tried on some of the shapes alone, on which they are compared with the others."""
+        found, least = self.ranked(shape, lambda t: fits(t) and not any(is_one(t) for is_one in later), expected), 1.0
+        for kind in later:
+            tried = replace(self, shapes=tuple(m for m in self.shapes if any(kind(self.tiles[i]) for i in m.ms)))
+            more = [t for t in tried.ranked(shape, fits, expected) if kind(t)]
+            others = tried.ratio(shape, kind) if found else 0.0
+            if more and others < least:
+                found, least = more, others
         nearest = min(self.alike(shape), key=lambda m: shape.distance(m.shape), default=None)
         return (found[0], nearest) if found and nearest is not None else None
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from onnx_fa.kernels.tiles.database import Tiles
 from onnx_fa.kernels.tiles.shapes import Shape, ShapeTable
 from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
-from onnx_fa.kernels.triton.config import FEW, MULTIPROCESSORS, PERSISTENT, power_of_two
+from onnx_fa.kernels.triton.config import FEW, HELD, MULTIPROCESSORS, PERSISTENT, power_of_two
 from onnx_fa.kernels.triton.decode_time import reckon_time
+from onnx_fa.kernels.triton.held import blocks_together, with_all_keys
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Causal
 
@@ -27,10 +28,16 @@ _BLOCK = 64
 _LONG = 1 << 15
 """So many queries that those of one head fill a GPU twice by themselves."""
 
+_LATER = (lambda tiles: tiles["overlap"] == PERSISTENT, lambda tiles: tiles["overlap"] == HELD)
+"""Forms that were tried on some of the measured shapes alone."""
 SPLIT_TILES = {"BM": 64, "BN": 64, "warps": 4, "stages": 3, "order": 0, "overlap": 0}
 """Of many queries whose keys are split."""
-_LEAST_KEYS, _MOST_PARTS = 512, 16
-"""Of a part, and how many there are at the most: a second dispatch combines them, which takes as long as some hundreds of keys."""
+_LEAST_KEYS, _LEAST_OF_FEW, _MOST_PARTS = 320, 256, 32
+"""Of a part, the latter where workgroups are a third of the multiprocessors at the most, and how many there are at the most: a
+second dispatch combines them, which takes as long as some hundreds of keys."""
+_COLUMNS = 256
+"""Head dims of the workgroups that a multiprocessor takes at a time: narrow ones wait for each other's loads the less the more of
+them there are. Found on 69 shapes that were timed with two to 32 parts."""
 
 
 def shape_of(spec: AttentionSpec) -> Shape | None:
@@ -61,7 +68,8 @@ def expected(tiles: Tiles, shape: Shape) -> float:
     if tiles["BM"] <= FEW:
         return reckon_time(tiles, shape)
     blocks = -(-shape.Sq // tiles["BM"])
-    groups = shape.heads * blocks * tiles["splits"]
+    each = blocks_together(shape.heads, blocks, tiles["stages"]) if tiles["overlap"] == HELD else 1
+    groups = shape.heads * -(-blocks // each) * tiles["splits"]
     rows = blocks * tiles["BM"] / shape.Sq
     return rows * -(-groups // MULTIPROCESSORS) * MULTIPROCESSORS / groups
 
@@ -75,16 +83,19 @@ def tiles_by_shape(
         return None
 
     def suits(tiles: Tiles) -> bool:
-        blocks = -(-shape.Skv // tiles["BN"])
-        return fits(tiles) and tiles["splits"] <= power_of_two(blocks)
+        # Into how many parts the keys of many queries are cut is a rule's to say: with more blocks than the shapes had on which
+        # parts were tried they are slower.
+        most = power_of_two(-(-shape.Skv // tiles["BN"])) if tiles["BM"] <= FEW else 1
+        return fits(tiles) and tiles["splits"] <= most
 
-    found = table.best(shape, suits, expected, lambda tiles: tiles["overlap"] == PERSISTENT)
+    found = table.best(shape, suits, expected, _LATER)
     if found is None:
         return None
     split = SPLIT_TILES | {"splits": parts_of_keys(shape)}
     if split["splits"] > 1 and fits(split):
         return split, f"{shape} are few workgroups: the keys are split"
-    tiles = {**found[0], "order": order_of(spec, tile=found[0]["BM"] if found[0]["overlap"] == PERSISTENT else 0)}
+    order = order_of(spec, tile=found[0]["BM"] if found[0]["overlap"] == PERSISTENT else 0)
+    tiles = {**with_all_keys(found[0], shape.Skv), "order": order}
     return tiles, f"{table.name}: around {shape}; the nearest of {len(table.shapes)} measured: {found[1].shape}"
 
 
@@ -114,9 +125,14 @@ def _heads_together(spec: AttentionSpec, tile: int) -> int:
 
 
 def parts_of_keys(shape: Shape) -> int:
-    """Into how many parts the keys of many queries are cut, where these are so few blocks that most of a GPU would be idle."""
+    """Into how many parts the keys of many queries are cut, where these are fewer blocks than multiprocessors: as many as give all of
+    them as many workgroups as they take at a time. Fewer than that each takes longer, and two parts of many blocks are no gain."""
     groups = shape.heads * -(-shape.Sq // SPLIT_TILES["BM"])
-    if shape.Sq <= FEW or shape.causal or groups * 3 > MULTIPROCESSORS:
+    if shape.Sq <= FEW or shape.causal or groups >= MULTIPROCESSORS:
         return 1
-    wanted = min(MULTIPROCESSORS // groups, shape.Skv // _LEAST_KEYS, _MOST_PARTS)
-    return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1
+    each = max(1, _COLUMNS // shape.D)
+    keys = _LEAST_OF_FEW if groups * 3 <= MULTIPROCESSORS else _LEAST_KEYS
+    wanted = min(_COLUMNS * MULTIPROCESSORS // (shape.D * groups), shape.Skv // keys, _MOST_PARTS)
+    parts = 1 << (max(1, wanted).bit_length() - 1)
+    gains = parts >= 1 << (each.bit_length() - 1) and (parts >= 4 or groups * parts <= MULTIPROCESSORS)
+    return parts if gains else 1

@@ -11,6 +11,7 @@ from onnx_fa.kernels.mlir.stored import operand_shapes, operand_types
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import MULTIPROCESSORS, PERSISTENT, TritonConfig
+from onnx_fa.kernels.triton.held import rows_of_workgroup
 from onnx_fa.kernels.triton.program import Program, combines_itself
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import Dim
@@ -141,7 +142,7 @@ class TritonEntry(KernelEntry):
         counts = []
         for v in self.variants:
             if isinstance(spec.Sq, int):
-                blocks = t.index(-(-spec.Sq // v.config.BM))
+                blocks = t.index(-(-spec.Sq // rows_of_workgroup(spec, v.config)))
             else:
                 blocks = t.arith("ceildivui", self.dims[spec.Sq], t.index(v.config.BM))
             count = t.arith("muli", heads, blocks)

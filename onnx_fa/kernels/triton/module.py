@@ -15,9 +15,10 @@ from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.combine import combine_program
-from onnx_fa.kernels.triton.config import ARCHITECTURES, TritonConfig, f32_products
+from onnx_fa.kernels.triton.config import ARCHITECTURES, HELD, TritonConfig, f32_products
 from onnx_fa.kernels.triton.entry import TritonEntry, Variant
 from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.held import HeldSource
 from onnx_fa.kernels.triton.into import IntoEntry
 from onnx_fa.kernels.triton.overlapped import OverlappedSource
 from onnx_fa.kernels.triton.persistent import PersistentSource
@@ -167,10 +168,11 @@ def program_of(
     """The source of a spec (already folded) in the form that the tiles name; `tf32`: of f32 with single products of tf32; `skips`:
     which blocks of keys may be left out, if not all that can be; `loop`: what is carried, if not what is derived. Raises
     UnsupportedError where they cannot be."""
-    if config.overlap and arch // 10 != 9:
+    if config.overlap in (0, HELD):
+        products = f32_products(config.BM, config.warps, arch, tf32=tf32)
+        plain = HeldSource if config.overlap else AttentionSource
+        return plain(spec, config, symbol, products=products, skips=skips, loop=loop).program()
+    if arch // 10 != 9:
         raise UnsupportedError("the overlapped form is Hopper's")
-    if config.overlap:
-        form = {1: OverlappedSource, 2: SpecialisedSource, 3: PersistentSource}[config.overlap]
-        return form(spec, config, symbol, skips=skips, loop=loop).program()
-    products = f32_products(config.BM, config.warps, arch, tf32=tf32)
-    return AttentionSource(spec, config, symbol, products=products, skips=skips, loop=loop).program()
+    form = {1: OverlappedSource, 2: SpecialisedSource, 3: PersistentSource}[config.overlap]
+    return form(spec, config, symbol, skips=skips, loop=loop).program()

@@ -103,7 +103,6 @@ class OverlappedSource(AttentionSource):
         t.do("m_layout: tl.constexpr = tl.SliceLayout(1, s_layout)")
         t.do(f"om = tl.arange(0, {self.height}, layout=m_layout)")
         t.do(f"on = tl.arange(0, {config.BN}, layout=tl.SliceLayout(0, s_layout))")
-        t.do(f"row = {self.m0} + om")
 
     def load_queries(self) -> None:
         """Q by the copy engine, too; the rows past the last query are zeros."""

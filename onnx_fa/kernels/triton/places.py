@@ -37,6 +37,8 @@ class Places:
     """The source of a kernel as it grows, in `t`, for a spec whose queries are folded already (kernels/plan/folding.py). `names`
     are the parameters that hold the spec's symbols."""
 
+    blocks_together = 1
+    """How many blocks of queries a workgroup takes."""
     header = HEADER
     decorator = "@triton.jit"
 
@@ -115,10 +117,11 @@ class Places:
         """Which queries the workgroup has, and where its operands are. Returns the indices of its head."""
         t, spec, config = self.t, self.spec, self.config
         self.number()
-        blocks = -(-spec.Sq // config.BM) if isinstance(spec.Sq, int) else f"tl.cdiv({self.sq}, {config.BM})"
+        rows = config.BM * self.blocks_together
+        blocks = -(-spec.Sq // rows) if isinstance(spec.Sq, int) else f"tl.cdiv({self.sq}, {rows})"
         heads = product((*spec.batch, spec.Hq), self.names)
         head, block = self.head_and_block(heads, str(blocks))
-        self.m0 = t.let(f"{block} * {config.BM}")
+        self.m0 = t.let(f"{block} * {rows}")
         self.head = head
         lead = self.lead(head)
         self.kv_lead = [*lead[:-1], t.let(f"{lead[-1]} // {spec.group}")] if spec.group > 1 else lead

@@ -18,7 +18,7 @@ from onnx_fa.kernels.mlir.stored import is_packed, operand_types
 from onnx_fa.kernels.plan.score import LOG2, MAX_START, IndexStep, score_plan, varies
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton.block_ranges import BlockRanges, Ends
-from onnx_fa.kernels.triton.columns import WIDEST_TILE, Columns
+from onnx_fa.kernels.triton.columns import WIDEST_TILE, Columns, Part
 from onnx_fa.kernels.triton.combine import combine_last
 from onnx_fa.kernels.triton.config import FEW, WARPGROUP_ROWS, TritonConfig
 from onnx_fa.kernels.triton.expressions import Expressions, float_text
@@ -81,16 +81,12 @@ class AttentionSource(Places):
         return self.written(self.pointers())
 
     def body(self) -> None:
-        t, spec = self.t, self.spec
         lead = self.place()
         self.indices()
-        self.rows = t.let(f"(row < {self.sq})[:, None]") if self.ragged_rows else ""
+        self.number_rows()
         self.load_queries()
-        self.position = t.let("row[:, None]")
-        self.bases = [self.tensor_base(i, x, lead) for i, x in enumerate(spec.tensors)]
-        for i, x in enumerate(spec.tensors):
-            if not varies(x)[1]:
-                self.tiles[i] = self.row_tensor(self.bases[i], x)
+        self.bases = [self.tensor_base(i, x, lead) for i, x in enumerate(self.spec.tensors)]
+        self.load_columns()
         ranges = self.ranges()
         self.scores.start_ramp()
         for i, sweep in enumerate(self.loop.walks):
@@ -116,9 +112,23 @@ class AttentionSource(Places):
         t, config = self.t, self.config
         t.do(f"om = tl.arange(0, {config.BM})")
         t.do(f"on = tl.arange(0, {config.BN})")
-        t.do(f"row = {self.m0} + om")
         self.keys.prepare()
         self.values.prepare()
+
+    def number_rows(self) -> None:
+        """The numbers of the queries, and which of them there are."""
+        self.t.do(f"row = {self.m0} + om")
+        self.mask_rows()
+
+    def mask_rows(self) -> None:
+        self.rows = self.t.let(f"(row < {self.sq})[:, None]") if self.ragged_rows else ""
+        self.position = self.t.let("row[:, None]")
+
+    def load_columns(self) -> None:
+        """Those of the spec's tensors that do not vary along the keys."""
+        for i, x in enumerate(self.spec.tensors):
+            if not varies(x)[1]:
+                self.tiles[i] = self.row_tensor(self.bases[i], x)
 
     def place(self) -> list[str]:
         lead = super().place()
@@ -231,26 +241,36 @@ class AttentionSource(Places):
         start = t.let(f"{self.q_start} + zero * {j} * 16") if self.reloads else ""
         s = ""
         for part in self.keys.parts:
-            for columns, k in zip(part.columns, self.keys.tiles(part, block), strict=True):
+            for columns, k in zip(part.columns, self.tiles_of(self.keys, part, block), strict=True):
                 q = self.query_tile(start, columns) if self.reloads else self.q[columns]
                 s = t.let(f"tl.dot({q}, tl.trans({k}){f', {s}' if s else ''}{self.precision})")
         new, p, mass = self.scores.weigh(self.sweep, self.found, s, k0, inside, edge)
         self.update_rows(new, mass)
         if p:
             for part in self.values.parts:
-                for columns, v in zip(part.columns, self.values.tiles(part, block), strict=True):
+                for columns, v in zip(part.columns, self.tiles_of(self.values, part, block), strict=True):
                     acc = accumulator(columns)
-                    if self.sweep.correction is not None:
+                    if self.corrects:
                         t.do(f"{acc} = {acc} * alpha[:, None]")
                     t.do(f"{acc} = tl.dot({p}.to({v}.dtype), {v}, {acc}{self.precision})")
         if new:
             t.do(f"m = {new}")
         t.indent -= 1
 
+    def tiles_of(self, rows: KeyRows, part: Part, block: KeyBlock) -> list[str]:
+        """The numbers of a part's columns of K or V, a tile for each of them."""
+        return rows.tiles(part, block)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether a block changes what those before it found."""
+        return self.sweep.correction is not None
+
     def update_rows(self, new: str, mass: str) -> None:
         """The rows' sums with a block more; and their correction, alpha, where there is one."""
         t, corrected = self.t, ""
-        if self.sweep.correction is not None:
+        if self.corrects:
+            assert self.sweep.correction is not None
             t.do(f"alpha = {correction_of(self, self.sweep.correction, new)}")
             corrected = " * alpha"
         if mass:

@@ -87,9 +87,9 @@ class RowsSource(OverlappedSource):
 
     parts, part = _PARTS, "part"
 
-    def indices(self) -> None:
-        super().indices()
-        self.t.do(f"row = row + part * {self.height}")
+    def number_rows(self) -> None:
+        self.t.do(f"row = {self.m0} + part * {self.height} + om")
+        self.mask_rows()
 
     def load_queries(self) -> None:
         self.element()

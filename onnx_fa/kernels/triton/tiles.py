@@ -23,6 +23,7 @@ from onnx_fa.kernels.triton.by_shape import tiles_by_shape
 from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
 from onnx_fa.kernels.triton.config import (
     FEW,
+    HELD,
     MOST_SPLITS,
     PERSISTENT,
     SHARED_BYTES,
@@ -31,6 +32,7 @@ from onnx_fa.kernels.triton.config import (
     padded,
     power_of_two,
 )
+from onnx_fa.kernels.triton.held import can_hold, with_all_keys
 from onnx_fa.kernels.triton.overlapped import can_overlap
 from onnx_fa.kernels.triton.persistent import can_persist
 from onnx_fa.kernels.triton.specialised import can_specialise
@@ -41,7 +43,7 @@ from onnx_fa.spec.terms import Elementwise
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
-OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024, PERSISTENT: 256}
+OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024, PERSISTENT: 256, HELD: 0}
 """Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the form."""
 WORKGROUPS = "workgroups"
 """In tiles for a few queries: how many there should be, by splitting the keys; PROCESSORS where it is not said."""
@@ -122,20 +124,20 @@ def _by_workgroups(spec: AttentionSpec, tiles: Tiles) -> Tiles:
 
 def _can_take(spec: AttentionSpec, tiles: Tiles, arch: int, plain_form: bool) -> bool:
     """Whether tiles of the table of shapes are for a spec."""
-    forms = _forms(spec, plain_form)
+    forms, tiles = _forms(spec, plain_form), with_all_keys(tiles, spec.Skv)
     of_size = (tiles["BM"] <= FEW) == is_few(spec)
     return of_size and forms[tiles["overlap"]] and can_run(spec, TritonConfig(**tiles), arch)
 
 
 def _forms(spec: AttentionSpec, plain_form: bool) -> dict[int, bool]:
     """Whether each form is for a spec; `plain_form`: no other than that one is wanted."""
-    others = {1: can_overlap, 2: can_specialise, PERSISTENT: can_persist}
+    others = {1: can_overlap, 2: can_specialise, PERSISTENT: can_persist, HELD: can_hold}
     return {0: True, **{form: not plain_form and can(spec) for form, can in others.items()}}
 
 
 def config_of(spec: AttentionSpec, tiles: Tiles) -> TritonConfig:
     """The configuration that a spec gets with tiles of the database. Raises ValueError where there is none such."""
-    own = {k: v for k, v in tiles.items() if k != WORKGROUPS}
+    own = {k: v for k, v in with_all_keys(tiles, spec.Skv).items() if k != WORKGROUPS}
     return TritonConfig(**{"splits": splits(spec, tiles.get(WORKGROUPS, PROCESSORS)), **own})
 
 
@@ -174,9 +176,11 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     d, dv, size = padded(spec.D), padded(spec.Dv), 4
     if spec.dtype != "f32":
         d, dv, size = columns_computed(spec.D), columns_computed(spec.Dv), 2
-    buffers = config.stages if config.overlap else config.stages - 1
-    shared = size * (buffers * config.BN * (d + dv) + (config.BM * d if config.overlap else 0))
-    part = WARPGROUP_ROWS if config.overlap == PERSISTENT else config.BM // max(1, config.overlap)
+    buffers, queries = (config.stages, 1) if config.overlap else (config.stages - 1, 0)
+    if config.overlap == HELD:
+        buffers, queries = 1, config.stages
+    shared = size * (buffers * config.BN * (d + dv) + queries * config.BM * d)
+    part = {2: config.BM // 2, PERSISTENT: WARPGROUP_ROWS}.get(config.overlap, config.BM)
     most = MOST_ACCUMULATORS
     if config.overlap == PERSISTENT:
         if config.BM // part not in MOST_OF_PARTS or config.warps != part // 16:
@@ -184,8 +188,12 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
         most = MOST_OF_PARTS[config.BM // part]
         shared += config.BM * dv  # outputs are put in order there, at least half of them at a time
     accumulators = part * (config.BN + dv) / (32 * config.warps)
-    rows = 16 * config.warps <= part and config.warps % 4 == 0 and arch // 10 == 9 and config.splits == 1
-    return shared <= SHARED_BYTES[arch] and accumulators <= most and (rows or not config.overlap)
+    rows = 16 * config.warps <= part and config.splits == 1
+    if config.overlap == HELD:
+        form = rows and isinstance(spec.Skv, int) and config.BN == padded(spec.Skv)
+    else:
+        form = not config.overlap or (rows and config.warps % 4 == 0 and arch // 10 == 9)
+    return form and shared <= SHARED_BYTES[arch] and accumulators <= most
 
 
 def tf32_tiles(spec: AttentionSpec) -> tuple[TritonConfig, str] | None:
@@ -282,6 +290,10 @@ def smaller(config: TritonConfig) -> Iterator[TritonConfig]:
             config = dataclasses.replace(config, BM=128, overlap=2, order=min(config.order, 1))
         elif config.overlap == 2:
             config = dataclasses.replace(config, BM=config.BM // 2, overlap=1)
+        elif config.overlap == HELD and config.stages > 1:
+            config = dataclasses.replace(config, stages=config.stages - 1)
+        elif config.overlap == HELD:
+            config = dataclasses.replace(config, BN=min(config.BN, 64), stages=2, overlap=0)
         elif config.overlap:
             config = dataclasses.replace(config, overlap=0)
         elif config.stages > 2:
