@@ -21,7 +21,7 @@ from .changes import PRODUCTS, SOFTMAX
 from .draw import Drawn
 from .inputs import Array, Engine, Inputs, has_bfloat16
 from .noise import by_rows, distance, movement
-from .readings import as_defined, nearest, shows
+from .readings import as_defined, nearest, results_of_readings, shows
 from .undefined import MOVES, lost, renormalises, without_maximum
 
 FORMS: tuple[Form, ...] = ("decomposed", "attention", "decomposed", "blocked")
@@ -245,7 +245,8 @@ def _compare(drawn: Drawn, new: onnx.ModelProto, form: Form, seed: int, outcome:
 
 
 class Judge:
-    """Says whether results are equal for one kind of inputs."""
+    """Says whether results are equal for one kind of inputs. What the original's readings and its noise make of these is computed
+    once, where it is asked for."""
 
     def __init__(self, drawn: Drawn, old: Engine, label: str, inputs: Inputs, form: Form) -> None:
         self.model, self.old, self.label, self.inputs = drawn.fixed, old, label, inputs
@@ -255,6 +256,8 @@ class Judge:
         self.loose = False
         """Whether a row of a result was allowed to be anything of its size."""
         self.rounded_on_the_way = _rounded_behind_a_move(self.model)
+        self._readings: dict[int, list[Array]] = {}
+        self._moves: dict[tuple[int, bytes], tuple[Array, Array]] = {}
 
     def agree(self, want: list[Array], have: list[Array]) -> bool:
         try:
@@ -274,12 +277,23 @@ class Judge:
                 continue
             self._hold_floats(i, a, b, how)
 
+    def _others(self, i: int) -> list[Array]:
+        if i not in self._readings:
+            self._readings[i] = results_of_readings(self.model, self.old, self.inputs, i, self.more)
+        return self._readings[i]
+
+    def _movement(self, i: int, want: Array) -> tuple[Array, Array]:
+        key = i, want.tobytes()
+        if key not in self._moves:
+            self._moves[key] = movement(self.model, self.old, self.inputs, i, want)
+        return self._moves[key]
+
     def _hold_integers(self, i: int, a: Array, b: Array, how: str) -> None:
         """Of integers and booleans, such as what IsNaN says of a result, only readings may make others."""
         if np.array_equal(a, b):
             return
         x, y = a.astype(np.float64), b.astype(np.float64)
-        right = (a == b) | ((x != y) & (nearest(self.model, self.old, self.inputs, i, x, y, self.more) == y))
+        right = (a == b) | ((x != y) & (nearest(self._others(i), x, y) == y))
         if not right.all():
             raise Fault("wrong", f"{self.label}{how}: output {i} differs")
 
@@ -290,10 +304,10 @@ class Judge:
         x, y = a.astype(np.float64), b.astype(np.float64)
         if distance(x, y) <= tolerance * _size(x):
             return
-        x = nearest(self.model, self.old, self.inputs, i, x, y, self.more)
+        x = nearest(self._others(i), x, y)
         if distance(x, y) <= tolerance * _size(x):
             return
-        moves, jumped = movement(self.model, self.old, self.inputs, i, a)
+        moves, jumped = self._movement(i, a)
         if moves.size:  # of a row that is another one in a reading the original's noise tells nothing
             moves = np.where(by_rows(np.where(_same(a.astype(np.float64), x), 0.0, 1.0)) > 0, moves.max(), moves)
         allowed = tolerance * _size(x) + 8 * moves + 2 * self.step

@@ -7,7 +7,7 @@ nowhere else: of ordinary numbers it makes what the original makes, so that the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -294,17 +294,10 @@ def as_defined(model: onnx.ModelProto) -> onnx.ModelProto:
     return Graph(model).changed(computed_in_f32) or model
 
 
-def nearest(
-    model: onnx.ModelProto,
-    old: Engine,
-    inputs: Inputs,
-    index: int,
-    want: Array,
-    have: Array,
-    more: tuple[Change, ...] = (),
-) -> Array:
-    """Output `index` of the original or of one of its readings, those by `more` changes too, whichever is the nearest to `have`,
-    number for number."""
+def results_of_readings(
+    model: onnx.ModelProto, old: Engine, inputs: Inputs, index: int, more: tuple[Change, ...] = ()
+) -> list[Array]:
+    """Output `index` of each reading of the original, those by `more` changes too, in f64."""
     others, made = doubled(model, old, inputs, index), list(readings(model))
     if others:
         # In f16 onnxruntime rounds less where fewer nodes are between two ops, so that this one is no reading of ordinary numbers.
@@ -316,8 +309,12 @@ def nearest(
         # A reading that no engine runs, for want of a kernel, excuses nothing.
         with contextlib.suppress(Exception):
             others.append(Engine(changed, by_definition=old.by_definition).run(inputs)[index])
-    for result in others:
-        other = result.astype(np.float64)
+    return [result.astype(np.float64) for result in others]
+
+
+def nearest(others: Sequence[Array], want: Array, have: Array) -> Array:
+    """The original's result `want` or one of `others`, whichever is the nearest to `have`, number for number."""
+    for other in others:
         if other.shape != want.shape:
             continue
         with np.errstate(invalid="ignore"):
