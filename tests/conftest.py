@@ -31,14 +31,13 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "triton_kernel families generate zoo vector_kernel stock_road node_tests export verify spelling_table integer_products "
-    "no_keys attention_sweep convolutions excuses tune bf16 match_ops backend attention_bench cli linear "
-    "integer_convolutions linear_bench cluster tune_linear docs gpu match match_mask triton_stored quantized few_kernel "
-    "match_layout kept_modules iree_bugs kernel bench campaign tune_triton casts bits_product keys_in_parts linear_report "
-    "spirv damaged_files random_attention rows_kernel amx_body dot_body linear_numbers vulkan_model parameters split_keys "
-    "memory"
+    "triton_kernel zoo stock_road vector_kernel families export generate tune attention_sweep amx_body node_tests gpu "
+    "spelling_table bf16 verify integer_convolutions dot_body cluster convolutions attention_bench match integer_products "
+    "bits_product no_keys linear_bench cli kept_modules match_mask linear bench match_ops quantized docs backend "
+    "few_kernel linear_report iree_bugs triton_stored campaign tune_linear kernel match_layout parameters keys_in_parts "
+    "tune_triton damaged_files casts rows_kernel memory random_attention linear_numbers vulkan_model split_keys"
 ).split()
-"""Files that take more than a quarter of a minute of a processor, the longest first: one that begins last would run alone."""
+"""Files that take more than ten seconds of a processor, the longest first: one that begins last would run alone."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -59,7 +59,10 @@ def test_every_site_is_found_and_stays_the_same(case: tuple[str, str, int, str])
             assert not left & {"Softmax", "Attention"}
 
 
-@pytest.mark.parametrize("name", ["tiny_bert", "tiny_gpt", "tiny_llama"])
+SYMBOLIC = ["tiny_bert", "tiny_llama", "tiny_gpt"]
+
+
+@pytest.mark.parametrize("name", parameters(SYMBOLIC, SYMBOLIC, [0, 1]))
 def test_symbolic_batch_and_length(name: str) -> None:
     model = export_onnx(name, "dynamo", 18, dynamic=True)
     report = explain(model)

@@ -31,6 +31,10 @@ def test_every_nth_and_every_kind() -> None:
     assert sampled([], 3) == []
     assert sampled(kinds, len(kinds), always=[5]) == [0, 4, 5, 7]
     assert sampled(kinds, len(kinds), {*chain(*kinds)}) == [0], "another list has all kinds"
+    assert sampled(kinds, None) == [4, 7], "none for its place"
+    assert sampled(kinds, None, costs=[1, 1, 1, 1, 3, 1, 1, 1, 1]) == [0, 6, 7], (
+        "two that cost less than the one that is both"
+    )
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 1000])

@@ -20,7 +20,8 @@ from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Tiles, queries_computed
 from onnx_fa.kernels.triton import emit_exactly
 from onnx_fa.kernels.triton import tiles as triton_tiles
-from onnx_fa.kernels.triton.config import FEW, PERSISTENT
+from onnx_fa.kernels.triton.config import FEW, HELD, PERSISTENT, padded
+from onnx_fa.kernels.triton.held import can_hold
 from onnx_fa.processes import DEFAULT, Limits
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.linear import LinearSpec
@@ -208,13 +209,18 @@ def _triton(arch: int, limits: Limits) -> Space[AttentionSpec]:
 
 
 def _triton_many(spec: AttentionSpec) -> Iterator[dict[str, int]]:
-    """Blocks of 64 or 128 queries (32 for f32), with three stages where blocks and heads are narrow."""
+    """Blocks of 64 or 128 queries (32 for f32), with three stages where blocks and heads are narrow; few keys in one block, too."""
     order = int(any(isinstance(m, Causal) for m in spec.masks))
     for keys in (64, 128, 32):
         for rows, warps in ((64, 4), (128, 8), (128, 4), (192, 4), *[(32, 4)] * (spec.dtype == "f32")):
             for overlap in (0, 1, 2, PERSISTENT):
                 stages = 2 if overlap in (1, 2) or keys == 128 or max(spec.D, spec.Dv) > 128 else 3
                 sizes = {"BM": rows, "BN": keys, "warps": warps, "stages": stages}
+                yield {**sizes, "order": order, "overlap": overlap, **_split(spec)}
+    if can_hold(spec):
+        for rows, warps, stages in ((64, 4, 1), (64, 4, 3), (128, 8, 3)):
+            for overlap in (HELD, 0):
+                sizes = {"BM": rows, "BN": padded(int(spec.Skv)), "warps": warps, "stages": stages}
                 yield {**sizes, "order": order, "overlap": overlap, **_split(spec)}
 
 

@@ -34,7 +34,7 @@ from tests.support.cli_process import run_main
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = [dataclasses.replace(c, spec=small(c), sizes=((),)) for c in CASES]
 TORCH_HERE = importlib.util.find_spec("torch") is not None
-PLAN = Plan(rounds=1, slow_rounds=1, most_calls=1, threads=1)
+PLAN = Plan(rounds=1, slow_rounds=1, most_calls=1, threads=1, keep_processes=True)
 
 
 @pytest.mark.parametrize("c", TABLE, ids=lambda c: c.name)

@@ -14,17 +14,21 @@ from tests.support.cases import Case
 
 
 def sampled(
-    kinds: Sequence[Iterable[str]], every: int, known: Iterable[str] = (), always: Iterable[int] = ()
+    kinds: Sequence[Iterable[str]],
+    every: int | None,
+    known: Iterable[str] = (),
+    always: Iterable[int] = (),
+    costs: Sequence[float] | None = None,
 ) -> list[int]:
-    """Places of a list, in order: each `every`-th one, those of `always`, and so many more that no kind of case is missing, those
-    that bring most kinds first. `kinds`: of what kinds each case of the list is, in its order; `known`: kinds of which cases of
-    another list are tried."""
+    """Places of a list, in order: each `every`-th one (None: none for its place alone), those of `always`, and so many more that no
+    kind of case is missing, those that bring most kinds first, for what they cost where there are `costs`. `kinds`: of what kinds
+    each case of the list is, in its order; `known`: kinds of which cases of another list are tried."""
     of = [frozenset(k) - frozenset(known) for k in kinds]
-    kept = {*range(0, len(of), every), *always}
+    kept = {*(range(0, len(of), every) if every else ()), *always}
     missing = frozenset[str]().union(*of) - frozenset[str]().union(*(of[i] for i in kept))
     while missing:
         # Of those that bring equally many the first: every run finds the same.
-        most = max(range(len(of)), key=lambda i: len(of[i] & missing))
+        most = max(range(len(of)), key=lambda i: len(of[i] & missing) / (costs[i] if costs else 1))
         kept.add(most)
         missing -= of[most]
     return sorted(kept)

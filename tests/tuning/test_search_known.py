@@ -82,7 +82,7 @@ def test_kinds() -> None:
     assert len(short) > len(cross) > 0 and len(idle) > 0 and set(cross) <= set(short)
     assert all(s.Sq != s.Skv for s in cross) and not set(short) & set(idle)
     for kind, specs in (("short", short), ("idle", idle)):
-        for spec in map(fold_queries, specs):
+        for spec in map(fold_queries, specs[::3]):
             found = list(search_known.CANDIDATES[kind](spec))
             assert found[0] == tuned(spec, 90)[0] and all(can_run(spec, c, 90) for c in found)
             if kind == "short":

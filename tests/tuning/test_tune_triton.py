@@ -18,7 +18,7 @@ from onnx_fa.iree.run import Samples
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry, parse
 from onnx_fa.kernels.tiles.families import family
-from onnx_fa.kernels.triton.config import ARCHITECTURES, SHARED_BYTES, TritonConfig, code_for
+from onnx_fa.kernels.triton.config import ARCHITECTURES, HELD, SHARED_BYTES, TritonConfig, code_for
 from onnx_fa.kernels.triton.tiles import can_run, config_of, fitting, tuned
 from onnx_fa.processes import Limits
 from onnx_fa.spec.attention import AttentionSpec
@@ -55,13 +55,27 @@ def test_space(arch: int) -> None:
         size = 4 if spec.dtype == "f32" else 2
         for t in tried[1:]:
             config = config_of(spec, t)
-            assert fitting(spec)(t) and not (config.overlap and arch == 80)
-            assert size * (config.stages - 1) * config.BN * (spec.D + spec.Dv) <= SHARED_BYTES[arch]
-            rows = config.BM // max(1, config.overlap)  # of a group of warps
+            assert fitting(spec)(t) and not (config.overlap not in (0, HELD) and arch == 80)
+            buffers = 1 if config.overlap == HELD else config.stages - 1
+            assert size * buffers * config.BN * (spec.D + spec.Dv) <= SHARED_BYTES[arch]
+            rows = config.BM // (1 if config.overlap == HELD else max(1, config.overlap))  # of a group of warps
             assert rows * (config.BN + spec.Dv) <= 192 * 32 * config.warps
         assert len({frozenset(t) for t in tried}) == 1
         fields = {k for k in in_use if len({t[k] for t in tried}) > 1}
         assert {"BN", "warps", "stages"} <= fields and ("workgroups" in fields) == ("workgroups" in in_use), item.name
+
+
+def test_few_keys_are_held() -> None:
+    """All keys in one block, held or not, are tried where they are few, and nowhere else."""
+    short, long = half(Sq=1024, Skv=77, D=64, Dv=64), half(D=64, Dv=64)
+    held = [t for t in space("triton", 90).first(short, CUDA) if t["BN"] == 128 and t["stages"] != 2]
+    assert {(t["BM"], t["stages"], t["overlap"]) for t in held} >= {
+        (64, 1, HELD),
+        (64, 3, HELD),
+        (128, 3, HELD),
+        (64, 1, 0),
+    }
+    assert all(t["overlap"] != HELD for t in space("triton", 90).first(long, CUDA))
 
 
 def test_what_cannot_run_is_not_tried() -> None:

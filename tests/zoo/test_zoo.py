@@ -532,7 +532,7 @@ def test_the_quick_subset_is_as_expected(tmp_path: Path, pytestconfig: pytest.Co
     --whole a family and a variant."""
     entries = chosen(load(default_file()), [], "cpu-host", subset=True)
     if not pytestconfig.getoption("whole"):
-        entries = [entries[0], entries[-1]]
+        entries = [entries[1], entries[-1]]  # a family that PyTorch has itself
         assert [e.source for e in entries] == ["family", "variant"]
     results = run(entries[:-1], "cpu-host", tmp_path / "rewritten", Settings(steps=("explain", "rewrite"), jobs=2))
     results += run(entries[-1:], "cpu-host", tmp_path / "verified", Settings(steps=("explain", "rewrite", "verify")))

@@ -125,8 +125,8 @@ def _heads_together(spec: AttentionSpec, tile: int) -> int:
 
 
 def parts_of_keys(shape: Shape) -> int:
-    """Into how many parts the keys of many queries are cut, where these are fewer blocks than multiprocessors: as many as give all of
-    them as many workgroups as they take at a time. Fewer than that each takes longer, and two parts of many blocks are no gain."""
+    """Into how many parts the keys of many queries are cut, where these are fewer blocks than multiprocessors: as many as give each
+    of them as many workgroups as it takes at a time. Fewer than that take longer, and two parts of many blocks are no gain."""
     groups = shape.heads * -(-shape.Sq // SPLIT_TILES["BM"])
     if shape.Sq <= FEW or shape.causal or groups >= MULTIPROCESSORS:
         return 1

@@ -190,7 +190,7 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     accumulators = part * (config.BN + dv) / (32 * config.warps)
     rows = 16 * config.warps <= part and config.splits == 1
     if config.overlap == HELD:
-        form = rows and isinstance(spec.Skv, int) and config.BN == padded(spec.Skv)
+        form = rows and isinstance(spec.Skv, int) and padded(spec.Skv) == config.BN
     else:
         form = not config.overlap or (rows and config.warps % 4 == 0 and arch // 10 == 9)
     return form and shared <= SHARED_BYTES[arch] and accumulators <= most
