@@ -152,6 +152,25 @@ def test_a_result_that_differs_is_seen() -> None:
     assert check.distance([a], [a.astype(np.float32)]) == np.inf
 
 
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_model_that_draws_random_numbers_is_not_compared(drawn: bool, tmp_path: Path) -> None:
+    """The numbers of a session's first run are always the same ones; a node in front takes those of this one."""
+    check = module("corpus.check")
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [64]) for n in "xy"]
+
+    def model(op: str, draws: str) -> onnx.ModelProto:
+        nodes = [helper.make_node("RandomUniformLike", ["x"], [name]) for name in draws]
+        nodes += [helper.make_node(op, ["x", draws[-1] if draws else "x"], ["y"])]
+        graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+    np.savez(tmp_path / "x.npz", x=np.ones(64, np.float32))
+    outcome = check.Outcome()
+    pair = (model("Add", "r"), model("Add", "ar")) if drawn else (model("Add", ""), model("Mul", ""))
+    check.compare(outcome, *pair, {"run": tmp_path / "x.npz"})
+    assert ("another result in every run" in outcome.original) == drawn and bool(outcome.differs) != drawn
+
+
 @pytest.mark.parametrize(("rows", "verdict"), [(5, "not compared"), (4, "invalid")])
 def test_a_rewritten_model_is_invalid_only_where_the_original_runs(rows: int, verdict: str, tmp_path: Path) -> None:
     """A model whose lengths do not fit fails in a run; one whose shapes say so does not even load."""

@@ -55,9 +55,13 @@ class Limits:
 
     def learn_equal(self, a: Dim | None, b: Dim | None) -> None:
         """Takes in that two dims are equal, as those that a MatMul sums over: where one is the length that the other broadcasts to
-        beside a third, that third one is absorbed."""
+        beside a third, that third one is absorbed; the symbol of 4*b beside a number is known from then on. A symbol alone keeps
+        its name, which tells what the model asks of a caller."""
         if isinstance(a, str) and isinstance(b, str) and a != b:
             self._learn_widest(*(self._resolve(expression(d)) for d in (a, b)))
+        for length, number in ((a, b), (b, a)):
+            if isinstance(number, int) and isinstance(length, str) and not expression(length).is_Symbol:
+                self.learn_count((length,), number)
 
     def learn_count(self, shape: Shape, count: int) -> None:
         """Takes in that a tensor has so many elements, which may say what one symbol of its shape is."""

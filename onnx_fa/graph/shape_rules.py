@@ -36,6 +36,8 @@ def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | N
         return len(range(dim)[start:end:step])
     if (start, end, step) == (0, 1, 1) and dim is not None:
         return 1  # unless the axis is empty, and then so is what is made of it
+    if isinstance(step, int) and step < 0:
+        return _backward(dim, start, end, -step)
     if not isinstance(step, int) or step < 1 or dim is None:
         return None
     if (
@@ -50,6 +52,18 @@ def slice_dim(dim: Dim | None, start: Dim | None, end: Dim | None, step: Dim | N
     # A start behind the end needs no clamping: nothing is left then.
     length = larger_dim(subtract_dims(last, _from_front(dim, start)), 0)
     return divide_dims(add_dims(length, step - 1), step)
+
+
+def _backward(dim: Dim | None, start: Dim | None, end: Dim | None, step: int) -> Dim | None:
+    """The length of a slice from `start` back to behind `end`."""
+    if not isinstance(start, int) or not isinstance(end, int):
+        return None
+    if isinstance(dim, int):
+        first = min(start + dim if start < 0 else start, dim - 1)
+        last = max(end + dim if end < 0 else end, -1)
+        return len(range(first, last, -step))
+    whole = (start == -1 or start >= OPEN_END) and end <= -OPEN_END
+    return divide_dims(add_dims(dim, step - 1), step) if whole else None
 
 
 def _from_front(dim: Dim, at: Dim | None) -> Dim | None:

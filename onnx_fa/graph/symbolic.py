@@ -32,6 +32,7 @@ from onnx_fa.graph.limits import Limits
 from onnx_fa.graph.named import Named
 from onnx_fa.graph.op_kinds import BROADCASTS, CONVOLVES, MULTIPLIES, REDUCE, SAME
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, typed_attr
+from onnx_fa.graph.resized import resized_dims
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
 from onnx_fa.graph.shape_rules import (
     Window,
@@ -39,9 +40,9 @@ from onnx_fa.graph.shape_rules import (
     gather_nd_dims,
     multiply_shapes,
     reshape_dims,
-    slice_dim,
     window_dims,
 )
+from onnx_fa.graph.sliced import sliced_dims
 from onnx_fa.spec.terms import Dim
 
 _MAX_SHAPE = 4096
@@ -195,7 +196,7 @@ class SymbolicShapes:
         if kind == "Concat":
             return self._concat(node, first)
         if kind == "Slice":
-            return self._slice(node, first)
+            return sliced_dims(node, first, self.elements)
         if kind == "Pad":
             return self._padded(node, first)
         if kind in REDUCE:
@@ -207,6 +208,8 @@ class SymbolicShapes:
     def _moved(self, node: ir.Node, first: Shape) -> Shape | None:
         """What moves, repeats or picks the elements of its first input, which has this shape."""
         kind = op_of(node)
+        if kind in ("Resize", "Upsample"):
+            return resized_dims(node, first, self._const, self.elements)
         if kind == "Tile":
             times = self.elements(node.inputs[1])
             return None if times is None else tuple(multiply_dims(d, t) for d, t in zip(first, times, strict=True))
@@ -276,34 +279,6 @@ class SymbolicShapes:
             named = [d for d in dims if known(d)]  # all compare_dims, or the model is not valid
             result.append(total if i == axis else next((d for d in named if isinstance(d, int)), (named or dims)[0]))
         return tuple(result)
-
-    def _slice(self, node: ir.Node, first: Shape) -> Shape | None:
-        parts = [self.elements(node.inputs[i]) if i < len(node.inputs) else None for i in range(1, 5)]
-        starts, ends, axes, steps = parts
-        if len(node.inputs) < 3:  # before opset 10
-            if "starts" not in node.attributes:
-                return None
-            starts, ends = (tuple(node.attributes[n].as_ints()) for n in ("starts", "ends"))
-            axes = tuple(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
-        if starts is None and ends is None and axes is None:
-            return (None,) * len(first)
-        count = len(starts or ends or axes or ())
-        if axes is None and len(node.inputs) > 3 and node.inputs[3] is not None:
-            return (None,) * len(first)
-        dims = list(first)
-        if any(x is not None and len(x) != count for x in (starts, ends, axes, steps)):
-            return None
-        default_step = 1 if len(node.inputs) < 5 or node.inputs[4] is None else None
-        for i in range(count):
-            axis = axes[i] if axes is not None else i
-            if not isinstance(axis, int):
-                return (None,) * len(first)
-            if not -len(first) <= axis < len(first):
-                return None
-            start, end = (x[i] if x is not None else None for x in (starts, ends))
-            step = steps[i] if steps is not None else default_step
-            dims[axis] = slice_dim(dims[axis], start, end, step)
-        return tuple(dims)
 
     def _padded(self, node: ir.Node, first: Shape) -> Shape | None:
         pads: tuple[Dim | None, ...] | None

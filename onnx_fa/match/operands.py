@@ -132,7 +132,8 @@ def _group_lead(
 
 
 def _find_sources(view: GraphView, operands: Sequence[_Operand], steps: Sequence[Step]) -> Sources:
-    """For each atom that is an axis of its own, a value and its axis of that size."""
+    """For each atom a value and its axis of that size: an operand's where the atom is an axis of its own, else that of anything
+    that the score is made of, as of a mask for each of the windows that Q has beside the batch."""
     sources: Sources = {}
     values = values_of(*(o.value for o in operands), *(x for step in steps for x in operands_of(step)))
     for operand in operands:
@@ -143,6 +144,9 @@ def _find_sources(view: GraphView, operands: Sequence[_Operand], steps: Sequence
             source = find_size(view, atom, values) if atom.apart else Source(operand.value, i)
             if source is not None:
                 sources.setdefault(atom, source)
+    for atom in (a for operand in operands for axis in operand.axes for a in leaves(axis)):
+        if isinstance(atom.size, str) and atom not in sources and (source := find_size(view, atom, values)) is not None:
+            sources[atom] = source
     return sources
 
 

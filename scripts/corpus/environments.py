@@ -124,6 +124,23 @@ ENVIRONMENTS |= {
         "sympy==1.14.0",
     ),
 }
+ENVIRONMENTS |= {
+    "vision": (
+        *EXPORTING,
+        "transformers==5.23.0",
+        "spandrel==0.4.2",
+        "spandrel_extra_arches==0.2.0",
+        "rfdetr==1.11.2",
+        "segmentation-models-pytorch==0.6.0",
+    ),
+    "graphs_and_series": (
+        *EXPORTING,
+        "transformers==5.16.1",
+        "gliner==0.2.29",
+        "torch_geometric==2.8.1",
+        "neuralforecast==3.3.0",
+    ),
+}
 PRODUCERS: dict[str, Producer] = {
     "optimum": Producer("optimum", ("optimum", "optimum-onnx", "transformers", "torch", "onnx")),
     "torchscript": Producer("torch", ("torch", "transformers", "onnx")),
@@ -165,6 +182,14 @@ PRODUCERS: dict[str, Producer] = {
     "tables": Producer("libraries", ("rtdl_revisiting_models", "tabpfn", "torch", "onnx")),
     "paddle": Producer("paddle", ("paddlepaddle", "paddle2onnx", "onnx")),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
+    "transformers_more": Producer("torch", ("transformers", "torch", "onnx")),
+    "autocast": Producer("torch", ("transformers", "torch", "onnx")),
+    "spandrel": Producer("vision", ("spandrel", "spandrel_extra_arches", "torch", "onnx")),
+    "rfdetr": Producer("vision", ("rfdetr", "transformers", "torch", "onnx")),
+    "smp": Producer("vision", ("segmentation_models_pytorch", "torch", "onnx")),
+    "gliner": Producer("graphs_and_series", ("gliner", "transformers", "torch", "onnx")),
+    "pyg": Producer("graphs_and_series", ("torch-geometric", "torch", "onnx")),
+    "neuralforecast": Producer("graphs_and_series", ("neuralforecast", "torch", "onnx")),
 }
 
 

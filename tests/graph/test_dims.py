@@ -152,7 +152,12 @@ def test_a_slice_of_any_length(dim: Dim, start: int, end: int, step: int) -> Non
         ("n", 0, 5, 1, "min(5, n)"),
         (None, 0, MAX_LENGTH, 1, None),
         (7, None, 3, 1, None),
-        (7, 6, 0, -1, None),
+        (7, 6, 0, -1, 6),
+        (7, 9, -9, -2, 4),
+        (7, -2, 5, -1, 0),
+        (0, -1, -5, -1, 0),
+        (7, None, 0, -1, None),
+        ("n", 6, 0, -1, None),
     ],
 )
 def test_a_slice(dim: Dim | None, start: Dim | None, end: Dim, step: int, want: Dim | None) -> None:

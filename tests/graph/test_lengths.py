@@ -151,6 +151,16 @@ def test_lengths_that_must_be_equal_show_which_broadcasts_to_which() -> None:
     assert limits.settle(("n", "m", "broadcast(m, n)")) == ("n", "m", "broadcast(m, n)")
 
 
+def test_a_number_beside_what_must_be_equal_shows_what_a_symbol_is() -> None:
+    limits = Limits()
+    limits.learn_equal(8, "4*b")
+    limits.learn_equal("3*c", 9)
+    limits.learn_equal("alone", 3)  # keeps its name
+    limits.learn_equal(7, "2*odd")  # no length: such a model fails, and says nothing
+    limits.learn_equal(9, "n + m")
+    assert limits.settle(("b", "5*b", "c", "alone", "odd", "n + m")) == (2, 10, 3, "alone", "odd", "n + m")
+
+
 def test_a_number_of_elements_shows_what_a_length_is() -> None:
     limits = Limits()
     limits.learn_count(("b", "s"), 14)

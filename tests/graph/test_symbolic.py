@@ -48,12 +48,29 @@ def check(nodes: list[onnx.NodeProto], dims: tuple[int, ...], **constants: objec
 @given(
     size=st.integers(1, 9),
     start=st.integers(-12, 12),
-    end=st.integers(-12, 12) | st.just(1 << 62),
-    step=st.integers(1, 3),
+    end=st.integers(-12, 12) | st.sampled_from([1 << 62, -(1 << 62)]),
+    step=st.integers(-3, 3).filter(bool),
 )
 def test_slice_has_the_size_that_the_op_yields(size: int, start: int, end: int, step: int) -> None:
     slices = h.make_node("Slice", ["x", "a", "b", "axis", "step"], ["y"])
     check([slices], (2, size), a=[start], b=[end], axis=[-1], step=[step])
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "want"),
+    [
+        (-1, -(1 << 63) + 1, -1, "n"),
+        (1 << 62, -(1 << 62), -1, "n"),
+        (-1, -(1 << 62), -2, "((1 + n)//(2))"),
+        (-2, -(1 << 62), -1, None),
+        (-1, 0, -1, None),
+        (-1, -5, -1, None),
+    ],
+)
+def test_an_axis_of_free_length_turned_around(start: int, end: int, step: int, want: str | None) -> None:
+    slices = h.make_node("Slice", ["x", "a", "b", "axis", "step"], ["y"])
+    view, _ = view_of([slices], [2, "n"], a=[start], b=[end], axis=[-1], step=[step])
+    assert shape(view, "y") == (2, want)
 
 
 @pytest.mark.parametrize(("keepdims", "want"), [(0, (2,)), (1, (2, 1)), (-1, (2,)), (2, (2,))])
