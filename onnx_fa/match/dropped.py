@@ -131,10 +131,10 @@ def drop_rows(
         return None
     for drop in behind.drops:
         at = next((i for i, s in enumerate(steps) if isinstance(s, Select) and _is_same(view, s, drop)), None)
-        shape = view.shape(drop.keep) if isinstance(drop.keep, ir.Value) else None
+        shape = _dims(view, drop.keep)
         if at is None or not shape or (len(shape) > 1 and shape[-2] != 1) or not _stays_lost(steps[at:]):
             return None
-    return tuple(_where_any(drop) for drop in behind.drops)
+    return tuple(_where_any(view, drop) for drop in behind.drops)
 
 
 def _stays_lost(steps: Sequence[Step]) -> bool:
@@ -150,9 +150,9 @@ def _stays_lost(steps: Sequence[Step]) -> bool:
     return True
 
 
-def _where_any(drop: Select) -> Callable[[Expr], Expr]:
+def _where_any(view: GraphView, drop: Select) -> Callable[[Expr], Expr]:
     """A row where the mask keeps one of its keys, else zero."""
-    number = Call("Cast", (_kept(drop),), (("to", int(ir.DataType.FLOAT)),))
+    number = Call("Cast", (_kept(view, drop),), (("to", int(ir.DataType.FLOAT)),))
     kept = Call("ReduceSum", (number, Const(np.asarray([-1], np.int64))), (("keepdims", 1),))
     some = Call("Greater", (kept, Const(np.asarray(0.0, np.float32))))
     return lambda row: Call("Where", (some, row, Const(np.asarray(0.0, np.float32))))
@@ -170,17 +170,19 @@ def kept_by(view: GraphView, drops: Sequence[Select]) -> Expr:
     """The condition on which probabilities stay, behind masks that set some to zero. Raises NoMatch where these may not be put
     together."""
     whole, *others = dict.fromkeys(drops)
-    kept = _kept(whole)
-    dims = view.shape(whole.keep) if isinstance(whole.keep, ir.Value) else None
+    kept, dims = _kept(view, whole), _dims(view, whole.keep)
     for other in others:
-        more = view.shape(other.keep) if isinstance(other.keep, ir.Value) else None
-        dims = _broadcast(dims, more)
-        kept = Call("And", (kept, _kept(other)), shape=dims)
+        dims = _broadcast(dims, _dims(view, other.keep))
+        kept = Call("And", (kept, _kept(view, other)), shape=dims)
     return kept
 
 
-def _kept(drop: Select) -> Expr:
-    return Call("Not", (drop.keep,)) if drop.inverted else drop.keep
+def _kept(view: GraphView, drop: Select) -> Expr:
+    return Call("Not", (drop.keep,), shape=_dims(view, drop.keep)) if drop.inverted else drop.keep
+
+
+def _dims(view: GraphView, value: Expr) -> Shape | None:
+    return view.shape(value) if isinstance(value, ir.Value) else None
 
 
 def _broadcast(a: Shape | None, b: Shape | None) -> Shape:

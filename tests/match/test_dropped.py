@@ -12,6 +12,7 @@ from onnx import TensorProto as T
 from onnx_fa.forms.replace import Form
 from onnx_fa.forms.rewrite import explain, rewrite
 from tests.support.ort_run import assert_same, run
+from tests.support.spellings import Graph
 from tests.support.spellings_dropped import MATCH_DROPPED, NOT_DROPPED, WEIGHTED, shifted
 from tests.support.spellings_score import SQ, B, Site
 
@@ -101,3 +102,24 @@ def test_probabilities_that_are_an_output_have_all_zeros(fill: float) -> None:
     new, _ = rewrite(model)
     feeds = _draw(model, "ordinary", 0)
     assert_same(run(model, feeds, optimise=False), run(new, feeds), 4e-6)
+
+
+@pytest.mark.parametrize("fill", [-INF, -1e4])
+def test_a_negated_mask_of_another_batch_is_expanded(fill: float) -> None:
+    """NeMo's exports name the batch of the lengths otherwise than that of the sounds: either may be one."""
+    g = Graph(18)
+    q, k, v = (g.input(n, shape) for n, shape in (("q", ["n", 3, 5, 8]), ("k", ["n", 3, 8, 7]), ("v", ["n", 3, 7, 6])))
+    hidden = g.op("Not", g.input("keep", ["m", 1, 5, 7], T.BOOL))
+    score = g.op("Add", g.op("MatMul", q, k), g.op("MatMul", q, g.input("table", [3, 8, 7])))
+    p = g.op("Softmax", g.op("Where", hidden, g.const(fill), score), axis=-1)
+    o = g.op("MatMul", g.op("Where", hidden, g.const(0.0), p), v)
+    model = g.model({o: ([None, 3, 5, 6], T.FLOAT)})
+    assert len(explain(model).sites) == 1
+    new, _ = rewrite(model)
+    rng = np.random.default_rng(0)
+    for n, m in ((2, 2), (1, 3), (3, 1)):
+        shapes = {"q": (n, 3, 5, 8), "k": (n, 3, 8, 7), "v": (n, 3, 7, 6), "table": (3, 8, 7)}
+        feeds: dict[str, Any] = {key: np.asarray(rng.standard_normal(s), np.float32) for key, s in shapes.items()}
+        feeds["keep"] = rng.random((m, 1, 5, 7)) < 0.5
+        feeds["keep"][0, 0, 0] = False
+        assert_same(run(model, feeds, optimise=False), run(new, feeds), 4e-6)
