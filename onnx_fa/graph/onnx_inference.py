@@ -28,7 +28,9 @@ def infer_by_onnx(model: ir.Model, *, data_prop: bool) -> None:
         if shape is not None and shape != value.shape:
             value.shape = shape
         kind = ir.serde.deserialize_type_proto_for_type(found[value.name])
-        if kind is not None and kind.dtype != value.dtype:
+        if kind is not None and not isinstance(kind, ir.TensorType):
+            value.type = kind  # a sequence of tensors is none
+        elif kind is not None and kind.dtype != value.dtype:
             value.dtype = kind.dtype
 
 

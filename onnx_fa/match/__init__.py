@@ -8,8 +8,8 @@ Miss with a reason and a node.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -18,6 +18,7 @@ from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match.asked import find_asked
 from onnx_fa.match.assemble import Found, build_match
 from onnx_fa.match.division import one_if_zero, positive_or, reciprocal_of, walk_tail
+from onnx_fa.match.dropped import apply_drops, drop_rows, kept_by, masks_by_numbers
 from onnx_fa.match.exprs import Call, Const, Expr, known_array, values_of
 from onnx_fa.match.in_place import fold_drops, in_words_of_weights, value_at, write_weighting
 from onnx_fa.match.low_scores import check_whole_rows
@@ -61,8 +62,8 @@ from onnx_fa.match.types import (
     Term,
     Weighting,
 )
-from onnx_fa.match.walk_down import apply_drops, walk_after
-from onnx_fa.match.walk_up import parse_score
+from onnx_fa.match.walk_down import walk_after
+from onnx_fa.match.walk_up import Reading, parse_score
 from onnx_fa.match.wraps import wrap_in_type
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import never_empty
@@ -146,26 +147,49 @@ def _match_behind(
     return found
 
 
-def _dropped_or_weighted(
-    steps: Sequence[Step], behind: Behind, guard: Guard, anchor: Anchor
-) -> tuple[list[Step], Guard, Expr | None, NoMatch | None]:
-    """The steps, the guard and the weights of the probabilities. A mask that sets some to zero and is not the score's own is a
-    weight of 0 or 1: then also why it is not the score's. Raises NoMatch where it is neither."""
+@dataclass(frozen=True)
+class _Dropped:
+    """What the masks on the probabilities mean: steps on the score, a guard, weights of the probabilities, or something that is
+    done to the rows of the output. `why` they are weights and not the score's own masks."""
+
+    steps: Sequence[Step]
+    guard: Guard
+    weights: Expr | None = None
+    rows: tuple[Callable[[Expr], Expr], ...] = ()
+    why: NoMatch | None = None
+
+
+def _read_drops(
+    view: GraphView,
+    patterns: Patterns,
+    read: Reading,
+    steps: Sequence[Step],
+    behind: Behind,
+    guard: Guard,
+    anchor: Anchor,
+) -> _Dropped:
+    """What masks mean that set probabilities to zero: those that are not the score's own are weights of 0 or 1, or zeros of rows.
+    Raises NoMatch where they are neither."""
     if anchor.weight is not None:
         kept, left = fold_drops(steps, behind, anchor.weight)
         if left is None:
-            return kept, guard, behind.weights, None
-        return kept, guard, _kept(left), NoMatch("weights that may be NaN are set to zero", anchor.node)
+            return _Dropped(kept, guard, behind.weights)
+        return _Dropped(
+            kept, guard, kept_by(view, [left]), why=NoMatch("weights that may be NaN are set to zero", anchor.node)
+        )
     if behind.renormalised and len(behind.drops) == 1 and behind.rounding is None:
-        return list(steps), guard, _kept(behind.drops[0]), None
+        return _Dropped(steps, guard, kept_by(view, behind.drops))
     if behind.renormalised:
         raise NoMatch("probabilities that were divided anew are masked again or rounded", behind.weighting.product.node)
     try:
-        return *apply_drops(steps, replace(behind, guard=guard), anchor), behind.weights, None
+        return _Dropped(*apply_drops(view, patterns, read, steps, replace(behind, guard=guard), anchor), behind.weights)
     except NoMatch as why:
-        if len(behind.drops) != 1 or behind.rounding is not None:
+        rows = drop_rows(view, steps, behind, anchor)
+        if rows is not None:
+            return _Dropped(steps, guard, rows=rows)
+        if behind.rounding is not None:
             raise
-        return list(steps), guard, _kept(behind.drops[0]), why
+        return _Dropped(steps, guard, kept_by(view, behind.drops), why=why)
 
 
 def _is_nan_dropped(spec: AttentionSpec) -> bool:
@@ -175,11 +199,6 @@ def _is_nan_dropped(spec: AttentionSpec) -> bool:
         return spec.empty_row == "nan" and not never_empty(spec.masks)
     zero_by_zero = weighting.total is not None and not (weighting.plus > 0.0 or weighting.least > 0.0)
     return zero_by_zero or (bool(spec.masks) and math.isnan(value_at(weighting.weight, -math.inf)))
-
-
-def _kept(drop: Select) -> Expr:
-    """The condition on which probabilities stay."""
-    return Call("Not", (drop.keep,)) if drop.inverted else drop.keep
 
 
 def _match_tail(
@@ -199,9 +218,10 @@ def _match_tail(
     failure: NoMatch | None = None
     readings = [(r, join_summed_products(view, patterns, *r)) for r in parse_score(view, anchor.score, patterns)]
     readings.sort(key=lambda r: r[1][1] is r[0][1])  # the product that takes in the others comes first
-    for _, (inner, qk) in readings:
+    for read, (inner, qk) in readings:
         try:
-            steps, guarded, weights, why = _dropped_or_weighted([*inner, *behind.steps], behind, guard, anchor)
+            dropped = _read_drops(view, patterns, read, [*inner, *behind.steps], behind, guard, anchor)
+            steps, weights, why = dropped.steps, dropped.weights, dropped.why
             mixed = is_mixed(qk, dtype)
             if mixed:
                 check_mixed(anchor, behind)
@@ -224,10 +244,10 @@ def _match_tail(
                     leaves_as=types.leaves_as,
                     operands=operands,
                     steps=placed,
-                    guard=guarded,
+                    guard=dropped.guard,
                     output=output,
                     anchor=anchor.node,
-                    wrap=wrap_in_type(view, behind.wrap, dtype, anchor.node),
+                    wrap=wrap_in_type(view, (*dropped.rows, *behind.wrap), dtype, anchor.node),
                     v_factors=[place_on_probabilities(view, patterns, site, x) for x in behind.keys],
                     sink=place_at_softmax(site, sink),
                     weights=None if weights is None else place_on_probabilities(view, patterns, site, weights),
@@ -236,7 +256,7 @@ def _match_tail(
                     weighting=write_weighting(anchor, behind),
                 ),
             )
-            if why is not None and _is_nan_dropped(match.spec):
+            if why is not None and _is_nan_dropped(match.spec) and not masks_by_numbers(view, patterns, read):
                 raise why  # a dropped probability is zero even where its row is NaN
             if anchor.by_log:
                 check_whole_rows(view, match.spec, match.operands, anchor.node)

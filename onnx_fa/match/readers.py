@@ -20,6 +20,7 @@ def find_other_reader(
     """A node that reads the scores, or what is made of them, for something else than the sites with these outputs, another softmax,
     or an output of the model that shows the scores `shown`. With such a reader the scores would be computed twice, and once as a
     whole; those that are shown have to be made as a whole anyway."""
+    made = _made_of(view, qk, outputs)
     inside = {qk}
     stack = [p for o in outputs if (p := o.producer()) is not None]
     while stack:
@@ -27,7 +28,7 @@ def find_other_reader(
         if node in inside:
             continue
         inside.add(node)
-        stack += [p for i in node.inputs if i is not None and view.depends(i, qk) and (p := i.producer()) is not None]
+        stack += [p for i in node.inputs if i is not None and (p := i.producer()) is not None and p in made]
     for node in inside:
         for value in node.outputs:
             if value in outputs:
@@ -40,6 +41,18 @@ def find_other_reader(
                 if user not in inside and _is_for_something_else(view, user):
                     return user
     return None
+
+
+def _made_of(view: GraphView, qk: ir.Node, outputs: Sequence[ir.Value]) -> set[ir.Node]:
+    """The product of Q and K, and what is made of it but by way of one of the outputs: V of one site may be made of another's
+    output."""
+    made, stack = {qk}, [qk]
+    while stack:
+        for value in stack.pop().outputs:
+            new = [] if value in outputs else [u for u in view.users(value) if u not in made]
+            made.update(new)
+            stack += new
+    return made
 
 
 def _is_for_something_else(view: GraphView, node: ir.Node) -> bool:

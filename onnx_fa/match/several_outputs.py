@@ -177,7 +177,7 @@ def add_probabilities(view: GraphView, behind: Behind, match: Match, site: Site)
             wraps.append(lambda e: move_axes(e, canonical, given, site.sources))
         if DTYPES.get(dtype) != match.spec.dtype:
             wraps.append(lambda e, to=dtype: Call("Cast", (e,), (("to", int(to)),)))  # type: ignore[misc]
-        wraps += [_dropped(view, drop, value, dtype) for drop in behind.drops[:1]]
+        wraps += [_dropped(view, drop, value, dtype) for drop in dict.fromkeys(behind.drops)]
         wraps += wrap_in_type(view, shown.wrap, DTYPES.get(dtype), match.anchor)
         further.append(Further(value, 0, tuple(wraps)))
     return replace(match, probabilities=tuple(further))

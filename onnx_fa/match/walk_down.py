@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,24 +15,19 @@ from onnx_fa.match.misses import NoMatch
 from onnx_fa.match.no_product import refuse_combined, refuse_product
 from onnx_fa.match.shown import only_shows
 from onnx_fa.match.types import (
-    AddTerm,
     After,
     Anchor,
     Behind,
     Guard,
-    Map,
-    Nothing,
     OwnSum,
     Patterns,
     Product,
-    Scale,
     Select,
     Shown,
     Step,
     Weighting,
 )
 from onnx_fa.match.walk_up import _MAX_LAYERS
-from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.terms import MOST_ROUNDINGS, Rounding
 
 
@@ -273,42 +267,3 @@ def _combine_guards(before: Guard, after: After) -> Guard:
     if after.step is not None:
         return ""  # an empty row is 0 / 0 after a new division
     return "guarded" if before == "guarded" else after.guard or before  # NaN of any kind stays zero
-
-
-def apply_drops(steps: Sequence[Step], behind: Behind, anchor: Anchor) -> tuple[list[Step], Guard]:
-    """The steps and the guard once probabilities of masked keys are also set to zero behind the softmax.
-
-    Behind the same mask on the score that is exact: a masked key's probability is zero already, unless its whole row is
-    masked, and then every probability of the row becomes zero. Raises NoMatch where the score has another mask.
-    """
-    if not behind.drops:
-        return list(steps), behind.guard
-    first = behind.drops[0]
-    if any((d.keep, d.inverted) != (first.keep, first.inverted) for d in behind.drops):
-        raise NoMatch("probabilities are set to zero by different masks", behind.weighting.product.node)
-    masks = [i for i, s in enumerate(steps) if isinstance(s, (Select, AddTerm, Map))]
-    mask = steps[masks[0]] if len(masks) == 1 else None
-    if not isinstance(mask, Select) or (mask.keep, mask.inverted) != (first.keep, first.inverted):
-        raise NoMatch(
-            "probabilities are set to zero by a mask that the score does not have as its only mask",
-            behind.weighting.product.node,
-        )
-    # Behind a softcap or the like the fill would not reach the softmax as it is.
-    after = steps[masks[0] + 1 :]
-    if any(not isinstance(s, (Scale, Nothing)) for s in after):
-        raise NoMatch("a score function stands between the mask and the softmax", behind.weighting.product.node)
-    factor = math.prod(s.factor for s in after if isinstance(s, Scale))
-    fill = mask.fill * factor if factor else 0.0
-    if not fill <= (-6e4 if anchor.score.dtype == ir.DataType.FLOAT16 else -1e37):
-        raise NoMatch(
-            f"masked scores become {fill:g}, so a masked key may have a probability", behind.weighting.product.node
-        )
-    lowest = -F16_MAX if anchor.score.dtype == ir.DataType.FLOAT16 else -F32_MAX
-    if anchor.row_sum is not None and not anchor.floored and fill < lowest:
-        raise NoMatch(
-            "a row without keys is zero before the matmul with V, and its sum, which divides the product, is NaN",
-            behind.weighting.product.node,
-        )
-    new = list(steps)
-    new[masks[0]] = replace(mask, fill=math.copysign(math.inf, mask.fill))  # -inf once the factors have been applied
-    return new, behind.guard or "zero"

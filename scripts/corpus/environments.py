@@ -140,7 +140,24 @@ ENVIRONMENTS |= {
         "torch_geometric==2.8.1",
         "neuralforecast==3.3.0",
     ),
+    "speech": (
+        *EXPORTING,
+        "torchaudio==2.11.0",
+        "funasr==1.4.16",
+        "transformers==5.23.0",
+        "torch-complex==0.4.4",
+        "typeguard==2.13.3",
+        "configargparse==1.9.0",
+        "humanfriendly==10.0",
+        "sentencepiece==0.2.1",
+        "jamo==0.4.1",
+    ),
+    "nemo": (*EXPORTING, "torchaudio==2.11.0", "nemo_toolkit[asr]==3.0.0"),
 }
+WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
+    "speech": ("espnet==202511", "espnet_onnx==0.2.1", "zipformer==0.1.3"),
+}
+"""Packages of an environment that ask for older releases of others than run their models: these are installed by themselves."""
 PRODUCERS: dict[str, Producer] = {
     "optimum": Producer("optimum", ("optimum", "optimum-onnx", "transformers", "torch", "onnx")),
     "torchscript": Producer("torch", ("torch", "transformers", "onnx")),
@@ -181,6 +198,10 @@ PRODUCERS: dict[str, Producer] = {
     "speechbrain": Producer("libraries", ("speechbrain", "torch", "onnx")),
     "tables": Producer("libraries", ("rtdl_revisiting_models", "tabpfn", "torch", "onnx")),
     "paddle": Producer("paddle", ("paddlepaddle", "paddle2onnx", "onnx")),
+    "funasr": Producer("speech", ("funasr", "torch", "onnx")),
+    "nemo": Producer("nemo", ("nemo-toolkit", "torch", "onnx")),
+    "zipformer": Producer("speech", ("zipformer", "torch", "onnx")),
+    "espnet": Producer("speech", ("espnet", "espnet_onnx", "torch", "onnx")),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
     "transformers_more": Producer("torch", ("transformers", "torch", "onnx")),
     "autocast": Producer("torch", ("transformers", "torch", "onnx")),
@@ -196,8 +217,8 @@ PRODUCERS: dict[str, Producer] = {
 def python_of(environment: str, root: Path) -> Path:
     """The interpreter of an environment under `root`, which is made first if it is not there or its requirements have changed."""
     folder = root / environment
-    requirements = ENVIRONMENTS[environment]
-    want = hashlib.sha256("\n".join(requirements).encode()).hexdigest()
+    requirements, alone = ENVIRONMENTS[environment], WITHOUT_DEPENDENCIES.get(environment, ())
+    want = hashlib.sha256("\n".join((*requirements, *alone)).encode()).hexdigest()
     stamp = folder / "requirements.sha256"
     python = folder / "bin" / "python"
     if not stamp.exists() or stamp.read_text() != want:
@@ -205,5 +226,7 @@ def python_of(environment: str, root: Path) -> Path:
         subprocess.run([sys.executable, "-m", "venv", os.fspath(folder)], check=True)
         install = [os.fspath(python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
         subprocess.run([*install, *requirements], check=True)
+        if alone:
+            subprocess.run([*install, "--no-deps", *alone], check=True)
         stamp.write_text(want)
     return python

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +33,25 @@ def without_compiled_torchaudio() -> None:
     parts._IS_TORCHAUDIO_EXT_AVAILABLE = False  # type: ignore[attr-defined]
     parts.fail_if_no_align = lambda function: function  # type: ignore[attr-defined]
     sys.modules["torchaudio._extension"] = parts
+
+
+class _StandIn(ModuleType):
+    """A module of which every name is a class that does nothing."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def stand_in_for(*names: str) -> None:
+    """Puts modules in the place of packages that load data, train or decode: a library imports them beside its models, and they
+    bring packages of their own, or download."""
+    for name in names:
+        made = _StandIn(name)
+        made.__spec__ = ModuleSpec(name, None)
+        made.__path__ = []
+        sys.modules[name] = made
 
 
 define_missing_operators()

@@ -9,6 +9,7 @@ from onnx import TensorProto as T
 
 from .areas_mask import condition, masked
 from .areas_operand import cut, sliced
+from .areas_positions import masked_again
 from .areas_score import FACTORS, gemm, times
 from .areas_types import lowered, returned
 from .sketch import Sketch
@@ -79,6 +80,10 @@ def exponentials(g: Sketch, score: str) -> tuple[str, str]:
 def _changed(g: Sketch, p: str, score: str) -> str:
     """Probabilities, perhaps masked, divided anew, guarded or scaled."""
     r = g.r
+    if g.kind == "positions":
+        p = masked_again(g, p)
+        if r.random() < 0.8:
+            return p
     count = r.choice((1, 1, 2, 3)) if g.kind == "behind" else r.choice((0, 0, 0, 0, 1, 2))
     for _ in range(count):
         way = r.choice(USUAL if r.random() < 0.85 else UNUSUAL)

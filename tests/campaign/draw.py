@@ -17,6 +17,7 @@ from tests.support.spellings import Spelling
 
 from .areas_behind import weighed
 from .areas_operand import operand
+from .areas_positions import positioned
 from .areas_score import layered, scores
 from .areas_types import rounded_scores, to_scores
 from .inputs import Feeds, feeds_of
@@ -71,7 +72,8 @@ def _sketched(r: Random, kind: str) -> tuple[onnx.ModelProto, Feeds, str]:
     v = operand(g, "v")
     if g.mixed:
         g.float_type = T.FLOAT  # until the probabilities are cast down
-    score = rounded_scores(g, layered(g, scores(g, q, k)))
+    raw = scores(g, q, k)
+    score = rounded_scores(g, positioned(g, raw) if kind == "positions" else layered(g, raw))
     out = weighed(g, score, v)
     shapes: dict[str, list[int | str]] = {
         "scores": [*g.score_shape],

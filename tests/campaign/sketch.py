@@ -30,6 +30,7 @@ KINDS = (
     "mixed",
     "readers",
     "table",
+    "positions",
 )
 """What a graph has most of; every area occurs in every kind now and then."""
 

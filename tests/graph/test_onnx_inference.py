@@ -46,7 +46,7 @@ def _known(model: ir.Model) -> set[tuple[str | None, str, str]]:
     graphs = (model.graph, *model.graph.subgraphs())
     values = [v for g in graphs for v in (*g.inputs, *g.outputs, *g.initializers.values())]
     values += [v for n in model.graph.all_nodes() for v in n.outputs]
-    return {(v.name, str(v.shape), str(v.type)) for v in values}
+    return {(v.name, str(v.shape), str(v.dtype)) for v in values}
 
 
 @pytest.mark.parametrize("data_prop", [False, True], ids=["types", "numbers"])
@@ -102,3 +102,19 @@ def test_the_proto_is_small() -> None:
     made = model.graph.node(0).outputs[0]
     assert made.shape == ir.Shape(["b", "s", 400]) and made.dtype == ir.DataType.FLOAT
     assert made.dtype.value == onnx.TensorProto.FLOAT
+
+
+def test_a_sequence_is_no_tensor() -> None:
+    """What a Loop collects is a sequence of tensors: a tensor of its element type is another value, which nothing loads."""
+    model = _model(
+        """f (float[b, s, 400] x) => (float[n] o) {
+          empty = SequenceEmpty <dtype = 1> ()
+          two = SequenceInsert (empty, x)
+          o = ConcatFromSequence <axis = 0> (two)
+        }"""
+    )
+    infer_by_onnx(model, data_prop=False)
+    kinds = {n.op_type: n.outputs[0].type for n in model.graph}
+    assert isinstance(kinds["SequenceEmpty"], ir.SequenceType) and isinstance(kinds["SequenceInsert"], ir.SequenceType)
+    inserted = next(i for i in ir.to_proto(model).graph.value_info if i.name == "two")
+    assert inserted.type.WhichOneof("value") == "sequence_type"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -230,3 +231,18 @@ def test_the_import_calls_it() -> None:
         "tuning": None,
         "names": ["a", "b"],
     }
+
+
+def test_a_cast_between_two_norms_is_part_of_one() -> None:
+    """FunASR casts in front of every norm: where the norm before it has taken that, the next reads nothing in front of it."""
+    second = SPELLED
+    for name in "m d two q v e w r n".split():
+        second = re.sub(rf"\b{name}\b", f"{name}2", second)
+    second = re.sub(r"\bx\b", "c", second)
+    body = f"{SPELLED} p = Mul(n, s) a = Add(p, b) c = Cast <to = 1> (a) {second} o = Mul(n2, s) f = Add(o, b) y = Add(f, c)"
+    made, told = found_in(graph_of(body))
+    assert told
+    have = {i.name for i in (*made.graph.input, *made.graph.initializer)}
+    for node in made.graph.node:
+        assert have.issuperset(node.input), node
+        have.update(node.output)

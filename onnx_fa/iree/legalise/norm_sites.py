@@ -47,16 +47,18 @@ def find_norm_sites(
         return []
     g = GraphWriter(model, held, target=target)
     taken, made, told = set[int](), dict[int, onnx.NodeProto](), list[NormReport]()
+    gone = set[str]()
     for place, node in enumerate(model.graph.node):
         norm = norm_at(g, node, place)
-        if norm is None or not taken.isdisjoint(norm.places):
-            continue
+        if norm is None or not taken.isdisjoint(norm.places) or not gone.isdisjoint(norm.inputs):
+            continue  # a Cast between two norms may be read as part of either
         name = node.name or norm.outputs[0]
         whole = with_sum(g, norm, taken)
         if why := kept_why(whole.spec, target):
             told.append(NormReport(name, norm.spec, kept=why))
             continue
         taken.update(whole.places)
+        gone |= {name for at in whole.places for name in model.graph.node[at].output} - set(whole.outputs)
         made[max(whole.places)] = _site(g, whole, name)
         told.append(NormReport(name, whole.spec, norm_name(whole.spec), origin=origin_of(whole.spec, target)))
     nodes = [
