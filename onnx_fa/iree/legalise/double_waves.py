@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter
 
 _HALF_PI = Fraction("1.57079632679489661923132169163975144209858469968755291")
@@ -38,7 +39,7 @@ def parts_of_half_pi() -> tuple[float, float, float]:
 
 def wave(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Sin or Cos of f64."""
-    x, hint = node.input[0], node.name or node.op_type
+    x, hint = node.input[0], node.name or op_of(node)
     if g.kind(x) != TensorProto.DOUBLE:
         return False
 
@@ -61,7 +62,7 @@ def wave(g: GraphWriter, node: onnx.NodeProto) -> bool:
     z = add("Mul", r, r)
     sine, cosine = add("Mul", r, series(z, _SINE)), series(z, _COSINE)
     # A cosine is the sine a quarter of a turn on. Of four quarters each other one is a cosine, and the last two are negative.
-    quarter = add("Add", turns, number(1.0)) if node.op_type == "Cos" else turns
+    quarter = add("Add", turns, number(1.0)) if op_of(node) == "Cos" else turns
     half = add("Floor", add("Mul", quarter, number(0.5)))
     odd = add("Sub", quarter, add("Mul", half, number(2.0)))
     negative = add("Sub", half, add("Mul", add("Floor", add("Mul", half, number(0.5))), number(2.0)))
