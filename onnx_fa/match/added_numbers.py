@@ -35,16 +35,22 @@ def are_numbers(view: GraphView, read_product: ReadProduct, value: Expr) -> bool
     """Whether no element of a float tensor is -inf by what the model says: all are made of products over two terms or more, of
     constants below MASKING_NUMBER and of arithmetic on these, so that an infinity can only come from an overflow or from an
     infinite operand of a product. False where that cannot be told."""
+    return _holds_throughout(value, lambda e: _made_of(view, read_product, e))
+
+
+def _holds_throughout(value: Expr, further: Callable[[Expr], Sequence[Expr] | None]) -> bool:
+    """Whether a value passes, and all that it is made of. `further`: what has to pass for a value to; None where it does not. False
+    where that is more than _MAX_VALUES."""
     stack, seen = [value], set[int]()
     while stack:
         e = stack.pop()
         if id(e) in seen:
             continue
         seen.add(id(e))
-        further = _made_of(view, read_product, e)
-        if further is None or len(seen) > _MAX_VALUES:
+        found = further(e)
+        if found is None or len(seen) > _MAX_VALUES:
             return False
-        stack += further
+        stack += found
     return True
 
 
@@ -119,27 +125,20 @@ _SEEN_THROUGH = MOVES | {"Cast", "Dropout", "Concat", "Where", "Add", "Sub", "Mu
 
 def _holds_infinities(view: GraphView, value: Expr) -> bool:
     """Whether an operand of a product is made with constants that mask, through ops that keep them."""
-    stack, seen = [value], set[int]()
-    while stack:
-        e = stack.pop()
-        if id(e) in seen:
-            continue
-        seen.add(id(e))
-        if len(seen) > _MAX_VALUES:
-            return True
+
+    def further(e: Expr) -> Sequence[Expr] | None:
         known = _constant(view, e)
         if known is not None:
-            if known.dtype.kind not in "iub" and not _are_small(known):
-                return True
-            continue
+            return () if known.dtype.kind in "iub" or _are_small(known) else None
         if isinstance(e, Call):
-            stack += e.args
-        elif isinstance(e, ir.Value):
-            node = view.producer(e, *_SEEN_THROUGH)
-            if node is not None:
-                skipped = 1 if op_of(node) == "Where" else 0
-                stack += [i for i in node.inputs[skipped:] if i is not None]
-    return False
+            return e.args
+        node = view.producer(e, *_SEEN_THROUGH) if isinstance(e, ir.Value) else None
+        if node is None:
+            return ()
+        first = 1 if op_of(node) == "Where" else 0
+        return [i for i in node.inputs[first:] if i is not None]
+
+    return not _holds_throughout(value, further)
 
 
 def _constant(view: GraphView, e: Expr) -> Array | None:

@@ -8,10 +8,9 @@ before it begins, and all of them read the keys as often as there are blocks.
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from onnx_fa.derive.loop import Loop
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.plan.skipping import Skipping
 from onnx_fa.kernels.tiles.database import Tiles
 from onnx_fa.kernels.triton.columns import Part
 from onnx_fa.kernels.triton.config import FEW, HELD, MULTIPROCESSORS, TritonConfig, padded
@@ -61,16 +60,7 @@ def with_all_keys(tiles: Tiles, Skv: Dim) -> Tiles:
 class HeldSource(AttentionSource):
     """Writes the source. Raises UnsupportedError for what only other forms carry."""
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        config: TritonConfig,
-        name: str,
-        *,
-        products: str = "tf32x3",
-        skips: Skipping | None = None,
-        loop: Loop | None = None,
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, config: TritonConfig, name: str, **options: Any) -> None:
         if not can_hold(spec) or config.splits > 1:
             raise UnsupportedError(
                 f"keys are held in attentions of known sizes with at most {MOST_HELD} keys, which one walk sees, as numbers"
@@ -79,7 +69,7 @@ class HeldSource(AttentionSource):
             raise UnsupportedError(
                 f"{spec.Skv} keys that are held are a block of {padded(int(spec.Skv))}, not {config.BN}"
             )
-        super().__init__(spec, config, name, products=products, skips=skips, loop=loop)
+        super().__init__(spec, config, name, **options)
         self.blocks_together = rows_of_workgroup(spec, config) // config.BM
         self.held: dict[tuple[str, Part], list[str]] = {}
         """The numbers of K and V, by letter and columns."""
