@@ -52,7 +52,7 @@ def length(name: str) -> sympy.Symbol:
 @lru_cache(maxsize=4096)
 def dim_of(expr: sympy.Expr) -> Dim | None:
     """The dim that says an expression; None for one that is too long."""
-    normal = sympy.expand(expr)
+    normal = sympy.expand(_with_least_floors(sympy.expand(expr)))
     if normal.is_Integer:
         return int(normal)
     if normal.is_Symbol:
@@ -61,6 +61,21 @@ def dim_of(expr: sympy.Expr) -> Dim | None:
         return None
     text = _write(normal)
     return None if text is None or len(text) > MAX_LETTERS else text
+
+
+def _with_least_floors(expr: sympy.Expr) -> sympy.Expr:
+    """(n - 3)//2 as (n + 1)//2 - 2: of the number in a quotient only what is left of whole quotients stays there."""
+    if not expr.has(sympy.floor):
+        return expr
+
+    def least(quotient: sympy.Expr) -> sympy.Expr:
+        over, under = sympy.fraction(sympy.together(quotient))
+        number, rest = sympy.expand(over).as_coeff_Add()
+        if not (number.is_Integer and under.is_Integer):
+            return sympy.floor(quotient)
+        return sympy.floor((rest + number % under) / under) + number // under
+
+    return expr.replace(sympy.floor, least)
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -98,6 +98,11 @@ class Limits:
             ):
                 self._least.add(expression(dim))
 
+    def is_length(self, dim: str) -> bool:
+        """Whether the dim is never negative: by what it says, or as the length of something."""
+        expr = expression(dim)
+        return is_never_negative(expr) or any(is_never_negative(expr - length) for length in self._least)
+
     def settle(self, shape: _MaybeShape) -> _MaybeShape:
         """The dims, with those minima resolved of which it is known by now which argument they are."""
         if shape is None or not (self._most or self._least or self._same):
@@ -124,9 +129,20 @@ class Limits:
         if len(numbers) != 1 or len(others) != 1:
             return None
         number, other = numbers[0], others[0]
-        if any(is_never_negative(other - number - length) for length in self._least):
+        enough = (other - number, *_over(other, number))
+        if any(is_never_negative(more - length) for more in enough for length in self._least):
             return number
         for limited, most in self._most.items():
             if most <= number and is_never_negative(limited - other):
                 return other
         return None
+
+
+def _over(expr: sympy.Expr, number: sympy.Integer) -> Iterator[sympy.Expr]:
+    """What is never negative where `expr`, a quotient, is never less than the number: p//q is no less where p is no less than q
+    times it."""
+    added, rest = expr.as_coeff_Add()
+    if isinstance(rest, sympy.floor):
+        over, under = sympy.fraction(sympy.together(rest.args[0]))
+        if under.is_Integer:
+            yield sympy.expand(over - (number - added) * under)

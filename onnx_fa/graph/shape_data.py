@@ -7,7 +7,7 @@ elements is NumPy's own function.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ _WHOLE = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE, None)
 
 
 class Inputs:
-    """The inputs of a node as far as they are known: `data` by position, and the `shape` of the first."""
+    """The inputs of a node as far as they are known: `data` by position, and the `shape` of the first. `is_length`: whether a
+    symbol is known to be the length of something, and so not negative."""
 
     def __init__(
         self,
@@ -47,8 +48,10 @@ class Inputs:
         data: Callable[[ir.Value | None], Data | None],
         shape: Callable[[ir.Value], Shape | None],
         const: Const,
+        is_length: Callable[[str], bool],
     ) -> None:
         self.node, self._data, self._shape, self.const = node, data, shape, const
+        self.is_length = is_length
 
     def data(self, position: int) -> Data | None:
         return self._data(self.node.inputs[position]) if position < len(self.node.inputs) else None
@@ -260,8 +263,17 @@ def _elementwise(inputs: Inputs) -> Data | None:
     except ValueError:
         return None  # the node fails too
     rows = zip(*(np.broadcast_to(p, shape).flat for p in known), strict=True)
-    made = [divide_dims(row[0], row[1], whole) if kind == "Div" else _ELEMENTWISE[kind](*row) for row in rows]
-    return _objects(made).reshape(shape)
+    more = {"Div": partial(divide_dims, whole=whole), "Equal": partial(_equal, inputs)}
+    rule = more.get(kind, _ELEMENTWISE[kind])
+    return _objects([rule(*row) for row in rows]).reshape(shape)
+
+
+def _equal(inputs: Inputs, a: Dim | None, b: Dim | None) -> Dim | None:
+    """As `compare_dims`; a length is no negative number, as those that stand for a dim that an Expand keeps."""
+    for length, number in ((a, b), (b, a)):
+        if isinstance(number, int) and number < 0 and isinstance(length, str) and inputs.is_length(length):
+            return 0
+    return compare_dims(a, b)
 
 
 def _where(test: Dim | None, yes: Dim | None, no: Dim | None) -> Dim | None:

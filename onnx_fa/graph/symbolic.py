@@ -106,7 +106,9 @@ class SymbolicShapes:
         if node.domain not in (*STANDARD, CONTRIB, BLOCKED) or not node.outputs:
             return
         standard = node.domain in STANDARD
-        data = data_of(Inputs(node, self._elements, self.shape, self._const)) if standard else None
+        data = (
+            data_of(Inputs(node, self._elements, self.shape, self._const, self._limits.is_length)) if standard else None
+        )
         if data is not None:
             self._data[node.outputs[0]] = data
         for out, value in sure_results(node, condition):

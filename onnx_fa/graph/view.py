@@ -172,12 +172,14 @@ class GraphView:
         if self._folded(value) is None:
             return None
         inputs = [self._consts.get(i) if i is not None else None for i in node.inputs]
-        if op_of(node) == "Gather" and inputs[0] is None and inputs[1] is not None:
-            return self._some_dims(node, inputs[1])
+        shape = self._asked_shape(node) if op_of(node) in ("Gather", "Slice") and inputs[0] is None else None
+        if shape is not None:
+            inputs[0] = np.arange(len(shape))  # which of the dims the node picks
         if any(a is None for a, i in zip(inputs, node.inputs, strict=True) if i is not None):
             return None
         feeds = {str(i.name): a for i, a in zip(node.inputs, inputs, strict=True) if i is not None and a is not None}
-        return _run_node(node, feeds, self.opset)
+        made = _run_node(node, feeds, self.opset)
+        return made if shape is None or made is None else _static_dims(shape, made)
 
     def _shape_of(self, node: ir.Node) -> Array | None:
         shape = self.shape(node.inputs[0])
@@ -191,20 +193,13 @@ class GraphView:
             return None
         return np.asarray(dims if op_of(node) == "Shape" else math.prod(dims), np.int64)
 
-    def _some_dims(self, gather: ir.Node, index: Array) -> Array | None:
-        """Static dims picked from a shape that has symbols too."""
-        shape_of = gather.inputs[0].producer() if gather.inputs[0] is not None else None
-        if shape_of is None or op_of(shape_of) != "Shape":
+    def _asked_shape(self, node: ir.Node) -> tuple[Dim | None, ...] | None:
+        """The dims that a node picks from, which may be symbols; None where it picks from something else."""
+        shape_of = self.producer(node.inputs[0], "Shape")
+        shape = None if shape_of is None else self.shape(shape_of.inputs[0])
+        if shape_of is None or shape is None:
             return None
-        shape = self.shape(shape_of.inputs[0])
-        if shape is None:
-            return None
-        shape = shape[slice(attr_int(shape_of, "start", 0), attr_int(shape_of, "end", len(shape)))]
-        if not all(-len(shape) <= int(i) < len(shape) for i in index.reshape(-1)):
-            return None
-        dims = [shape[int(i)] for i in index.reshape(-1)]
-        sizes = [d for d in dims if isinstance(d, int)]
-        return np.asarray(sizes, np.int64).reshape(index.shape) if len(sizes) == len(dims) else None
+        return shape[slice(attr_int(shape_of, "start", 0), attr_int(shape_of, "end", len(shape)))]
 
     def scalar(self, value: ir.Value | None) -> float | None:
         """The one element of a constant, whatever its rank."""
@@ -301,6 +296,13 @@ def default_opset(model: ir.Model) -> int:
 def axes_of(view: GraphView, node: ir.Node) -> list[int] | None:
     """`symbolic.node_axes` with the view's constants."""
     return node_axes(node, view.const)
+
+
+def _static_dims(shape: Sequence[Dim | None], places: Array) -> Array | None:
+    """The dims at these places, where all of them are numbers."""
+    dims = [shape[int(place)] for place in places.reshape(-1)]
+    sizes = [d for d in dims if isinstance(d, int)]
+    return np.asarray(sizes, np.int64).reshape(places.shape) if len(sizes) == len(dims) else None
 
 
 def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_fa.graph.dims import broadcast_parts
+from onnx_fa.graph.dims import broadcast_parts, factors_of
 from onnx_fa.graph.moves import EACH_ONCE
 from onnx_fa.graph.ops import DEQUANTIZE, QUANTIZE, attr_int, op_of
 from onnx_fa.graph.view import GraphView
@@ -117,4 +118,7 @@ def _dim(view: GraphView, node: ir.Node, dim: Dim | None, sources: Sequence[ir.V
         if dim is not None and dim in shape:
             at = Const(np.asarray([shape.index(dim)], np.int64))
             return Call("Gather", (Call("Shape", (source,)), at), (("axis", 0),))
+    factors = () if dim is None else factors_of(dim)
+    if len(factors) > 1:  # heads and batch in one axis, which are two of every operand
+        return reduce(lambda a, b: Call("Mul", (a, b)), [_dim(view, node, factor, sources) for factor in factors])
     raise NoMatch("the shape of the scores is asked for, and no operand tells it", node)

@@ -130,6 +130,36 @@ def test_a_limit_once_learnt_resolves_the_minima_below_it() -> None:
     assert limits.settle(("seq - min(1, seq)",)) == ("seq - 1",)
 
 
+def test_a_quotient_has_a_normal_form() -> None:
+    """What poolings of 3 and of 1 make of n is written alike, less whole steps."""
+    pooled = dim_of(expression("((n - 3)//2) + 1"))
+    assert pooled == dim_of(expression("((n - 1)//2)")) == "((1 + n)//(2)) - 1"
+    assert dim_of(expression("((n + 7)//4)")) == "((3 + n)//(4)) + 1"
+    assert dim_of(expression("((2*n + 5)//4)")) == "((1 + 2*n)//(4)) + 1"
+    assert dim_of(expression("((n + 1)//m)")) == "((1 + n)//(m))"  # of an unknown divisor nothing is told
+    for n in range(1, 9):
+        assert value(pooled, {"n": n}) == (n - 3) // 2 + 1
+
+
+def test_a_quotient_is_at_least_what_its_dividend_is_that_many_times() -> None:
+    limits = Limits()
+    cut = ("((n)//(2)) - min(((n)//(2)), 1)",)
+    assert limits.settle(cut) == cut
+    limits.learn_lengths(("n - 1",))
+    assert limits.settle(cut) == cut  # n = 1 has no halves
+    limits.learn_lengths(("n - 2",))
+    assert limits.settle(cut) == ("((n)//(2)) - 1",)
+
+
+def test_what_is_the_length_of_something_is_not_negative() -> None:
+    limits = Limits()
+    assert limits.is_length("n") and not limits.is_length("n - 1")
+    limits.learn_lengths(("n - 1",))
+    assert limits.is_length("n - 1") and limits.is_length("m + n - 1") and not limits.is_length("n - 2")
+    assert slice_dim("n - 2", 0, "n - 2", 1) == "n - min(2, n)"
+    assert slice_dim("n - 2", 0, "n - 3", 1) is None
+
+
 def test_what_lengths_broadcast_to_has_a_normal_form() -> None:
     assert dim_of(expression("broadcast(n, broadcast(1, m), n)")) == "broadcast(m, n)"
     assert dim_of(expression("4*broadcast(m, m) + broadcast(n, 1)")) == "4*m + n"

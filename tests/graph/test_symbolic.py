@@ -190,6 +190,35 @@ def test_expand_to_a_shape_that_keeps_dims_by_minus_one() -> None:
     check(nodes, (1, 7), wanted=[3, -1], all=[-1], minus=-1)
 
 
+@pytest.mark.parametrize(
+    ("from_lengths", "want"), [(True, ("b", 4, "((1 + n)//(2)) - 1")), (False, (None, None, None))]
+)
+def test_expand_keeps_no_dim_that_is_a_length(from_lengths: bool, want: Shape) -> None:
+    """Each dim of the shape is compared with -1, which no length is: not those of what was pooled either, whose expression alone
+    might be -1. One less than a length may be."""
+    pool = h.make_node("AveragePool", ["x"], ["pooled"], kernel_shape=[3], strides=[2])
+    asked = h.make_node("Shape", ["pooled" if from_lengths else "x"], ["sizes"])
+    nodes = [
+        *(pool, asked),
+        h.make_node("Sub", ["sizes", "less"], ["wanted"]),
+        h.make_node("Equal", ["wanted", "minus"], ["kept"]),
+        h.make_node("Where", ["kept", "one", "wanted"], ["to"]),
+        h.make_node("Slice", ["pooled", "zero", "one", "axis"], ["row"]),
+        h.make_node("Expand", ["row", "to"], ["y"]),
+    ]
+    view, _ = view_of(nodes, ["b", 4, "n"], less=[0] if from_lengths else [1], minus=[-1], one=[1], zero=[0], axis=[1])
+    found = shape(view, "y")
+    assert found == want or (not from_lengths and found is not None and "b - 1" not in found)
+
+
+@pytest.mark.parametrize(("start", "end", "want"), [(-1, 1 << 62, [7]), (1, 3, [5, 7]), (0, 2, None), (-2, -1, [5])])
+def test_numbers_among_the_dims_of_a_shape_are_known(start: int, end: int, want: list[int] | None) -> None:
+    nodes = [h.make_node("Shape", ["x"], ["sizes"]), h.make_node("Slice", ["sizes", "a", "b"], ["y"])]
+    view, _ = view_of(nodes, ["n", 5, 7], a=[start], b=[end])
+    known = view.const(next(o for n in view.model.graph for o in n.outputs if o.name == "y"))
+    assert (None if known is None else known.tolist()) == want
+
+
 def test_symbols_are_kept_and_sums_and_products_of_them_are_symbols() -> None:
     def of(node: onnx.NodeProto, **constants: object) -> object:
         return shape(view_of([node], ["b", 7], **constants)[0], "y")
