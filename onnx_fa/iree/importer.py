@@ -55,6 +55,7 @@ from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site
 from onnx_fa.kernels.tiles.origin import BY_RULE
+from onnx_fa.match.prepare.branches import with_sure_branches
 from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.linear import LinearSpec, linear_name
 from onnx_fa.spec.norm import NormSpec, norm_name
@@ -97,7 +98,7 @@ def import_mlir(
     Without `verify` the result is not looked at; without `data_prop` shape inference does not follow numbers. Raises ModelError
     naming the node for an operator of a domain that IREE does not know, and for what the importer cannot express.
     """
-    typed, held = hold_weights(load(model))
+    typed, held = hold_weights(with_sure_branches(load(model)))
     infer_types(typed, sites, data_prop=data_prop)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
     proto = legalize(typed, held, target=target)

@@ -40,6 +40,17 @@ def take_branches(model: ir.Model, patterns: Patterns, accepts: Callable[[Match]
         infer_shapes(model)
 
 
+def with_sure_branches(model: ir.Model) -> ir.Model:
+    """A copy of the model with all sure branches in the place of their Ifs in the main graph; the model itself where it has none.
+    IREE takes no If whose branches give results of other ranks or sizes, as TorchScript writes them for torch.tile, though
+    it is sure which one runs."""
+    if not any(op_of(node) == "If" and is_computed(node.inputs[0]) for node in model.graph):
+        return model
+    decided = model.clone()
+    _take(decided, None)
+    return decided
+
+
 def _ifs(model: ir.Model) -> list[ir.Node]:
     """All Ifs, in an order that a clone of the model has too."""
     return [node for node in model.graph.all_nodes() if op_of(node) == "If"]
