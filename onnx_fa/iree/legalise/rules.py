@@ -35,6 +35,7 @@ from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
+from onnx_fa.iree.legalise.grid_sample import grid_sample
 from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
@@ -338,6 +339,7 @@ _HANDLERS: dict[str, Handler] = {
     "InstanceNormalization": norms.instance_norm,
     "Expand": expand,
     "DepthToSpace": depth_to_space,
+    "GridSample": grid_sample,
     "Softsign": activations.softsign,
     "RotaryEmbedding": _rotary,
     "Reshape": _reshape,

@@ -1,0 +1,70 @@
+"""GridSample, also at places outside of the image, which IREE reads from other memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper as h
+
+import onnx_fa
+from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.legalise.rules import legalize
+from tests.support.ort_run import run
+
+N, C, H, W, P, Q = 2, 3, 5, 8, 4, 6
+KINDS = [(m, p, c) for m in ("linear", "nearest") for p in ("zeros", "border") for c in (0, 1)]
+
+
+def sampled(kinds: list[tuple[str, str, int]], free: bool = False, opset: int = 20) -> onnx.ModelProto:
+    """A result for each kind: mode, padding and whether corners are aligned."""
+    dims: list[list[int | str]] = [["n", C, H, W], ["n", "p", "q", 2]] if free else [[N, C, H, W], [N, P, Q, 2]]
+    info = [h.make_tensor_value_info(name, 1, shape) for name, shape in zip(("x", "grid"), dims, strict=True)]
+    nodes, outputs = [], []
+    for at, (mode, padding, corners) in enumerate(kinds):
+        how = f"bi{mode}" if opset < 20 and mode != "nearest" else mode
+        attributes = {"mode": how, "padding_mode": padding, "align_corners": corners}
+        nodes.append(h.make_node("GridSample", ["x", "grid"], [f"y{at}"], **attributes))
+        outputs.append(h.make_tensor_value_info(f"y{at}", 1, [dims[0][0], C, *dims[1][1:3]]))
+    graph = h.make_graph(nodes, "main_graph", info, outputs)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=9)
+
+
+def drawn(reach: float) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    grid = rng.uniform(-reach, reach, (N, P, Q, 2)).astype(np.float32)
+    grid[0, 0, :4] = [[-1, -1], [1, 1], [-1, 1], [1.5, 0]]
+    return {"x": rng.standard_normal((N, C, H, W)).astype(np.float32), "grid": grid}
+
+
+@pytest.mark.parametrize(("free", "opset"), [(False, 20), (True, 16)])
+def test_places_outside_of_the_image(free: bool, opset: int, tmp_path: Path) -> None:
+    model = sampled(KINDS if not free else KINDS[:3], free, opset)
+    out = tmp_path / "model.vmfb"
+    onnx_fa.compile(model, out)
+    for reach in (0.9, 3.0):
+        feeds = drawn(reach)
+        want = run(model, feeds)
+        for kind, a, b in zip(KINDS, onnx_fa.run(out, *feeds.values()), want, strict=False):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=str((kind, reach)))
+
+
+def test_a_place_that_is_no_number_is_no_other_memory(tmp_path: Path) -> None:
+    model = sampled([("linear", "zeros", 0)])
+    out = tmp_path / "model.vmfb"
+    onnx_fa.compile(model, out)
+    feeds = drawn(0.9)
+    for odd in (np.nan, np.inf, -np.inf, 1e30):
+        feeds["grid"][1, 2] = odd
+        (have,) = onnx_fa.run(out, *feeds.values())
+        np.testing.assert_allclose(have[0], run(model, feeds)[0][0], rtol=1e-5, atol=1e-5)
+        assert np.isnan(have[1, :, 2]).all() or not have[1, :, 2].any()
+
+
+def test_what_iree_refuses_stays() -> None:
+    for kind in (("cubic", "zeros", 0), ("linear", "reflection", 0)):
+        model = sampled([kind])
+        infer_types(model, {})
+        assert [node.op_type for node in legalize(model).graph.node] == ["GridSample"]
