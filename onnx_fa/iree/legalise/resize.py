@@ -1,7 +1,9 @@
-"""Resize that repeats rows of free sizes, as upsampling in a UNet or a VAE does: IREE's compiler fails where a convolution reads it
-(docs/developer/iree-bugs.md)."""
+"""Resize that repeats rows of free sizes, as upsampling in a UNet or a VAE does: IREE's compiler fails where a convolution reads
+it. And that of sequences, which IREE refuses (docs/developer/iree-bugs.md)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,8 +13,51 @@ from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 _REPEATS = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")}
 """(coordinate_transformation_mode, nearest_mode) by which row i of k times as many is row i // k."""
 
+_BY_SCALE = (b"half_pixel", b"pytorch_half_pixel", b"asymmetric")
+"""Coordinate transformations by which an axis of one element stays as it is."""
+
 
 def resize(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """A sequence as an image of one row, or the rows of an image of free size repeated; false for all else."""
+    return _resize_sequence(g, node) or _repeat_rows(g, node)
+
+
+def _resize_sequence(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Resize of three axes in mode "linear" as one of four, to constant sizes or by scales that make whole ones."""
+    shape, hint = g.shape(node.input[0]), node.name or "Resize"
+    known = {a.name for a in node.attribute} <= {
+        "mode",
+        "coordinate_transformation_mode",
+        "nearest_mode",
+        "cubic_coeff_a",
+    }
+    how = attr_of(node, "coordinate_transformation_mode", b"half_pixel")
+    if shape is None or len(shape) != 3 or not known or attr_of(node, "mode", b"nearest") != b"linear":
+        return False
+    scales, sizes = (_constant(g, name) for name in (*node.input, "", "")[2:4])
+    if sizes is None and scales is not None and all(isinstance(d, int) for d in shape):
+        sizes = (
+            np.asarray(shape, np.float64) * scales
+        )  # the same where they are whole: else coordinates follow the scale
+    if how not in _BY_SCALE or sizes is None or not np.array_equal(sizes, np.floor(sizes)):
+        return False
+    image = g.add("Unsqueeze", [node.input[0], g.ints([2], hint)], hint)
+    of_four = g.ints([int(size) for size in np.insert(sizes, 2, 1)], hint)
+    attributes = {"mode": "linear", "coordinate_transformation_mode": how.decode()}
+    made = g.add("Resize", [image, "", "", of_four], hint, **attributes)
+    g.add("Squeeze", [made, g.ints([2], hint)], hint, out=node.output[0])
+    return True
+
+
+def _constant(g: GraphWriter, name: str) -> np.ndarray[Any, Any] | None:
+    """The elements of a constant of three, also behind an Identity; None for what is none."""
+    while name and (maker := g.maker(name)) is not None and maker.op_type == "Identity":
+        name = maker.input[0]
+    found = g.array(name) if name else None
+    return found if found is not None and found.size == 3 else None
+
+
+def _repeat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Gather of row i // k along each axis, where the mode is "nearest", scales are whole numbers and a size is free."""
     shape = g.shape(node.input[0])
     scales = g.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
