@@ -154,7 +154,22 @@ ENVIRONMENTS |= {
     ),
     "nemo": (*EXPORTING, "torchaudio==2.11.0", "nemo_toolkit[asr]==3.0.0"),
 }
+ENVIRONMENTS |= {"transformers": (*EXPORTING, "transformers==5.23.0", "timm==1.0.31", "scipy==1.17.1")}
+ENVIRONMENTS |= {
+    "music_and_items": (
+        *EXPORTING,
+        "einops==0.8.2",
+        "scipy==1.17.1",
+        "pandas==3.1.1",
+        "scikit-learn==1.9.1",
+        "tqdm==4.70.1",
+        "PyYAML==6.0.4",
+        "colorlog==6.12.0",
+        "colorama==0.4.6",
+    )
+}
 WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
+    "music_and_items": ("demucs==4.1.0", "recbole==1.2.1", "coqui-tts==0.28.0", "torchaudio==2.11.0"),
     "speech": ("espnet==202511", "espnet_onnx==0.2.1", "zipformer==0.1.3"),
 }
 """Packages of an environment that ask for older releases of others than run their models: these are installed by themselves."""
@@ -204,6 +219,11 @@ PRODUCERS: dict[str, Producer] = {
     "espnet": Producer("speech", ("espnet", "espnet_onnx", "torch", "onnx")),
     "ort_sessions": Producer("torch", ("onnxruntime", "torch", "transformers", "onnx")),
     "transformers_more": Producer("torch", ("transformers", "torch", "onnx")),
+    "transformers_sound": Producer("transformers", ("transformers", "torch", "onnx")),
+    "transformers_sight": Producer("transformers", ("transformers", "torch", "onnx")),
+    "demucs": Producer("music_and_items", ("demucs", "torch", "onnx")),
+    "recbole": Producer("music_and_items", ("recbole", "torch", "onnx")),
+    "coqui": Producer("music_and_items", ("coqui-tts", "torch", "onnx")),
     "autocast": Producer("torch", ("transformers", "torch", "onnx")),
     "spandrel": Producer("vision", ("spandrel", "spandrel_extra_arches", "torch", "onnx")),
     "rfdetr": Producer("vision", ("rfdetr", "transformers", "torch", "onnx")),
