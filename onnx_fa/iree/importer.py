@@ -16,14 +16,15 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa.errors import MissingDependencyError, ModelError
-from onnx_fa.graph.bounded import infer_followed
 from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
+from onnx_fa.iree.apart import apart_name, apart_text
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.bits_calls import bits_call
 from onnx_fa.iree.caller_thread import thread_facts
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.kernel_report import LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
@@ -31,6 +32,7 @@ from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
+from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
 from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.wide_sums import widen_sums
@@ -56,7 +58,6 @@ from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site
 from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.match.prepare.branches import with_sure_branches
-from onnx_fa.spec.dtypes import ONNX
 from onnx_fa.spec.linear import LinearSpec, linear_name
 from onnx_fa.spec.norm import NormSpec, norm_name
 from onnx_fa.spec.target import Target
@@ -67,10 +68,6 @@ try:
     from iree.compiler.extras import onnx_importer as stock
 except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
-
-_INFERENCE_ROUNDS = 8
-_INFERENCE_BYTES = 1 << 12
-"""Initializers up to this size take part in shape inference (as shapes, axes and the like)."""
 
 
 class Imported(NamedTuple):
@@ -109,6 +106,7 @@ def import_mlir(
     norms = find_norm_sites(proto, held, target=target)
     find_rotations(proto, held, target=target)
     widen_sums(proto, held)
+    keep_rows_apart(proto, held, target=target)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
@@ -166,68 +164,6 @@ def _declaration(kernel: Kernel) -> str:
         for types in (zip(spec.operand_shapes, spec.operand_dtypes, strict=True), spec.results)
     )
     return f"util.func private @{kernel.name}({args}) -> ({results})"
-
-
-def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, data_prop: bool = True) -> None:
-    """Shape inference in place. Results of `sites` (by the names of their nodes) have the types of their specs. Large weights stay
-    out of it, so models beyond protobuf's 2 GiB work too."""
-    light = onnx.ModelProto()
-    light.ir_version = model.ir_version
-    light.opset_import.extend(model.opset_import)
-    graph = light.graph
-    graph.name = model.graph.name
-    for name in ("node", "input", "output", "value_info"):
-        getattr(graph, name).extend(getattr(model.graph, name))
-    known = {v.name for v in graph.value_info}
-    for node in graph.node:
-        if op_of(node) == SITE and node.name in sites:
-            for name, (shape, dtype) in zip(node.output, sites[node.name].spec.results, strict=True):
-                if name not in known:
-                    graph.value_info.append(onnx.helper.make_tensor_value_info(name, ONNX[dtype], shape))
-    for tensor in model.graph.initializer:
-        if tensor.ByteSize() <= _INFERENCE_BYTES:
-            graph.initializer.append(tensor)
-        else:
-            graph.initializer.add(
-                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
-            )
-    for _ in range(_INFERENCE_ROUNDS):
-        inferred = infer_followed(light) if data_prop else onnx.shape_inference.infer_shapes(light)
-        del graph.value_info[:]
-        graph.value_info.extend(inferred.graph.value_info)
-        if not _refine_slices(graph):
-            break
-    for name in ("value_info", "output", "node"):
-        del getattr(model.graph, name)[:]
-        getattr(model.graph, name).extend(getattr(inferred.graph, name))
-
-
-def _refine_slices(graph: onnx.GraphProto) -> bool:
-    """Sets dims that a Slice with computed bounds leaves alone; shape inference forgets them. True if there was one."""
-    shapes = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
-    constants = {t.name: t for t in graph.initializer}
-    for node in graph.node:
-        if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
-    found = False
-    for node in graph.node:
-        if op_of(node) != "Slice" or len(node.input) < 4 or node.input[3] not in constants:
-            continue
-        source, result = shapes.get(node.input[0]), shapes.get(node.output[0])
-        if node.input[0] in constants:
-            dims: list[int | None] = list(constants[node.input[0]].dims)
-        elif source is not None and source.HasField("shape"):
-            dims = [d.dim_value if d.HasField("dim_value") else None for d in source.shape.dim]
-        else:
-            continue
-        if result is None or len(result.shape.dim) != len(dims):
-            continue
-        sliced = {int(a) % len(dims) for a in onnx.numpy_helper.to_array(constants[node.input[3]]).ravel()}
-        for i, (dim, known) in enumerate(zip(result.shape.dim, dims, strict=True)):
-            if i not in sliced and known is not None and not dim.HasField("dim_value"):
-                dim.dim_value = known
-                found = True
-    return found
 
 
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
@@ -304,6 +240,15 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
         cast = cast_to(result, builtin_of(torch_type, str(result.type.element_type)))
         self._nv_map[name] = make_op("torch_c.from_builtin_tensor", cast, torch_type)
+
+    def _handle_node_Apart(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != APART:
+            return False
+        ((dims, element),) = self._dims_and_types(node)
+        name = apart_name(dims, element)
+        self.functions[name] = apart_text(dims, element)
+        self._call_site(node, name, self._types(node))
+        return True
 
     def _handle_node_AppendRows(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != APPEND_ROWS:

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.bits_fused import fuse_rounded
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module

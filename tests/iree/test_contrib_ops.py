@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import STANDARD
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from tests.support.ort_run import assert_same, run
 

@@ -11,7 +11,7 @@ import pytest
 
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from tests.support.ort_run import run

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.iree.compile import compile_model, import_model
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target

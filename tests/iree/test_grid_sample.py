@@ -10,7 +10,7 @@ import pytest
 from onnx import helper as h
 
 import onnx_fa
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from tests.support.ort_run import run
 

@@ -153,6 +153,15 @@ def test_negative_pads(tmp_path: Path) -> None:
     assert found.tolist() != [[0, 1, 2, 3, 4]], REPAIRED
 
 
+def test_packed_rows(tmp_path: Path) -> None:
+    run = load_module(_compiled("packed_rows", tmp_path, "--iree-opt-data-tiling"))
+    rng = np.random.default_rng(0)
+    a, v = rng.random((2, 7, 64), np.float32) + 1, rng.standard_normal((2, 64, 48)).astype(np.float32)
+    (got,), want = run(a, v), (a / a.sum(-1, keepdims=True)) @ v
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
+    assert np.abs(got[1] - want[1]).max() > 0.1, REPAIRED
+
+
 def test_slice_by_scalars(tmp_path: Path) -> None:
     source = (FOLDER / "slice_by_scalars").with_suffix(".mlir")
     with pytest.raises(CompileError, match="killed by signal SIGSEGV"):

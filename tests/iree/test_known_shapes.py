@@ -79,3 +79,13 @@ def test_sizes_that_follow_from_arithmetic_are_declared(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((2, 5, 12)).astype(np.float32)
     want = np.maximum(x.reshape(2, 5, 3, 4).transpose(0, 2, 1, 3), 0)
     np.testing.assert_array_equal(load_module(tmp_path / "m.vmfb")(x)[0], want)
+
+
+def test_another_rank_than_declared(tmp_path: Path) -> None:
+    """onnxruntime warns of it, and goes by the op."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[2, 3, 4] x) => (float[r, s] y) { y = Neg(x) }'
+    )
+    compile_model(model, tmp_path / "m.vmfb")
+    x = np.ones((2, 3, 4), np.float32)
+    np.testing.assert_array_equal(load_module(tmp_path / "m.vmfb")(x)[0], -x)

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnx_fa.iree.compile import import_model
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.kernels import triton

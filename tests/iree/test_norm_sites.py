@@ -14,7 +14,8 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from onnx_fa.iree.importer import import_mlir, infer_types
+from onnx_fa.iree.importer import import_mlir
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.kernel_report import NormReport, grouped, summary
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.rules import legalize

@@ -16,7 +16,7 @@ from onnx import numpy_helper as nh
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.compile import import_model
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target

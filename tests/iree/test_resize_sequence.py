@@ -11,7 +11,7 @@ from onnx import helper as h
 from onnx import numpy_helper as nh
 
 import onnx_fa
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from tests.support.ort_run import run
 

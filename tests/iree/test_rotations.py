@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from onnx_fa.iree.compile import compile_model
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.inspect import inspect_vmfb
 from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.run import load_module

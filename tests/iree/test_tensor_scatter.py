@@ -14,7 +14,7 @@ from onnx import helper as h
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.compile import import_model
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target

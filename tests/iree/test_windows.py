@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper as h
 
 from onnx_fa.iree.compile import compile_model
-from onnx_fa.iree.importer import infer_types
+from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from tests.support.ort_run import run

@@ -42,9 +42,11 @@ def _declare_sizes(model: ir.Model) -> None:
             shape = view.shape(out)
             if shape is None or out.type is None:
                 continue
-            have = [None] * len(shape) if out.shape is None else [_named(d) for d in out.shape]
+            # Where a model says another rank than the op makes, onnxruntime warns and goes by the op.
+            told = out.shape is not None and len(out.shape) == len(shape)
+            have = [_named(d) for d in out.shape] if out.shape is not None and told else [None] * len(shape)
             sizes = [d if isinstance(d, int) else old for d, old in zip(shape, have, strict=True)]
-            if out.shape is None or sizes != have:
+            if not told or sizes != have:
                 found.append((out, sizes))
     for out, sizes in found:
         out.shape = ir.Shape(sizes)

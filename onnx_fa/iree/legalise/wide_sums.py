@@ -58,4 +58,4 @@ def _widen(g: GraphWriter, node: onnx.NodeProto) -> None:
 def _typed(g: GraphWriter, value: str, like: str) -> str:
     """A value of f32, whose shape is another's."""
     shape = g.shape(like)
-    return value if shape is None else g.typed(value, TensorProto.FLOAT, shape)  # type: ignore[arg-type]  # None is no name
+    return value if shape is None else g.typed(value, TensorProto.FLOAT, shape)

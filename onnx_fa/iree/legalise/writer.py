@@ -127,7 +127,7 @@ class GraphWriter:
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=self.fresh(f"{hint}/{op}"), **attrs))
         return name
 
-    def typed(self, value: str, kind: int, shape: Sequence[Dim]) -> str:
+    def typed(self, value: str, kind: int, shape: Sequence[Dim | None]) -> str:
         """The value, whose type the graph then says, as importers want of what is added behind shape inference."""
         self.graph.value_info.append(helper.make_tensor_value_info(value, kind, shape))
         self.types[value] = (kind, list(shape))

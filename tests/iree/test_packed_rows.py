@@ -1,0 +1,89 @@
+"""Products of batches whose operands are computed along with reductions: right in packed layout too, and left alone elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_fa
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.inference import infer_types
+from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
+from onnx_fa.spec.target import parse_target
+from tests.support.ort_run import run
+
+LAST = "axis = Constant<value_ints=[-1]>() "
+DIVIDED = LAST + "s = ReduceSum(a, axis) d = Div(a, s) "
+NORM = LAST + "m = ReduceMean(a, axis) c = Sub(a, m) q = Mul(c, c) w = ReduceMean(q, axis) r = Sqrt(w) d = Div(c, r) "
+SOFTMAX = LAST + "m = ReduceMax(a, axis) c = Sub(a, m) e = Exp(c) s = ReduceSum(e, axis) d = Div(e, s) "
+LEFT = "y = MatMul(d, v)"
+
+
+def model(body: str, a: list[int | str], v: list[int | str]) -> onnx.ModelProto:
+    inputs = {"a": a, "v": v}
+    listed = ", ".join(f"float[{','.join(map(str, dims))}] {name}" for name, dims in inputs.items())
+    text = (
+        f'<ir_version: 9, opset_import: ["": 18]> g ({listed}) => (float[{",".join("rstu"[: len(a)])}] y) {{ {body} }}'
+    )
+    return onnx.parser.parse_model(text)
+
+
+def error_by_batch(tested: onnx.ModelProto, path: Path, *shapes: tuple[int, ...]) -> float:
+    """The largest relative error of any batch, beside onnxruntime."""
+    rng = np.random.default_rng(0)
+    values = [rng.random(shape, np.float32) + 0.1 for shape in shapes]
+    onnx_fa.compile(tested, path)
+    (got,) = onnx_fa.run(path, *values)
+    (want,) = run(tested, {x.name: value for x, value in zip(tested.graph.input, values, strict=True)})
+    difference, size = (np.linalg.norm(x.reshape(*x.shape[:-2], -1), axis=-1) for x in (got - want, want))
+    return float(np.max(difference / size))
+
+
+@pytest.mark.parametrize(
+    ("body", "rows"),
+    [(DIVIDED + LEFT, 7), (NORM + LEFT, 31), (SOFTMAX + LEFT, 12), (DIVIDED + "e = Exp(d) y = MatMul(e, v)", 5)],
+)
+def test_every_batch_is_right(body: str, rows: int, tmp_path: Path) -> None:
+    a, v = (2, 2, rows, 64), (2, 2, 64, 48)
+    assert error_by_batch(model(body, [*a], [*v]), tmp_path / "m.vmfb", a, v) < 1e-5
+
+
+def test_free_sizes(tmp_path: Path) -> None:
+    tested = model(DIVIDED + LEFT, ["b", "n", 64], ["b", 64, 48])
+    assert error_by_batch(tested, tmp_path / "m.vmfb", (3, 7, 64), (3, 64, 48)) < 1e-5
+
+
+def test_right_operands(tmp_path: Path) -> None:
+    body = (
+        DIVIDED + 't = Transpose<perm=[0, 2, 1]>(d) y = Einsum<equation="bij,bjk->bik">(v, t)',
+        [2, 31, 64],
+        [2, 48, 64],
+    )
+    assert error_by_batch(model(*body), tmp_path / "m.vmfb", (2, 31, 64), (2, 48, 64)) < 1e-5
+
+
+def apart(body: str, a: list[int | str], v: list[int | str], target: str = "cpu-host") -> list[str]:
+    """The operators that read an Apart."""
+    tested = model(body, a, v)
+    infer_types(tested, {})
+    keep_rows_apart(tested, target=parse_target(target))
+    made = {o for n in tested.graph.node if op_of(n) == APART for o in n.output}
+    return [n.op_type for n in tested.graph.node if made & set(n.input)]
+
+
+def test_what_is_kept_apart() -> None:
+    batches: tuple[list[int | str], list[int | str]] = ([2, 7, 64], [2, 64, 48])
+    assert apart(DIVIDED + LEFT, *batches) == ["MatMul"]
+    assert apart(DIVIDED + "z = Relu(d) y = MatMul(z, z)", [2, 7, 7], [2, 1]) == ["MatMul"]
+    assert not apart(DIVIDED + LEFT, *batches, target="cuda-sm_90")
+    assert not apart("d = Exp(a) " + LEFT, *batches)
+    assert not apart(DIVIDED + LEFT, [7, 64], [64, 48]), "no batches"
+    assert not apart(DIVIDED + LEFT, [2, 7, 64], [64, 48]), "one product of all rows"
+    assert not apart("z = MatMul(a, v) " + DIVIDED.replace("(a", "(z") + "y = Add(d, d)", *batches), (
+        "nothing multiplies it"
+    )
+    within = DIVIDED + "z = MatMul(v, d) y = MatMul(z, v)"
+    assert apart(within, [2, 48, 64], [2, 64, 48]) == ["MatMul"], "a product is computed before what reads it"
