@@ -15,7 +15,7 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import CASES, Case
 from onnx_fa.spec.terms import Causal
 
-REPORTED_SEED = {"cpu": 0, "gpu": 66}
+REPORTED_SEED = {"cpu": 0, "gpu": 67}
 """Of the cases that benchmarks report, by device. A search for tiles that took it would know the answers."""
 HEAD_DIMS = ((32, 32), (40, 40), (48, 48), (64, 64), (72, 72), (80, 80), (96, 96), (112, 112), (128, 128))
 WIDE_HEAD_DIMS = ((160, 160), (192, 192), (192, 128), (256, 256))
