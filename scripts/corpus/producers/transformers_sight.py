@@ -288,6 +288,8 @@ def models() -> Iterator[Model]:
         naflex,
         {"patches": (2, 16, 192), KEPT: (2, 16)},
         {},
+        2,
+        "one in each of 2 layers; nothing of the head that pools is given out",
         lacking=("", "-eager"),
     )
     yield Model(
