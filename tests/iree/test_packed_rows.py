@@ -1,4 +1,5 @@
-"""Products of batches whose operands are computed along with reductions: right in packed layout too, and left alone elsewhere."""
+"""Products of batches whose operands are computed along with more than elementwise ops: right in packed layout too, and left alone
+elsewhere."""
 
 from __future__ import annotations
 
@@ -85,5 +86,7 @@ def test_what_is_kept_apart() -> None:
     assert not apart("z = MatMul(a, v) " + DIVIDED.replace("(a", "(z") + "y = Add(d, d)", *batches), (
         "nothing multiplies it"
     )
-    within = DIVIDED + "z = MatMul(v, d) y = MatMul(z, v)"
-    assert apart(within, [2, 48, 64], [2, 64, 48]) == ["MatMul"], "a product is computed before what reads it"
+    assert apart("z = MatMul(a, v) y = MatMul(z, a)", [2, 7, 64], [2, 64, 2]) == ["MatMul"], "a product within another"
+    assert not apart("z = Softmax(a) " + LEFT.replace("d", "z"), *batches), "what is right as it is"
+    spread = "axis = Constant<value_ints=[-1]>() f = ReduceMax(a, axis) z = Mul(a, f) y = MatMul(z, v)"
+    assert apart(spread, *batches) == ["MatMul"] and not apart(spread, [1, 7, 64], [1, 64, 48])

@@ -1,8 +1,9 @@
-"""What a product of batches reads of a reduction is kept out of the packed layout's dispatch, which is wrong with it.
+"""What a product of batches reads is kept out of the packed layout's dispatch, which is wrong with all but the simplest of it.
 
-On CPUs the compiler packs the operands of products, in the dispatch that computes them. Where that has a reduction along the last
-axis in it, and the rows do not fill their last tile, all batches but the first get other numbers, silently (packed_rows.mlir). The
-compiler does not see through an Apart, so that the operand is computed first and packed by a dispatch of its own.
+On CPUs the compiler packs the operands of products, in the dispatch that computes them. Where that is another product, or spreads
+a number over a row, as a norm or a factor of each row does, and the rows do not fill their last tile, all batches but the first
+get other numbers, silently (packed_rows.mlir, packed_products.mlir). The compiler does not see through an Apart, so that the
+operand is computed first and packed by a dispatch of its own.
 """
 
 from __future__ import annotations
@@ -15,32 +16,32 @@ from onnx import helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.norm_sites import NORM_SITE
 from onnx_fa.iree.legalise.writer import GraphWriter
 from onnx_fa.spec.target import Target
 
+Shape = list[int | str | None] | None
 APART = f"{DOMAIN}.Apart"
 _PRODUCTS = frozenset(("MatMul", "Einsum"))
-_NORMS = frozenset(
-    "GroupNormalization InstanceNormalization LayerNormalization LogSoftmax LpNormalization MeanVarianceNormalization "
-    "RMSNormalization".split()
+_ELEMENTWISE = frozenset(
+    "Abs Add And Cast Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf "
+    "IsNaN LeakyRelu Less LessOrEqual Log Max Min Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Reshape Round Sigmoid Sign Sin "
+    "Softplus Softsign Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze Where Xor".split()
 )
-_OWN_DISPATCHES = frozenset(
-    "Conv ConvInteger ConvTranspose CumSum Gather GatherElements GatherND Gemm MatMulInteger".split()
-)
-"""What is computed before whatever reads it."""
+"""What is packed rightly, where no operand is spread, with operators that leave the elements as they are."""
+_ALONE = frozenset(("Softmax", "Constant", "ConstantOfShape"))
+"""What is right together with a product whatever is in front of it."""
 
 
 def keep_rows_apart(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> None:
-    """Puts an Apart between such a reduction and each product of batches that reads what comes of it, in place. Types of values are
+    """Puts an Apart in front of each product of batches that would be wrong, in place. Types of values are
     taken from `value_info`."""
     g = GraphWriter(model, held, target=target)
     if g.cpu is None:
         return
     found = {
-        n: [x for x in node.input if _is_reduced(g, x)]
+        n: [x for x in node.input if _is_packed_wrongly(g, x)]
         for n, node in enumerate(model.graph.node)
         if _has_batches(g, node)
     }
@@ -61,16 +62,15 @@ def keep_rows_apart(
 
 
 def _has_batches(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Whether a node is a product of two values that the run computes, with batches."""
+    """Whether a node is a product of two values with batches."""
     if op_of(node) not in _PRODUCTS or len(node.input) != 2:
         return False
     shapes = [g.shape(x) for x in node.input]
-    return all(shape is not None and len(shape) > 2 for shape in shapes)
+    return all(shape is not None and len(shape) > 2 and any(d != 1 for d in shape[:-2]) for shape in shapes)
 
 
-def _is_reduced(g: GraphWriter, value: str) -> bool:
-    """Whether a reduction is among what is computed together with a value: behind it there are only ops that joining loops make
-    one with it."""
+def _is_packed_wrongly(g: GraphWriter, value: str) -> bool:
+    """Whether anything but elementwise ops may be computed together with a value."""
     pending, seen = [value], set[str]()
     while pending:
         name = pending.pop()
@@ -79,8 +79,18 @@ def _is_reduced(g: GraphWriter, value: str) -> bool:
             continue
         seen.add(name)
         op = op_of(node)
-        if op.startswith("Reduce") or op in _NORMS or op == NORM_SITE:
+        if op in _ALONE or op.startswith(f"{DOMAIN}."):
+            continue
+        spread = op != "Reshape" and any(_spreads(g.shape(x), g.shape(name)) for x in node.input if x)
+        if op not in _ELEMENTWISE or spread:
             return True
-        if op not in _PRODUCTS | _OWN_DISPATCHES and not op.startswith(f"{DOMAIN}."):
-            pending += [x for x in node.input if x]
+        pending += [x for x in node.input if x]
     return False
+
+
+def _spreads(shape: Shape, result: Shape) -> bool:
+    """Whether an operand has one number for several of the result's along an axis that both have, but not one in all."""
+    if shape is None or result is None or all(d == 1 for d in shape):
+        return False
+    axes = zip(reversed(shape), reversed(result), strict=False)
+    return any(have == 1 and want != 1 for have, want in axes)
