@@ -70,9 +70,8 @@ def _from_front(dim: Dim, at: Dim | None) -> Dim | None:
     """A bound of a slice counted from the front; it is counted from the end where it is negative."""
     if at is None:
         return None
-    if at == dim or is_never_negative(
-        expression(at)
-    ):  # a length is not negative, whether its expression shows it or not
+    # A length is not negative, whether its expression shows it or not.
+    if at == dim or is_never_negative(expression(at)):
         return at
     if is_never_negative(-1 - expression(at)):
         return larger_dim(add_dims(dim, at), 0)

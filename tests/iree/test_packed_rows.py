@@ -90,3 +90,10 @@ def test_what_is_kept_apart() -> None:
     assert not apart("z = Softmax(a) " + LEFT.replace("d", "z"), *batches), "what is right as it is"
     spread = "axis = Constant<value_ints=[-1]>() f = ReduceMax(a, axis) z = Mul(a, f) y = MatMul(z, v)"
     assert apart(spread, *batches) == ["MatMul"] and not apart(spread, [1, 7, 64], [1, 64, 48])
+
+
+def test_products_by_what_has_no_batches() -> None:
+    """One operand is repeated for all batches of the other."""
+    spread = "axis = Constant<value_ints=[-1]>() f = ReduceMax(a, axis) z = Mul(a, f) y = MatMul(z, v)"
+    assert apart(spread, [2, 7, 64], [1, 64, 48]) == ["MatMul"]
+    assert apart(spread, [7, 64], [2, 64, 48]) == ["MatMul"]

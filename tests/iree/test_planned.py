@@ -105,7 +105,7 @@ def test_a_refused_kernel_takes_its_own_site_only(
     (miss,) = done.misses
     assert miss.node == "second" and miss.reason.startswith(f"{_REASON}; it is left in the decomposed form")
     assert done.refused.keys() == {lost.name}
-    assert lost.name not in programs[-1] and kept.text in programs[-1] and programs[-1].count("util.call @") == 1
+    assert lost.name not in programs[-1] and kept.text in programs[-1] and programs[-1].count("util.call @fa_") == 1
 
 
 def test_a_model_is_matched_once_by_compile(

@@ -35,8 +35,8 @@ _ALONE = frozenset(("Softmax", "Constant", "ConstantOfShape"))
 def keep_rows_apart(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> None:
-    """Puts an Apart in front of each product of batches that would be wrong, in place. Types of values are
-    taken from `value_info`."""
+    """Puts an Apart in front of each product of batches that would be wrong, in place. Types of values are taken from
+    `value_info`."""
     g = GraphWriter(model, held, target=target)
     if g.cpu is None:
         return
@@ -62,11 +62,13 @@ def keep_rows_apart(
 
 
 def _has_batches(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Whether a node is a product of two values with batches."""
+    """Whether a node is a product with batches. One by a matrix is a single product of all rows."""
     if op_of(node) not in _PRODUCTS or len(node.input) != 2:
         return False
-    shapes = [g.shape(x) for x in node.input]
-    return all(shape is not None and len(shape) > 2 and any(d != 1 for d in shape[:-2]) for shape in shapes)
+    left, right = (g.shape(x) for x in node.input)
+    if left is None or right is None or (len(right) < 3 and (op_of(node) == "MatMul" or len(left) < 3)):
+        return False
+    return any(d != 1 for d in (*left[:-2], *right[:-2]))
 
 
 def _is_packed_wrongly(g: GraphWriter, value: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _REPEATS = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")}
@@ -51,7 +52,7 @@ def _resize_sequence(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def _constant(g: GraphWriter, name: str) -> np.ndarray[Any, Any] | None:
     """The elements of a constant of three, also behind an Identity; None for what is none."""
-    while name and (maker := g.maker(name)) is not None and maker.op_type == "Identity":
+    while name and (maker := g.maker(name)) is not None and op_of(maker) == "Identity":
         name = maker.input[0]
     found = g.array(name) if name else None
     return found if found is not None and found.size == 3 else None
