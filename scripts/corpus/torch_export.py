@@ -18,6 +18,7 @@ from corpus.case import Case, Made
 from corpus.feeds import Run, runs_of
 
 Exporter = Literal["torchscript", "dynamo"]
+BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 SOFTMAXES = (torch.softmax, torch.Tensor.softmax, functional.softmax)
 WHOLE = (functional.scaled_dot_product_attention, functional.multi_head_attention_forward)
 
@@ -92,6 +93,12 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
     elif hasattr(result, "sample"):
         yield from _tensors(result.sample)
+
+
+def lengths_of(parts: Any, whole: int) -> Any:
+    """Lengths of which the longest is the whole, from numbers of any size."""
+    some = (parts.sigmoid() * whole).ceil().long()
+    return torch.where(parts >= parts.max(), whole, some)
 
 
 def cases_of(modules: Iterable[Module], positional: bool = True) -> Iterator[Case]:

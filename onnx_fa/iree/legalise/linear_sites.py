@@ -27,7 +27,15 @@ from onnx_fa.iree.legalise.integer_products import (
     zero_number,
 )
 from onnx_fa.iree.legalise.panels import write_panels
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, attributes_of, is_layers_gemm, named_dims
+from onnx_fa.iree.legalise.writer import (
+    FLOATS,
+    GraphWriter,
+    attr_of,
+    attributes_of,
+    declare_own_nodes,
+    is_layers_gemm,
+    named_dims,
+)
 from onnx_fa.kernels.row_sites import kept_why, origin_of, panel_of
 from onnx_fa.spec.expr import SCORE, Tensor, compose, substitute
 from onnx_fa.spec.expr_json import from_json, to_json
@@ -96,8 +104,8 @@ def find_linear_sites(
         )
     nodes = [n for place, node in enumerate(model.graph.node) for n in made.get(place, [node] * (place not in taken))]
     g.replace_nodes(nodes)
-    if made and not any(i.domain == DOMAIN for i in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if made:
+        declare_own_nodes(model)
     return [told[place] for place in sorted(told)]
 
 

@@ -16,7 +16,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.kernel_report import NormReport
 from onnx_fa.iree.legalise.norm_spelling import Spelled, read_norm
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, named_dims
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, declare_own_nodes, named_dims
 from onnx_fa.kernels.row_sites import kept_why, origin_of
 from onnx_fa.spec.norm import NormSpec, norm_name
 from onnx_fa.spec.target import Target
@@ -65,8 +65,8 @@ def find_norm_sites(
         made.get(place, node) for place, node in enumerate(model.graph.node) if place in made or place not in taken
     ]
     g.replace_nodes(nodes)
-    if made and not any(i.domain == DOMAIN for i in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if made:
+        declare_own_nodes(model)
     return told
 
 

@@ -16,7 +16,7 @@ from onnx import helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
 from onnx_fa.spec.target import Target
 
 Shape = list[int | str | None] | None
@@ -57,8 +57,7 @@ def keep_rows_apart(
                 node.input[i] = made if name == value else name
         g.nodes.append(node)
     g.replace_nodes(g.nodes)
-    if not any(i.domain == DOMAIN for i in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    declare_own_nodes(model)
 
 
 def _has_batches(g: GraphWriter, node: onnx.NodeProto) -> bool:

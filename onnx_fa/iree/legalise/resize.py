@@ -17,6 +17,9 @@ _REPEATS = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")}
 _BY_SCALE = (b"half_pixel", b"pytorch_half_pixel", b"asymmetric")
 """Coordinate transformations by which an axis of one element stays as it is."""
 
+_PLAIN = {"mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a"}
+"""Attributes of a linear Resize that says nothing else."""
+
 
 def resize(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A sequence as an image of one row, or the rows of an image of free size repeated; false for all else."""
@@ -26,20 +29,14 @@ def resize(g: GraphWriter, node: onnx.NodeProto) -> bool:
 def _resize_sequence(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Resize of three axes in mode "linear" as one of four, to constant sizes or by scales that make whole ones."""
     shape, hint = g.shape(node.input[0]), node.name or "Resize"
-    known = {a.name for a in node.attribute} <= {
-        "mode",
-        "coordinate_transformation_mode",
-        "nearest_mode",
-        "cubic_coeff_a",
-    }
+    known = {a.name for a in node.attribute} <= _PLAIN
     how = attr_of(node, "coordinate_transformation_mode", b"half_pixel")
     if shape is None or len(shape) != 3 or not known or attr_of(node, "mode", b"nearest") != b"linear":
         return False
     scales, sizes = (_constant(g, name) for name in (*node.input, "", "")[2:4])
     if sizes is None and scales is not None and all(isinstance(d, int) for d in shape):
-        sizes = (
-            np.asarray(shape, np.float64) * scales
-        )  # the same where they are whole: else coordinates follow the scale
+        # The same where they are whole: else coordinates follow the scale.
+        sizes = np.asarray(shape, np.float64) * scales
     if how not in _BY_SCALE or sizes is None or not np.array_equal(sizes, np.floor(sizes)):
         return False
     image = g.add("Unsqueeze", [node.input[0], g.ints([2], hint)], hint)

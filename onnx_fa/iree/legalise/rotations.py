@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, declare_own_nodes
 from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.spec.target import Target
 
@@ -59,8 +59,7 @@ def find_rotations(
         elif place not in gone:
             nodes.append(node)
     g.replace_nodes(nodes)
-    if not any(i.domain == DOMAIN for i in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    declare_own_nodes(model)
 
 
 def _write(g: GraphWriter, found: _Rotation, hint: str) -> None:

@@ -15,7 +15,6 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.growing import PAST_ROWS
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
 from onnx_fa.graph.rotary import Ops, rotate_heads
-from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import (
     activations,
     byte_ops,
@@ -46,7 +45,7 @@ from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.windows import window
-from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of, declare_own_nodes
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
 
@@ -78,8 +77,8 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in out.graph.node}
-    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_SITE} and not any(i.domain == DOMAIN for i in out.opset_import):
-        out.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_SITE}:
+        declare_own_nodes(out)
     if ops & set(EXPAND):
         _write_defaults(out)
         out = onnx.inliner.inline_selected_functions(out, [("", name) for name in EXPAND], inline_schema_functions=True)

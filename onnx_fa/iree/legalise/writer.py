@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_fa.graph.ops import STANDARD, op_of
+from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.kernels import triton
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, FloatType
@@ -236,6 +237,12 @@ Handler = Callable[[GraphWriter, onnx.NodeProto], bool]
 def attr_of(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """An attribute's value, or the default."""
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+
+
+def declare_own_nodes(model: onnx.ModelProto) -> None:
+    """Makes the model one that may have nodes of this project's domain."""
+    if not any(i.domain == DOMAIN for i in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
 
 
 def is_layers_gemm(node: onnx.NodeProto) -> bool:

@@ -10,19 +10,13 @@ import torch
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of, lengths_of
 from corpus.torch_setup import stand_in_for, without_compiled_torchaudio
 
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 WIDTH, HEADS, LAYERS, VOCABULARY = 32, 4, 2, 64
 without_compiled_torchaudio()
 stand_in_for("trainer", "trainer.io", "trainer.torch", "trainer.generic_utils", "trainer.trainer_utils", "coqpit")
 stand_in_for("monotonic_alignment_search", "fsspec", "torchcodec", "librosa", "librosa.filters", "soundfile")
-
-
-def lengths_of(parts: Any, whole: int) -> Any:
-    some = (parts.sigmoid() * whole).ceil().long()
-    return torch.where(parts >= parts.max(), whole, some)
 
 
 def transformer(window: int | None, kind: str) -> Any:

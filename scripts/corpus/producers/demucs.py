@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 from corpus.case import Case
-from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Module, cases_of
 from corpus.torch_setup import stand_in_for
 
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 stand_in_for("julius", "openunmix", "openunmix.filtering")  # resample, and estimate sources
 HYBRID = {"spectrum": (2, 32, 4, 6), "sound": (2, 32, 15)}
 

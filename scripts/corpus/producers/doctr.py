@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from corpus.case import Case
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 
 WIDTH, HEADS, LAYERS = 48, 4, 2
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONGEST = 5
 """A word's letters."""
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 SHAPE = (3, 32, 64)
 
 

@@ -12,22 +12,15 @@ import torch
 
 from corpus.case import Case, Made
 from corpus.feeds import Run
-from corpus.torch_export import Call, Count, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Count, Module, cases_of, lengths_of
 from corpus.torch_setup import stand_in_for, without_compiled_torchaudio
 
 WIDTH, HEADS, LAYERS, VOCABULARY = 32, 4, 2, 64
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 without_compiled_torchaudio()
 stand_in_for("g2p_en", "tacotron_cleaner", "tacotron_cleaner.cleaners")  # turn text into phonemes
 stand_in_for(
     "espnet2.bin.asr_inference", "espnet2.bin.tts_inference", "espnet_model_zoo", "espnet_model_zoo.downloader"
 )
-
-
-def lengths_of(parts: Any, whole: int) -> Any:
-    """Lengths of which the longest is the whole, from numbers of any size."""
-    some = (parts.sigmoid() * whole).ceil().long()
-    return torch.where(parts >= parts.max(), whole, some)
 
 
 def _encoder(kind: str, **more: Any) -> Any:

@@ -10,10 +10,9 @@ import torch
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Exporter, Module, cases_of
 
 WIDTH, HEADS = 48, 4
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 DYNAMO: tuple[Exporter, ...] = ("dynamo",)
 """What the other exporter does not know: an axis taken apart, counted from the last."""
 

@@ -10,10 +10,9 @@ import torch
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Exporter, Module, cases_of
 
 WIDTH, HEADS, LAYERS, LENGTH = 48, 4, 2, 64
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 DYNAMO: tuple[Exporter, ...] = ("dynamo",)
 """What the other exporter does not know: `mT` of scores that are capped."""
 SMALL: dict[str, Any] = {

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from corpus.case import Case
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 AHEAD, BEHIND, SERIES = 6, 24, 5
 OPTIONS: dict[str, Any] = {"h": AHEAD, "input_size": BEHIND, "max_steps": 1}
 

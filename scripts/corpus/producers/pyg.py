@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from corpus.case import Case
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 
 WIDTH, HEADS, NODES = 48, 4, 20
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 
 
 def layer(name: str, options: dict[str, Any]) -> Any:

@@ -12,10 +12,9 @@ import torch
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 from corpus.torch_setup import stand_in_for
 
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 LENGTH, ITEMS = 9, 64
 stand_in_for("torch.utils.tensorboard", "thop", "texttable", "psutil", "tabulate", "ray")  # train, log and count
 SIZES = {

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from corpus.case import Case
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Exporter, Module, cases_of
 
 WIDTH = 48
 DYNAMO: tuple[Exporter, ...] = ("dynamo",)
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 TOKENS = 33
 """ESM's alphabet, which is smaller than that of the corpus."""
 

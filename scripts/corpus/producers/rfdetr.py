@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 from corpus.case import Case
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 
 SIDE, LAYERS = 64, 4
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 SMALL: dict[str, Any] = {"pretrain_weights": None, "device": "cpu", "resolution": SIDE, "hidden_dim": 32}
 SMALL |= {"sa_nheads": 4, "ca_nheads": 4, "dec_layers": 2, "num_queries": 10, "num_select": 10, "num_classes": 4}
 SMALL |= {"out_feature_indexes": [2, LAYERS]}

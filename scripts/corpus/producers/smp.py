@@ -8,9 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from corpus.case import Case
-from corpus.torch_export import Exporter, Module, cases_of
-
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
+from corpus.torch_export import BOTH, Module, cases_of
 
 
 def network(name: str, encoder: str, options: dict[str, Any]) -> Any:

@@ -10,9 +10,8 @@ from typing import Any
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Exporter, Module, cases_of
 
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 WINDOWED: dict[str, Any] = {"img_size": 16, "embed_dim": 24, "depths": (2,), "num_heads": (2,), "window_size": 8}
 SCALED = WINDOWED | {"upscale": 2, "upsampler": "pixelshuffle"}
 

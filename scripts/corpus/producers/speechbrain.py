@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from corpus.case import Case
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 from corpus.torch_setup import without_compiled_torchaudio
 
 WIDTH, HEADS, LAYERS = 48, 4, 2
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 without_compiled_torchaudio()
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from corpus.case import Case
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 
 WIDTH, HEADS, LAYERS = 48, 4, 2
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 TRAINING = 12
 """Rows of TabPFN's tables whose labels are known."""
 

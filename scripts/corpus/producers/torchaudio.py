@@ -10,11 +10,10 @@ import torch
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Module, cases_of
 from corpus.torch_setup import without_compiled_torchaudio
 
 WIDTH, HEADS, LAYERS = 48, 4, 2
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 without_compiled_torchaudio()
 
 

@@ -11,9 +11,8 @@ from torch import nn
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 SWIN: dict[str, Any] = {
     "patch_size": [4, 4],
     "embed_dim": 24,

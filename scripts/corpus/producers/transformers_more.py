@@ -11,9 +11,8 @@ import torch
 import corpus.torch_setup  # noqa: F401
 from corpus.case import Case
 from corpus.hf_models import VIT
-from corpus.torch_export import Call, Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Call, Module, cases_of
 
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 TRACED = ("rt_detr_v2", "d_fine", "pvt_v2", "informer")
 """What the other exporter does not take; of patches of a series TorchScript writes shapes that contradict each other."""
 WIDTH, SIDE = 48, 64

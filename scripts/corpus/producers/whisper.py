@@ -10,10 +10,9 @@ import torch
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import Exporter, Module, cases_of
+from corpus.torch_export import BOTH, Exporter, Module, cases_of
 
 WIDTH, FRAMES, TEXT, LAYERS, HEADS = 48, 20, 24, 2, 4
-BOTH: tuple[Exporter, ...] = ("torchscript", "dynamo")
 DYNAMO: tuple[Exporter, ...] = ("dynamo",)
 """Of torch's own attention alone: whether it is causal is asked of the length, which is no number in TorchScript."""
 
