@@ -269,3 +269,40 @@ def test_weights_of_infinities_are_found() -> None:
     for name, number in (("plain", 1.0), ("odd", np.inf)):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((2, 2), number, np.float32), name))
     assert module("corpus_mutations").odd_numbers(model) == {"odd"}
+
+
+def test_files_are_drawn_evenly_and_verified_on_their_own_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, verify = module("corpus_report"), module("corpus_verify")
+    small_corpus(tmp_path)
+    files = [report.File(tmp_path / maker, {"producer": maker, "name": str(n)}) for maker in "aab" for n in range(3)]
+    drawn = verify.draw(files, 4, 0)
+    assert sorted(file.folder.name for file in drawn) == ["a", "a", "b", "b"] and drawn == verify.draw(files, 4, 0)
+    monkeypatch.setattr(
+        "sys.argv", ["corpus_verify.py", str(tmp_path), "--page", str(tmp_path / "p.md"), "--count", "1"]
+    )
+    assert verify.main() == 0
+    assert "1/1 maker/" in capsys.readouterr().out
+    assert "**1 of 1 are ok; 1 of 1 sites" in (tmp_path / "p.md").read_text()
+    (line,) = (tmp_path / "verified.jsonl").read_text().splitlines()
+    assert json.loads(line)["row"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "error", "said", "verdict"),
+    [
+        ("ok", 0, "", {"ok": True, "notes": []}, "ok"),
+        ("ok", 0, "", {"ok": True, "notes": ["not one fused dispatch: s"]}, "not fused"),
+        ("failed", 1, "m.onnx: output y: IREE", {"ok": False, "notes": []}, "disagree"),
+        ("failed", 1, "iree-compile failed", {}, "compiler"),
+        ("failed", 2, "m.onnx: no such op", {}, "refused"),
+        ("failed", 1, "the model cannot be run on the inputs made for it: x", {}, "not run"),
+        ("failed", 1, "a bug in onnx_fa: x", {}, "ended"),
+        ("timeout", 1, "", {}, "ended"),
+    ],
+)
+def test_verdicts(ending: str, code: int, error: str, said: dict[str, Any], verdict: str) -> None:
+    table, finished = module("corpus.verified_page"), importlib.import_module("onnx_fa.processes").Finished
+    done = finished(ending, code, 0.1, 0, "", f"onnx-fa: error: {error}\n" if error else "")
+    assert table.Verified.of({"producer": "p", "name": "n"}, done, "took too long", said).verdict == verdict

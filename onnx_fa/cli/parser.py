@@ -239,6 +239,13 @@ def _add_verify(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="sets of random inputs to compare on (default: %(default)s)"
     )
+    sub.add_argument(
+        "--inputs",
+        action="append",
+        default=[],
+        metavar="FILE.npz",
+        help="compare on these arrays, by the names of the model's inputs, instead of on random ones; repeatable",
+    )
     add_report(sub, "the table")
     add_dims(sub)
     add_values(sub)

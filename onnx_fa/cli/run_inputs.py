@@ -27,6 +27,7 @@ def read_inputs(args: argparse.Namespace) -> list[npt.NDArray[np.generic]]:
     if args.random_inputs:
         from onnx_fa.graph.fixed_inputs import fix_inputs
         from onnx_fa.graph.free_dims import graph_inputs
+        from onnx_fa.verifier.given_inputs import check_fits
         from onnx_fa.verifier.inputs import random_inputs
 
         model = fix_inputs(args.random_inputs, dict(args.set))
@@ -39,7 +40,7 @@ def read_inputs(args: argparse.Namespace) -> list[npt.NDArray[np.generic]]:
         name, _, rest = text.partition("=")
         if name in named:
             named[name] = parse_input(rest)
-            _check_fits(named[name], declared[name])
+            check_fits(named[name], declared[name], f"--input {name}")
         elif rest and (rest.endswith(".npy") or "x" in rest) and not Path(text).exists():
             known = f"the model's inputs are {', '.join(named)}"
             unknown = "names need --random-inputs MODEL; give values in order"
@@ -49,19 +50,6 @@ def read_inputs(args: argparse.Namespace) -> list[npt.NDArray[np.generic]]:
     if named and positional:
         raise OnnxFaError("--input without a name cannot be mixed with --random-inputs")
     return [*named.values(), *positional]
-
-
-def _check_fits(array: npt.NDArray[np.generic], declared: ir.Value) -> None:
-    """Raises OnnxFaError for an array of another type, rank or fixed size than the model's input."""
-    dims = list(declared.shape or ())
-    fits = declared.shape is None or (
-        len(dims) == array.ndim
-        and all(size == dim for size, dim in zip(array.shape, dims, strict=True) if isinstance(dim, int))
-    )
-    if not fits or (declared.dtype is not None and declared.dtype.numpy() != array.dtype):
-        given = "x".join(map(str, (*array.shape, array.dtype)))
-        wanted = "x".join(map(str, (*dims, declared.dtype.numpy() if declared.dtype is not None else "?")))
-        raise OnnxFaError(f"--input {declared.name}: {given} does not fit the model's input, which is {wanted}")
 
 
 def parse_input(text: str) -> npt.NDArray[np.generic]:

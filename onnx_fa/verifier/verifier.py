@@ -34,6 +34,7 @@ from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.verifier.calls import decoder_calls
 from onnx_fa.verifier.comparisons import Check, as_declared, norm_error
 from onnx_fa.verifier.fixed_checks import FixedChecks
+from onnx_fa.verifier.given_inputs import arrange
 from onnx_fa.verifier.inputs import VARIANTS, Array, Variant, has_float_input, has_mask_input, random_inputs
 from onnx_fa.verifier.output_checks import OutputChecks, Results, SiteOutput
 from onnx_fa.verifier.report import VerifyReport
@@ -67,23 +68,26 @@ def verify(
     seeds: int = 3,
     dims: Mapping[str, int] | None = None,
     values: Mapping[str, Scalar] | None = None,
+    inputs: Mapping[str, Mapping[str, Array]] | None = None,
     flags: Sequence[str] = (),
     module: Path | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> VerifyReport:
     """Compares on `seeds` random inputs, on adversarial ones where the model has inputs for them, and on a prompt, a step and a
-    chunk where it has caches.
+    chunk where it has caches; or on `inputs` alone, if given: sets of arrays by the names of the model's inputs, by what the table
+    calls them.
 
     `module` is what `compile_model` made of the model; without it the model is compiled here, and its sites are inspected.
     `dims` fixes symbolic dims; those that the graph leaves no choice have that size, the others lengths that divide nothing.
     `values` fixes inputs of one element as in `compile_model`: the model as passed is called with them, and compared with what it
-    becomes. Does not raise on a mismatch: ask `.check()` or `.ok`. Raises ModelError, CompileError, RunError, and
-    MissingDependencyError without onnxruntime.
+    becomes. Does not raise on a mismatch: ask `.check()` or `.ok`. Raises ModelError, CompileError, RunError, OnnxFaError for
+    inputs that do not fit, and MissingDependencyError without onnxruntime.
     """
     target = parse_target(target) if isinstance(target, str) else target
     given = io.load(model)
     original = fix_inputs(given, values or {})  # a copy: outputs are added to it below
     clean = original.clone()  # what is compiled
+    chosen = [_Drawn(name, arrange(clean, arrays, name)) for name, arrays in (inputs or {}).items()]
     coarser = original.clone() if rounds_activations(original) else None
     if coarser is not None:
         given = given.clone()
@@ -120,14 +124,16 @@ def verify(
         dtype = "bf16" if runs.before.in_f32 else _narrowest(clean, rewritten)
         call = load_module(module, usual=target.device)
         compared = _Comparison(runs, kernels, call, dtype, coarse, fixed)
-        calls, left_out = decoder_calls(clean, sizes)
-        notes += left_out
-        drawn = [*(_Drawn(name, arrays) for name, arrays in calls.items()), *draw(clean, seeds, sizes)]
+        drawn = chosen
+        if not chosen:
+            calls, left_out = decoder_calls(clean, sizes)
+            notes += left_out
+            drawn = [*(_Drawn(name, arrays) for name, arrays in calls.items()), *draw(clean, seeds, sizes)]
         for draw_ in drawn:
             progress(f"inputs {draw_.name}")
             compared.on(draw_)
     if len(compared.skipped) == len(drawn):
-        raise RunError(f"{label}: {compared.skipped[0]}; choose other sizes with --dim")
+        raise RunError(f"{label}: {compared.skipped[0]}" + ("" if chosen else "; choose other sizes with --dim"))
     return VerifyReport(
         label, target.name, tuple(inspected), (*compared.checks, *compared.never_finite()),
         (*notes, *compared.skipped, *compared.moves()),
