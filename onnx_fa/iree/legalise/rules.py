@@ -43,6 +43,7 @@ from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
+from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
 from onnx_fa.iree.legalise.windows import window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of, declare_own_nodes
@@ -322,6 +323,7 @@ _HANDLERS: dict[str, Handler] = {
     "Loop": _loop,
     "Pad": pads.pad,
     "TensorScatter": tensor_scatter,
+    "TopK": top_k,
     PAST_ROWS: past_rows,
     "MatMul": _matmul,
     "Gemm": _gemm,
