@@ -35,6 +35,7 @@ from onnx_fa.match.prepare.distribute import distribute
 from onnx_fa.match.prepare.functions import inline_attention
 from onnx_fa.match.prepare.gathered import read_from_pools
 from onnx_fa.match.prepare.integer_ops import write_in_floats
+from onnx_fa.match.prepare.relative_values import part_distances
 from onnx_fa.match.prepare.some_heads import part_heads
 from onnx_fa.patterns import PATTERNS
 
@@ -128,6 +129,8 @@ def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Mat
         if distribute(view, PATTERNS, is_accepted):
             view = GraphView(model)
         if part_heads(view, PATTERNS, is_accepted):
+            view = GraphView(model)
+        if part_distances(view, PATTERNS, is_accepted):
             view = GraphView(model)
         matches, misses = find_sites(view, PATTERNS)
         why = find_contradiction(view) if misses else None

@@ -71,11 +71,21 @@ def _from_front(dim: Dim, at: Dim | None) -> Dim | None:
     if at is None:
         return None
     # A length is not negative, whether its expression shows it or not.
-    if at == dim or is_never_negative(expression(at)):
+    if at == dim or is_never_negative(expression(at)) or _is_share(at, dim):
         return at
     if is_never_negative(-1 - expression(at)):
         return larger_dim(add_dims(dim, at), 0)
     return None  # which of the two it is depends on the run
+
+
+def _is_share(at: Dim, dim: Dim) -> bool:
+    """Whether a length is so many times `at` and less than as much again, as 2 T - 1 is of T - 1: then `at`, a whole number, is not
+    negative either."""
+    for times in (2, 3):
+        rest = expression(dim) - times * expression(at)
+        if rest.is_Integer and 0 <= rest < times:
+            return True
+    return False
 
 
 def multiply_shapes(a: Shape, b: Shape | None, swap_a: bool = False, swap_b: bool = False) -> Shape | None:

@@ -158,6 +158,8 @@ def test_what_is_the_length_of_something_is_not_negative() -> None:
     assert limits.is_length("n - 1") and limits.is_length("m + n - 1") and not limits.is_length("n - 2")
     assert slice_dim("n - 2", 0, "n - 2", 1) == "n - min(2, n)"
     assert slice_dim("n - 2", 0, "n - 3", 1) is None
+    assert slice_dim("2*n - 1", "n - 1", 1 << 62, 1) == "n"  # a length of 2 n - 1 has n of 1 or more
+    assert slice_dim("2*n", "n - 1", 1 << 62, 1) is None  # of none, -1 would be the last but one
 
 
 def test_what_lengths_broadcast_to_has_a_normal_form() -> None:
