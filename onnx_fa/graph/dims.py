@@ -11,6 +11,8 @@ from onnx_fa.graph.lengths import Tail, Widest, dim_of, expression, is_never_neg
 from onnx_fa.spec.terms import Dim
 
 Shape = tuple[Dim | None, ...]
+_MOST_TIMES = 4
+"""Powers of a length: of an image's sides, and of what is skewed."""
 
 
 def known(dim: Dim | None) -> bool:
@@ -158,6 +160,11 @@ def multiply_dims(a: Dim | None, b: Dim | None) -> Dim | None:
     if isinstance(a, int) and isinstance(b, int):
         return a * b
     return dim_of(expression(a) * expression(b))
+
+
+def raise_dim(dim: Dim | None, times: Dim | None) -> Dim | None:
+    """dim to a small power."""
+    return product_of([dim] * times) if isinstance(times, int) and 0 < times <= _MOST_TIMES else None
 
 
 def divide_dims(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     r"(?P<number>\d+)(?![^\s()*,])"
     r"|(?P<symbol>[A-Za-z_](?:[^\s(){}*,+/]|/(?!/))*)"
     r"|\{(?P<odd>[^{}]+)\}"
-    r"|(?P<op> [+-] |//|[()*]|, )"
+    r"|(?P<op> [+-] |//|\*\*|[()*]|, )"
 )
 """A symbol with other letters than a name has stands in braces."""
 
@@ -235,7 +235,7 @@ _FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
 
 
 class _Reader:
-    """Reads what `dim_of` writes, and sums and products as exporters write them."""
+    """Reads what `dim_of` writes, and sums, products and powers as exporters write them."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_LETTERS:
@@ -270,13 +270,22 @@ class _Reader:
         return total
 
     def _product(self) -> sympy.Expr:
-        total = self._atom()
+        total = self._power()
         while op := self._next("*", "//"):
-            factor = self._atom()
+            factor = self._power()
             if op == "//" and factor == 0:
                 raise _NoExpressionError
             total = total * factor if op == "*" else sympy.floor(total / factor)
         return total
+
+    def _power(self) -> sympy.Expr:
+        base = self._atom()
+        if not self._next("**"):
+            return base
+        times = self._atom()
+        if not times.is_Integer or not 0 < times <= _MAX_TERMS:
+            raise _NoExpressionError
+        return base**times
 
     def _atom(self) -> sympy.Expr:
         if self._next("("):

@@ -20,6 +20,7 @@ from onnx_fa.graph.dims import (
     larger_dim,
     multiply_dims,
     quotient,
+    raise_dim,
     range_dim,
     smaller_dim,
     subtract_dims,
@@ -160,6 +161,13 @@ def test_what_is_the_length_of_something_is_not_negative() -> None:
     assert slice_dim("n - 2", 0, "n - 3", 1) is None
     assert slice_dim("2*n - 1", "n - 1", 1 << 62, 1) == "n"  # a length of 2 n - 1 has n of 1 or more
     assert slice_dim("2*n", "n - 1", 1 << 62, 1) is None  # of none, -1 would be the last but one
+
+
+def test_powers_are_products() -> None:
+    assert dim_of(expression("n**2 + n*(n - 1)")) == "2*n*n - n"
+    assert raise_dim("n", 2) == "n*n" and raise_dim(3, 2) == 9
+    assert raise_dim("n", 9) is None and raise_dim("n", "m") is None and raise_dim("n", 0) is None
+    assert dim_of(expression("n**m")) == "n**m"  # no expression that is known: a name
 
 
 def test_what_lengths_broadcast_to_has_a_normal_form() -> None:

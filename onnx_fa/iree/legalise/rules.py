@@ -41,6 +41,7 @@ from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
+from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
@@ -322,6 +323,7 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.QMoE": quantized_moe,
     "Loop": _loop,
     "Pad": pads.pad,
+    "Pow": power,
     "TensorScatter": tensor_scatter,
     "TopK": top_k,
     PAST_ROWS: past_rows,

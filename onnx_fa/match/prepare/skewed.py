@@ -133,6 +133,11 @@ def _middle(view: GraphView, values: ir.Value, size: Dim) -> tuple[int, ir.Value
         return (reach, array[..., size - 1 - reach : size + reach, :]) if reach <= MOST_REACH else None
     begin: Dim | None = 0
     shape = view.shape(values)
+    while (node := view.producer(values, "Unsqueeze")) is not None and node.inputs[0] is not None:
+        if shape is None or any(d != 1 for d in shape[:-2]):
+            return None  # else a product broadcasts what stands in front of the last two axes, whether they are there or not
+        values = node.inputs[0]
+        shape = view.shape(values)
     cut = view.producer(values, "Slice")
     if cut is not None and shape is not None:
         begin = _first_of_last(view, cut, len(shape), -2)
