@@ -7,8 +7,8 @@ DIR is what `python scripts/corpus --out DIR` built. The seed draws the files, a
 is verified by a process of its own with a limit of time and of memory, on the inputs of its manifest (a prompt, a step,
 padding), or where it has none on what verify makes up; DIR/verified.jsonl keeps what came of it until a source of onnx_fa
 or the file changes (`--again`: only while it was "ok"). `--page` writes the tables (docs/results/compiled.md), `--csv` a
-row for each file (benchmarks/compiled.csv). Exits with 1 where results disagree, or where a process ended in another way
-than by a line that says why.
+row for each file (benchmarks/compiled.csv), both of all that the journal has, other draws too. Exits with 1 where results
+disagree, or where a process ended in another way than by a line that says why.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ JOURNAL = "verified.jsonl"
 
 def draw(files: list[File], count: int, seed: int) -> list[File]:
     """`count` of the files in an order that the seed decides: one of each producer in turn, as long as it has any."""
-    random = Random(seed)
     left: dict[str, list[File]] = {}
     for file in sorted(files, key=lambda file: file.key):
         left.setdefault(file.folder.name, []).append(file)
-    for group in left.values():
-        random.shuffle(group)
+    for name, group in left.items():
+        Random(f"{seed} {name}").shuffle(group)  # whichever other producers there are
     turns = [
         file
         for turn in range(max(map(len, left.values()), default=0))
@@ -75,27 +74,24 @@ def main() -> int:
     parser.add_argument("--page", type=Path)
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
-    files = draw(files_of(args.corpus, args.producer, args.file), args.count, args.seed)
+    files = files_of(args.corpus, args.producer, args.file)
     if not files:
         sys.exit(f"{args.corpus} has no such file: build it with python scripts/corpus --out {args.corpus}")
     journal, sources = args.corpus / JOURNAL, digest_of_sources()
     known = read_journal(journal)
-    rows = []
-    for file in files:
-        digest = digest_of(file, sources)
-        entry = known.get(file.key, {})
-        if entry.get("digest") == digest and not (args.again and entry["row"]["verdict"] != "ok"):
-            row = Verified(**entry["row"])
-        else:
-            row = verify(file)
+    digests = {file.key: digest_of(file, sources) for file in files}
+    done = {key: Verified(**known[key]["row"]) for key, d in digests.items() if known.get(key, {}).get("digest") == d}
+    for file in draw(files, args.count, args.seed):
+        row = done.get(file.key)
+        if row is None or (args.again and row.verdict != "ok"):
+            row = done[file.key] = verify(file)
             with journal.open("a") as out:
-                out.write(json.dumps({"key": file.key, "digest": digest, "row": row.to_dict()}) + "\n")
-        rows.append(row)
+                out.write(json.dumps({"key": file.key, "digest": digests[file.key], "row": row.to_dict()}) + "\n")
         print(f"{row.fused}/{row.sites} {file.key}  {row.verdict}  {row.reason}", flush=True)
-    rows.sort(key=lambda row: (row.producer, row.name))
+    rows = sorted(done.values(), key=lambda row: (row.producer, row.name))
     print(totals(rows))
     if args.page:
-        args.page.write_text(page(rows, args.seed, SECONDS, MEMORY))
+        args.page.write_text(page(rows, SECONDS, MEMORY))
     if args.csv:
         rows_as_csv(rows, args.csv)
     return int(any(row.bad for row in rows))

@@ -15,13 +15,13 @@ from onnx_fa.tables import markdown_table, text_table
 
 HEAD = """# Other people's files, compiled
 
-Written by `python scripts/corpus_verify.py --count {count} --seed {seed}`: `onnx-fa verify` on files of [the
-corpus](corpus.md), drawn evenly over their producers. Each is compiled for this CPU through IREE and run on the inputs that its
-producer gave it (prompts, steps, padding), and its results are compared with the original's in onnxruntime and with float64.
-*ok*: all of them agree, and every site is one fused dispatch. *not fused*: all agree, a site has no kernel. *disagree*: a
-result is off by more than its tolerance. *compiler*: iree-compile failed. *not run*: the original does not run on these inputs.
-*refused*: the file or an op in it, before anything is compiled. *ended*: the process was stopped by its limits of {seconds} s
-and {memory} GiB or ended otherwise, or a bug of onnx_fa ended it.
+Written by `python scripts/corpus_verify.py DIR --page`: `onnx-fa verify` on {count} files of [the corpus](corpus.md), drawn
+evenly over their producers. Each is compiled for this CPU through IREE and run on the inputs that its producer gave it
+(prompts, steps, padding), and its results are compared with the original's in onnxruntime and with float64. *ok*: all of them
+agree, and every site is one fused dispatch. *not fused*: all agree, a site has no kernel. *disagree*: a result is off by more
+than its tolerance. *compiler*: iree-compile failed. *not run*: the original does not run on these inputs. *refused*: the file
+or an op in it, before anything is compiled. *ended*: the process was stopped by its limits of {seconds} s and {memory} GiB or
+ended otherwise, or a bug of onnx_fa ended it.
 
 **{ok} of {count} are ok; {fused} of {sites} sites of files that were compiled are one dispatch.**
 """
@@ -96,13 +96,12 @@ def _line(name: str, rows: Sequence[Verified]) -> list[str]:
     return [name, *map(str, numbers)]
 
 
-def page(rows: Sequence[Verified], seed: int, seconds: float, memory: int) -> str:
+def page(rows: Sequence[Verified], seconds: float, memory: int) -> str:
     """The whole of docs/results/compiled.md: producers, and the reasons of what is not ok, the most frequent first."""
     reasons = Counter((row.verdict, group_of(row.reason)) for row in rows if row.verdict != "ok")
     example = {(row.verdict, group_of(row.reason)): f"{row.producer}/{row.name}" for row in reversed(rows)}
     head = HEAD.format(
         count=len(rows),
-        seed=seed,
         seconds=f"{seconds:g}",
         memory=memory >> 30,
         ok=sum(row.verdict == "ok" for row in rows),
