@@ -85,6 +85,10 @@ class Skewed(Graph):
         p = self.op("Softmax", self.score(), axis=-1)
         skewed, size = self.skew(p), self.size
         outputs = {self.op("Add", self.op("MatMul", p, self.v), self.op("MatMul", skewed, self.values())): D}
+        if self.option("shown", False):
+            outputs[p] = size
+        if self.option("twice", False):
+            outputs[self.op("MatMul", self.skew(p), self.values())] = D
         if self.option("skewed_too", False):
             outputs[self.op("ReduceSum", skewed, self.const([3], np.int64))] = 1
         if self.option("read_too", False):
@@ -144,6 +148,10 @@ def test_large_scores() -> None:
     check(Skewed("T", bias=False).done(), (29,), scale=20)
 
 
+def test_probabilities_that_are_an_output() -> None:
+    check(Skewed("T", shown=True).done(), (17,))
+
+
 def test_the_diagonal_alone() -> None:
     check(Skewed(9, reach=0).done(), (9,))
 
@@ -165,6 +173,7 @@ def test_compiled(tmp_path: Any) -> None:
         {"mode": "edge"},
         {"skewed_too": True},
         {"read_too": True},
+        {"twice": True},
     ],
 )
 @pytest.mark.parametrize("size", [9, "T"])

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.axes import node_axis
 from onnx_fa.graph.dims import Shape, add_dims, multiply_dims, subtract_dims
+from onnx_fa.graph.lengths import expression, is_never_negative
 from onnx_fa.graph.view import GraphView
 from onnx_fa.spec.terms import Dim
 
@@ -46,13 +47,14 @@ def find_bands(view: GraphView) -> Iterator[Band]:
             if view.producer(node.outputs[0], "Softmax") is None or node.inputs[0] is None:
                 continue
             shape = view.shape(node.outputs[0])
-            if shape is None or len(shape) < 3 or shape[-1] is None or shape[-1] != shape[-2]:
+            if shape is None or None in shape or len(shape) < 3 or shape[-1] != shape[-2]:
                 continue
             if node.outputs[0].dtype != ir.DataType.FLOAT or node_axis(node, len(shape)) != len(shape) - 1:
                 continue
             readers = view.users(node.outputs[0])
-            if len(readers) > 1:
-                yield from (b for pad in readers if (b := _band(view, node, pad, shape)) is not None)
+            found = [b for pad in readers if (b := _band(view, node, pad, shape)) is not None]
+            if len(readers) > 1 and len(found) == 1:
+                yield found[0]
 
 
 def _band(view: GraphView, softmax: ir.Node, pad: ir.Node, shape: Shape) -> Band | None:
@@ -155,6 +157,8 @@ def _middle(view: GraphView, values: ir.Value, size: Dim) -> tuple[int, ir.Value
 
 
 def _is_middle(before: Dim | None, begin: Dim, size: Dim, reach: int) -> bool:
-    """Whether the padded rows begin at T - 1 - reach once `begin` are cut off. Exporters write max(T - 1 - reach, 0) zeros, of
-    which max(reach + 1 - T, 0) are cut."""
-    return before is not None and before == add_dims(begin, subtract_dims(size, reach + 1))
+    """Whether the padded rows begin at T - 1 - reach once `begin` are cut off. Exporters write max(T - 1 - reach, 0) zeros, and
+    cut max(reach + 1 - T, 0) rows. A negative `begin` would count from the end."""
+    if before is None or not is_never_negative(expression(begin)):
+        return False
+    return before == add_dims(begin, subtract_dims(size, reach + 1))
