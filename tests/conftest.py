@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,17 +33,28 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "triton_kernel zoo stock_road vector_kernel families export generate tune attention_sweep amx_body node_tests gpu "
-    "spelling_table bf16 verify integer_convolutions dot_body cluster convolutions attention_bench match integer_products "
-    "bits_product no_keys linear_bench cli kept_modules match_mask linear bench match_ops quantized docs backend "
-    "few_kernel linear_report iree_bugs triton_stored campaign tune_linear kernel match_layout parameters keys_in_parts "
-    "tune_triton damaged_files casts rows_kernel memory random_attention linear_numbers vulkan_model split_keys"
+    "triton_kernel amx_body zoo stock_road vector_kernel families export campaign generate tune attention_sweep no_keys "
+    "kept_modules few_kernel dot_body attention_bench node_tests gpu spelling_table bf16 verify integer_convolutions cluster "
+    "convolutions match integer_products bits_product linear_bench cli match_mask vulkan_model ablation linear bench "
+    "match_ops quantized docs backend linear_report iree_bugs triton_stored tune_linear kernel match_layout parameters "
+    "keys_in_parts tune_triton damaged_files casts rows_kernel memory random_attention linear_numbers split_keys"
 ).split()
 """Files that take more than ten seconds of a processor, the longest first: one that begins last would run alone."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="try all of long lists, of which every run tries a part")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that starts all others makes the folder of what they compile, and removes it."""
+    if hasattr(config, "workerinput"):
+        return
+    from tests.support.compiled_once import FOLDER_ENV
+
+    folder = tempfile.TemporaryDirectory(prefix="onnx_fa-")
+    os.environ[FOLDER_ENV] = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,8 +101,8 @@ def torch_state_stays() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_compiled_twice() -> Iterator[None]:
-    """One in ten of what the tests of a process ask the compiler for it has made before."""
-    from tests.support.compiled_once import compiled_once
+    """One in ten of what the tests of a process ask the compiler for it has made before, and other processes have made some."""
+    from tests.support.compiled_once import FOLDER_ENV, compiled_once
 
-    with compiled_once():
+    with compiled_once(Path(os.environ[FOLDER_ENV])):
         yield

@@ -1,13 +1,16 @@
-"""Equal compilations of a process of tests are one, and others are not."""
+"""Equal compilations of a run of the tests are one, and others are not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.parser
 import pytest
 
+from onnx_fa import processes
 from onnx_fa.errors import CompileError
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.compiler import iree_compile
@@ -63,3 +66,21 @@ def test_a_command_that_is_forked_has_them_too(tmp_path: Path) -> None:
         done = run_main("onnx_fa.cli.command", ["compile", model, "-o", "b.vmfb"], tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "b.vmfb").read_bytes() == b"kept" and list(once.folder.iterdir()) == [kept]
+
+
+def test_a_process_that_is_late_uses_what_another_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that share a folder may compile the same at the same time: what the first made stays."""
+    run, out = processes.run_limited, tmp_path / "a.vmfb"
+
+    def compile_twice(command: Sequence[str], **limits: Any) -> processes.Finished:
+        with monkeypatch.context() as patched:
+            patched.setattr(processes, "run_limited", run)
+            once.run_limited(command, **limits)
+        return run(command, **limits)
+
+    with compiled_once(tmp_path / "shared") as once:
+        once.folder.mkdir()
+        monkeypatch.setattr(processes, "run_limited", compile_twice)
+        iree_compile(DOUBLE, out, TARGET, phase="flow")
+        assert len(list(once.folder.iterdir())) == 1 and once.again == 0 and "addf" in out.read_text()
+    assert (tmp_path / "shared").exists()

@@ -22,8 +22,8 @@ from tests.campaign.noise import movement, noisy
 from tests.campaign.shrink import shrink
 from tests.campaign.sketch import KINDS
 
-SIZE = 250
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.whole) for part in (1, 2, 3))]
+SIZE = 160
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.whole) for part in range(1, 7))]
 """Of so many graphs each."""
 
 

@@ -33,7 +33,7 @@ from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.spec.terms import AddMask, Causal, Quantized
 from tests import fuzz
 from tests.support.cases import BY_NAME, draw_operands
-from tests.support.kernel_harness import HOST, Kernels, mismatch, run_iree_compile
+from tests.support.kernel_harness import FLAGS, HOST, Kernels, mismatch, run_iree_compile
 
 AVX512 = parse_target("cpu-avx512", bf16_dot=True)
 CASES = (
@@ -63,9 +63,17 @@ def _spec(**changes: object) -> AttentionSpec:
     return AttentionSpec(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def _emit(index: int) -> Kernel:
+    """One in seven has the tiles that users get: the others compile in a third of the time, and have more edges."""
+    spec, host = BY_NAME[CASES[index]].spec, _host()
+    users = default_config(spec, host)
+    tiles = VectorConfig(users.lanes, users.lanes, 16, 4, min(3, spec.Dv), 2)
+    return emit_vector(spec, host, f"fa_dot{index}", tiles if index % 7 else None)
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Kernel], Kernels]:
-    kernels = [emit_vector(BY_NAME[n].spec, _host(), f"fa_dot{i}") for i, n in enumerate(CASES)]
+    kernels = list(map(_emit, range(len(CASES))))
     return kernels, Kernels(kernels, tmp_path_factory.mktemp("dot"))
 
 
@@ -113,14 +121,14 @@ def test_an_infinite_value_of_the_last_key(tmp_path: Path) -> None:
 def test_random_specs() -> None:
     """More by hand: `python -m tests.fuzz --products bf16`."""
     _host()
-    done = fuzz.run_chunk(0, 8, products="bf16")
-    assert done["wrong"] == [] and done["refused"] == [] and done["kernels"] == 8
+    done = fuzz.run_chunk(0, 6, products="bf16")
+    assert done["wrong"] == [] and done["refused"] == [] and done["kernels"] == 6
 
 
 def test_compiles_to_the_instruction(tmp_path: Path) -> None:
     """For a processor that this machine need not be."""
     kernel = emit_kernel(_spec(dtype="bf16", masks=(Causal(),)), AVX512)
-    flags = (*kernel.flags, f"--iree-hal-dump-executable-intermediates-to={tmp_path}")
+    flags = (*kernel.flags, *FLAGS, f"--iree-hal-dump-executable-intermediates-to={tmp_path}")
     run_iree_compile(kernel.text + entry_text(kernel, "main"), tmp_path / "m.vmfb", flags, AVX512)
     code = "".join(f.read_text() for f in tmp_path.glob("*.s"))
     assert code.count("vdpbf16ps") > 30 and "vcvtne2ps2bf16" in code

@@ -317,7 +317,7 @@ def matched_in(case: Case, forms: Iterable[Form]) -> dict[Form, bool] | None:
 @pytest.mark.parametrize("part", range(max(1, GRAPHS // PART)))
 def test_random_graphs_keep_their_results(part: int, pytestconfig: pytest.Config) -> None:
     tally: Counter[str] = Counter()
-    usual = 300 if pytestconfig.getoption("whole") else 150
+    usual = 300 if pytestconfig.getoption("whole") else 100
 
     @settings(
         max_examples=PART if GRAPHS else usual,

@@ -1,4 +1,4 @@
-"""What the compiler is asked for a second time in a process of tests, or in the commands that it forks, is what it made the first
+"""What the compiler is asked for a second time in a run of the tests, or in the commands that they fork, is what it made the first
 time."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ _WRITTEN = (
     "--iree-parameter-encoder-output-file=",
 )
 """Options that name what is written beside the module."""
+FOLDER_ENV = "ONNX_FA_TESTS_COMPILED"
+"""Environment variable: the folder that all processes of one run of the tests share."""
 
 
 class CompiledOnce:
@@ -56,8 +58,11 @@ class CompiledOnce:
             with tempfile.TemporaryDirectory(dir=self.folder) as made:
                 for i, place in enumerate(places):
                     _copy(place, Path(made, "kept", str(i)))
-                if not kept.exists():  # a process that is killed here leaves nothing in part
+                try:  # a process that is killed here leaves nothing in part
                     Path(made, "kept").rename(kept)
+                except OSError:  # another process has made it meanwhile
+                    if not kept.exists():
+                        raise
         return done
 
 
@@ -71,14 +76,13 @@ def _copy(source: Path, to: Path) -> None:
 
 
 @contextmanager
-def compiled_once() -> Iterator[CompiledOnce]:
-    """Within it iree_compile runs the compiler once for equal commands."""
-    with tempfile.TemporaryDirectory(prefix="onnx_fa-") as folder:
-        before = compiler.limits
-        try:
-            yield use(Path(folder))
-        finally:
-            compiler.limits = before
+def compiled_once(shared: Path | None = None) -> Iterator[CompiledOnce]:
+    """Within it iree_compile runs the compiler once for equal commands. `shared`: a folder that other processes use too; without
+    it, one that is removed at the end."""
+    with ExitStack() as stack:
+        folder = shared or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onnx_fa-")))
+        stack.callback(setattr, compiler, "limits", compiler.limits)
+        yield use(folder)
 
 
 def use(folder: Path) -> CompiledOnce:
