@@ -170,7 +170,7 @@ ENVIRONMENTS |= {
 }
 WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
     "music_and_items": ("demucs==4.1.0", "recbole==1.2.1", "coqui-tts==0.28.0", "torchaudio==2.11.0"),
-    "speech": ("espnet==202511", "espnet_onnx==0.2.1", "zipformer==0.1.3"),
+    "speech": ("espnet==202511", "espnet_onnx==0.2.1", "zipformer==0.1.3", "onnxconverter-common==1.16.0"),
 }
 """Packages of an environment that ask for older releases of others than run their models: these are installed by themselves."""
 PRODUCERS: dict[str, Producer] = {

@@ -14,15 +14,15 @@ from onnx_fa.tables import markdown_table, text_table
 
 HEAD = """# The corpus
 
-Written by `python scripts/corpus_report.py`: {files} small ONNX files by {producers} producers that nobody of this project wrote,
-built by `python scripts/corpus --out DIR` from configurations with random weights. How many true attentions a file has is known
-from its configuration. *found*: those of them that are rewritten. *equal*: rewritten files that load in onnxruntime, with its
-optimiser and without, and give what the original gives on every run (a prompt, steps of decoding, padding on either side, a chunk
-of a prompt, as the file allows); *not compared*: the original does not load or run in onnxruntime's CPU provider. *refused*: the
-file is invalid, onnxruntime does not load it either. *extra sites*: softmaxes that are sites and no attentions by that count.
-*slowest*: of `explain` or a rewrite. *broken*: attentions in files that nobody can run, which the columns before do not count:
-neither onnxruntime nor ONNX's reference evaluator takes the file (not for want of a kernel), or its shapes contradict each other
-whatever its inputs are.
+Written by `python scripts/corpus_report.py`: {files} small ONNX files by {producers} producers that nobody of this project
+wrote, built by `python scripts/corpus --out DIR` from configurations with random weights. How many true attentions a file has
+is known from its configuration. *found*: those of them that are rewritten. *equal*: rewritten files that load in onnxruntime,
+with its optimiser and without, and give what the original gives on every run (a prompt, steps of decoding, padding on either
+side, a chunk of a prompt, as the file allows); *not compared*: the original does not load or run in onnxruntime's CPU
+provider. *refused*: the file is invalid, onnxruntime does not load it either. *extra sites*: softmaxes that are sites and no
+attentions by that count, as windows that values of distances are read in. *slowest*: of `explain` or a rewrite. *broken*:
+attentions in files that nobody can run, which the columns before do not count: neither onnxruntime nor ONNX's reference
+evaluator takes the file (not for want of a kernel), or its shapes contradict each other whatever its inputs are.
 
 **{found} of {attentions} attentions ({percent:.1f}%) are found in the files that can run; {wrong} rewritten files are wrong,
 {invalid} do not load or run.** {broken} further attentions, of which {seen} are found, stand in broken files ({unusable} of them).
