@@ -122,6 +122,10 @@ GRAPHS: dict[str, tuple[str, str]] = {
         "the score itself over the sum of its sizes (L1)",
     ),
     "differential attention": ("tests/match/test_distribute.py", "two sites and a subtraction"),
+    "values of distances between positions (VITS, Glow-TTS), in f32": (
+        "tests/match/test_relative_values.py",
+        "two sites: all keys, and a window whose values are unit vectors; the query's and the window's sums beside them",
+    ),
     "several V that share a softmax (IPA, two values)": (
         "tests/match/test_shared.py",
         "one site; V side by side, a copy of S x Dv; apart where a V is made of another's result, or with a single query",

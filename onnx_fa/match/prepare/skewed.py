@@ -79,7 +79,7 @@ def _band(view: GraphView, softmax: ir.Node, pad: ir.Node, shape: Shape) -> Band
             return None
         if pads is not None and _last_pads(view, node) != pads:
             return None
-        if kind == "Slice" and _first_of_last(view, node, len(made)) != 1:
+        if kind == "Slice" and _begin_of(view, node, len(made)) != 1:
             return None
         readers = view.users(node.outputs[0])
         if len(readers) != 1 or node.outputs[0].is_graph_output():
@@ -114,8 +114,8 @@ def _pads(view: GraphView, node: ir.Node) -> tuple[Shape, Shape] | None:
     return None if pads is None else (pads[: len(pads) // 2], pads[len(pads) // 2 :])
 
 
-def _first_of_last(view: GraphView, node: ir.Node, rank: int, axis: int = -1) -> Dim | None:
-    """Where a Slice of nothing but this axis begins, without leaving places out."""
+def _begin_of(view: GraphView, node: ir.Node, rank: int, axis: int = -1) -> Dim | None:
+    """Where a Slice of this axis alone begins; None where it leaves places out, or that is not known."""
     given = [view.dims(i) if i is not None else None for i in node.inputs[1:]]
     if len(given) < 3 or given[0] is None or given[2] is None or len(given[2]) != 1:
         return None
@@ -142,7 +142,7 @@ def _middle(view: GraphView, values: ir.Value, size: Dim) -> tuple[int, ir.Value
         shape = view.shape(values)
     cut = view.producer(values, "Slice")
     if cut is not None and shape is not None:
-        begin = _first_of_last(view, cut, len(shape), -2)
+        begin = _begin_of(view, cut, len(shape), -2)
     pad = view.producer(values if cut is None else cut.inputs[0], "Pad")
     pads = None if pad is None else _pads(view, pad)
     rows = None if pad is None else pad.inputs[0]
