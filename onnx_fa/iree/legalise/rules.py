@@ -30,6 +30,7 @@ from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.double_waves import wave
+from onnx_fa.iree.legalise.einsums import einsum
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
@@ -340,6 +341,7 @@ _HANDLERS: dict[str, Handler] = {
     "CastLike": casts.cast_like,
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
+    "Einsum": einsum,
     "Expand": expand,
     "DepthToSpace": depth_to_space,
     "GridSample": grid_sample,

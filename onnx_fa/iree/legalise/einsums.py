@@ -1,0 +1,90 @@
+"""Einsum of what a model computes and a weight, as JAX writes its layers: a MatMul, which IREE packs and this package has kernels of.
+
+IREE flattens what is free of an Einsum's operands, and takes one of two free lengths that it merges for 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import onnx
+
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
+
+
+def einsum(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """x (rows..., K...) by a weight (K..., N...) in any order of their axes, where no axis is in both and in the result."""
+    if len(node.input) != 2 or g.kind(node.input[0]) not in FLOATS:
+        return False
+    weight = next((i for i in (1, 0) if g.has_data(node.input[i])), None)
+    letters = _letters(attr_of(node, "equation", b"").decode())
+    if weight is None or letters is None or g.has_data(node.input[1 - weight]):
+        return False
+    *operands, result = letters
+    x, w = operands[1 - weight], operands[weight]
+    rows, shape = g.shape(node.input[1 - weight]), g.shape(node.input[weight])
+    if rows is None or shape is None or len(rows) != len(x) or len(shape) != len(w):
+        return False
+    summed, free, wide = [c for c in x if c in w], [c for c in x if c not in w], [c for c in w if c not in x]
+    sizes = {c: d for c, d in zip(w, shape, strict=True) if isinstance(d, int) and d > 0}
+    if len(sizes) != len(w) or not (summed and free and wide) or sorted(free + wide) != sorted(result):
+        return False
+    hint = node.name or "Einsum"
+    depth, width = (math.prod(sizes[c] for c in part) for part in (summed, wide))
+    known = dict(zip(x, rows, strict=True))
+    value = _ordered(g, node.input[1 - weight], x, free + summed, hint)
+    if sum(not isinstance(known[c], int) for c in free) <= 1 and len(free) > 1:  # one product of all rows
+        lead, back = [-1], [d if isinstance(d := known[c], int) else -1 for c in free]
+    else:
+        lead = back = [0] * len(free)
+    if lead == [-1] or len(summed) > 1:
+        value = g.reshape(value, [*lead, depth], hint)
+    product = g.add("MatMul", [value, _matrix(g, node.input[weight], w, summed + wide, depth, width, hint)], hint)
+    last = free + wide == result
+    if lead == [-1] or len(wide) > 1:
+        product = g.reshape(product, [*back, *(sizes[c] for c in wide)], hint, out=node.output[0] if last else None)
+    elif last:
+        g.nodes[-1].output[0] = node.output[0]
+    if not last:
+        _ordered(g, product, free + wide, result, hint, out=node.output[0])
+    return True
+
+
+def _letters(equation: str) -> list[list[str]] | None:
+    """The axes of both operands and of the result; None for an ellipsis, a diagonal, and what has an axis of its own twice."""
+    text = "".join(equation.split())
+    given, arrow, result = text.partition("->")
+    operands = given.split(",")
+    if "." in text or len(operands) != 2:
+        return None
+    if not arrow:
+        counts = Counter(given.replace(",", ""))
+        result = "".join(sorted(c for c, n in counts.items() if n == 1))
+    parts = [list(part) for part in (*operands, result)]
+    return parts if all(len(set(part)) == len(part) for part in parts) else None
+
+
+def _ordered(
+    g: GraphWriter, value: str, have: list[str], want: list[str], hint: str, *, out: str | None = None
+) -> str:
+    if have == want and out is None:
+        return value
+    return g.add("Transpose", [value], hint, out=out, perm=[have.index(c) for c in want])
+
+
+def _matrix(
+    g: GraphWriter, weight: str, have: list[str], want: list[str], depth: int, width: int, hint: str
+) -> str:
+    """The weight as (depth, width)."""
+    if have == want and len(have) == 2:
+        return weight
+    perm = [have.index(c) for c in want]
+
+    def make() -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+        array = g.array(weight)
+        assert array is not None
+        return np.ascontiguousarray(array.transpose(perm).reshape(depth, width))
+
+    return g.computed(make, g.kind(weight), [depth, width], f"{weight}/matrix")

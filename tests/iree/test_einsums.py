@@ -1,0 +1,87 @@
+"""Einsum of rows and a weight: right with free lengths, which IREE takes for 1, and a product that kernels are made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+import onnx_fa
+from onnx_fa.iree.inference import infer_types
+from onnx_fa.iree.legalise.rules import legalize
+from tests.support.ort_run import run
+
+SIZES = {"a": 3, "b": 5, "m": 6, "n": 7, "u": 2, "h": 3}
+
+
+def einsum(equation: str, weight: int = 1, free: str = "ab", constant: bool = True) -> onnx.ModelProto:
+    """Axes a and b are free lengths; `weight` says which operand is one."""
+    given, result = equation.split("->") if "->" in equation else (equation, "")
+    parts = given.split(",")
+    rng = np.random.default_rng(0)
+    names, inits, infos = ["p0", "p1"], [], []
+    for i, part in enumerate(parts):
+        if constant and i == weight:
+            values = rng.standard_normal([SIZES[c] for c in part]).astype(np.float32)
+            inits.append(nh.from_array(values, names[i]))
+        else:
+            dims = [c.upper() if c in free else SIZES[c] for c in part]
+            infos.append(h.make_tensor_value_info(names[i], TensorProto.FLOAT, dims))
+    node = h.make_node("Einsum", names, ["y"], "node", equation=equation)
+    out = h.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(result) if result else None)
+    graph = h.make_graph([node], "g", infos, [out], inits)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
+
+
+def ops(model: onnx.ModelProto) -> list[str]:
+    infer_types(model, {})
+    return [n.op_type for n in legalize(model).graph.node]
+
+
+PRODUCTS = {
+    "abm,muh->abuh": 1,  # heads out of rows
+    "abuh,uhm->abm": 1,  # and back
+    "abm,nm->abn": 1,
+    "muh,abm->abuh": 0,
+    "abm,muh->aubh": 1,
+    "mab,mn->nab": 1,
+    "am,mn": 1,
+    "abuh,hn->abun": 1,
+    "ahub,uhn->abn": 1,
+}
+
+
+@pytest.mark.parametrize("equation", PRODUCTS)
+def test_rows_by_a_weight_are_a_product(equation: str, tmp_path: Path) -> None:
+    model = einsum(equation, PRODUCTS[equation])
+    assert "Einsum" not in ops(model) and "MatMul" in ops(model)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    (name,) = (i.name for i in model.graph.input)
+    part = equation.split("->")[0].split(",")[1 - PRODUCTS[equation]]
+    for sizes in (SIZES, SIZES | {"a": 1}, SIZES | {"b": 1}):
+        x = np.random.default_rng(1).standard_normal([sizes[c] for c in part]).astype(np.float32)
+        (want,), (got,) = run(model, {name: x}), onnx_fa.run(tmp_path / "m.vmfb", x)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        assert got.shape == want.shape
+
+
+@pytest.mark.parametrize(
+    ("equation", "constant"),
+    [
+        ("abm,bmn->abn", True),  # a batch
+        ("abm,mn->ab", True),  # a sum of the weight's own axis
+        ("abm,mn->an", True),  # and of the rows'
+        ("ab,mn->abmn", True),  # nothing is summed
+        ("am,m->a", True),  # a column
+        ("m,mn->n", True),
+        ("aam,mn->an", True),  # a diagonal
+        ("abm,mn->abn", False),  # no weight
+    ],
+)
+def test_others_stay(equation: str, constant: bool) -> None:
+    assert ops(einsum(equation, constant=constant, free="")) == ["Einsum"]
