@@ -47,6 +47,7 @@ from onnx_fa.iree.mlir_values import (
     tensor_of,
     to_builtin,
 )
+from onnx_fa.iree.opsets import raise_opset
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.placed import placed_call, placed_name
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
@@ -97,6 +98,10 @@ def import_mlir(
     """
     typed, held = hold_weights(with_sure_branches(load(model)))
     infer_types(typed, sites, data_prop=data_prop)
+    raised = raise_opset(typed)
+    if raised is not typed:
+        typed = raised
+        infer_types(typed, sites, data_prop=data_prop)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)

@@ -1,4 +1,4 @@
-"""Einsum of what a model computes and a weight, as JAX writes its layers: a MatMul, which IREE packs and this package has kernels of.
+"""Einsum of what a model computes and a weight, as JAX writes its layers: a MatMul, of which there are kernels.
 
 IREE flattens what is free of an Einsum's operands, and takes one of two free lengths that it merges for 1.
 """
@@ -66,17 +66,13 @@ def _letters(equation: str) -> list[list[str]] | None:
     return parts if all(len(set(part)) == len(part) for part in parts) else None
 
 
-def _ordered(
-    g: GraphWriter, value: str, have: list[str], want: list[str], hint: str, *, out: str | None = None
-) -> str:
+def _ordered(g: GraphWriter, value: str, have: list[str], want: list[str], hint: str, *, out: str | None = None) -> str:
     if have == want and out is None:
         return value
     return g.add("Transpose", [value], hint, out=out, perm=[have.index(c) for c in want])
 
 
-def _matrix(
-    g: GraphWriter, weight: str, have: list[str], want: list[str], depth: int, width: int, hint: str
-) -> str:
+def _matrix(g: GraphWriter, weight: str, have: list[str], want: list[str], depth: int, width: int, hint: str) -> str:
     """The weight as (depth, width)."""
     if have == want and len(have) == 2:
         return weight
