@@ -68,6 +68,19 @@ def test_expand_dynamic_unit(tmp_path: Path) -> None:
         pytest.fail(REPAIRED)
 
 
+def test_free_einsum(tmp_path: Path) -> None:
+    run, w = load_module(_compiled("free_einsum", tmp_path)), np.ones((32, 4, 8), np.float32)
+    assert run(np.ones((1, 3, 32), np.float32), w)[0].shape == (1, 3, 4, 8)
+    with pytest.raises(RunError, match="the module takes 1x3x32"):
+        run(np.ones((2, 3, 32), np.float32), w)
+        pytest.fail(REPAIRED)
+
+
+def test_old_split(tmp_path: Path) -> None:
+    x = np.arange(6, dtype=np.float32)[None]
+    assert load_module(_compiled("old_split", tmp_path))(x)[1][0, 0] == 3, REPAIRED
+
+
 def test_instance_norm_free(tmp_path: Path) -> None:
     x = np.array([[[1, 2, 3, 4], [5, 6, 7, 9]]], np.float32)
     assert np.isnan(load_module(_compiled("instance_norm_free", tmp_path))(x)[0]).all(), REPAIRED
@@ -102,6 +115,7 @@ def test_pixel_shuffle(tmp_path: Path) -> None:
         ("cast_to_int4", 'name = "onnx.Cast"', ()),
         ("loop_without_condition", 'name = "onnx.Loop"', ()),
         ("uneven_pads", 'name = "onnx.ConvInteger"', ()),
+        ("old_operator", 'name = "onnx.Erf"', ()),
         ("double_cos", "undefined symbol: cos", ("--iree-input-demote-f64-to-f32=false",)),
         ("global_behind", "failed to legalize operation 'util.global.store'", ()),
     ],
