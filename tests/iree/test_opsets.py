@@ -13,6 +13,8 @@ import onnx_fa
 from onnx_fa.errors import ModelError
 from onnx_fa.iree import opsets
 from onnx_fa.iree.opsets import OPSET, raise_opset
+from onnx_fa.models import build as zoo
+from onnx_fa.models.export import export_onnx
 from tests.support.ort_run import assert_same, run
 
 OLD = {
@@ -89,6 +91,18 @@ def test_attention_of_an_old_opset(tmp_path: Path) -> None:
     assert [site.fused for site in report.sites] == [True]
     given = {n: np.random.default_rng(i).standard_normal((1, 2, 5, 8)).astype(np.float32) for i, n in enumerate("qkv")}
     assert_same(run(model, given), onnx_fa.run(tmp_path / "m.vmfb", *given.values()), 1e-6)
+
+
+@pytest.mark.parametrize(("name", "opset"), [("tiny_bert", 11), ("tiny_llama", 13)])
+def test_exports_of_old_opsets(name: str, opset: int, tmp_path: Path) -> None:
+    """As files of some years ago are: all sites fused, and what onnxruntime computes."""
+    pytest.importorskip("torch")
+    model = export_onnx(name, "torchscript", opset, attn="eager")
+    given = zoo.inputs(zoo.find(name))
+    report = onnx_fa.compile(model, tmp_path / "m.vmfb")
+    assert report.sites and all(site.fused for site in report.sites)
+    passed = [given[i.name] for i in model.graph.input]
+    assert_same(run(model, given), onnx_fa.run(tmp_path / "m.vmfb", *passed), 2e-5)
 
 
 def test_marks_stay() -> None:
