@@ -62,7 +62,7 @@ _NODES_SHOWN = 2
 def check_known(graph: onnx.GraphProto, sites: Collection[str]) -> None:
     """`sites` are the names of the nodes that a kernel takes the place of. Raises ModelError that names all that is unknown."""
     refused: dict[tuple[str, str], list[str]] = {}
-    for node in _all_nodes(graph):
+    for node in all_nodes(graph):
         if reason := _reason(node, sites):
             refused.setdefault((_words(node), reason), []).append(node.name)
     if not refused:
@@ -125,9 +125,10 @@ def _shown(names: list[str]) -> str:
     return f"node {', '.join(map(repr, names[:_NODES_SHOWN]))}{more}"
 
 
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Those of a graph and of all within it."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _all_nodes(attribute.g)
+                yield from all_nodes(attribute.g)

@@ -3,14 +3,13 @@ takes some for what they are today (a Split whose sizes are an attribute cuts in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 import onnx.inliner
 import onnx.version_converter
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import STANDARD
+from onnx_fa.iree.known_ops import all_nodes
 
 OPSET = 17
 """What iree-import-onnx raises models to as well."""
@@ -29,18 +28,11 @@ def raise_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         reason = " ".join(str(e).split())[:300]
         raise ModelError(f"the model is of opset {version}, and cannot be raised to {OPSET} for IREE: {reason}") from e
     # The converter drops what nodes are marked with.
-    marks = {name: node.metadata_props for node in _nodes(inlined.graph) if node.metadata_props for name in node.output}
-    for node in _nodes(raised.graph) if marks else ():
+    marks = {
+        name: node.metadata_props for node in all_nodes(inlined.graph) if node.metadata_props for name in node.output
+    }
+    for node in all_nodes(raised.graph) if marks else ():
         mark = next((marks[name] for name in node.output if name in marks), None)
         if mark is not None:
             node.metadata_props.extend(mark)
     return raised
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Those of a graph and of all within it."""
-    graphs = [graph]
-    while graphs:
-        for node in graphs.pop().node:
-            yield node
-            graphs += [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]

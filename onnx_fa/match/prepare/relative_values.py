@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.dead_code import sweep
-from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match import Match, Patterns, find_sites
+from onnx_fa.match import Match, Patterns
+from onnx_fa.match.prepare.shared_softmax import rewrite_where_sites
 from onnx_fa.match.prepare.skewed import Band, find_bands
 
 _THROUGH = frozenset("Add Sub Mul Div Where Cast Neg Tanh Max Min Identity Reshape Transpose Squeeze Unsqueeze".split())
@@ -28,22 +28,10 @@ _MAX_LAYERS = 32
 def part_distances(view: GraphView, patterns: Patterns, accepts: Callable[[Match], bool]) -> bool:
     """Gives, in place, values of distances a softmax in a window where both are then sites that `accepts` takes. Returns whether
     the model was changed: then the view is not valid any more."""
-    bands = list(find_bands(view))
-    if not bands:
-        return False
-    trial = GraphView(view.model.clone())
-    made = [_apply(trial, band) for band in list(find_bands(trial))]
-    infer_shapes(trial.model)
-    sites = {match.anchor for match in find_sites(GraphView(trial.model), patterns)[0] if accepts(match)}
-    chosen = [band for band, new in zip(bands, made, strict=True) if sites.issuperset(new)]
-    for band in chosen:
-        _apply(view, band)
-    if chosen:
-        infer_shapes(view.model)
-    return bool(chosen)
+    return rewrite_where_sites(view, patterns, accepts, find_bands, _apply)
 
 
-def _apply(view: GraphView, band: Band) -> tuple[ir.Node, ir.Node]:
+def _apply(view: GraphView, band: Band) -> set[ir.Node]:
     """Writes a band's product anew; the divisions of both softmaxes."""
     graph, old = band.softmax.graph, band.product.outputs[0]
     score = band.softmax.inputs[0]
@@ -63,9 +51,7 @@ def _apply(view: GraphView, band: Band) -> tuple[ir.Node, ir.Node]:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     sweep([band.product])
     sweep([band.softmax])
-    nodes = whole.made.producer(), near.made.producer()
-    assert nodes[0] is not None and nodes[1] is not None
-    return nodes[0], nodes[1]
+    return {node for made in (whole.made, near.made) if (node := made.producer()) is not None}
 
 
 class _Softmax:

@@ -13,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_fa.graph.axes import node_axis
 from onnx_fa.graph.dims import Shape, add_dims, multiply_dims, subtract_dims
 from onnx_fa.graph.lengths import expression, is_never_negative
 from onnx_fa.graph.view import GraphView
+from onnx_fa.match.prepare.shared_softmax import find_shared
 from onnx_fa.spec.terms import Dim
 
 MOST_REACH = 64
 """Positions to either side. Values of a row are as many as there are positions, and a kernel holds a block of them."""
-_MIN_OPSET = 13
-"""Before it a softmax is over all axes from one on."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,14 @@ class Band:
 
 def find_bands(view: GraphView) -> Iterator[Band]:
     """All of a model whose probabilities something else reads as well."""
-    if view.opset < _MIN_OPSET:
-        return
-    for graph in view.model.graphs():
-        if isinstance(graph, ir.Function):
+    for softmax, shape, readers in find_shared(view):
+        if None in shape or len(shape) < 3 or shape[-1] != shape[-2]:
             continue
-        for node in graph:
-            if view.producer(node.outputs[0], "Softmax") is None or node.inputs[0] is None:
-                continue
-            shape = view.shape(node.outputs[0])
-            if shape is None or None in shape or len(shape) < 3 or shape[-1] != shape[-2]:
-                continue
-            if node.outputs[0].dtype != ir.DataType.FLOAT or node_axis(node, len(shape)) != len(shape) - 1:
-                continue
-            readers = view.users(node.outputs[0])
-            found = [b for pad in readers if (b := _band(view, node, pad, shape)) is not None]
-            if len(readers) > 1 and len(found) == 1:
-                yield found[0]
+        if softmax.outputs[0].dtype != ir.DataType.FLOAT:
+            continue
+        found = [b for pad in readers if (b := _band(view, softmax, pad, shape)) is not None]
+        if len(found) == 1:
+            yield found[0]
 
 
 def _band(view: GraphView, softmax: ir.Node, pad: ir.Node, shape: Shape) -> Band | None:

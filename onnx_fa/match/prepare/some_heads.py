@@ -11,21 +11,19 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_fa.graph.axes import node_axis, placed_axis
+from onnx_fa.graph.axes import placed_axis
 from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.dead_code import sweep
 from onnx_fa.graph.dims import Shape
-from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match import Match, Patterns, find_sites
+from onnx_fa.match import Match, Patterns
 from onnx_fa.match.prepare.distribute import Part
+from onnx_fa.match.prepare.shared_softmax import find_shared, rewrite_where_sites
 
 _ELEMENTWISE = frozenset("Add Sub Mul Div Where Cast Neg Tanh Max Min Identity".split())
 """Ops whose result at one place depends on their operands there alone, and whose operands broadcast."""
 _MAX_LAYERS = 32
-_MIN_OPSET = 13
-"""Before it a softmax is over all axes from one on."""
 
 
 @dataclass(frozen=True)
@@ -40,40 +38,16 @@ class _Cut:
 def part_heads(view: GraphView, patterns: Patterns, accepts: Callable[[Match], bool]) -> bool:
     """Gives, in place, some heads of a softmax one of their own where both are then sites that `accepts` takes. Returns whether the
     model was changed: then the view is not valid any more."""
-    cuts = list(_cuts(view))
-    if not cuts:
-        return False
-    trial = GraphView(view.model.clone())
-    tried = list(_cuts(trial))
-    made = [_apply(trial, cut) for cut in tried]
-    infer_shapes(trial.model)
-    sites = {match.anchor for match in find_sites(GraphView(trial.model), patterns)[0] if accepts(match)}
-    chosen = [cut for cut, copy, new in zip(cuts, tried, made, strict=True) if copy.softmax in sites and new in sites]
-    for cut in chosen:
-        _apply(view, cut)
-    if chosen:
-        infer_shapes(view.model)
-    return bool(chosen)
+    return rewrite_where_sites(view, patterns, accepts, _cuts, _apply)
 
 
 def _cuts(view: GraphView) -> Iterator[_Cut]:
     """What takes some heads of probabilities that something else reads as well."""
-    if view.opset < _MIN_OPSET:
-        return
-    for graph in view.model.graphs():
-        if isinstance(graph, ir.Function):
-            continue
-        for node in graph:
-            if view.producer(node.outputs[0], "Softmax") is None or node.inputs[0] is None:
-                continue
-            prob = node.outputs[0]
-            shape, users = view.shape(prob), view.users(prob)
-            if shape is None or len(users) < 2 or node_axis(node, len(shape)) != len(shape) - 1:
-                continue
-            for user in users:
-                part = _part(view, prob, shape, user)
-                if part is not None:
-                    yield _Cut(node, user, part)
+    for softmax, shape, users in find_shared(view):
+        for user in users:
+            part = _part(view, softmax.outputs[0], shape, user)
+            if part is not None:
+                yield _Cut(softmax, user, part)
 
 
 def _part(view: GraphView, prob: ir.Value, shape: Shape, node: ir.Node) -> Part | None:
@@ -92,8 +66,8 @@ def _part(view: GraphView, prob: ir.Value, shape: Shape, node: ir.Node) -> Part 
     return Part(prob, axis, first, last - first, total) if first < last else None
 
 
-def _apply(view: GraphView, cut: _Cut) -> ir.Node:
-    """Puts the new softmax in the place of what took some heads of the old one; the new one."""
+def _apply(view: GraphView, cut: _Cut) -> set[ir.Node]:
+    """Puts a new softmax in the place of what took some heads of the old one; both."""
     graph = cut.softmax.graph
     assert isinstance(graph, ir.Graph)
     prefix = cut.taken.name or cut.softmax.name or "some_heads"
@@ -111,7 +85,7 @@ def _apply(view: GraphView, cut: _Cut) -> ir.Node:
     sweep([cut.taken])
     new = made.producer()
     assert new is not None
-    return new
+    return {cut.softmax, new}
 
 
 class _Heads:
