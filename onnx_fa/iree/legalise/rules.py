@@ -44,6 +44,7 @@ from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
 from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.resize import resize
+from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.unsigned_division import divide_signed
@@ -325,6 +326,7 @@ _HANDLERS: dict[str, Handler] = {
     "Loop": _loop,
     "Pad": pads.pad,
     "Pow": power,
+    "Slice": strided_slice,
     "TensorScatter": tensor_scatter,
     "TopK": top_k,
     PAST_ROWS: past_rows,
