@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -14,17 +14,18 @@ _CONTENT_BYTES = 1 << 12
 
 
 def correct_outputs(model: ir.Model, given: Mapping[ir.Value, ir.Shape | None]) -> bool:
-    """Where the node that makes a graph output gives it another number in a dim than is declared, the node's shape stands. Only for
-    outputs that are read inside, too, or are those of a subgraph: what is derived from a wrong number makes onnxruntime refuse a
-    Loop. Takes the shapes away that may have been derived so, down to what was `given` for the model's outputs, and returns whether
-    there were any."""
+    """Where the node that makes a graph output gives it another number in a dim than is declared, or a free dim of the inputs where
+    a number is declared, the node's shape stands: what is derived from a wrong number makes onnxruntime refuse a Loop, and IREE
+    take no other batch. Takes the shapes away that may have been derived so, down to what was `given` for the model's outputs, and
+    returns whether there were any."""
     corrected = []
+    free = {d.value for i in model.graph.inputs for d in i.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
     for value in (o for graph in model.graphs() for o in graph.outputs):
         node = value.producer()
-        if node is None or value.shape is None or not (value.uses() or node.graph is not model.graph):
+        if node is None or value.shape is None:
             continue
         made = _made_shape(node, value, model)
-        if made is not None and _contradict(made, value.shape):
+        if made is not None and _contradict(made, value.shape, free):
             value.shape = made
             corrected.append(value)
     for value in _behind(corrected, model):
@@ -57,11 +58,11 @@ def _behind(values: list[ir.Value], model: ir.Model) -> set[ir.Value]:
     return found
 
 
-def _contradict(made: ir.Shape, declared: ir.Shape) -> bool:
+def _contradict(made: ir.Shape, declared: ir.Shape, free: Container[str]) -> bool:
     if made.rank() != declared.rank():
         return True
-    pairs = zip(made.dims, declared.dims, strict=True)
-    return any(isinstance(m, int) and isinstance(d, int) and m != d for m, d in pairs)
+    pairs = [(m, d) for m, d in zip(made.dims, declared.dims, strict=True) if isinstance(d, int)]
+    return any(m != d if isinstance(m, int) else m.value in free for m, d in pairs)
 
 
 def _made_shape(node: ir.Node, value: ir.Value, model: ir.Model) -> ir.Shape | None:

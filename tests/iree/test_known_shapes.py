@@ -89,3 +89,11 @@ def test_another_rank_than_declared(tmp_path: Path) -> None:
     compile_model(model, tmp_path / "m.vmfb")
     x = np.ones((2, 3, 4), np.float32)
     np.testing.assert_array_equal(load_module(tmp_path / "m.vmfb")(x)[0], -x)
+
+
+def test_a_batch_that_only_the_inputs_leave_free(tmp_path: Path) -> None:
+    """The output's declared 1 is no promise: onnxruntime warns, and gives as many rows as there are."""
+    text = '<ir_version: 9, opset_import: ["" : 18]> g (float[N, 4] x) => (float[1, 4] y) { t = Exp(x)  y = Neg(t) }'
+    x = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
+    compile_model(onnx.parser.parse_model(text), tmp_path / "m.vmfb")
+    np.testing.assert_allclose(load_module(tmp_path / "m.vmfb")(x)[0], -np.exp(x), rtol=1e-5)
