@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 import sympy
@@ -167,8 +167,11 @@ def raise_dim(dim: Dim | None, times: Dim | None) -> Dim | None:
     return product_of([dim] * times) if isinstance(times, int) and 0 < times <= _MOST_TIMES else None
 
 
-def divide_dims(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
-    """a / b; integers are cut off unless the division is one of floats."""
+def divide_dims(
+    a: Dim | None, b: Dim | None, whole: bool = True, is_length: Callable[[str], bool] = lambda dim: False
+) -> Dim | None:
+    """a / b; integers are cut off unless the division is one of floats. `is_length`: of which dims it is known that they are not
+    negative, beside those that never are."""
     if a is None or b is None or b == 0:
         return None
     if isinstance(a, int) and isinstance(b, int):
@@ -177,7 +180,8 @@ def divide_dims(a: Dim | None, b: Dim | None, whole: bool = True) -> Dim | None:
         return int(a / b) if whole else None
     if (exact := quotient(a, b)) is not None:
         return exact
-    lengths = is_never_negative(expression(a)) and is_never_negative(expression(b))  # else ONNX rounds towards zero
+    # Else ONNX rounds towards zero.
+    lengths = all(is_never_negative(expression(d)) or (isinstance(d, str) and is_length(d)) for d in (a, b))
     return dim_of(sympy.floor(expression(a) / expression(b))) if whole and lengths else None
 
 
@@ -212,6 +216,8 @@ def range_dim(start: Dim | None, limit: Dim | None, step: Dim | None) -> Dim | N
         return larger_dim(subtract_dims(limit, start), 0)
     if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step:
         return len(range(start, limit, step))
+    if step == -1:
+        return larger_dim(subtract_dims(start, limit), 0)
     return None
 
 

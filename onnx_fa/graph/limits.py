@@ -29,6 +29,8 @@ class Limits:
         """Expressions that are the length of something, and so never negative."""
         self._same: dict[sympy.Expr, sympy.Expr] = {}
         """Symbols, and lengths that others broadcast to, which equal another one or a number; none of them stands in these."""
+        self._windows: dict[sympy.Expr, sympy.Expr] = {}
+        """Symbols of lengths that are at least 1, and what they do not exceed."""
 
     def learn_broadcast(self, shapes: Sequence[Shape]) -> None:
         """Takes in what must hold for shapes to broadcast to each other."""
@@ -71,6 +73,25 @@ class Limits:
         times, symbol = self._resolve(expression(total)).as_coeff_Mul()
         if symbol.is_Symbol and times > 0 and count % int(times) == 0:
             self._set_same(symbol, sympy.Integer(count // int(times)))
+
+    def learn_window(self, rows: Dim | None, most: Dim | None) -> None:
+        """Takes in that of `most` rows that a Slice asks for it gives at least one, if it asks for one at all."""
+        if isinstance(rows, str) and most is not None and expression(rows).is_Symbol and len(self._windows) < _MOST:
+            self._windows[expression(rows)] = expression(most)
+
+    def learn_parts(self, count: Dim | None, target: Sequence[Dim | None]) -> None:
+        """Takes in that so many elements are made one or more parts of these dims. Rows of a window whose full number is one of the
+        dims are then a full window: they are at least one, and no more than a part has."""
+        part = product_of(target)
+        if count is None or part is None:
+            return
+        whole, one = (self._resolve(expression(d)) for d in (count, part))
+        for rows, most in self._windows.items():
+            full = self._resolve(most)
+            times, symbol = whole.as_coeff_Mul()
+            if symbol == rows and sympy.expand(times * full - one) == 0 and dim_of(full) in target:
+                self._set_same(rows, full)
+                return
 
     def _learn_widest(self, a: sympy.Expr, b: sympy.Expr) -> None:
         """Takes in that two lengths are equal, of which one is what the other and more lengths broadcast to."""

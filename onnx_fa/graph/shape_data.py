@@ -40,7 +40,7 @@ _WHOLE = (*_INTEGERS, ir.DataType.FLOAT, ir.DataType.DOUBLE, None)
 
 
 class Inputs:
-    """The inputs of a node as far as they are known: `data` by position, and the `shape` of the first. `is_length`: whether a
+    """The inputs of a node as far as they are known: `data` by position, and the `shape` of one. `is_length`: whether a
     symbol is known to be the length of something, and so not negative."""
 
     def __init__(
@@ -64,9 +64,9 @@ class Inputs:
             return None
         return [int(x) for x in data.flat]
 
-    def shape(self) -> Shape | None:
-        first = self.node.inputs[0]
-        return None if first is None else self._shape(first)
+    def shape(self, position: int = 0) -> Shape | None:
+        value = self.node.inputs[position]
+        return None if value is None else self._shape(value)
 
 
 def data_of(inputs: Inputs) -> Data | None:
@@ -98,13 +98,25 @@ def _size(inputs: Inputs) -> Data | None:
 
 
 def _concat(inputs: Inputs) -> Data | None:
-    parts = [inputs.data(i) for i in range(len(inputs.node.inputs))]
+    found = [inputs.data(i) for i in range(len(inputs.node.inputs))]
     axis = attr_int(inputs.node, "axis", 0)
+    if all(p is None for p in found):
+        return None
+    parts = [_unknown(inputs, i) if p is None else p for i, p in enumerate(found)]
     known = [p for p in parts if p is not None]
     if len(known) != len(parts) or any(p.ndim != known[0].ndim or not -p.ndim <= axis < p.ndim for p in known):
         return None
     sizes = {(*p.shape[: axis % p.ndim], *p.shape[axis % p.ndim + 1 :]) for p in known}
     return np.concatenate(known, axis) if len(sizes) == 1 else None
+
+
+def _unknown(inputs: Inputs, position: int) -> Data | None:
+    """As many unknown elements as an input has, beside others that are known."""
+    dims = inputs.shape(position)
+    sizes = [d for d in dims or () if isinstance(d, int)]
+    if dims is None or len(sizes) < len(dims) or np.prod(sizes) > MOST_ELEMENTS:
+        return None
+    return np.full(sizes, None, object)
 
 
 def _cast(inputs: Inputs) -> Data | None:
@@ -264,7 +276,7 @@ def _elementwise(inputs: Inputs) -> Data | None:
     except ValueError:
         return None  # the node fails too
     rows = zip(*(np.broadcast_to(p, shape).flat for p in known), strict=True)
-    more = {"Div": partial(divide_dims, whole=whole), "Equal": partial(_equal, inputs)}
+    more = {"Div": partial(divide_dims, whole=whole, is_length=inputs.is_length), "Equal": partial(_equal, inputs)}
     rule = more.get(kind, _ELEMENTWISE[kind])
     return _objects([rule(*row) for row in rows]).reshape(shape)
 

@@ -42,7 +42,7 @@ from onnx_fa.graph.shape_rules import (
     reshape_dims,
     window_dims,
 )
-from onnx_fa.graph.sliced import sliced_dims
+from onnx_fa.graph.sliced import slice_cuts, sliced_dims, window_rows
 from onnx_fa.spec.terms import Dim
 
 _MAX_SHAPE = 4096
@@ -162,11 +162,25 @@ class SymbolicShapes:
         numbers = [d for d in target if isinstance(d, int) and d > 0]
         if len(numbers) == len(target):
             self._limits.learn_count(first, math.prod(numbers))
+        if target.count(-1) == 1 and 0 not in target:
+            self._limits.learn_parts(product_of(first), [d for d in target if d != -1])
 
     def _learn_outputs(self, node: ir.Node) -> None:
         """Keeps that what a node makes that is sure to run has lengths."""
+        if op_of(node) == "Slice":
+            self._learn_windows(node)
         for out in node.outputs:
             self._limits.learn_lengths(self.shape(out) or ())
+
+    def _learn_windows(self, node: ir.Node) -> None:
+        """Of how many rows of a table a window around its middle asks: positions of 2 * seq - 1 distances."""
+        first, made = self._in(node, 0), self.shape(node.outputs[0])
+        cuts = slice_cuts(node, self.elements)
+        if first is None or made is None or cuts is None:
+            return
+        for axis, start, end, step in cuts:
+            if isinstance(axis, int) and step == 1 and -len(first) <= axis < len(first):
+                self._limits.learn_window(made[axis], window_rows(first[axis], start, end))
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:
         value = node.inputs[i] if i < len(node.inputs) else None

@@ -90,8 +90,9 @@ def test_slices_and_ranges_have_the_length_that_numpy_gives(
     # The first element of an axis that may be empty counts as one.
     if whole >= 0 and cut is not None and (start, end) != (0, 1):
         assert value(cut, sizes) == len(range(whole)[first:last])
-    length = range_dim(start, end, 1)
-    assert length is None or value(length, sizes) == np.arange(first, last).size
+    for step in (1, -1):
+        length = range_dim(start, end, step)
+        assert length is None or value(length, sizes) == np.arange(first, last, step).size
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,6 +104,9 @@ def test_what_is_said_of_two_dims_holds(a: Dim, b: Dim, sizes: dict[str, int]) -
     divided = divide_dims(a, b)
     if divided is not None and y:
         assert value(divided, sizes) == math.trunc(x / y)
+    of_lengths = divide_dims(a, b, is_length=lambda dim: True)
+    if of_lengths is not None and y and min(x, y) >= 0:
+        assert value(of_lengths, sizes) == x // y
 
 
 def test_a_cut_table_broadcasts_to_what_it_was_cut_to_and_to_nothing_else() -> None:

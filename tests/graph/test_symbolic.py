@@ -190,6 +190,20 @@ def test_expand_to_a_shape_that_keeps_dims_by_minus_one() -> None:
     check(nodes, (1, 7), wanted=[3, -1], all=[-1], minus=-1)
 
 
+def test_dims_beside_one_that_a_run_decides() -> None:
+    """A padding mask is as long as a length says that is given; its batch is known all the same."""
+    nodes = [
+        h.make_node("Shape", ["x"], ["batch"], end=1),
+        h.make_node("Reshape", ["x", "flat"], ["lengths"]),
+        h.make_node("Gather", ["lengths", "zero"], ["first"]),
+        h.make_node("Cast", ["first"], ["length"], to=T.INT64),
+        h.make_node("Concat", ["batch", "length"], ["to"], axis=0),
+        h.make_node("Expand", ["x", "to"], ["y"]),
+    ]
+    view, _ = view_of(nodes, ["n", 1], zero=[0], flat=[-1])
+    assert shape(view, "y") == ("n", None)
+
+
 @pytest.mark.parametrize(
     ("from_lengths", "want"), [(True, ("b", 4, "((1 + n)//(2)) - 1")), (False, (None, None, None))]
 )
