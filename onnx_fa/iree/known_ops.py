@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import onnx
 
@@ -15,6 +15,7 @@ from onnx_fa.iree.legalise.bits_fused import BITS_NODES
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE
+from onnx_fa.iree.legalise.writer import all_nodes
 
 UNKNOWN = frozenset(
     [
@@ -123,12 +124,3 @@ def _bare(op: str) -> str:
 def _shown(names: list[str]) -> str:
     more = f" and {len(names) - _NODES_SHOWN} more" * (len(names) > _NODES_SHOWN)
     return f"node {', '.join(map(repr, names[:_NODES_SHOWN]))}{more}"
-
-
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Those of a graph and of all within it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from all_nodes(attribute.g)

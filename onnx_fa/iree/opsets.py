@@ -9,7 +9,7 @@ import onnx.version_converter
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import STANDARD
-from onnx_fa.iree.known_ops import all_nodes
+from onnx_fa.iree.legalise.writer import all_nodes
 
 OPSET = 17
 """What iree-import-onnx raises models to as well."""

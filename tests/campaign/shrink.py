@@ -10,6 +10,8 @@ from dataclasses import replace
 import onnx
 from onnx import helper as h
 
+from onnx_fa.iree.legalise.writer import all_nodes
+
 from .check import Outcome, check
 from .draw import Drawn
 from .mutations import _known, _readers
@@ -68,7 +70,7 @@ def _swept(model: onnx.ModelProto) -> onnx.ModelProto:
     """Without the nodes, constants and inputs that nobody reads."""
     graph = model.graph
     while True:
-        read = {o.name for o in graph.output} | {x for n in _all_nodes(graph) for x in n.input}
+        read = {o.name for o in graph.output} | {x for n in all_nodes(graph) for x in n.input}
         dead = [n for n in graph.node if not read & set(n.output)]
         if not dead:
             break
@@ -77,18 +79,10 @@ def _swept(model: onnx.ModelProto) -> onnx.ModelProto:
     for items in (graph.initializer, graph.input):
         for item in [i for i in items if i.name not in read]:
             items.remove(item)
-    ops = {(n.domain, n.op_type) for n in _all_nodes(graph)}
+    ops = {(n.domain, n.op_type) for n in all_nodes(graph)}
     for function in [f for f in model.functions if (f.domain, f.name) not in ops]:
         model.functions.remove(function)
     return model
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attr in node.attribute:
-            if attr.HasField("g"):
-                yield from _all_nodes(attr.g)
 
 
 def _candidates(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:

@@ -117,6 +117,7 @@ def test_pixel_shuffle(tmp_path: Path) -> None:
         ("uneven_pads", 'name = "onnx.ConvInteger"', ()),
         ("old_operator", 'name = "onnx.Erf"', ()),
         ("double_cos", "undefined symbol: cos", ("--iree-input-demote-f64-to-f32=false",)),
+        ("argsort", "'memref.alloca' op expected no unbounded stack allocations", ()),
         ("strided_gather", "LLVM Translation failed for operation: builtin.unrealized_conversion_cast", ()),
         ("global_behind", "failed to legalize operation 'util.global.store'", ()),
     ],
@@ -133,6 +134,13 @@ def test_unsigned_division(tmp_path: Path) -> None:
     x, y = np.array([200, 37, 129, 255], np.uint8), np.array([10, 16, 7, 100], np.uint8)
     quotient, rest = (np.asarray(found).view(np.uint8) for found in run(x, y))
     assert (quotient != x // y).any() and (rest != x % y).any(), REPAIRED
+
+
+def test_unsigned_order(tmp_path: Path) -> None:
+    run = load_module(_compiled("unsigned_order", tmp_path))
+    x, low, high = np.array([200, 3, 130], np.uint8), np.array(4, np.uint8), np.array(220, np.uint8)
+    clipped, absolute, most = (np.asarray(found).view(np.uint8) for found in run(x, low, high))
+    assert (clipped != x.clip(low, high)).any() and (absolute != x).any() and most != x.max(), REPAIRED
 
 
 def test_integer_product(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""TopK in any order, which IREE refuses: experts of DeepSeek-V3 and others are chosen so."""
+"""TopK in any order, by which experts of DeepSeek-V3 and others are chosen, and TopK for the places alone, as of lengths that are
+sorted: IREE refuses both."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import helper
 
 import onnx_fa
 from onnx_fa.iree.legalise.rules import legalize
@@ -35,3 +37,29 @@ def test_any_order_is_compiled_as_the_sorted_one(largest: int, tmp_path: Path) -
 def test_a_sorted_one_stays(attributes: str) -> None:
     model = chosen(attributes)
     assert legalize(model).graph.node[0] == model.graph.node[0]
+
+
+PLACES = [
+    ("float[N]", [2.0, 9.0, -1.0, 7.0, 2.0]),
+    ("int64[N]", [3, 9, 3, -1, 0]),
+    ("uint8[N]", [3, 200, 3, 0, 1]),
+    ("float16[B, N]", [[1, 1, 0, 2, 9], [0, -4, 5, 5, 1]]),
+]
+
+
+@pytest.mark.parametrize(("dims", "x"), PLACES)
+def test_places_alone(dims: str, x: list[float], tmp_path: Path) -> None:
+    """Of all elements, whatever their number is: an argsort."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]>
+        g ({dims} x) => (int64{dims[dims.index("[") :]} i)
+        {{ n = Shape <start = -1> (x)  v, i = TopK <axis = -1> (x, n) }}"""
+    )
+    out, given = (
+        tmp_path / "model.vmfb",
+        np.array(x, helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)),
+    )
+    onnx_fa.compile(model, out)
+    places = np.asarray(onnx_fa.run(out, given)[0])
+    want = np.argsort(-given.astype(np.float64), axis=-1, kind="stable")
+    np.testing.assert_array_equal(places, want)

@@ -24,6 +24,7 @@ from onnx_fa.iree.legalise import (
     norms,
     pads,
     quantized_products,
+    unsigned,
 )
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.conv_forms import conv
@@ -47,7 +48,7 @@ from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
-from onnx_fa.iree.legalise.unsigned_division import divide_signed
+from onnx_fa.iree.legalise.typed_data import write_raw
 from onnx_fa.iree.legalise.windows import window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of, declare_own_nodes
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
@@ -77,6 +78,7 @@ def legalize(
     """
     out = onnx.ModelProto()
     out.CopyFrom(model)
+    write_raw(out)
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
@@ -309,8 +311,11 @@ _HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(FUSED_MATMULS, fused_products.fused_matmul),
     f"{CONTRIB}.MatMulNBits": matmul_nbits,
     f"{CONTRIB}.MatMulBnb4": matmul_bnb4,
-    "Div": divide_signed,
-    "Mod": divide_signed,
+    "Div": unsigned.divide_signed,
+    "Mod": unsigned.divide_signed,
+    "Clip": unsigned.clip,
+    "Abs": unsigned.absolute,
+    "Sign": unsigned.sign,
     f"{CONTRIB}.FusedGemm": fused_products.fused_gemm,
     f"{CONTRIB}.FusedConv": fused_products.fused_conv,
     f"{CONTRIB}.DynamicQuantizeMatMul": quantized_products.dynamic_quantize_matmul,
