@@ -143,6 +143,11 @@ def test_unsigned_order(tmp_path: Path) -> None:
     assert (clipped != x.clip(low, high)).any() and (absolute != x).any() and most != x.max(), REPAIRED
 
 
+def test_power_of_negative(tmp_path: Path) -> None:
+    (found,) = load_module(_compiled("power_of_negative", tmp_path))(np.arange(3, dtype=np.float32))
+    assert np.asarray(found).tolist() != [1, -1, 1], REPAIRED
+
+
 def test_integer_product(tmp_path: Path) -> None:
     x = np.full((1, 1), 200, np.uint8)
     (found,) = load_module(_compiled("integer_product", tmp_path))(x, x)
