@@ -148,6 +148,12 @@ def test_power_of_negative(tmp_path: Path) -> None:
     assert np.asarray(found).tolist() != [1, -1, 1], REPAIRED
 
 
+def test_recurrent_lengths(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
+    (found,) = load_module(_compiled("recurrent_lengths", tmp_path))(x, np.array([4, 1], np.int32))
+    assert np.asarray(found)[1:, 0, 1].any(), REPAIRED
+
+
 def test_integer_product(tmp_path: Path) -> None:
     x = np.full((1, 1), 200, np.uint8)
     (found,) = load_module(_compiled("integer_product", tmp_path))(x, x)

@@ -44,6 +44,7 @@ from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
 from onnx_fa.iree.legalise.powers import power
+from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
@@ -329,6 +330,7 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.MoE": moe,
     f"{CONTRIB}.QMoE": quantized_moe,
     "Loop": _loop,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), recurrent),
     "Pad": pads.pad,
     "Pow": power,
     "Slice": strided_slice,
