@@ -154,6 +154,13 @@ def test_recurrent_lengths(tmp_path: Path) -> None:
     assert np.asarray(found)[1:, 0, 1].any(), REPAIRED
 
 
+def test_empty_gather(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _compiled("empty_gather", tmp_path)
+        pytest.fail(REPAIRED)
+    assert caught.value.returncode < 0, REPAIRED  # killed by a signal
+
+
 def test_integer_product(tmp_path: Path) -> None:
     x = np.full((1, 1), 200, np.uint8)
     (found,) = load_module(_compiled("integer_product", tmp_path))(x, x)

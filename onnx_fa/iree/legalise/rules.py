@@ -32,6 +32,7 @@ from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.double_waves import wave
 from onnx_fa.iree.legalise.einsums import einsum
+from onnx_fa.iree.legalise.empty_gather import empty_gather
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
@@ -222,13 +223,22 @@ def _flat(g: GraphWriter, x: str, hint: str) -> str:
 
 
 def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None]) -> bool:
-    """A Reshape whose target only a run knows, to a shape of one free dim at most: flat in between. IREE takes free dims that are
-    merged for 1 (silently wrong), and refuses to split one into static ones. What keeps its free dims stays as it is."""
+    """A Reshape whose target only a run knows. One free dim that stays where it is needs none of it: the number of elements leaves
+    it what it was, which the compiler does not see. To a shape of one free dim at most: flat in between. IREE takes free dims that
+    are merged for 1 (silently wrong), and refuses to split one into static ones. What keeps its free dims stays as it is."""
     made = g.shape(node.output[0])
-    free, left = (sum(not isinstance(d, int) for d in dims or ()) for dims in (shape, made))
-    if made is None or free < 2 or left > 1:
+    if made is None:
         return False
     hint = node.name or "Reshape"
+    free, left = ([i for i, d in enumerate(dims) if not isinstance(d, int)] for dims in (shape, made))
+    if len(free) == 1 and free == left:
+        have, want = ([d for d in dims if isinstance(d, int)] for dims in (shape, made))
+        if math.prod(have) == math.prod(want) > 0:
+            target = [d if isinstance(d, int) else 0 for d in made]
+            g.reshape(node.input[0], target, hint, out=node.output[0])
+            return True
+    if len(free) < 2 or len(left) > 1:
+        return False
     flat = _flat(g, node.input[0], hint)
     zeros = {"allowzero": 1} if attr_of(node, "allowzero", 0) else {}
     g.add("Reshape", [flat, node.input[1]], hint, out=node.output[0], **zeros)
@@ -352,6 +362,7 @@ _HANDLERS: dict[str, Handler] = {
     "InstanceNormalization": norms.instance_norm,
     "Einsum": einsum,
     "Expand": expand,
+    "Gather": empty_gather,
     "DepthToSpace": depth_to_space,
     "GridSample": grid_sample,
     "Softsign": activations.softsign,
