@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from corpus_report import File, digest_of, digest_of_sources, files_of, read_journal  # noqa: E402
 
+from corpus.check import why_not_run  # noqa: E402
 from corpus.verified_page import Verified, page, rows_as_csv, totals  # noqa: E402
 from onnx_fa.processes import run_limited  # noqa: E402
 
@@ -52,7 +54,7 @@ def draw(files: list[File], count: int, seed: int) -> list[File]:
 
 
 def verify(file: File) -> Verified:
-    """What `onnx-fa verify` says of a file."""
+    """What `onnx-fa verify` says of a file. Nothing is held against it of one that onnxruntime does not run either."""
     with tempfile.TemporaryDirectory(prefix="verified-") as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "onnx_fa", "verify", "-q", os.fspath(file.path), "--seeds", "1"]
@@ -60,7 +62,10 @@ def verify(file: File) -> Verified:
             command += ["--inputs", os.fspath(path)]
         done = run_limited([*command, "--report", os.fspath(report)], timeout_s=SECONDS, memory_bytes=MEMORY, cwd=ROOT)
         said: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
-    return Verified.of(file.entry, done, done.describe(SECONDS, MEMORY), said)
+    row = Verified.of(file.entry, done, done.describe(SECONDS, MEMORY), said)
+    if not said and (why := why_not_run(file.path, file.runs)):
+        return replace(row, verdict="not run", reason=f"the original {why}")
+    return row
 
 
 def main() -> int:

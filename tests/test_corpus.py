@@ -223,6 +223,23 @@ def test_a_file_is_broken_only_where_nobody_can_run_it(model: onnx.ModelProto, b
     assert bool(outcome.broken) == bool(broken) and broken in outcome.broken
 
 
+@pytest.mark.parametrize(
+    ("text", "rows", "why"),
+    [
+        ("(float[n, 6] x) => (float[a, c] y) <int64[2] t = {4, 6}> { y = Reshape(x, t) }", (5, 3), "does not run: "),
+        ("(float[n, 6] x) => (float[a, c] y) <int64[2] t = {4, 6}> { y = Reshape(x, t) }", (5, 4), ""),
+        ("(float[n, 6] x) => (float[n, 4] y) { y = Missing(x) }", (5,), "does not load: "),
+    ],
+)
+def test_what_no_input_runs(text: str, rows: tuple[int, ...], why: str, tmp_path: Path) -> None:
+    runs = {str(n): tmp_path / f"{n}.npz" for n in rows}
+    for n, path in zip(rows, runs.values(), strict=True):
+        np.savez(path, x=np.ones((n, 6), np.float32))
+    onnx.save(graph(text), tmp_path / "model.onnx")
+    found = module("corpus.check").why_not_run(tmp_path / "model.onnx", runs)
+    assert found.startswith(why) and bool(found) == bool(why)
+
+
 def test_attentions_of_broken_files_are_counted_apart() -> None:
     table = module("corpus.report_page")
     entry = {"producer": "maker", "attentions": 2, "versions": {"maker": "1"}}

@@ -125,6 +125,17 @@ def _feeds(runs: Mapping[str, Path]) -> dict[str, dict[str, Array]]:
     return {name: dict(np.load(path)) for name, path in runs.items()}
 
 
+def why_not_run(path: Path, runs: Mapping[str, Path]) -> str:
+    """Why onnxruntime runs a file on none of its inputs, with its optimiser or without; "" where it runs on one, or where there are
+    no inputs to try."""
+    sessions, failed = _sessions(onnx.load(path))
+    if not sessions:
+        return f"does not load: {failed}"
+    results = [_run(session, arrays) for arrays in _feeds(runs).values() for session in sessions.values()]
+    failures = [result for result in results if isinstance(result, str)]
+    return f"does not run: {failures[0]}" if results and len(failures) == len(results) else ""
+
+
 def _differs_from_itself(
     sessions: Mapping[str, Any], arrays: Mapping[str, Array], wants: Mapping[str, list[Array]]
 ) -> float:
