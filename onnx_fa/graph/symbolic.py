@@ -173,13 +173,14 @@ class SymbolicShapes:
             self._limits.learn_lengths(self.shape(out) or ())
 
     def _learn_windows(self, node: ir.Node) -> None:
-        """Of how many rows of a table a window around its middle asks: positions of 2 * seq - 1 distances."""
+        """Of how many rows of a table a window around its middle asks: positions of 2 * seq - 1 distances. A name that somebody
+        gave them may be that of another length."""
         first, made = self._in(node, 0), self.shape(node.outputs[0])
         cuts = slice_cuts(node, self.elements)
         if first is None or made is None or cuts is None:
             return
         for axis, start, end, step in cuts:
-            if isinstance(axis, int) and step == 1 and -len(first) <= axis < len(first):
+            if isinstance(axis, int) and step == 1 and -len(first) <= axis < len(first) and not known(made[axis]):
                 self._limits.learn_window(made[axis], window_rows(first[axis], start, end))
 
     def _in(self, node: ir.Node, i: int) -> Shape | None:

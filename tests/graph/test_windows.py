@@ -48,6 +48,13 @@ def test_rows_that_are_cut_into_parts_of_as_many_are_one_part() -> None:
     assert found["window"] == ("2*seq - 1", 4) and found["y"] == (1, "2*seq - 1", 4)
 
 
+def test_a_name_that_somebody_gave_the_rows_says_nothing() -> None:
+    """It may be that of another length, as seq is here, which is not 2 * seq - 1."""
+    model = positions(9, 5)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("window", onnx.TensorProto.FLOAT, ["seq", 4]))
+    assert shapes(model)["window"] == ("seq", 4)
+
+
 @pytest.mark.parametrize("seq", [1, 3, 5, 6, 7, 9, 12])
 def test_a_run_beyond_the_table_fails(seq: int) -> None:
     """What shapes are known by: from 6 on there are fewer rows than a part has."""
