@@ -64,6 +64,8 @@ def run_compile(args: argparse.Namespace) -> None:
     note(args, f"{args.output}: {summary(done.linear)}")
     if done.norms:
         note(args, f"{args.output}: {summary(done.norms, 'norm')}")
+    if done.linear_attention:
+        note(args, f"{args.output}: {summary(done.linear_attention, 'linear attention')}")
     if done.archive is not None:
         size = done.archive.stat().st_size / 1e6
         note(args, f"{done.archive}: the weights, {size:.0f} MB; the module does not run without them")

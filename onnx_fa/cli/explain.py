@@ -59,6 +59,8 @@ def run_explain(args: argparse.Namespace) -> None:
         print_result(args, printable(reason))
     print_beside(args, report.sites)
     print_result(args, f"{len(rows)} attention site{'s' * (len(rows) != 1)} found, {len(report.misses)} left alone")
+    if linear := report.linear_attentions:
+        print_result(args, f"{len(linear)} LinearAttention, without scores to rewrite; compile gives each a kernel")
     if report.misses:
         print_result(
             args, "\n" + text_table(("left alone", "op", "reason"), [(m.node, m.op, m.reason) for m in report.misses])

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from onnx_fa.cli.outputs import check_outputs, print_result, write_json
-from onnx_fa.cli.printing import print_linear, print_lossy, print_norms, print_sites
+from onnx_fa.cli.printing import print_linear, print_linear_attention, print_lossy, print_norms, print_sites
 from onnx_fa.cli.targets import read_target
 from onnx_fa.errors import ModelError, OnnxFaError
 from onnx_fa.files import scratch_folder
@@ -29,6 +29,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     print_sites(args, done.sites)
     print_linear(args, done.linear)
     print_norms(args, done.norms)
+    print_linear_attention(args, done.linear_attention)
     print_lossy(args, target, done.sites)
     for buffer in done.inspection.buffers:
         print_result(args, printable(f"buffer of Sq x Skv size: {buffer}"))
@@ -38,7 +39,7 @@ def run_inspect(args: argparse.Namespace) -> None:
 
 
 def _inspect_vmfb(path: Path, report: str | None) -> None:
-    from onnx_fa.iree.inspect import inspect_vmfb
+    from onnx_fa.iree.vmfb_facts import inspect_vmfb
 
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
@@ -48,4 +49,5 @@ def _inspect_vmfb(path: Path, report: str | None) -> None:
     print(printable(f"attention kernels: {', '.join(facts.kernels()) or 'none'}"))
     print(printable(f"kernels of linear sites: {', '.join(facts.linear()) or 'none'}"))
     print(printable(f"kernels of norms: {', '.join(facts.norms()) or 'none'}"))
+    print(printable(f"kernels of linear attentions: {', '.join(facts.linear_attentions()) or 'none'}"))
     print("\n".join(printable(f"dispatch {name}") for name in facts.exports))

@@ -15,7 +15,7 @@ from onnx_fa.tables import text_table
 
 if TYPE_CHECKING:
     from onnx_fa.forms.report import SiteReport
-    from onnx_fa.iree.kernel_report import LinearReport, NormReport
+    from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
     from onnx_fa.kernels.tiles.origin import Origin
     from onnx_fa.match.misses import Miss
 
@@ -114,6 +114,15 @@ def print_norms(args: argparse.Namespace, sites: Sequence[NormReport]) -> None:
 
     if rows := [(len(g.names), g.size, g.spec.dtype, norm_kind(g.spec), g.maker) for g in grouped(sites)]:
         print_result(args, text_table(("norms", "rows x N", "type", "kind", "kernel"), rows))
+
+
+def print_linear_attention(args: argparse.Namespace, sites: Sequence[LinearAttentionReport]) -> None:
+    """A table of the linear attentions, those that are alike in one row."""
+    from onnx_fa.iree.kernel_report import grouped
+    from onnx_fa.spec.linear_attention import rule_words
+
+    if rows := [(len(g.names), g.size, rule_words(g.spec), g.maker) for g in grouped(sites)]:
+        print_result(args, text_table(("linear attentions", "states x D x Dv", "rule", "kernel"), rows))
 
 
 def tile_words(site: SiteReport) -> str:

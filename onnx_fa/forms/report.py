@@ -70,9 +70,13 @@ class SiteReport:
 class RewriteReport:
     sites: tuple[SiteReport, ...] = field(default=())
     misses: tuple[Miss, ...] = field(default=())
+    linear_attentions: tuple[str, ...] = ()
+    """The names of nodes that keep a state in place of scores: a rewrite leaves them as they are, compiled they have kernels. Only
+    of `explain`."""
 
     def __repr__(self) -> str:
         return f"RewriteReport(sites={len(self.sites)}, misses={len(self.misses)})"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"sites": [s.to_dict() for s in self.sites], "misses": [m.to_dict() for m in self.misses]}
+        told = {"linear_attentions": list(self.linear_attentions)} if self.linear_attentions else {}
+        return {"sites": [s.to_dict() for s in self.sites], "misses": [m.to_dict() for m in self.misses], **told}

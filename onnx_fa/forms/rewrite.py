@@ -25,7 +25,7 @@ from onnx_fa.graph.contradiction import find_contradiction
 from onnx_fa.graph.dead_code import release_inputs, sweep
 from onnx_fa.graph.io import ModelLike, check_valid, load, same_kind
 from onnx_fa.graph.normalise import infer_shapes
-from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.ops import LINEAR_ATTENTIONS, op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.graph.view import GraphView, default_opset
 from onnx_fa.match import Match, find_sites
@@ -104,7 +104,8 @@ def explain(model: ModelLike, *, passes: bool = False) -> RewriteReport:
         SiteReport(m.name, m.op, m.form, m.spec, passes=p, beside=shown_words(m))
         for m, p in zip(matches, counted, strict=True)
     ]
-    return RewriteReport(tuple(sites), tuple(misses))
+    linear = [n.name or n.outputs[0].name or "" for n in view.model.graph if op_of(n) in LINEAR_ATTENTIONS]
+    return RewriteReport(tuple(sites), tuple(misses), tuple(linear))
 
 
 def find(model: ir.Model, form: Form | None = None) -> tuple[GraphView, list[Match], list[Miss]]:

@@ -20,6 +20,10 @@ QUANTIZE = frozenset(["QuantizeLinear", f"{CONTRIB}.QuantizeLinear"])
 DEQUANTIZE = frozenset(["DequantizeLinear", f"{CONTRIB}.DequantizeLinear"])
 
 
+LINEAR_ATTENTIONS = ("LinearAttention", f"{CONTRIB}.LinearAttention")
+"""Attentions that keep a state of each head in place of scores."""
+
+
 def op_of(node: ir.Node | onnx.NodeProto) -> str:
     """The operator of a node: "MatMul" for one of ONNX's own, "com.microsoft.FusedMatMul" for any other.
 

@@ -22,9 +22,10 @@ from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
 from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.inspect import Inspection, inspect_phases
-from onnx_fa.iree.kernel_report import LinearReport, NormReport, grouped
+from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport, grouped
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
+from onnx_fa.iree.stacks import check_stacks
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
@@ -60,7 +61,9 @@ class ImportedModule:
     linear: tuple[LinearReport, ...] = ()
     """Products with weights, those too that the compiler keeps."""
     norms: tuple[NormReport, ...] = ()
-    """Norms of rows, on CUDA, those too that the compiler keeps."""
+    """Norms of rows, those too that the compiler keeps."""
+    linear_attention: tuple[LinearAttentionReport, ...] = ()
+    """LinearAttention nodes, those too that are loops over tokens."""
 
     @property
     def report(self) -> RewriteReport:
@@ -84,6 +87,7 @@ class ImportedModule:
             **self.report.to_dict(),
             "linear": [group.to_dict() for group in grouped(self.linear)],
             "norms": [group.to_dict() for group in grouped(self.norms)],
+            "linear_attention": [group.to_dict() for group in grouped(self.linear_attention)],
         }
 
 
@@ -107,7 +111,9 @@ class CompileReport:
     linear: tuple[LinearReport, ...] = ()
     """Products with weights, those too that the compiler keeps."""
     norms: tuple[NormReport, ...] = ()
-    """Norms of rows, on CUDA, those too that the compiler keeps."""
+    """Norms of rows, those too that the compiler keeps."""
+    linear_attention: tuple[LinearAttentionReport, ...] = ()
+    """LinearAttention nodes, those too that are loops over tokens."""
 
     def __repr__(self) -> str:
         fused = sum(site.fused is True for site in self.sites)
@@ -123,6 +129,7 @@ class CompileReport:
             **self.report.to_dict(),
             "linear": [group.to_dict() for group in grouped(self.linear)],
             "norms": [group.to_dict() for group in grouped(self.norms)],
+            "linear_attention": [group.to_dict() for group in grouped(self.linear_attention)],
             "command": list(self.command),
             "seconds": self.seconds,
             "vmfb_bytes": self.vmfb_bytes,
@@ -161,7 +168,8 @@ def import_planned(
     made = import_mlir(planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop)
     own = KEEP_F64 if _F64.search(made.text) else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
-    return ImportedModule(made.text, planned, flags, tuple(made.parameters), tuple(made.linear), tuple(made.norms))
+    told = (tuple(made.linear), tuple(made.norms), tuple(made.linear_attention))
+    return ImportedModule(made.text, planned, flags, tuple(made.parameters), *told)
 
 
 def compile_model(
@@ -265,7 +273,7 @@ def compile_planned(
         progress("inspecting what the compiler made")
         inspection = inspect_phases(phases, imported.planned.sites)
         if not target.is_gpu:
-            _check_stacks(inspection)
+            check_stacks(inspection)
         progress("writing the weights")
         try:
             archive = _write_weights(imported, output, encoder, phases, within)
@@ -295,6 +303,7 @@ def compile_planned(
         note,
         imported.linear,
         imported.norms,
+        imported.linear_attention,
     )
     return report, imported.planned
 
@@ -342,16 +351,6 @@ def _dump_flags(folder: Path) -> tuple[str, ...]:
     return (f"--dump-compilation-phases-to={folder}", f"--iree-hal-dump-executable-intermediates-to={folder}", *_ELIDE)
 
 
-def _check_stacks(inspection: Inspection) -> None:
-    """Raises CompileError for a dispatch that no worker of the IREE runtime could run."""
-    for name, stack in inspection.stacks.items():
-        if stack is not None and stack > STACK_BYTES:
-            raise CompileError(
-                f"dispatch {name} needs {stack} bytes of stack, more than a worker of the IREE runtime has: "
-                "a call would end without a message; compile with other --iree-llvmcpu flags"
-            )
-
-
 def _remove_stale(log: Path) -> None:
     """Removes what `iree_compile` left beside a module when it failed: the log, and the MLIR that the log names."""
     try:
@@ -383,9 +382,6 @@ def _refused(
             found[kernel.name] = _without_log(e)
     return found
 
-
-STACK_BYTES = 131072 - 4096
-"""What a workgroup may keep on a runtime worker's stack (--task_worker_stack_size), less some for calls and spills."""
 
 _TILING = "--iree-opt-data-tiling"
 _PACKING_FAILS = (

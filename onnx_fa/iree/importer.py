@@ -25,11 +25,12 @@ from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows
 from onnx_fa.iree.bits_calls import bits_call
 from onnx_fa.iree.caller_thread import thread_facts
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.kernel_report import LinearReport, NormReport
+from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
+from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
@@ -54,12 +55,14 @@ from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inpu
 from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
+from onnx_fa.kernels.linear_attention import emit_linear_attention, kept_why
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site
 from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.match.prepare.branches import with_sure_branches
 from onnx_fa.spec.linear import LinearSpec, linear_name
+from onnx_fa.spec.linear_attention import linear_attention_name
 from onnx_fa.spec.norm import NormSpec, norm_name
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
@@ -72,12 +75,13 @@ except ImportError as _error:
 
 
 class Imported(NamedTuple):
-    """MLIR `text`, the weights that are not in it, and what became of products with weights and of norms."""
+    """MLIR `text`, the weights that are not in it, and what became of products with weights, norms and linear attentions."""
 
     text: str
     parameters: list[Parameter]
     linear: list[LinearReport]
     norms: list[NormReport]
+    linear_attention: list[LinearAttentionReport]
 
 
 def import_mlir(
@@ -135,7 +139,7 @@ def import_mlir(
     assert start is not None
     added = [*(k.text for k in kernels), *importer.functions.values()]
     whole = text[: start.end()] + "\n".join(added) + "\n" + text[start.end() :]
-    return Imported(whole, importer.weights.parameters, [*linear, *importer.reports], norms)
+    return Imported(whole, importer.weights.parameters, [*linear, *importer.reports], norms, importer.attentions)
 
 
 def _verify(module: Any, declarations: Sequence[str]) -> None:
@@ -174,7 +178,7 @@ def _declaration(kernel: Kernel) -> str:
 class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["functions", "reports", "sites", "target", "weights"]
+    __slots__ = ["attentions", "functions", "reports", "sites", "target", "weights"]
     sites: Mapping[str, PlannedSite]
     weights: WeightImporter
     functions: dict[str, str]
@@ -182,6 +186,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
     target: Target | None
     reports: list[LinearReport]
     """Of products that become calls here, beside those that `find_linear_sites` returns."""
+    attentions: list[LinearAttentionReport]
 
     @classmethod
     def define(
@@ -205,7 +210,7 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         )
         self._nv_map = base._nv_map
         self.sites = sites
-        self.functions, self.reports = {}, []
+        self.functions, self.reports, self.attentions = {}, [], []
         self.weights = WeightImporter(base._p, base._cc, held, externalize)
         for name, info in parameters.items():
             self._nv_map[name] = self.weights.load_input(info, self._b)
@@ -302,6 +307,17 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
             return False
         spec = norm_spec_of(self._dims_and_types(node), attributes_of(node), len(node.output))
         return self._call_row_site(node, spec, norm_name(spec))
+
+    def _handle_node_LinearAttentionSite(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != LINEAR_ATTENTION_SITE:
+            return False
+        spec = linear_attention_spec_of([dims for dims, _ in self._dims_and_types(node)], attributes_of(node))
+        self.functions.update(emit_linear_attention(spec, self.target))
+        name, why = linear_attention_name(spec), kept_why(spec, self.target)
+        self.attentions.append(LinearAttentionReport(node.name, spec, "" if why else name, why))
+        results = [tensor_of(shape, dtype) for shape, dtype in spec.results]
+        self._call_site(node, name, results)
+        return True
 
     def _call_row_site(self, node: onnx.NodeProto, spec: LinearSpec | NormSpec, name: str) -> bool:
         """A call of the kernel of a product with a weight, or of a norm, which the program has once for all of that name."""

@@ -1,4 +1,4 @@
-"""What is said of products with weights and of norms: for each who makes its kernel, or why the compiler keeps it."""
+"""What is said of products with weights, norms and linear attentions: who makes the kernel of each, or why there is none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Generic, TypeVar
 
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin
 from onnx_fa.spec.linear import LinearSpec
+from onnx_fa.spec.linear_attention import LinearAttentionSpec, linear_attention_facts
 from onnx_fa.spec.linear_words import linear_facts
 from onnx_fa.spec.norm import NormSpec
 from onnx_fa.spec.norm_words import norm_facts
 
-S = TypeVar("S", LinearSpec, NormSpec)
+S = TypeVar("S", LinearSpec, NormSpec, LinearAttentionSpec)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class KernelReport(Generic[S]):
 
 LinearReport = KernelReport[LinearSpec]
 NormReport = KernelReport[NormSpec]
+LinearAttentionReport = KernelReport[LinearAttentionSpec]
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,12 @@ class Group(Generic[S]):
 
     @property
     def size(self) -> str:
-        """Rows x K x N, of a norm rows x N; a ? for rows that are known at run time only."""
+        """Rows x K x N, of a norm rows x N, of linear attention states x D x Dv; a ? for rows that are known at run time only."""
         facts = self._facts
         return "x".join(
-            "?" if facts[name] is None else str(facts[name]) for name in ("rows", "K", "N") if name in facts
+            "?" if facts[name] is None else str(facts[name])
+            for name in ("rows", "K", "N", "H", "D", "Dv")
+            if name in facts
         )
 
     @property
@@ -57,6 +61,8 @@ class Group(Generic[S]):
 
     @property
     def _facts(self) -> dict[str, Any]:
+        if isinstance(self.spec, LinearAttentionSpec):
+            return linear_attention_facts(self.spec)
         return linear_facts(self.spec) if isinstance(self.spec, LinearSpec) else norm_facts(self.spec)
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def grouped(sites: Iterable[KernelReport[S]]) -> list[Group[S]]:
     return [Group(tuple(found), *key) for key, found in names.items()]
 
 
-def summary(sites: Sequence[LinearReport] | Sequence[NormReport], kind: str = "linear site") -> str:
+def summary(sites: Sequence[LinearReport | NormReport | LinearAttentionReport], kind: str = "linear site") -> str:
     """How many sites of a kind there are, how many have a kernel, and why the compiler keeps the others, in one line."""
     if not sites:
         return f"no {kind}s"

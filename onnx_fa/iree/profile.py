@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from onnx_fa.errors import RunError
-from onnx_fa.iree.inspect import is_linear
 from onnx_fa.iree.run import Array, benchmark_module, run_tool, tool_path
+from onnx_fa.iree.vmfb_facts import is_linear
 
 Kind = Literal["attention", "linear", "rest"]
 KINDS: tuple[Kind, ...] = ("attention", "linear", "rest")
@@ -28,7 +28,7 @@ class Event:
 
     @property
     def kind(self) -> Kind:
-        if self.name.startswith("fa_"):
+        if self.name.startswith(("fa_", "linear_attention_")):
             return "attention"
         return "linear" if is_linear(self.name) else "rest"
 

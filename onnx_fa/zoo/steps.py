@@ -193,8 +193,8 @@ def stock(entry: Entry, target: Target, folder: Path, settings: Json) -> Json:
     from onnx_fa.iree.compile import MODEL_FLAGS
     from onnx_fa.iree.compiler import iree_compile as compile_mlir
     from onnx_fa.iree.compiler import merge_flags
-    from onnx_fa.iree.inspect import inspect_vmfb
     from onnx_fa.iree.stock_road import spec_flags, spec_for_model
+    from onnx_fa.iree.vmfb_facts import inspect_vmfb
 
     model = io.load(_model(folder))
     _, sites = rewrite_in_place(model, "decomposed")

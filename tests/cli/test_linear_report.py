@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onnx_fa.iree.inspect import is_linear
 from onnx_fa.iree.kernel_report import LinearReport, grouped, summary
+from onnx_fa.iree.vmfb_facts import is_linear
 from onnx_fa.kernels.cpu.linear_measured import COMPILER, FASTER
 from onnx_fa.kernels.row_sites import kept_why, origin_of
 from onnx_fa.kernels.tiles.database import FOLDER_ENV, Choice, Database, Entry

@@ -23,9 +23,10 @@ from onnx_fa.forms.rewrite import rewrite
 from onnx_fa.iree.compile import KEEP_F64, MODEL_FLAGS, compile_model, import_model
 from onnx_fa.iree.compiler import COMPILER_ENV, iree_compile, merge_flags
 from onnx_fa.iree.importer import import_mlir
-from onnx_fa.iree.inspect import inspect_vmfb, is_score_shape
+from onnx_fa.iree.inspect import is_score_shape
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import benchmark_module, load_module, run_module
+from onnx_fa.iree.vmfb_facts import inspect_vmfb
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import parse_target
 from tests.support import ort_run

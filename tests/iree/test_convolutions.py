@@ -20,10 +20,10 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.inspect import is_linear
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import function_of, load_module
+from onnx_fa.iree.vmfb_facts import is_linear
 from onnx_fa.kernels.cpu.window import blocks_of, panel_of, tiles_for
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.linear_accuracy import UNIT

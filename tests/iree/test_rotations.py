@@ -12,9 +12,9 @@ import pytest
 
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.inspect import inspect_vmfb
 from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.run import load_module
+from onnx_fa.iree.vmfb_facts import inspect_vmfb
 from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.spec.target import parse_target
 from tests.support.check_text import check_text

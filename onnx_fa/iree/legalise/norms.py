@@ -32,7 +32,7 @@ def rms_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     stash = attr_of(node, "stash_type", TensorProto.FLOAT)
     if op_of(node) != "RMSNormalization" and kind not in NARROW:  # onnxruntime takes means of f64 in f64
         stash = kind
-    normal = _normal(g, g.cast(x, kind, stash, hint), stash, axes, attr_of(node, "epsilon", 1e-5), hint)
+    normal = normal_of(g, g.cast(x, kind, stash, hint), stash, axes, attr_of(node, "epsilon", 1e-5), hint)
     g.add("Mul", [g.cast(normal, stash, kind, hint), scale], hint, out=node.output[0])
     return True
 
@@ -99,7 +99,7 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     axes = list(range(2, len(shape)))
     wide = g.cast(x, kind, stash, hint)
     centred = g.add("Sub", [wide, g.mean(wide, axes, hint)], hint)
-    normal = _normal(g, centred, stash, axes, attr_of(node, "epsilon", 1e-5), hint)
+    normal = normal_of(g, centred, stash, axes, attr_of(node, "epsilon", 1e-5), hint)
     rows = g.const(np.array([-1, *[1] * len(axes)], np.int64), hint)
     factor, summand = (g.cast(g.add("Reshape", [v, rows], hint), kind, stash, hint) for v in (scale, bias))
     scaled = g.add("Add", [g.add("Mul", [normal, factor], hint), summand], hint)
@@ -116,14 +116,14 @@ def _write_norm(
     wide = g.cast(x, kind, stash, hint)
     if not simplified:
         wide = g.add("Sub", [wide, g.mean(wide, [-1], hint)], hint)
-    normal = _normal(g, wide, stash, [-1], epsilon, hint)
+    normal = normal_of(g, wide, stash, [-1], epsilon, hint)
     scaled = g.add("Mul", [normal, g.cast(gamma, kind, stash, hint)], hint)
     if beta:
         scaled = g.add("Add", [scaled, g.cast(beta, kind, stash, hint)], hint)
     g.cast(scaled, stash, kind, hint, out=out)
 
 
-def _normal(g: GraphWriter, x: str, kind: int, axes: list[int], epsilon: float, hint: str) -> str:
+def normal_of(g: GraphWriter, x: str, kind: int, axes: list[int], epsilon: float, hint: str) -> str:
     """x / sqrt(mean(x^2) + epsilon)"""
     mean = g.mean(g.add("Mul", [x, x], hint), axes, hint)
     root = g.add("Sqrt", [g.add("Add", [mean, g.scalar(epsilon, kind, hint)], hint)], hint)

@@ -9,12 +9,10 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx_ir as ir
-from onnx import helper
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.growing import PAST_ROWS
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
-from onnx_fa.graph.rotary import Ops, rotate_heads
 from onnx_fa.iree.legalise import (
     activations,
     byte_ops,
@@ -27,6 +25,7 @@ from onnx_fa.iree.legalise import (
     unsigned,
 )
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
+from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
@@ -39,6 +38,7 @@ from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
 from onnx_fa.iree.legalise.grid_sample import grid_sample
 from onnx_fa.iree.legalise.integer_weights import integer_weight_product
+from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
@@ -47,6 +47,7 @@ from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
 from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
+from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
@@ -60,7 +61,6 @@ EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
     "AffineGrid",
     "Attention",
-    "CausalConvWithState",
     "RMSNormalization",
     "RotaryEmbedding",
     "SwiGLU",
@@ -85,7 +85,7 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in out.graph.node}
-    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_SITE}:
+    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE}:
         declare_own_nodes(out)
     if ops & set(EXPAND):
         _write_defaults(out)
@@ -112,77 +112,6 @@ def _write_defaults(model: onnx.ModelProto) -> None:
         for name, attribute in onnx.defs.get_schema(op_of(node), version, "").attributes.items():
             if name not in given and attribute.default_value.type:
                 node.attribute.append(attribute.default_value)
-
-
-def _rotary(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """RotaryEmbedding in the layout that it comes in, without the transposes of its function body."""
-    x, cos, sin, ids = [*node.input, ""][:4]
-    cache, shape = g.shape(cos), g.shape(x)
-    half = cache[-1] if cache else None
-    if not isinstance(half, int) or shape is None or not half:
-        return False
-    hint = node.name or "RotaryEmbedding"
-    flat = len(shape) == 3
-    heads = attr_of(node, "num_heads", 0)
-    head_dim = shape[-1] // heads if flat and heads and isinstance(shape[-1], int) else shape[-1]
-    if not isinstance(head_dim, int):
-        return False
-
-    def ints(*values: int) -> str:
-        return g.const(np.array(values, np.int64), hint)
-
-    if flat:  # (B, S, H * D): heads are axis 2
-        x = g.add("Reshape", [x, ints(0, 0, heads, head_dim)], hint)
-    tables = []
-    for table in (cos, sin):
-        rows = g.add("Gather", [table, ids], hint, axis=0) if ids else table
-        tables.append(g.add("Unsqueeze", [rows, ints(2 if flat else 1)], hint))
-    ops = Ops(
-        lambda op, *inputs, **attrs: g.add(op, inputs, hint, **attrs),
-        ints,
-        lambda number: g.const(np.array(number, np.int64), hint),
-    )
-    interleaved = bool(attr_of(node, "interleaved", 0))
-    made = rotate_heads(ops, x, tables[0], tables[1], half=half, head_dim=head_dim, interleaved=interleaved)
-    if flat:
-        g.add("Reshape", [made, ints(0, 0, heads * head_dim)], hint, out=node.output[0])
-    else:
-        g.nodes[-1].output[0] = node.output[0]  # what was added last made the result
-    return True
-
-
-def _contrib_rotary(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """onnxruntime's RotaryEmbedding. IREE reads heads that lie behind the sequence in the wrong order, and refuses the other forms.
-
-    Raises ModelError where the shapes of its inputs are unknown.
-    """
-    x, ids, cos, sin = node.input[:4]
-    shape, cache, at = g.shape(x), g.shape(cos), g.shape(ids)
-    half = cache[-1] if cache else None
-    heads = attr_of(node, "num_heads", 0)
-    width = shape[-1] if shape else None
-    usable = isinstance(half, int) and isinstance(width, int) and shape is not None and at is not None
-    if not usable or attr_of(node, "scale", 1.0) != 1.0:
-        raise ModelError(
-            f"node {node.name!r}: RotaryEmbedding of com.microsoft with unknown shapes or a scale is not supported"
-        )
-    assert isinstance(half, int) and isinstance(width, int) and shape is not None and at is not None
-    hint = node.name or "RotaryEmbedding"
-    if len(at) == 1:  # the position of the first row of every sequence
-        axis = g.const(np.array(1 if len(shape) == 3 else 2, np.int64), hint)
-        length = g.add("Gather", [g.add("Shape", [x], hint), axis], hint, axis=0)
-        zero, one = (g.const(np.array(i, np.int64), hint) for i in (0, 1))
-        row = g.add("Add", [g.add("Range", [zero, length, one], hint), ids], hint)
-        ids = g.add("Unsqueeze", [row, g.const(np.array([0], np.int64), hint)], hint)
-    made = helper.make_node(
-        "RotaryEmbedding",
-        [x, cos, sin, ids],
-        list(node.output),
-        name=hint,
-        interleaved=attr_of(node, "interleaved", 0),
-        num_heads=heads or (width // (2 * half) if len(shape) == 3 else 0),
-    )
-    return _rotary(g, made)
 
 
 def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -319,6 +248,12 @@ _HANDLERS: dict[str, Handler] = {
     "Swish": activations.swish,
     "SwiGLU": activations.swish,
     f"{CONTRIB}.BiasAdd": activations.bias_add,
+    "LinearAttention": linear_attention,
+    f"{CONTRIB}.LinearAttention": linear_attention,
+    f"{CONTRIB}.LinearAttentionGate": gates,
+    "CausalConvWithState": causal_conv,
+    f"{CONTRIB}.CausalConvWithState": causal_conv,
+    f"{CONTRIB}.GatedRMSNorm": gated_norm,
     **dict.fromkeys(FUSED_MATMULS, fused_products.fused_matmul),
     f"{CONTRIB}.MatMulNBits": matmul_nbits,
     f"{CONTRIB}.MatMulBnb4": matmul_bnb4,
@@ -366,8 +301,9 @@ _HANDLERS: dict[str, Handler] = {
     "DepthToSpace": depth_to_space,
     "GridSample": grid_sample,
     "Softsign": activations.softsign,
-    "RotaryEmbedding": _rotary,
+    "RotaryEmbedding": rotary,
     "Reshape": _reshape,
     "Resize": resize,
-    f"{CONTRIB}.RotaryEmbedding": _contrib_rotary,
+    f"{CONTRIB}.RotaryEmbedding": contrib_rotary,
+    f"{CONTRIB}.MRotaryEmbedding": streams_rotary,
 }

@@ -1,0 +1,185 @@
+"""Runs the node tests of the onnx package, of every operator, compiled for this CPU, and writes docs/results/operators.md.
+
+    python scripts/operator_tests.py [--only TEXT] [--jobs N] [--journal FILE] [--again] [-o PAGE]
+
+What surrounds attention in a model is compiled as well, and a compiler that computes an operator wrongly says nothing. Tests of
+other domains are left out, those whose inputs or outputs are no tensors of numbers, and those that spell out an operator's body.
+The journal keeps what came of each test until it is deleted (`--again`: only while a test passed). Exits with 1 where a result
+differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from onnx_fa.errors import CompileError, ModelError  # noqa: E402
+from onnx_fa.graph.ops import STANDARD, op_of  # noqa: E402
+from onnx_fa.iree.compile import compile_model  # noqa: E402
+from onnx_fa.iree.run import load_module  # noqa: E402
+from onnx_fa.tables import markdown_table  # noqa: E402
+from tests.support.node_cases import NodeCase  # noqa: E402
+
+HEAD = """# Operators
+
+Written by `python scripts/operator_tests.py`: {count} node tests of onnx {onnx}, of {operators} operators, compiled for this
+CPU and run on the tests' inputs, within the tolerances of onnx's own test runner. *pass*: all results are as the test has them.
+*differs*: they are not. *bug*: onnx_fa ended without a line that says why. *refused*: onnx_fa says what it does not take, before
+anything is compiled. *compiler*: iree-compile failed. *run*: the module does not run, or does not take the inputs.
+
+**{passed} pass, {differs} differ.**
+
+"""
+KINDS = ("pass", "differs", "bug", "refused", "compiler", "run")
+_SECONDS, _BYTES = 120, 6 << 30
+_LENGTH = 160
+
+
+@cache
+def cases() -> dict[str, NodeCase]:
+    """All tests by name, without the prefix "test_"."""
+    from onnx.backend.test.case import node
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.seterr(all="ignore")
+        made = node.collect_testcases(None)  # type: ignore[arg-type]
+    found = {}
+    for case in made:
+        (inputs, outputs), *_ = case.data_sets
+        arrays = [x for x in (*inputs, *outputs) if isinstance(x, np.ndarray | np.generic)]
+        plain = len(arrays) == len(inputs) + len(outputs) and all(np.asarray(x).dtype.kind in "biufV" for x in arrays)
+        standard = all(opset.domain in STANDARD for opset in case.model.opset_import)
+        if "_expanded" in case.name or not plain or not standard or len(case.data_sets) > 1:
+            continue
+        names = [i.name for i in case.model.graph.input]
+        feeds = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True)}
+        name = case.name.removeprefix("test_")
+        found[name] = NodeCase(name, case.model, feeds, tuple(map(np.asarray, outputs)), case.rtol, case.atol)
+    return found
+
+
+def outcome(name: str) -> tuple[str, str]:
+    """One of KINDS and the reason."""
+    case = cases()[name]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "m.vmfb"
+        try:
+            compile_model(case.model, out, timeout_s=_SECONDS, memory_bytes=_BYTES)
+        except ModelError as e:
+            return "refused", _line(e)
+        except CompileError as e:
+            return "compiler", _line(e)
+        except Exception as e:  # no line for the user: a bug of ours
+            return "bug", _line(e)
+        try:
+            results = load_module(out)(*case.inputs.values())
+        except Exception as e:  # whatever ends the run is its outcome
+            return "run", _line(e)
+    have = [_as(x, want.dtype) for x, want in zip(results, case.want, strict=True)]
+    try:
+        case.check(have)
+    except AssertionError as e:
+        return "differs", _line(e)
+    return "pass", ""
+
+
+def _as(result: Any, dtype: np.dtype[Any]) -> Any:
+    """The runtime gives unsigned integers and bfloat16 as signed ones of the same bytes."""
+    same_bytes = result.dtype != dtype and result.dtype.itemsize == dtype.itemsize
+    return result.view(dtype) if same_bytes else result
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LENGTH] or type(error).__name__
+
+
+def run_all(names: list[str], jobs: int) -> Iterator[tuple[str, str, str]]:
+    """Name, kind and reason of each; where a test ends its process, those that are left have one each."""
+    left = set(names)
+    with ProcessPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(outcome, name): name for name in names}
+        with contextlib.suppress(BrokenProcessPool):
+            for future in as_completed(waiting):
+                yield waiting[future], *future.result()
+                left.remove(waiting[future])
+    for name in sorted(left):
+        with ProcessPoolExecutor(1) as alone:
+            try:
+                yield name, *alone.submit(outcome, name).result()
+            except BrokenProcessPool:
+                yield name, "run", "the process was ended"
+
+
+def page(rows: dict[str, dict[str, Any]]) -> str:
+    """The counts of each operator that does not pass all of its tests, and every result that differs."""
+    by_operator: dict[str, Counter[str]] = {}
+    for row in rows.values():
+        by_operator.setdefault(row["operator"], Counter())[row["kind"]] += 1
+    head = HEAD.format(
+        count=len(rows),
+        onnx=version("onnx"),
+        operators=len(by_operator),
+        passed=sum(r["kind"] == "pass" for r in rows.values()),
+        differs=sum(r["kind"] == "differs" for r in rows.values()),
+    )
+    counts = [[name, *(c[kind] for kind in KINDS)] for name, c in sorted(by_operator.items()) if set(c) != {"pass"}]
+    whole = [name for name, c in sorted(by_operator.items()) if set(c) == {"pass"}]
+    table = markdown_table(["operator", *KINDS], counts)
+    reasons = [
+        [name, row["kind"], row["reason"].replace("|", "/")]
+        for name, row in sorted(rows.items())
+        if row["kind"] != "pass"
+    ]
+    return (
+        f"{head}All tests pass of {', '.join(whole)}.\n\n{table}\n\n## What does not pass\n\n"
+        + markdown_table(["test", "outcome", "reason"], reasons)
+        + "\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only tests with this in their names")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--journal", type=Path, default=Path("operator-tests.jsonl"))
+    parser.add_argument("--again", action="store_true", help="also what is in the journal and did not pass")
+    parser.add_argument("-o", "--output", type=Path)
+    args = parser.parse_args()
+    lines = args.journal.read_text().splitlines() if args.journal.exists() else []
+    done = {row["name"]: row for row in map(json.loads, lines)}
+    wanted = [n for n in sorted(cases()) if args.only in n]
+    todo = [n for n in wanted if n not in done or (args.again and done[n]["kind"] != "pass")]
+    for name, kind, reason in run_all(todo, args.jobs):
+        row = {"name": name, "operator": op_of(cases()[name].model.graph.node[-1]), "kind": kind, "reason": reason}
+        done[name] = row
+        with args.journal.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+        if kind != "pass":
+            print(f"{name}  {kind}  {reason}", flush=True)
+    rows = {name: done[name] for name in wanted if name in done}
+    print(Counter(row["kind"] for row in rows.values()))
+    if args.output:
+        args.output.write_text(page(rows))
+    return int(any(row["kind"] == "differs" for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
