@@ -123,9 +123,9 @@ def spellings() -> str:
 
 
 def report_fields() -> str:
-    """The fields of a report, of an attention, a miss and a linear site, as the schema has them."""
+    """The fields of a report, of an attention, a miss, a linear site and a linear attention, as the schema has them."""
     schema = json.loads(SCHEMA.read_text())
-    places = {"sites[].": "site", "misses[].": "miss", "linear[].": "linear"}
+    places = {"sites[].": "site", "misses[].": "miss", "linear[].": "linear", "linear_attention[].": "linear_attention"}
     objects = {"": schema, **{place: schema["$defs"][name] for place, name in places.items()}}
     table = []
     for place, item in objects.items():

@@ -35,6 +35,7 @@ _NAMES = {number: name for name, number in ONNX.items()}
 @dataclass(frozen=True)
 class Cache:
     """A cache of one module: the inputs and outputs that it goes through, and its shape as the module takes it, None for the rows.
+    A state has no rows: it is as large behind every token (a short convolution's, linear attention's).
 
     One that is `grown` is passed rows first, with the new ones to be written; another is passed as the model takes it, and comes
     back as another, longer one."""
@@ -187,22 +188,24 @@ def _describe(
     first: Mapping[str, int | None],
 ) -> Module:
     values = {str(v.name): v for v in grown.model.graph.inputs}
-    caches = []
+    caches, copied = [], dict(grown.copied)
     for pair in pairs:
         value = values[pair.past]
         assert value.shape is not None and value.dtype is not None
         shape = tuple(d if isinstance(d, int) else None for d in value.shape)
-        if sum(d is None for d in shape) != 1:
+        if sum(d is None for d in shape) > 1:
             raise UnsupportedError(
                 f"input {pair.past!r} of shape [{', '.join(map(str, value.shape))}]: a cache has one free dim, its rows, when the "
                 "batch is one row; give the others a size"
             )
+        if None not in shape:
+            copied[pair.past] = "it is a state, which every token changes as a whole"
         kind, is_grown = _NAMES[int(value.dtype)], pair.past in grown.grown
         caches.append(Cache(pair.past, pair.present, shape, kind, is_grown, first[pair.past]))
     results = tuple(str(v.name) for v in grown.model.graph.outputs)
     logits = _logits_of(results, {c.present for c in caches})
     arguments = tuple(str(v.name) for v in graph_inputs(grown.model))
-    return Module(str(report.output), arguments, results, tuple(inputs), tuple(caches), logits, dict(grown.copied))
+    return Module(str(report.output), arguments, results, tuple(inputs), tuple(caches), logits, copied)
 
 
 def _logits_of(results: Sequence[str], presents: Collection[str]) -> str:

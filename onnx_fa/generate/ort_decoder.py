@@ -19,7 +19,7 @@ from onnx_fa.graph.accuracy_levels import clear_levels
 from onnx_fa.graph.caches import find_cache_pairs, first_rows
 from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.free_dims import graph_inputs
-from onnx_fa.graph.roles import Input, call_arrays, read_roles
+from onnx_fa.graph.roles import Input, call_arrays, read_roles, tokens_input
 from onnx_fa.ort_session import ort_session
 
 Array = npt.NDArray[np.generic]
@@ -50,8 +50,9 @@ class _Session:
         self.pairs = find_cache_pairs(model)
         self.inputs: tuple[Input, ...] = read_roles(model, self.pairs)
         self.results = [str(o.name) for o in model.graph.outputs]
-        sizes = determined_sizes(model)
         by_name = {str(v.name): v for v in graph_inputs(model)}
+        tokens = by_name[tokens_input(self.inputs)].shape
+        sizes = {str(tokens[0]): 1, **determined_sizes(model)} if tokens else determined_sizes(model)
         self.empty = {p.past: _empty(by_name[p.past], sizes, files.head_size, room) for p in self.pairs}
         options: dict[str, Any] = {"threads": threads, "optimise": way.optimise, "reuse": way.reuse}
         if not exact:

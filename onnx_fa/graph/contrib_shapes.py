@@ -35,6 +35,9 @@ def contrib_types(node: ir.Node) -> list[ir.DataType | None]:
     if kind in _SKIPS:  # its statistics are f32, and the sum has the type of what is added
         like = _dtype(node, 0)
         return [like, ir.DataType.FLOAT, ir.DataType.FLOAT, like][:outputs]
+    if kind in _WITH_STATES:  # a state has a type of its own
+        like = _dtype(node, 0)
+        return [like, like if kind != f"{CONTRIB}.LinearAttention" else _dtype(node, 3) or like][:outputs]
     source = _TYPE_FROM.get(kind)
     return [] if source is None else [_dtype(node, source)]
 
@@ -160,11 +163,43 @@ def _unblocked(node: ir.Node, read: Read) -> list[Shape | None]:
     return [(image[0], *image[2:], channels) if last else (image[0], channels, *image[2:])]
 
 
+def _causal_conv(node: ir.Node, read: Read) -> list[Shape | None]:
+    """The state is as many rows of the input as a tap reaches back."""
+    x, taps = read(0), read(1)
+    axis = 1 if attr_int(node, "channels_last", 0) else -1
+    if x is None or taps is None or not isinstance(taps[-1], int) or attr_int(node, "state_window", 0):
+        return [x]
+    state = list(x)
+    state[axis] = (taps[-1] - 1) * attr_int(node, "dilation", 1)
+    return [x, tuple(state)]
+
+
+def _linear_attention(node: ir.Node, read: Read) -> list[Shape | None]:
+    query, value, past = read(0), read(2), read(3)
+    Hq, H = attr_int(node, "q_num_heads", 0), attr_int(node, "kv_num_heads", 0)
+    if query is None or value is None or len(query) != 3 or len(value) != 3 or Hq < 1 or H < 1:
+        return []
+    Dv = divide_dims(value[2], H)
+    state = past or (query[0], H, divide_dims(query[2], Hq), Dv)
+    return [(*query[:2], multiply_dims(Dv, max(Hq, H))), None if attr_int(node, "state_window", 0) else state]
+
+
+def _both(node: ir.Node, read: Read) -> list[Shape | None]:
+    return [read(0), read(0)]
+
+
 _ONE_FOR_ONE = (
-    "Gelu FastGelu BiasGelu QuickGelu BiasAdd MoE QMoE LayerNormalization SimplifiedLayerNormalization RotaryEmbedding"
+    "Gelu FastGelu BiasGelu QuickGelu BiasAdd MoE QMoE LayerNormalization SimplifiedLayerNormalization RotaryEmbedding "
+    "MRotaryEmbedding GatedRMSNorm"
 )
 _SKIPS = frozenset([f"{CONTRIB}.SkipLayerNormalization", f"{CONTRIB}.SkipSimplifiedLayerNormalization"])
+_WITH_STATES = frozenset(
+    f"{CONTRIB}.{name}" for name in ("CausalConvWithState", "LinearAttention", "LinearAttentionGate")
+)
 _RULES: dict[str, Rule] = {
+    f"{CONTRIB}.CausalConvWithState": _causal_conv,
+    f"{CONTRIB}.LinearAttention": _linear_attention,
+    f"{CONTRIB}.LinearAttentionGate": _both,
     **dict.fromkeys(FUSED_MATMULS, _product),
     **{f"{CONTRIB}.{name}": _same for name in _ONE_FOR_ONE.split()},
     **dict.fromkeys(_SKIPS, _skip),

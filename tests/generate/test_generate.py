@@ -104,6 +104,22 @@ def test_cache_kept_in_a_copy(tmp_path: Path) -> None:
     assert ours.tokens == theirs.tokens
 
 
+def test_states_go_from_call_to_call(tmp_path: Path) -> None:
+    """They are as large behind every token, so that nothing grows, and a prompt in two parts is the whole prompt."""
+    files, modules = built(tiny_decoders.states(), tmp_path)
+    assert [cache.shape for cache in modules[1].caches] == [(1, 32, 2), (1, HKV, D, D)]
+    assert modules[1].copied["past.0.recurrent"] == "it is a state, which every token changes as a whole"
+    decoder = IreeDecoder(*modules, "local-task", len(PROMPT) + COUNT)
+    ours, theirs = (generate(d, PROMPT, COUNT) for d in (decoder, OrtDecoder(files, len(PROMPT) + COUNT)))
+    assert len(set(theirs.tokens)) > 2
+    assert ours.tokens == theirs.tokens
+    decoder.start()
+    whole = decoder.run(PROMPT)
+    decoder.start()
+    decoder.run(PROMPT[:2])
+    np.testing.assert_allclose(decoder.run(PROMPT[2:]), whole, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_equal_archives_become_one_file(same: bool, tmp_path: Path) -> None:
     prompt, step = tmp_path / "prompt.irpa", tmp_path / "step.irpa"

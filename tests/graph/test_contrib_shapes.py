@@ -54,6 +54,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
         {"ids": np.int32},
         3,
     ),
+    "CausalConvWithState": (
+        {"x": ["b", C, "s"], "taps": floats(C, 1, 4), "bias": WEIGHT, "past": ["b", C, 3]},
+        {"activation": "silu"},
+        {},
+        2,
+    ),
+    "LinearAttention": (
+        {"q": ["b", "s", C], "k": ["b", "s", C], "v": ["b", "s", 20], "past": None, "decay": ["b", "s", 4]},
+        {"q_num_heads": 2, "kv_num_heads": 4, "update_rule": "gated"},
+        {},
+        2,
+    ),
+    "LinearAttentionGate": ({"a": ["b", "s", C], "bias": WEIGHT, "scale": WEIGHT, "rate": ["b", "s", C]}, {}, {}, 2),
+    "GatedRMSNorm": ({"x": ["b", "s", 2 * C], "scale": WEIGHT, "gate": ["b", "s", 2 * C]}, {}, {}, 1),
     "Attention": ({"x": ["b", "s", C], "w": floats(C, 3 * C), "bias": floats(3 * C)}, {"num_heads": 2}, {}, 1),
     "MultiHeadAttention": (
         {"q": ["b", "s", C], "k": ["b", "t", C], "v": ["b", "t", 6]},

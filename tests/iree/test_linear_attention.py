@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import onnx
 import pytest
@@ -201,3 +203,6 @@ def test_explain_and_inspect_name_them(tmp_path: Path) -> None:
     (site,) = done.linear_attention
     assert site.spec.decay == "head" and (site.kernel or site.kept)
     assert done.to_dict()["linear_attention"][0]["rule"] == "decay of each head, sum"
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "report.schema.json").read_text())
+    for report in (done.to_dict(), onnx_fa.explain(graph.model()).to_dict()):
+        jsonschema.validate(json.loads(json.dumps(report)), schema)

@@ -121,6 +121,41 @@ def _repeated(g: _Graph, kv: str) -> str:
     return g.add("Reshape", wide, g.const(np.array([0, HQ, -1, D])))
 
 
+def states() -> onnx.ModelProto:
+    """A short convolution and linear attention, whose states are as large behind every token, as LFM and Qwen 3.5 have them."""
+    g, taps = _Graph(7), 3
+    x = g.embed()
+    turned = g.add("Transpose", x, perm=[0, 2, 1])
+    given = [turned, g.weight(HIDDEN, 1, taps), "", "past.0.conv"]
+    g.nodes.append(
+        h.make_node(
+            "CausalConvWithState", given, ["mixed", "present.0.conv"], "conv", domain=CONTRIB, activation="silu"
+        )
+    )
+    rows = g.add("Transpose", "mixed", perm=[0, 2, 1])
+    q, k, v = (g.project(rows, n, split=False) for n in (HQ, HKV, HKV))
+    k = g.add("Tanh", g.add("Mul", k, g.const(np.float32(0.1))))
+    rates = [g.add("Sigmoid", g.add("MatMul", x, g.weight(HIDDEN, HKV))) for _ in range(2)]
+    g.nodes.append(
+        h.make_node(
+            "LinearAttention",
+            [q, k, v, "past.0.recurrent", g.add("Neg", rates[0]), rates[1]],
+            ["attended", "present.0.recurrent"],
+            "attention",
+            domain=CONTRIB,
+            q_num_heads=HQ,
+            kv_num_heads=HKV,
+        )
+    )
+    g.finish(x, "attended")
+    shapes: dict[str, list[int | str]] = {"conv": ["batch", HIDDEN, taps - 1], "recurrent": ["batch", HKV, D, D]}
+    model = _model(g, 17, [])
+    for values, word in ((model.graph.input, "past"), (model.graph.output, "present")):
+        del values[1:]
+        values.extend(h.make_tensor_value_info(f"{word}.0.{n}", T.FLOAT, dims) for n, dims in shapes.items())
+    return model
+
+
 def grouped(seed: int = 2, **attrs: Any) -> onnx.ModelProto:
     """GroupQueryAttention with rotary embedding, as onnxruntime-genai's builder writes it."""
     g = _Graph(seed)

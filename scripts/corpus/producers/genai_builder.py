@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,29 @@ WIDE = {"num_attention_heads": 2, "num_key_value_heads": 2}
 WINDOW = {"sliding_window": 8}
 GEMMA = BASE | HEAD | {"query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}
 GPT_OSS = BASE | HEAD | {"sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1}
+DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.25,
+    },
+}
+SEES = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "out_hidden_size": 64,
+}
 LONG = {"type": "longrope", "long_factor": [1.5] * 8, "short_factor": [1.0] * 8}
 
 
@@ -49,6 +72,8 @@ class Model:
     why: str = ""
     without: str = ""
     """A run that is left out."""
+    sees: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of a model that also sees: the options of that part, which the builder leaves out."""
 
 
 MODELS = (
@@ -79,6 +104,14 @@ MODELS = (
         attentions=1,
         why="one of the two layers is a convolution",
     ),
+    Model(
+        "qwen3.5",
+        "qwen3_5",
+        BASE | HEAD | DELTA,
+        attentions=1,
+        why="the other two layers are LinearAttention, which has no scores",
+        sees=SEES,
+    ),
 )
 TARGETS = (("fp32", "cpu"), ("fp16", "cuda"))
 MORE: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
@@ -105,6 +138,7 @@ MORE: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("llama", "fp32", "cpu", ("kv_cache_quant_scheme=int8_per_channel",)),
     ("llama", "fp32", "cpu", ("kv_cache_quant_scheme=int4_per_channel",)),
     ("llama", "fp16", "cuda", ("kv_cache_quant_scheme=int8_per_tensor",)),
+    ("qwen3.5", "int4", "cpu", ()),
     ("qwen3", "fp16", "cuda", ("fuse_qk_norm_gqa=true",)),
     ("qwen3", "fp32", "cpu", ("fuse_qk_norm_gqa=true",)),
 )
@@ -135,8 +169,14 @@ def checkpoint(model: Model, folder: Path) -> None:
     from tokenizers import Tokenizer, models
 
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(model.model_type, **model.options)
-    made = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    if model.sees:
+        parts = {"text_config": model.options, "vision_config": model.sees, "tie_word_embeddings": False}
+        tokens = {f"{name}_token_id": 90 + n for n, name in enumerate(("image", "video", "vision_start", "vision_end"))}
+        config = transformers.AutoConfig.for_model(model.model_type, **parts, **tokens)
+        made = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
+    else:
+        config = transformers.AutoConfig.for_model(model.model_type, **model.options)
+        made = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     made.save_pretrained(folder)
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{n}": n for n in range(4, 96)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -156,6 +196,8 @@ def export(
         made.mkdir()
     checkpoint(model, source)
     where = ("", os.fspath(source), os.fspath(out), precision, provider, os.fspath(cache))
+    if model.sees:
+        extra = (*extra, "exclude_embeds=false")
     if any(option.startswith("kv_cache_quant_scheme") and "per_token" not in option for option in extra):
         extra = (*extra, f"kv_cache_scale_file={_scales(extra[0], folder / 'scales.json')}")
     create_model(*where, **parse_extra_options(*where, list(extra)))
