@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -40,7 +42,8 @@ from tests.support.node_cases import NodeCase  # noqa: E402
 HEAD = """# Operators
 
 Written by `python scripts/operator_tests.py`: {count} node tests of onnx {onnx}, of {operators} operators, compiled for this
-CPU and run on the tests' inputs, within the tolerances of onnx's own test runner. *pass*: all results are as the test has them.
+CPU and run on the tests' inputs (sizes, axes and the like are constants, as exporters write them), within the tolerances of onnx's
+own test runner. *pass*: all results are as the test has them.
 *differs*: they are not. *bug*: onnx_fa ended without a line that says why. *refused*: onnx_fa says what it does not take, before
 anything is compiled. *compiler*: iree-compile failed. *run*: the module does not run, or does not take the inputs.
 
@@ -48,6 +51,11 @@ anything is compiled. *compiler*: iree-compile failed. *run*: the module does no
 
 """
 KINDS = ("pass", "differs", "bug", "refused", "compiler", "run")
+_HELD = frozenset(
+    "axes axis starts ends steps shape repeats pads K k sizes scales roi split depth output_shape dft_length frame_length "
+    "frame_step image_shape block_shape trilu_k max_output_boxes_per_class iou_threshold score_threshold size training_mode".split()
+)
+"""Names that ONNX gives to inputs which models have as constants."""
 _SECONDS, _BYTES = 120, 6 << 30
 _LENGTH = 160
 
@@ -72,8 +80,28 @@ def cases() -> dict[str, NodeCase]:
         names = [i.name for i in case.model.graph.input]
         feeds = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True)}
         name = case.name.removeprefix("test_")
-        found[name] = NodeCase(name, case.model, feeds, tuple(map(np.asarray, outputs)), case.rtol, case.atol)
+        model = _hold(case.model, feeds)
+        found[name] = NodeCase(name, model, feeds, tuple(map(np.asarray, outputs)), case.rtol, case.atol)
     return found
+
+
+def _hold(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProto:
+    """The model with constants in the place of the inputs that say sizes and places, as exporters write them; taken of `feeds`."""
+    (node, *more) = model.graph.node
+    try:
+        formal = onnx.defs.get_schema(node.op_type, node.domain).inputs
+    except onnx.defs.SchemaError:
+        formal = []
+    held = {given for given, f in zip(node.input, formal, strict=False) if f.name in _HELD and given in feeds}
+    if more or not held:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    made.graph.initializer.extend(numpy_helper.from_array(feeds.pop(name), name) for name in sorted(held))
+    left = [i for i in made.graph.input if i.name not in held]
+    del made.graph.input[:]
+    made.graph.input.extend(left)
+    return made
 
 
 def outcome(name: str) -> tuple[str, str]:

@@ -107,6 +107,25 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def lp_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """LpNormalization, which is 0 of nothing but zeros. IREE divides them by 0, as torch would by a small number."""
+    x, p = node.input[0], attr_of(node, "p", 2)
+    kind = g.kind(x)
+    if not kind or p not in (1, 2):
+        return False
+    hint = node.name or "LpNormalization"
+    stash = TensorProto.FLOAT if kind in NARROW else kind
+    axis, wide = attr_of(node, "axis", -1), g.cast(x, kind, stash, hint)
+    if g.opset < 18:
+        size = g.add(f"ReduceL{p}", [wide], hint, keepdims=1, axes=[axis])
+    else:
+        size = g.add(f"ReduceL{p}", [wide, g.ints([axis], hint)], hint, keepdims=1)
+    zero = g.scalar(0.0, stash, hint)
+    made = g.add("Where", [g.add("Equal", [size, zero], hint), zero, g.add("Div", [wide, size], hint)], hint)
+    g.cast(made, stash, kind, hint, out=node.output[0])
+    return True
+
+
 def _write_norm(
     g: GraphWriter, x: str, kind: int, scale: tuple[str, str], simplified: bool, epsilon: float, hint: str, out: str
 ) -> None:

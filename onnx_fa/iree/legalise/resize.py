@@ -23,7 +23,36 @@ _PLAIN = {"mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff
 
 def resize(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A sequence as an image of one row, or the rows of an image of free size repeated; false for all else."""
-    return _resize_sequence(g, node) or _repeat_rows(g, node)
+    return _resize_sequence(g, node) or _repeat_rows(g, node) or _of_all_axes(g, node)
+
+
+def _of_all_axes(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """A Resize that names its axes as one of all, the others as they are; false where its sizes are computed, or those of the
+    others are free and not kept by a scale."""
+    shape, axes = g.shape(node.input[0]), attr_of(node, "axes", None)
+    policy = attr_of(node, "keep_aspect_ratio_policy", b"stretch")
+    if shape is None or axes is None or policy != b"stretch":
+        return False
+    inputs = [*node.input, "", "", ""][:4]
+    scales, sizes = (g.array(name) if name else None for name in inputs[2:])
+    whole = (
+        np.ones(len(shape), np.float32) if sizes is None else np.array([d if isinstance(d, int) else -1 for d in shape])
+    )
+    numbers = scales if sizes is None else sizes
+    if numbers is None or numbers.size != len(axes):
+        return False
+    whole[[axis % len(shape) for axis in axes]] = numbers
+    if whole.min() < 0 or inputs[1]:
+        return False
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    inputs[2 if sizes is None else 3] = g.const(whole, node.name or "Resize")
+    made.input[:] = inputs
+    kept = [a for a in node.attribute if a.name != "axes"]
+    del made.attribute[:]
+    made.attribute.extend(kept)
+    g.nodes.append(made)
+    return True
 
 
 def _resize_sequence(g: GraphWriter, node: onnx.NodeProto) -> bool:

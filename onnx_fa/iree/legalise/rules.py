@@ -29,6 +29,7 @@ from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
+from onnx_fa.iree.legalise.determinants import determinant
 from onnx_fa.iree.legalise.double_waves import wave
 from onnx_fa.iree.legalise.einsums import einsum
 from onnx_fa.iree.legalise.empty_gather import empty_gather
@@ -43,7 +44,7 @@ from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
-from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space
+from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space, space_to_depth
 from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
@@ -61,8 +62,10 @@ EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
     "AffineGrid",
     "Attention",
+    "NegativeLogLikelihoodLoss",
     "RMSNormalization",
     "RotaryEmbedding",
+    "SoftmaxCrossEntropyLoss",
     "SwiGLU",
     "Swish",
 )
@@ -99,6 +102,9 @@ def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], targ
         handler = _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)
+    for node in g.nodes:
+        while node.input and not node.input[-1]:  # of a Resize that leaves its last input out so IREE's compiler ends
+            node.input.pop()
     g.replace_nodes(g.nodes)
 
 
@@ -238,9 +244,11 @@ def _loop(g: GraphWriter, node: onnx.NodeProto) -> bool:
 _HANDLERS: dict[str, Handler] = {
     "SimplifiedLayerNormalization": norms.rms_norm,  # exporters write it so, though ONNX has none
     f"{CONTRIB}.SimplifiedLayerNormalization": norms.rms_norm,
+    "LpNormalization": norms.lp_norm,
     f"{CONTRIB}.SkipLayerNormalization": norms.skip_norm,
     f"{CONTRIB}.SkipSimplifiedLayerNormalization": norms.skip_norm,
     f"{CONTRIB}.EmbedLayerNormalization": norms.embed_norm,
+    "Gelu": activations.tanh_gelu,
     f"{CONTRIB}.Gelu": activations.gelu,
     f"{CONTRIB}.BiasGelu": activations.gelu,
     f"{CONTRIB}.FastGelu": activations.fast_gelu,
@@ -298,7 +306,9 @@ _HANDLERS: dict[str, Handler] = {
     "Einsum": einsum,
     "Expand": expand,
     "Gather": empty_gather,
+    "Det": determinant,
     "DepthToSpace": depth_to_space,
+    "SpaceToDepth": space_to_depth,
     "GridSample": grid_sample,
     "Softsign": activations.softsign,
     "RotaryEmbedding": rotary,

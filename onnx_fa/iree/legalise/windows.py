@@ -70,11 +70,32 @@ def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A pool, or a convolution of integers that stays one."""
+    if op_of(node) == "AveragePool" and attr_of(node, "ceil_mode", 0) and attr_of(node, "count_include_pad", 0):
+        return _count_pads(g, node)
     trimmed = trim_rows(g, node)
     made = _pad_apart(g, node if trimmed is None else trimmed) or trimmed
     if made is not None:
         g.nodes.append(made)
     return made is not None
+
+
+def _count_pads(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """A mean that counts its pads, but not what its last window has behind them, as IREE does: on an input that has them."""
+    kernel = _kernel_of(g, node) or []
+    pads = list(attr_of(node, "pads", [0] * 2 * len(kernel)))
+    if attr_of(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or g.opset < _PAD_OPSET:
+        return False
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    if any(pads):
+        hint, axes = node.name or "AveragePool", len(kernel)
+        both = [0, 0, *pads[:axes], 0, 0, *pads[axes:]]
+        made.input[0] = g.add("Pad", [node.input[0], g.ints(both, hint)], hint)
+    kept = [a for a in made.attribute if a.name not in ("pads", "auto_pad", "count_include_pad")]
+    del made.attribute[:]
+    made.attribute.extend(kept)
+    g.nodes.append(made)
+    return True
 
 
 def _pad_apart(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
