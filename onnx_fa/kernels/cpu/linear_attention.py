@@ -38,7 +38,7 @@ def emit_kernel(spec: LinearAttentionSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the site's name, which takes its operands and returns its results, by their symbols.
     Raises UnsupportedError where there is no kernel."""
     if why := kept_why(spec, target):
-        raise UnsupportedError(f"vector kernel, linear attention: {why}")
+        raise UnsupportedError(why)
     name = linear_attention_name(spec)
     symbol = f"{name}_tokens"
     width = target.lanes_dividing(spec.Dv)
