@@ -25,6 +25,7 @@ from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows
 from onnx_fa.iree.bits_calls import bits_call
 from onnx_fa.iree.caller_thread import thread_facts
 from onnx_fa.iree.inference import infer_types
+from onnx_fa.iree.joined_rows import JOINED_ROWS, join_rows, joined_name, joined_text, joined_type
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
@@ -116,6 +117,7 @@ def import_mlir(
     find_rotations(proto, held, target=target)
     widen_sums(proto, held)
     keep_rows_apart(proto, held, target=target)
+    join_rows(proto, target=target)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
@@ -258,6 +260,20 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         name = apart_name(dims, element)
         self.functions[name] = apart_text(dims, element)
         self._call_site(node, name, self._types(node))
+        return True
+
+    def _handle_node_JoinedRows(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != JOINED_ROWS:
+            return False
+        (first, element), (second, _) = self._dims_and_types(node)
+        dims = [a if isinstance(a, int) else b for a, b in zip(first, second, strict=True)]
+        axis = attributes_of(node)["axis"]
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            name, want = joined_name(dims, axis, element), mlir.Type.parse(joined_type(dims, axis, element))
+            self.functions[name] = joined_text(dims, axis, element)
+            values = zip(node.input, self._types(node), strict=True)
+            operands = [cast_to(to_builtin(self._nv_map[x], have), want) for x, have in values]
+            self._give(node.output[0], call_function(name, operands, [want])[0])
         return True
 
     def _handle_node_AppendRows(self, node: onnx.NodeProto) -> bool:

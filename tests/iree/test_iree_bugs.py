@@ -154,6 +154,16 @@ def test_recurrent_lengths(tmp_path: Path) -> None:
     assert np.asarray(found)[1:, 0, 1].any(), REPAIRED
 
 
+def test_wrong_numbers(tmp_path: Path) -> None:
+    run = load_module(_compiled("wrong_numbers", tmp_path))
+    image, square = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), np.array([[0, 1], [2, 3]], np.float32)
+    mean, gelu, norm, det = map(np.asarray, run(image, np.array([-2.65, 0], np.float32), square))
+    x = -2.65
+    right = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    assert mean[0, 0, 0, 0] == 4 * 2.5 and abs(gelu[0] / right - 1) > 1e-4 and np.isnan(det), REPAIRED
+    assert np.isnan(np.asarray(run(image, np.zeros(2, np.float32), square)[2])).all() and norm[1] == 0, REPAIRED
+
+
 def test_empty_gather(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         _compiled("empty_gather", tmp_path)

@@ -27,8 +27,7 @@ def resize(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def _of_all_axes(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A Resize that names its axes as one of all, the others as they are; false where its sizes are computed, or those of the
-    others are free and not kept by a scale."""
+    """A Resize that names its axes as one of all, the others as they are; false where its sizes are computed."""
     shape, axes = g.shape(node.input[0]), attr_of(node, "axes", None)
     policy = attr_of(node, "keep_aspect_ratio_policy", b"stretch")
     if shape is None or axes is None or policy != b"stretch":
@@ -42,11 +41,19 @@ def _of_all_axes(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if numbers is None or numbers.size != len(axes):
         return False
     whole[[axis % len(shape) for axis in axes]] = numbers
-    if whole.min() < 0 or inputs[1]:
+    if inputs[1]:
         return False
+    hint = node.name or "Resize"
+    if whole.min() < 0:  # a size that stays, and that only a run knows
+        parts = [
+            g.ints([int(size)], hint) if size >= 0 else g.add("Shape", [node.input[0]], hint, start=n, end=n + 1)
+            for n, size in enumerate(whole)
+        ]
+        inputs[3] = g.add("Concat", parts, hint, axis=0)
+    else:
+        inputs[2 if sizes is None else 3] = g.const(whole, hint)
     made = onnx.NodeProto()
     made.CopyFrom(node)
-    inputs[2 if sizes is None else 3] = g.const(whole, node.name or "Resize")
     made.input[:] = inputs
     kept = [a for a in node.attribute if a.name != "axes"]
     del made.attribute[:]

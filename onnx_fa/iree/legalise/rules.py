@@ -52,7 +52,7 @@ from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
-from onnx_fa.iree.legalise.typed_data import write_raw
+from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
 from onnx_fa.iree.legalise.windows import window
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of, declare_own_nodes
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
@@ -84,6 +84,7 @@ def legalize(
     out = onnx.ModelProto()
     out.CopyFrom(model)
     write_raw(out)
+    write_tensors(out)
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)

@@ -70,13 +70,36 @@ def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A pool, or a convolution of integers that stays one."""
+    exact = _without_ceil(g, node)
+    node = exact or node
     if op_of(node) == "AveragePool" and attr_of(node, "ceil_mode", 0) and attr_of(node, "count_include_pad", 0):
         return _count_pads(g, node)
     trimmed = trim_rows(g, node)
-    made = _pad_apart(g, node if trimmed is None else trimmed) or trimmed
+    made = _pad_apart(g, node if trimmed is None else trimmed) or trimmed or exact
     if made is not None:
         g.nodes.append(made)
     return made is not None
+
+
+def _without_ceil(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The pool without a ceil_mode whose windows end where its input does; None where they do not, or nobody knows. Of a free batch
+    IREE forgets to divide such means."""
+    shape, kernel = g.shape(node.input[0]), _kernel_of(g, node)
+    if not attr_of(node, "ceil_mode", 0) or not shape or not kernel or len(shape) != len(kernel) + 2:
+        return None
+    axes = len(kernel)
+    strides, dilations = attr_of(node, "strides", [1] * axes), attr_of(node, "dilations", [1] * axes)
+    pads = attr_of(node, "pads", [0] * 2 * axes)
+    for i, (size, width) in enumerate(zip(shape[2:], kernel, strict=True)):
+        if not isinstance(size, int) or not isinstance(width, int):
+            return None
+        if (size + pads[i] + pads[axes + i] - (width - 1) * dilations[i] - 1) % strides[i]:
+            return None
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    del made.attribute[:]
+    made.attribute.extend(a for a in node.attribute if a.name != "ceil_mode")
+    return made
 
 
 def _count_pads(g: GraphWriter, node: onnx.NodeProto) -> bool:
