@@ -14,7 +14,7 @@ AHEAD = 32
 """Steps of K between asking for a row of a panel and multiplying by it."""
 _LINE = 64
 """Bytes of a line of the caches."""
-_FETCH = '"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = 3 : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()'
+FETCH = '"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = 3 : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()'
 """Reads a line of data into all caches, or nothing where the address is nobody's: the last panel's end is fetched past."""
 
 
@@ -52,4 +52,4 @@ class AheadBody(LinearBody):
         now = t.let(f"llvm.getelementptr {self.panel_at}[{index}] : (!llvm.ptr, i64) -> !llvm.ptr, {row_type}")
         for byte in range(AHEAD * row, (AHEAD + 1) * row, _LINE):
             line = t.let(f"llvm.getelementptr {now}[{byte}] : (!llvm.ptr) -> !llvm.ptr, i8")
-            t.do(_FETCH.format(at=line))
+            t.do(FETCH.format(at=line))

@@ -3,9 +3,12 @@ through all tokens. Each walks over them twice: what the state holds for its key
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.addresses import Addresses
+from onnx_fa.kernels.cpu.linear_ahead import FETCH
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -17,6 +20,8 @@ _STATE_BYTES = 32 << 10
 """Of the columns of a state that a workgroup has, at most; the rest of the first cache is for the token."""
 _CHAINS = 8
 """Sums of a walk that are added up apart, about: the next addition to one of them has to wait for the last."""
+_AHEAD, _LINE = 4, 64
+"""Tokens between asking for one's rows and computing it, and bytes of a line of the caches."""
 _QUERIES = 8
 """Of a state: each has vectors of its own, of which there are 16 or 32."""
 
@@ -105,7 +110,9 @@ class _Body:
             "%z = arith.constant 1 : index",
         ]
         workload = [f"%{self._size(d)}" for d in self.free]
-        return executable(symbol, workload, count, args, [*ties, *self._body()], CPU_TRANSLATION)
+        self.addresses = Addresses(symbol)
+        helpers = (self.addresses.helper, self.addresses.keep)
+        return executable(symbol, workload, count, args, [*ties, *self._body()], CPU_TRANSLATION, helpers)
 
     def _size(self, dim: Dim) -> str:
         return "tokens" if dim == self.spec.T else "batch"
@@ -148,8 +155,10 @@ class _Body:
         tile = t.empty(self.tile)
         self._copy_in(tile, [b, h], column)
         tokens = t.index(spec.T) if isinstance(spec.T, int) else "%tokens"
+        lines = self._lines((b, t.index(0), h), column)
         n = t.fresh()
         t.do(f"scf.for {n} = {t.index(0)} to {tokens} step {t.index(1)} {{")
+        self._fetch(lines, n)
         parts = {}
         for name, shape in spec.operands:
             if name != "state":
@@ -173,6 +182,30 @@ class _Body:
         where, _ = self._part(name, shape, starts, sizes)
         bound = f"{self._bound(shape, 'writeonly')}{self._tied(shape)}"
         t.do(f"iree_tensor_ext.dispatch.tensor.store {part}, %{name}, {where} : {type_} -> {bound}")
+
+    def _lines(self, first: tuple[str, str, str], column: str) -> list[tuple[str, int, int]]:
+        """Where the head's part of each long row of the first token lies in memory, the bytes of it, and those from a token to the
+        next."""
+        found = []
+        for name, shape in self.spec.operands:
+            if name in ("q", "k", "v") and self.spec.T != 1:
+                starts, sizes = self._of_head(name, shape, first, column)
+                part = self._load(name, shape, "readonly", starts, sizes)
+                address = self.addresses.of(self.t, *part)
+                row = 4 * math.prod(d for d in sizes if isinstance(d, int))
+                step = 4 * math.prod(d for d in shape[2:] if isinstance(d, int))
+                found.append((self.t.let(f"llvm.inttoptr {address} : i64 to !llvm.ptr"), row, step))
+        return found
+
+    def _fetch(self, lines: Sequence[tuple[str, int, int]], token: str) -> None:
+        """Asks for the rows of a token that comes soon: they are far from this one's, where the processor does not look itself."""
+        t = self.t
+        at = t.let(f"arith.index_cast {token} : index to i64")
+        for base, row, step in lines:
+            now = t.let(f"llvm.getelementptr {base}[{at}] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.array<{step} x i8>")
+            for byte in range(_AHEAD * step, _AHEAD * step + row, _LINE):
+                line = t.let(f"llvm.getelementptr {now}[{byte}] : (!llvm.ptr) -> !llvm.ptr, i8")
+                t.do(FETCH.format(at=line))
 
     def _of_head(
         self, name: str, shape: tuple[Dim, ...], at: tuple[str, str, str], column: str
