@@ -40,7 +40,7 @@ def emit_kernel(spec: LinearAttentionSpec, columns: int = _COLUMNS, warps: int =
         raise UnsupportedError(f"keys of {spec.D} numbers, whose states registers do not hold")
     name = linear_attention_name(spec)
     symbol = f"{name}_tokens"
-    program = _program(spec, columns, symbol)
+    program = program_of(spec, symbol, columns)
     codes = [_Code(arch, ptx.compile_program(program, arch, warps, 1)) for arch in ARCHITECTURES]
     executable = executable_text(symbol, program, codes, [1] * len(codes))
     entry = _Entry(spec, name).text(symbol, -(-spec.Dv // columns))
@@ -67,7 +67,8 @@ class _Entry(KernelEntry):
         return self.lines(dispatch(t, symbol, archs, [count] * len(archs), given, types, results))
 
 
-def _program(spec: LinearAttentionSpec, columns: int, name: str) -> Program:
+def program_of(spec: LinearAttentionSpec, name: str, columns: int = _COLUMNS) -> Program:
+    """The source, whose workgroups have so many columns of a state."""
     t, D, Dv, H = Block(), spec.D, spec.Dv, spec.H
     width, blocks = power_of_two(D), -(-Dv // columns)
     t.do("pid = tl.program_id(0)")
@@ -76,19 +77,22 @@ def _program(spec: LinearAttentionSpec, columns: int, name: str) -> Program:
     t.do(f"b = (pid // {blocks * H}).to(tl.int64)")
     t.do(f"d = tl.arange(0, {width})")
     t.do(f"there = b < {_BATCH}")
-    t.do(f"rows, cols = (d < {D}) & there, (n < {Dv}) & there")
+    t.do(f"rows = d < tl.where(there, {D}, 0)")
+    t.do(f"cols = n < tl.where(there, {Dv}, 0)")
     t.do(f"at = ((b * {H} + h) * {D} + d[:, None]) * {Dv} + n[None, :]")
     t.do("s = tl.load(state + at, mask=rows[:, None] & cols[None, :], other=0.0)")
     t.do(f"last = tl.where(there, {_TOKENS}, 0)")
+    t.do("more = last > 0")
     reads = _reads(spec)
     for name_, (place, mask) in reads.items():
-        t.do(f"{name_}_ = tl.load({place.format('b * ' + _TOKENS)}, mask={mask} & (last > 0), other=0.0)")
+        t.do(f"{name_}_ = tl.load({place.format('b * ' + _TOKENS)}, mask={mask}, other=0.0)")
     t.do("for i in range(last):")
     t.indent += 1
     t.do(f"token = b * {_TOKENS} + i")
+    t.do("more = i + 1 < last")
     for name_, (place, mask) in reads.items():
         t.do(f"{name_}_now = {name_}_")
-        t.do(f"{name_}_ = tl.load({place.format('(token + 1)')}, mask={mask} & (i + 1 < last), other=0.0)")
+        t.do(f"{name_}_ = tl.load({place.format('(token + 1)')}, mask={mask}, other=0.0)")
     if spec.decay:
         t.do("s *= decay_now" + ("[:, None]" if spec.decay == "key" else ""))
     added = "v_now"
@@ -108,17 +112,18 @@ def _program(spec: LinearAttentionSpec, columns: int, name: str) -> Program:
 def _reads(spec: LinearAttentionSpec) -> dict[str, tuple[str, str]]:
     """What a token's numbers are read from, {} for the token, and which of them there are, by the names of the values."""
     H, D = spec.H, spec.D
+    rows, cols = f"d < tl.where(more, {D}, 0)", f"n < tl.where(more, {spec.Dv}, 0)"
     k, q = (f"(h // {H // heads})" if heads < H else "h" for heads in (spec.Hk, spec.Hq))
     found = {
-        "k": (f"k + ({{}} * {spec.Hk} + {k}) * {D} + d", "rows"),
-        "v": (f"v + ({{}} * {H} + h) * {spec.Dv} + n", "cols"),
+        "k": (f"k + ({{}} * {spec.Hk} + {k}) * {D} + d", rows),
+        "v": (f"v + ({{}} * {H} + h) * {spec.Dv} + n", cols),
     }
     for g in range(spec.G):
-        found[f"q{g}"] = (f"q + (({{}} * {spec.Hq} + {q}) * {spec.G} + {g}) * {D} + d", "rows")
+        found[f"q{g}"] = (f"q + (({{}} * {spec.Hq} + {q}) * {spec.G} + {g}) * {D} + d", rows)
     if spec.decay == "key":
-        found["decay"] = (f"decay + ({{}} * {H} + h) * {D} + d", "rows")
+        found["decay"] = (f"decay + ({{}} * {H} + h) * {D} + d", rows)
     elif spec.decay:
-        found["decay"] = (f"decay + {{}} * {H} + h", "there")
+        found["decay"] = (f"decay + {{}} * {H} + h", "more")
     if spec.beta:
-        found["beta"] = (f"beta + {{}} * {H} + h" if spec.beta == "head" else "beta + {}", "there")
+        found["beta"] = (f"beta + {{}} * {H} + h" if spec.beta == "head" else "beta + {}", "more")
     return found
