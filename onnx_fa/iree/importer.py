@@ -37,6 +37,7 @@ from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_sp
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
 from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, find_rotations
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import (
@@ -118,6 +119,7 @@ def import_mlir(
     widen_sums(proto, held)
     keep_rows_apart(proto, held, target=target)
     join_rows(proto, target=target)
+    copy_sliced_rows(proto, target=target)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)

@@ -1,0 +1,65 @@
+"""What is gathered from a part of a tensor on GPUs is copied first; CPUs, and gathers from whole tensors, stay as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.importer import import_mlir
+from onnx_fa.iree.inference import infer_types
+from onnx_fa.iree.legalise.packed_rows import APART
+from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
+from onnx_fa.spec.target import Target, parse_target
+
+CUDA, HOST = parse_target("cuda-sm_80"), parse_target("cpu-host")
+
+
+def gathering(parts: list[onnx.NodeProto], source: str = "part", gather: str = "Gather") -> onnx.ModelProto:
+    """x: (B, 4, S, 6), what is made of it, and a Gather of `source` by indices of the run."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 4, "s", 6])
+    places = helper.make_tensor_value_info("at", TensorProto.INT64, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    ends = [numpy_helper.from_array(np.array([n], np.int64), f"n{n}") for n in (0, 3)]
+    shape = numpy_helper.from_array(np.array([0, 4, -1], np.int64), "flat")
+    nodes = [*parts, helper.make_node(gather, [source, "at"], ["y"], "gather", axis=1)]
+    graph = helper.make_graph(nodes, "g", [x, places], [y], [*ends, shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    infer_types(model, {})
+    return model
+
+
+def slice_() -> onnx.NodeProto:
+    return helper.make_node("Slice", ["x", "n0", "n3", "n3"], ["part"])
+
+
+def ops(model: onnx.ModelProto, target: Target) -> list[str]:
+    copy_sliced_rows(model, target=target)
+    return [op_of(n) for n in model.graph.node]
+
+
+PARTS = {
+    "slice": [slice_()],
+    "split": [helper.make_node("Split", ["x"], ["part", "other"], axis=3, num_outputs=2)],
+    "in another shape": [
+        helper.make_node("Slice", ["x", "n0", "n3", "n3"], ["cut"]),
+        helper.make_node("Reshape", ["cut", "flat"], ["part"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_copied_on_gpus(name: str) -> None:
+    found = ops(gathering(PARTS[name]), CUDA)
+    assert found[-2:] == [APART, "Gather"] and found.count(APART) == 1
+    assert "util.optimization_barrier" in import_mlir(gathering(PARTS[name]), {}, target=CUDA).text
+
+
+def test_what_stays() -> None:
+    """On a CPU; a Gather from a whole tensor, and from what is computed of a part."""
+    assert ops(gathering([slice_()]), HOST) == ["Slice", "Gather"]
+    assert ops(gathering([slice_()], "x"), CUDA) == ["Slice", "Gather"]
+    computed = [helper.make_node("Slice", ["x", "n0", "n3", "n3"], ["cut"]), helper.make_node("Abs", ["cut"], ["part"])]
+    assert ops(gathering(computed), CUDA) == ["Slice", "Abs", "Gather"]
