@@ -454,7 +454,7 @@ def test_a_failed_model_compile_leaves_only_its_log(tmp_path: Path) -> None:
 
 
 def test_a_stack_beyond_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnx_fa.iree.compile.STACK_BYTES", 1000)
+    monkeypatch.setattr("onnx_fa.iree.stacks.STACK_BYTES", 1000)
     with pytest.raises(CompileError, match="bytes of stack"):
         compile_model(_attention(64), tmp_path / "m.vmfb", TARGET)
     assert os.listdir(tmp_path) == []

@@ -11,7 +11,7 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compile import MODEL_FLAGS
 from onnx_fa.iree.compiler import iree_compile
-from onnx_fa.kernels.cpu.linear_attention import emit_kernel
+from onnx_fa.kernels.cpu.linear_attention import emit_tokens
 from onnx_fa.kernels.linear_attention import emit_linear_attention, kept_why
 from onnx_fa.kernels.mlir.linear_attention import emit_loop
 from onnx_fa.kernels.mlir.text import tensor_type
@@ -60,7 +60,7 @@ def check_numbers(module: Any, names: list[str]) -> None:
 @pytest.mark.parametrize("target", cpu_targets("cpu-host", "cpu-avx2"))
 def test_kernel_numbers(target: str, tmp_path: Path) -> None:
     on = parse_target(target)
-    taken = {n: emit_kernel(s, on) for n, s in CASES.items() if not kept_why(s, on)}
+    taken = {n: emit_tokens(s, on) for n, s in CASES.items() if not kept_why(s, on)}
     assert on.lanes < 8 or set(CASES) - set(taken) == {"odd"}
     if taken:
         check_numbers(compile_cases(taken, target, tmp_path), list(taken))
@@ -110,7 +110,7 @@ def test_no_tokens() -> None:
 
 def test_what_has_no_kernel() -> None:
     with pytest.raises(UnsupportedError, match="heads of 7 values, which no vector divides"):
-        emit_kernel(CASES["odd"], parse_target("cpu-avx2"))
+        emit_tokens(CASES["odd"], parse_target("cpu-avx2"))
     assert kept_why(CASES["gated"], parse_target("cpu-neon")).startswith("a loop over tokens (")
     assert kept_why(CASES["gated"], parse_target("vulkan")) == "a loop over tokens (Triton's kernels are for CUDA)"
     assert kept_why(CASES["gated"], None) == "a loop over tokens (for no target)"
@@ -128,6 +128,6 @@ def test_specs_that_there_are_not(sizes: tuple[int, int, int]) -> None:
 
 def test_kernel_text() -> None:
     """One dispatch, with the workgroups of all heads' columns; the state in memory of its own."""
-    texts = emit_kernel(CASES["gated_delta"], parse_target("cpu-avx512"))
+    texts = emit_tokens(CASES["gated_delta"], parse_target("cpu-avx512"))
     assert [name.rpartition("_")[2] == "tokens" for name in texts] == [True, False]
     check_text("cpu_linear_attention.mlir", "\n".join(texts.values()))

@@ -13,7 +13,7 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.linear_attention import emit_linear_attention, kept_why
-from onnx_fa.kernels.triton.linear_attention import emit_kernel
+from onnx_fa.kernels.triton.linear_attention import emit_tokens
 from onnx_fa.spec.linear_attention import LinearAttentionSpec
 from onnx_fa.spec.target import parse_target
 from tests.kernels.test_linear_attention import function_text
@@ -48,6 +48,6 @@ def test_module(tmp_path: Path) -> None:
 def test_what_stays_a_loop() -> None:
     wide = LinearAttentionSpec(1, 1, 1, 1, 1, 1, 4096, 64, 1.0)
     with pytest.raises(UnsupportedError, match="keys of 4096 numbers, whose states registers do not hold"):
-        emit_kernel(wide)
+        emit_tokens(wide)
     assert kept_why(CASES["gated"], parse_target("cuda", "iree")) == "a loop over tokens (--kernels iree)"
     assert "scf.for" in "".join(emit_linear_attention(wide, CUDA).values())

@@ -39,7 +39,7 @@ def kept_why(spec: LinearAttentionSpec, target: Target) -> str:
     return f"{spec.G} queries of each state" if spec.G > _QUERIES else ""
 
 
-def emit_kernel(spec: LinearAttentionSpec, target: Target) -> dict[str, str]:
+def emit_tokens(spec: LinearAttentionSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the site's name, which takes its operands and returns its results, by their symbols.
     Raises UnsupportedError where there is no kernel."""
     if why := kept_why(spec, target):

@@ -33,7 +33,7 @@ class _Code:
 
 
 @cache
-def emit_kernel(spec: LinearAttentionSpec, columns: int = _COLUMNS, warps: int = _WARPS) -> dict[str, str]:
+def emit_tokens(spec: LinearAttentionSpec, columns: int = _COLUMNS, warps: int = _WARPS) -> dict[str, str]:
     """The executable and the function of the site's name, which takes its operands and returns its results, by their symbols.
     Raises UnsupportedError for states that do not fit into registers, and where Triton refuses the source."""
     if power_of_two(spec.D) * columns > _MOST_NUMBERS:
