@@ -71,20 +71,8 @@ def _pad(g: GraphWriter, node: onnx.NodeProto, shape: Sequence[int | str | None]
     axis, rows = computed[0] - rank, places[computed[0]]
     assert rows is not None
     hint, kind = node.name or "Pad", g.kind(node.input[0])
-    sizes = [
-        rows
-        if n == axis
-        else g.ints([dim], hint)
-        if isinstance(dim, int)
-        else g.add("Shape", [node.input[0]], hint, start=n, end=n + 1)
-        for n, dim in enumerate(shape)
-    ]
     zero = helper.make_tensor("zero", kind, [1], bytes(helper.tensor_dtype_to_np_dtype(kind).itemsize), raw=True)
-    for n, dim in enumerate(shape):
-        if n != axis and not isinstance(dim, int):
-            g.typed(sizes[n], onnx.TensorProto.INT64, [1])
-    whole = g.typed(g.add("Concat", sizes, hint, axis=0), onnx.TensorProto.INT64, [rank])
-    zeros = g.add("ConstantOfShape", [whole], hint, value=zero)
+    zeros = g.add("ConstantOfShape", [g.sizes(node.input[0], shape, hint, {axis: rows})], hint, value=zero)
     g.typed(zeros, kind, [None if n == axis else dim for n, dim in enumerate(shape)])
     return _write(g, node, zeros, axis)
 

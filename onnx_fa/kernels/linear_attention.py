@@ -3,6 +3,8 @@ them in registers; else it is a loop over tokens."""
 
 from __future__ import annotations
 
+from functools import cache
+
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels import triton
 from onnx_fa.kernels.cpu import linear_attention as cpu
@@ -28,6 +30,7 @@ def emit_linear_attention(spec: LinearAttentionSpec, target: Target | None) -> d
         return emit_loop(spec)
 
 
+@cache
 def _emit_tokens(spec: LinearAttentionSpec, target: Target | None) -> dict[str, str]:
     """Raises UnsupportedError where there is no kernel."""
     if target is None:

@@ -103,14 +103,11 @@ def _behind(
     if not kept:
         return x
     if not past:
-        sizes = [
-            g.ints([dim], hint) if isinstance(dim, int) else g.add("Shape", [x], hint, start=n, end=n + 1)
-            for n, dim in enumerate([*shape[:axis], kept, *shape[axis + 1 :]])
-        ]
+        sizes = g.sizes(x, [*shape[:axis], kept, *shape[axis + 1 :]], hint)
         zero = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(g.kind(x))))
-        past = g.add("ConstantOfShape", [g.add("Concat", sizes, hint, axis=0)], hint, value=zero)
+        past = g.add("ConstantOfShape", [sizes], hint, value=zero)
     return g.add("Concat", [past, x], hint, axis=axis)
 
 
 def _slice(g: GraphWriter, x: str, start: int, end: int, axis: int, hint: str, *, out: str | None = None) -> str:
-    return g.add("Slice", [x, *(g.const(np.array([n], np.int64), hint) for n in (start, end, axis))], hint, out=out)
+    return g.add("Slice", [x, *(g.ints([n], hint) for n in (start, end, axis))], hint, out=out)

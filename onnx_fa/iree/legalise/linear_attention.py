@@ -29,7 +29,7 @@ LINEAR_ATTENTION_SITE = f"{DOMAIN}.LinearAttentionSite"
 @dataclass(frozen=True)
 class LinearAttention:
     """A node: its tokens (B, T, heads times width), the rule, and its sizes. `query_heads` and `key_heads` may be fewer than the
-    heads that have a state, or `query_heads` a multiple of them. `key_decay`: the decay is one of each key dim, not of a head."""
+    heads that have a state, or `query_heads` a multiple of them."""
 
     hint: str
     B: Size
@@ -41,11 +41,7 @@ class LinearAttention:
     Dv: int
     rule: str
     scale: float
-    key_decay: bool
-
-    @property
-    def decays(self) -> bool:
-        return self.rule.startswith("gated")
+    decay: Decay
 
     @property
     def corrects(self) -> bool:
@@ -81,9 +77,11 @@ def read_linear_attention(g: GraphWriter, node: onnx.NodeProto) -> LinearAttenti
         )
     if (rule.startswith("gated") and not decay) or (rule.endswith("delta") and not beta):
         raise ModelError(f"node {hint!r}: LinearAttention with the update_rule {rule!r} lacks its decay or its beta")
-    last = (g.shape(decay) or [H])[-1]
+    whose: Decay = ""
+    if rule.startswith("gated"):
+        whose = "key" if (g.shape(decay) or [H])[-1] == H * D != H else "head"
     scale = attr_of(node, "scale", 0.0) or D**-0.5
-    return LinearAttention(hint, query[0], query[1], Hq, wk // D, H, D, wv // H, rule, scale, last == H * D != H)
+    return LinearAttention(hint, query[0], query[1], Hq, wk // D, H, D, wv // H, rule, scale, whose)
 
 
 def linear_attention(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -103,10 +101,9 @@ def linear_attention(g: GraphWriter, node: onnx.NodeProto) -> bool:
         laid(inputs[2], [H, site.Dv]),
         _first_state(g, site, node),
     ]
-    decay: Decay = "" if not site.decays else "key" if site.key_decay else "head"
     beta: Beta = ""
-    if decay:
-        operands.append(g.add("Exp", [laid(inputs[4], [H, site.D if decay == "key" else 1])], hint))
+    if site.decay:
+        operands.append(g.add("Exp", [laid(inputs[4], [H, site.D if site.decay == "key" else 1])], hint))
     if site.corrects:
         shape = g.shape(inputs[5])
         beta = "head" if shape and shape[-1] == H else "token"
@@ -121,7 +118,7 @@ def linear_attention(g: GraphWriter, node: onnx.NodeProto) -> bool:
             hint,
             domain=DOMAIN,
             scale=site.scale,
-            decay=decay,
+            decay=site.decay,
             beta=beta,
         )
     )

@@ -32,6 +32,15 @@ _ALONE = frozenset(("Softmax", "Constant", "ConstantOfShape"))
 """What is right together with a product whatever is in front of it."""
 
 
+def write_apart(g: GraphWriter, value: str) -> str:
+    """The value behind an Apart. Its shape is known."""
+    shape = g.shape(value)
+    assert shape is not None
+    made = g.typed(g.fresh(f"{value}/apart"), g.kind(value), shape)
+    g.nodes.append(helper.make_node("Apart", [value], [made], g.fresh(f"{value}/Apart"), domain=DOMAIN))
+    return made
+
+
 def keep_rows_apart(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> None:
@@ -49,10 +58,7 @@ def keep_rows_apart(
         return
     for n, node in enumerate(model.graph.node):
         for value in dict.fromkeys(found.get(n, ())):
-            kind, shape = g.kind(value), g.shape(value)
-            assert shape is not None
-            made = g.typed(g.fresh(f"{value}/apart"), kind, shape)
-            g.nodes.append(helper.make_node("Apart", [value], [made], g.fresh(f"{value}/Apart"), domain=DOMAIN))
+            made = write_apart(g, value)
             for i, name in enumerate(node.input):
                 node.input[i] = made if name == value else name
         g.nodes.append(node)

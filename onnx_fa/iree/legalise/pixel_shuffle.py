@@ -15,12 +15,7 @@ def depth_to_space(g: GraphWriter, node: onnx.NodeProto) -> bool:
     Operators.md). Raises ModelError for a number of channels that only a run knows."""
     if attr_of(node, "mode", b"DCR") != b"CRD":
         return False
-    shape, block, hint = g.shape(node.input[0]), attr_of(node, "blocksize", 1), node.name or "DepthToSpace"
-    channels = shape[1] if shape is not None else None
-    if not isinstance(channels, int):
-        raise ModelError(
-            f'node {node.name!r}: DepthToSpace of mode "CRD" needs a static number of channels: IREE computes it wrongly'
-        )
+    channels, block, hint = _channels(g, node), attr_of(node, "blocksize", 1), node.name or "DepthToSpace"
     order = np.arange(channels).reshape(-1, block, block).transpose(1, 2, 0).ravel()
     x = g.add("Gather", [node.input[0], g.const(order, hint)], hint, axis=1)
     g.add("DepthToSpace", [x], hint, out=node.output[0], blocksize=block)
@@ -32,13 +27,19 @@ def space_to_depth(g: GraphWriter, node: onnx.NodeProto) -> bool:
     channels that only a run knows."""
     if attr_of(node, "mode", b"DCR") != b"CRD":
         return False
-    shape, block, hint = g.shape(node.input[0]), attr_of(node, "blocksize", 1), node.name or "SpaceToDepth"
-    channels = shape[1] if shape is not None else None
-    if not isinstance(channels, int):
-        raise ModelError(
-            f'node {node.name!r}: SpaceToDepth of mode "CRD" needs a static number of channels: IREE computes it wrongly'
-        )
+    channels, block, hint = _channels(g, node), attr_of(node, "blocksize", 1), node.name or "SpaceToDepth"
     x = g.add("SpaceToDepth", [node.input[0]], hint, blocksize=block)
     order = np.arange(channels * block * block).reshape(block, block, channels).transpose(2, 0, 1).ravel()
     g.add("Gather", [x, g.const(order, hint)], hint, out=node.output[0], axis=1)
     return True
+
+
+def _channels(g: GraphWriter, node: onnx.NodeProto) -> int:
+    """Those of the input. Raises ModelError where only a run knows them."""
+    shape = g.shape(node.input[0])
+    channels = shape[1] if shape is not None else None
+    if not isinstance(channels, int):
+        raise ModelError(
+            f'node {node.name!r}: {node.op_type} of mode "CRD" needs a static number of channels: IREE computes it wrongly'
+        )
+    return channels

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, copy_without
 
 _REPEATS = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")}
 """(coordinate_transformation_mode, nearest_mode) by which row i of k times as many is row i // k."""
@@ -45,19 +45,11 @@ def _of_all_axes(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return False
     hint = node.name or "Resize"
     if whole.min() < 0:  # a size that stays, and that only a run knows
-        parts = [
-            g.ints([int(size)], hint) if size >= 0 else g.add("Shape", [node.input[0]], hint, start=n, end=n + 1)
-            for n, size in enumerate(whole)
-        ]
-        inputs[3] = g.add("Concat", parts, hint, axis=0)
+        inputs[3] = g.sizes(node.input[0], [int(size) if size >= 0 else None for size in whole], hint)
     else:
         inputs[2 if sizes is None else 3] = g.const(whole, hint)
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
+    made = copy_without(node, "axes")
     made.input[:] = inputs
-    kept = [a for a in node.attribute if a.name != "axes"]
-    del made.attribute[:]
-    made.attribute.extend(kept)
     g.nodes.append(made)
     return True
 

@@ -4,11 +4,9 @@ indices that are computed, as if its rows stood beside each other (docs/develope
 from __future__ import annotations
 
 import onnx
-from onnx import helper
 
 from onnx_fa.graph.ops import op_of
-from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.packed_rows import APART
+from onnx_fa.iree.legalise.packed_rows import write_apart
 from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -25,12 +23,8 @@ def copy_sliced_rows(model: onnx.ModelProto, *, target: Target | None = None) ->
     g = GraphWriter(model, target=target)
     made = False
     for node in model.graph.node:
-        if op_of(node) in _GATHERS and _is_part(g, node.input[0]) and (shape := g.shape(node.input[0])) is not None:
-            source = node.input[0]
-            whole = g.typed(g.fresh(f"{source}/apart"), g.kind(source), shape)
-            name = g.fresh(f"{source}/Apart")
-            g.nodes.append(helper.make_node(APART.rpartition(".")[2], [source], [whole], name, domain=DOMAIN))
-            node.input[0] = whole
+        if op_of(node) in _GATHERS and _is_part(g, node.input[0]) and g.shape(node.input[0]) is not None:
+            node.input[0] = write_apart(g, node.input[0])
             made = True
         g.nodes.append(node)
     if made:

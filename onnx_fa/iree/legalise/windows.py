@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.conv_shapes import pads_of
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, copy_without
 
 _PAD_OPSET = 11
 """The first opset whose Pad takes integers."""
@@ -95,11 +95,7 @@ def _without_ceil(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None
             return None
         if (size + pads[i] + pads[axes + i] - (width - 1) * dilations[i] - 1) % strides[i]:
             return None
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    del made.attribute[:]
-    made.attribute.extend(a for a in node.attribute if a.name != "ceil_mode")
-    return made
+    return copy_without(node, "ceil_mode")
 
 
 def _count_pads(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -108,15 +104,11 @@ def _count_pads(g: GraphWriter, node: onnx.NodeProto) -> bool:
     pads = list(attr_of(node, "pads", [0] * 2 * len(kernel)))
     if attr_of(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or g.opset < _PAD_OPSET:
         return False
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
+    made = copy_without(node, "pads", "auto_pad", "count_include_pad")
     if any(pads):
         hint, axes = node.name or "AveragePool", len(kernel)
         both = [0, 0, *pads[:axes], 0, 0, *pads[axes:]]
         made.input[0] = g.add("Pad", [node.input[0], g.ints(both, hint)], hint)
-    kept = [a for a in made.attribute if a.name not in ("pads", "auto_pad", "count_include_pad")]
-    del made.attribute[:]
-    made.attribute.extend(kept)
     g.nodes.append(made)
     return True
 

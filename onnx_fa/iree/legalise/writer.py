@@ -171,6 +171,19 @@ class GraphWriter:
         """A constant vector of int64, as shapes, axes and bounds are."""
         return self.const(np.array(values, np.int64), hint)
 
+    def sizes(self, x: str, dims: Sequence[int | str | None], hint: str, given: Mapping[int, str] | None = None) -> str:
+        """A vector of dims as a run has them: along the axes in `given` those values, else the number that is known, or x's own."""
+        parts = []
+        for axis, dim in enumerate(dims):
+            if given and axis in given:
+                parts.append(given[axis])
+            elif isinstance(dim, int):
+                parts.append(self.ints([dim], hint))
+            else:
+                own = self.add("Shape", [x], hint, start=axis, end=axis + 1)
+                parts.append(self.typed(own, TensorProto.INT64, [1]))
+        return self.typed(self.add("Concat", parts, hint, axis=0), TensorProto.INT64, [len(parts)])
+
     def reshape(self, value: str, dims: Sequence[int], hint: str, *, out: str | None = None) -> str:
         return self.add("Reshape", [value, self.ints(dims, hint)], hint, out=out)
 
@@ -264,6 +277,15 @@ def is_layers_gemm(node: onnx.NodeProto) -> bool:
 def named_dims(shape: Sequence[int | str | None]) -> tuple[Dim, ...]:
     """Dims with a symbol for each that is not known, by its place."""
     return tuple(d if isinstance(d, int) else f"d{i}" for i, d in enumerate(shape))
+
+
+def copy_without(node: onnx.NodeProto, *names: str) -> onnx.NodeProto:
+    """The node without the attributes of these names."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    del made.attribute[:]
+    made.attribute.extend(a for a in node.attribute if a.name not in names)
+    return made
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class _Body:
         dynamic = [f"%{self._size(d)}" for d in shape if isinstance(d, str)]
         return f"{{{', '.join(dynamic)}}}" if dynamic else ""
 
-    def _part(self, name: str, shape: Sequence[Dim], starts: Sequence[str], sizes: Sequence[Dim]) -> tuple[str, str]:
+    def _part(self, shape: Sequence[Dim], starts: Sequence[str], sizes: Sequence[Dim]) -> tuple[str, str]:
         """Where a part of a dispatch's tensor is, as operations say it, and its type."""
         lengths = ", ".join(f"%{self._size(d)}" if isinstance(d, str) else str(d) for d in sizes)
         ones = ", ".join("1" for _ in shape)
@@ -141,7 +141,7 @@ class _Body:
     def _load(
         self, name: str, shape: Sequence[Dim], access: str, starts: Sequence[str], sizes: Sequence[Dim]
     ) -> tuple[str, str]:
-        where, type_ = self._part(name, shape, starts, sizes)
+        where, type_ = self._part(shape, starts, sizes)
         bound = f"{self._bound(shape, access)}{self._tied(shape)}"
         return self.t.let(f"iree_tensor_ext.dispatch.tensor.load %{name}, {where} : {bound} -> {type_}"), type_
 
@@ -179,7 +179,7 @@ class _Body:
         for n, row in enumerate(rows):
             for c, value in zip(self._columns(), row, strict=True):
                 part = t.write(value, part, type_, *before, t.index(n), c)
-        where, _ = self._part(name, shape, starts, sizes)
+        where, _ = self._part(shape, starts, sizes)
         bound = f"{self._bound(shape, 'writeonly')}{self._tied(shape)}"
         t.do(f"iree_tensor_ext.dispatch.tensor.store {part}, %{name}, {where} : {type_} -> {bound}")
 
@@ -218,11 +218,11 @@ class _Body:
             return [*starts, column], (1, 1, 1, self.block)
         return [*starts, *["0"] * len(shape[3:])], (1, 1, 1, *shape[3:])
 
-    def _rows(self, body: Callable[[str], None], step: int = 1) -> None:
-        """A loop over rows of the tile, so many at a time, that carries nothing."""
+    def _rows(self, body: Callable[[str], None]) -> None:
+        """A loop over rows of the tile that carries nothing."""
         t = self.t
         i = t.fresh()
-        t.do(f"scf.for {i} = {t.index(0)} to {t.index(self.spec.D)} step {t.index(step)} {{")
+        t.do(f"scf.for {i} = {t.index(0)} to {t.index(self.spec.D)} step {t.index(1)} {{")
         body(i)
         t.do("}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, get_args
 
 from onnx_fa.kernels.triton import ptx
@@ -20,6 +21,14 @@ class Code(Protocol):
 
     @property
     def code(self) -> ptx.Compiled: ...
+
+
+@dataclass(frozen=True)
+class ArchCode:
+    """Code and no more."""
+
+    arch: int
+    code: ptx.Compiled
 
 
 def executable_text(symbol: str, program: Program, variants: Sequence[Code], splits: Sequence[int]) -> list[str]:

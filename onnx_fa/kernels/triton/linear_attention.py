@@ -3,7 +3,6 @@ the next token is on its way while it computes one, as nothing of that depends o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
@@ -11,7 +10,7 @@ from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import dispatch
-from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.executable import ArchCode, executable_text
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.kernels.triton.program import Program, write_program
 from onnx_fa.spec.linear_attention import LinearAttentionSpec, linear_attention_name
@@ -24,14 +23,6 @@ _BATCH, _TOKENS = "s0", "s1"
 """The parameters with the numbers of sequences and of tokens."""
 
 
-@dataclass(frozen=True)
-class _Code:
-    """One architecture's code."""
-
-    arch: int
-    code: ptx.Compiled
-
-
 @cache
 def emit_tokens(spec: LinearAttentionSpec, columns: int = _COLUMNS, warps: int = _WARPS) -> dict[str, str]:
     """The executable and the function of the site's name, which takes its operands and returns its results, by their symbols.
@@ -41,7 +32,7 @@ def emit_tokens(spec: LinearAttentionSpec, columns: int = _COLUMNS, warps: int =
     name = linear_attention_name(spec)
     symbol = f"{name}_tokens"
     program = program_of(spec, symbol, columns)
-    codes = [_Code(arch, ptx.compile_program(program, arch, warps, 1)) for arch in ARCHITECTURES]
+    codes = [ArchCode(arch, ptx.compile_program(program, arch, warps, 1)) for arch in ARCHITECTURES]
     executable = executable_text(symbol, program, codes, [1] * len(codes))
     entry = _Entry(spec, name).text(symbol, -(-spec.Dv // columns))
     return {symbol: "\n".join(executable) + "\n", name: "\n".join(entry) + "\n"}

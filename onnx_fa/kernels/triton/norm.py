@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
@@ -13,7 +12,7 @@ from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import dispatch
-from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.executable import ArchCode, executable_text
 from onnx_fa.kernels.triton.norm_source import NormConfig, NormSource
 from onnx_fa.spec.norm import NormSpec, norm_name
 
@@ -21,14 +20,6 @@ MOST_NUMBERS = 1 << 15
 """Of a row, which registers of 512 threads hold."""
 _WARPS, _MOST_WARPS = ((2048, 4), (8192, 8)), 16
 """Of a row of so many numbers at most, and of longer ones."""
-
-
-@dataclass(frozen=True)
-class NormCode:
-    """One architecture's code."""
-
-    arch: int
-    code: ptx.Compiled
 
 
 def config_of(spec: NormSpec) -> NormConfig:
@@ -52,7 +43,7 @@ def emit_norm(spec: NormSpec) -> dict[str, str]:
     name = norm_name(spec)
     symbol, config = f"{name}_rows", config_of(spec)
     program = NormSource(spec, config, symbol).program()
-    codes = [NormCode(arch, ptx.compile_program(program, arch, config.warps, 1)) for arch in ARCHITECTURES]
+    codes = [ArchCode(arch, ptx.compile_program(program, arch, config.warps, 1)) for arch in ARCHITECTURES]
     executable = executable_text(symbol, program, codes, [1] * len(codes))
     return {symbol: "\n".join(executable) + "\n", name: "\n".join(NormEntry(spec, name, config).text_lines()) + "\n"}
 
