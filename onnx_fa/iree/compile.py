@@ -46,6 +46,8 @@ MODEL_FLAGS: dict[str, tuple[str, ...]] = {
 
 KEEP_F64 = ("--iree-input-demote-f64-to-f32=false",)
 """For a model that has f64: by default IREE computes it in f32, and takes the caller's buffers for f32 as well."""
+KEEP_CHECKS = ("--iree-opt-strip-assertions=false",)
+"""For a program that compares sizes before it reads: by default the compiler drops that."""
 _F64 = re.compile(r"[,x<]f64\b")
 
 
@@ -166,7 +168,7 @@ def import_planned(
 
     sites = {site.name: site for site in planned.sites}
     made = import_mlir(planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop)
-    own = KEEP_F64 if _F64.search(made.text) else ()
+    own = (*(KEEP_F64 if _F64.search(made.text) else ()), *(KEEP_CHECKS if "cf.assert" in made.text else ()))
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
     told = (tuple(made.linear), tuple(made.norms), tuple(made.linear_attention))
     return ImportedModule(made.text, planned, flags, tuple(made.parameters), *told)

@@ -24,12 +24,14 @@ from onnx_fa.iree.apart import apart_name, apart_text
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.bits_calls import bits_call
 from onnx_fa.iree.caller_thread import thread_facts
+from onnx_fa.iree.checked_sizes import check_sizes
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.joined_rows import JOINED_ROWS, join_rows, joined_name, joined_text, joined_type
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
+from onnx_fa.iree.legalise.broadcasts import SAME_SIZES, doubtful_sizes, write_checks
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
@@ -102,7 +104,9 @@ def import_mlir(
     Without `verify` the result is not looked at; without `data_prop` shape inference does not follow numbers. Raises ModelError
     naming the node for an operator of a domain that IREE does not know, and for what the importer cannot express.
     """
-    typed, held = hold_weights(with_sure_branches(load(model)))
+    work = with_sure_branches(load(model))
+    typed, held = hold_weights(work)
+    write_checks(typed, doubtful_sizes(work))
     infer_types(typed, sites, data_prop=data_prop)
     raised = raise_opset(typed)
     if raised is not typed:
@@ -262,6 +266,14 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         name = apart_name(dims, element)
         self.functions[name] = apart_text(dims, element)
         self._call_site(node, name, self._types(node))
+        return True
+
+    def _handle_node_SameSizes(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != SAME_SIZES:
+            return False
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            tensors = [to_builtin(self._nv_map[x], have) for x, have in zip(node.input, self._types(node), strict=True)]
+            check_sizes(tensors, **attributes_of(node))
         return True
 
     def _handle_node_JoinedRows(self, node: onnx.NodeProto) -> bool:

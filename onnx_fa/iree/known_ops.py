@@ -12,6 +12,7 @@ from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, op_of
 from onnx_fa.graph.site_op import SITE
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES
+from onnx_fa.iree.legalise.broadcasts import SAME_SIZES
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
@@ -83,7 +84,7 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
         if op not in _standard_names():
             return "is no operator of ONNX, and no model-local function either"
         return "is unknown to IREE" if op in UNKNOWN | _NOT_MEANT else ""
-    if op in BITS_NODES | {APPEND_ROWS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE} or (
+    if op in BITS_NODES | {APPEND_ROWS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE, SAME_SIZES} or (
         op == SITE and node.name in sites
     ):
         return ""

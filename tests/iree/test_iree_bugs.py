@@ -61,6 +61,15 @@ def test_merged_dynamic_dims(tmp_path: Path) -> None:
         pytest.fail(REPAIRED)
 
 
+def test_free_broadcast(tmp_path: Path) -> None:
+    a, b = (np.ones((n, 4), np.float32) for n in (1, 2))
+    added, product = load_module(_compiled("free_broadcast", tmp_path))(
+        a, b, np.ones((2, 2, 4), np.float32), np.ones((1, 4, 2), np.float32)
+    )
+    assert added.shape == (1, 4), REPAIRED
+    assert not (product[1] == 4).all(), REPAIRED
+
+
 def test_expand_dynamic_unit(tmp_path: Path) -> None:
     run = load_module(_compiled("expand_dynamic_unit", tmp_path))
     with pytest.raises(RunError, match="not statically 1"):
