@@ -42,6 +42,42 @@ LONG = (
 """Files that take more than ten seconds of a processor, the longest first: one that begins last would run alone."""
 
 
+THINNED = {
+    "generate/test_generate.py": ("test_tokens_are_those_of_onnxruntime",),
+    "iree/test_bits_product.py": ("test_products",),
+    "iree/test_dequantize.py": ("test_compiled",),
+    "iree/test_devices.py": ("test_parts_on_their_devices",),
+    "iree/test_einsums.py": ("test_rows_by_a_weight_are_a_product",),
+    "iree/test_integer_weights.py": ("test_numbers",),
+    "iree/test_narrow_weights.py": ("test_stored_weights",),
+    "iree/test_opsets.py": ("test_exports_of_old_opsets",),
+    "iree/test_recurrent.py": ("test_directions_and_lengths",),
+    "iree/test_stock_road.py": ("test_exported_models", "test_sites_of_each_kind"),
+    "iree/test_strided.py": ("test_bounds",),
+    "kernels/test_bits_product.py": ("test_products",),
+    "kernels/test_cpu_linear.py": ("test_bytes", "test_numbers", "test_rows_of_pairs"),
+    "kernels/test_cpu_linear_parts.py": ("test_numbers", "test_words"),
+    "kernels/test_cpu_linear_staged.py": ("test_numbers",),
+    "kernels/test_cpu_linear_words.py": ("test_numbers",),
+    "kernels/test_rows_kernel.py": ("test_it_is_the_reference",),
+    "kernels/test_spirv.py": ("test_numbers_on_lavapipe",),
+    "match/test_match_layout.py": ("test_each_layout_is_matched_and_keeps_its_result",),
+    "match/test_mixed.py": ("test_equals_the_original",),
+}
+"""Tests of many like cases that are compiled or run, of which every run tries each second one, and `--whole` all."""
+
+
+def _leave_out_every_second(items: list[pytest.Item]) -> None:
+    met = dict[tuple[object, str], int]()
+    for item in items:
+        name, _, case = item.name.partition("[")
+        folder = "/".join(item.path.parts[-2:])
+        if case and name in THINNED.get(folder, ()):
+            place = met[item.path, name] = met.get((item.path, name), -1) + 1
+            if place % 2:
+                item.add_marker(pytest.mark.whole)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="try all of long lists, of which every run tries a part")
 
@@ -59,6 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     option = config.option
+    _leave_out_every_second(items)
     if not (option.whole or option.keyword or option.markexpr or any("::" in arg for arg in config.args)):
         left_out = [item for item in items if item.get_closest_marker("whole")]
         config.hook.pytest_deselected(items=left_out)

@@ -526,14 +526,10 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sparkline([1.0]) == "" and "<polyline" in sparkline([1.0, 2.0, 50.0])
 
 
-@pytest.mark.slow
-def test_the_quick_subset_is_as_expected(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """Real exports through the run, one as far as verified; the stock road and times are left to other tests and full runs. Without
-    --whole a family and a variant."""
+@pytest.mark.whole
+def test_the_quick_subset_is_as_expected(tmp_path: Path) -> None:
+    """Real exports through the run, one as far as verified; the stock road and times are left to other tests and full runs."""
     entries = chosen(load(default_file()), [], "cpu-host", subset=True)
-    if not pytestconfig.getoption("whole"):
-        entries = [entries[1], entries[-1]]  # a family that PyTorch has itself
-        assert [e.source for e in entries] == ["family", "variant"]
     results = run(entries[:-1], "cpu-host", tmp_path / "rewritten", Settings(steps=("explain", "rewrite"), jobs=2))
     results += run(entries[-1:], "cpu-host", tmp_path / "verified", Settings(steps=("explain", "rewrite", "verify")))
     assert len(results) == len(entries) > 1
