@@ -1,9 +1,11 @@
 """Runs the node tests of the onnx package, of every operator, compiled for this CPU, and writes docs/results/operators.md.
 
-    python scripts/operator_tests.py [--only TEXT] [--jobs N] [--journal FILE] [--again] [-o PAGE]
+    python scripts/operator_tests.py [--only TEXT] [--free] [--jobs N] [--journal FILE] [--again] [-o PAGE]
 
 What surrounds attention in a model is compiled as well, and a compiler that computes an operator wrongly says nothing. Tests of
 other domains are left out, those whose inputs or outputs are no tensors of numbers, and those that spell out an operator's body.
+`--free`: the sizes of what is no weight are names, equal sizes one name, as in models that take any batch and length;
+those of Attention are left out.
 The journal keeps what came of each test until it is deleted (`--again`: only while a test passed). Exits with 1 where a result
 differs.
 """
@@ -20,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -40,10 +43,10 @@ from onnx_fa.ort_session import ort_session  # noqa: E402
 from onnx_fa.tables import markdown_table  # noqa: E402
 from tests.support.node_cases import NodeCase  # noqa: E402
 
-HEAD = """# Operators
+HEAD = """# {title}
 
-Written by `python scripts/operator_tests.py`: {count} node tests of onnx {onnx}, of {operators} operators, compiled for a
-CPU and run on the tests' inputs (sizes, axes and the like are constants, as exporters write them), within the tolerances of onnx's
+Written by `python scripts/operator_tests.py{option}`: {count} node tests of onnx {onnx}, of {operators} operators, compiled for a
+CPU and run on the tests' inputs ({sizes}), within the tolerances of onnx's
 own test runner; random numbers are not compared. *pass*: all results are as the test has them. *onnxruntime*: they are what
 onnxruntime gives, which the test does not have. *differs*: they are neither. *bug*: onnx_fa ended without a line that says why.
 *refused*: onnx_fa says what it does not take, before anything is compiled. *compiler*: iree-compile failed. *run*: the module does
@@ -52,6 +55,16 @@ not run, or does not take the inputs.
 **{passed} pass, {differs} differ.**
 
 """
+CONSTANTS = "sizes, axes and the like are constants, as exporters write them"
+SIZES = {
+    False: {"title": "Operators", "option": "", "sizes": CONSTANTS},
+    True: {
+        "title": "Operators of free sizes",
+        "option": " --free",
+        "sizes": f"{CONSTANTS}; all sizes above 1 of inputs that are no layer's weights are names, equal ones one name",
+    },
+}
+"""The words of the page, with names for sizes and without."""
 KINDS = ("pass", "onnxruntime", "differs", "bug", "refused", "compiler", "run")
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 _HELD = frozenset(
@@ -59,6 +72,11 @@ _HELD = frozenset(
     "frame_step image_shape block_shape trilu_k max_output_boxes_per_class iou_threshold score_threshold size training_mode".split()
 )
 """Names that ONNX gives to inputs which models have as constants."""
+_WEIGHTS = frozenset(
+    "W R B P w bias scale mean var input_mean input_var w_scale w_zero_point y_scale y_zero_point x_scale x_zero_point a_scale "
+    "a_zero_point b_scale b_zero_point weight slope".split()
+)
+"""Names that ONNX gives to inputs which are weights of layers, and numbers beside them."""
 _SECONDS, _BYTES = 120, 6 << 30
 _LENGTH = 160
 
@@ -108,9 +126,34 @@ def _hold(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProto:
     return made
 
 
-def outcome(name: str) -> tuple[str, str]:
+def freed(case: NodeCase) -> NodeCase:
+    """The test with names for the sizes above 1 of its inputs, but of those that are a layer's weights, which are constants."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    feeds, (node, *more) = dict(case.inputs), model.graph.node
+    formal = [] if more else onnx.defs.get_schema(node.op_type, node.domain).inputs
+    for given, f in zip(node.input, formal, strict=False):
+        if f.name in _WEIGHTS and given in feeds and given != node.input[0]:
+            model.graph.initializer.append(numpy_helper.from_array(feeds.pop(given), given))
+    left = [i for i in model.graph.input if i.name in feeds]
+    del model.graph.input[:]
+    model.graph.input.extend(left)
+    for info in (*model.graph.input, *model.graph.output):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_value > 1:
+                dim.dim_param = f"n{dim.dim_value}"
+    del model.graph.value_info[:]
+    return replace(case, model=model, inputs=feeds)
+
+
+def _attends(case: NodeCase) -> bool:
+    """An attention's head dim is a number in every model; its lengths are tried free elsewhere."""
+    return any(op_of(node) == "Attention" for node in case.model.graph.node)
+
+
+def outcome(name: str, free: bool = False) -> tuple[str, str]:
     """One of KINDS and the reason."""
-    case = cases()[name]
+    case = freed(cases()[name]) if free else cases()[name]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "m.vmfb"
         try:
@@ -125,7 +168,10 @@ def outcome(name: str) -> tuple[str, str]:
             results = load_module(out)(*case.inputs.values())
         except Exception as e:  # whatever ends the run is its outcome
             return "run", _line(e)
-    have = [_as(x, want.dtype) for x, want in zip(results, case.want, strict=True)]
+    try:
+        have = [_as(x, want.dtype) for x, want in zip(results, case.want, strict=True)]
+    except ValueError as e:  # more results than the test has, or fewer
+        return "differs", _line(e)
     try:
         case.check(have)
     except AssertionError as e:
@@ -147,34 +193,38 @@ def _as(result: Any, dtype: np.dtype[Any]) -> Any:
     return result.view(dtype) if same_bytes else result
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     words = " ".join(str(error).split()).partition("; command and messages")[0]
     return words[:_LENGTH] or type(error).__name__
 
 
-def run_all(names: list[str], jobs: int) -> Iterator[tuple[str, str, str]]:
+def run_all(names: list[str], jobs: int, free: bool) -> Iterator[tuple[str, str, str]]:
     """Name, kind and reason of each; where a test ends its process, those that are left have one each."""
     left = set(names)
     with ProcessPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(outcome, name): name for name in names}
+        waiting = {pool.submit(outcome, name, free): name for name in names}
         with contextlib.suppress(BrokenProcessPool):
             for future in as_completed(waiting):
-                yield waiting[future], *future.result()
+                error = future.exception()
+                if isinstance(error, BrokenProcessPool):
+                    raise error
+                yield waiting[future], *(future.result() if error is None else ("bug", _line(error)))
                 left.remove(waiting[future])
     for name in sorted(left):
         with ProcessPoolExecutor(1) as alone:
             try:
-                yield name, *alone.submit(outcome, name).result()
+                yield name, *alone.submit(outcome, name, free).result()
             except BrokenProcessPool:
                 yield name, "run", "the process was ended"
 
 
-def page(rows: dict[str, dict[str, Any]]) -> str:
+def page(rows: dict[str, dict[str, Any]], free: bool) -> str:
     """The counts of each operator that does not pass all of its tests, and every result that differs."""
     by_operator: dict[str, Counter[str]] = {}
     for row in rows.values():
         by_operator.setdefault(row["operator"], Counter())[row["kind"]] += 1
     head = HEAD.format(
+        **SIZES[free],
         count=len(rows),
         onnx=version("onnx"),
         operators=len(by_operator),
@@ -199,6 +249,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only tests with this in their names")
+    parser.add_argument("--free", action="store_true", help="with names for sizes")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--journal", type=Path, default=Path("operator-tests.jsonl"))
     parser.add_argument("--again", action="store_true", help="also what is in the journal and did not pass")
@@ -206,9 +257,9 @@ def main() -> int:
     args = parser.parse_args()
     lines = args.journal.read_text().splitlines() if args.journal.exists() else []
     done = {row["name"]: row for row in map(json.loads, lines)}
-    wanted = [n for n in sorted(cases()) if args.only in n]
+    wanted = [n for n in sorted(cases()) if args.only in n and not (args.free and _attends(cases()[n]))]
     todo = [n for n in wanted if n not in done or (args.again and done[n]["kind"] != "pass")]
-    for name, kind, reason in run_all(todo, args.jobs):
+    for name, kind, reason in run_all(todo, args.jobs, args.free):
         row = {"name": name, "operator": op_of(cases()[name].model.graph.node[-1]), "kind": kind, "reason": reason}
         done[name] = row
         with args.journal.open("a") as out:
@@ -218,7 +269,7 @@ def main() -> int:
     rows = {name: done[name] for name in wanted if name in done}
     print(Counter(row["kind"] for row in rows.values()))
     if args.output:
-        args.output.write_text(page(rows))
+        args.output.write_text(page(rows, args.free))
     return int(any(row["kind"] == "differs" for row in rows.values()))
 
 

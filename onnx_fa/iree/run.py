@@ -44,7 +44,7 @@ def run(
 
 
 def load_module(
-    vmfb: Path | bytes,
+    vmfb: str | os.PathLike[str] | bytes,
     device: str | None = None,
     function: str | None = None,
     parameters: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -55,9 +55,10 @@ def load_module(
     `function` is needed only when the module exports more than one; `device` and `parameters` as for `run`, with `usual` for the
     driver where neither the caller nor the module names one. Raises RunError when the module cannot be loaded or a call fails.
     """
-    data = _bytes_of(vmfb)
-    device = device or preferred_device(vmfb, usual, function, data)
-    invoke = bind_module(vmfb, device, function, parameters, None, data)
+    source = vmfb if isinstance(vmfb, bytes) else Path(vmfb)
+    data = _bytes_of(source)
+    device = device or preferred_device(source, usual, function, data)
+    invoke = bind_module(source, device, function, parameters, None, data)
 
     def call(*arrays: Array) -> list[Array]:
         try:

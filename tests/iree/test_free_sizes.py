@@ -116,3 +116,109 @@ def test_what_needs_no_rows_keeps_its_expand(shape: str, asked: str, marked: boo
     text = f'<ir_version: 9, opset_import: ["": 18]> g ({shape}) => (float[P, Q] y) <{asked}> {{ y = Expand(x, s) }}'
     written = import_model(onnx.parser.parse_model(text)).text
     assert ("onnx.Gather" in written) == marked
+
+
+PLACES = """<ir_version: 9, opset_import: ["": 18]>
+places (float[N, T] x) => (int64[N] a, int64[1, T] b, int64[N, 1] c) {
+  a = ArgMax<axis = -1, keepdims = 0, select_last_index = 1>(x)
+  b = ArgMin<axis = 0, select_last_index = 1>(x)
+  c = ArgMax<axis = 1, select_last_index = 0>(x)
+}"""
+CROPS = """<ir_version: 9, opset_import: ["": 18]>
+crops (float[C, H, W] x) => (float[3, 4, 9] y) <int64[3] size = {3, 4, 9}> { y = CenterCropPad(x, size) }"""
+
+
+def test_last_places(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(PLACES)
+    compile_model(model, tmp_path / "a.vmfb")
+    module = load_module(str(tmp_path / "a.vmfb"))
+    for n, t in ((3, 5), (1, 1), (4, 16)):
+        x = np.random.default_rng(n).integers(0, 2, (n, t)).astype(np.float32)
+        for got, want in zip(module(x), run(model, {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_function_bodies_are_written_for_iree_too(tmp_path: Path) -> None:
+    """The body of a CenterCropPad has Pads by fewer than none, which IREE does not take."""
+    model = onnx.parser.parse_model(CROPS)
+    compile_model(model, tmp_path / "a.vmfb")
+    for shape in ((3, 4, 9), (5, 7, 4), (2, 4, 12)):
+        x = normal(*shape)
+        np.testing.assert_array_equal(load_module(tmp_path / "a.vmfb")(x)[0], run(model, {"x": x})[0])
+
+
+def test_a_last_window_behind_the_input_is_refused() -> None:
+    """Of sizes that are free; ONNX leaves it out, which IREE would not."""
+    pool = "AveragePool<kernel_shape = [3], strides = [3], pads = [1, 1], ceil_mode = 1, count_include_pad = 1>"
+    text = '<ir_version: 9, opset_import: ["": 19]> g (float[1, 2, T] x) => (float[1, 2, U] y) { y = ' + pool + "(x) }"
+    with pytest.raises(ModelError, match=r"AveragePool with ceil_mode over a free size.*\(--dim\)"):
+        import_model(onnx.parser.parse_model(text))
+    import_model(
+        onnx.parser.parse_model(
+            text.replace("strides = [3]", "strides = [2]").replace("pads = [1, 1]", "pads = [0, 0]")
+        )
+    )
+
+
+def test_an_attention_of_free_width_is_refused() -> None:
+    text = """<ir_version: 10, opset_import: ["": 23]>
+    g (float[B, S, W] q, float[B, S, W] k, float[B, S, W] v) => (float[B, S, W] y) {
+      y = Attention<q_num_heads = 2, kv_num_heads = 2>(q, k, v)
+    }"""
+    with pytest.raises(ModelError, match="have a width that is not static"):
+        import_model(onnx.parser.parse_model(text))
+
+
+NUMBERS = """<ir_version: 9, opset_import: ["": 18]>
+numbers (float[A, B, C] x, float[N, 6] y) => (float[4, 2, 3] a, float[2, 3, 4] b) <int64[3] s = {4, 2, 3}, int64[3] t = {2, 3, 4}> {
+  a = Reshape(x, s)
+  b = Reshape(y, t)
+}"""
+STEPS = """<ir_version: 9, opset_import: ["": 18]>
+steps (float s, float[T] x) => (float last, float[T] sums) {
+  last, sums = Scan<num_scan_inputs = 1, body = step (float s0, float x0) => (float s1, float s2) {
+    s1 = Add(s0, x0)
+    s2 = Identity(s1)
+  }>(s, x)
+}"""
+
+
+def test_reshapes_to_numbers(tmp_path: Path) -> None:
+    """Whatever the free dims of the input are that have as many elements."""
+    model = onnx.parser.parse_model(NUMBERS)
+    compile_model(model, tmp_path / "a.vmfb")
+    for shape in ((2, 3, 4), (4, 2, 3), (1, 24, 1)):
+        inputs = {"x": normal(*shape), "y": normal(4, 6)}
+        for got, want in zip(load_module(tmp_path / "a.vmfb")(*inputs.values()), run(model, inputs), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_a_scan_of_free_steps_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"Scan over 'x', whose length is not static.*\(--dim\)"):
+        import_model(onnx.parser.parse_model(STEPS))
+    import_model(onnx.parser.parse_model(STEPS.replace("float[T]", "float[3]")))
+
+
+REFLECTED = """<ir_version: 9, opset_import: ["": 18]>
+reflected (float[N, 2, H, W] x) => (float[N, 2, P, Q] y) <int64[8] pads = {0, 0, 1, 2, 0, 0, 2, 1}> {
+  y = Pad<mode = "reflect">(x, pads)
+}"""
+GRAMS = """<ir_version: 9, opset_import: ["": 18]>
+grams (int32[T] x) => (float[3] y) {
+  y = TfIdfVectorizer<max_gram_length = 2, max_skip_count = 0, min_gram_length = 2, mode = "TF", ngram_counts = [0, 0],
+    ngram_indexes = [0, 1, 2], pool_int64s = [5, 6, 7, 8, 6, 7]>(x)
+}"""
+
+
+def test_reflections_along_two_free_axes(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(REFLECTED)
+    compile_model(model, tmp_path / "a.vmfb")
+    for h, w in ((5, 6), (3, 17)):
+        x = normal(2, 2, h, w)
+        np.testing.assert_array_equal(load_module(tmp_path / "a.vmfb")(x)[0], run(model, {"x": x})[0])
+
+
+def test_n_grams_of_free_sizes_are_refused() -> None:
+    with pytest.raises(ModelError, match="TfIdfVectorizer over a size that is not static"):
+        import_model(onnx.parser.parse_model(GRAMS))
+    import_model(onnx.parser.parse_model(GRAMS.replace("int32[T]", "int32[6]")))

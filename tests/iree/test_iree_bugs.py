@@ -70,6 +70,11 @@ def test_free_broadcast(tmp_path: Path) -> None:
     assert not (product[1] == 4).all(), REPAIRED
 
 
+def test_last_place(tmp_path: Path) -> None:
+    (places,) = load_module(_compiled("last_place", tmp_path))(np.array([[2, 2, 1], [3, 10, 4]], np.float32))
+    assert places.tolist() != [[1], [1]], REPAIRED
+
+
 def test_expand_dynamic_unit(tmp_path: Path) -> None:
     run = load_module(_compiled("expand_dynamic_unit", tmp_path))
     with pytest.raises(RunError, match="not statically 1"):

@@ -10,8 +10,10 @@ import onnx.parser
 import pytest
 
 import onnx_fa
+from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.run import load_module
 from tests.support.ort_run import run
 
 END = 2**62
@@ -54,3 +56,38 @@ def test_what_iree_compiles_stays(step: int, reader: str) -> None:
     first, last = (0, END) if step > 0 else (-1, -END)
     nodes = legalize(gathered("3, 13", first, last, step, reader, "A, B, C")).graph.node
     assert op_of(nodes[0]) == "Slice" and len(nodes) == 2
+
+
+BACKWARDS = [
+    (20, -END, -1),
+    (3, 0, -1),
+    (20, 0, -3),
+    (2, -END, -2),
+    (-1, -END, -1),
+    (2, 4, -1),
+    (20, 100, 1),
+    (-20, 5, 2),
+]
+
+
+def test_steps_from_behind_the_end(tmp_path: Path) -> None:
+    """Rows of which a run may have fewer than where a Slice begins."""
+    bounds = "".join(
+        f", int64[1] s{i} = {{{s}}}, int64[1] e{i} = {{{e}}}, int64[1] t{i} = {{{t}}}"
+        for i, (s, e, t) in enumerate(BACKWARDS)
+    )
+    outputs = ", ".join(f"float[R{i}, M] y{i}" for i in range(len(BACKWARDS)))
+    nodes = " ".join(f"y{i} = Slice(x, s{i}, e{i}, zero, t{i})" for i in range(len(BACKWARDS)))
+    text = f'<ir_version: 9, opset_import: ["": 18]> g (float[N, M] x) => ({outputs}) <int64[1] zero = {{0}}{bounds}> {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    module = load_module(tmp_path / "m.vmfb")
+    for rows in (1, 2, 7, 13, 30):
+        x = np.random.default_rng(rows).standard_normal((rows, 3)).astype(np.float32)
+        for bound, got, want in zip(BACKWARDS, module(x), run(model, {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, want, err_msg=str(bound))
+
+
+def test_backwards_to_a_row_counted_from_the_end_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"Slice backwards to a row counted from the end of a free size \(--dim\)"):
+        legalize(gathered("N, L", 7, -3, -1, "y = Exp(part)", "A, B"))

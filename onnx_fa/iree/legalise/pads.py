@@ -11,6 +11,8 @@ from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 Pads = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 _END = (1 << 31) - 1
+_PAD_OPSET = 11
+"""The first opset whose Pad takes its pads as an input."""
 
 
 def pad(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -22,13 +24,43 @@ def pad(g: GraphWriter, node: onnx.NodeProto) -> bool:
         raise ModelError(
             f'node {node.name!r}: Pad of mode "wrap" with pads that only a run knows: iree-compile does not end'
         )
-    if pads is None or ((pads >= 0).all() and not wraps):
+    if pads is None:
         return False
+    if (pads >= 0).all() and not wraps:
+        return _axis_by_axis(g, node, pads)
     named = [int(a) for a in _array(g, node, 3, np.arange(len(pads) // 2))]
     if wraps:
         _wrap(g, node, pads, named)
     else:
         _cut_then_pad(g, node, pads, named)
+    return True
+
+
+def _axis_by_axis(g: GraphWriter, node: onnx.NodeProto, pads: Pads) -> bool:
+    """Mode "reflect" along several free axes, one Pad for each: IREE refuses more of them in one."""
+    x, shape = node.input[0], g.shape(node.input[0])
+    if (
+        attr_of(node, "mode", b"constant") != b"reflect"
+        or shape is None
+        or len(node.input) > 3
+        or len(pads) != 2 * len(shape)
+    ):
+        return False
+    both = pads.reshape(2, -1)
+    axes = [int(axis) for axis in np.flatnonzero(both.any(axis=0))]
+    if len(axes) < 2 or all(isinstance(shape[axis], int) for axis in axes) or g.opset < _PAD_OPSET:
+        return False
+    hint = node.name or "Pad"
+    for axis in axes:
+        one = np.zeros_like(both)
+        one[:, axis] = both[:, axis]
+        x = g.add(
+            "Pad",
+            [x, g.const(one.ravel(), hint)],
+            hint,
+            out=node.output[0] if axis == axes[-1] else None,
+            mode="reflect",
+        )
     return True
 
 

@@ -24,6 +24,7 @@ from onnx_fa.iree.legalise import (
     quantized_products,
     unsigned,
 )
+from onnx_fa.iree.legalise.arg_reduce import last_place
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
 from onnx_fa.iree.legalise.conv_forms import conv
@@ -62,6 +63,7 @@ EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
     "AffineGrid",
     "Attention",
+    "CenterCropPad",
     "NegativeLogLikelihoodLoss",
     "RMSNormalization",
     "RotaryEmbedding",
@@ -92,15 +94,42 @@ def legalize(
     if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE}:
         declare_own_nodes(out)
     if ops & set(EXPAND):
-        _write_defaults(out)
-        out = onnx.inliner.inline_selected_functions(out, [("", name) for name in EXPAND], inline_schema_functions=True)
+        done = frozenset(name for node in out.graph.node if op_of(node) not in EXPAND for name in node.output)
+        out = _expanded(out)
+        _rewrite(out, held or {}, target, done)
     return out
 
 
-def _rewrite(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol], target: Target | None) -> None:
+def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with function bodies in the place of operators, and the types of what is in them. Raises ModelError."""
+    g = GraphWriter(model)
+    for node in model.graph.node:
+        widths = [shape[-1] for x in node.input[:3] if (shape := g.shape(x)) is not None and len(shape) == 3]
+        if op_of(node) == "Attention" and not all(isinstance(width, int) for width in widths):
+            # onnx infers a width of 0 for its result.
+            raise ModelError(
+                f"{node.name or 'Attention'}: Q, K and V of three axes have a width that is not static (--dim)"
+            )
+    _write_defaults(model)
+    names = [("", name) for name in EXPAND]
+    try:
+        out = onnx.inliner.inline_selected_functions(model, names, inline_schema_functions=True)
+    except RuntimeError as e:
+        ops = ", ".join(sorted({op_of(n) for n in model.graph.node} & set(EXPAND)))
+        raise ModelError(f"onnx cannot write out the function bodies of {ops}: {' '.join(str(e).split())}") from e
+    return onnx.shape_inference.infer_shapes(out)
+
+
+def _rewrite(
+    model: onnx.ModelProto,
+    held: Mapping[str, ir.TensorProtocol],
+    target: Target | None,
+    done: frozenset[str] = frozenset(),
+) -> None:
+    """In place, every node but those that make values that are `done`."""
     g = GraphWriter(model, held, target=target)
     for node in model.graph.node:
-        handler = _HANDLERS.get(op_of(node))
+        handler = None if done.intersection(node.output) else _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)
     for node in g.nodes:
@@ -137,9 +166,9 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
     tail = want[1:]
     hint = node.name or "Reshape"
-    if (
-        dynamic[:1] == [0] and -1 in tail and want[0] > 0 and 0 not in tail
-    ):  # IREE takes the first dim for as large as the target's
+    # IREE takes the first dim for as large as the target's, and all of them where the target is numbers alone.
+    numbers = dynamic and tail and min(want) > 0
+    if numbers or (dynamic[:1] == [0] and -1 in tail and want[0] > 0 and 0 not in tail):
         g.add("Reshape", [_flat(g, node.input[0], hint), node.input[1]], hint, out=node.output[0])
         return True
     if len(dynamic) < 2 or not tail or want[0] != -1 or 0 in tail or shape[-len(tail) :] == tail:
@@ -242,7 +271,32 @@ def _loop(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _scan(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Raises ModelError for a Scan of a number of steps that only a run knows: IREE takes the first of them, or refuses."""
+    count = attr_of(node, "num_scan_inputs", 0)
+    axes = attr_of(node, "scan_input_axes", [0] * count)
+    for x, axis in zip(node.input[len(node.input) - count :], axes, strict=False):
+        shape = g.shape(x)
+        if shape and not isinstance(shape[axis], int):
+            raise ModelError(
+                f"node {node.name!r}: Scan over {x!r}, whose length is not static, of which IREE takes one step; give it (--dim)"
+            )
+    return False
+
+
+def _n_grams(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Raises ModelError for a TfIdfVectorizer over a free size, of which IREE counts some n-grams alone."""
+    shape = g.shape(node.input[0])
+    if shape is not None and all(isinstance(d, int) for d in shape):
+        return False
+    raise ModelError(
+        f"node {node.name!r}: TfIdfVectorizer over a size that is not static, which IREE computes wrongly (--dim)"
+    )
+
+
 _HANDLERS: dict[str, Handler] = {
+    "TfIdfVectorizer": _n_grams,
+    "Scan": _scan,
     "SimplifiedLayerNormalization": norms.rms_norm,  # exporters write it so, though ONNX has none
     f"{CONTRIB}.SimplifiedLayerNormalization": norms.rms_norm,
     "LpNormalization": norms.lp_norm,
@@ -290,6 +344,8 @@ _HANDLERS: dict[str, Handler] = {
     "Slice": strided_slice,
     "TensorScatter": tensor_scatter,
     "TopK": top_k,
+    "ArgMax": last_place,
+    "ArgMin": last_place,
     PAST_ROWS: past_rows,
     "MatMul": _matmul,
     "Gemm": _gemm,

@@ -1,12 +1,13 @@
-"""A Slice with a step whose rows are gathered: IREE does not compile a gather that reads it in place."""
+"""Slices with a step: IREE compiles no gather that reads one in place, and begins a backward one of a free size behind its end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
 
+from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter
 
@@ -16,14 +17,46 @@ _GATHERS = ("Gather", "GatherElements", "Expand")
 _VIEWS = ("Cast", "Flatten", "Identity", "Not", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that IREE moves over the Slice or into the reader, so that a gather behind them reads the Slice too."""
 
+_FAR = 1 << 31
+"""Ends so far away are those of the axis."""
+Shape = Sequence[int | str | None]
+Cut = tuple[int, int, int, int]
+"""From where, to where, along which axis, by which steps."""
+
 
 def strided_slice(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Each axis with a step above 1 by a Gather of its rows; what is cut along others stays a Slice in front."""
+    """Each axis with a step above 1 that is gathered by a Gather of its rows; what is cut along others stays a Slice in front. One
+    with a step below 0 begins at the end of a Slice of what it may read."""
     bounds = [g.array(name) for name in node.input[1:]]
     shape = g.shape(node.input[0])
-    if shape is None or len(bounds) < 4 or any(b is None for b in bounds) or not _is_gathered(g, node.output[0]):
+    if shape is None or len(bounds) < 4 or any(b is None for b in bounds):
         return False
     cuts = list(zip(*(b.ravel().tolist() for b in bounds if b is not None), strict=True))
+    return _backwards(g, node, shape, cuts) or (_is_gathered(g, node.output[0]) and _gathered(g, node, shape, cuts))
+
+
+def _backwards(g: GraphWriter, node: onnx.NodeProto, shape: Shape, cuts: list[Cut]) -> bool:
+    """Steps below 0 from a row that a run may not have: IREE does not begin at the last one then, silently, and
+    refuses it where it sees it. Raises ModelError for those that end so many rows from the end."""
+
+    def may_miss(start: int, axis: int) -> bool:
+        size = shape[axis]
+        return start >= size if isinstance(size, int) else start > 0
+
+    found = [c for c in cuts if c[3] < 0 and may_miss(c[0], c[2])]
+    if not found:
+        return False
+    hint, x = node.name or "Slice", node.input[0]
+    if any(-_FAR < end < 0 and not isinstance(shape[axis], int) for _, end, axis, _ in found):
+        raise ModelError(f"node {hint!r}: Slice backwards to a row counted from the end of a free size (--dim)")
+    rows = [[0] * len(found), [start + 1 for start, *_ in found], [axis for _, _, axis, _ in found]]
+    x = g.typed(g.add("Slice", [x, *(g.ints(column, hint) for column in rows)], hint), g.kind(x), list(shape))
+    again = [(-1, *c[1:]) if c in found else c for c in cuts]
+    g.add("Slice", [x, *(g.ints(column, hint) for column in zip(*again, strict=True))], hint, out=node.output[0])
+    return True
+
+
+def _gathered(g: GraphWriter, node: onnx.NodeProto, shape: Shape, cuts: list[Cut]) -> bool:
     strided = [cut for cut in cuts if cut[3] > 1]
     if not strided:
         return False
@@ -50,9 +83,7 @@ def _readers(g: GraphWriter, value: str) -> Iterator[tuple[str, onnx.NodeProto]]
         yield op_of(g.graph.node[place]), g.graph.node[place]
 
 
-def _rows(
-    g: GraphWriter, x: str, shape: list[int | str | None], start: int, end: int, axis: int, step: int, hint: str
-) -> str:
+def _rows(g: GraphWriter, x: str, shape: Shape, start: int, end: int, axis: int, step: int, hint: str) -> str:
     """The numbers of the rows that Slice takes along an axis, by ONNX's rules for bounds that are negative or beyond the end."""
     length = shape[axis]
     if isinstance(length, int):

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.conv_shapes import pads_of
@@ -69,8 +70,10 @@ def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 
 def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A pool, or a convolution of integers that stays one."""
+    """A pool, or a convolution of integers that stays one. Raises ModelError where a last window may begin behind the input."""
     exact = _without_ceil(g, node)
+    if exact is None:
+        _check_last(g, node)
     node = exact or node
     if op_of(node) == "AveragePool" and attr_of(node, "ceil_mode", 0) and attr_of(node, "count_include_pad", 0):
         return _count_pads(g, node)
@@ -96,6 +99,24 @@ def _without_ceil(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None
         if (size + pads[i] + pads[axes + i] - (width - 1) * dilations[i] - 1) % strides[i]:
             return None
     return copy_without(node, "ceil_mode")
+
+
+def _check_last(g: GraphWriter, node: onnx.NodeProto) -> None:
+    """With a ceil_mode, ONNX leaves out a last window that begins behind the input; IREE knows of none where sizes are free."""
+    shape, kernel = g.shape(node.input[0]), _kernel_of(g, node)
+    if not attr_of(node, "ceil_mode", 0) or not shape or not kernel or len(shape) != len(kernel) + 2:
+        return
+    axes = len(kernel)
+    strides, dilations = attr_of(node, "strides", [1] * axes), attr_of(node, "dilations", [1] * axes)
+    pads = attr_of(node, "pads", [0] * 2 * axes)
+    for i, (size, width) in enumerate(zip(shape[2:], kernel, strict=True)):
+        if isinstance(size, int) or not isinstance(width, int):
+            continue
+        if strides[i] - 1 + pads[axes + i] >= (width - 1) * dilations[i] + 1:
+            raise ModelError(
+                f"node {node.name!r}: {op_of(node)} with ceil_mode over a free size, whose last window may begin behind the "
+                "input, which IREE does not see; give the size (--dim)"
+            )
 
 
 def _count_pads(g: GraphWriter, node: onnx.NodeProto) -> bool:
