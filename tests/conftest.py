@@ -44,12 +44,14 @@ LONG = (
 
 THINNED = {
     "generate/test_generate.py": ("test_tokens_are_those_of_onnxruntime",),
+    "graph/test_damaged_files.py": ("test_damaged_models_are_handled_or_refused",),
     "iree/test_bits_product.py": ("test_products",),
     "iree/test_dequantize.py": ("test_compiled",),
     "iree/test_devices.py": ("test_parts_on_their_devices",),
     "iree/test_einsums.py": ("test_rows_by_a_weight_are_a_product",),
     "iree/test_integer_weights.py": ("test_numbers",),
     "iree/test_narrow_weights.py": ("test_stored_weights",),
+    "iree/test_node_tests.py": ("test_compiled",),
     "iree/test_opsets.py": ("test_exports_of_old_opsets",),
     "iree/test_recurrent.py": ("test_directions_and_lengths",),
     "iree/test_stock_road.py": ("test_exported_models", "test_sites_of_each_kind"),
@@ -59,10 +61,16 @@ THINNED = {
     "kernels/test_cpu_linear_parts.py": ("test_numbers", "test_words"),
     "kernels/test_cpu_linear_staged.py": ("test_numbers",),
     "kernels/test_cpu_linear_words.py": ("test_numbers",),
+    "kernels/test_gpu.py": ("test_text_computes_attention",),
     "kernels/test_rows_kernel.py": ("test_it_is_the_reference",),
     "kernels/test_spirv.py": ("test_numbers_on_lavapipe",),
+    "kernels/test_split_keys.py": ("test_split",),
+    "match/test_keys_in_parts.py": ("test_parts_are_the_whole",),
+    "match/test_match.py": ("test_each_axis",),
     "match/test_match_layout.py": ("test_each_layout_is_matched_and_keeps_its_result",),
     "match/test_mixed.py": ("test_equals_the_original",),
+    "match/test_rotary.py": ("test_compiles_to_the_same",),
+    "tuning/test_tune_linear.py": ("test_types_in_fewer_bits",),
 }
 """Tests of many like cases that are compiled or run, of which every run tries each second one, and `--whole` all."""
 

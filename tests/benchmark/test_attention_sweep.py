@@ -26,14 +26,12 @@ def bench(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[s
     return run_main("onnx_fa.cli.command", ("bench", *args), folder, {**os.environ, **env}, timeout_s=300)
 
 
-@pytest.mark.slow
-def test_a_tiny_sweep(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """Everybody is timed, right, and in every file; there is no CUDA device here, or it is in the table too. PyTorch's compiler
-    takes half a minute for C++ of its own: it compiles with --whole alone, and is called without compiling otherwise."""
+@pytest.mark.whole
+def test_a_tiny_sweep(tmp_path: Path) -> None:
+    """Everybody is timed, right, and in every file; there is no CUDA device here, or it is in the table too."""
     pytest.importorskip("torch")
-    env = {} if pytestconfig.getoption("whole") else {"TORCHDYNAMO_DISABLE": "1"}
     args = ("--heads", "2", "--head-dim", "16", "--seq", "24", "--rounds", "1", "--causal", "-o", "s")
-    done = bench(tmp_path, *args, **env)
+    done = bench(tmp_path, *args)
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.csv", "s.json", "s.md", "s.png"]
     rows = plot.read_csv(tmp_path / "s.csv")
