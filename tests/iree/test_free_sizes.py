@@ -10,10 +10,12 @@ import onnx.parser
 import pytest
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import parse_target
 from tests.support.ort_run import run
 
 SHUFFLES = """<ir_version: 9, opset_import: ["": 18]>
@@ -222,3 +224,26 @@ def test_n_grams_of_free_sizes_are_refused() -> None:
     with pytest.raises(ModelError, match="TfIdfVectorizer over a size that is not static"):
         import_model(onnx.parser.parse_model(GRAMS))
     import_model(onnx.parser.parse_model(GRAMS.replace("int32[T]", "int32[6]")))
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+def test_places_of_integers_for_gpus(opset: int) -> None:
+    """Where CLIP's text ends, which the compiler refuses for CUDA: equal in onnxruntime."""
+    text = (
+        f'<ir_version: 9, opset_import: ["": {opset}]>'
+        + """
+    g (int64[N, T] x) => (int64[N, 1] a, int64[N] b, int64[1, T] c, int64[T] d) {
+      a = ArgMax<axis = 1, select_last_index = 1>(x)
+      b = ArgMax<axis = -1, keepdims = 0>(x)
+      c = ArgMin<axis = 0>(x)
+      d = ArgMin<axis = 0, keepdims = 0, select_last_index = 1>(x)
+    }"""
+    )
+    model = onnx.parser.parse_model(text)
+    infer_types(model, {})
+    legal = legalize(model, target=parse_target("cuda"))
+    assert not {op_of(n) for n in legal.graph.node} & {"ArgMax", "ArgMin"}
+    for n, t in ((3, 7), (1, 1), (5, 2)):
+        inputs = {"x": np.random.default_rng(n).integers(0, 3, (n, t))}
+        for got, want in zip(run(legal, inputs), run(model, inputs), strict=True):
+            np.testing.assert_array_equal(got, want)

@@ -24,7 +24,7 @@ from onnx_fa.iree.legalise import (
     quantized_products,
     unsigned,
 )
-from onnx_fa.iree.legalise.arg_reduce import last_place
+from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
 from onnx_fa.iree.legalise.conv_forms import conv
@@ -344,8 +344,8 @@ _HANDLERS: dict[str, Handler] = {
     "Slice": strided_slice,
     "TensorScatter": tensor_scatter,
     "TopK": top_k,
-    "ArgMax": last_place,
-    "ArgMin": last_place,
+    "ArgMax": arg_reduce,
+    "ArgMin": arg_reduce,
     PAST_ROWS: past_rows,
     "MatMul": _matmul,
     "Gemm": _gemm,
