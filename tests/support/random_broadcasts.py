@@ -28,7 +28,7 @@ def draw_broadcast(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], b
             lengths.append(length)
             odd |= bool(one) and kind != "number"
             named = names.setdefault((axis, length), f"{'one' if one else 'd'}{axis}")
-            dims.append(length if kind == "number" else named if kind == "name" else None)
+            dims.append({"number": length, "name": named, "none": None}[str(kind)])
         inputs.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims))
         feeds[name] = np.asarray(np.abs(rng.standard_normal(lengths)), np.float32)
         return name

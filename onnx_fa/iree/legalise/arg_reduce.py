@@ -11,8 +11,6 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _INTEGERS = (TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
-_AXES_OPSET = 18
-"""The first opset whose ReduceMax takes axes as an input."""
 
 
 def arg_reduce(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -30,34 +28,23 @@ def arg_reduce(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _size(g: GraphWriter, x: str, rank: int, axis: int, hint: str) -> str:
-    """How long an axis is in a run."""
-    sizes = g.typed(g.add("Shape", [x], hint), TensorProto.INT64, [rank])
-    return g.add("Gather", [sizes, g.const(np.array(axis, np.int64), hint)], hint, axis=0)
-
-
 def _place_of_equal(g: GraphWriter, node: onnx.NodeProto, rank: int) -> None:
     hint, x, axis = node.name or op_of(node), node.input[0], attr_of(node, "axis", 0) % rank
     last, zero, one = attr_of(node, "select_last_index", 0), *(g.const(np.array(n, np.int64), hint) for n in (0, 1))
-    size = _size(g, x, rank, axis, hint)
-    best = _reduce(g, "ReduceMax" if op_of(node) == "ArgMax" else "ReduceMin", x, axis, hint, 1)
+    size = g.size(x, axis, hint)
+    best = g.reduce("ReduceMax" if op_of(node) == "ArgMax" else "ReduceMin", x, [axis], hint)
     places = g.add("Range", [zero, size, one], hint)
     if axis < rank - 1:
         places = g.add("Unsqueeze", [places, g.ints(range(1, rank - axis), hint)], hint)
     found = g.add("Where", [g.add("Equal", [x, best], hint), places, zero if last else size], hint)
-    _reduce(g, "ReduceMax" if last else "ReduceMin", found, axis, hint, attr_of(node, "keepdims", 1), node.output[0])
-
-
-def _reduce(g: GraphWriter, op: str, x: str, axis: int, hint: str, keepdims: int, out: str | None = None) -> str:
-    if g.opset < _AXES_OPSET:
-        return g.add(op, [x], hint, out=out, axes=[axis], keepdims=keepdims)
-    return g.add(op, [x, g.ints([axis], hint)], hint, out=out, keepdims=keepdims)
+    kept = attr_of(node, "keepdims", 1)
+    g.reduce("ReduceMax" if last else "ReduceMin", found, [axis], hint, keepdims=kept, out=node.output[0])
 
 
 def _last_place(g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None]) -> None:
     hint, axis = node.name or op_of(node), attr_of(node, "axis", 0) % len(shape)
     zero, one = (g.const(np.array(n, np.int64), hint) for n in (0, 1))
-    size = _size(g, node.input[0], len(shape), axis, hint)
+    size = g.size(node.input[0], axis, hint)
     last = g.add("Sub", [size, one], hint)
     backwards = g.add("Sub", [last, g.add("Range", [zero, size, one], hint)], hint)
     turned = g.typed(g.add("Gather", [node.input[0], backwards], hint, axis=axis), g.kind(node.input[0]), shape)

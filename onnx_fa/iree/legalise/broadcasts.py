@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from onnx_fa.graph.builder import names_in
+from onnx_fa.graph.builder import names_in, unused_name
 from onnx_fa.graph.dims import Shape
 from onnx_fa.graph.op_kinds import BROADCASTS, MULTIPLIES
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, attr_int, op_of, typed_attr
@@ -57,10 +57,7 @@ def doubtful_sizes(model: ir.Model) -> dict[str, list[onnx.NodeProto]]:
             if len(pair) == 2 and pair in known:
                 continue
             known.add(pair)
-            name = f"{node.name or op_of(node)}_sizes"
-            while name in taken:
-                name += "_"
-            taken.add(name)
+            name = unused_name(f"{node.name or op_of(node)}_sizes", taken)
             axes, told = [first.axis, second.axis], _otherwise(node, first, second)
             operands = [str(first.value.name), str(second.value.name)]
             check = helper.make_node("SameSizes", operands, [], name, domain=DOMAIN, axes=axes, otherwise=told)

@@ -88,7 +88,7 @@ def _rows(g: GraphWriter, x: str, shape: Shape, start: int, end: int, axis: int,
     length = shape[axis]
     if isinstance(length, int):
         return g.ints(range(*slice(start, end, step).indices(length)), hint)
-    whole = g.add("Gather", [g.add("Shape", [x], hint), g.const(np.array(axis, np.int64), hint)], hint, axis=0)
+    whole = g.size(x, axis, hint)
 
     def number(n: int) -> str:
         return g.const(np.array(n, np.int64), hint)

@@ -171,6 +171,12 @@ class GraphWriter:
         """A constant vector of int64, as shapes, axes and bounds are."""
         return self.const(np.array(values, np.int64), hint)
 
+    def size(self, x: str, axis: int, hint: str) -> str:
+        """How long an axis is in a run, a number of no dims. Axes are counted from the front."""
+        return self.add(
+            "Gather", [self.add("Shape", [x], hint), self.const(np.array(axis, np.int64), hint)], hint, axis=0
+        )
+
     def sizes(self, x: str, dims: Sequence[int | str | None], hint: str, given: Mapping[int, str] | None = None) -> str:
         """A vector of dims as a run has them: along the axes in `given` those values, else the number that is known, or x's own."""
         parts = []
@@ -215,9 +221,15 @@ class GraphWriter:
 
     def mean(self, x: str, axes: Sequence[int], hint: str) -> str:
         """The mean over axes, which stay as dims of one."""
+        return self.reduce("ReduceMean", x, axes, hint)
+
+    def reduce(
+        self, op: str, x: str, axes: Sequence[int], hint: str, *, keepdims: int = 1, out: str | None = None
+    ) -> str:
+        """A ReduceMax, ReduceMin or ReduceMean, whose axes are an input from opset 18 on."""
         if self.opset < 18:
-            return self.add("ReduceMean", [x], hint, axes=list(axes), keepdims=1)
-        return self.add("ReduceMean", [x, self.const(np.array(axes, np.int64), hint)], hint, keepdims=1)
+            return self.add(op, [x], hint, out=out, axes=list(axes), keepdims=keepdims)
+        return self.add(op, [x, self.ints(axes, hint)], hint, out=out, keepdims=keepdims)
 
     def cast(self, x: str, kind: int, to: int, hint: str, *, out: str | None = None) -> str:
         """x of type `kind` as type `to`; x itself if that is the same and no name for the result is given."""

@@ -7,6 +7,7 @@ from onnx_ir.passes import PassError
 from onnx_ir.passes.common import InlinePass
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.builder import unused_name
 from onnx_fa.graph.casts import dequantized_by
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import STANDARD, op_of
@@ -62,19 +63,14 @@ def _name_unused_outputs(model: ir.Model) -> None:
     """Names the outputs of calls that nobody reads. The inliner would give the function's own value the empty name, which
     means "absent" to the nodes that read it, and a call loses trailing empty outputs when it is saved."""
     calls = [*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes())]
-    taken = {o.name for n in calls for o in n.outputs}
-    taken |= {i.name for n in calls for i in n.inputs if i is not None}
+    taken = {o.name for n in calls for o in n.outputs if o.name}
+    taken |= {i.name for n in calls for i in n.inputs if i is not None and i.name}
     for node in calls:
         if node.op_identifier() not in model.functions:
             continue
         for i, out in enumerate(node.outputs):
-            if out.name:
-                continue
-            name, n = f"{node.name or node.op_type}/unused_{i}", 1
-            while name in taken:
-                name, n = f"{node.name or node.op_type}/unused_{i}_{n}", n + 1
-            taken.add(name)
-            out.name = name
+            if not out.name:
+                out.name = unused_name(f"{node.name or node.op_type}/unused_{i}", taken)
 
 
 def _mark(key: tuple[str, str, str]) -> str:
