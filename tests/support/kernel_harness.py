@@ -49,22 +49,31 @@ def run_iree_compile(text: str, output: Path, flags: Sequence[str], target: Targ
     assert done.returncode == 0, f"{source}: exit code {done.returncode}: {done.stderr[:2000]}"
 
 
-def indices_to_run(request: pytest.FixtureRequest, of_others: Iterable[int] | None = None) -> list[int] | None:
-    """What the tests of this session that use the fixture have as `index`, so that a fixture compiles nothing for tests that were
-    not selected. `of_others`: what tests without an index use; None: all, and where there is one the result is None."""
-    found: set[int] = set()
+def asked_for(
+    request: pytest.FixtureRequest, parameter: str, of_others: Iterable[Any] | None = None
+) -> list[Any] | None:
+    """The values that the tests of this session that use the fixture have as `parameter`, in order, so that a fixture compiles
+    nothing for tests that were not selected. `of_others`: what tests without it use; None: all, and where there is one the
+    result is None."""
+    found: dict[Any, None] = {}
     for item in request.session.items:
         if not isinstance(item, pytest.Function) or item.getparent(pytest.Module) is not request.node:
             continue
         if request.fixturename in item.fixturenames:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            if "index" in parameters:
-                found.add(parameters["index"])
+            if parameter in parameters:
+                found[parameters[parameter]] = None
             elif of_others is None:
                 return None
             else:
-                found.update(of_others)
-    return sorted(found)
+                found |= dict.fromkeys(of_others)
+    return list(found)
+
+
+def indices_to_run(request: pytest.FixtureRequest, of_others: Iterable[int] | None = None) -> list[int] | None:
+    """`asked_for` of `index`, sorted."""
+    found = asked_for(request, "index", of_others)
+    return None if found is None else sorted(found)
 
 
 class Kernels:

@@ -49,6 +49,9 @@ class Steps:
         self.ran: list[tuple[str, str, str]] = []
         self.running: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
+        self.changed = threading.Condition()
+        self.wait_for_two = False
+        """Steps but for timing wait until a second one runs beside them: on a busy machine none would meet another."""
 
     def __call__(self, folder: Path, step: str, given: Json) -> Json:
         said = self.run(folder, step, given)
@@ -62,11 +65,16 @@ class Steps:
             where = get_worker().address
         except ValueError:
             where = "here"
-        self.ran.append((name, step, where))
-        self.running[where] += 1
-        self.most[where] = max(self.most[where], self.running[where])
+        with self.changed:
+            self.ran.append((name, step, where))
+            self.running[where] += 1
+            self.most[where] = max(self.most[where], self.running[where])
+            self.changed.notify_all()
+            if self.wait_for_two and step != "bench":
+                self.changed.wait_for(lambda: max(self.most.values()) > 1, timeout=60)
         time.sleep(0.02)
-        self.running[where] -= 1
+        with self.changed:
+            self.running[where] -= 1
         if step == "export":
             (folder / "model.onnx").write_text(f"model of {name}")
             return record(True, "", seconds=1.0, data={"model": str(folder.resolve() / "model.onnx")})
@@ -177,7 +185,7 @@ def test_what_is_done_is_taken_over(client: Client, steps: Steps, tmp_path: Path
 def test_timing_is_alone(client: Client, steps: Steps, tmp_path: Path) -> None:
     """On the worker for it, which takes nothing else, one model at a time, whatever its threads."""
     many = [Entry(f"m{i}", "family", "bert") for i in range(5)]
-    on = On(client, tmp_path)
+    on, steps.wait_for_two = On(client, tmp_path), True
     run(many, "cpu-host", tmp_path / "out", ALL, elsewhere=on.cluster)
     quiet = {address for address, w in client.scheduler_info()["workers"].items() if w["resources"]}
     assert {where for _, step, where in steps.ran if step == "bench"} == quiet
