@@ -1,11 +1,11 @@
 """Runs the node tests of the onnx package, of every operator, compiled for this CPU, and writes docs/results/operators.md.
 
-    python scripts/operator_tests.py [--only TEXT] [--free] [--jobs N] [--journal FILE] [--again] [-o PAGE]
+    python scripts/operator_tests.py [--only TEXT] [--free | --branch] [--jobs N] [--journal FILE] [--again] [-o PAGE]
 
 What surrounds attention in a model is compiled as well, and a compiler that computes an operator wrongly says nothing. Tests of
 other domains are left out, those whose inputs or outputs are no tensors of numbers, and those that spell out an operator's body.
 `--free`: the sizes of what is no weight are names, equal sizes one name, as in models that take any batch and length;
-those of Attention are left out.
+those of Attention are left out. `--branch`: the operator stands in a branch of an If that only a run chooses.
 The journal keeps what came of each test until it is deleted (`--again`: only while a test passed). Exits with 1 where a result
 differs.
 """
@@ -41,6 +41,7 @@ from onnx_fa.iree.compile import compile_model  # noqa: E402
 from onnx_fa.iree.run import load_module  # noqa: E402
 from onnx_fa.ort_session import ort_session  # noqa: E402
 from onnx_fa.tables import markdown_table  # noqa: E402
+from tests.support.branches import TAKEN, in_branch  # noqa: E402
 from tests.support.node_cases import NodeCase  # noqa: E402
 
 HEAD = """# {title}
@@ -57,14 +58,19 @@ not run, or does not take the inputs.
 """
 CONSTANTS = "sizes, axes and the like are constants, as exporters write them"
 SIZES = {
-    False: {"title": "Operators", "option": "", "sizes": CONSTANTS},
-    True: {
+    "": {"title": "Operators", "option": "", "sizes": CONSTANTS},
+    "free": {
         "title": "Operators of free sizes",
         "option": " --free",
         "sizes": f"{CONSTANTS}; all sizes above 1 of inputs that are no layer's weights are names, equal ones one name",
     },
+    "branch": {
+        "title": "Operators in branches",
+        "option": " --branch",
+        "sizes": f"{CONSTANTS}; the operator stands in a branch of an If that the run takes, beside one that makes zeros",
+    },
 }
-"""The words of the page, with names for sizes and without."""
+"""The words of the page, for operators as they are, of free sizes, and in branches."""
 KINDS = ("pass", "onnxruntime", "differs", "bug", "refused", "compiler", "run")
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 _HELD = frozenset(
@@ -146,14 +152,22 @@ def freed(case: NodeCase) -> NodeCase:
     return replace(case, model=model, inputs=feeds)
 
 
+def branched(case: NodeCase) -> NodeCase:
+    """The test in a branch of an If, which is taken."""
+    return replace(case, model=in_branch(case.model, case.want), inputs={TAKEN: np.array(True), **case.inputs})
+
+
+FORMS = {"": lambda case: case, "free": freed, "branch": branched}
+
+
 def _attends(case: NodeCase) -> bool:
     """An attention's head dim is a number in every model; its lengths are tried free elsewhere."""
     return any(op_of(node) == "Attention" for node in case.model.graph.node)
 
 
-def outcome(name: str, free: bool = False) -> tuple[str, str]:
+def outcome(name: str, form: str = "") -> tuple[str, str]:
     """One of KINDS and the reason."""
-    case = freed(cases()[name]) if free else cases()[name]
+    case = FORMS[form](cases()[name])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "m.vmfb"
         try:
@@ -198,11 +212,11 @@ def _line(error: BaseException) -> str:
     return words[:_LENGTH] or type(error).__name__
 
 
-def run_all(names: list[str], jobs: int, free: bool) -> Iterator[tuple[str, str, str]]:
+def run_all(names: list[str], jobs: int, form: str) -> Iterator[tuple[str, str, str]]:
     """Name, kind and reason of each; where a test ends its process, those that are left have one each."""
     left = set(names)
     with ProcessPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(outcome, name, free): name for name in names}
+        waiting = {pool.submit(outcome, name, form): name for name in names}
         with contextlib.suppress(BrokenProcessPool):
             for future in as_completed(waiting):
                 error = future.exception()
@@ -213,18 +227,18 @@ def run_all(names: list[str], jobs: int, free: bool) -> Iterator[tuple[str, str,
     for name in sorted(left):
         with ProcessPoolExecutor(1) as alone:
             try:
-                yield name, *alone.submit(outcome, name, free).result()
+                yield name, *alone.submit(outcome, name, form).result()
             except BrokenProcessPool:
                 yield name, "run", "the process was ended"
 
 
-def page(rows: dict[str, dict[str, Any]], free: bool) -> str:
+def page(rows: dict[str, dict[str, Any]], form: str) -> str:
     """The counts of each operator that does not pass all of its tests, and every result that differs."""
     by_operator: dict[str, Counter[str]] = {}
     for row in rows.values():
         by_operator.setdefault(row["operator"], Counter())[row["kind"]] += 1
     head = HEAD.format(
-        **SIZES[free],
+        **SIZES[form],
         count=len(rows),
         onnx=version("onnx"),
         operators=len(by_operator),
@@ -249,7 +263,10 @@ def page(rows: dict[str, dict[str, Any]], free: bool) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only tests with this in their names")
-    parser.add_argument("--free", action="store_true", help="with names for sizes")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--free", dest="form", action="store_const", const="free", help="with names for sizes")
+    form.add_argument("--branch", dest="form", action="store_const", const="branch", help="in a branch of an If")
+    parser.set_defaults(form="")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--journal", type=Path, default=Path("operator-tests.jsonl"))
     parser.add_argument("--again", action="store_true", help="also what is in the journal and did not pass")
@@ -257,9 +274,9 @@ def main() -> int:
     args = parser.parse_args()
     lines = args.journal.read_text().splitlines() if args.journal.exists() else []
     done = {row["name"]: row for row in map(json.loads, lines)}
-    wanted = [n for n in sorted(cases()) if args.only in n and not (args.free and _attends(cases()[n]))]
+    wanted = [n for n in sorted(cases()) if args.only in n and not (args.form and _attends(cases()[n]))]
     todo = [n for n in wanted if n not in done or (args.again and done[n]["kind"] != "pass")]
-    for name, kind, reason in run_all(todo, args.jobs, args.free):
+    for name, kind, reason in run_all(todo, args.jobs, args.form):
         row = {"name": name, "operator": op_of(cases()[name].model.graph.node[-1]), "kind": kind, "reason": reason}
         done[name] = row
         with args.journal.open("a") as out:
@@ -269,7 +286,7 @@ def main() -> int:
     rows = {name: done[name] for name in wanted if name in done}
     print(Counter(row["kind"] for row in rows.values()))
     if args.output:
-        args.output.write_text(page(rows, args.free))
+        args.output.write_text(page(rows, args.form))
     return int(any(row["kind"] == "differs" for row in rows.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from onnx_fa.errors import MissingDependencyError
@@ -13,15 +14,24 @@ except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
 
 
-def check_sizes(tensors: Sequence[Any], axes: Sequence[int], otherwise: str) -> None:
-    """Two builtin tensors are as long as each other along an axis each, or the program stops and says `otherwise`."""
-    index = mlir.IndexType.get()
-    sizes = []
-    for tensor, axis in zip(tensors, axes, strict=True):
-        place = {"value": mlir.IntegerAttr.get(index, axis)}
-        at = mlir.Operation.create("arith.constant", results=[index], attributes=place).result
-        sizes.append(mlir.Operation.create("tensor.dim", results=[index], operands=[tensor, at]).result)
-    equal = {"predicate": mlir.IntegerAttr.get(mlir.IntegerType.get_signless(64), 0)}
-    bit = mlir.IntegerType.get_signless(1)
-    same = mlir.Operation.create("arith.cmpi", results=[bit], operands=sizes, attributes=equal).result
-    mlir.Operation.create("cf.assert", operands=[same], attributes={"msg": mlir.StringAttr.get(otherwise)})
+def check_sizes(
+    tensors: Sequence[Any], axes: Sequence[int], otherwise: str, factors: Sequence[int] = (1,), rest: int = 0
+) -> None:
+    """The first of some tensors is as long along its axis as the others along theirs, each times a factor, and `rest` say together,
+    or the program stops and says `otherwise`. All ops are torch's: the compiler takes no others in the body of a Loop."""
+
+    def make(op: str, *operands: Any, result: str = "int", **attributes: Any) -> Any:
+        results = [mlir.Type.parse(f"!torch.{result}")]
+        return mlir.Operation.create(
+            f"torch.{op}", results=results, operands=list(operands), attributes=attributes
+        ).result
+
+    def number(n: int) -> Any:
+        return make("constant.int", value=mlir.IntegerAttr.get(mlir.IntegerType.get_signless(64), n))
+
+    first, *others = [make("aten.size.int", x, number(axis)) for x, axis in zip(tensors, axes, strict=True)]
+    terms = [x if n == 1 else make("aten.mul.int", x, number(n)) for x, n in zip(others, factors, strict=True)]
+    terms += [number(rest)] if rest else []
+    same = make("aten.eq.int", first, reduce(lambda a, b: make("aten.add.int", a, b), terms), result="bool")
+    message = {"message": mlir.StringAttr.get(otherwise)}
+    mlir.Operation.create("torch.runtime.assert", operands=[same], attributes=message)

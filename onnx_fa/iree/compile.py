@@ -168,7 +168,8 @@ def import_planned(
 
     sites = {site.name: site for site in planned.sites}
     made = import_mlir(planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop)
-    own = (*(KEEP_F64 if _F64.search(made.text) else ()), *(KEEP_CHECKS if "cf.assert" in made.text else ()))
+    own = (*(KEEP_F64 if _F64.search(made.text) else ()), *(KEEP_CHECKS if "torch.runtime.assert" in made.text else ()))
+    own += (f"{_TILING}=false",) if made.is_packed_wrongly else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
     told = (tuple(made.linear), tuple(made.norms), tuple(made.linear_attention))
     return ImportedModule(made.text, planned, flags, tuple(made.parameters), *told)

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa.errors import MissingDependencyError, ModelError
+from onnx_fa.graph.builder import names_in
 from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
@@ -23,16 +24,18 @@ from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.apart import apart_name, apart_text
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.bits_calls import bits_call
+from onnx_fa.iree.bodies import CheckedImporter
 from onnx_fa.iree.caller_thread import thread_facts
-from onnx_fa.iree.checked_sizes import check_sizes
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.joined_rows import JOINED_ROWS, join_rows, joined_name, joined_text, joined_type
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
-from onnx_fa.iree.legalise.broadcasts import SAME_SIZES, doubtful_sizes, write_checks
+from onnx_fa.iree.legalise.body_constants import copy_constants
+from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
+from onnx_fa.iree.legalise.input_sizes import named_sizes
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
@@ -79,13 +82,15 @@ except ImportError as _error:
 
 
 class Imported(NamedTuple):
-    """MLIR `text`, the weights that are not in it, and what became of products with weights, norms and linear attentions."""
+    """MLIR `text`, the weights that are not in it, and what became of products with weights, norms and linear attentions; and
+    whether packed layouts would make it wrong."""
 
     text: str
     parameters: list[Parameter]
     linear: list[LinearReport]
     norms: list[NormReport]
     linear_attention: list[LinearAttentionReport]
+    is_packed_wrongly: bool
 
 
 def import_mlir(
@@ -106,7 +111,8 @@ def import_mlir(
     """
     work = with_sure_branches(load(model))
     typed, held = hold_weights(work)
-    write_checks(typed, doubtful_sizes(work))
+    copy_constants(typed)
+    write_checks(typed, doubtful_sizes(work), named_sizes(work, names_in(work)))
     infer_types(typed, sites, data_prop=data_prop)
     raised = raise_opset(typed)
     if raised is not typed:
@@ -121,7 +127,7 @@ def import_mlir(
     norms = find_norm_sites(proto, held, target=target)
     find_rotations(proto, held, target=target)
     widen_sums(proto, held)
-    keep_rows_apart(proto, held, target=target)
+    packed_wrongly = keep_rows_apart(proto, held, target=target)
     join_rows(proto, target=target)
     copy_sliced_rows(proto, target=target)
     info = stock.ModelInfo(proto)
@@ -147,7 +153,8 @@ def import_mlir(
     assert start is not None
     added = [*(k.text for k in kernels), *importer.functions.values()]
     whole = text[: start.end()] + "\n".join(added) + "\n" + text[start.end() :]
-    return Imported(whole, importer.weights.parameters, [*linear, *importer.reports], norms, importer.attentions)
+    linear += importer.reports
+    return Imported(whole, importer.weights.parameters, linear, norms, importer.attentions, packed_wrongly)
 
 
 def _verify(module: Any, declarations: Sequence[str]) -> None:
@@ -183,7 +190,7 @@ def _declaration(kernel: Kernel) -> str:
     return f"util.func private @{kernel.name}({args}) -> ({results})"
 
 
-class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
+class _SiteImporter(CheckedImporter):
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
     __slots__ = ["attentions", "functions", "reports", "sites", "target", "weights"]
@@ -266,14 +273,6 @@ class _SiteImporter(stock.NodeImporter):  # type: ignore[misc]
         name = apart_name(dims, element)
         self.functions[name] = apart_text(dims, element)
         self._call_site(node, name, self._types(node))
-        return True
-
-    def _handle_node_SameSizes(self, node: onnx.NodeProto) -> bool:
-        if op_of(node) != SAME_SIZES:
-            return False
-        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
-            tensors = [to_builtin(self._nv_map[x], have) for x, have in zip(node.input, self._types(node), strict=True)]
-            check_sizes(tensors, **attributes_of(node))
         return True
 
     def _handle_node_JoinedRows(self, node: onnx.NodeProto) -> bool:

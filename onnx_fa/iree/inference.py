@@ -10,6 +10,7 @@ from onnx_fa.graph.bounded import infer_followed
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import SITE
 from onnx_fa.iree.kernels import PlannedSite
+from onnx_fa.iree.legalise.writer import constants_of
 from onnx_fa.spec.dtypes import ONNX
 
 _INFERENCE_ROUNDS = 8
@@ -54,10 +55,7 @@ def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, dat
 def _refine_slices(graph: onnx.GraphProto) -> bool:
     """Sets dims that a Slice with computed bounds leaves alone; shape inference forgets them. True if there was one."""
     shapes = {v.name: v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)}
-    constants = {t.name: t for t in graph.initializer}
-    for node in graph.node:
-        if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
+    constants = constants_of(graph)
     found = False
     for node in graph.node:
         if op_of(node) != "Slice" or len(node.input) < 4 or node.input[3] not in constants:

@@ -79,8 +79,10 @@ class Bound:
     on_host: bool
 
     def __call__(self, *arrays: Any) -> list[Any]:
+        # The bindings know numbers of NumPy, but none that is a bool.
+        taken = [np.asarray(x) if isinstance(x, np.generic) else x for x in arrays]
         with as_batch_job() if self.on_host else nullcontext():
-            result = self.invoke(*arrays)
+            result = self.invoke(*taken)
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
 

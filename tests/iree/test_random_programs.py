@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import onnx_fa
+from tests.support.branches import TAKEN, in_branch
 from tests.support.ort_run import run
 from tests.support.random_programs import draw_program
 
@@ -18,9 +19,13 @@ SEEDS = range(FIRST, FIRST + COUNT) if COUNT else (0, 1, 41, 59)
 """The last two are wrong where packed layouts get what they make wrong. By hand as many as one likes."""
 
 
+@pytest.mark.parametrize("branch", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_program(seed: int, tmp_path: Path) -> None:
+def test_program(seed: int, branch: bool, tmp_path: Path) -> None:
+    """In a branch that the run chooses too."""
     model, feeds = draw_program(seed)
+    if branch:
+        model, feeds = in_branch(model, run(model, feeds)), {TAKEN: np.array(True), **feeds}
     onnx.checker.check_model(model, full_check=True)
     onnx_fa.compile(model, tmp_path / "m.vmfb")
     (got,), (want,) = onnx_fa.run(tmp_path / "m.vmfb", *feeds.values()), run(model, feeds)

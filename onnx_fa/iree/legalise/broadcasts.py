@@ -3,7 +3,7 @@ be that number, and reads what lies behind where one of them is 1 (docs/develope
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx
@@ -20,8 +20,9 @@ from onnx_fa.iree.legalise.writer import declare_own_nodes
 from onnx_fa.spec.terms import Dim
 
 SAME_SIZES = f"{DOMAIN}.SameSizes"
-"""Two tensors and, as the attribute `axes`, an axis of each, along which they are as long as each other. Makes nothing: a program
-stops there with the attribute `otherwise` where they are not."""
+"""Tensors and, as the attribute `axes`, an axis of each: the first one is as long along its own as the others say together, each
+times its number in `factors` (1 where there are none), and `rest` (0). Makes nothing: a program stops there with the attribute
+`otherwise` where that is not so."""
 
 _ELEMENTWISE = BROADCASTS | {
     *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mean", "Sum"),
@@ -46,33 +47,53 @@ class _Place(NamedTuple):
 
 
 def doubtful_sizes(model: ir.Model) -> dict[str, list[onnx.NodeProto]]:
-    """The SameSizes nodes that have to stand before nodes of the main graph, by the first outputs of these: one for every two names
-    of sizes that meet along an axis, and nobody knows whether they are one."""
+    """The SameSizes nodes that have to stand before others, by the first outputs of these: one for every two names of sizes that
+    meet along an axis, and nobody knows whether they are one. What is compared in the body of an If or Loop holds there alone."""
     view, taken = GraphView(model), names_in(model)
-    known: set[frozenset[Dim]] = set()
     checks: dict[str, list[onnx.NodeProto]] = {}
-    for node in model.graph:
-        for first, second in _doubts(view, node):
-            pair = frozenset(d for d in (first.dim, second.dim) if d is not None)
-            if len(pair) == 2 and pair in known:
-                continue
-            known.add(pair)
-            name = unused_name(f"{node.name or op_of(node)}_sizes", taken)
-            axes, told = [first.axis, second.axis], _otherwise(node, first, second)
-            operands = [str(first.value.name), str(second.value.name)]
-            check = helper.make_node("SameSizes", operands, [], name, domain=DOMAIN, axes=axes, otherwise=told)
-            checks.setdefault(str(node.outputs[0].name), []).append(check)
+
+    def look(graph: Iterable[ir.Node], known: set[frozenset[Dim]]) -> None:
+        for node in graph:
+            for first, second in _doubts(view, node):
+                pair = frozenset(d for d in (first.dim, second.dim) if d is not None)
+                if len(pair) == 2 and pair in known:
+                    continue
+                known.add(pair)
+                name = unused_name(f"{node.name or op_of(node)}_sizes", taken)
+                axes, told = [first.axis, second.axis], _otherwise(node, first, second)
+                operands = [str(first.value.name), str(second.value.name)]
+                check = helper.make_node("SameSizes", operands, [], name, domain=DOMAIN, axes=axes, otherwise=told)
+                checks.setdefault(str(node.outputs[0].name), []).append(check)
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    look(attribute.as_graph(), set(known))
+
+    look(model.graph, set())
     return checks
 
 
-def write_checks(model: onnx.ModelProto, checks: Mapping[str, Sequence[onnx.NodeProto]]) -> None:
-    """Puts nodes before those that make the values by which `checks` has them, in place."""
-    if not checks:
-        return
-    nodes = [n for node in model.graph.node for n in (*checks.get(node.output[0] if node.output else "", ()), node)]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    declare_own_nodes(model)
+def write_checks(
+    model: onnx.ModelProto, checks: Mapping[str, Sequence[onnx.NodeProto]], first: Sequence[onnx.NodeProto] = ()
+) -> None:
+    """Puts the nodes of `first` before all others, and nodes before those that make the values by which `checks` has them, in
+    place."""
+    if checks or first:
+        _write(model.graph, checks, first)
+        declare_own_nodes(model)
+
+
+def _write(
+    graph: onnx.GraphProto, checks: Mapping[str, Sequence[onnx.NodeProto]], first: Sequence[onnx.NodeProto] = ()
+) -> None:
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _write(attribute.g, checks)
+    nodes = [*first]
+    nodes += [n for node in graph.node for n in (*checks.get(node.output[0] if node.output else "", ()), node)]
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _otherwise(node: ir.Node, first: _Place, second: _Place) -> str:

@@ -43,19 +43,27 @@ def write_apart(g: GraphWriter, value: str) -> str:
 
 def keep_rows_apart(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
-) -> None:
+) -> bool:
     """Puts an Apart in front of each product of batches that would be wrong, in place. Types of values are taken from
-    `value_info`."""
+    `value_info`. Returns whether there are any in the bodies of other nodes, where the compiler takes no Apart: that program has
+    to do without packed layouts."""
     g = GraphWriter(model, held, target=target)
     if g.cpu is None:
-        return
+        return False
+    within = any(
+        _is_packed_wrongly(body, x)
+        for body in g.bodies()
+        for node in body.graph.node
+        if _has_batches(body, node)
+        for x in node.input
+    )
     found = {
         n: [x for x in node.input if _is_packed_wrongly(g, x)]
         for n, node in enumerate(model.graph.node)
         if _has_batches(g, node)
     }
     if not any(found.values()):
-        return
+        return within
     for n, node in enumerate(model.graph.node):
         for value in dict.fromkeys(found.get(n, ())):
             made = write_apart(g, value)
@@ -64,6 +72,7 @@ def keep_rows_apart(
         g.nodes.append(node)
     g.replace_nodes(g.nodes)
     declare_own_nodes(model)
+    return within
 
 
 def _has_batches(g: GraphWriter, node: onnx.NodeProto) -> bool:

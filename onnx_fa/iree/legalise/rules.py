@@ -55,7 +55,7 @@ from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
 from onnx_fa.iree.legalise.windows import window
-from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of, declare_own_nodes
+from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, declare_own_nodes
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
 
@@ -90,11 +90,11 @@ def legalize(
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
-    ops = {op_of(n) for n in out.graph.node}
+    ops = {op_of(n) for n in all_nodes(out.graph)}
     if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE}:
         declare_own_nodes(out)
     if ops & set(EXPAND):
-        done = frozenset(name for node in out.graph.node if op_of(node) not in EXPAND for name in node.output)
+        done = frozenset(name for node in all_nodes(out.graph) if op_of(node) not in EXPAND for name in node.output)
         out = _expanded(out)
         _rewrite(out, held or {}, target, done)
     return out
@@ -103,7 +103,7 @@ def legalize(
 def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with function bodies in the place of operators, and the types of what is in them. Raises ModelError."""
     g = GraphWriter(model)
-    for node in model.graph.node:
+    for node in all_nodes(model.graph):
         widths = [shape[-1] for x in node.input[:3] if (shape := g.shape(x)) is not None and len(shape) == 3]
         if op_of(node) == "Attention" and not all(isinstance(width, int) for width in widths):
             # onnx infers a width of 0 for its result.
@@ -115,7 +115,7 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         out = onnx.inliner.inline_selected_functions(model, names, inline_schema_functions=True)
     except RuntimeError as e:
-        ops = ", ".join(sorted({op_of(n) for n in model.graph.node} & set(EXPAND)))
+        ops = ", ".join(sorted({op_of(n) for n in all_nodes(model.graph)} & set(EXPAND)))
         raise ModelError(f"onnx cannot write out the function bodies of {ops}: {' '.join(str(e).split())}") from e
     return onnx.shape_inference.infer_shapes(out)
 
@@ -126,9 +126,15 @@ def _rewrite(
     target: Target | None,
     done: frozenset[str] = frozenset(),
 ) -> None:
-    """In place, every node but those that make values that are `done`."""
-    g = GraphWriter(model, held, target=target)
-    for node in model.graph.node:
+    """In place, every node but those that make values that are `done`, also in the bodies of others."""
+    _rewrite_graph(GraphWriter(model, held, target=target), done)
+
+
+def _rewrite_graph(g: GraphWriter, done: frozenset[str]) -> None:
+    for node in g.graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _rewrite_graph(g.within(attribute.g), done)
         handler = None if done.intersection(node.output) else _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)
@@ -141,7 +147,7 @@ def _rewrite(
 def _write_defaults(model: onnx.ModelProto) -> None:
     """Gives operators that their function body is to replace the attributes that they leave out: the inliner writes none."""
     version = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
-    for node in model.graph.node:
+    for node in all_nodes(model.graph):
         if op_of(node) not in EXPAND:
             continue
         given = {a.name for a in node.attribute}

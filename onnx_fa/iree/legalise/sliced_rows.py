@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import onnx
 
+from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.packed_rows import write_apart
 from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
@@ -17,19 +18,31 @@ _PARTS = frozenset(["Slice", "Split"])
 
 
 def copy_sliced_rows(model: onnx.ModelProto, *, target: Target | None = None) -> None:
-    """Puts an Apart in front of each gather from a part of a tensor, in place. Types of values are taken from `value_info`."""
+    """Puts an Apart in front of each gather from a part of a tensor, in place. Types of values are taken from `value_info`. Raises
+    ModelError for a gather in the body of another node, where the compiler takes no Apart."""
     if target is None or not target.is_gpu:
         return
     g = GraphWriter(model, target=target)
+    for body in g.bodies():
+        for node in body.graph.node:
+            if _gathers_from_part(body, node):
+                raise ModelError(
+                    f"node {node.name!r}: {op_of(node)} in the body of another node takes elements of a Slice or Split, which IREE "
+                    "reads at wrong places on GPUs"
+                )
     made = False
     for node in model.graph.node:
-        if op_of(node) in _GATHERS and _is_part(g, node.input[0]) and g.shape(node.input[0]) is not None:
+        if _gathers_from_part(g, node):
             node.input[0] = write_apart(g, node.input[0])
             made = True
         g.nodes.append(node)
     if made:
         g.replace_nodes(g.nodes)
         declare_own_nodes(model)
+
+
+def _gathers_from_part(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return op_of(node) in _GATHERS and _is_part(g, node.input[0]) and g.shape(node.input[0]) is not None
 
 
 def _is_part(g: GraphWriter, value: str) -> bool:

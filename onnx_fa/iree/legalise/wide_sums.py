@@ -24,16 +24,17 @@ _SUMS = frozenset(
 def widen_sums(model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None) -> None:
     """Puts Casts around every sum of f16 or bf16, in place; types of values are taken from `value_info`. To be done when everything
     else has its form: norms and products are told by theirs."""
-    g = GraphWriter(model, held)
-    found = [_is_narrow_sum(g, node) for node in model.graph.node]
-    if not any(found):
-        return
-    for node, is_one in zip(model.graph.node, found, strict=True):
-        if is_one:
-            _widen(g, node)
-        else:
-            g.nodes.append(node)
-    g.replace_nodes(g.nodes)
+    whole = GraphWriter(model, held)
+    for g in (*whole.bodies(), whole):
+        found = [_is_narrow_sum(g, node) for node in g.graph.node]
+        if not any(found):
+            continue
+        for node, is_one in zip(g.graph.node, found, strict=True):
+            if is_one:
+                _widen(g, node)
+            else:
+                g.nodes.append(node)
+        g.replace_nodes(g.nodes)
 
 
 def _is_narrow_sum(g: GraphWriter, node: onnx.NodeProto) -> bool:

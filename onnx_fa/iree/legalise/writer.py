@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -31,24 +32,49 @@ class GraphWriter:
         """`held` has the initializers whose data are not in the model. With a `target`, nodes of our own domain may stand for
         kernels of it."""
         self.target = target
-        graph = model.graph
-        self.graph = graph
         self.held = held or {}
         self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+        self.holder = model.graph
+        """The graph that gets constants which are weights. Others stand where they are read: inference looks no further."""
         self.types: dict[str, tuple[int, list[int | str | None] | None]] = {}
+        self.constants: dict[str, TensorProto] = {}
+        self.names: set[str] = set()
+        self._take(model.graph)
+
+    def within(self, body: onnx.GraphProto) -> GraphWriter:
+        """A writer of a graph that a node of this one has, which reads this one's values too. It has no target: kernels are called
+        in the main graph alone."""
+        inner = copy(self)
+        inner.target = None
+        for cached in ("cuda", "_makers", "_outputs", "_readers"):
+            inner.__dict__.pop(cached, None)
+        inner.types, inner.constants = dict(self.types), dict(self.constants)
+        inner._take(body)
+        return inner
+
+    def bodies(self) -> list[GraphWriter]:
+        """Writers of the bodies of its nodes and of those within them, inner ones before those that hold them."""
+        found = []
+        for node in self.graph.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    body = self.within(attribute.g)
+                    found += [*body.bodies(), body]
+        return found
+
+    def _take(self, graph: onnx.GraphProto) -> None:
+        """Lets the writer be one of `graph`."""
+        self.graph = graph
         for v in (*graph.input, *graph.value_info, *graph.output):
             t = v.type.tensor_type
             shape: list[int | str | None] | None = None
             if t.HasField("shape"):
                 shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in t.shape.dim]
             self.types[v.name] = (t.elem_type, shape)
-        self.constants = {t.name: t for t in graph.initializer}
-        for node in graph.node:
-            if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
-                self.constants[node.output[0]] = node.attribute[0].t
+        self.constants |= constants_of(graph)
         for t in graph.initializer:
             self.types[t.name] = (t.data_type, list(t.dims))
-        self.names = set(self.types) | {o for n in graph.node for o in n.output}
+        self.names |= set(self.types) | {o for n in all_nodes(graph) for o in n.output}
         self.nodes: list[onnx.NodeProto] = []
         self.floats: dict[str, str] = {}
         """Integers that only a Cast to f32 reads and nobody made, and the floats that it would make of them."""
@@ -162,8 +188,8 @@ class GraphWriter:
                 lambda: ir.tensor(make(), name=name), dtype=ir.DataType(kind), shape=ir.Shape(shape), name=name
             )
             stub = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
-            self.graph.initializer.append(stub)
-            self.constants[name] = self.graph.initializer[-1]
+            self.holder.initializer.append(stub)
+            self.constants[name] = self.holder.initializer[-1]
         self.types[name] = kind, list(shape)
         return name
 
@@ -248,6 +274,15 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
                 yield from all_nodes(attribute.g)
+
+
+def constants_of(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    """Its initializers and the tensors of its Constants, by the values' names."""
+    found = {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        if op_of(node) == "Constant" and node.attribute and node.attribute[0].name == "value":
+            found[node.output[0]] = node.attribute[0].t
+    return found
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
