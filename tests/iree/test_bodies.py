@@ -51,7 +51,7 @@ def parsed(text: str, opset: int = 20) -> onnx.ModelProto:
 def test_bodies(name: str, tmp_path: Path) -> None:
     for form, first in ((IF, YES), (IF, NO), (LOOP, np.array(1)), (LOOP, np.array(0))):
         model = parsed(form.format(body=BODIES[name]))
-        (want,) = run(model, {model.graph.input[0].name: first, "x": X})
+        (want,) = run(model, {model.graph.input[0].name: np.asarray(first), "x": X})
         out = tmp_path / "m.vmfb"
         onnx_fa.compile(model, out)
         (got,) = onnx_fa.run(out, first, X)
