@@ -15,10 +15,16 @@ except ImportError as _error:
 
 
 def check_sizes(
-    tensors: Sequence[Any], axes: Sequence[int], otherwise: str, factors: Sequence[int] = (1,), rest: int = 0
+    tensors: Sequence[Any],
+    axes: Sequence[int],
+    otherwise: str,
+    factors: Sequence[int] | None = None,
+    rest: int = 0,
+    least: int = 0,
 ) -> None:
-    """The first of some tensors is as long along its axis as the others along theirs, each times a factor, and `rest` say together,
-    or the program stops and says `otherwise`. All ops are torch's: the compiler takes no others in the body of a Loop."""
+    """The first of some tensors is as long along its axis as the others along theirs, each times a factor, and `rest` say together
+    (at least so long, with `least`), or the program stops and says `otherwise`. All ops are torch's: the compiler takes no others
+    in the body of a Loop."""
 
     def make(op: str, *operands: Any, result: str = "int", **attributes: Any) -> Any:
         results = [mlir.Type.parse(f"!torch.{result}")]
@@ -30,8 +36,10 @@ def check_sizes(
         return make("constant.int", value=mlir.IntegerAttr.get(mlir.IntegerType.get_signless(64), n))
 
     first, *others = [make("aten.size.int", x, number(axis)) for x, axis in zip(tensors, axes, strict=True)]
-    terms = [x if n == 1 else make("aten.mul.int", x, number(n)) for x, n in zip(others, factors, strict=True)]
-    terms += [number(rest)] if rest else []
-    same = make("aten.eq.int", first, reduce(lambda a, b: make("aten.add.int", a, b), terms), result="bool")
+    times = factors or [1] * len(others)
+    terms = [x if n == 1 else make("aten.mul.int", x, number(n)) for x, n in zip(others, times, strict=True)]
+    terms += [number(rest)] if rest or not terms else []
+    whole = reduce(lambda a, b: make("aten.add.int", a, b), terms)
+    same = make("aten.ge.int" if least else "aten.eq.int", first, whole, result="bool")
     message = {"message": mlir.StringAttr.get(otherwise)}
     mlir.Operation.create("torch.runtime.assert", operands=[same], attributes=message)

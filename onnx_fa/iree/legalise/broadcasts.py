@@ -4,7 +4,7 @@ be that number, and reads what lies behind where one of them is 1 (docs/develope
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -16,13 +16,14 @@ from onnx_fa.graph.op_kinds import BROADCASTS, MULTIPLIES
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, attr_int, op_of, typed_attr
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.graph.view import GraphView
+from onnx_fa.iree.legalise.slice_sizes import needed_rows
 from onnx_fa.iree.legalise.writer import declare_own_nodes
 from onnx_fa.spec.terms import Dim
 
 SAME_SIZES = f"{DOMAIN}.SameSizes"
 """Tensors and, as the attribute `axes`, an axis of each: the first one is as long along its own as the others say together, each
-times its number in `factors` (1 where there are none), and `rest` (0). Makes nothing: a program stops there with the attribute
-`otherwise` where that is not so."""
+times its number in `factors` (1 where there are none), and `rest` (0), or with `least` at least so long. Makes nothing: a program
+stops there with the attribute `otherwise` where that is not so."""
 
 _ELEMENTWISE = BROADCASTS | {
     *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mean", "Sum"),
@@ -48,9 +49,16 @@ class _Place(NamedTuple):
 
 def doubtful_sizes(model: ir.Model) -> dict[str, list[onnx.NodeProto]]:
     """The SameSizes nodes that have to stand before others, by the first outputs of these: one for every two names of sizes that
-    meet along an axis, and nobody knows whether they are one. What is compared in the body of an If or Loop holds there alone."""
+    meet along an axis, and nobody knows whether they are one, and one for rows that a Slice has to find. What is compared in the
+    body of an If or Loop holds there alone."""
     view, taken = GraphView(model), names_in(model)
     checks: dict[str, list[onnx.NodeProto]] = {}
+
+    def add(node: ir.Node, operands: Sequence[ir.Value], axes: Sequence[int], told: str, **more: Any) -> None:
+        name = unused_name(f"{node.name or op_of(node)}_sizes", taken)
+        inputs = [str(value.name) for value in operands]
+        check = helper.make_node("SameSizes", inputs, [], name, domain=DOMAIN, axes=axes, otherwise=told, **more)
+        checks.setdefault(str(node.outputs[0].name), []).append(check)
 
     def look(graph: Iterable[ir.Node], known: set[frozenset[Dim]]) -> None:
         for node in graph:
@@ -59,11 +67,12 @@ def doubtful_sizes(model: ir.Model) -> dict[str, list[onnx.NodeProto]]:
                 if len(pair) == 2 and pair in known:
                     continue
                 known.add(pair)
-                name = unused_name(f"{node.name or op_of(node)}_sizes", taken)
-                axes, told = [first.axis, second.axis], _otherwise(node, first, second)
-                operands = [str(first.value.name), str(second.value.name)]
-                check = helper.make_node("SameSizes", operands, [], name, domain=DOMAIN, axes=axes, otherwise=told)
-                checks.setdefault(str(node.outputs[0].name), []).append(check)
+                add(node, [first.value, second.value], [first.axis, second.axis], _otherwise(node, first, second))
+            for value, axis, rows in needed_rows(view, node):
+                told = (
+                    f"Slice {node.name!r} takes axis {axis} of {value.name!r} to have {rows} rows or more; it has fewer"
+                )
+                add(node, [value], [axis], told, rest=rows, least=1)
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.GRAPH:
                     look(attribute.as_graph(), set(known))
