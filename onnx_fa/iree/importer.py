@@ -44,7 +44,7 @@ from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
 from onnx_fa.iree.legalise.wide_sums import widen_sums
-from onnx_fa.iree.legalise.writer import attributes_of
+from onnx_fa.iree.legalise.writer import attributes_of, values_of_constants
 from onnx_fa.iree.mlir_values import (
     builtin_of,
     call_function,
@@ -135,6 +135,8 @@ def import_mlir(
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)
     importer.target = target
     importer.weights.branches = target is not None and target.backend == "cuda"
+    if target is not None and target.is_gpu:
+        importer.weights.computed = values_of_constants(proto.graph)
     if facts:
         importer._p.attributes["iree.reflection"] = mlir.Attribute.parse(facts, module.context)
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
@@ -255,6 +257,7 @@ class _SiteImporter(CheckedImporter):
                 have = builtin_of(value.type, element_type(dtype))
                 want = tensor_of(shape, dtype)
                 operands.append(cast_to(to_builtin(value, have), want))
+            operands = self.weights.keep_for_run(node.input, operands)
             results = call_function(function, operands, [tensor_of(shape, dtype) for shape, dtype in spec.results])
             for name, result in zip(node.output, results, strict=True):
                 self._give(name, result)
@@ -389,5 +392,6 @@ class _SiteImporter(CheckedImporter):
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             operands = zip(node.input, self._types(node), strict=True)
             values = [self.weights.keep(x, to_builtin(self._nv_map[x], have)) for x, have in operands]
+            values = self.weights.keep_for_run(node.input, values)
             for output, value in zip(node.output, call_function(name, values, results), strict=True):
                 self._give(output, value)

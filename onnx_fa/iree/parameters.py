@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,11 @@ except ImportError as _error:
 NIBBLES = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
 
 
+def _hidden(value: Any) -> Any:
+    """A tensor that the compiler does not see through."""
+    return mlir.Operation.create("util.optimization_barrier", results=[value.type], operands=[value]).result
+
+
 class WeightImporter:
     """Makes a value of each weight of one module. `parameters` are those that an archive must hold, in the program's order."""
 
@@ -35,6 +40,8 @@ class WeightImporter:
         """Whether functions that are called choose between dispatches when they run."""
         self.filled: set[str] = set()
         """Constant vectors of one number throughout, where there are branches."""
+        self.computed: frozenset[str] = frozenset()
+        """Values of constants alone, where the compiler cannot compute what a kernel makes of them."""
         self._keys: set[str] = set()
 
     def load(self, weight: onnx.TensorProto, name: str, block: Any) -> Any | None:
@@ -57,9 +64,13 @@ class WeightImporter:
     def keep(self, name: str, value: Any) -> Any:
         """The builtin tensor of a weight. A filled vector is hidden from the compiler: where dispatches read two of them before
         a branch and behind it, it would fill the second one in between, where it cannot (filled_twice.mlir)."""
-        if name not in self.filled:
-            return value
-        return mlir.Operation.create("util.optimization_barrier", results=[value.type], operands=[value]).result
+        return _hidden(value) if name in self.filled else value
+
+    def keep_for_run(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """What a kernel reads. Where all of that are constants, as of the queries that a detector has learned, the first one is
+        hidden: the compiler would compute the result itself, on a CPU, and dies of a GPU's kernel."""
+        first, *others = values
+        return [_hidden(first) if self.computed.issuperset(filter(None, names)) else first, *others]
 
     def load_input(self, info: onnx.ValueInfoProto, block: Any) -> Any:
         """The value of an input that is a parameter. Raises ModelError where a dim of it has no size."""

@@ -285,6 +285,16 @@ def constants_of(graph: onnx.GraphProto) -> dict[str, TensorProto]:
     return found
 
 
+def values_of_constants(graph: onnx.GraphProto) -> frozenset[str]:
+    """The constants of a graph and all that is computed of them alone."""
+    found = set(constants_of(graph))
+    for node in graph.node:
+        bodies = any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute)
+        if node.input and not bodies and all(name in found for name in node.input if name):
+            found.update(node.output)
+    return frozenset(found)
+
+
 def _read(node: onnx.NodeProto) -> set[str]:
     """The values that a node reads, also in its graphs."""
     inner = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
