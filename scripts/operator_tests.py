@@ -88,10 +88,10 @@ _WEIGHTS = frozenset(
 """Names that ONNX gives to inputs which are weights of layers, and numbers beside them."""
 _SECONDS, _BYTES = 120, 6 << 30
 _LENGTH = 160
-_FATAL = frozenset(["ConvTranspose"])
+_FATAL = frozenset(["ConvTranspose", "GRU", "LSTM", "RNN"])
 """Operators that end onnxruntime's process where there are no elements."""
-_STOPS = ("to be of one size, and they are not", "and the module takes")
-"""What a module says that would broadcast what is 1 in a run alone, beside another size or a number."""
+_STOPS = ("to be of one size, and they are not", "and the module takes", "rows or more; it has fewer")
+"""What a module says that would broadcast what is 1 in a run alone, beside another size or a number, or that needs more rows."""
 
 
 @cache
