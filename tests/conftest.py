@@ -45,6 +45,7 @@ LONG = (
 THINNED = {
     "generate/test_generate.py": {"test_tokens_are_those_of_onnxruntime": 2},
     "graph/test_damaged_files.py": {"test_damaged_models_are_handled_or_refused": 2},
+    "iree/test_bodies.py": {"test_bodies": 2},
     "iree/test_bits_product.py": {"test_products": 2},
     "iree/test_dequantize.py": {"test_compiled": 2},
     "iree/test_devices.py": {"test_parts_on_their_devices": 2},
@@ -62,6 +63,7 @@ THINNED = {
         "test_sites_of_each_kind": 2,
         "test_lengths_known_at_run_time": 2,
     },
+    "iree/test_slice_sizes.py": {"test_a_run_is_right_or_stops": 2},
     "iree/test_strided.py": {"test_bounds": 2},
     "kernels/test_bits_product.py": {"test_products": 3},
     "kernels/test_cpu_linear.py": {"test_bytes": 2, "test_numbers": 4, "test_rows_of_pairs": 2, "test_pairs": 2},

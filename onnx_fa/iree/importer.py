@@ -31,8 +31,9 @@ from onnx_fa.iree.joined_rows import JOINED_ROWS, join_rows, joined_name, joined
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
+from onnx_fa.iree.known_ranks import check_ranks
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
-from onnx_fa.iree.legalise.body_constants import copy_constants
+from onnx_fa.iree.legalise.bodies_alone import prepare_bodies
 from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.input_sizes import named_sizes
@@ -111,7 +112,7 @@ def import_mlir(
     """
     work = with_sure_branches(load(model))
     typed, held = hold_weights(work)
-    copy_constants(typed)
+    prepare_bodies(typed)
     write_checks(typed, doubtful_sizes(work), named_sizes(work, names_in(work)))
     infer_types(typed, sites, data_prop=data_prop)
     raised = raise_opset(typed)
@@ -122,6 +123,7 @@ def import_mlir(
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
+    check_ranks(proto.graph)
     linear = find_linear_sites(proto, held, target=target)
     fuse_rounded(proto, held, target=target)  # takes norms of its own
     norms = find_norm_sites(proto, held, target=target)

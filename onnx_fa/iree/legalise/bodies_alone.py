@@ -1,5 +1,5 @@
-"""Small constants stand in the bodies of If, Loop and Scan that read them: ONNX's inference of shapes looks for axes, bounds and
-the like in the graph of the node alone, and the importer takes a value of unknown shape to be a single number."""
+"""Bodies of If, Loop and Scan get what is known around them: ONNX's inference of shapes looks for axes, bounds and the like in the
+graph of a node alone, and the importer takes a value of unknown shape to be a single number."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Mapping
 import onnx
 
 from onnx_fa.graph.builder import unused_name
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import all_nodes, constants_of
 
 _MOST_BYTES = 1 << 12
 
 
-def copy_constants(model: onnx.ModelProto) -> None:
-    """In place: every body gets initializers of its own for the small constants of graphs around it that its nodes read."""
+def prepare_bodies(model: onnx.ModelProto) -> None:
+    """In place: every body gets initializers of its own for the small constants of graphs around it that its nodes read, and the
+    round and the condition that a Loop gives to its body are single numbers, also where the model does not say so."""
     taken = {t.name for t in model.graph.initializer} | {i.name for i in model.graph.input}
     taken |= {name for node in all_nodes(model.graph) for name in node.output}
     _copy(model.graph, {}, taken)
@@ -35,6 +37,8 @@ def _copy(graph: onnx.GraphProto, around: Mapping[str, onnx.TensorProto], taken:
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
+                for value in attribute.g.input[:2] if op_of(node) == "Loop" else ():
+                    value.type.tensor_type.shape.SetInParent()
                 _copy(attribute.g, {**around, **small}, taken)
 
 
