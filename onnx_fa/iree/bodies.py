@@ -34,8 +34,11 @@ class CheckedImporter(stock.NodeImporter):  # type: ignore[misc]
             types = [self._cc.type_proto_to_type(i.type) for i in inputs]
             region.blocks.append(*types, arg_locs=[op.location] * len(types))
             block = region.blocks[0]
+            graph = stock.GraphInfo(self._gi.model_info, attribute.g, is_subgraph=True)
+            # It asks for the types of what a function reads, which may stand around the body.
+            graph.value_info_map = _infos(self._gi) | graph.value_info_map
             inner = CheckedImporter(
-                stock.GraphInfo(self._gi.model_info, attribute.g, is_subgraph=True),
+                graph,
                 parent_op=op,
                 block=block,
                 context_cache=self._cc,
@@ -52,3 +55,15 @@ class CheckedImporter(stock.NodeImporter):  # type: ignore[misc]
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
             check_sizes([self._nv_map[name] for name in node.input], **attributes_of(node))
         return True
+
+
+def _infos(graph: Any) -> dict[str, onnx.ValueInfoProto]:
+    """The types of a graph's values and of those around it, by their names."""
+    weights = {
+        name: onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        for name, tensor in graph.initializer_map.items()
+    }
+    found: dict[str, onnx.ValueInfoProto] = {
+        **weights, **graph.declared_input_map, **graph.output_map, **graph.value_info_map
+    }  # fmt: skip
+    return found

@@ -58,6 +58,14 @@ def test_bodies(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
+def test_a_function_that_the_importer_writes_out(tmp_path: Path) -> None:
+    """It asks for the type of what stands around the branch. (In the body of a Loop the compiler takes no such function.)"""
+    model = parsed(IF.format(body="r = MeanVarianceNormalization<axes = [0, 2, 3]>(x)"))
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    (want,) = run(model, {"c": YES, "x": X})
+    np.testing.assert_allclose(onnx_fa.run(tmp_path / "m.vmfb", YES, X)[0], want, rtol=2e-5, atol=1e-5)
+
+
 def test_a_body_in_a_body() -> None:
     inner = "r = If(c)<then_branch = u () => (float[B, 8, 4, 4] p) { p = LpNormalization<axis = -1>(a) }, "
     inner += "else_branch = w () => (float[B, 8, 4, 4] q) { q = Swish(a) }>"
