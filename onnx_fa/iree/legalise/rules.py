@@ -28,6 +28,7 @@ from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
 from onnx_fa.iree.legalise.conv_forms import conv
+from onnx_fa.iree.legalise.conv_transpose import conv_transpose
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.determinants import determinant
@@ -350,6 +351,7 @@ _HANDLERS: dict[str, Handler] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": _conv,
+    "ConvTranspose": conv_transpose,
     "ConvInteger": integer_convolutions.conv_integer,
     "QLinearConv": integer_convolutions.qlinear_conv,
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), window),
