@@ -51,6 +51,7 @@ from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
+from onnx_fa.iree.legalise.scatter import scatter
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
@@ -344,6 +345,7 @@ _HANDLERS: dict[str, Handler] = {
     "Pow": power,
     "Slice": strided_slice,
     "TensorScatter": tensor_scatter,
+    **dict.fromkeys(("ScatterElements", "ScatterND"), scatter),
     "TopK": top_k,
     "ArgMax": arg_reduce,
     "ArgMin": arg_reduce,
