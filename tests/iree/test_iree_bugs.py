@@ -75,6 +75,11 @@ def test_last_place(tmp_path: Path) -> None:
     assert places.tolist() != [[1], [1]], REPAIRED
 
 
+def test_max_places(tmp_path: Path) -> None:
+    (places,) = load_module(_compiled("max_places", tmp_path))(np.array([[[[1, 2]], [[1, 2]]]], np.float32))
+    assert places.ravel().tolist() == [1, 1], REPAIRED  # the second is 3
+
+
 def test_expand_dynamic_unit(tmp_path: Path) -> None:
     run = load_module(_compiled("expand_dynamic_unit", tmp_path))
     with pytest.raises(RunError, match="not statically 1"):

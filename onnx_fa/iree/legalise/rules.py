@@ -33,6 +33,7 @@ from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.determinants import determinant
 from onnx_fa.iree.legalise.double_waves import wave
+from onnx_fa.iree.legalise.dropout import dropout
 from onnx_fa.iree.legalise.einsums import einsum
 from onnx_fa.iree.legalise.empty_gather import empty_gather
 from onnx_fa.iree.legalise.expand import expand
@@ -47,6 +48,7 @@ from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space, space_to_depth
+from onnx_fa.iree.legalise.pools import pool
 from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
@@ -56,7 +58,7 @@ from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
-from onnx_fa.iree.legalise.windows import window
+from onnx_fa.iree.legalise.vector_products import vector_product
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, attr_of, declare_own_nodes
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
@@ -225,7 +227,7 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
     made = quantized_products.dequantized_product(g, node) or integer_weight_product(g, node)
-    return made or gathered_product(g, node) or _flat_rows(g, node)
+    return made or gathered_product(g, node) or vector_product(g, node) or _flat_rows(g, node)
 
 
 def _gemm(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -356,7 +358,7 @@ _HANDLERS: dict[str, Handler] = {
     "ConvTranspose": conv_transpose,
     "ConvInteger": integer_convolutions.conv_integer,
     "QLinearConv": integer_convolutions.qlinear_conv,
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), window),
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool),
     "DequantizeLinear": dequantize,
     "Cast": _cast,
     "Cos": wave,
@@ -368,6 +370,7 @@ _HANDLERS: dict[str, Handler] = {
     "Expand": expand,
     "Gather": empty_gather,
     "Det": determinant,
+    "Dropout": dropout,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
     "GridSample": grid_sample,
