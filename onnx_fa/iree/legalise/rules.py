@@ -50,6 +50,7 @@ from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space, space_to_depth
 from onnx_fa.iree.legalise.pools import pool
 from onnx_fa.iree.legalise.powers import power
+from onnx_fa.iree.legalise.quantize import quantize
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
@@ -360,6 +361,7 @@ _HANDLERS: dict[str, Handler] = {
     "QLinearConv": integer_convolutions.qlinear_conv,
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool),
     "DequantizeLinear": dequantize,
+    "QuantizeLinear": quantize,
     "Cast": _cast,
     "Cos": wave,
     "Sin": wave,

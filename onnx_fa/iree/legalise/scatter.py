@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.unsigned import widened
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
@@ -36,7 +37,7 @@ def scatter(g: GraphWriter, node: onnx.NodeProto) -> bool:
     out = node.output[0] if wide is None else None
     made = g.add("ScatterND", [x, indices, updates], hint, out=out, reduction=reduction.decode())
     if wide is not None:
-        g.cast(made, wide, kind, hint, out=node.output[0])
+        add_cast(g, made, wide, kind, hint, out=node.output[0])
     return True
 
 
