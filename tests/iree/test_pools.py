@@ -94,6 +94,16 @@ def test_places_of_maxima(tmp_path: Path) -> None:
     assert_same(models[:COUNT], feeds[:COUNT], tmp_path)
 
 
+@pytest.mark.parametrize("batch", [2, "B"])
+def test_maxima_back_at_their_places(batch: int | str, tmp_path: Path) -> None:
+    windows = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    model = model_of(h.make_node("MaxPool", ["x"], ["p", "i"], **windows), {"x": [batch, 3, 6, 4]})
+    model.graph.node.append(h.make_node("MaxUnpool", ["p", "i"], ["y"], "back", **windows))
+    del model.graph.output[:]
+    model.graph.output.append(h.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    assert_same([model], [{"x": np.random.default_rng(0).standard_normal((2, 3, 6, 4)).astype(np.float32)}], tmp_path)
+
+
 def test_sums_of_powers_and_last_windows(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 7, 6)).astype(np.float32)
     models = []
@@ -142,6 +152,14 @@ def pool(op: str = "MaxPool", *, places: bool = True, **attributes: Any) -> onnx
     return h.make_node(op, ["x"], ["y", "places"] if places else ["y"], "pool", **attributes)
 
 
+def unpooled(x: list[Any], output_shape: list[int] | None) -> onnx.ModelProto:
+    names = ["x", "i"] + ["shape"] * (output_shape is not None)
+    node = h.make_node("MaxUnpool", names, ["y"], "back", kernel_shape=[2, 2], strides=[2, 2])
+    model = model_of(node, {"x": x}, None if output_shape is None else {"shape": np.array(output_shape)})
+    model.graph.input.append(h.make_tensor_value_info("i", TensorProto.INT64, x))
+    return model
+
+
 TRAINS: Feeds = {"ratio": np.array(0.5, np.float32), "trains": np.array(True)}
 
 
@@ -170,6 +188,8 @@ TRAINS: Feeds = {"ratio": np.array(0.5, np.float32), "trains": np.array(True)}
             ),
             "node 'pool': LpPool with an auto_pad of a free size",
         ),
+        (unpooled([1, 1, "H", 2], None), "node 'back': MaxUnpool of sizes that are not static"),
+        (unpooled([1, 1, 2, 2], [1, 1, 5, 5]), r"node 'back': MaxUnpool with an output_shape other than \[4, 4\]"),
         (
             model_of(h.make_node("Dropout", ["x", "ratio", "trains"], ["y"], "drop"), {"x": [2]}, TRAINS),
             "node 'drop': Dropout in training mode, whose results are random",
@@ -182,8 +202,11 @@ def test_refused(model: onnx.ModelProto, reason: str) -> None:
 
 
 def test_what_stays() -> None:
-    """Maxima alone, sums of powers without dilations, a matrix by a vector."""
+    """Maxima whose places nobody reads, sums of powers without dilations, a matrix by a vector."""
+    unread = model_of(pool(kernel_shape=[2, 2]), {"x": [1, 2, "H", 4]})
+    del unread.graph.output[1:]
     for model in (
+        unread,
         model_of(pool(places=False, kernel_shape=[2, 2]), {"x": [1, 2, 4, 4]}),
         model_of(pool("LpPool", places=False, kernel_shape=[2, 2]), {"x": [1, 2, 4, 4]}),
         model_of(h.make_node("MatMul", ["a", "b"], ["y"]), {"a": [3, 4], "b": [4]}),

@@ -23,7 +23,9 @@ def places_of_maxima(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """The maxima of images whose pads are there, and their places among all elements, in either `storage_order`. False where nobody
     reads the places. Raises ModelError for images whose size only a run knows, for integers, and for a last window that onnx counts
     and onnxruntime does not."""
-    if op_of(node) != "MaxPool" or len(node.output) < 2 or not node.output[1]:
+    if op_of(node) != "MaxPool" or len(node.output) < 2:
+        return False
+    if not (g.readers(node.output[1]) or g.is_output(node.output[1])):
         return False
     x, shape, kind, hint = node.input[0], g.shape(node.input[0]), g.kind(node.input[0]), node.name or "MaxPool"
     sizes = [d for d in (shape or [])[2:] if isinstance(d, int)]

@@ -46,6 +46,7 @@ from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
+from onnx_fa.iree.legalise.max_unpool import max_unpool
 from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space, space_to_depth
 from onnx_fa.iree.legalise.pools import pool
@@ -360,6 +361,7 @@ _HANDLERS: dict[str, Handler] = {
     "ConvInteger": integer_convolutions.conv_integer,
     "QLinearConv": integer_convolutions.qlinear_conv,
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool),
+    "MaxUnpool": max_unpool,
     "DequantizeLinear": dequantize,
     "QuantizeLinear": quantize,
     "Cast": _cast,
