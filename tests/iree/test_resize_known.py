@@ -205,11 +205,12 @@ def test_refused(model: onnx.ModelProto, reason: str) -> None:
 
 
 def test_what_stays() -> None:
-    """What IREE computes rightly as it is, and integers, which onnxruntime rounds."""
+    """What IREE computes rightly as it is; integers, which onnxruntime rounds; and a long axis."""
     for model in (
         model_of([1, 2, 4, 4], sizes=[1, 2, 7, 9], mode="linear"),
         model_of([1, 2, 4, 4], scales=[1, 1, 2, 2], coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
         model_of([1, 2, "H", "W"], scales=[1, 1, 2, 2], mode="linear"),
         model_of([1, 2, 4, 4], sizes=[1, 2, 3, 3], mode="linear", antialias=1, kind=TensorProto.UINT8),
+        model_of([1, 1, 9000, 2], sizes=[1, 1, 4000, 2], mode="linear", antialias=1),
     ):
         assert [node.op_type for node in legalized(model).graph.node] == ["Resize"]

@@ -17,15 +17,17 @@ _CROP = "tf_crop_and_resize"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, *NARROW)
 _IMAGE = 4
 """How many axes a tensor has whose last two IREE interpolates."""
+_MOST = 1 << 24
+"""Elements of a matrix; that of an axis of many is larger than what it multiplies."""
 _NEAREST = ("half_pixel", "asymmetric")
 _TORCH = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 """Coordinate transformations of nearest rows, and of interpolation, that IREE knows."""
 
 
 def resize_known(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """False where IREE takes the node as it is. Where elements are weighed, what is not finite makes NaN of the others along its
-    axes: zeros multiply it. Raises ModelError for attributes that IREE refuses over sizes that only a run knows, and where onnx
-    infers another shape than onnxruntime gives."""
+    """False where IREE takes the node as it is, of integers, and where matrices would be large. Where elements are weighed, what is
+    not finite makes NaN of the others along its axes: zeros multiply it. Raises ModelError for attributes that IREE refuses over
+    sizes that only a run knows, and where onnx infers another shape than onnxruntime gives."""
     axes, why = _axes_of(g, node), _refused(g, node)
     if attr_of(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch" and min(attr_of(node, "axes", [0])) < 0:
         raise ModelError(
@@ -43,7 +45,9 @@ def resize_known(g: GraphWriter, node: onnx.NodeProto) -> bool:
         raise ModelError(
             f"node {node.name!r}: Resize with {why}, which IREE does not know, over sizes that only a run knows; give them (--dim)"
         )
-    if mode != "nearest" and kind not in _FLOATS:
+    if mode != "nearest" and (
+        kind not in _FLOATS or max((a.made * a.size for a in axes.values() if not a.is_same), default=0) > _MOST
+    ):
         return False
     x = node.input[0]
     if all(axis.size == axis.made for axis in axes.values()):  # onnxruntime copies it, whatever the scales
