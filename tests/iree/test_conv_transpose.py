@@ -92,11 +92,12 @@ def test_any_attributes() -> None:
                 assert "output_shape" in str(e)
                 told += shape is not free
                 continue
-            assert not any(n.op_type == "ConvTranspose" for n in written.graph.node)
+            if any(n.op_type == "ConvTranspose" for n in written.graph.node):  # IREE takes it
+                continue
             (got,) = run(written, feeds)
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=f"{seed} {shape}")
             tried += 1
-    assert tried > COUNT
+    assert tried > COUNT / 2
     assert told < COUNT / 10
 
 
@@ -124,6 +125,13 @@ def test_compiled(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5, err_msg=str(i))
 
 
+def test_what_stays() -> None:
+    for more in ({"strides": [2], "pads": [1, 1], "output_padding": [1]}, {"dilations": [2]}):
+        model = model_of(["B", 4, "L"], (4, 2, 3), **more)
+        infer_types(model, {})
+        assert [node.op_type for node in legalize(model).graph.node] == ["ConvTranspose"]
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -135,7 +143,7 @@ def test_compiled(tmp_path: Path) -> None:
             model_of([2, 2, 6], (2, 3, 4), strides=[3], output_padding=[1], auto_pad="SAME_LOWER"),
             r"whose result onnx takes to be \[2, 3, 19\]",
         ),
-        (model_of([2, 2, 6], (0, 3, 4)), "with a weight whose sizes are not static"),
+        (model_of([2, 2, 6], (0, 3, 4), group=2), "with a weight whose sizes are not static"),
     ],
 )
 def test_refused(model: onnx.ModelProto, reason: str) -> None:

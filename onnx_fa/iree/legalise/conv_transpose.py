@@ -1,5 +1,5 @@
 """ConvTranspose as a Conv of smaller windows, of which one makes `stride` rows of the result side by side. IREE refuses groups,
-`auto_pad`, `output_shape` and pads that differ before and behind an axis, and multiplies the zeros that it puts between rows."""
+`auto_pad`, `output_shape` and pads that differ before and behind an axis; what has none of these it takes."""
 
 from __future__ import annotations
 
@@ -81,9 +81,11 @@ class _Axis:
 
 
 def conv_transpose(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Of any attributes and weight, over one axis or more, of free sizes too. Where windows are no multiple of the stride, what is
-    not finite makes NaN of a few rows beside those that it reaches: zeros multiply it there. Raises ModelError for an
-    `output_shape` of a free size, whose pads only a run knows, and for a weight whose sizes are not static."""
+    """Of any attributes and weight, over one axis or more, of free sizes too; false for what IREE takes. Where windows are no
+    multiple of the stride, what is not finite makes NaN of a few rows beside those that it reaches: zeros multiply it there. Raises
+    ModelError for an `output_shape` of a free size, whose pads only a run knows, and for a weight whose sizes are not static."""
+    if _is_plain(node):
+        return False
     weight = g.shape(node.input[1])
     sizes = [d for d in weight or () if isinstance(d, int)]
     if weight is None or len(sizes) < len(weight) or len(sizes) < 3 or min(sizes) < 1:
@@ -109,6 +111,14 @@ def conv_transpose(g: GraphWriter, node: onnx.NodeProto) -> bool:
         y = _side_by_side(g, y, batch if isinstance(batch, int) else None, columns, axes, hint)
     _cut(g, y, axes, hint, node.output[0])
     return True
+
+
+def _is_plain(node: onnx.NodeProto) -> bool:
+    """Whether it has one group, and the same pads before and behind every axis, which it says itself."""
+    pads = attr_of(node, "pads", [])
+    even = pads[: len(pads) // 2] == pads[len(pads) // 2 :]
+    said = attr_of(node, "auto_pad", b"NOTSET") == b"NOTSET" and not attr_of(node, "output_shape", [])
+    return even and said and attr_of(node, "group", 1) == 1
 
 
 def _axes_of(g: GraphWriter, node: onnx.NodeProto, kernel: Sequence[int]) -> list[_Axis]:
