@@ -210,6 +210,9 @@ def test_what_stays() -> None:
         model_of([1, 2, 4, 4], sizes=[1, 2, 7, 9], mode="linear"),
         model_of([1, 2, 4, 4], scales=[1, 1, 2, 2], coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
         model_of([1, 2, "H", "W"], scales=[1, 1, 2, 2], mode="linear"),
+        model_of(
+            [1, 2, "H", "W"], scales=[1, 1, 2, 2], mode="linear", coordinate_transformation_mode="half_pixel_symmetric"
+        ),
         model_of([1, 2, 4, 4], sizes=[1, 2, 3, 3], mode="linear", antialias=1, kind=TensorProto.UINT8),
         model_of([1, 1, 9000, 2], sizes=[1, 1, 4000, 2], mode="linear", antialias=1),
     ):

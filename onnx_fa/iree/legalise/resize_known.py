@@ -92,7 +92,7 @@ def _refused(g: GraphWriter, node: onnx.NodeProto) -> str:
     for name in ("antialias", "exclude_outside"):
         if attr_of(node, name, 0):
             return name
-    if how in (_CROP, "half_pixel_symmetric"):
+    if how == _CROP:
         return f'coordinates by "{how}"'
     if attr_of(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch":
         return "a keep_aspect_ratio_policy"
