@@ -75,6 +75,11 @@ def test_last_place(tmp_path: Path) -> None:
     assert places.tolist() != [[1], [1]], REPAIRED
 
 
+def test_max_places(tmp_path: Path) -> None:
+    (places,) = load_module(_compiled("max_places", tmp_path))(np.array([[[[1, 2]], [[1, 2]]]], np.float32))
+    assert places.ravel().tolist() == [1, 1], REPAIRED  # the second is 3
+
+
 def test_expand_dynamic_unit(tmp_path: Path) -> None:
     run = load_module(_compiled("expand_dynamic_unit", tmp_path))
     with pytest.raises(RunError, match="not statically 1"):
@@ -153,8 +158,9 @@ def test_unsigned_division(tmp_path: Path) -> None:
 def test_unsigned_order(tmp_path: Path) -> None:
     run = load_module(_compiled("unsigned_order", tmp_path))
     x, low, high = np.array([200, 3, 130], np.uint8), np.array(4, np.uint8), np.array(220, np.uint8)
-    clipped, absolute, most = (np.asarray(found).view(np.uint8) for found in run(x, low, high))
+    clipped, absolute, most, least = (np.asarray(found).view(np.uint8) for found in run(x, low, high))
     assert (clipped != x.clip(low, high)).any() and (absolute != x).any() and most != x.max(), REPAIRED
+    assert least[0] != 3, REPAIRED
 
 
 def test_power_of_negative(tmp_path: Path) -> None:

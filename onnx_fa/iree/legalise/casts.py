@@ -7,6 +7,7 @@ from onnx import TensorProto
 
 from onnx_fa.graph.moves import MOVES
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.words import WORDS, cast_to_word
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 
 _INTEGERS = {
@@ -22,7 +23,7 @@ def cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
     kind = g.kind(x)
     if to == TensorProto.BFLOAT16 and _are_whole(g, x):
         x = _kept_apart(g, x, hint)
-    elif not _by(kind, to):
+    elif not kind or kind == to or not (_by(kind, to) or to in WORDS):
         return False
     add_cast(g, x, kind, to, hint, out=node.output[0])
     return True
@@ -40,6 +41,8 @@ def cast_like(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def add_cast(g: GraphWriter, x: str, kind: int, to: int, hint: str, *, out: str | None = None) -> str:
     """x of type `kind` as type `to`, in steps where one is wrong."""
+    if to in WORDS and kind != to:
+        return cast_to_word(g, x, kind, to, hint, out=out)
     between = _by(kind, to)
     if between:
         x = g.add("Cast", [x], hint, to=between)

@@ -1,4 +1,4 @@
-"""DequantizeLinear of 4-bit integers, or with one scale for every block of neighbours, both of which IREE refuses
+"""DequantizeLinear of 4-bit integers and of uint16, or with one scale for every block of neighbours, which IREE refuses
 (docs/developer/iree-bugs.md); and 4-bit constants that are too small for IREE."""
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ _SMALL = 1024
 
 
 def dequantize(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """(x - zero point) * scale as Cast, Sub and Mul: only the product rounds, as in the op. Without blocks, x has 4 bits, or
-    becomes bf16, which IREE does by a function that is not linked."""
+    """(x - zero point) * scale as Cast, Sub and Mul: only the product rounds, as in the op. Without blocks, x has 4 bits, is
+    uint16, or becomes bf16, which IREE does by a function that is not linked."""
     x, scale = node.input[:2]
     zero = node.input[2] if len(node.input) > 2 else ""
     block, shape, kind = attr_of(node, "block_size", 0), g.shape(x), g.kind(scale)
     to_bf16 = kind == TensorProto.BFLOAT16 and g.kind(x) in _EXACT
-    if not (block or g.kind(x) in _BYTES or to_bf16) or shape is None or not kind or attr_of(node, "output_dtype", 0):
+    to_f32 = kind == TensorProto.FLOAT and g.kind(x) == TensorProto.UINT16
+    if (
+        not (block or g.kind(x) in _BYTES or to_bf16 or to_f32)
+        or shape is None
+        or not kind
+        or attr_of(node, "output_dtype", 0)
+    ):
         return False
     hint = node.name or "DequantizeLinear"
-    along = _blocks(g, node, shape, block, hint) if block else _axis(g, node, shape, hint)
+    along = block_spread(g, node, shape, block, hint) if block else axis_spread(g, node, shape, hint)
     if along is None:
         return False
     number = add_cast(g, _bytes_if_small(g, x, hint), g.kind(x), kind, hint)
@@ -64,7 +70,7 @@ def _count(shape: list[int | str | None]) -> int:
     return int(np.prod([d for d in shape if isinstance(d, int)], dtype=np.int64))
 
 
-def _blocks(
+def block_spread(
     g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None], block: int, hint: str
 ) -> Spread | None:
     """How a number for each block is given to each element; None where sizes are not known or a block is cut off."""
@@ -78,7 +84,7 @@ def _blocks(
     return lambda x: g.add("Gather", [x, indices], f"{hint}/each", axis=axis)
 
 
-def _axis(g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None], hint: str) -> Spread | None:
+def axis_spread(g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None], hint: str) -> Spread | None:
     """How a number for each index of an axis, or one for all, is given to each element; None where the scale's rank is unknown."""
     scale = g.shape(node.input[1])
     if scale is None or len(scale) > 1:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.resize_known import resize_known
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, copy_without
 
 _REPEATS = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")}
@@ -22,8 +23,9 @@ _PLAIN = {"mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff
 
 
 def resize(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A sequence as an image of one row, or the rows of an image of free size repeated; false for all else."""
-    return _resize_sequence(g, node) or _repeat_rows(g, node) or _of_all_axes(g, node)
+    """Rows of an image of free size repeated, axes that are known by what they weigh, or a sequence as an image of one row; false
+    for all else. Raises ModelError."""
+    return _repeat_rows(g, node) or _resize_sequence(g, node) or resize_known(g, node) or _of_all_axes(g, node)
 
 
 def _of_all_axes(g: GraphWriter, node: onnx.NodeProto) -> bool:

@@ -28,10 +28,12 @@ from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
 from onnx_fa.iree.legalise.conv_forms import conv
+from onnx_fa.iree.legalise.conv_transpose import conv_transpose
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.determinants import determinant
 from onnx_fa.iree.legalise.double_waves import wave
+from onnx_fa.iree.legalise.dropout import dropout
 from onnx_fa.iree.legalise.einsums import einsum
 from onnx_fa.iree.legalise.empty_gather import empty_gather
 from onnx_fa.iree.legalise.expand import expand
@@ -44,17 +46,21 @@ from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
+from onnx_fa.iree.legalise.max_unpool import max_unpool
 from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space, space_to_depth
+from onnx_fa.iree.legalise.pools import pool
 from onnx_fa.iree.legalise.powers import power
+from onnx_fa.iree.legalise.quantize import quantize
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
+from onnx_fa.iree.legalise.scatter import scatter
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
-from onnx_fa.iree.legalise.windows import window
+from onnx_fa.iree.legalise.vector_products import vector_product
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, declare_own_nodes
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
@@ -229,7 +235,7 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
     made = quantized_products.dequantized_product(g, node) or integer_weight_product(g, node)
-    return made or gathered_product(g, node) or _flat_rows(g, node)
+    return made or gathered_product(g, node) or vector_product(g, node) or _flat_rows(g, node)
 
 
 def _gemm(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -349,6 +355,7 @@ _HANDLERS: dict[str, Handler] = {
     "Pow": power,
     "Slice": strided_slice,
     "TensorScatter": tensor_scatter,
+    **dict.fromkeys(("ScatterElements", "ScatterND"), scatter),
     "TopK": top_k,
     "ArgMax": arg_reduce,
     "ArgMin": arg_reduce,
@@ -356,10 +363,13 @@ _HANDLERS: dict[str, Handler] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": _conv,
+    "ConvTranspose": conv_transpose,
     "ConvInteger": integer_convolutions.conv_integer,
     "QLinearConv": integer_convolutions.qlinear_conv,
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), window),
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool),
+    "MaxUnpool": max_unpool,
     "DequantizeLinear": dequantize,
+    "QuantizeLinear": quantize,
     "Cast": _cast,
     "Cos": wave,
     "Sin": wave,
@@ -370,6 +380,7 @@ _HANDLERS: dict[str, Handler] = {
     "Expand": expand,
     "Gather": empty_gather,
     "Det": determinant,
+    "Dropout": dropout,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
     "GridSample": grid_sample,

@@ -6,6 +6,7 @@ import onnx
 from onnx import TensorProto
 
 from onnx_fa.iree.legalise import unsigned
+from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 
@@ -29,7 +30,7 @@ def top_k(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if alone:
         _read_values(g, made, places[0], wide or kind)
     elif wide is not None:
-        g.cast(made.output[0], wide, kind, hint, out=values)
+        add_cast(g, made.output[0], wide, kind, hint, out=values)
     return True
 
 

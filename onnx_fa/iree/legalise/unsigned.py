@@ -7,6 +7,7 @@ from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.casts import add_cast
 from onnx_fa.iree.legalise.writer import GraphWriter
 
 _WIDER: dict[int, int] = {
@@ -25,7 +26,7 @@ def divide_signed(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if wide is None:
         return False
     found = g.add(op_of(node), [g.cast(x, kind, wide, hint) for x in node.input], hint)
-    g.cast(found, wide, kind, hint, out=node.output[0])
+    add_cast(g, found, wide, kind, hint, out=node.output[0])
     return True
 
 

@@ -71,7 +71,8 @@ def trim_rows(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A pool, or a convolution of integers that stays one. Raises ModelError where a last window may begin behind the input."""
-    exact = _without_ceil(g, node)
+    shorter = _without_last(g, node)
+    exact = _without_ceil(g, shorter or node) or shorter
     if exact is None:
         _check_last(g, node)
     node = exact or node
@@ -82,6 +83,55 @@ def window(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if made is not None:
         g.nodes.append(made)
     return made is not None
+
+
+def _without_last(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The pool with fewer pads at the end of axes of static size, where the last window that a ceil_mode adds would begin behind
+    the input, and is none; None where no such axis is known. IREE makes one."""
+    shape, kernel = g.shape(node.input[0]), _kernel_of(g, node)
+    if not attr_of(node, "ceil_mode", 0) or not shape or not kernel or len(shape) != len(kernel) + 2:
+        return None
+    axes = len(kernel)
+    strides, dilations = attr_of(node, "strides", [1] * axes), attr_of(node, "dilations", [1] * axes)
+    pads, changed = list(attr_of(node, "pads", [0] * 2 * axes)), False
+    for i, (size, width) in enumerate(zip(shape[2:], kernel, strict=True)):
+        if not isinstance(size, int) or not isinstance(width, int):
+            continue
+        rows = size + pads[i] + pads[axes + i] - (width - 1) * dilations[i] - 1
+        left = rows % strides[i]
+        if left and left <= pads[axes + i] and (rows // strides[i] + 1) * strides[i] >= size + pads[i]:
+            pads[axes + i] -= left
+            changed = True
+            check_places(g, node, i, rows // strides[i] + 1)
+    if not changed:
+        return None
+    made = copy_without(node)
+    _set_pads(made, pads)
+    return made
+
+
+def check_same(node: onnx.NodeProto) -> None:
+    """Raises ModelError for an auto_pad of windows that onnxruntime pads otherwise than onnx says: with dilations, which it leaves
+    out, or further apart than they reach, where its pads are negative."""
+    kernel = attr_of(node, "kernel_shape", [])
+    apart = any(s > k for s, k in zip(attr_of(node, "strides", [1] * len(kernel)), kernel, strict=True))
+    if attr_of(node, "auto_pad", b"NOTSET").startswith(b"SAME") and (apart or max(attr_of(node, "dilations", [1])) > 1):
+        why = "strides longer than its kernel" if apart else "dilations"
+        raise ModelError(
+            f"node {node.name!r}: {op_of(node)} with {why} and an auto_pad, which onnx and onnxruntime read differently; give it "
+            "pads"
+        )
+
+
+def check_places(g: GraphWriter, node: onnx.NodeProto, axis: int, count: int) -> None:
+    """Raises ModelError where onnx infers another number of windows along an axis of an image than onnxruntime makes; the importer
+    goes by onnx's."""
+    told = g.shape(next(name for name in node.output if name)) or []
+    if axis + 2 < len(told) and isinstance(told[axis + 2], int) and told[axis + 2] != count:
+        raise ModelError(
+            f"node {node.name!r}: {op_of(node)} with ceil_mode, of which onnx makes {told[axis + 2]} windows along axis {axis + 2} "
+            f"and onnxruntime {count}: the last begins behind the input; take it off by less pads"
+        )
 
 
 def _without_ceil(g: GraphWriter, node: onnx.NodeProto) -> onnx.NodeProto | None:

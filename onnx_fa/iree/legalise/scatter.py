@@ -1,0 +1,65 @@
+"""ScatterElements and ScatterND that keep the largest or smallest number of a place. IREE knows such a ScatterND, but takes
+unsigned numbers for signed ones, silently (docs/developer/iree-bugs.md); it refuses such a ScatterElements."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.casts import add_cast
+from onnx_fa.iree.legalise.unsigned import widened
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+
+_ORDERED = (b"max", b"min")
+
+
+def scatter(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """As a ScatterND of signed numbers, or the tensor itself where there are no updates, which end the compiler by a division by
+    zero; false where nothing is compared. Raises ModelError for uint64, which no signed type holds, and for a ScatterElements
+    whose rank is not known."""
+    if 0 in (g.shape(node.input[2]) or ()):
+        g.add("Identity", [node.input[0]], node.name or node.op_type, out=node.output[0])
+        return True
+    reduction = attr_of(node, "reduction", b"none")
+    if reduction not in _ORDERED:
+        return False
+    wide, elements = widened(g, node), op_of(node) == "ScatterElements"
+    if wide is None and not elements:
+        return False
+    (x, indices, updates), hint, kind = node.input, node.name or node.op_type, g.kind(node.input[0])
+    if elements:
+        indices = _places(g, node, indices, hint)
+    if wide is not None:
+        x, updates = (g.cast(value, kind, wide, hint) for value in (x, updates))
+    out = node.output[0] if wide is None else None
+    made = g.add("ScatterND", [x, indices, updates], hint, out=out, reduction=reduction.decode())
+    if wide is not None:
+        add_cast(g, made, wide, kind, hint, out=node.output[0])
+    return True
+
+
+def _places(g: GraphWriter, node: onnx.NodeProto, indices: str, hint: str) -> str:
+    """(*indices, rank): where each update goes; along other axes than its own as far as it stands along these."""
+    shape = g.shape(indices)
+    if not shape:
+        raise ModelError(f"node {node.name!r}: ScatterElements of indices whose rank is not known")
+    rank, axis = len(shape), attr_of(node, "axis", 0) % len(shape)
+    indices = g.cast(indices, g.kind(indices), TensorProto.INT64, hint)
+    # Numbers are added to zeros of the indices' sizes: IREE has no Expand of a free axis that is 1 in a run.
+    zeros = g.add("Mul", [indices, g.scalar(0, TensorProto.INT64, hint)], hint) if rank > 1 else ""
+    parts = []
+    for i, size in enumerate(shape):
+        place = indices
+        if i != axis:
+            column = [1] * i + [-1] + [1] * (rank - 1 - i)
+            if isinstance(size, int):
+                row = g.const(np.arange(size).reshape([1] * i + [size] + [1] * (rank - 1 - i)), hint)
+            else:
+                first, step = (g.scalar(n, TensorProto.INT64, hint) for n in (0, 1))
+                row = g.reshape(g.add("Range", [first, g.size(indices, i, hint), step], hint), column, hint)
+            place = g.add("Add", [zeros, row], hint)
+        parts.append(g.add("Unsqueeze", [place, g.ints([rank], hint)], hint))
+    return g.add("Concat", parts, hint, axis=rank) if rank > 1 else parts[0]
