@@ -36,6 +36,7 @@ from onnx_fa.iree.legalise.einsums import einsum
 from onnx_fa.iree.legalise.empty_gather import empty_gather
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
+from onnx_fa.iree.legalise.fourier import dft, stft
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
 from onnx_fa.iree.legalise.grid_sample import grid_sample
@@ -363,6 +364,8 @@ _HANDLERS: dict[str, Handler] = {
     "Einsum": einsum,
     "Expand": expand,
     "Gather": empty_gather,
+    "DFT": dft,
+    "STFT": stft,
     "Det": determinant,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
