@@ -24,9 +24,11 @@ from onnx_fa.iree.legalise import (
     quantized_products,
     unsigned,
 )
+from onnx_fa.iree.legalise.affine_grid import affine_grid
 from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
+from onnx_fa.iree.legalise.col2im import col2im
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
@@ -50,8 +52,10 @@ from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space, space_to_depth
 from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
+from onnx_fa.iree.legalise.roi_align import roi_align
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.strided import strided_slice
+from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
@@ -62,7 +66,6 @@ from onnx_fa.spec.target import Target
 
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
-    "AffineGrid",
     "Attention",
     "CenterCropPad",
     "NegativeLogLikelihoodLoss",
@@ -263,6 +266,12 @@ def _loop(g: GraphWriter, node: onnx.NodeProto) -> bool:
             f"{node.name or 'Loop'}: attention in the blocked form, which IREE's compiler does not survive "
             "(docs/developer/iree-bugs.md): compile the model that it was made from"
         )
+    free = [sum(not isinstance(d, int) for d in g.shape(name) or []) for name in node.input[2:]]
+    if len([n for n in free if n]) > 1 and max(free) > 1:
+        raise ModelError(
+            f"node {node.name!r}: Loop that carries {len(free)} values of free sizes, whose memory IREE mixes up where one has two "
+            "such sizes; give them (--dim)"
+        )
     if len(node.input) < 2 or node.input[1]:
         return False
     made = onnx.NodeProto()
@@ -366,6 +375,10 @@ _HANDLERS: dict[str, Handler] = {
     "Gather": empty_gather,
     "DFT": dft,
     "STFT": stft,
+    "AffineGrid": affine_grid,
+    "Col2Im": col2im,
+    "NonMaxSuppression": non_max_suppression,
+    "RoiAlign": roi_align,
     "Det": determinant,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
