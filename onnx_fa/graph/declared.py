@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 import onnx
 import onnx_ir as ir
 
+from onnx_fa.graph.onnx_inference import write_onesided
 from onnx_fa.graph.ops import constant_tensor, op_of
 
 _CONTENT_BYTES = 1 << 12
@@ -74,13 +75,15 @@ def _made_shape(node: ir.Node, value: ir.Value, model: ir.Model) -> ir.Shape | N
     if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
         return None
     try:
+        proto = ir.serde.serialize_node(node)
+        write_onesided([proto])
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)
         content = {str(v.name): ir.serde.serialize_tensor(t) for v in given if (t := _content(v, model)) is not None}
         types = {str(v.name): ir.serde.serialize_value(v).type for v in given}
         opsets = [onnx.helper.make_opsetid(d, n) for d, n in model.graph.opset_imports.items()]
         made = onnx.shape_inference.infer_node_outputs(
             schema,
-            ir.serde.serialize_node(node),
+            proto,
             types,
             content,
             opset_imports=opsets,

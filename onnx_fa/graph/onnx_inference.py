@@ -3,10 +3,12 @@ node and attribute of it; only what was inferred is read here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
+
+from onnx_fa.graph.ops import op_of
 
 _LARGE = 1000
 """Bytes of an initializer that inference does not get: it follows numbers of shapes, which are small."""
@@ -17,7 +19,9 @@ def infer_by_onnx(model: ir.Model, *, data_prop: bool) -> None:
     it follows the numbers of shapes. Where inference fails, nothing changes: models that contradict themselves are refused
     elsewhere."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(_without_large(model), data_prop=data_prop)
+        proto = _without_large(model)
+        write_onesided(proto.graph.node)
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=data_prop)
     except Exception:  # of protobuf, of ONNX, and of onnx_ir for what it cannot write
         return
     found = {info.name: info.type for info in _infos(inferred.graph)}
@@ -32,6 +36,13 @@ def infer_by_onnx(model: ir.Model, *, data_prop: bool) -> None:
             value.type = kind  # a sequence of tensors is none
         elif kind is not None and kind.dtype != value.dtype:
             value.dtype = kind.dtype
+
+
+def write_onesided(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Gives each STFT that leaves out `onesided` its default, in place: ONNX's inference takes 0 for that, and not 1."""
+    for node in nodes:
+        if op_of(node) == "STFT" and all(a.name != "onesided" for a in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
 def _without_large(model: ir.Model) -> onnx.ModelProto:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx
 
 from onnx_fa.graph.bounded import infer_followed
+from onnx_fa.graph.onnx_inference import write_onesided
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import SITE
 from onnx_fa.iree.kernels import PlannedSite
@@ -41,6 +42,7 @@ def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, dat
             graph.initializer.add(
                 name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
             )
+    write_onesided(graph.node)
     for _ in range(_INFERENCE_ROUNDS):
         inferred = infer_followed(light) if data_prop else onnx.shape_inference.infer_shapes(light)
         del graph.value_info[:]

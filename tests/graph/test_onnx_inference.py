@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from onnx.parser import parse_model
 from onnx_ir.passes.common import ShapeInferencePass
 
+from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.onnx_inference import infer_by_onnx
 
 HEAD = '<ir_version: 10, opset_import: ["" : 18, "other" : 1]>'
@@ -118,3 +119,18 @@ def test_a_sequence_is_no_tensor() -> None:
     assert isinstance(kinds["SequenceEmpty"], ir.SequenceType) and isinstance(kinds["SequenceInsert"], ir.SequenceType)
     inserted = next(i for i in ir.to_proto(model).graph.value_info if i.name == "two")
     assert inserted.type.WhichOneof("value") == "sequence_type"
+
+
+def test_bins_of_one_side_are_the_default() -> None:
+    """ONNX's inference takes an STFT that leaves `onesided` out for one of all bins."""
+    model = _model(
+        """f (float[2, 128, 1] x) => (float[2, 15, 9, 2] y, float[2, 15, 9, 2] o) <int64 step = {8}, int64 frame = {16}> {
+          y = STFT (x, step, , frame)
+          z = STFT (x, step, , frame)
+          o = Identity (z)
+        }"""
+    )
+    infer_by_onnx(model, data_prop=False)
+    assert model.graph.node(1).outputs[0].shape == ir.Shape([2, 15, 9, 2])
+    infer_shapes(model)
+    assert model.graph.node(0).outputs[0].shape == ir.Shape([2, 15, 9, 2])

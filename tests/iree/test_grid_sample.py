@@ -10,6 +10,7 @@ import pytest
 from onnx import helper as h
 
 import onnx_fa
+from onnx_fa.errors import ModelError
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
 from tests.support.ort_run import run
@@ -63,8 +64,35 @@ def test_a_place_that_is_no_number_is_no_other_memory(tmp_path: Path) -> None:
         assert np.isnan(have[1, :, 2]).all() or not have[1, :, 2].any()
 
 
-def test_what_iree_refuses_stays() -> None:
-    for kind in (("cubic", "zeros", 0), ("linear", "reflection", 0)):
-        model = sampled([kind])
-        infer_types(model, {})
-        assert [node.op_type for node in legalize(model).graph.node] == ["GridSample"]
+def test_cubics_reflections_and_volumes(tmp_path: Path) -> None:
+    """Also of images of one row, at whose ends everything is turned round for ever."""
+    rng = np.random.default_rng(2)
+    nodes, infos, outputs, feeds = [], [], [], dict[str, np.ndarray]()
+    kinds: list[tuple[list[int], list[tuple[str, str, int]]]] = [
+        ([5, 8], [("cubic", "border", 0), ("linear", "reflection", 1), ("nearest", "reflection", 0)]),
+        ([1, 3], [("linear", "reflection", 1)]),
+        ([2, 3, 4], [("linear", "reflection", 0), ("linear", "zeros", 1), ("nearest", "border", 0)]),
+    ]
+    for at, (sizes, drawn_kinds) in enumerate(kinds):
+        feeds[f"x{at}"] = rng.standard_normal((N, C, *sizes)).astype(np.float32)
+        feeds[f"grid{at}"] = rng.uniform(-3, 3, (N, *range(2, 2 + len(sizes)), len(sizes))).astype(np.float32)
+        for mode, padding, corners in drawn_kinds:
+            name = f"{len(sizes)}_{sizes[0]}_{mode}_{padding}_{corners}"
+            how = {"mode": mode, "padding_mode": padding, "align_corners": corners}
+            nodes.append(h.make_node("GridSample", [f"x{at}", f"grid{at}"], [name], **how))
+            outputs.append(h.make_tensor_value_info(name, 1, None))
+    for name, x in feeds.items():
+        infos.append(h.make_tensor_value_info(name, 1, ["n", *x.shape[1:]]))
+    graph = h.make_graph(nodes, "main_graph", infos, outputs)
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 20)], ir_version=9)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    for output, a, b in zip(outputs, onnx_fa.run(tmp_path / "m.vmfb", *feeds.values()), run(model, feeds), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=output.name)
+
+
+def test_an_image_of_free_size_is_refused() -> None:
+    model = sampled([("linear", "zeros", 0)])
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "w"
+    infer_types(model, {})
+    with pytest.raises(ModelError, match="whose sizes only a run knows"):
+        legalize(model)

@@ -22,14 +22,18 @@ from onnx_fa.iree.legalise import (
     norms,
     pads,
     quantized_products,
+    small_ops,
     unsigned,
 )
+from onnx_fa.iree.legalise.affine_grid import affine_grid
 from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
+from onnx_fa.iree.legalise.col2im import col2im
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.conv_transpose import conv_transpose
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
+from onnx_fa.iree.legalise.deform_conv import deform_conv
 from onnx_fa.iree.legalise.dequantize import cast_nibbles, dequantize
 from onnx_fa.iree.legalise.determinants import determinant
 from onnx_fa.iree.legalise.double_waves import wave
@@ -38,12 +42,14 @@ from onnx_fa.iree.legalise.einsums import einsum
 from onnx_fa.iree.legalise.empty_gather import empty_gather
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
+from onnx_fa.iree.legalise.fourier import dft, stft
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
 from onnx_fa.iree.legalise.grid_sample import grid_sample
 from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
+from onnx_fa.iree.legalise.loops import loop, scan
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.max_unpool import max_unpool
@@ -54,20 +60,20 @@ from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.quantize import quantize
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
+from onnx_fa.iree.legalise.roi_align import roi_align
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.scatter import scatter
 from onnx_fa.iree.legalise.strided import strided_slice
+from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
 from onnx_fa.iree.legalise.vector_products import vector_product
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, declare_own_nodes
-from onnx_fa.patterns.ops.blocked import SPEC_KEY
 from onnx_fa.spec.target import Target
 
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
-    "AffineGrid",
     "Attention",
     "CenterCropPad",
     "NegativeLogLikelihoodLoss",
@@ -175,6 +181,10 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if target is None:
         return _computed_reshape(g, node, shape)
     want = [int(i) for i in target.ravel()]
+    if 0 in want and 0 in shape and attr_of(node, "allowzero", 0) and -1 not in want:
+        nothing = onnx.helper.make_tensor("value", g.kind(node.input[0]), [1], [0])
+        g.add("ConstantOfShape", [g.ints(want, "none")], node.name or "Reshape", out=node.output[0], value=nothing)
+        return True
     dynamic = [i for i, d in enumerate(shape) if not isinstance(d, int)]
     tail = want[1:]
     hint = node.name or "Reshape"
@@ -266,49 +276,9 @@ def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _loop(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A Loop without a first condition: IREE wants one. Raises ModelError for that of the blocked form, which ends the compiler
-    by a segmentation fault."""
-    if any(p.key == SPEC_KEY for p in node.metadata_props):
-        raise ModelError(
-            f"{node.name or 'Loop'}: attention in the blocked form, which IREE's compiler does not survive "
-            "(docs/developer/iree-bugs.md): compile the model that it was made from"
-        )
-    if len(node.input) < 2 or node.input[1]:
-        return False
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    made.input[1] = g.const(np.array(True), node.name or "Loop")
-    g.nodes.append(made)
-    return True
-
-
-def _scan(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Raises ModelError for a Scan of a number of steps that only a run knows: IREE takes the first of them, or refuses."""
-    count = attr_of(node, "num_scan_inputs", 0)
-    axes = attr_of(node, "scan_input_axes", [0] * count)
-    for x, axis in zip(node.input[len(node.input) - count :], axes, strict=False):
-        shape = g.shape(x)
-        if shape and not isinstance(shape[axis], int):
-            raise ModelError(
-                f"node {node.name!r}: Scan over {x!r}, whose length is not static, of which IREE takes one step; give it (--dim)"
-            )
-    return False
-
-
-def _n_grams(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Raises ModelError for a TfIdfVectorizer over a free size, of which IREE counts some n-grams alone."""
-    shape = g.shape(node.input[0])
-    if shape is not None and all(isinstance(d, int) for d in shape):
-        return False
-    raise ModelError(
-        f"node {node.name!r}: TfIdfVectorizer over a size that is not static, which IREE computes wrongly (--dim)"
-    )
-
-
 _HANDLERS: dict[str, Handler] = {
-    "TfIdfVectorizer": _n_grams,
-    "Scan": _scan,
+    "TfIdfVectorizer": small_ops.n_grams,
+    "Scan": scan,
     "SimplifiedLayerNormalization": norms.rms_norm,  # exporters write it so, though ONNX has none
     f"{CONTRIB}.SimplifiedLayerNormalization": norms.rms_norm,
     "LpNormalization": norms.lp_norm,
@@ -349,7 +319,7 @@ _HANDLERS: dict[str, Handler] = {
     f"{CONTRIB}.GatherBlockQuantized": gather_block_quantized,
     f"{CONTRIB}.MoE": moe,
     f"{CONTRIB}.QMoE": quantized_moe,
-    "Loop": _loop,
+    "Loop": loop,
     **dict.fromkeys(("LSTM", "GRU", "RNN"), recurrent),
     "Pad": pads.pad,
     "Pow": power,
@@ -379,6 +349,20 @@ _HANDLERS: dict[str, Handler] = {
     "Einsum": einsum,
     "Expand": expand,
     "Gather": empty_gather,
+    "DFT": dft,
+    "STFT": stft,
+    "AffineGrid": affine_grid,
+    "Col2Im": col2im,
+    "NonMaxSuppression": non_max_suppression,
+    "RoiAlign": roi_align,
+    "DeformConv": deform_conv,
+    "BitCast": small_ops.bit_cast,
+    "Compress": small_ops.compress,
+    "CumProd": small_ops.cumulative_product,
+    "Squeeze": small_ops.squeeze,
+    "Range": small_ops.narrow_range,
+    "ReverseSequence": small_ops.reverse_sequence,
+    **dict.fromkeys(("ScatterElements", "ScatterND"), small_ops.empty_scatter),
     "Det": determinant,
     "Dropout": dropout,
     "DepthToSpace": depth_to_space,
