@@ -21,7 +21,6 @@ def parsed(text: str) -> onnx.ModelProto:
 
 UNKNOWN = {
     "Reshape": "g (float[B, 4] x, int64[K] s) => (float y) { r = Reshape(x, s) y = ReduceSum<keepdims = 0>(r) }",
-    "Squeeze": "g (float[B, C, 4] x) => (float y) { r = Squeeze(x) y = ReduceSum<keepdims = 0>(r) }",
     "Expand": "g (float[B, 4] x, int64[K] s) => (float y) { r = Expand(x, s) y = ReduceMax<keepdims = 0>(r) }",
     "If": """g (bool c, float[2, 4] x) => (float y) {
         r = If(c)<then_branch = t () => (float[2, 4] a) { a = Neg(x) },

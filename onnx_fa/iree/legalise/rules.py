@@ -362,7 +362,6 @@ _HANDLERS: dict[str, Handler] = {
     "Squeeze": small_ops.squeeze,
     "Range": small_ops.narrow_range,
     "ReverseSequence": small_ops.reverse_sequence,
-    **dict.fromkeys(("ScatterElements", "ScatterND"), small_ops.empty_scatter),
     "Det": determinant,
     "Dropout": dropout,
     "DepthToSpace": depth_to_space,

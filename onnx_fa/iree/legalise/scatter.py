@@ -17,13 +17,16 @@ _ORDERED = (b"max", b"min")
 
 
 def scatter(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """As a ScatterND of signed numbers, or the tensor itself where there are no updates, which end the compiler by a division by
-    zero; false where nothing is compared. Raises ModelError for uint64, which no signed type holds, and for a ScatterElements
-    whose rank is not known."""
-    if 0 in (g.shape(node.input[2]) or ()):
-        g.add("Identity", [node.input[0]], node.name or node.op_type, out=node.output[0])
-        return True
+    """As a ScatterND of signed numbers, or the tensor itself where no updates are compared, which end the compiler by a division by
+    zero; false where nothing is compared. Raises ModelError for uint64, which no signed type holds, for a ScatterElements whose
+    rank is not known, and for updates of no rows that are put in: the one model that is known to have such (NeMo's local
+    attention) comes out wrong for a reason that is not known."""
     reduction = attr_of(node, "reduction", b"none")
+    if any(0 in (g.shape(name) or ()) for name in node.input[1:]):
+        if reduction == b"none":
+            raise ModelError(f"node {node.name!r}: {op_of(node)} of no rows, at which IREE's compiler ends")
+        g.add("Identity", [node.input[0]], node.name or op_of(node), out=node.output[0])
+        return True
     if reduction not in _ORDERED:
         return False
     wide, elements = widened(g, node), op_of(node) == "ScatterElements"

@@ -118,14 +118,6 @@ def squeeze(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return False
 
 
-def empty_scatter(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Raises ModelError for a scatter of nothing, which ends IREE's compiler by a division by zero. It would leave what it was, but
-    the one model that is known to have such (NeMo's local attention) then comes out wrong for another reason."""
-    if 0 not in (g.shape(node.input[1]) or []) and 0 not in (g.shape(node.input[2]) or []):
-        return False
-    raise ModelError(f"node {node.name!r}: {op_of(node)} of no rows, at which IREE's compiler ends")
-
-
 def n_grams(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Raises ModelError for a TfIdfVectorizer over a free size, of which IREE counts some n-grams alone."""
     shape = g.shape(node.input[0])
