@@ -53,7 +53,9 @@ class CheckedImporter(stock.NodeImporter):  # type: ignore[misc]
         if op_of(node) != SAME_SIZES:
             return False
         with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
-            check_sizes([self._nv_map[name] for name in node.input], **attributes_of(node))
+            attributes = attributes_of(node)
+            told = attributes.pop("otherwise").decode(errors="replace")
+            check_sizes([self._nv_map[name] for name in node.input], otherwise=told, **attributes)
         return True
 
 

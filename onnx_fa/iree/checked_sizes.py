@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -12,6 +13,11 @@ try:
     from iree.compiler import ir as mlir
 except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
+
+
+_HOSTILE = re.compile(r"[^A-Za-z0-9_ .,:;'()\[\]/+*=?-]")
+"""Letters of names that a model gives and that no text for the compiler, terminal or page may hold."""
+_MOST_LETTERS = 600
 
 
 def check_sizes(
@@ -41,5 +47,5 @@ def check_sizes(
     terms += [number(rest)] if rest or not terms else []
     whole = reduce(lambda a, b: make("aten.add.int", a, b), terms)
     same = make("aten.ge.int" if least else "aten.eq.int", first, whole, result="bool")
-    message = {"message": mlir.StringAttr.get(otherwise)}
+    message = {"message": mlir.StringAttr.get(_HOSTILE.sub("?", otherwise)[:_MOST_LETTERS])}
     mlir.Operation.create("torch.runtime.assert", operands=[same], attributes=message)

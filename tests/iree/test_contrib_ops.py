@@ -323,15 +323,22 @@ def test_refused(op: str, arrays: Any, outputs: Any, attrs: dict[str, Any], word
 
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 @pytest.mark.parametrize(
-    ("kind", "wide"), [(T.UINT8, T.INT32), (T.UINT16, T.INT32), (T.UINT32, T.INT64), (T.INT8, None)]
+    ("kind", "wide", "back"),
+    [
+        (T.UINT8, T.INT32, [T.UINT8]),
+        # Looked up in a table, whose places are of int64.
+        (T.UINT16, T.INT32, [T.INT64]),
+        (T.UINT32, T.INT64, []),
+        (T.INT8, None, []),
+    ],
 )
-def test_unsigned_integers_are_divided_as_signed_ones(op: str, kind: int, wide: int | None) -> None:
+def test_unsigned_integers_are_divided_as_signed_ones(op: str, kind: int, wide: int | None, back: list[int]) -> None:
     info = [h.make_tensor_value_info(name, kind, [4]) for name in "xyz"]
     graph = h.make_graph([h.make_node(op, ["x", "y"], ["z"], name="node")], "g", info[:2], info[2:])
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)
     new, dtype = written(model), h.tensor_dtype_to_np_dtype(kind)
     assert [a.i for n in new.graph.node for a in n.attribute if a.name == "to"] == (
-        [] if wide is None else [wide, wide, kind]
+        [] if wide is None else [wide, wide, *back]
     )
     x, y = np.array([100, 37, 29, 125]).astype(dtype), np.array([10, 16, 7, 100]).astype(dtype)
     if wide is not None:
