@@ -106,8 +106,8 @@ def test_an_infinite_value_of_the_last_key(tmp_path: Path) -> None:
 @here
 def test_random_specs() -> None:
     """More by hand: `python -m tests.fuzz --products amx`."""
-    done = fuzz.run_chunk(0, 2, products="amx")
-    assert done["wrong"] == [] and done["refused"] == [] and done["kernels"] == 2
+    done = fuzz.run_chunk(0, 1, products="amx")
+    assert done["wrong"] == [] and done["refused"] == [] and done["kernels"] == 1
 
 
 def test_compiles_to_both(tmp_path: Path) -> None:

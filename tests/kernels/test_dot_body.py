@@ -121,8 +121,8 @@ def test_an_infinite_value_of_the_last_key(tmp_path: Path) -> None:
 def test_random_specs() -> None:
     """More by hand: `python -m tests.fuzz --products bf16`."""
     _host()
-    done = fuzz.run_chunk(0, 6, products="bf16")
-    assert done["wrong"] == [] and done["refused"] == [] and done["kernels"] == 6
+    done = fuzz.run_chunk(0, 3, products="bf16")
+    assert done["wrong"] == [] and done["refused"] == [] and done["kernels"] == 3
 
 
 def test_compiles_to_the_instruction(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -77,10 +78,16 @@ STORED = [
 """Cases of K and V kept as integers or gathered from pools, and of head dims of several tiles; NumPy knows no bf16."""
 
 
+def _blocks(name: str) -> float:
+    """How long the interpreter takes: blocks of keys, of all blocks of queries of all heads, and what each case takes besides."""
+    specs = BY_NAME[name].bound()
+    return 4 + sum(math.prod((*s.batch, s.Hq, -(-s.Sq // 32), -(-s.Skv // 32))) for s in specs)
+
+
 def _in_parts(names: list[str], known: Iterable[str] = ()) -> tuple[list[str], list[str]]:
     """Those of every run, and the others: the interpreter takes a second or two for each. `known`: cases that are tried too."""
     of_known = frozenset[str]().union(*(kinds_of(BY_NAME[name]) for name in known))
-    kept = set(sampled([kinds_of(BY_NAME[name]) for name in names], 20, of_known))
+    kept = set(sampled([kinds_of(BY_NAME[name]) for name in names], None, of_known, costs=list(map(_blocks, names))))
     now = [names[i] for i in sorted(kept)]
     return now, [name for i, name in enumerate(names) if i not in kept]
 

@@ -154,15 +154,15 @@ _INDEX = {case.name: i for i, case in enumerate(_FIRST)}
 _POISONED = ("empty_zero_bool", "empty_guarded_bool", "empty_nan_bool", "causal", "plain")
 
 
-def _part(cases: Sequence[Case], every: int, *others: list[Case], always: Sequence[int] = ()) -> list[int]:
+def _part(cases: Sequence[Case], *others: list[Case], always: Sequence[int] = ()) -> list[int]:
     """Places of what every run tries. Of kinds that `others` bring it needs no more."""
     known = frozenset[str]().union(*(kinds_of(case) for other in others for case in other))
-    return sampled([kinds_of(case) for case in cases], every, known, always)
+    return sampled([kinds_of(case) for case in cases], None, known, always)
 
 
-_FIRST_NOW = _part(_FIRST, 8, always=[*range(len(_LONG)), *(_INDEX[name] for name in _POISONED)])
-_REST_NOW = _part(_REST, 20, [_FIRST[i] for i in _FIRST_NOW])
-_EXPRESSIONS_NOW = _part(_EXPRESSIONS, 20, [_FIRST[i] for i in _FIRST_NOW], [_REST[i] for i in _REST_NOW])
+_FIRST_NOW = _part(_FIRST, always=[*range(len(_LONG)), *(_INDEX[name] for name in _POISONED)])
+_REST_NOW = _part(_REST, [_FIRST[i] for i in _FIRST_NOW])
+_EXPRESSIONS_NOW = _part(_EXPRESSIONS, [_FIRST[i] for i in _FIRST_NOW], [_REST[i] for i in _REST_NOW])
 
 
 def _compiled(
