@@ -158,7 +158,8 @@ def test_unsigned_division(tmp_path: Path) -> None:
 def test_unsigned_order(tmp_path: Path) -> None:
     run = load_module(_compiled("unsigned_order", tmp_path))
     x, low, high = np.array([200, 3, 130], np.uint8), np.array(4, np.uint8), np.array(220, np.uint8)
-    clipped, absolute, most, least = (np.asarray(found).view(np.uint8) for found in run(x, low, high))
+    first, update = np.zeros((1, 1), np.int64), np.array([3], np.uint8)
+    clipped, absolute, most, least = (np.asarray(found).view(np.uint8) for found in run(x, low, high, first, update))
     assert (clipped != x.clip(low, high)).any() and (absolute != x).any() and most != x.max(), REPAIRED
     assert least[0] != 3, REPAIRED
 
