@@ -205,8 +205,9 @@ def outcome(name: str, form: str = "") -> tuple[str, str]:
     try:
         case.check(have)
     except AssertionError as e:
-        kind = "onnxruntime" if _is_onnxruntimes(case, have) else "rounding" if _is_rounded(case, have) else "differs"
-        return kind, _line(e)
+        if _is_onnxruntimes(case, have):
+            return "onnxruntime", _line(e)
+        return "rounding" if _is_rounded(case, have) else "differs", _line(e)
     return "pass", ""
 
 

@@ -7,7 +7,7 @@ import onnx
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import all_nodes
+from onnx_fa.iree.legalise.writer import all_nodes, bodies_of
 
 
 def check_ranks(graph: onnx.GraphProto) -> None:
@@ -25,9 +25,8 @@ def check_ranks(graph: onnx.GraphProto) -> None:
                 )
         if op_of(node) == "Tile" and _is_of_unknown_length(types.get(node.input[1])):
             raise ModelError(f"node {node.name!r}: Tile takes repeats of unknown number, which IREE leaves out")
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                check_ranks(attribute.g)
+        for body in bodies_of(node):
+            check_ranks(body)
 
 
 def _is_of_unknown_length(kind: onnx.TypeProto | None) -> bool:

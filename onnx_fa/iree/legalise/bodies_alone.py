@@ -9,7 +9,7 @@ import onnx
 
 from onnx_fa.graph.builder import unused_name
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import all_nodes, constants_of
+from onnx_fa.iree.legalise.writer import all_nodes, bodies_of, constants_of
 
 _MOST_BYTES = 1 << 12
 
@@ -35,11 +35,10 @@ def _copy(graph: onnx.GraphProto, around: Mapping[str, onnx.TensorProto], taken:
                 node.input[place] = copied[name]
     small = {name: t for name, t in constants_of(graph).items() if t.ByteSize() <= _MOST_BYTES and not _elsewhere(t)}
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                for value in attribute.g.input[:2] if op_of(node) == "Loop" else ():
-                    value.type.tensor_type.shape.SetInParent()
-                _copy(attribute.g, {**around, **small}, taken)
+        for body in bodies_of(node):
+            for value in body.input[:2] if op_of(node) == "Loop" else ():
+                value.type.tensor_type.shape.SetInParent()
+            _copy(body, {**around, **small}, taken)
 
 
 def _elsewhere(tensor: onnx.TensorProto) -> bool:

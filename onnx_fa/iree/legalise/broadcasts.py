@@ -17,7 +17,7 @@ from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, attr_int, op_of, typed_att
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.graph.view import GraphView
 from onnx_fa.iree.legalise.slice_sizes import needed_rows
-from onnx_fa.iree.legalise.writer import declare_own_nodes
+from onnx_fa.iree.legalise.writer import bodies_of, declare_own_nodes, put_nodes
 from onnx_fa.spec.terms import Dim
 
 SAME_SIZES = f"{DOMAIN}.SameSizes"
@@ -95,14 +95,11 @@ def _write(
     graph: onnx.GraphProto, checks: Mapping[str, Sequence[onnx.NodeProto]], first: Sequence[onnx.NodeProto] = ()
 ) -> None:
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _write(attribute.g, checks)
+        for body in bodies_of(node):
+            _write(body, checks)
     nodes = [*first]
     nodes += [n for node in graph.node for n in (*checks.get(node.output[0] if node.output else "", ()), node)]
-    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
+    put_nodes(graph, nodes)
 
 
 def _otherwise(node: ir.Node, first: _Place, second: _Place) -> str:

@@ -69,7 +69,7 @@ from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
 from onnx_fa.iree.legalise.vector_products import vector_product
-from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, declare_own_nodes
+from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, bodies_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
 EXPAND = (
@@ -144,9 +144,8 @@ def _rewrite(
 
 def _rewrite_graph(g: GraphWriter, done: frozenset[str]) -> None:
     for node in g.graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _rewrite_graph(g.within(attribute.g), done)
+        for body in bodies_of(node):
+            _rewrite_graph(g.within(body), done)
         handler = None if done.intersection(node.output) else _HANDLERS.get(op_of(node))
         if handler is None or not handler(g, node):
             g.nodes.append(node)

@@ -56,10 +56,9 @@ class GraphWriter:
         """Writers of the bodies of its nodes and of those within them, inner ones before those that hold them."""
         found = []
         for node in self.graph.node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    body = self.within(attribute.g)
-                    found += [*body.bodies(), body]
+            for graph in bodies_of(node):
+                body = self.within(graph)
+                found += [*body.bodies(), body]
         return found
 
     def _take(self, graph: onnx.GraphProto) -> None:
@@ -136,7 +135,7 @@ class GraphWriter:
                 continue
             seen.add(value)
             node = self.maker(value)
-            if node is None or not node.input or any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+            if node is None or not node.input or bodies_of(node):
                 return False
             left += [v for v in node.input if v]
         return True
@@ -162,9 +161,7 @@ class GraphWriter:
 
     def replace_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Makes these the graph's nodes; some may be nodes that it has, which are gone as soon as it lets go of them."""
-        kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(kept)
+        put_nodes(self.graph, nodes)
 
     def const(self, array: Any, hint: str) -> str:
         name = self.fresh(hint)
@@ -271,9 +268,20 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Those of a graph and of all within it."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from all_nodes(attribute.g)
+        for body in bodies_of(node):
+            yield from all_nodes(body)
+
+
+def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
+    return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+
+
+def put_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Makes these the graph's nodes; some may be nodes that it has, which are gone as soon as it lets go of them."""
+    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def constants_of(graph: onnx.GraphProto) -> dict[str, TensorProto]:
@@ -289,15 +297,14 @@ def values_of_constants(graph: onnx.GraphProto) -> frozenset[str]:
     """The constants of a graph and all that is computed of them alone."""
     found = set(constants_of(graph))
     for node in graph.node:
-        bodies = any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute)
-        if node.input and not bodies and all(name in found for name in node.input if name):
+        if node.input and not bodies_of(node) and all(name in found for name in node.input if name):
             found.update(node.output)
     return frozenset(found)
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
     """The values that a node reads, also in its graphs."""
-    inner = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    inner = bodies_of(node)
     return set(node.input).union(
         *(_read(n) for graph in inner for n in graph.node), *({o.name for o in g.output} for g in inner)
     )
