@@ -27,8 +27,9 @@ TAKEN = {name: spec for name, spec in CASES.items() if not kept_why(spec, HOST)}
 LONG = {
     "long": NormSpec((197,), 768, "f32", "f32", 1e-12, True, "f32", "f32"),
     "longest": NormSpec((3,), 9000, "f32", "f32", 1e-5, True, "f32", "f32", True, True),
+    "in_parts": NormSpec((2, 3), 48000, "f32", "f32", 1e-5),
 }
-"""More rows than a workgroup's, and rows that pass what one has."""
+"""More rows than a workgroup's, rows that pass what one has, and rows whose sums are added up in parts."""
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ ContribOperators.md of onnxruntime and ONNX's Operators.md say what they compute
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import NARROW, GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import FLOATS, NARROW, GraphWriter, attr_of, named_dims
+from onnx_fa.kernels.row_sites import kept_why
+from onnx_fa.spec.norm import NormSpec
 
 _SKIP_EPSILON = 1e-12
 """The default of SkipLayerNormalization and EmbedLayerNormalization."""
@@ -88,11 +93,18 @@ def embed_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """InstanceNormalization of (N, C, D1 ... Dn) with sizes that only a run knows, over which IREE takes wrong means
-    (docs/developer/iree-bugs.md): NaN for most inputs. Known sizes it computes rightly."""
+    """InstanceNormalization of (N, C, D1 ... Dn): a norm of rows where the target has a kernel for so many numbers. With sizes
+    that only a run knows IREE takes wrong means (docs/developer/iree-bugs.md), NaN for most inputs; others it computes rightly."""
     x, scale, bias = node.input
     kind, shape = g.types.get(x, (0, None))
-    if not kind or shape is None or all(isinstance(d, int) for d in shape[2:]):
+    if not kind or shape is None:
+        return False
+    numbers = _numbers_of(shape[2:])
+    groups = shape[1]
+    if numbers and isinstance(groups, int) and _has_kernel(g, shape[:2], numbers, kind):
+        _norm_of_groups(g, node, groups, numbers, (scale, bias))
+        return True
+    if numbers is not None:
         return False
     hint = node.name or "InstanceNormalization"
     stash = TensorProto.FLOAT if kind in NARROW else kind
@@ -105,6 +117,62 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     scaled = g.add("Add", [g.add("Mul", [normal, factor], hint), summand], hint)
     g.cast(scaled, stash, kind, hint, out=node.output[0])
     return True
+
+
+def group_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """GroupNormalization of (N, C, D1 ... Dn) as a norm of rows, one of each group, where the target has a kernel for so many
+    numbers. Before opset 21 a scale and a bias are of a group, since then of a channel."""
+    x, scale, bias = node.input
+    kind, shape = g.types.get(x, (0, None))
+    numbers, groups = _numbers_of((shape or [None])[1:]), attr_of(node, "num_groups", 0)
+    if not kind or not shape or not numbers or groups < 1 or numbers % groups:
+        return False
+    if attr_of(node, "stash_type", TensorProto.FLOAT) != TensorProto.FLOAT and kind != TensorProto.FLOAT:
+        return False  # statistics in a narrower type round, which the kernel's do not
+    if not _has_kernel(g, [shape[0], groups], numbers // groups, kind):
+        return False
+    _norm_of_groups(g, node, groups, numbers // groups, (scale, bias))
+    return True
+
+
+def _numbers_of(sizes: Sequence[int | str | None]) -> int | None:
+    """The product of sizes; None where only a run knows one."""
+    known = [d for d in sizes if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _has_kernel(g: GraphWriter, rows: Sequence[int | str | None], numbers: int, kind: int) -> bool:
+    """Whether rows of so many numbers have a kernel of this project; an image of nothing has none."""
+    dtype = FLOATS.get(kind)
+    if g.target is None or dtype is None or 0 in rows or numbers < 1:
+        return False
+    return not kept_why(NormSpec(named_dims(rows), numbers, dtype, dtype, 0.0), g.target)
+
+
+def _norm_of_groups(g: GraphWriter, node: onnx.NodeProto, groups: int, numbers: int, weights: tuple[str, str]) -> None:
+    """x (N, ...) as rows (N, groups, numbers), their norm, and in x's shape again what a factor and a summand of each channel, or
+    of each group, make of it. Those that are all 1, and 0, are left out: PyTorch's exports have the real ones behind the norm."""
+    kind, shape = g.types[node.input[0]]
+    assert shape is not None
+    hint = node.name or "Norm"
+    stash = TensorProto.FLOAT if kind in NARROW else kind
+    rows = g.add("Reshape", [node.input[0], g.ints([0, groups, numbers], hint)], hint)
+    wide = g.cast(rows, kind, stash, hint)
+    centred = g.add("Sub", [wide, g.mean(wide, [-1], hint)], hint)
+    value = normal_of(g, centred, stash, [-1], attr_of(node, "epsilon", 1e-5), hint)
+    whole = [0, *(int(d or 0) for d in shape[1:])]
+    of_groups = g.shape(weights[0]) == [groups]
+    if not of_groups:
+        value = g.add("Reshape", [value, g.ints(whole, hint)], hint)
+    column = g.ints([-1, *[1] * (1 if of_groups else len(shape) - 2)], hint)
+    for op, tensor, none in zip(("Mul", "Add"), weights, (1, 0), strict=True):
+        known = g.array(tensor)
+        if known is None or not (known == none).all():
+            numbers_of = g.cast(g.add("Reshape", [tensor, column], hint), kind, stash, hint)
+            value = g.add(op, [value, numbers_of], hint)
+    if of_groups:
+        value = g.add("Reshape", [value, g.ints(whole, hint)], hint)
+    g.cast(value, stash, kind, hint, out=node.output[0])
 
 
 def lp_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:

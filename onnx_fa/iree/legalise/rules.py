@@ -345,6 +345,7 @@ _HANDLERS: dict[str, Handler] = {
     "CastLike": casts.cast_like,
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
+    "GroupNormalization": norms.group_norm,
     "Einsum": einsum,
     "Expand": expand,
     "Gather": empty_gather,

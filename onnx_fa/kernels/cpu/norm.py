@@ -18,6 +18,8 @@ _SUMS = 4
 """Vectors that are added up apart: the next addition to one of them has to wait for the last."""
 _NUMBERS = 8192
 """Of the rows of a workgroup, about: a worker has begun with the next one before it has finished more of them."""
+_STEPS = 512
+"""Additions to one sum, at most, where rows are long."""
 _SMALL = 2.0**-80
 """Brings f32's largest numbers to where their squares can be added up."""
 
@@ -53,6 +55,15 @@ def _rows_of(spec: NormSpec) -> int:
     return max(1, _NUMBERS // spec.N)
 
 
+def _part_of(numbers: int, step: int) -> int:
+    """The numbers that are added up before their sums are added to those of the row: a row of a million would else lose some
+    thirteen bits of each number that it adds. Of all steps, as many as divide them."""
+    steps = numbers // step
+    if steps <= _STEPS:
+        return numbers
+    return step * next(n for n in range(_STEPS, 0, -1) if steps % n == 0)
+
+
 def operands_of(spec: NormSpec) -> list[Operand]:
     """The operands as the dispatch has them, rows flat."""
     return [Operand(f"%{name}", _flat(spec, len(shape)), dtype) for name, shape, dtype in spec.operands]
@@ -72,6 +83,7 @@ class NormBody:
     def __init__(self, spec: NormSpec, width: int) -> None:
         self.spec, self.t = spec, Lanes(width)
         self.sums = next(n for n in (_SUMS, 2, 1) if spec.N // width % n == 0)
+        self.part = _part_of(spec.N, self.sums * width)
         self.operands, self.results = operands_of(spec), results_of(spec)
 
     def executable(self, symbol: str) -> list[str]:
@@ -175,12 +187,22 @@ class NormBody:
     def _means(self, count: int, added: Callable[[str, list[str]], list[str]]) -> list[str]:
         """So many sums, to which `added` adds for each vector of a row, by the row's length."""
         t = self.t
+        nothing = [(t.splat(0.0), t.vec)] * (self.sums * count)
 
         def column(n: str, carried: list[str]) -> list[str]:
             made = [added(t.shifted(n, i * t.width), carried[i * count : (i + 1) * count]) for i in range(self.sums)]
             return [x for each in made for x in each]
 
-        sums = t.loop(self._bounds(), [(t.splat(0.0), t.vec)] * (self.sums * count), column)
+        def part(n: str, carried: list[str]) -> list[str]:
+            last = t.shifted(n, self.part)
+            sums = t.loop((n, last, t.index(self.sums * t.width)), nothing, column)
+            return [t.vop("arith.addf", a, b) for a, b in zip(carried, sums, strict=True)]
+
+        low, high, step = self._bounds()
+        if self.part < self.spec.N:
+            sums = t.loop((low, high, t.index(self.part)), nothing, part)
+        else:
+            sums = t.loop((low, high, step), nothing, column)
         while len(sums) > count:
             half = len(sums) // 2
             sums = [t.vop("arith.addf", a, b) for a, b in zip(sums[:half], sums[half:], strict=True)]
