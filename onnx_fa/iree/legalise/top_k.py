@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise import unsigned
 from onnx_fa.iree.legalise.casts import add_cast
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, copy_without
 from onnx_fa.kernels.cpu.top_k import TopK, kept_why
 from onnx_fa.spec.terms import Dim
 
@@ -36,24 +36,23 @@ def top_k(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Sorted is one of the orders that `sorted=0` leaves open, as experts are chosen by. Where only the places are read, IREE sorts
     a copy of the values, for which the stack is too small unless it knows their number: so the places read the values, too.
     Unsigned integers are sorted as signed ones that hold them. Raises ModelError for uint64."""
-    values, *places = node.output
-    if _site(g, node):
-        return True
-    alone = bool(places and places[0]) and not g.readers(values) and not g.is_output(values)
     wide = unsigned.widened(g, node)
+    if wide is None and _site(g, node):
+        return True
+    values, *places = node.output
+    alone = bool(places and places[0]) and not g.readers(values) and not g.is_output(values)
     if not alone and attr_of(node, "sorted", 1) and wide is None:
         return False
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    del made.attribute[:]
-    made.attribute.extend(a for a in node.attribute if a.name != "sorted")
+    made = copy_without(node, "sorted")
     hint, kind = node.name or "TopK", g.kind(node.input[0])
     if wide is not None:
-        made.input[0], made.output[0] = g.cast(node.input[0], kind, wide, hint), g.fresh(hint)
-    g.nodes.append(made)
-    if alone:
-        _read_values(g, made, places[0], wide or kind)
-    elif wide is not None:
+        x, shape = g.cast(node.input[0], kind, wide, hint), g.shape(node.input[0])
+        made.input[0], made.output[0] = x if shape is None else g.typed(x, wide, shape), g.fresh(hint)
+    if not _site(g, made):
+        g.nodes.append(made)
+        if alone:
+            _read_values(g, made, places[0], wide or kind)
+    if wide is not None and not alone:
         add_cast(g, made.output[0], wide, kind, hint, out=values)
     return True
 
@@ -101,7 +100,6 @@ def _give(
     """Writes a result of a site as the value of that name. `of` is x with the axis at the end, `dims` are those of the result so,
     and `order` the places of x's axes there."""
     back = [order.index(i) for i in range(len(order))]
-    stays = list(order) == back
     free = [d for d in dims if not isinstance(d, int)]
     if len(dims) == _FLAT:
         whole = made
@@ -112,7 +110,7 @@ def _give(
         # IREE takes the first dim of what is split for the first of the parts.
         whole = g.reshape(g.reshape(made, [-1], hint), [d if isinstance(d, int) else -1 for d in dims], hint)
     g.typed(whole, kind, dims)
-    if stays:
+    if back == sorted(back):
         g.add("Identity", [whole], hint, out=name)
     else:
         g.add("Transpose", [whole], hint, out=name, perm=back)
