@@ -76,8 +76,8 @@ def _site(g: GraphWriter, node: onnx.NodeProto) -> bool:
         x = g.typed(g.add("Transpose", [x], hint, perm=order), kind, [*lead, n])
     turned = x
     if len(shape) != _FLAT:
-        x = g.typed(g.reshape(x, [-1 if rows is None else rows, n], hint), kind, (spec.lead, n))
-    made = [g.typed(g.fresh(hint), of, (spec.lead, k)) for of in (kind, TensorProto.INT64)]
+        x = g.typed(g.reshape(x, [-1 if rows is None else rows, n], hint), kind, (rows, n))
+    made = [g.typed(g.fresh(hint), of, (rows, k)) for of in (kind, TensorProto.INT64)]
     site = helper.make_node("TopKSite", [x], made, g.fresh(f"{hint}/TopKSite"), domain=DOMAIN)
     site.attribute.extend(helper.make_attribute(name, int(getattr(spec, name))) for name in ("k", "largest"))
     g.nodes.append(site)

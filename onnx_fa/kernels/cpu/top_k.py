@@ -2,8 +2,7 @@
 
 What is no better than the worst of the best k so far is passed by, a few vectors at once. The rest is put into a buffer, which is
 sorted when it is full, so that its best k stay: O(n log k) in all, with no branch that depends on the numbers but for what passes.
-k = n is one sort. It is by merges of pairs of runs from both of their ends at once (as "parity merges" of quadsort do, Igor van den
-Hoven, github.com/scandum/quadsort), where no run can come to its end before the other.
+k = n is one sort.
 
 A number in the buffer is an i64: above, an integer that is larger for better numbers; below, its place, inverted, so that the first
 of equal numbers is the better one. -0 and 0 are equal; NaN is more than infinity (as in PyTorch; onnxruntime's order changes with
@@ -12,20 +11,19 @@ k).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.bits_body import function_text
+from onnx_fa.kernels.cpu.merge_sort import RUN, Sorter, Steps
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
-from onnx_fa.kernels.mlir.text import INDEX, is_memref, memref_type
+from onnx_fa.kernels.mlir.text import INDEX, memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
-FLOATS = ("f32", "f16", "bf16")
-INTEGERS = ("i32", "i16", "i8")
-"""Signed ones."""
+_FLOATS = ("f32", "f16", "bf16")
+"""Others are signed integers of 32 bits at most."""
 _NUMBERS = 8192
 """Of the rows of a workgroup, about."""
 _STACK = 16384
@@ -34,12 +32,10 @@ _GROUPS = 16
 """Workgroups that have long buffers, of which there are as many."""
 _VECTORS = 2
 """That are looked at at once."""
-_RUN = 4
-"""Numbers that are sorted in registers first."""
-_NETWORK = ((0, 1), (2, 3), (0, 2), (1, 3), (1, 2))
-"""Pairs of them that are put in order, one after the other."""
 _NAN = 0x7FC00000
+"""The bits of an f32 that is none, as an integer above those of all others."""
 _LOW = 0xFFFFFFFF
+"""The bits of a place."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class TopK:
     def buffer(self) -> int:
         """Numbers that are sorted at once, a power of two: all of a row, or the best k and at least as many new ones."""
         most = min(self.n, 2 * self.k + 64)
-        return max(_RUN, 1 << (most - 1).bit_length())
+        return max(RUN, 1 << (most - 1).bit_length())
 
     def texts(self, target: Target) -> dict[str, str]:
         """The executable and the function of the name, which takes x and returns the results, by their symbols."""
@@ -119,12 +115,13 @@ class TopKBody:
     """Writes the dispatch with vectors of so many lanes of 32 bits."""
 
     def __init__(self, spec: TopK, width: int) -> None:
-        self.spec, self.t = spec, Lanes(width)
-        self.is_float = spec.element in FLOATS
+        self.spec, self.t = spec, Steps(width)
+        self.is_float = spec.element in _FLOATS
         self.wide = "f32" if self.is_float else "i32"
         self.step = _VECTORS * width
         self.looks = spec.n >= self.step and spec.k < spec.n
         self.buffer_type = f"tensor<1x{spec.buffer}xi64>" if spec.is_long else memref_type((1, spec.buffer), "i64")
+        self.sorter = Sorter(self.t, spec.buffer, self.buffer_type)
 
     def executable(self) -> list[str]:
         spec, each = self.spec, self._each()
@@ -153,59 +150,12 @@ class TopKBody:
             first = t.arith("muli", group, t.index(each))
             bounds = (first, t.arith("minsi", t.shifted(first, each), rows), t.index(1))
             made += [(t.empty(self.buffer_type), self.buffer_type) for _ in range(2)]
-        written = self._loop(bounds, made, self._row)
+        written = t.loop(bounds, made, self._row)
         for value, y in zip(written, spec.results, strict=False):
             store(t, value, y.type, y, ["0", "0"], y.shape)
         for value, half in zip(written[2:], spec.scratch, strict=False):
             store(t, value, self.buffer_type, half, [group, "0"], (1, spec.buffer))
         return t.render()
-
-    def _loop(
-        self,
-        bounds: tuple[str, str, str],
-        carried: list[tuple[str, str]],
-        body: Callable[[str, list[str]], list[str]],
-    ) -> list[str]:
-        """A loop as Text has it; memory is no value that it carries."""
-        moved = [pair for pair in carried if not is_memref(pair[1])]
-
-        def inner(iv: str, values: list[str]) -> list[str]:
-            return self._moved(carried, body(iv, self._all(carried, values)))
-
-        return self._all(carried, self.t.loop(bounds, moved, inner) if moved else self._plain(bounds, inner))
-
-    def _plain(self, bounds: tuple[str, str, str], body: Callable[[str, list[str]], list[str]]) -> list[str]:
-        """A loop that changes memory alone."""
-        iv = self.t.fresh()
-        low, high, step = bounds
-        self.t.do(f"scf.for {iv} = {low} to {high} step {step} {{")
-        body(iv, [])
-        self.t.do("}")
-        return []
-
-    def _when(
-        self, condition: str, carried: list[tuple[str, str]], body: Callable[[list[str]], list[str]]
-    ) -> list[str]:
-        """What is carried, as `body` makes it where the condition holds."""
-        t, moved = self.t, [pair for pair in carried if not is_memref(pair[1])]
-        types = ", ".join(type_ for _, type_ in moved)
-        results = t.several(f"scf.if {condition} -> ({types}) {{", len(moved))
-        made = self._moved(carried, body([value for value, _ in carried]))
-        t.do(f"scf.yield {', '.join(made)} : {types}")
-        t.do("} else {")
-        t.do(f"scf.yield {', '.join(value for value, _ in moved)} : {types}")
-        t.do("}")
-        return self._all(carried, results)
-
-    def _moved(self, carried: list[tuple[str, str]], values: list[str]) -> list[str]:
-        return [value for value, (_, type_) in zip(values, carried, strict=True) if not is_memref(type_)]
-
-    def _all(self, carried: list[tuple[str, str]], moved: list[str]) -> list[str]:
-        left = iter(moved)
-        return [value if is_memref(type_) else next(left) for value, type_ in carried]
-
-    def _halves(self, halves: list[str]) -> list[tuple[str, str]]:
-        return [(half, self.buffer_type) for half in halves]
 
     def _row(self, row: str, carried: list[str]) -> list[str]:
         """The results and the halves of the buffer with one row."""
@@ -218,14 +168,14 @@ class TopKBody:
             """At the next few numbers, after the last of which what is in the buffer is sorted."""
             at = t.arith("muli", number, t.index(self.step))
             last = t.test("eq", number, t.index(steps - 1))
-            passes = t.arith("ori", self._any(row, at, values[1]), last, "i1") if self.looks else last
             if not self.looks:
                 return self._take(row, at, last, values)
+            passes = t.arith("ori", self._any(row, at, values[1]), last, "i1")
             types = [INDEX, self.wide, self.buffer_type, self.buffer_type]
-            return self._when(passes, list(zip(values, types, strict=True)), lambda v: self._take(row, at, last, v))
+            return t.when(passes, list(zip(values, types, strict=True)), lambda v: self._take(row, at, last, v))
 
-        start = [(zero, INDEX), (self._everything(), self.wide), *self._halves(halves)]
-        _, _, here, there = self._loop((zero, t.index(steps), one), start, look)
+        start = [(zero, INDEX), (self._everything(), self.wide), *self.sorter.halves(*halves)]
+        _, _, here, there = t.loop((zero, t.index(steps), one), start, look)
 
         def give(at: str, made: list[str]) -> list[str]:
             place = self._place(t.extract(here, self.buffer_type, zero, at))
@@ -238,14 +188,14 @@ class TopKBody:
             ]
 
         types = [y.type for y in spec.results]
-        results = self._loop((zero, t.index(spec.k), one), list(zip(results, types, strict=True)), give)
+        results = t.loop((zero, t.index(spec.k), one), list(zip(results, types, strict=True)), give)
         return [*results, here, there]
 
     def _everything(self) -> str:
         """What every number is better than."""
         t = self.t
         if self.is_float:
-            return t.constant("0x7FC00000", "f32")
+            return t.constant(f"{_NAN:#x}", "f32")
         return t.constant(str(-(2**31) if self.spec.largest else 2**31 - 1), "i32")
 
     def _better(self, x: str, worst: str, type_: str) -> str:
@@ -290,11 +240,11 @@ class TopKBody:
             return [t.arith("addi", count, taken), here]
 
         carried = [(values[0], INDEX), (halves[0], self.buffer_type)]
-        count, here = self._loop((at, end, t.index(1)), carried, put)
+        count, here = t.loop((at, end, t.index(1)), carried, put)
         full = t.arith("ori", last, t.test("sgt", count, t.index(spec.buffer - self.step)), "i1")
         types = [INDEX, self.wide, self.buffer_type, self.buffer_type]
         given = list(zip([count, worst, here, halves[1]], types, strict=True))
-        return self._when(full, given, lambda v: self._sort(row, v))
+        return t.when(full, given, lambda v: self._sort(row, v))
 
     def _packed(self, x: str, place: str) -> str:
         """A widened number and its place as what is sorted."""
@@ -320,86 +270,10 @@ class TopKBody:
     def _sort(self, row: str, values: list[str]) -> list[str]:
         """As _take, with the best k in order, which alone stay."""
         t, spec = self.t, self.spec
-        zero, size = t.index(0), t.index(spec.buffer)
-        count, _, here, there = values
-        least = t.constant(str(-(2**63)), "i64")
-
-        def fill(at: str, halves: list[str]) -> list[str]:
-            return [t.insert(least, half, self.buffer_type, zero, at) for half in halves]
-
-        here, there = self._loop((count, size, t.index(1)), self._halves([here, there]), fill)
-        passes = (spec.buffer // _RUN).bit_length() - 1
-        if passes % 2:
-            here, there = self._runs(count, here, there)
-            there, here = self._merge(count, t.index(_RUN), there, here)
-        else:
-            here, _ = self._runs(count, here, here)
-        done = _RUN << passes % 2
-
-        def twice(_: str, carried: list[str]) -> list[str]:
-            run, here, there = carried
-            here, there = self._merge(count, run, here, there)
-            run = t.arith("addi", run, run)
-            there, here = self._merge(count, run, there, here)
-            return [t.arith("addi", run, run), here, there]
-
-        if passes > 1:
-            carried = [(t.index(done), INDEX), *self._halves([here, there])]
-            _, here, there = self._loop((zero, t.index(passes // 2), t.index(1)), carried, twice)
+        zero, (count, _, here, there) = t.index(0), values
+        here, there = self.sorter.sort(count, here, there)
         place = self._place(t.extract(here, self.buffer_type, zero, t.index(spec.k - 1)))
         worst = self._widened(t.extract(self.x, self.x_type, row, t.arith("minsi", place, t.index(spec.n - 1))))
         if not self.is_float:
             worst = t.arith("addi" if spec.largest else "subi", worst, t.constant("1", "i32"), "i32")
         return [t.index(spec.k), worst, here, there]
-
-    def _runs(self, count: str, source: str, to: str) -> tuple[str, str]:
-        """The halves where `to` has the numbers of `source` in runs of _RUN, each sorted; both may be one."""
-        t, zero = self.t, self.t.index(0)
-        alone = source == to
-
-        def sort(at: str, halves: list[str]) -> list[str]:
-            places = [t.shifted(at, i) for i in range(_RUN)]
-            numbers = [t.extract(halves[0], self.buffer_type, zero, place) for place in places]
-            for a, b in _NETWORK:
-                pair = (numbers[a], numbers[b])
-                numbers[a], numbers[b] = (t.arith(op, *pair, "i64") for op in ("maxsi", "minsi"))
-            made = halves[-1]
-            for number, place in zip(numbers, places, strict=True):
-                made = t.insert(number, made, self.buffer_type, zero, place)
-            return [*halves[:-1], made]
-
-        carried = self._halves([source] if alone else [source, to])
-        made = self._loop((zero, count, t.index(_RUN)), carried, sort)
-        return made[0], made[-1]
-
-    def _merge(self, count: str, run: str, source: str, to: str) -> tuple[str, str]:
-        """The halves where `to` has the numbers of `source` in runs twice as long as `run`. A step gives the best and the worst
-        that are left of a pair of runs."""
-        t, zero, one = self.t, self.t.index(0), self.t.index(1)
-        pair = t.arith("addi", run, run)
-
-        def merge(base: str, halves: list[str]) -> list[str]:
-            middle = t.arith("addi", base, run)
-            last = t.arith("subi", t.arith("addi", base, pair), one)
-
-            def step(i: str, carried: list[str]) -> list[str]:
-                low, high, source, to = carried
-                other = t.arith("subi", t.arith("addi", middle, i), t.arith("subi", low, base))
-                a, b = (t.extract(source, self.buffer_type, zero, at) for at in (low, other))
-                first = t.let(f"arith.cmpi sge, {a}, {b} : i64")
-                to = t.insert(t.arith("maxsi", a, b, "i64"), to, self.buffer_type, zero, t.arith("addi", base, i))
-                low = t.arith("addi", low, t.let(f"arith.index_castui {first} : i1 to index"))
-                # `high` runs down in the first run; what is gone of the second is what is left of i.
-                gone = t.arith("subi", t.arith("subi", middle, one), high)
-                other = t.arith("subi", last, t.arith("subi", i, gone))
-                a, b = (t.extract(source, self.buffer_type, zero, at) for at in (high, other))
-                worse = t.let(f"arith.cmpi slt, {a}, {b} : i64")
-                to = t.insert(t.arith("minsi", a, b, "i64"), to, self.buffer_type, zero, t.arith("subi", last, i))
-                high = t.arith("subi", high, t.let(f"arith.index_castui {worse} : i1 to index"))
-                return [low, high, source, to]
-
-            carried = [(base, INDEX), (t.arith("subi", middle, one), INDEX), *self._halves(halves)]
-            return self._loop((zero, run, one), carried, step)[2:]
-
-        source, to = self._loop((zero, count, pair), self._halves([source, to]), merge)
-        return source, to
