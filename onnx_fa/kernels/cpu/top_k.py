@@ -19,6 +19,7 @@ from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_e
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import INDEX, memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.spec.processor import WIDTHS
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
@@ -32,6 +33,8 @@ _GROUPS = 16
 """Workgroups that have long buffers, of which there are as many."""
 _VECTORS = 2
 """That are looked at at once."""
+_STEP = _VECTORS * WIDTHS[0]
+"""Numbers in them, at most."""
 _NAN = 0x7FC00000
 """The bits of an f32 that is none, as an integer above those of all others."""
 _LOW = 0xFFFFFFFF
@@ -93,7 +96,7 @@ class TopK:
     @property
     def buffer(self) -> int:
         """Numbers that are sorted at once, a power of two: all of a row, or the best k and at least as many new ones."""
-        most = min(self.n, 2 * self.k + 64)
+        most = min(self.n, 2 * self.k + _STEP)
         return max(RUN, 1 << (most - 1).bit_length())
 
     def texts(self, target: Target) -> dict[str, str]:
