@@ -24,7 +24,6 @@ from onnx_fa.graph.site_op import DOMAIN, SITE
 from onnx_fa.iree.apart import apart_name, apart_text
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.bits_calls import bits_call
-from onnx_fa.iree.bodies import CheckedImporter
 from onnx_fa.iree.caller_thread import thread_facts
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.joined_rows import JOINED_ROWS, join_rows, joined_name, joined_text, joined_type
@@ -35,13 +34,12 @@ from onnx_fa.iree.known_ranks import check_ranks
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.bodies_alone import prepare_bodies
 from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
-from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.input_sizes import named_sizes
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
-from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, find_rotations
+from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
 from onnx_fa.iree.legalise.wide_sums import widen_sums
@@ -50,7 +48,6 @@ from onnx_fa.iree.mlir_values import (
     builtin_of,
     call_function,
     cast_to,
-    dims_of,
     element_of,
     make_op,
     tensor_of,
@@ -59,21 +56,17 @@ from onnx_fa.iree.mlir_values import (
 from onnx_fa.iree.opsets import raise_opset
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.placed import placed_call, placed_name
+from onnx_fa.iree.site_calls import CallingImporter
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
-from onnx_fa.kernels.cpu.rotate import RotatedHeads
-from onnx_fa.kernels.cpu.window import emit_window
-from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.linear_attention import emit_linear_attention, kept_why
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.row_sites import emit_site
-from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.match.prepare.branches import with_sure_branches
 from onnx_fa.spec.linear import LinearSpec, linear_name
 from onnx_fa.spec.linear_attention import linear_attention_name
 from onnx_fa.spec.norm import NormSpec, norm_name
 from onnx_fa.spec.target import Target
-from onnx_fa.spec.terms import Dim
 
 try:
     from iree.compiler import ir as mlir
@@ -194,17 +187,11 @@ def _declaration(kernel: Kernel) -> str:
     return f"util.func private @{kernel.name}({args}) -> ({results})"
 
 
-class _SiteImporter(CheckedImporter):
+class _SiteImporter(CallingImporter):
     """The stock importer plus one operator. `sites` maps the name of an AttentionSite node to its site."""
 
-    __slots__ = ["attentions", "functions", "reports", "sites", "target", "weights"]
+    __slots__ = ["attentions", "sites"]
     sites: Mapping[str, PlannedSite]
-    weights: WeightImporter
-    functions: dict[str, str]
-    """The texts of functions that are called and are no attention's, and of their executables, by their symbols."""
-    target: Target | None
-    reports: list[LinearReport]
-    """Of products that become calls here, beside those that `find_linear_sites` returns."""
     attentions: list[LinearAttentionReport]
 
     @classmethod
@@ -264,12 +251,6 @@ class _SiteImporter(CheckedImporter):
             for name, result in zip(node.output, results, strict=True):
                 self._give(name, result)
         return True
-
-    def _give(self, name: str, result: Any) -> None:
-        """What a function returned is the value of that name, in the type that the graph says."""
-        torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
-        cast = cast_to(result, builtin_of(torch_type, str(result.type.element_type)))
-        self._nv_map[name] = make_op("torch_c.from_builtin_tensor", cast, torch_type)
 
     def _handle_node_Apart(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != APART:
@@ -359,41 +340,3 @@ class _SiteImporter(CheckedImporter):
         self.functions.update(emit_site(spec, self.target))
         self._call_site(node, name, [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
-
-    def _handle_node_ConvSite(self, node: onnx.NodeProto) -> bool:
-        if op_of(node) != CONV_SITE:
-            return False
-        assert self.target is not None  # else no such node is written
-        spec = window_of(self._dims_and_types(node), attributes_of(node))
-        self.functions.update(emit_window(spec, self.target))
-        self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
-        self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
-        return True
-
-    def _handle_node_RotatedHeads(self, node: onnx.NodeProto) -> bool:
-        if op_of(node) != ROTATED_HEADS:
-            return False
-        assert self.target is not None  # else no such node is written
-        rows, width = dims_of(self._types(node)[0])
-        assert isinstance(width, int)
-        spec = RotatedHeads(rows if isinstance(rows, int) else None, width, **attributes_of(node))
-        self.functions.update(spec.texts(self.target))
-        self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
-        return True
-
-    def _types(self, node: onnx.NodeProto) -> list[Any]:
-        """Of a node's operands, as builtin tensors."""
-        return [builtin_of(x.type, element_of(x.type)) for x in map(self._nv_map.__getitem__, node.input)]
-
-    def _dims_and_types(self, node: onnx.NodeProto) -> list[tuple[tuple[Dim, ...], str]]:
-        """Of a node's operands."""
-        return [(dims_of(x), str(x.element_type)) for x in self._types(node)]
-
-    def _call_site(self, node: onnx.NodeProto, name: str, results: Sequence[Any]) -> None:
-        """A call of a function by the node's operands, whose results are the node's."""
-        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
-            operands = zip(node.input, self._types(node), strict=True)
-            values = [self.weights.keep(x, to_builtin(self._nv_map[x], have)) for x, have in operands]
-            values = self.weights.keep_for_run(node.input, values)
-            for output, value in zip(node.output, call_function(name, values, results), strict=True):
-                self._give(output, value)

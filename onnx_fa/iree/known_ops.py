@@ -17,6 +17,7 @@ from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE
+from onnx_fa.iree.legalise.top_k import TOP_K_SITE
 from onnx_fa.iree.legalise.writer import all_nodes
 
 UNKNOWN = frozenset(
@@ -59,6 +60,8 @@ KNOWN_CONTRIB = frozenset(
 )
 """Operators of onnxruntime's own domain that it does know, or that are a standard operator under another domain."""
 
+_OURS = BITS_NODES | {APPEND_ROWS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE, SAME_SIZES, TOP_K_SITE}
+"""Nodes that stand for kernels, or for checks."""
 _NODES_SHOWN = 2
 
 
@@ -84,9 +87,7 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
         if op not in _standard_names():
             return "is no operator of ONNX, and no model-local function either"
         return "is unknown to IREE" if op in UNKNOWN | _NOT_MEANT else ""
-    if op in BITS_NODES | {APPEND_ROWS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE, SAME_SIZES} or (
-        op == SITE and node.name in sites
-    ):
+    if op in _OURS or (op == SITE and node.name in sites):
         return ""
     if node.domain == BLOCKED:
         return (

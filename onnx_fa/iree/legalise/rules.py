@@ -66,7 +66,7 @@ from onnx_fa.iree.legalise.scatter import scatter
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
-from onnx_fa.iree.legalise.top_k import top_k
+from onnx_fa.iree.legalise.top_k import TOP_K_SITE, top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
 from onnx_fa.iree.legalise.vector_products import vector_product
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, bodies_of, declare_own_nodes
@@ -103,7 +103,7 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in all_nodes(out.graph)}
-    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE}:
+    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, TOP_K_SITE}:
         declare_own_nodes(out)
     if ops & set(EXPAND):
         done = frozenset(name for node in all_nodes(out.graph) if op_of(node) not in EXPAND for name in node.output)

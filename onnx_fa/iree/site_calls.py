@@ -1,0 +1,100 @@
+"""Calls of kernels in the place of nodes of ours that stand for them, apart from attention's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+
+from onnx_fa.errors import MissingDependencyError
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.bodies import CheckedImporter
+from onnx_fa.iree.kernel_report import LinearReport
+from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
+from onnx_fa.iree.legalise.rotations import ROTATED_HEADS
+from onnx_fa.iree.legalise.top_k import TOP_K_SITE
+from onnx_fa.iree.legalise.writer import attributes_of
+from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, to_builtin
+from onnx_fa.iree.parameters import WeightImporter
+from onnx_fa.kernels.cpu.rotate import RotatedHeads
+from onnx_fa.kernels.cpu.top_k import TopK
+from onnx_fa.kernels.cpu.window import emit_window
+from onnx_fa.kernels.cpu.window_body import y_of
+from onnx_fa.kernels.tiles.origin import BY_RULE
+from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
+
+try:
+    from iree.compiler import ir as mlir
+except ImportError as _error:
+    raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
+
+
+class CallingImporter(CheckedImporter):
+    """The importer plus ConvSite, RotatedHeads and TopKSite, and what a call of any kernel takes."""
+
+    __slots__ = ["functions", "reports", "target", "weights"]
+    weights: WeightImporter
+    functions: dict[str, str]
+    """The texts of functions that are called and are no attention's, and of their executables, by their symbols."""
+    target: Target | None
+    reports: list[LinearReport]
+    """Of products that become calls here, beside those that `find_linear_sites` returns."""
+
+    def _handle_node_ConvSite(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != CONV_SITE:
+            return False
+        assert self.target is not None  # else no such node is written
+        spec = window_of(self._dims_and_types(node), attributes_of(node))
+        self.functions.update(emit_window(spec, self.target))
+        self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
+        self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
+        return True
+
+    def _handle_node_RotatedHeads(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != ROTATED_HEADS:
+            return False
+        assert self.target is not None  # else no such node is written
+        rows, width = dims_of(self._types(node)[0])
+        assert isinstance(width, int)
+        spec = RotatedHeads(rows if isinstance(rows, int) else None, width, **attributes_of(node))
+        self.functions.update(spec.texts(self.target))
+        self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
+        return True
+
+    def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != TOP_K_SITE:
+            return False
+        assert self.target is not None  # else no such node is written
+        (((rows, n), element),) = self._dims_and_types(node)
+        assert isinstance(n, int)
+        attributes = attributes_of(node)
+        lead = rows if isinstance(rows, int) else None
+        spec = TopK(lead, n, attributes["k"], element, bool(attributes["largest"]))
+        self.functions.update(spec.texts(self.target))
+        self._call_site(node, spec.name, [mlir.Type.parse(result.type) for result in spec.results])
+        return True
+
+    def _types(self, node: onnx.NodeProto) -> list[Any]:
+        """Of a node's operands, as builtin tensors."""
+        return [builtin_of(x.type, element_of(x.type)) for x in map(self._nv_map.__getitem__, node.input)]
+
+    def _dims_and_types(self, node: onnx.NodeProto) -> list[tuple[tuple[Dim, ...], str]]:
+        """Of a node's operands."""
+        return [(dims_of(x), str(x.element_type)) for x in self._types(node)]
+
+    def _call_site(self, node: onnx.NodeProto, name: str, results: Sequence[Any]) -> None:
+        """A call of a function by the node's operands, whose results are the node's."""
+        with mlir.InsertionPoint(self._b), mlir.Location.name(node.name):
+            operands = zip(node.input, self._types(node), strict=True)
+            values = [self.weights.keep(x, to_builtin(self._nv_map[x], have)) for x, have in operands]
+            values = self.weights.keep_for_run(node.input, values)
+            for output, value in zip(node.output, call_function(name, values, results), strict=True):
+                self._give(output, value)
+
+    def _give(self, name: str, result: Any) -> None:
+        """What a function returned is the value of that name, in the type that the graph says."""
+        torch_type = self._cc.type_proto_to_type(self._gi.find_type_proto_for_name(name))
+        cast = cast_to(result, builtin_of(torch_type, str(result.type.element_type)))
+        self._nv_map[name] = make_op("torch_c.from_builtin_tensor", cast, torch_type)
