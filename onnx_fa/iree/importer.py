@@ -28,6 +28,7 @@ from onnx_fa.iree.bodies import CheckedImporter
 from onnx_fa.iree.caller_thread import thread_facts
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.joined_rows import JOINED_ROWS, join_rows, joined_name, joined_text, joined_type
+from onnx_fa.iree.kernel_calls import called_kernel
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.known_ops import check_known
@@ -41,7 +42,7 @@ from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
-from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, find_rotations
+from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
 from onnx_fa.iree.legalise.wide_sums import widen_sums
@@ -60,7 +61,6 @@ from onnx_fa.iree.opsets import raise_opset
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.placed import placed_call, placed_name
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
-from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.linear_attention import emit_linear_attention, kept_why
@@ -370,16 +370,16 @@ class _SiteImporter(CheckedImporter):
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
         return True
 
-    def _handle_node_RotatedHeads(self, node: onnx.NodeProto) -> bool:
-        if op_of(node) != ROTATED_HEADS:
+    def _handle_called(self, node: onnx.NodeProto) -> bool:
+        spec = called_kernel(node, self._types(node))
+        if spec is None:
             return False
         assert self.target is not None  # else no such node is written
-        rows, width = dims_of(self._types(node)[0])
-        assert isinstance(width, int)
-        spec = RotatedHeads(rows if isinstance(rows, int) else None, width, **attributes_of(node))
         self.functions.update(spec.texts(self.target))
         self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
         return True
+
+    _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
 
     def _types(self, node: onnx.NodeProto) -> list[Any]:
         """Of a node's operands, as builtin tensors."""

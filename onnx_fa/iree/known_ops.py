@@ -17,6 +17,7 @@ from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE
+from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES
 from onnx_fa.iree.legalise.writer import all_nodes
 
 UNKNOWN = frozenset(
@@ -77,6 +78,12 @@ def check_known(graph: onnx.GraphProto, sites: Collection[str]) -> None:
     raise ModelError(f"{sum(map(len, refused.values()))} nodes cannot be compiled: " + "; ".join(told))
 
 
+_OWN = BITS_NODES | {
+    APPEND_ROWS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE, RESAMPLED_PLANES, SAME_SIZES
+}  # fmt: skip
+"""Operators of this project's domain that the importer takes."""
+
+
 def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
     """Why a node cannot be compiled; "" where it can."""
     op = op_of(node)
@@ -84,9 +91,7 @@ def _reason(node: onnx.NodeProto, sites: Collection[str]) -> str:
         if op not in _standard_names():
             return "is no operator of ONNX, and no model-local function either"
         return "is unknown to IREE" if op in UNKNOWN | _NOT_MEANT else ""
-    if op in BITS_NODES | {APPEND_ROWS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE, SAME_SIZES} or (
-        op == SITE and node.name in sites
-    ):
+    if op in _OWN or (op == SITE and node.name in sites):
         return ""
     if node.domain == BLOCKED:
         return (
