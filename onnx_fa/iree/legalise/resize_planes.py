@@ -21,7 +21,7 @@ from onnx_fa.kernels.cpu.resample import ENOUGH, WIDEST, ResampledPlanes
 from onnx_fa.spec.terms import Dim
 
 RESAMPLED_PLANES = f"{DOMAIN}.ResampledPlanes"
-"""Inputs as a ResampledPlanes has its operands; its result is that's y."""
+"""Inputs as a ResampledPlanes has its operands, attributes its `to_height` and, flat, `at`."""
 _IMAGE, _SEQUENCE = 4, 3
 """Axes of a batch of images, and of sequences, which are images of one row."""
 _CROP = b"tf_crop_and_resize"
@@ -55,12 +55,13 @@ def resize_planes(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def resampled_planes_of(operands: Sequence[tuple[Dim, ...]], attributes: Mapping[str, Any]) -> ResampledPlanes:
     """The kernel of a ResampledPlanes whose operands have these shapes."""
-    (planes, *sizes), (runs, _), (parts, *_), (taps, to_width), *_ = operands
-    height, width, to_height, to_width, taps, runs, parts = (
-        size for size in (*sizes, attributes["to_height"], to_width, taps, runs, parts) if isinstance(size, int)
+    (planes, *sizes), (runs, _), (parts,), (taps, to_width), *_ = operands
+    height, width, taps, to_width, runs, parts = (
+        size for size in (*sizes, taps, to_width, runs, parts) if isinstance(size, int)
     )
+    at = np.array(attributes["at"]).reshape(taps, to_width).tolist()
     count = planes if isinstance(planes, int) else None
-    return ResampledPlanes(count, height, width, to_height, to_width, taps, runs, parts - 1)
+    return ResampledPlanes(count, height, width, attributes["to_height"], tuple(map(tuple, at)), runs, parts - 1)
 
 
 def _both(
@@ -100,7 +101,6 @@ def _write(g: GraphWriter, node: onnx.NodeProto, both: tuple[ResizedAxis, Resize
     else:
         (rows, down_by), (columns, across_by) = (axis.neighbours() for axis in both)
     runs, parts = _runs(rows, across.made)
-    spec = ResampledPlanes(planes, down.size, across.size, down.made, across.made, len(rows), len(runs), len(parts) - 1)
     x = g.cast(node.input[0], kind, TensorProto.FLOAT, hint)
     inputs = [g.reshape(x, [-1 if planes is None else planes, down.size, across.size], hint)]
     tables: list[np.ndarray[Any, Any]] = [runs, parts, columns.astype(np.int32)]
@@ -109,8 +109,9 @@ def _write(g: GraphWriter, node: onnx.NodeProto, both: tuple[ResizedAxis, Resize
     inputs += [g.const(table, hint) for table in tables]
     y = g.fresh(hint)
     name = g.fresh(f"{hint}/ResampledPlanes")
-    g.nodes.append(helper.make_node("ResampledPlanes", inputs, [y], name, domain=DOMAIN, to_height=down.made))
-    g.typed(y, TensorProto.FLOAT, spec.y.shape)
+    more: dict[str, Any] = {"to_height": down.made, "at": columns.ravel().tolist()}
+    g.nodes.append(helper.make_node("ResampledPlanes", inputs, [y], name, domain=DOMAIN, **more))
+    g.typed(y, TensorProto.FLOAT, ["planes" if planes is None else planes, down.made, across.made])
     made = [down.made, across.made] if len(shape) == _IMAGE else [across.made]
     whole = [size if isinstance(size, int) else -1 for size in lead]
     y = g.reshape(y, [*whole, *made], hint)
@@ -133,7 +134,7 @@ def _runs(rows: Places, width: int) -> tuple[np.ndarray[Any, np.dtype[np.int32]]
             new = []
             for row in wanted:
                 slot = row % taps
-                new.append(0 if there[slot] == row else width)
+                new.append(int(there[slot] != row))
                 there[slot] = row
             runs.append([*wanted, *new, start, stop])
         parts.append(len(runs))

@@ -13,9 +13,11 @@ runs of a plane, or all of some small planes.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.bits_body import function_text
+from onnx_fa.kernels.cpu.picked import find_picks
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import INDEX, memref_type
@@ -32,16 +34,23 @@ ENOUGH = 1 << 14
 @dataclass(frozen=True)
 class ResampledPlanes:
     """`planes` (None: known at run time only) of (height, width) that become such of (to_height, to_width), by so many `runs`, of
-    which each of `parts` workgroups makes some."""
+    which each of `parts` workgroups makes some. `at` are (taps, to_width) columns."""
 
     planes: int | None
     height: int
     width: int
     to_height: int
-    to_width: int
-    taps: int
+    at: tuple[tuple[int, ...], ...]
     runs: int
     parts: int
+
+    @property
+    def taps(self) -> int:
+        return len(self.at)
+
+    @property
+    def to_width(self) -> int:
+        return len(self.at[0])
 
     @property
     def name(self) -> str:
@@ -52,7 +61,8 @@ class ResampledPlanes:
         """Of the dispatch."""
         count = "n" if self.planes is None else self.planes
         sizes = f"{self.height}x{self.width}_to_{self.to_height}x{self.to_width}"
-        return f"resample_{count}x{sizes}_by_{self.taps}_in_{self.runs}_{self.parts}_planes"
+        columns = hashlib.sha256(repr(self.at).encode()).hexdigest()[:8]
+        return f"resample_{count}x{sizes}_by_{self.taps}_{columns}_in_{self.runs}_{self.parts}_planes"
 
     @property
     def group(self) -> int:
@@ -65,8 +75,8 @@ class ResampledPlanes:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """x; of each run its rows of x, how many columns are to be made of each (all, or none of what is there), and where its rows
-        of y begin and end; where the runs of each part begin, and end; the columns that a column is made of. And if these are two,
+        """x; of each run its rows of x, whether columns are to be picked of each (1, or 0 of what is there), and where its rows of
+        y begin and end; where the runs of each part begin, and end; the columns that a column is made of. And if these are two,
         what it weighs of them, and what a row of y weighs of its rows."""
         found = (
             Operand("%x", (self.lead, self.height, self.width), "f32"),
@@ -105,6 +115,7 @@ class _Body:
         self.rows = self.t.empty(self.rows_type)
         self.last = self.t.index(spec.to_width - lanes)
         """Where the last vector of a row begins: it may make columns of the one before again."""
+        self.picks = find_picks(spec.at, spec.width, lanes)
 
     def executable(self) -> list[str]:
         t, spec = self.t, self.spec
@@ -148,25 +159,45 @@ class _Body:
         numbers = [self.number("%runs", run, t.index(i)) for i in range(2 * taps + 2)]
         # Two neighbours lie in different places.
         slots = [t.arith("andi", row, t.index(1)) if taps > 1 else t.index(0) for row in numbers[:taps]]
-        for row, slot, columns in zip(numbers, slots, numbers[taps:], strict=False):
-            self.pick(plane, row, slot, columns)
+        for row, slot, times in zip(numbers, slots, numbers[taps:], strict=False):
+            self.begin_loop(t.index(0), times)
+            self.pick([plane, row, t.index(0)], slot)
+            self.end_loops()
         row = self.begin_loop(numbers[-2], numbers[-1])
         self.make_row(plane, row, slots)
         self.end_loops()
 
-    def pick(self, plane: str, row: str, slot: str, columns: str) -> None:
-        """So many columns of a row of x."""
+    def pick(self, row: list[str], slot: str) -> None:
+        """The columns of a row of x."""
         t = self.t
-        column = t.arith("minui", self.begin_loop(t.index(0), columns, t.width), self.last)
-        parts = [self.gather([plane, row, t.index(0)], t.index(i), column) for i in self.taps]
+        for picks in self.picks:
+            i = self.begin_loop(t.index(0), t.index(picks.count))
+            column, base = (
+                t.arith("addi", t.index(first), t.arith("muli", i, t.index(step)))
+                for first, step in ((picks.start, t.width), (picks.base, picks.step))
+            )
+            self.put([self.shuffle(row, base, picks.window, mask) for mask in picks.masks], slot, column)
+            self.end_loops()
+        if not self.picks:
+            column = t.arith("minui", self.begin_loop(t.index(0), t.index(self.spec.to_width), t.width), self.last)
+            self.put([self.gather(row, t.index(i), column) for i in self.taps], slot, column)
+            self.end_loops()
+
+    def put(self, parts: list[str], slot: str, column: str) -> None:
+        """What columns are made of."""
         if self.spec.taps > 1:
-            weights = [t.read(*self.held["%by"], t.index(i), column) for i in self.taps]
-            parts = [self.weighed(parts, weights)]
-        t.write(parts[0], self.rows, self.rows_type, slot, column)
-        self.end_loops()
+            parts = [self.weighed(parts, [self.t.read(*self.held["%by"], self.t.index(i), column) for i in self.taps])]
+        self.t.write(parts[0], self.rows, self.rows_type, slot, column)
+
+    def shuffle(self, row: list[str], base: str, window: int, mask: tuple[int, ...]) -> str:
+        """Elements of a row of x that lie near to each other."""
+        t = self.t
+        places = [t.shifted(base, i * t.width) for i in range(window)]
+        first, second = ([t.read(*self.held["%x"], *row[:-1], place) for place in places] * 2)[:2]
+        return t.let(f"vector.shuffle {first}, {second} {list(mask)} : {t.vec}, {t.vec}")
 
     def gather(self, row: list[str], tap: str, column: str) -> str:
-        """Elements of a row of x."""
+        """Elements of a row of x from anywhere."""
         t, (x, x_type) = self.t, self.held["%x"]
         places = t.read(*self.held["%at"], tap, column, element="i32")
         true, none = t.dense("true", "i1"), t.splat(0.0)
