@@ -10,14 +10,13 @@ import onnx
 from onnx_fa.errors import MissingDependencyError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.bodies import CheckedImporter
+from onnx_fa.iree.kernel_calls import called_kernel
 from onnx_fa.iree.kernel_report import LinearReport
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
-from onnx_fa.iree.legalise.rotations import ROTATED_HEADS
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, to_builtin
 from onnx_fa.iree.parameters import WeightImporter
-from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.kernels.cpu.top_k import TopK
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
@@ -32,7 +31,7 @@ except ImportError as _error:
 
 
 class CallingImporter(CheckedImporter):
-    """The importer plus ConvSite, RotatedHeads and TopKSite, and what a call of any kernel takes."""
+    """The importer plus ConvSite, RotatedHeads, ResampledPlanes and TopKSite, and what a call of any kernel takes."""
 
     __slots__ = ["functions", "reports", "target", "weights"]
     weights: WeightImporter
@@ -52,16 +51,16 @@ class CallingImporter(CheckedImporter):
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
         return True
 
-    def _handle_node_RotatedHeads(self, node: onnx.NodeProto) -> bool:
-        if op_of(node) != ROTATED_HEADS:
+    def _handle_called(self, node: onnx.NodeProto) -> bool:
+        spec = called_kernel(node, self._types(node))
+        if spec is None:
             return False
         assert self.target is not None  # else no such node is written
-        rows, width = dims_of(self._types(node)[0])
-        assert isinstance(width, int)
-        spec = RotatedHeads(rows if isinstance(rows, int) else None, width, **attributes_of(node))
         self.functions.update(spec.texts(self.target))
         self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
         return True
+
+    _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
 
     def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != TOP_K_SITE:

@@ -10,6 +10,7 @@ import onnx
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.resize_known import resize_known
+from onnx_fa.iree.legalise.resize_planes import resize_planes
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, copy_without
 
 _REPEATS = {(b"asymmetric", b"floor"), (b"half_pixel", b"round_prefer_floor")}
@@ -25,7 +26,13 @@ _PLAIN = {"mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff
 def resize(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Rows of an image of free size repeated, axes that are known by what they weigh, or a sequence as an image of one row; false
     for all else. Raises ModelError."""
-    return _repeat_rows(g, node) or _resize_sequence(g, node) or resize_known(g, node) or _of_all_axes(g, node)
+    return (
+        resize_planes(g, node)
+        or _repeat_rows(g, node)
+        or _resize_sequence(g, node)
+        or resize_known(g, node)
+        or _of_all_axes(g, node)
+    )
 
 
 def _of_all_axes(g: GraphWriter, node: onnx.NodeProto) -> bool:

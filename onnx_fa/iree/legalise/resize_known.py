@@ -28,13 +28,13 @@ def resize_known(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """False where IREE takes the node as it is, of integers, and where matrices would be large. Where elements are weighed, what is
     not finite makes NaN of the others along its axes: zeros multiply it. Raises ModelError for attributes that IREE refuses over
     sizes that only a run knows, and where onnx infers another shape than onnxruntime gives."""
-    axes, why = _axes_of(g, node), _refused(g, node)
+    axes, why = axes_of(g, node), _refused(g, node)
     if attr_of(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch" and min(attr_of(node, "axes", [0])) < 0:
         raise ModelError(
             f"node {node.name!r}: Resize with a keep_aspect_ratio_policy and axes counted from the end, which onnxruntime leaves "
             "as they are; count them from the front"
         )
-    _check_sizes(g, node, axes or {})
+    check_sizes(g, node, axes or {})
     if not why:
         return False
     mode, hint = attr_of(node, "mode", b"nearest").decode(), node.name or "Resize"
@@ -104,7 +104,7 @@ def _refused(g: GraphWriter, node: onnx.NodeProto) -> str:
     return "" if shape is None or (len(shape) == _IMAGE and how in _TORCH) else "rank"
 
 
-def _axes_of(g: GraphWriter, node: onnx.NodeProto) -> dict[int, ResizedAxis] | None:
+def axes_of(g: GraphWriter, node: onnx.NodeProto) -> dict[int, ResizedAxis] | None:
     """By their places those that it resizes, with onnxruntime's scales and sizes; None where only a run knows these. onnxruntime
     interpolates along no first axis."""
     shape, told = g.shape(node.input[0]), g.shape(node.output[0])
@@ -170,7 +170,7 @@ def _numbers(g: GraphWriter, name: str) -> np.ndarray[Any, np.dtype[np.float32]]
     return None if found is None or not found.size else found.astype(np.float32).ravel()
 
 
-def _check_sizes(g: GraphWriter, node: onnx.NodeProto, axes: dict[int, ResizedAxis]) -> None:
+def check_sizes(g: GraphWriter, node: onnx.NodeProto, axes: dict[int, ResizedAxis]) -> None:
     told = g.shape(node.output[0])
     for place, axis in axes.items():
         if told is not None and isinstance(told[place], int) and told[place] != axis.made:

@@ -28,6 +28,11 @@ class ResizedAxis:
     exclude_outside: bool
     cubic_a: np.float32
 
+    @classmethod
+    def same(cls, size: int) -> ResizedAxis:
+        """One that stays as it is."""
+        return cls(size, size, _ONE, (np.float32(0), _ONE), "half_pixel", False, False, np.float32(0))
+
     @property
     def is_same(self) -> bool:
         """Whether every element stays as it is; with a filter that is so for any axis as long as before."""
@@ -88,16 +93,23 @@ class ResizedAxis:
         edges = x if rounding in ("floor", "ceil") else x - 0.5
         return bool((np.abs(edges - np.rint(edges)) < _NEAR * np.maximum(np.abs(x), 1)).any())
 
+    def neighbours(self) -> tuple[Places, Floats]:
+        """(2, made) each: the two elements that linear interpolation makes one of, and what it weighs of them. At the end both are
+        the last, and weigh a half: a weight of 0 would make NaN of an infinity."""
+        x = self.coordinates().clip(0, self.size - 1)
+        low = x.astype(np.int64)
+        high = np.minimum(low + 1, self.size - 1)
+        weights = [np.where(low == high, _HALF, np.abs(x - other.astype(np.float32))) for other in (high, low)]
+        return np.stack([low, high]), np.stack(weights).astype(np.float32)
+
     def linear(self) -> Floats:
         """(made, size) weights."""
         if self.antialias:
             return self._filtered(1, lambda x: np.maximum(_ONE - np.abs(x), np.float32(0)))
-        x = self.coordinates().clip(0, self.size - 1)
-        low = x.astype(np.int64)
-        high = np.minimum(low + 1, self.size - 1)
+        (low, high), (first, second) = self.neighbours()
         weights, rows = np.zeros((self.made, self.size), np.float32), np.arange(self.made)
-        np.add.at(weights, (rows, low), np.where(low == high, _HALF, np.abs(x - high.astype(np.float32))))
-        np.add.at(weights, (rows, high), np.where(low == high, _HALF, np.abs(x - low.astype(np.float32))))
+        np.add.at(weights, (rows, low), first)
+        np.add.at(weights, (rows, high), second)
         return weights
 
     def cubic(self) -> Floats:

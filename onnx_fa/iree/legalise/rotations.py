@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -20,10 +21,18 @@ from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, declare_own_nodes
 from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
 
 ROTATED_HEADS = f"{DOMAIN}.RotatedHeads"
 """Inputs x (rows, width), cos and sin (rows, D / 2); attributes `first`, `heads`, `D`."""
 _AXIS = 3
+
+
+def rotated_heads_of(operands: Sequence[tuple[Dim, ...]], attributes: Mapping[str, Any]) -> RotatedHeads:
+    """The kernel of a RotatedHeads whose operands have these shapes."""
+    rows, width = operands[0]
+    assert isinstance(width, int)
+    return RotatedHeads(rows if isinstance(rows, int) else None, width, **attributes)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.quantize import quantize
 from onnx_fa.iree.legalise.recurrent import recurrent
 from onnx_fa.iree.legalise.resize import resize
+from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES
 from onnx_fa.iree.legalise.roi_align import roi_align
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.scatter import scatter
@@ -103,7 +104,7 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in all_nodes(out.graph)}
-    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, TOP_K_SITE}:
+    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RESAMPLED_PLANES, TOP_K_SITE}:
         declare_own_nodes(out)
     if ops & set(EXPAND):
         done = frozenset(name for node in all_nodes(out.graph) if op_of(node) not in EXPAND for name in node.output)

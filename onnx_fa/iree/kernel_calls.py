@@ -1,0 +1,29 @@
+"""Kernels for CPUs that a node of this project's domain stands for, by what it is and the types of its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES, resampled_planes_of
+from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, rotated_heads_of
+from onnx_fa.iree.legalise.writer import attributes_of
+from onnx_fa.iree.mlir_values import dims_of
+from onnx_fa.kernels.cpu.resample import ResampledPlanes
+from onnx_fa.kernels.cpu.rotate import RotatedHeads
+from onnx_fa.spec.terms import Dim
+
+_Called = RotatedHeads | ResampledPlanes
+_SPECS: dict[str, Callable[[Sequence[tuple[Dim, ...]], Mapping[str, Any]], _Called]] = {
+    ROTATED_HEADS: rotated_heads_of,
+    RESAMPLED_PLANES: resampled_planes_of,
+}
+
+
+def called_kernel(node: onnx.NodeProto, types: Sequence[Any]) -> _Called | None:
+    """What a node calls whose operands have these builtin types; None for one that calls none of these."""
+    made = _SPECS.get(op_of(node))
+    return None if made is None else made([dims_of(type_) for type_ in types], attributes_of(node))
