@@ -120,18 +120,16 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def group_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """GroupNormalization of (N, C, D1 ... Dn) as a norm of rows, one of each group, where the target has a kernel for so many
-    numbers. Before opset 21 a scale and a bias are of a group, since then of a channel."""
+    """GroupNormalization of (N, C, D1 ... Dn) as a norm of rows, one of each group; IREE knows none. Before opset 21 a scale and
+    a bias are of a group, since then of a channel. onnxruntime takes statistics in f32, or in a narrower `stash_type`, whose
+    rounding it would share with nobody."""
     x, scale, bias = node.input
     kind, shape = g.types.get(x, (0, None))
-    numbers, groups = _numbers_of((shape or [None])[1:]), attr_of(node, "num_groups", 0)
-    if not kind or not shape or not numbers or groups < 1 or numbers % groups:
+    groups = attr_of(node, "num_groups", 0)
+    if not kind or shape is None or groups < 1:
         return False
-    if attr_of(node, "stash_type", TensorProto.FLOAT) != TensorProto.FLOAT and kind != TensorProto.FLOAT:
-        return False  # statistics in a narrower type round, which the kernel's do not
-    if not _has_kernel(g, [shape[0], groups], numbers // groups, kind):
-        return False
-    _norm_of_groups(g, node, groups, numbers // groups, (scale, bias))
+    numbers = _numbers_of(shape[1:])
+    _norm_of_groups(g, node, groups, None if numbers is None else numbers // groups, (scale, bias))
     return True
 
 
@@ -149,21 +147,33 @@ def _has_kernel(g: GraphWriter, rows: Sequence[int | str | None], numbers: int, 
     return not kept_why(NormSpec(named_dims(rows), numbers, dtype, dtype, 0.0), g.target)
 
 
-def _norm_of_groups(g: GraphWriter, node: onnx.NodeProto, groups: int, numbers: int, weights: tuple[str, str]) -> None:
+def _norm_of_groups(
+    g: GraphWriter, node: onnx.NodeProto, groups: int, numbers: int | None, weights: tuple[str, str]
+) -> None:
     """x (N, ...) as rows (N, groups, numbers), their norm, and in x's shape again what a factor and a summand of each channel, or
     of each group, make of it. Those that are all 1, and 0, are left out: PyTorch's exports have the real ones behind the norm."""
-    kind, shape = g.types[node.input[0]]
+    x = node.input[0]
+    kind, shape = g.types[x]
     assert shape is not None
     hint = node.name or "Norm"
     stash = TensorProto.FLOAT if kind in NARROW else kind
-    rows = g.add("Reshape", [node.input[0], g.ints([0, groups, numbers], hint)], hint)
+    if numbers is not None:
+        as_rows, whole = g.ints([0, groups, numbers], hint), g.ints([0, *(int(d or 0) for d in shape[1:])], hint)
+    else:
+        whole = g.add("Shape", [x], hint)
+        each = g.add(
+            "Div",
+            [g.reduce("ReduceProd", _cut(g, whole, 1, len(shape), hint), [0], hint), g.ints([groups], hint)],
+            hint,
+        )
+        as_rows = g.add("Concat", [_cut(g, whole, 0, 1, hint), g.ints([groups], hint), each], hint, axis=0)
+    rows = g.add("Reshape", [x, as_rows], hint)
     wide = g.cast(rows, kind, stash, hint)
     centred = g.add("Sub", [wide, g.mean(wide, [-1], hint)], hint)
     value = normal_of(g, centred, stash, [-1], attr_of(node, "epsilon", 1e-5), hint)
-    whole = [0, *(int(d or 0) for d in shape[1:])]
     of_groups = g.shape(weights[0]) == [groups]
     if not of_groups:
-        value = g.add("Reshape", [value, g.ints(whole, hint)], hint)
+        value = g.add("Reshape", [value, whole], hint)
     column = g.ints([-1, *[1] * (1 if of_groups else len(shape) - 2)], hint)
     for op, tensor, none in zip(("Mul", "Add"), weights, (1, 0), strict=True):
         known = g.array(tensor)
@@ -171,8 +181,13 @@ def _norm_of_groups(g: GraphWriter, node: onnx.NodeProto, groups: int, numbers: 
             numbers_of = g.cast(g.add("Reshape", [tensor, column], hint), kind, stash, hint)
             value = g.add(op, [value, numbers_of], hint)
     if of_groups:
-        value = g.add("Reshape", [value, g.ints(whole, hint)], hint)
+        value = g.add("Reshape", [value, whole], hint)
     g.cast(value, stash, kind, hint, out=node.output[0])
+
+
+def _cut(g: GraphWriter, sizes: str, low: int, high: int, hint: str) -> str:
+    """Some of the sizes of a shape."""
+    return g.add("Slice", [sizes, g.ints([low], hint), g.ints([high], hint)], hint)
 
 
 def lp_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
