@@ -96,6 +96,15 @@ def test_which_have_kernels(name: str) -> None:
     assert not {"Mul", "Add"} & set(ops) or name != "as_exported"
 
 
+@pytest.mark.skipif(not HOST.has_avx2, reason="norms have kernels with AVX2 or AVX-512")
+def test_one_behind_another() -> None:
+    """onnx infers no type of a GroupNormalization; what reads it has one nevertheless."""
+    model = model_of(("N", 12, 8, 8), 3)
+    model.graph.node[0].output[0] = "a"
+    model.graph.node.append(h.make_node("InstanceNormalization", ["a", "s", "b"], ["y"]))
+    assert sites_of(model)[1] == 2
+
+
 def test_other_targets_keep_them() -> None:
     for target in ("cpu-neon", "vulkan"):
         model = onnx.shape_inference.infer_shapes(MODELS["instance"])

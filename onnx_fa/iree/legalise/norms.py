@@ -183,6 +183,7 @@ def _norm_of_groups(
     if of_groups:
         value = g.add("Reshape", [value, whole], hint)
     g.cast(value, stash, kind, hint, out=node.output[0])
+    g.types.setdefault(node.output[0], (kind, list(shape)))  # onnx infers none of a GroupNormalization
 
 
 def _cut(g: GraphWriter, sizes: str, low: int, high: int, hint: str) -> str:
