@@ -114,22 +114,23 @@ def export(name: str, module: Module, exporter: Exporter, positional: bool, fold
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)  # has no ONNX in either exporter
     made = module.make().eval()
-    given = {key: _sample(shape, module.types.get(key, torch.float32)) for key, shape in module.inputs.items()}
+    given = {key: sample(shape, module.types.get(key, torch.float32)) for key, shape in module.inputs.items()}
     wrapped = (Positional if positional else Tensors)(made, list(given))
     with torch.no_grad():
         with Count() as seen:
             wrapped(*given.values())
         path = folder / "model.onnx"
         axes = dict(module.axes) or {key: {0: "batch"} for key, shape in module.inputs.items() if shape}
-        _write(wrapped, given, axes, exporter, path)
+        write(wrapped, given, axes, exporter, path)
     attentions = seen.count if module.attentions is None else module.attentions
     why = module.why or "counted while the module runs"
     yield Made(name, path, attentions, why, runs_of(onnx.load(path), module.runs))
 
 
-def _write(
+def write(
     module: Any, given: dict[str, torch.Tensor], axes: dict[str, dict[int, str]], exporter: Exporter, path: Path
 ) -> None:
+    """The file of a module by an exporter. `axes` are free ones, by the inputs' names."""
     arguments = tuple(given.values())
     if exporter == "torchscript":
         torch.onnx.export(
@@ -146,7 +147,8 @@ def _write(
     )
 
 
-def _sample(shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
+def sample(shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
+    """A random input; ids are below 60, masks all true."""
     generator = torch.Generator().manual_seed(0)
     if kind == torch.bool:
         return torch.ones(shape, dtype=kind)
