@@ -101,7 +101,8 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return False
     numbers = _numbers_of(shape[2:])
     groups = shape[1]
-    if numbers and isinstance(groups, int) and _has_kernel(g, shape[:2], numbers, kind):
+    epsilon = attr_of(node, "epsilon", 1e-5)
+    if numbers and isinstance(groups, int) and _has_kernel(g, shape[:2], numbers, kind, epsilon):
         _norm_of_groups(g, node, groups, numbers, (scale, bias))
         return True
     if numbers is not None:
@@ -111,7 +112,7 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     axes = list(range(2, len(shape)))
     wide = g.cast(x, kind, stash, hint)
     centred = g.add("Sub", [wide, g.mean(wide, axes, hint)], hint)
-    normal = normal_of(g, centred, stash, axes, attr_of(node, "epsilon", 1e-5), hint)
+    normal = normal_of(g, centred, stash, axes, epsilon, hint)
     rows = g.const(np.array([-1, *[1] * len(axes)], np.int64), hint)
     factor, summand = (g.cast(g.add("Reshape", [v, rows], hint), kind, stash, hint) for v in (scale, bias))
     scaled = g.add("Add", [g.add("Mul", [normal, factor], hint), summand], hint)
@@ -139,12 +140,13 @@ def _numbers_of(sizes: Sequence[int | str | None]) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
-def _has_kernel(g: GraphWriter, rows: Sequence[int | str | None], numbers: int, kind: int) -> bool:
-    """Whether rows of so many numbers have a kernel of this project; an image of nothing has none."""
+def _has_kernel(g: GraphWriter, rows: Sequence[int | str | None], numbers: int, kind: int, epsilon: float) -> bool:
+    """Whether rows of so many numbers have a kernel of this project; an image of nothing has none. The norm is the one that the
+    site will be: Triton's code is kept by it, and would else be made twice."""
     dtype = FLOATS.get(kind)
     if g.target is None or dtype is None or 0 in rows or numbers < 1:
         return False
-    return not kept_why(NormSpec(named_dims(rows), numbers, dtype, dtype, 0.0), g.target)
+    return not kept_why(NormSpec(named_dims(rows), numbers, dtype, dtype, float(np.float32(epsilon))), g.target)
 
 
 def _norm_of_groups(
