@@ -22,13 +22,14 @@ from onnx_fa.spec.terms import FloatType
 class WindowSpec:
     """`images` are those of a batch (None: known at run time only), each in so many `groups`, of `channels` channels of `sizes`,
     pads included. Every group has N columns of its own. x is (images * groups, channels * sizes), as an image lies in memory,
-    channels first. y is (images * groups, N, places), or with `last`, channels last, (images * groups, places, N).
+    channels first, or with `x_last` (images, sizes * channels), channels last, of one group without blocks. y is (images * groups,
+    N, places), or with `last`, channels last, (images * groups, places, N).
 
-    The weight comes in panels of columns, (groups * panels, K, panel), where K runs over channels and then taps; the last panel of
-    a group has its last columns. With `bias` there is a third operand, (groups, N). A group may have several `blocks` of columns,
-    each of which reads channels of its own alone, in order: K then runs over those of a block, and a panel has all columns. Raises
-    ValueError for windows that fit nowhere, panels wider than the columns, and blocks that divide neither these nor the
-    channels.
+    The weight comes in panels of columns, (groups * panels, K, panel), where K runs over channels and then taps, with `x_last`
+    over taps and then channels; the last panel of a group has its last columns. With `bias` there is a third operand, (groups, N).
+    A group may have several `blocks` of columns, each of which reads channels of its own alone, in order: K then runs over those of
+    a block, and a panel has all columns. Raises ValueError for windows that fit nowhere, panels wider than the columns, blocks that
+    divide neither these nor the channels, and for groups or blocks of an image whose channels come last.
 
     `dtype` is the type of the weight, the bias and y. x is f32: numbers of a shorter type are widened before, each once, and read
     by many windows; sums are f32."""
@@ -46,6 +47,7 @@ class WindowSpec:
     last: bool = False
     blocks: int = 1
     dtype: FloatType = "f32"
+    x_last: bool = False
 
     def __post_init__(self) -> None:
         if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:
@@ -56,6 +58,8 @@ class WindowSpec:
             raise ValueError(f"panels of {self.panel} columns of {self.N}")
         if self.blocks > 1 and (self.channels % self.blocks or self.N % self.blocks or self.panel != self.N):
             raise ValueError(f"{self.blocks} blocks of {self.N} columns in panels of {self.panel}")
+        if self.x_last and (self.groups > 1 or self.blocks > 1):
+            raise ValueError(f"{self.groups} groups of {self.blocks} blocks of an image whose channels come last")
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -85,7 +89,13 @@ class WindowSpec:
     @property
     def steps(self) -> tuple[int, ...]:
         """How far apart neighbours along each axis of an image lie."""
-        return tuple(math.prod(self.sizes[i + 1 :]) for i in range(len(self.sizes)))
+        least = self.channels if self.x_last else 1
+        return tuple(least * math.prod(self.sizes[i + 1 :]) for i in range(len(self.sizes)))
+
+    @property
+    def channel_step(self) -> int:
+        """How far apart neighbouring channels of a place lie."""
+        return 1 if self.x_last else math.prod(self.sizes)
 
     @property
     def y_shape(self) -> tuple[int, int]:
@@ -108,13 +118,18 @@ def slide(
     spec: WindowSpec, x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any] | None = None
 ) -> npt.NDArray[np.float64]:
     """The meaning of a spec in float64."""
-    images = np.asarray(x, np.float64).reshape(-1, spec.groups, spec.channels, *spec.sizes)
+    images = np.asarray(x, np.float64)
+    if spec.x_last:
+        images = np.moveaxis(images.reshape(-1, *spec.sizes, spec.channels), -1, 1)
+    images = images.reshape(-1, spec.groups, spec.channels, *spec.sizes)
     every: Any = (slice(None),) * 3
     seen = np.empty((*images.shape[:3], *spec.kernel, *spec.places))
     for tap in itertools.product(*map(range, spec.kernel)):
         axes = zip(tap, spec.strides, spec.dilations, spec.places, strict=True)
         part: tuple[slice, ...] = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, s, d, n in axes)
         seen[(*every, *tap)] = images[(*every, *part)]
+    if spec.x_last:
+        seen = np.moveaxis(seen, 2, 2 + len(spec.kernel))
     rows = seen.reshape(*images.shape[:2], spec.blocks, spec.K, spec.rows)
     panels = np.asarray(w, np.float64).reshape(spec.groups, spec.panels, spec.K, spec.panel)
     first = panels[:, :-1].transpose(0, 2, 1, 3).reshape(spec.groups, spec.K, -1)

@@ -20,11 +20,14 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
+from onnx_fa.iree.legalise.conv_shapes import conv_shape, pad_image
+from onnx_fa.iree.legalise.convolutions import CONV_SITE, spec_of_shape, window_of, write_site
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, declare_own_nodes
 from onnx_fa.iree.run import function_of, load_module
 from onnx_fa.iree.vmfb_facts import is_linear
 from onnx_fa.kernels.cpu.window import blocks_of, panel_of, tiles_for
+from onnx_fa.kernels.cpu.window_body import walk_of
 from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.linear_accuracy import UNIT
 from onnx_fa.spec.target import foreign_cpu, parse_target
@@ -367,6 +370,118 @@ def test_tiles_fit_sixteen_registers() -> None:
         assert tiles.rows * vectors + vectors + 1 <= 16 and (last or tiles.rows % 4 == 0)
 
 
+LAST: dict[str, tuple[tuple[tuple[int | str, ...], tuple[int, ...]], dict[str, Any]]] = {
+    "seven by seven of three channels": (((1, 3, 23, 20), (32, 3, 7, 7)), {"strides": [2, 2], "pads": [3] * 4}),
+    "256 channels": (((1, 256, 6, 6), (24, 256, 3, 3)), {"pads": [1] * 4}),
+    "five channels, panels that do not divide": (((2, 5, 9, 9), (43, 5, 3, 3)), {"strides": [2, 1], "pads": [1] * 4}),
+    "thirteen channels, apart": (((2, 13, 9, 11), (17, 13, 3, 2)), {"dilations": [1, 2], "bias": False}),
+    "one axis, a free batch": ((("N", 6, 20), (48, 6, 3)), {"strides": [3]}),
+    "three axes": (((1, 4, 5, 6, 7), (16, 4, 2, 3, 2)), {"dilations": [2, 1, 1]}),
+    "one tap": (((2, 20, 5, 7), (33, 20, 1, 1)), {"strides": [1, 2]}),
+    "as wide as the image, a free batch": ((("N", 3, 12, 4), (16, 3, 2, 4)), {"bias": False}),
+    "f16": (((1, 16, 9, 9), (16, 16, 3, 3)), {"pads": [1] * 4, "kind": np.float16}),
+}
+"""Convolutions of one group."""
+
+
+def with_channels_last(model: onnx.ModelProto, target: Any, *, last: bool) -> onnx.ModelProto:
+    """A Conv as a site whose image has its channels last, and with `last` its result, between turns that keep what the model
+    means."""
+    made = onnx.ModelProto.FromString(model.SerializeToString())
+    infer_types(made, {})
+    g = GraphWriter(made, target=target)
+    (node,) = made.graph.node
+    shape, kind = conv_shape(g, node), g.kind("x")
+    assert shape is not None
+    x = g.add("Transpose", [g.cast("x", kind, 1, "x")], "turned", perm=[0, *range(2, len(shape.sizes) + 2), 1])
+    x = pad_image(g, x, shape, "padded", last=True)
+    spec = spec_of_shape(g, shape, FLOATS[kind], len(node.input) > 2, last=last, x_last=True)
+    assert spec is not None and spec.x_last and spec.last == last
+    y = write_site(g, spec, x, "w", "b" if spec.bias else "", "site")
+    if last:
+        y = g.add("Transpose", [y], "back", perm=[0, 2, 1])
+    g.reshape(y, [-1 if spec.images is None else spec.images, spec.N, *spec.places], "y", out="y")
+    g.replace_nodes(g.nodes)
+    declare_own_nodes(made)
+    return made
+
+
+def of_two(shape: tuple[int | str, ...]) -> tuple[int, ...]:
+    """A shape with 2 in the place of a symbol."""
+    return tuple(2 if isinstance(d, str) else d for d in shape)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", LAST)
+def test_channels_last_mean_the_same(name: str, *, last: bool) -> None:
+    """In float64, as the reference's Conv is."""
+    shapes, options = LAST[name]
+    model = conv(*shapes, **options)
+    made, inputs = with_channels_last(model, NARROW, last=last), image_of(model, of_two(shapes[0]))
+    (got,) = ReferenceEvaluator(made, new_ops=[ConvSite]).run(None, inputs)
+    wide = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    double = conv(*shapes, **{**options, "kind": np.float64})
+    (want,) = ReferenceEvaluator(double).run(None, {"x": inputs["x"].astype(np.float64), **wide})
+    assert got.shape == want.shape
+    unit = UNIT["f16" if got.dtype == np.float16 else "f32"]
+    np.testing.assert_allclose(got, want, rtol=unit, atol=unit * np.abs(want).max())
+
+
+@pytest.fixture(scope="module")
+def last_compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], np.ndarray]:
+    cases = list(itertools.product(LAST, (False, True)))
+    models = [with_channels_last(conv(*LAST[name][0], **LAST[name][1]), HOST, last=last) for name, last in cases]
+    path = tmp_path_factory.mktemp("last") / "m.vmfb"
+    compile_model(join_models(models, own_dims=True), path, HOST, parameters="embed")
+    inputs = [image_of(m, of_two(LAST[name][0][0]))["x"] for m, (name, _) in zip(models, cases, strict=True)]
+    return dict(zip(cases, map(np.asarray, load_module(path)(*inputs)), strict=True))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", LAST)
+def test_channels_last_compiled(name: str, last_compiled: dict[tuple[str, bool], np.ndarray], *, last: bool) -> None:
+    shapes, options = LAST[name]
+    model = conv(*shapes, **options)
+    compare(model, last_compiled[name, last], image_of(model, of_two(shapes[0])))
+
+
+def test_channels_last_for_another_processor(tmp_path: Path) -> None:
+    """What has 16 lanes is compiled, wherever the tests run."""
+    models = [with_channels_last(conv(*LAST["256 channels"][0]), WIDE, last=last) for last in (False, True)]
+    compile_model(join_models(models), tmp_path / "m.vmfb", WIDE, parameters="embed")
+
+
+def test_steps_of_channels_last() -> None:
+    """Taps side by side and their channels are one axis: it is written out up to twelve steps, and the rest are loops."""
+
+    def walk(channels: int, kernel: tuple[int, int], dilation: int = 1) -> Any:
+        window = (20, 20), kernel, (1, 1), (dilation, dilation)
+        return walk_of(WindowSpec(1, 1, channels, 32, *window, 16, x_last=True))
+
+    of_256 = walk(256, (3, 3))
+    assert of_256.loops == ((3, 20 * 256, 3 * 256 * 1), (64, 12, 12)) and len(of_256.written) == 12
+    of_three = walk(3, (7, 7))
+    assert of_three.loops == ((7, 60, 21), (3, 7, 7)) and of_three.written == tuple((i, i) for i in range(7))
+    apart = walk(24, (3, 3), 2)
+    assert apart.loops == ((3, 2 * 20 * 24, 72), (3, 2 * 24, 24), (2, 12, 12))
+
+
+def test_the_batch_of_channels_last_keeps_its_name() -> None:
+    shapes, options = LAST["one axis, a free batch"]
+    model = conv(*shapes, **options)
+    infer_types(model, {})
+    g = GraphWriter(model, target=WIDE)
+    shape = conv_shape(g, model.graph.node[0])
+    assert shape is not None
+    spec = spec_of_shape(g, shape, "f32", bias=True, last=True, x_last=True)
+    assert spec is not None and g.shape(write_site(g, spec, "x", "w", "b", "site")) == ["N", 6, 48]
+    grouped = conv(("N", 32, 9), (64, 8, 3), group=4)
+    infer_types(grouped, {})
+    g = GraphWriter(grouped, target=WIDE)
+    shape = conv_shape(g, grouped.graph.node[0])
+    assert shape is not None and spec_of_shape(g, shape, "f32", bias=True, last=True, x_last=True) is None
+
+
 def test_a_weight_of_the_run_stays() -> None:
     model = conv((1, 3, 40), (32, 3, 3))
     model.graph.input.append(h.make_tensor_value_info("w", 1, [32, 3, 3]))
@@ -389,6 +504,10 @@ def test_names(tmp_path: Path) -> None:
         WindowSpec(1, 1, 3, 16, (9,), (3,), (1,), (1,), 32)
     with pytest.raises(ValueError, match="blocks"):
         WindowSpec(1, 1, 3, 16, (9,), (3,), (1,), (1,), 16, blocks=2)
+    with pytest.raises(ValueError, match="channels come last"):
+        WindowSpec(1, 2, 3, 32, (9,), (3,), (1,), (1,), 32, x_last=True)
+    with pytest.raises(ValueError, match="channels come last"):
+        WindowSpec(1, 1, 4, 16, (9,), (3,), (1,), (1,), 16, blocks=2, x_last=True)
     with pytest.raises(ValueError, match="below one"):
         WindowSpec(1, 1, 3, 16, (9,), (3,), (0,), (1,), 16)
 

@@ -19,7 +19,21 @@ from onnx_fa.spec.windows import WindowSpec
 
 CONV_SITE = f"{DOMAIN}.ConvSite"
 """Inputs x and the weight as a WindowSpec has them; attributes its numbers."""
-_NUMBERS = ("groups", "channels", "N", "sizes", "kernel", "strides", "dilations", "panel", "bias", "last", "blocks")
+_NUMBERS = (
+    "groups",
+    "channels",
+    "N",
+    "sizes",
+    "kernel",
+    "strides",
+    "dilations",
+    "panel",
+    "bias",
+    "last",
+    "blocks",
+    "x_last",
+)
+_KINDS = {dtype: kind for kind, dtype in FLOATS.items()}
 
 
 def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -29,21 +43,13 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
     kind = g.kind(node.input[0])
     if g.cpu is None or kind not in FLOATS or (shape := conv_shape(g, node)) is None:
         return False
-    if (spec := _spec_of(g, node, shape, FLOATS[kind])) is None:
+    bias = node.input[2] if len(node.input) > 2 else ""
+    last = is_turned(g, node.output[0])
+    if (spec := spec_of_shape(g, shape, FLOATS[kind], bool(bias), last=last, x_last=False)) is None:
         return False
     hint = node.name or "Conv"
     x = pad_image(g, g.cast(node.input[0], kind, TensorProto.FLOAT, hint), shape, hint)
-    each = spec.channels * math.prod(spec.sizes)
-    inputs = [g.reshape(x, [-1 if spec.parts is None else spec.parts, each], hint)]
-    inputs.append(_panels(g, node.input[1], spec, hint))
-    if spec.bias:
-        inputs.append(g.reshape(node.input[2], [spec.groups, spec.N], hint))
-    y = g.fresh(hint)
-    made = helper.make_node("ConvSite", inputs, [y], g.fresh(f"{hint}/ConvSite"), domain=DOMAIN)
-    made.attribute.extend(helper.make_attribute(name, getattr(spec, name)) for name in _NUMBERS)
-    g.nodes.append(made)
-    whole = ["parts" if spec.parts is None else spec.parts, *spec.y_shape]
-    g.typed(y, kind, whole)
+    y = write_site(g, spec, x, node.input[1], bias, hint)
     batch = -1 if spec.images is None else spec.images
     if spec.last and spec.groups > 1:
         y = g.reshape(y, [batch, spec.groups, *spec.y_shape], hint)
@@ -51,6 +57,27 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
         y = g.add("Transpose", [y], hint, perm=[0, 1, 3, 2] if spec.groups > 1 else [0, 2, 1])
     g.reshape(y, [batch, spec.groups * spec.N, *spec.places], hint, out=node.output[0])
     return True
+
+
+def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str, hint: str) -> str:
+    """A ConvSite of x, an f32 of any rank with its pads, whose first dim is the batch, of a Conv's weight (M, C, *kernel) and, with
+    a bias, of (M,). Returns y, of the shape (parts, *y_shape), whose first dim with one group has the name of x's, if that is
+    known."""
+    batch: Dim = "parts"
+    if spec.parts is not None:
+        batch = spec.parts
+    elif spec.groups == 1 and (dims := g.shape(x)) and isinstance(dims[0], str):
+        batch = dims[0]
+    each = spec.channels * math.prod(spec.sizes)
+    own = 0 if spec.groups == 1 else -1  # the dim of x itself, or what comes of it
+    inputs = [g.reshape(x, [own if spec.parts is None else spec.parts, each], hint), _panels(g, weight, spec, hint)]
+    if spec.bias:
+        inputs.append(g.reshape(bias, [spec.groups, spec.N], hint))
+    y = g.fresh(hint)
+    made = helper.make_node("ConvSite", inputs, [y], g.fresh(f"{hint}/ConvSite"), domain=DOMAIN)
+    made.attribute.extend(helper.make_attribute(name, getattr(spec, name)) for name in _NUMBERS)
+    g.nodes.append(made)
+    return g.typed(y, _KINDS[spec.dtype], [batch, *spec.y_shape])
 
 
 def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[str, Any]) -> WindowSpec:
@@ -61,7 +88,7 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
         tuple(int(n) for n in attributes[name]) for name in ("sizes", "kernel", "strides", "dilations")
     )
     images = x[0] // groups if isinstance(x[0], int) else None
-    bias, last = (bool(attributes[name]) for name in ("bias", "last"))
+    bias, last, x_last = (bool(attributes[name]) for name in ("bias", "last", "x_last"))
     blocks = int(attributes["blocks"])
     return WindowSpec(
         images,
@@ -77,11 +104,15 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
         last,
         blocks,
         cast(FloatType, dtype),
+        x_last,
     )
 
 
-def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape, dtype: FloatType) -> WindowSpec | None:
-    """None where no kernel is to stand for a Conv."""
+def spec_of_shape(
+    g: GraphWriter, shape: ConvShape, dtype: FloatType, bias: bool, *, last: bool, x_last: bool
+) -> WindowSpec | None:
+    """The site of a Conv whose weight has this type, on the CPU that the writer is for. `x_last` and `last`: the channels of the
+    image and of the result come last. None where no kernel is to stand for it."""
     assert g.cpu is not None
     blocks = blocks_of(shape.groups, shape.columns, g.cpu)
     columns = shape.columns * blocks
@@ -89,12 +120,10 @@ def _spec_of(g: GraphWriter, node: onnx.NodeProto, shape: ConvShape, dtype: Floa
     if not panel or (columns % panel and g.opset < SLICE_OPSET):  # columns that panels do not divide are cut
         return None
     window = shape.padded, shape.kernel, shape.strides, shape.dilations
-    bias = len(node.input) > 2 and bool(node.input[2])
-    last = is_turned(g, node.output[0])
     try:
         groups, channels = shape.groups // blocks, shape.own * blocks
-        spec = WindowSpec(shape.images, groups, channels, columns, *window, panel, bias, last, blocks, dtype)
-    except ValueError:  # no window fits
+        spec = WindowSpec(shape.images, groups, channels, columns, *window, panel, bias, last, blocks, dtype, x_last)
+    except ValueError:  # no window fits, or several groups of channels last
         return None
     return spec if takes(spec) else None
 
@@ -106,5 +135,9 @@ def _panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:
         parts = [(0, spec.N - left), (spec.N - spec.panel, spec.N)]
         cut = [g.add("Slice", [rows, *(g.ints([n], hint) for n in (low, high, 1))], hint) for low, high in parts]
         rows = g.add("Concat", cut, hint, axis=1)
-    panels = g.reshape(rows, [spec.groups * spec.panels, spec.panel, spec.K], hint)
-    return g.add("Transpose", [panels], hint, perm=[0, 2, 1])
+    count, taps = spec.groups * spec.panels, math.prod(spec.kernel)
+    if not spec.x_last or taps == 1:
+        panels = g.reshape(rows, [count, spec.panel, spec.K], hint)
+        return g.add("Transpose", [panels], hint, perm=[0, 2, 1])
+    panels = g.reshape(rows, [count, spec.panel, spec.channels, taps], hint)
+    return g.reshape(g.add("Transpose", [panels], hint, perm=[0, 3, 2, 1]), [count, spec.K, spec.panel], hint)

@@ -7,6 +7,7 @@ Places lie along rows, as those of a linear site (linear_body.py); an element of
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
@@ -31,7 +32,7 @@ class WindowTiles:
 
 def operands_of(spec: WindowSpec) -> list[Operand]:
     """x, the weight and the bias."""
-    size = spec.channels * spec.sizes[0] * spec.steps[0]
+    size = spec.channels * math.prod(spec.sizes)
     panels = (spec.groups * spec.panels, spec.K, spec.panel)
     found = [Operand("%x", (_parts(spec), size), "f32"), Operand("%w", panels, spec.dtype)]
     return [*found, *[Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias]
@@ -55,10 +56,8 @@ class _Walk:
 
 
 def walk_of(spec: WindowSpec) -> _Walk:
-    """Taps and then channels are written out as long as they are not too many; the others are loops."""
-    plane = spec.sizes[0] * spec.steps[0]
-    axes = [(spec.channels // spec.blocks, plane)]
-    axes += [(k, step * d) for k, step, d in zip(spec.kernel, spec.steps, spec.dilations, strict=True)]
+    """The innermost steps of K are written out as long as they are not too many; the others are loops."""
+    axes = _axes_of(spec)
     loops: list[tuple[int, int, int]] = []
     inner: list[tuple[int, int, int]] = []
     left, k_step = _WRITTEN_OUT, 1
@@ -77,6 +76,22 @@ def walk_of(spec: WindowSpec) -> _Walk:
         for at in itertools.product(*(range(count) for count, _, _ in inner))
     ]
     return _Walk(tuple(loops), tuple(written))
+
+
+def _axes_of(spec: WindowSpec) -> list[tuple[int, int]]:
+    """The axes of K as (length, step in x), from the outermost on. Those whose numbers follow each other are one, such as taps side
+    by side and their channels."""
+    channels = [(spec.channels // spec.blocks, spec.channel_step)]
+    axes = [(k, step * d) for k, step, d in zip(spec.kernel, spec.steps, spec.dilations, strict=True)]
+    axes = axes + channels if spec.x_last else channels + axes
+    joined = axes[:1]
+    for count, step in axes[1:]:
+        before, outer = joined[-1]
+        if outer == count * step:
+            joined[-1] = (before * count, step)
+        else:
+            joined.append((count, step))
+    return joined
 
 
 class WindowBody:
@@ -228,7 +243,7 @@ class WindowBody:
         """The number of a place that each column of a vector reads: one for all, or one for each block."""
         t, spec = self.t, self.spec
         x, x_type = self.loaded["%x"]
-        apart = spec.channels // spec.blocks * spec.sizes[0] * spec.steps[0]
+        apart = spec.channels // spec.blocks * spec.channel_step
         made = ""
         for block in range(spec.blocks):
             at = t.shifted(start, x_off + block * apart)
