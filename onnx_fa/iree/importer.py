@@ -34,6 +34,7 @@ from onnx_fa.iree.known_ranks import check_ranks
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.bodies_alone import prepare_bodies
 from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
+from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
 from onnx_fa.iree.legalise.input_sizes import named_sizes
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
@@ -118,6 +119,7 @@ def import_mlir(
     infer_types(proto, sites, data_prop=data_prop)
     check_ranks(proto.graph)
     linear = find_linear_sites(proto, held, target=target)
+    fuse_epilogues(proto, held, target=target)
     fuse_rounded(proto, held, target=target)  # takes norms of its own
     norms = find_norm_sites(proto, held, target=target)
     find_rotations(proto, held, target=target)

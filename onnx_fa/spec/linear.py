@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, get_args
@@ -15,7 +15,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.expr import SCORE, SKV, SQ, Apply, K, Q, ScoreExpr, Tensor, evaluate, kind_of, leaves
+from onnx_fa.spec.expr import (
+    SCORE,
+    SKV,
+    SQ,
+    Apply,
+    K,
+    Q,
+    ScoreExpr,
+    Tensor,
+    compose,
+    evaluate,
+    kind_of,
+    leaves,
+    substitute,
+)
 from onnx_fa.spec.spec_json import fields_from_json, fields_to_json
 from onnx_fa.spec.terms import Dim, DType, TensorArg
 
@@ -104,13 +118,7 @@ class LinearSpec:
             raise ValueError(f"{'pairs' if self.packed == 2 else 'fours'} of {self.K} rows of a weight")
         if self.zero and not self.is_of_bytes:
             raise ValueError(f"a zero point of {self.dtype}")
-        if kind_of(self.then, [t.kind for t in self.tensors]) != "float" or not set(leaves(self.then)).isdisjoint(
-            POSITIONS
-        ):
-            raise ValueError(f"{self.then} is no function of a sum and {len(self.tensors)} tensors")
-        shapes = [(self.N,), (*self.lead, self.N), *[()] * self.is_of_bytes]
-        if strange := [t for t in self.tensors if t.shape not in shapes]:
-            raise ValueError(f"{strange[0]} is neither of the columns nor of all numbers")
+        check_epilogue(self.then, self.tensors, [(self.N,), (*self.lead, self.N), *[()] * self.is_of_bytes])
 
     @property
     def rows(self) -> int | None:
@@ -246,10 +254,25 @@ def panel_starts(widths: Sequence[int], panel: int) -> list[int]:
     return [min(i, end - panel) for n, end in zip(widths, ends, strict=True) for i in range(end - n, end, panel)]
 
 
+def check_epilogue(then: ScoreExpr, tensors: Sequence[TensorArg], shapes: Collection[tuple[Dim, ...]]) -> None:
+    """Raises ValueError where an expression is no float that follows from a sum and all of the tensors, or one of these has none of
+    the shapes."""
+    if kind_of(then, [t.kind for t in tensors]) != "float" or not set(leaves(then)).isdisjoint(POSITIONS):
+        raise ValueError(f"{then} is no function of a sum and {len(tensors)} tensors")
+    if strange := [t for t in tensors if t.shape not in shapes]:
+        raise ValueError(f"{strange[0]} is neither of the columns nor of all numbers")
+
+
 def biased(spec: LinearSpec) -> LinearSpec:
     """The site with one more tensor of the columns, which is added to what it was before."""
-    bias = Apply("Add", spec.then, Tensor(len(spec.tensors)))
-    return replace(spec, then=bias, tensors=(*spec.tensors, TensorArg((spec.N,), spec.result_dtype)))
+    return followed(spec, Apply("Add", SCORE, Tensor(0)), (TensorArg((spec.N,), spec.result_dtype),))
+
+
+def followed(spec: LinearSpec, then: ScoreExpr, tensors: tuple[TensorArg, ...]) -> LinearSpec:
+    """The site with what becomes of its results, with more tensors."""
+    moved = len(spec.tensors)
+    behind = substitute(then, lambda e: Tensor(e.index + moved) if isinstance(e, Tensor) else e)
+    return replace(spec, then=compose(behind, spec.then), tensors=(*spec.tensors, *tensors))
 
 
 def weight_of(spec: LinearSpec, operands: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float64]:

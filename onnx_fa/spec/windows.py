@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnx_fa.spec.linear import LinearSpec, biased
-from onnx_fa.spec.terms import FloatType
+from onnx_fa.spec.expr import SCORE, ScoreExpr, evaluate
+from onnx_fa.spec.linear import LinearSpec, biased, check_epilogue, followed
+from onnx_fa.spec.terms import Dim, FloatType, TensorArg
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class WindowSpec:
     A group may have several `blocks` of columns, each of which reads channels of its own alone, in order: K then runs over those of
     a block, and a panel has all columns. Raises ValueError for windows that fit nowhere, panels wider than the columns, blocks that
     divide neither these nor the channels, and for groups or blocks of an image whose channels come last.
+
+    `then` is what becomes of a sum of y that is `last`, the score of the expression, with `tensors` of y's type, of the shape (N,)
+    or y's own: an activation, a residual, a scale. They are the operands behind the bias. Raises ValueError for an expression of
+    anything else, and where y has its channels first.
 
     `dtype` is the type of the weight, the bias and y. x is f32: numbers of a shorter type are widened before, each once, and read
     by many windows; sums are f32."""
@@ -48,6 +53,8 @@ class WindowSpec:
     blocks: int = 1
     dtype: FloatType = "f32"
     x_last: bool = False
+    then: ScoreExpr = SCORE
+    tensors: tuple[TensorArg, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:
@@ -60,6 +67,9 @@ class WindowSpec:
             raise ValueError(f"{self.blocks} blocks of {self.N} columns in panels of {self.panel}")
         if self.x_last and (self.groups > 1 or self.blocks > 1):
             raise ValueError(f"{self.groups} groups of {self.blocks} blocks of an image whose channels come last")
+        check_epilogue(self.then, self.tensors, [(self.N,), self.whole])
+        if self.then != SCORE and not self.last:
+            raise ValueError(f"{self.then} of what has its channels first")
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -103,10 +113,15 @@ class WindowSpec:
         return (self.rows, self.N) if self.last else (self.N, self.rows)
 
     @property
+    def whole(self) -> tuple[Dim, ...]:
+        """The shape of y; its first dim is a symbol where only a run knows it."""
+        return ("parts" if self.parts is None else self.parts, *self.y_shape)
+
+    @property
     def product(self) -> LinearSpec:
         """The product of what the windows see with the weight of a group."""
         product = LinearSpec(("parts" if self.parts is None else self.parts, self.rows), self.K, self.N, self.dtype)
-        return biased(product) if self.bias else product
+        return followed(biased(product) if self.bias else product, self.then, self.tensors)
 
     @property
     def name(self) -> str:
@@ -115,9 +130,9 @@ class WindowSpec:
 
 
 def slide(
-    spec: WindowSpec, x: npt.NDArray[Any], w: npt.NDArray[Any], bias: npt.NDArray[Any] | None = None
+    spec: WindowSpec, x: npt.NDArray[Any], w: npt.NDArray[Any], *more: npt.NDArray[Any]
 ) -> npt.NDArray[np.float64]:
-    """The meaning of a spec in float64."""
+    """The meaning of a spec in float64; `more` are the operands behind the weight."""
     images = np.asarray(x, np.float64)
     if spec.x_last:
         images = np.moveaxis(images.reshape(-1, *spec.sizes, spec.channels), -1, 1)
@@ -138,6 +153,7 @@ def slide(
     made: npt.NDArray[np.float64] = np.einsum("igbkp,gkbn->igpbn", rows, by_block).reshape(
         -1, spec.groups, spec.rows, spec.N
     )
-    if bias is not None:
-        made = made + np.asarray(bias, np.float64)[:, None]
-    return (made if spec.last else made.swapaxes(2, 3)).reshape(-1, *spec.y_shape)
+    if spec.bias:
+        made = made + np.asarray(more[0], np.float64)[:, None]
+    y = (made if spec.last else made.swapaxes(2, 3)).reshape(-1, *spec.y_shape)
+    return np.asarray(evaluate(spec.then, y, more[spec.bias :]), np.float64)

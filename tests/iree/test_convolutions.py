@@ -94,10 +94,10 @@ class ConvSite(OpRun):
 
     op_domain = DOMAIN
 
-    def _run(self, x: np.ndarray, w: np.ndarray, *bias: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
+    def _run(self, x: np.ndarray, w: np.ndarray, *more: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
         assert x.dtype == np.float32
-        spec = window_of([(v.shape, SHORT[v.dtype]) for v in (x, w)], attributes)
-        return (slide(spec, x, w, *bias).astype(w.dtype),)
+        spec = window_of([(v.shape, SHORT[v.dtype]) for v in (x, w, *more)], attributes)
+        return (slide(spec, x, w, *more).astype(w.dtype),)
 
 
 KINDS = st.sampled_from([np.float32, np.float16])

@@ -3,8 +3,10 @@ convolutions of images whose channels come first reach a tenth of the speed of a
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import onnx
@@ -14,11 +16,13 @@ from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET, ConvShape, conv_shape, is_turned, pad_image
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter
 from onnx_fa.kernels.cpu.window import blocks_of, panel_of, takes
-from onnx_fa.spec.terms import Dim, FloatType
+from onnx_fa.spec.expr_json import from_json
+from onnx_fa.spec.terms import Dim, FloatType, TensorArg
 from onnx_fa.spec.windows import WindowSpec
 
 CONV_SITE = f"{DOMAIN}.ConvSite"
-"""Inputs x and the weight as a WindowSpec has them; attributes its numbers."""
+"""Inputs x, the weight and what else a WindowSpec has; attributes its numbers and, where something becomes of its sums, `then`,
+an expression as JSON."""
 _NUMBERS = (
     "groups",
     "channels",
@@ -60,20 +64,18 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str, hint: str) -> str:
-    """A ConvSite of x, an f32 of any rank with its pads, whose first dim is the batch, of a Conv's weight (M, C, *kernel) and, with
-    a bias, of (M,). Returns y, of the shape (parts, *y_shape), whose first dim with one group has the name of x's, if that is
-    known."""
-    batch: Dim = "parts"
-    if spec.parts is not None:
-        batch = spec.parts
-    elif spec.groups == 1 and (dims := g.shape(x)) and isinstance(dims[0], str):
+    """Writes a ConvSite, whose result are its sums: of x, an f32 of any rank with its pads, whose first dim is the batch, of a
+    Conv's weight (M, C, *kernel), and with a bias of (M,). Returns y, of the shape (parts, *y_shape); with one group its first dim
+    has the name of x's, if the type of x is known, else one of its own."""
+    y = g.fresh(hint)
+    batch: Dim = f"{y}_parts" if spec.parts is None else spec.parts
+    if spec.parts is None and spec.groups == 1 and (dims := g.shape(x)) and isinstance(dims[0], str):
         batch = dims[0]
     each = spec.channels * math.prod(spec.sizes)
     own = 0 if spec.groups == 1 else -1  # the dim of x itself, or what comes of it
     inputs = [g.reshape(x, [own if spec.parts is None else spec.parts, each], hint), _panels(g, weight, spec, hint)]
     if spec.bias:
         inputs.append(g.reshape(bias, [spec.groups, spec.N], hint))
-    y = g.fresh(hint)
     made = helper.make_node("ConvSite", inputs, [y], g.fresh(f"{hint}/ConvSite"), domain=DOMAIN)
     made.attribute.extend(helper.make_attribute(name, getattr(spec, name)) for name in _NUMBERS)
     g.nodes.append(made)
@@ -82,7 +84,7 @@ def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str,
 
 def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[str, Any]) -> WindowSpec:
     """The spec of a ConvSite whose operands have these shapes and element types."""
-    (x, _), (_, dtype) = types[:2]
+    (x, _), (_, dtype), *more = types
     groups, channels, N, panel = (int(attributes[name]) for name in ("groups", "channels", "N", "panel"))
     sizes, kernel, strides, dilations = (
         tuple(int(n) for n in attributes[name]) for name in ("sizes", "kernel", "strides", "dilations")
@@ -90,7 +92,7 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
     images = x[0] // groups if isinstance(x[0], int) else None
     bias, last, x_last = (bool(attributes[name]) for name in ("bias", "last", "x_last"))
     blocks = int(attributes["blocks"])
-    return WindowSpec(
+    spec = WindowSpec(
         images,
         groups,
         channels,
@@ -106,6 +108,10 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
         cast(FloatType, dtype),
         x_last,
     )
+    if "then" not in attributes:
+        return spec
+    tensors = tuple(TensorArg(spec.whole if len(t) > 1 else (N,), spec.dtype) for t, _ in more[bias:])
+    return replace(spec, then=from_json(json.loads(attributes["then"])), tensors=tensors)
 
 
 def spec_of_shape(

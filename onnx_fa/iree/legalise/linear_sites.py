@@ -37,9 +37,9 @@ from onnx_fa.iree.legalise.writer import (
     named_dims,
 )
 from onnx_fa.kernels.row_sites import kept_why, origin_of, panel_of
-from onnx_fa.spec.expr import SCORE, Tensor, compose, substitute
+from onnx_fa.spec.expr import SCORE
 from onnx_fa.spec.expr_json import from_json, to_json
-from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased, linear_name
+from onnx_fa.spec.linear import Bits, LinearSpec, Zeros, biased, followed, linear_name
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim, DType, FloatType, TensorArg
 
@@ -259,9 +259,7 @@ def _with_epilogue(g: GraphWriter, product: _Product, taken: set[int]) -> list[_
     follows = epilogue_of(g, first.value, spec.lead, spec.result_dtype, taken, numbers=spec.is_of_bytes)  # type: ignore[arg-type]
     if follows is None:
         return found
-    moved = len(spec.tensors)
-    behind = substitute(follows.then, lambda e: Tensor(e.index + moved) if isinstance(e, Tensor) else e)
-    whole = replace(spec, then=compose(behind, spec.then), tensors=(*spec.tensors, *follows.tensors))
+    whole = followed(spec, follows.then, follows.tensors)
     inputs, places = (*first.inputs, *follows.inputs), (*first.places, *follows.places)
     return [replace(first, spec=whole, inputs=inputs, value=follows.value, places=places), *found]
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from onnx_fa.kernels.cpu.addresses import Addresses
+from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
-from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
-from onnx_fa.spec.expr import SCORE, ScoreExpr, Tensor
 from onnx_fa.spec.linear import LinearSpec
 
 FEW = 4
@@ -64,10 +63,7 @@ def operands_of(spec: LinearSpec) -> list[Operand]:
     found = [Operand("%x", (rows, steps), x), Operand("%w", (spec.panels, steps, spec.panel), w)]
     if spec.zero:
         found += [Operand("%zero", (), "i32"), Operand("%sums", (spec.N,), "i32")]
-    for i, tensor in enumerate(spec.tensors):
-        shape = (rows, spec.N) if len(tensor.shape) > 1 else tensor.shape
-        found.append(Operand(f"%t{i}", shape, tensor.dtype))
-    return found
+    return [*found, *tensor_operands(spec.tensors, (rows, spec.N))]
 
 
 def steps_of(spec: LinearSpec) -> int:
@@ -93,7 +89,7 @@ class LinearBody:
         self.operands, self.outputs = operands_of(spec), outputs_of(spec)
         self.y_type, self.first_column = "", 0  # of the result whose columns are being computed
         self.vectors, self.panels = spec.panel // tiles.lanes, panels_of(spec, tiles)
-        self.exprs = ExprVectors(self.t, IntBounds("rows", spec.N, spec.tensors), spec.tensors)
+        self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.N)
 
     def executable(self, symbol: str) -> list[str]:
         spec, tiles = self.spec, self.tiles
@@ -274,30 +270,9 @@ class LinearBody:
     def _write(self, total: str, y: str, row: str, column: str) -> str:
         """y with what becomes of a vector of sums."""
         t, dtype = self.t, self.spec.result_dtype
-        made = self._then(self._number(total, column), row, column)
+        made = self.then.emit(self._number(total, column), [row, column], self.loaded)
         if dtype != "f32":
             made = t.let(f"arith.truncf {made} : {t.vec} to {t.type(dtype)}")
         if self.first_column:
             column = t.arith("subi", column, t.index(self.first_column))
         return t.write(made, y, self.y_type, row, column, element=dtype)
-
-    def _then(self, total: str, row: str, column: str) -> str:
-        """What becomes of a vector of sums."""
-        t = self.t
-
-        def known(e: ScoreExpr) -> Vector | None:
-            if e == SCORE:
-                return Vector(total, "f32")
-            if not isinstance(e, Tensor):
-                return None
-            value, type_ = self.loaded[f"%t{e.index}"]
-            tensor = self.spec.tensors[e.index]
-            if not tensor.shape:
-                return Vector(t.broadcast(t.extract(value, type_)), "f32")
-            at = [column] if len(tensor.shape) == 1 else [row, column]
-            read = t.read(value, type_, *at, element=tensor.dtype)
-            if tensor.dtype != "f32":
-                read = t.let(f"arith.extf {read} : {t.type(tensor.dtype)} to {t.vec}")
-            return Vector(read, "f32")
-
-        return self.exprs.emit(self.spec.then, known, {}).value

@@ -10,6 +10,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -31,11 +32,12 @@ class WindowTiles:
 
 
 def operands_of(spec: WindowSpec) -> list[Operand]:
-    """x, the weight and the bias."""
+    """x, the weight, the bias, and the tensors of what becomes of the sums."""
     size = spec.channels * math.prod(spec.sizes)
     panels = (spec.groups * spec.panels, spec.K, spec.panel)
     found = [Operand("%x", (_parts(spec), size), "f32"), Operand("%w", panels, spec.dtype)]
-    return [*found, *[Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias]
+    found += [Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias
+    return [*found, *tensor_operands(spec.tensors, (_parts(spec), *spec.y_shape))]
 
 
 def y_of(spec: WindowSpec) -> Operand:
@@ -101,6 +103,7 @@ class WindowBody:
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
         self.operands, self.y, self.walk = operands_of(spec), y_of(spec), walk_of(spec)
         self.vectors = spec.panel // tiles.lanes
+        self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.N)
         self.down = -(-spec.rows // (tiles.rows * tiles.down))
         self.across = -(-spec.panels // tiles.across)
 
@@ -161,8 +164,9 @@ class WindowBody:
                 y = self._write_turned(own, image, at, row, y)
                 continue
             for i, total in enumerate(own):
-                made = self._rounded(total, t.width)
-                y = t.write(made, y, self.y_type, image, t.shifted(row, i), at, element=self.spec.dtype)
+                place = [image, t.shifted(row, i), at]
+                made = self._rounded(self.then.emit(total, place, self.loaded), t.width)
+                y = t.write(made, y, self.y_type, *place, element=self.spec.dtype)
         return y
 
     def _write_turned(self, sums: list[str], image: str, column: str, row: str, y: str) -> str:
